@@ -1,11 +1,13 @@
 """The page of a small index, running."""
 
+import os
 import shutil
 
 import numpy as np
 import pytest
 
 import guide_world
+from browsing import CHROMIUM, SWITCHES
 from pages import colour_index, start
 from recollect.index import Index, Rows
 from recollect.models import load_model
@@ -84,3 +86,14 @@ def drawings(tmp_path_factory):
     running, stop = start(folder / "index", encoder=encoder)
     yield running
     stop()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'recollect[dev]'")
+    if not os.path.exists(CHROMIUM):
+        pytest.skip(f"no chromium at {CHROMIUM} (apt-get install chromium, or set RECOLLECT_CHROMIUM)")
+    with playwright.sync_playwright() as starter:
+        opened = starter.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
+        yield opened
+        opened.close()

@@ -28,6 +28,7 @@ STATIC = (
     "classes.js",
     "map.js",
     "sorted.js",
+    "strings.js",
     "viewer.js",
     "icon.svg",
 )

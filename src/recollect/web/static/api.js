@@ -1,4 +1,5 @@
 // Calls of the server's API: every action of the page is one that a script could make too.
+import { t } from "./strings.js";
 
 async function call(method, path, body, type = "application/json") {
   const headers = { "x-recollect": "1" };
@@ -7,11 +8,11 @@ async function call(method, path, body, type = "application/json") {
   try {
     answer = await fetch(path, { method, headers, body: body === undefined ? undefined : type === "application/json" ? JSON.stringify(body) : body });
   } catch {
-    throw new Error("The server does not answer. Start it again; your marks are saved.");
+    throw new Error(t("server.gone"));
   }
   let value = {};
   try { value = await answer.json(); } catch { /* an answer without JSON is an error below */ }
-  if (!answer.ok) throw Object.assign(new Error(value.error || `The server said ${answer.status}.`), { status: answer.status });
+  if (!answer.ok) throw Object.assign(new Error(value.error || t("server.status", { status: String(answer.status) })), { status: answer.status });
   return value;
 }
 
@@ -72,10 +73,6 @@ export function notice(text) {
   clearTimeout(hide);
   hide = setTimeout(() => { place.hidden = true; }, 6000);
 }
-
-export const counted = (number, noun = "picture") => `${number.toLocaleString()} ${noun}${number === 1 ? "" : "s"}`;
-
-export const percent = (share) => (share === null || share === undefined ? "–" : `${Math.round(100 * share)} %`);
 
 export const guarded = (action) => async (...given) => {
   try { return await action(...given); } catch (error) { notice(error.message); return undefined; }

@@ -1,20 +1,23 @@
 // The page: state in one place, every action a call of the API.
 import * as address from "./address.js";
-import { api, counted, element, guarded, named, notice, only, opens, thumb } from "./api.js";
+import { api, element, guarded, named, notice, only, opens, thumb } from "./api.js";
 import { Classes } from "./classes.js";
 import { Grid } from "./grid.js";
 import { PictureMap } from "./map.js";
 import { Episode, SearchBox } from "./search.js";
 import { Sorted } from "./sorted.js";
+import { percent, t, translate } from "./strings.js";
 import { Viewer } from "./viewer.js";
 
 const get = (id) => document.getElementById(id);
+translate(document);
 // list: what the grid shows (what was asked, the answer, and the status line of an answer); searched: the latest search;
 // where: its filter, which limits every list and count
 const state = { version: 0, searched: null, list: null, listing: "search", left: 0, stale: false, where: "" };
 const where = () => state.where;
 const status = (text) => { get("status").textContent = text; };
 const said = (list) => (list ? list.said(list.answer) : "");
+const timed = ({ milliseconds }, text) => t("status.time", { text, milliseconds });
 
 let turn = 0;
 function begin(waiting) { // starts a question; returns whether it is still the latest one
@@ -128,20 +131,19 @@ function back(options) { // to the latest search
 const classes = new Classes(begin, (answer, mode, ask, options) => {
   Object.assign(state, { listing: mode, left: answer.total });
   view("grid");
-  const order = { likely: "best matches first", next: "suggested to mark", cut: "borderline first", clicked: "your marks, latest first" }[mode];
-  const none = { next: ": all of these are marked", clicked: ": none of these is marked" }[mode];
-  present({ answer, ask, said: ({ total, milliseconds }) => `${counted(total)}${total || !none ? `, ${order}` : none} (${milliseconds} ms)` }, options);
+  const none = ["next", "clicked"].includes(mode);
+  present({ answer, ask, said: (found) => timed(found, t(found.total || !none ? `status.${mode}` : `status.${mode}.none`, { n: found.total })) }, options);
 }, guarded(changed), where);
 
 const episode = new Episode(look);
 const sorted = new Sorted(begin, (answer, ask, options) => {
   state.listing = "sorted";
   view("sorted");
-  present({ answer, ask, said: ({ total, milliseconds }) => `${counted(total)} (${milliseconds} ms)` }, options);
+  present({ answer, ask, said: (found) => timed(found, t("pictures", { n: found.total })) }, options);
 }, where);
 
 const search = new SearchBox(begin, (answer, { ask, where: filter, current }) => {
-  const told = (found) => `${counted(found.total)}${ask.terms.length ? ", best first" : ""}${cutOff(found)} (${found.milliseconds} ms)${(found.notes ?? []).map((note) => `; ${note}`).join("")}`;
+  const told = (found) => [timed(found, t(ask.terms.length ? "status.best" : "pictures", { n: found.total }) + cutOff(found)), ...found.notes ?? []].join("; ");
   state.searched = { answer, ask, said: told };
   limit(filter, answer);
   episode.show(answer);
@@ -153,9 +155,9 @@ function limit(filter, { total, of }) {
   const other = filter !== state.where;
   state.where = filter;
   get("scope").hidden = !filter;
-  get("scope-note").textContent = `Only where ${filter}: ${total.toLocaleString()} of ${of.toLocaleString()}. Lists, counts and exports cover only these.`;
+  get("scope-note").textContent = t("scope", { filter, n: total, of });
   for (const kind of ["csv", "parquet"]) document.querySelector(`.links a[href*="labels.${kind}"]`).href = `/api/labels.${kind}${only(filter)}`;
-  get("links-note").textContent = filter ? "(filtered)" : "";
+  get("links-note").textContent = filter ? t("scope.filtered") : "";
   if (other) classes.tell();
 }
 get("scope-off").addEventListener("click", () => search.everything());
@@ -163,7 +165,7 @@ get("scope-off").addEventListener("click", () => search.everything());
 // how many results are above the learned cut-off; the others are shown dimmed
 function cutOff({ cut, episode }) {
   if (!cut) return "";
-  return `; ${cut.above.toLocaleString()} likely matches (score above ${cut.score.toFixed(3)}${episode ? " before refining" : ""}, as ${Math.round(100 * cut.share)} % of ${cut.captions.toLocaleString()} captions score with their own picture)`;
+  return `; ${t(episode ? "status.end.refined" : "status.end", { n: cut.above, score: cut.score.toFixed(3), share: percent(cut.share), captions: cut.captions })}`;
 }
 
 async function clicked(tile, mark, key = classes.active) {
@@ -172,12 +174,12 @@ async function clicked(tile, mark, key = classes.active) {
   const answer = await classes.mark(tile, mark, key);
   if (!answer) return;
   const list = { ...state.list, answer: answer.listing };
-  if (key !== classes.active) status(`✓ for ${classes.list.find((each) => each.class === key)?.name}: ${named(tile)}`); // tiles show only marks of the active label
+  if (key !== classes.active) status(t("labels.marked", { label: classes.list.find((each) => each.class === key)?.name, name: named(tile) })); // tiles show only marks of the active label
   if (key !== classes.active || ["search", "sorted"].includes(state.listing)) { grid.refresh(); step(tile.mark !== 0 && earlier !== tile.mark); return; }
   if (state.listing === "next" && !(earlier === 0 && --state.left <= 0)) { grid.refresh(); step(true); return; }
   if (state.listing === "next") { state.left = answer.listing.total; present(list); return; }
   if (state.listing === "clicked") { grid.refresh(); return; }
-  present({ ...list, said: ({ total, milliseconds }) => `${counted(total)}, best matches first (${milliseconds} ms)` }, { keep: true }); // the next picture takes the same place
+  present({ ...list, said: (found) => timed(found, t("status.likely", { n: found.total })) }, { keep: true }); // the next picture takes the same place
 }
 
 const step = (on) => { if (on) grid.move(grid.focus + 1); };
@@ -227,22 +229,26 @@ const overview = (which, waiting, work) => {
   });
   get(`show-${which}`).addEventListener("click", overviews[which]);
 };
-overview("map", "Drawing the map …", async () => `Map of ${(await map.load(state.version, state.where), map.ids.length.toLocaleString())}${map.ids.length < map.of ? ` of ${map.of.toLocaleString()}` : ""} ${map.of === 1 ? "picture" : "pictures"} by ${map.method}; wheel, +/− or two fingers zoom, drag or arrows move, a click or Enter opens.`);
-overview("duplicates", "Looking for duplicates …", async () => {
+overview("map", t("map.drawing"), async () => {
+  await map.load(state.version, state.where);
+  const { of, method } = map, n = map.ids.length;
+  return t(n < of ? "map.status.part" : "map.status", { n, of, method });
+});
+overview("duplicates", t("duplicates.looking"), async () => {
   const { groups, note, more: rest } = await api.duplicates(state.where);
   get("duplicates").replaceChildren(...groups.map(({ kind, pictures, more }) => {
     const group = element("div", "group");
-    group.append(element("span", "kind", kind), ...pictures.map((tile) => {
+    group.append(element("span", "kind", t(`kind.${kind}`)), ...pictures.map((tile) => {
       const figure = element("figure"), image = element("img");
       image.loading = "lazy"; image.src = thumb(tile.id); image.alt = named(tile);
-      figure.append(opens(image, () => look(tile)), element("figcaption", "", kind === "identical" ? `${tile.files.length} files: ${tile.files.join("\n")}` : tile.name || named(tile)));
+      figure.append(opens(image, () => look(tile)), element("figcaption", "", kind === "identical" ? t("duplicates.files", { n: tile.files.length, names: tile.files.join("\n") }) : tile.name || named(tile)));
       return figure;
     }));
-    if (more) group.append(element("span", "kind", `and ${more.toLocaleString()} more`));
+    if (more) group.append(element("span", "kind", t("duplicates.more", { n: more })));
     return group;
   }));
-  if (rest) get("duplicates").append(element("p", "", `and ${rest.toLocaleString()} more groups`));
-  if (!groups.length) get("duplicates").append(element("p", "", "No duplicates found."));
+  if (rest) get("duplicates").append(element("p", "", t("duplicates.groups", { n: rest })));
+  if (!groups.length) get("duplicates").append(element("p", "", t("duplicates.none")));
   return note;
 });
 const narrow = matchMedia("(max-width: 700px)");
@@ -297,7 +303,7 @@ function fillingShown({ filling }) {
   if (!filling) return;
   const { done, total, note } = filling, bar = get("filling-bar");
   if (total) Object.assign(bar, { max: total, value: done }); else bar.removeAttribute("value");
-  get("filling-note").textContent = note || (total ? `Indexing: ${done.toLocaleString()} of ${total.toLocaleString()} pictures. You can search those already.` : "Looking for pictures …");
+  get("filling-note").textContent = note || (total ? t("indexing", { done, total }) : t("indexing.start"));
 }
 
 async function watch() {
@@ -310,7 +316,7 @@ guarded(async () => {
   const info = await api.info();
   get("memory").textContent = info.name;
   document.title = `${info.name} · recollect`;
-  if (info.damaged) notice(`${counted(info.damaged, "change")} to your labels could not be read and ${info.damaged === 1 ? "is" : "are"} missing.`);
+  if (info.damaged) notice(t("labels.damaged", { n: info.damaged }));
   state.version = info.version;
   fillingShown(info);
   await classes.load();
@@ -321,6 +327,6 @@ guarded(async () => {
   setTimeout(watch, info.filling ? 1000 : 4000);
   document.addEventListener("visibilitychange", guarded(synchronise));
   const { filters, cannot_adapt: reason } = await api.filters();
-  get("where").title = `filter by ${filters.join(", ")}`;
+  get("where").title = t("search.filter.title", { names: filters.join(", ") });
   search.canAdapt(reason);
 })();

@@ -1,5 +1,6 @@
 // Labels by clicks: yes and no, what that says about other pictures, what to mark next.
-import { api, counted, element, fill, guarded, notice, percent } from "./api.js";
+import { api, element, fill, guarded, notice } from "./api.js";
+import { percent, t } from "./strings.js";
 
 export class Classes {
   // where: the filter that pictures are shown by
@@ -74,20 +75,15 @@ export class Classes {
     this.draw();
     this.about.hidden = false;
     const { cut } = summary;
-    const here = where ? "With this filter: " : "";
-    const among = `${counted(cut?.clicks ?? 0, "mark")}${where ? " there" : ""}`;
-    const checked = !cut?.clicks ? "None of your marks is there to check them against."
-      : !cut.enough ? `${among}: too few examples to tell how good they are.`
-      : `Checked against your ${among}: ${cut.found} of ${cut.yes} found, ${cut.wrong} wrong.`;
-    this.cut.textContent = cut
-      ? `${here}${cut.above.toLocaleString()} likely ${cut.above === 1 ? "match" : "matches"} (about ${Math.round(cut.expected).toLocaleString()} in all). ${checked}`
-      : "Mark a few pictures with ✓ and ✗: two of each separate likely matches from the rest.";
-    this.stop.textContent = `Your marks suggest that 95 %${where ? " of the filtered matches" : ""} are found: you can stop.`;
+    const say = (key, values) => t(where ? `${key}.filtered` : key, values);
+    const checked = !cut?.clicks ? t("labels.unchecked") : say(cut.enough ? "labels.checked" : "labels.few", { n: cut.clicks, ...cut });
+    this.cut.textContent = cut ? `${say("labels.found", { n: cut.above, all: Math.round(cut.expected) })} ${checked}` : t("labels.start");
+    this.stop.textContent = say("labels.stop");
     this.stop.hidden = !cut?.stop;
   }
 
   async mark(tile, mark, key = this.active) {
-    if (key === null) { notice("Add or choose a label first."); return undefined; }
+    if (key === null) { notice(t("labels.choose")); return undefined; }
     const now = key === this.active && tile.mark === mark ? 0 : mark;
     const where = this.where(), answer = await api.mark(key, [tile.id], now, this.ask(this.mode, key));
     const known = this.list.find((each) => each.class === key);
@@ -99,22 +95,22 @@ export class Classes {
 
   async undo() {
     const { undone } = await api.undo();
-    if (!undone) { notice("Nothing to undo."); return; }
-    await this.tellChange("Undone", undone);
+    if (!undone) { notice(t("undo.none")); return; }
+    await this.tellChange("undo.done", undone);
   }
 
   async redo() {
     const { redone } = await api.redo();
-    if (!redone) { notice("Nothing to redo."); return; }
-    await this.tellChange("Done again", redone);
+    if (!redone) { notice(t("redo.none")); return; }
+    await this.tellChange("redo.done", redone);
   }
 
-  async tellChange(verb, change) { // name the change that was undone or redone
+  async tellChange(key, change) { // name the change that was undone or redone
     const before = this.list;
     await this.load();
     const name = [...before, ...this.list].find((each) => each.class === change.class)?.name ?? change.name;
-    const what = { class: `the new label ${name}`, drop: `the removal of ${name}` }[change.do] ?? `${{ 1: "✓", "-1": "✗" }[change.mark] ?? "a mark taken away"} for ${name}`;
-    notice(`${verb}: ${what}.`);
+    const kind = change.do !== "mark" ? change.do : change.mark ? "mark" : "unmark";
+    notice(t(key, { what: t(`change.${kind}`, { name, mark: change.mark > 0 ? "✓" : "✗" }) }));
     await this.changed();
   }
 
@@ -122,16 +118,16 @@ export class Classes {
     await api.drop(key);
     await this.load();
     await this.changed();
-    notice("Removed. Undo brings it back.");
+    notice(t("undo.removed"));
   }
 
   async save() {
     const kept = await api.save(this.file.value.trim());
-    const right = kept.held_out.accuracy === undefined ? "" : `, ${percent(kept.held_out.accuracy)} of held-out examples right`;
-    const all = this.where() ? "; from all marks, not only the filtered ones" : "";
-    notice(`Saved ${kept.folder}${kept.replaced ? ", replacing an earlier one" : ""}: ${kept.classes.join(", ")}; ${kept.method}${right}${all}`);
+    const right = kept.held_out.accuracy === undefined ? "" : t("classifier.right", { share: percent(kept.held_out.accuracy) });
+    const said = t(kept.replaced ? "classifier.replaced" : "classifier.saved", { folder: kept.folder, names: kept.classes.join(", "), method: kept.method });
+    notice(`${said}${right}${this.where() ? t("classifier.all") : ""}`);
     const folder = /[^\w./-]/.test(kept.folder) ? `'${kept.folder.replaceAll("'", "'\\''")}'` : kept.folder; // as a shell reads it
-    this.saved.replaceChildren("To label other pictures with it: ", element("code", "", `recollect classify --with ${folder} --images FOLDER`));
+    this.saved.replaceChildren(`${t("classifier.use")} `, element("code", "", `recollect classify --with ${folder} --images FOLDER`));
     this.saved.hidden = false;
   }
 
@@ -142,7 +138,7 @@ export class Classes {
       choose.setAttribute("aria-pressed", each.class === this.active);
       choose.append(element("kbd", "", place < 9 ? String(place + 1) : "·"), element("span", "word", each.name), element("span", "counts", `✓${each.yes} ✗${each.no}`));
       choose.addEventListener("click", () => this.choose(each.class));
-      gone.title = `remove ${each.name}`; gone.setAttribute("aria-label", gone.title);
+      gone.title = t("labels.remove", { name: each.name }); gone.setAttribute("aria-label", gone.title);
       gone.addEventListener("click", () => this.drop(each.class));
       item.append(choose, gone);
       return item;

@@ -1,10 +1,11 @@
 // A grid of any number of tiles. Only visible tiles exist; pages of the list are fetched as they come near.
 import { PAGE, api, element, named, notice, thumb } from "./api.js";
+import { t } from "./strings.js";
 
 const KEPT_PAGES = 40, FOOT = 26;
 const TALLEST = 8_000_000; // pixels; browsers end near 16 or 33 million, and a million rows in two columns need more
 
-const sorted = ({ says, possible }) => (says === null ? "no label fits" : possible.length > 1 ? `${says} (or ${possible.filter((name) => name !== says).join(", ")})` : says);
+const sorted = ({ says, possible }) => (says === null ? t("tile.none") : possible.length > 1 ? t("tile.or", { name: says, others: possible.filter((name) => name !== says).join(", ") }) : says);
 
 let made = 0; // numbers the tiles, so that screen readers can name the active one
 
@@ -96,7 +97,7 @@ export class Grid {
     const box = element("div", "tile"), card = element("div", "card"), image = element("img"), words = element("div", "words");
     const foot = element("div", "foot"), before = element("span", "before"), score = element("span", "score"), caption = element("span", "caption"), marks = element("div", "marks");
     const yes = element("button", "yes", "✓"), no = element("button", "no", "✗");
-    yes.setAttribute("aria-label", "yes"); no.setAttribute("aria-label", "no"); yes.tabIndex = no.tabIndex = -1;
+    yes.setAttribute("aria-label", t("tile.yes")); no.setAttribute("aria-label", t("tile.no")); yes.tabIndex = no.tabIndex = -1;
     box.setAttribute("role", "option"); box.id = `tile-${++made}`;
     foot.append(before, score, caption); marks.append(yes, no); card.append(image, words, foot, marks); box.append(card);
     const tile = { box, image, words, before, score, caption, index: -1 };
@@ -129,9 +130,9 @@ export class Grid {
     before.textContent = known?.before && known.before !== tile.index + 1 ? `${tile.index + 1} ← ${known.before}` : "";
     if (known && known.says !== undefined) caption.textContent = sorted(known);
     else caption.textContent = known ? named(known) : "";
-    for (const [name, value] of [["posinset", tile.index + 1], ["setsize", this.total], ["label", known ? [named(known), score.textContent, { 1: "yes", "-1": "no" }[known.mark]].filter(Boolean).join(", ") : "…"]]) box.setAttribute(`aria-${name}`, value);
+    for (const [name, value] of [["posinset", tile.index + 1], ["setsize", this.total], ["label", known ? [named(known), score.textContent, { 1: t("tile.yes"), "-1": t("tile.no") }[known.mark]].filter(Boolean).join(", ") : "…"]]) box.setAttribute(`aria-${name}`, value);
     const where = known ? [known.folder, known.name].filter(Boolean).join("/") || known.caption || known.id : "";
-    box.title = known?.possible?.length ? `${where}: could be ${known.possible.join(", ")}` : where;
+    box.title = known?.possible?.length ? t("tile.possible", { file: where, names: known.possible.join(", ") }) : where;
   }
 
   release(index, tile) {

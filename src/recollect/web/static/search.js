@@ -1,5 +1,6 @@
 // One box: words, pictures dropped or pasted, each towards or away.
 import { api, element, fill, guarded, named, notice, opens, thumb } from "./api.js";
+import { t } from "./strings.js";
 
 export class SearchBox {
   // begin: starts a question; returns whether it is still the latest one. label: whose marks tiles show
@@ -57,7 +58,7 @@ export class SearchBox {
 
   restore({ words, terms, where, adapt }) {
     this.words.value = words; this.where.value = where;
-    this.terms = terms.map((term) => (term.id ? { ...term, name: "picture", source: thumb(term.id) } : term));
+    this.terms = terms.map((term) => (term.id ? { ...term, name: t("search.picture"), source: thumb(term.id) } : term));
     this.switchAdapt(adapt && !this.missing);
     this.draw();
   }
@@ -87,9 +88,9 @@ export class SearchBox {
       const chip = element("span", term.weight < 0 ? "term away" : "term");
       const turn = element("button", "", term.weight < 0 ? "−" : "+"), gone = element("button", "", "×");
       turn.type = gone.type = "button";
-      const name = term.name || "picture";
-      turn.title = "more like this, or less"; gone.title = "remove";
-      turn.setAttribute("aria-label", `${name}: ${term.weight < 0 ? "less like it" : "more like it"}; switch`); gone.setAttribute("aria-label", `remove ${name}`);
+      const name = term.name || t("search.picture");
+      turn.title = t("term.switch"); gone.title = t("term.remove");
+      turn.setAttribute("aria-label", t(term.weight < 0 ? "term.away" : "term.towards", { name })); gone.setAttribute("aria-label", t("term.remove.named", { name }));
       turn.addEventListener("click", () => { term.weight = -term.weight; this.draw(); this.run(); });
       gone.addEventListener("click", () => { this.terms.splice(place, 1); this.draw(); this.run(); });
       chip.append(turn);
@@ -104,7 +105,7 @@ export class SearchBox {
     const words = this.words.value.trim();
     if (words) terms.push({ words, weight: 1 });
     const adapts = this.adapts && terms.length > 0, where = this.where.value.trim();
-    const ask = { order: "search", terms, where: where || null, adapt: adapts, label: this.label() }, current = this.begin(adapts ? "Refining …" : ""), mine = ++this.questions;
+    const ask = { order: "search", terms, where: where || null, adapt: adapts, label: this.label() }, current = this.begin(adapts ? t("status.refining") : ""), mine = ++this.questions;
     let answer;
     try { answer = await api.list(ask); } catch (error) {
       if (adapts && mine === this.questions) { // show the plain results instead, and do not fail again in the next search
@@ -130,7 +131,7 @@ export class Episode {
     if (!episode) return;
     const moved = episode.learnt.filter(({ before, after }) => before !== after).length;
     this.note.textContent = [
-      episode.changed ? `The model learned from these ${episode.learnt.length} results and their captions, then ranked them again; ${moved} changed places.` : "The results could not be refined.",
+      episode.changed ? t("episode", { n: episode.learnt.length, moved }) : t("episode.failed"),
       ...episode.notes,
     ].join(" ");
     this.pairs.replaceChildren(...episode.learnt.map((pair) => {

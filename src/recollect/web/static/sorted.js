@@ -1,5 +1,6 @@
 // Every picture sorted by what the clicks taught: least certain first, by label, no label fits.
-import { api, counted, element, fill, guarded, percent } from "./api.js";
+import { api, element, fill, guarded } from "./api.js";
+import { number, percent, t } from "./strings.js";
 
 export class Sorted {
   constructor(begin, show, where) {
@@ -18,12 +19,11 @@ export class Sorted {
 
   draw(answer, show, where) {
     const { held_out: held, none_rate: rate } = answer;
-    const trust = held.accuracy === undefined ? `${counted(held.examples ?? 0, "held-out mark")}: too few examples to tell how often it is right.` : `${percent(held.accuracy)} of ${held.examples} held-out marks right, calibration error ${percent(held.calibration_error)}.`;
-    const none = rate ? ` "No label fits" holds pictures unlike every example; about ${percent(rate)} of pictures that have a label end up there by mistake.` : "";
-    this.note.textContent = `Sorted by a classifier learned from ${where ? "all " : ""}your marks (${answer.method}). ${trust}${held.accuracy === undefined ? "" : " In brackets: other labels that are possible (the right one is among them 9 times in 10)."}${none}`;
-    const choices = [["doubtful", "Least certain first", null], ...answer.classes.map(({ name, pictures }) => [`class:${name}`, name, pictures]), ["none", "No label fits", answer.none]];
+    const trust = held.accuracy === undefined ? t("sorted.few", { n: held.examples ?? 0 }) : t("sorted.right", { share: percent(held.accuracy), n: held.examples, error: percent(held.calibration_error) });
+    this.note.textContent = [t(where ? "sorted.by.all" : "sorted.by", { method: answer.method }), trust, rate ? t("sorted.rejected", { share: percent(rate) }) : ""].join(" ");
+    const choices = [["doubtful", t("sorted.doubtful"), null], ...answer.classes.map(({ name, pictures }) => [`class:${name}`, name, pictures]), ["none", t("sorted.none"), answer.none]];
     fill(this.place, choices.map(([key, name, count]) => {
-      const button = element("button", key === show ? "chosen" : "", count === null ? name : `${name} ${count.toLocaleString()}`);
+      const button = element("button", key === show ? "chosen" : "", count === null ? name : `${name} ${number(count)}`);
       button.setAttribute("aria-pressed", key === show);
       button.addEventListener("click", () => this.choose(key));
       return button;

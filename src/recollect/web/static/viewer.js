@@ -1,5 +1,6 @@
 // One picture, large, with everything known about it.
 import { api, element, named, notice, picture } from "./api.js";
+import { t } from "./strings.js";
 
 export class Viewer {
   // like: searches for more or less like it; beside: its neighbor in the list; step: opens that neighbor
@@ -15,7 +16,7 @@ export class Viewer {
     this.dialog.addEventListener("click", (event) => { if ([this.dialog, this.stage].includes(event.target)) this.dialog.close(); });
     this.copy = get("copy");
     this.copy.addEventListener("click", async () => {
-      try { await navigator.clipboard.writeText(this.path); notice("Path copied."); } catch { notice(this.path); } // a page that is not encrypted may not copy
+      try { await navigator.clipboard.writeText(this.path); notice(t("viewer.copied")); } catch { notice(this.path); } // a page that is not encrypted may not copy
     });
     get("close").addEventListener("click", () => this.dialog.close());
     for (const [id, weight] of [["more", 1], ["less", -1]]) get(id).addEventListener("click", () => { this.dialog.close(); like(this.tile, weight); });
@@ -45,8 +46,8 @@ export class Viewer {
     this.say(captions);
     this.path = files.find((file) => file.startsWith("/") || /^[A-Z]:/.test(file)) ?? "";
     this.copy.hidden = !this.path;
-    const { width, height, ...others } = facts, size = width ? { size: `${width} × ${height}` } : {};
-    const rows = { ...(files.length ? { [files.length > 1 ? "files" : "file"]: files.join("\n") } : {}), ...size, ...others, ...(labels.length ? { labels: labels.join(", ") } : {}), ...metadata };
+    const { width, height, ...others } = facts, size = width ? { [t("viewer.size")]: `${width} × ${height}` } : {};
+    const rows = { ...(files.length ? { [t("viewer.file", { n: files.length })]: files.join("\n") } : {}), ...size, ...others, ...(labels.length ? { [t("viewer.labels")]: labels.join(", ") } : {}), ...metadata };
     for (const [name, value] of Object.entries(rows)) this.about.append(element("dt", "", name), element("dd", "", typeof value === "object" ? JSON.stringify(value) : String(value)));
   }
 }
