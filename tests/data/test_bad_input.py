@@ -16,7 +16,7 @@ from recollect.data.sources.columns import Columns
 from recollect.data.sources.derived import Subset
 from recollect.data.sources.images import BrokenImageError
 from recollect.data.sources.reading import BrokenCounter, readable_blocks
-from recollect.data.sources.shards import ShardState, scan
+from recollect.data.sources.shards import ShardState, read_shard
 
 
 def complaint(spec, **options):
@@ -27,33 +27,34 @@ def complaint(spec, **options):
     return text
 
 
-@pytest.mark.parametrize("spec", ["/no/such/file.parquet", "./nothing", "missing.csv", "a b c", "~nobody/x.tar"])
+@pytest.mark.parametrize(
+    "spec", ["/no/such/file.parquet", "missing.csv", "a b c", "~nobody/x.tar", "nobody/no-such-set"]
+)
 def test_a_place_where_nothing_is(spec):
-    assert "no such file or folder" in complaint(spec)
-
-
-def test_a_hub_id_that_cannot_be_had():
-    assert "neither a path here nor a data set the hub gave us" in complaint("nobody/no-such-set")
+    assert spec in complaint(spec)
 
 
 def test_a_pattern_that_fits_nothing(make):
-    assert "no file fits this pattern" in complaint(make.folder / "shard-{00..03}.tar")
+    assert "shard-{00..03}.tar" in complaint(make.folder / "shard-{00..03}.tar")
 
 
-def test_a_wrong_column_is_named_with_what_is_there(make):
-    path = make.parquet({"photo": [b"x"], "words": ["a"], "image": None}, rows=1)
-    assert complaint(path) == (
-        "set.parquet: no column 'image'; it has 'photo', 'words'. Name it with --image-column photo."
-    )
-    path = make.parquet({"text": ["a"]})
-    assert "no column 'captoin'; it has 'image', 'text'. Name it with --caption-column text." in complaint(
-        path, columns=Columns(caption="captoin")
-    )
-
-
-def test_a_named_column_can_be_copied_from_the_message(make):
-    path = make.parquet({"Bild (alt)": [b"x"], "image": None}, rows=1)
-    assert complaint(path).endswith("Name it with --image-column 'Bild (alt)'.")
+@pytest.mark.parametrize(
+    ("columns", "options", "culprit"),
+    [
+        ({"photo": [b"x"], "words": ["a"], "image": None}, {}, "--image-column photo"),
+        ({"Bild (alt)": [b"x"], "image": None}, {}, "--image-column 'Bild (alt)'"),
+        ({"text": ["a"]}, {"columns": Columns(caption="captoin")}, "--caption-column text"),
+        ({"caption": ["a"]}, {"kind": "label"}, "--label-column"),
+        ({"image": [1, 2], "caption": ["a", "b"]}, {}, "'image' holds int64"),
+        ({"label": [0.5, 1.0]}, {}, "0.5"),
+        ({"label": [b"a", b"b"]}, {}, "'label'"),
+        ({"label": [0, 0], "class_name": ["cat", "dog"]}, {}, "label 0"),
+        ({"caption": ["a", "b"], "id": ["x", "x"]}, {}, "'id'"),
+        ({"caption": [None, ""]}, {}, "set.parquet"),
+    ],
+)
+def test_a_table_that_lacks_something_is_told_which_column(make, columns, options, culprit):
+    assert culprit in complaint(make.parquet(columns, rows=len(next(iter(columns.values())))), **options)
 
 
 def test_captions_inside_a_column_of_structures(make):
@@ -63,121 +64,70 @@ def test_captions_inside_a_column_of_structures(make):
     odd = make.tar([("0", {"png": make.encoded(make.picture(0)), "json": b'{"words": "a"}'})], "odd.tar")
     for stream in ("", "?stream=yes"):
         assert [open_source(f"{shard}{stream}").texts(row) for row in range(3)] == [(f"picture {n}",) for n in range(3)]
-        said = complaint(f"{shard}{stream}", columns=Columns(caption="json"))
-        assert "column 'json' holds 'width', 'caption' of each row. Name one of them with" in said
-        assert said.endswith("--caption-column json.caption.")
-        assert "--caption-column json.words." in complaint(f"{odd}{stream}", columns=Columns(caption="json"))
+        assert "--caption-column json.caption" in complaint(f"{shard}{stream}", columns=Columns(caption="json"))
+        assert "--caption-column json.words" in complaint(f"{odd}{stream}", columns=Columns(caption="json"))
     listed = make.parquet({"sentences": [[{"raw": "a cat", "tokens": 2}]], "label": ["cat"]}, "listed.parquet")
     assert open_source(str(listed), kind="label").class_names == ("cat",)
     assert open_source(str(listed), columns=Columns(caption="sentences.raw")).texts(0) == ("a cat",)
     assert "--caption-column sentences.raw" in complaint(listed, columns=Columns(caption="sentences"))
 
 
-def test_a_label_source_without_labels(make):
-    assert "Name it with --label-column NAME" in complaint(make.parquet({"caption": ["a"]}), kind="label")
-
-
-def test_a_column_that_holds_no_pictures(make):
-    assert "column 'image' holds int64, not pictures" in complaint(
-        make.parquet({"image": [1, 2], "caption": ["a", "b"]})
-    )
-
-
-def test_labels_that_are_no_labels(make):
-    assert "not whole numbers" in complaint(make.parquet({"label": [0.5, 1.0]}))
-    assert "they must be numbers or words" in complaint(make.parquet({"label": [b"a", b"b"]}))
-
-
-def test_one_label_with_two_names(make):
-    path = make.parquet({"label": [0, 0], "class_name": ["cat", "dog"]})
-    assert "label 0 is called both" in complaint(path)
-
-
 def test_more_labels_than_names(make):
     make.tar([("0", {"png": make.encoded(make.picture(0)), "cls": b"7"})])
     make.text("classnames.txt", "cat\ndog\n")
-    assert "label 7, but there are names for only 2 classes" in complaint(make.folder / "shard-000.tar")
+    assert "label 7" in complaint(make.folder / "shard-000.tar")
 
 
-@pytest.mark.parametrize(
-    ("split", "message"),
-    [
-        ("dev", "no split 'dev'; it has a, b, or all"),
-        (None, "name a split; it has a, b"),
-        ("a[1", "'a[1' is not a split"),
-        ("a[5:]", "an empty source"),
-        ("a+a", "holds some rows twice"),
-    ],
-)
-def test_a_wrong_split(make, split, message):
+@pytest.mark.parametrize("split", ["dev", None, "a[1", "a[5:]", "a+a"])
+def test_a_wrong_split(make, split):
     path = make.parquet({"caption": ["x", "y"], "split": ["a", "b"]})
-    assert message in complaint(path, split=split)
+    assert (split or "a, b") in complaint(path, split=split)
 
 
 @pytest.mark.parametrize(
-    ("query", "message"),
-    [
-        ("style=foto", "no row has 'foto' in column 'style'. It has map, photo."),
-        ("stil=photo", "no column 'stil' to filter by; it has image, caption, style"),
-        ("image=x", "filter by a column of words or numbers"),
-        ("style", "key=value"),
-        ("shuffle=yes", "shuffle takes a whole number"),
-        ("without=5/5", "without=5/5: write I/N"),
-        ("only=1", "only=1: write I/N"),
-    ],
+    "query", ["style=foto", "stil=photo", "image=x", "style", "shuffle=yes", "without=5/5", "only=1", "paths=all"]
 )
-def test_a_wrong_filter(make, query, message):
+def test_a_wrong_filter(make, query):
     path = make.parquet({"caption": ["x", "y"], "style": ["photo", "map"]})
-    assert message in complaint(f"{path}?{query}")
+    assert query.partition("=")[0] in complaint(f"{path}?{query}")
 
 
-def test_an_empty_source(make):
-    assert "an empty source" in complaint(make.parquet({"caption": [None, ""]}))
+def test_an_empty_folder_or_file_is_no_source(make):
     (make.folder / "empty").mkdir()
-    assert "an empty source; it holds no images" in complaint(make.folder / "empty")
-    assert "an empty file" in complaint(make.text("empty.parquet", ""))
+    assert "empty" in complaint(make.folder / "empty")
+    assert "empty.parquet" in complaint(make.text("empty.parquet", ""))
 
 
 def test_files_cut_short_or_damaged_are_named(make):
     whole = make.parquet({"caption": ["a"] * 50}, "parts/train-1.parquet").read_bytes()
     (make.folder / "parts" / "train-2.parquet").write_bytes(whole[: len(whole) // 2])
-    assert "train-2.parquet: damaged, cut short" in complaint(make.folder / "parts")
+    assert "train-2.parquet: damaged" in complaint(make.folder / "parts")
     (make.folder / "junk.parquet").write_bytes(b"hello" * 99)
     assert "junk.parquet: damaged" in complaint(make.folder / "junk.parquet")
     shard = make.tar([(f"{i}", {"png": make.encoded(make.picture(i)), "txt": b"a"}) for i in range(9)], "tars/0.tar")
     cut = make.folder / "tars" / "1.tar"
     cut.write_bytes(shard.read_bytes()[:9000])
-    assert "1.tar: damaged, cut short" in complaint(cut)
-    assert "1.tar: damaged, cut short" in complaint(make.folder / "tars")
+    assert "1.tar: damaged" in complaint(cut)
+    assert "1.tar: damaged" in complaint(make.folder / "tars")
     assert "two.csv: damaged" in complaint(make.text("two.csv", "image,caption\na,b\na,b,c,d\n"))
     (make.folder / "bytes.csv").write_bytes(b"image,caption\na,\xff\xfe\n")
     assert "bytes.csv: damaged" in complaint(make.folder / "bytes.csv")
 
 
-def test_a_tar_that_is_no_webdataset(make):
-    assert "no samples; a WebDataset shard holds" in complaint(make.tar([("a", {"exe": b"x"})]))
-
-
 def test_kinds_of_files_that_cannot_be_opened(make):
-    assert "not a kind of file that can be opened" in complaint(make.text("x.zip", "x"))
+    assert "shard-000.tar" in complaint(make.tar([("a", {"exe": b"x"})]))
+    assert "x.zip" in complaint(make.text("x.zip", "x"))
     make.text("mixed/a.csv", "image\nx\n")
     make.text("mixed/b.tsv", "image\nx\n")
-    assert "files of different kinds (.csv, .tsv)" in complaint(make.folder / "mixed")
+    assert ".csv, .tsv" in complaint(make.folder / "mixed")
 
 
-def test_ids_that_name_rows_twice(make):
-    assert "column 'id' names some rows twice" in complaint(make.parquet({"caption": ["a", "b"], "id": ["x", "x"]}))
-
-
-@pytest.mark.parametrize(
-    ("paths", "message"),
-    [("gone.png", r"\(gone.png\): no such file"), ("https://a.b/c.png", "an address on the web"), ("", "no picture")],
-)
-def test_pictures_that_are_not_there(make, paths, message):
+@pytest.mark.parametrize("path", ["gone.png", "https://a.b/c.png", ""])
+def test_pictures_that_are_not_there(make, path):
     make.pictures(["a.png"])
-    path = make.text("list.csv", f'image,caption\npictures/a.png,x\n"{paths}",y\n')
-    with pytest.raises(BrokenImageError, match=message) as error:
-        open_source(str(path))[1]
+    table = make.text("list.csv", f'image,caption\npictures/a.png,x\n"{path}",y\n')
+    with pytest.raises(BrokenImageError, match=re.escape(path or "row 1")) as error:
+        open_source(str(table))[1]
     assert str(error.value).startswith("list.csv, row 1")
 
 
@@ -196,16 +146,13 @@ def test_broken_images_are_left_out_counted_and_named(make, shade, capfd):
     assert [place for place, _ in read] == [int(sample.id) for _, sample in read]
     assert [place for place, _ in read] == [i for i in range(150) if i not in (7, 120)]
     said = capfd.readouterr().err
-    assert "set.parquet, row 7: cannot be read" in said
-    assert "2 of 150 images could not be read" in said
+    assert "set.parquet, row 7" in said
+    assert "2 of 150 images" in said
 
 
 def test_too_many_broken_images_stop_with_the_first_ones_name(make):
     source = broken_set(make, 100, {5, 50})
-    with pytest.raises(
-        UserError,
-        match=r"set\.parquet, row 5: .*2 of 51 images of set cannot be read, more than 1\.0%\. Mend or remove them\.$",
-    ):
+    with pytest.raises(UserError, match=r"set\.parquet, row 5: .*2 of 51 images"):
         list(readable_blocks(source, 1))
 
 
@@ -227,8 +174,8 @@ def test_bad_luck_at_the_start_of_a_large_source_does_not_stop(captions):
 def test_only_the_first_broken_images_are_shown(make, capfd):
     list(readable_blocks(broken_set(make, 50, set(range(10, 30))), 7, share=0.9))
     said = capfd.readouterr().err
-    assert len(re.findall("left out\n", said)) == 4  # three of them, and the sum
-    assert "further broken images are only counted" in said
+    assert len(re.findall(r"set\.parquet, row", said)) == 3
+    assert "20 of 50 images" in said
 
 
 # --- shards that lose samples ------------------------------------------------------------------------------------
@@ -255,8 +202,9 @@ def flip(path, place, bit=1):
 def test_a_flipped_bit_in_a_header_is_no_end_of_a_shard(make, capfd):
     path = shard(make)
     flip(path, member_offsets(path)[120] + 3)
-    assert "the header of file 121 is damaged" in complaint(path)
-    assert "119 more lie behind it" in complaint(path)
+    said = complaint(path)
+    assert "the header of file 121 is damaged" in said
+    assert "119 more" in said
     source = open_source(str(path), lost_share=0.6)
     assert len(source) == 60
     assert "the header of file 121 is damaged" in capfd.readouterr().err
@@ -268,7 +216,7 @@ def test_a_small_loss_is_said_and_a_larger_share_of_all_shards_stops(make, capfd
     assert len(open_source(str(make.folder / "parts"))) == 399
     said = " ".join(capfd.readouterr().err.split())
     assert f"{hurt}: the header of file 399 is damaged" in said
-    assert "and 1 more lie behind it" in said
+    assert "1 more" in said
     flip(hurt, member_offsets(hurt)[300] + 100)
     assert f"{hurt}: the header of file 301 is damaged" in complaint(make.folder / "parts")
     assert len(open_source(str(whole))) == 200
@@ -279,7 +227,7 @@ def test_a_shard_cut_between_two_files_is_not_taken_for_a_whole_one(make):
     cut = make.folder / "cut.tar"
     for more in (0, 100):  # a header that stops in the middle ends a tar as none does
         cut.write_bytes(path.read_bytes()[: member_offsets(path)[100] + more])
-        assert "cut short: the mark of a tar's end is missing after 100 files" in complaint(cut)
+        assert "cut.tar: damaged, cut short" in complaint(cut)
         assert len(open_source(str(cut), lost_share=1.0)) == 50
 
 
@@ -290,15 +238,17 @@ def test_a_shard_that_stops_within_a_file_is_refused_whatever_may_be_lost(beyond
     cut, start = make.folder / "cut.tar", member_offsets(path)[101 if beyond > 0 else 102]
     cut.write_bytes(path.read_bytes()[: start + beyond])
     for share in (0.0, 1.0):
-        with pytest.raises(UserError, match=r"cut.tar: damaged, cut short in the middle of file 102\. Copy it again"):
+        with pytest.raises(UserError, match=r"cut.tar: damaged, cut short in the middle of file 102"):
             open_source(f"{cut}{stream}", lost_share=share)
-    assert "is read" not in capfd.readouterr().err
+    assert "cut.tar" not in capfd.readouterr().err
 
 
 def test_shards_glued_together_are_not_read_to_the_first_end_only(make):
     path = make.folder / "both.tar"
     path.write_bytes(shard(make, 30).read_bytes() + shard(make, 20, "other.tar", 30).read_bytes())
-    assert "40 files lie behind the mark of its end, where 60 come before it" in complaint(path)
+    said = complaint(path)
+    assert "40 files" in said
+    assert "60" in said
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -311,10 +261,11 @@ def test_whole_tars_of_every_kind_count_their_files(form, sizes, long, tmp_path_
             member = tarfile.TarInfo(f"{name}.bin")
             member.size = size
             archive.addfile(member, io.BytesIO(bytes(range(250)) * (size // 250 + 1)))
-    found = scan(path, path.stat().st_size, 0)
-    assert found == ShardState(len(sizes), 0, None, True, False)
+    with path.open("rb") as file:
+        rows, found = read_shard(file, path.stat().st_size)
+    assert found == ShardState(len(rows), len(sizes), 0, None, True, False)
     assert found.lost == 0
-    scan.cache_clear()
+    assert [len(row) for row in rows] == [1] * len(sizes)
 
 
 # --- the hub, and paths that lead elsewhere ----------------------------------------------------------------------
@@ -328,8 +279,7 @@ def test_a_slip_in_a_local_path_is_no_question_to_the_hub(make, monkeypatch):
     monkeypatch.setattr("recollect.data.sources.places.hub_files", lambda *_: pytest.fail("asked the hub"))
     for place in ("sets/pears", "sets/pears?stream=yes"):
         said = complaint(place)
-        assert "sets/pears: no such file or folder. Did you mean sets/pears.tar?" in said
-        assert "'sets' is a folder here, so the hub is not asked" in said
+        assert "sets/pears.tar?" in said
 
 
 @pytest.mark.parametrize("path", ["../secret.png", "pictures/../../secret.png", "{outside}/secret.png"])
@@ -338,9 +288,8 @@ def test_a_table_opens_no_file_outside_of_its_folder_unless_allowed(make, path):
     make.pictures(["a.png"], "inner/pictures")
     path = path.format(outside=make.folder)
     table = make.text("inner/list.csv", f"image,caption\npictures/a.png,x\n{path},y\n")
-    assert f"list.csv, row 1: {path} lies outside of the table's folder" in complaint(table)
+    assert f"list.csv, row 1: {path}" in complaint(table)
     assert len(open_source(f"{table}?paths=anywhere")) == 2
-    assert "paths takes 'anywhere'" in complaint(f"{table}?paths=all")
     inside = make.text("inner/good.csv", f"image,caption\n{make.folder}/inner/pictures/a.png,x\n./pictures/a.png,y\n")
     assert open_source(str(inside))[1].image.size == open_source(str(inside))[0].image.size
 
@@ -349,4 +298,4 @@ def test_a_stored_path_beside_a_picture_is_not_opened_and_so_not_refused(make):
     cells = [{"bytes": make.encoded(make.picture(3)), "path": "/home/somebody/3.png"}]
     assert open_source(str(make.parquet({"image": cells, "caption": ["x"]})))[0].image
     cells = [{"bytes": None, "path": "/etc/hostname"}]
-    assert "/etc/hostname lies outside" in complaint(make.parquet({"image": cells, "caption": ["x"]}, "other.parquet"))
+    assert "/etc/hostname" in complaint(make.parquet({"image": cells, "caption": ["x"]}, "other.parquet"))

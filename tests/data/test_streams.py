@@ -165,7 +165,7 @@ def test_streams_are_read_behind_an_address(places):
             file.write(tar_of(range(shard * EACH, (shard + 1) * EACH)))
     parquet = open_source("memory://set/all.parquet?stream=yes")
     assert parquet[123].texts == ("picture 123",)
-    with pytest.raises(UserError, match=r"how many samples it holds is not said by memory://set/sizes.json"):
+    with pytest.raises(UserError, match=r"memory://set/sizes.json"):
         open_source("memory://set/s-{0..2}.tar?stream=yes")
     with memory.open("/set/sizes.json", "wb") as file:
         file.write(json.dumps({f"s-{shard}.tar": EACH for shard in range(3)}).encode())
@@ -192,7 +192,7 @@ def test_files_behind_an_address_are_those_of_the_split_that_they_are_named_afte
     spec = "memory://named/*.parquet?stream=yes"
     assert len(open_source(spec)) == 2 * SHARDS * EACH, "no test rows are trained on by oversight"
     assert len(open_source(spec, split="test")) == len(open_source(f"{spec}&split=test")) == SHARDS * EACH
-    with pytest.raises(UserError, match="no split 'validation' to stream; it has test, train"):
+    with pytest.raises(UserError, match="'validation'"):
         open_source(spec, split="validation")
 
 
@@ -203,7 +203,7 @@ def test_a_shard_that_is_damaged_is_counted_as_broken_and_replaced(places, tmp_p
     data = bytearray((tmp_path / "s-2.tar").read_bytes())
     data[512:600] = bytes(88)  # the first picture
     (tmp_path / "s-2.tar").write_bytes(data)
-    with pytest.raises(BrokenImageError, match=r"s-2.tar, sample 0: not a picture"):
+    with pytest.raises(BrokenImageError, match=r"s-2.tar, sample 0"):
         source[100]
     made = stream(source, batch=50, broken_share=0.1)
     assert "picture 100" not in texts(made.iterate(0, 4))
@@ -220,14 +220,14 @@ def test_a_stream_of_damaged_shards_says_what_is_missing(places, tmp_path, capfd
         elif shard == 2:
             data = data[: 4 * 1024]
         (tmp_path / f"s-{shard}.tar").write_bytes(data)
-    said = r"the header of file 5 is damaged .*, and 5 more lie behind it" if damage == "flip" else "cut short"
+    said = r"s-2.tar: the header of file 5 is damaged .* 5 more" if damage == "flip" else "s-2.tar: .*cut short"
     for _ in range(2):  # what was counted is kept
         with pytest.raises(UserError, match=said):
             open_source(f"{tmp_path}?stream=yes")
         source = open_source(f"{tmp_path}?stream=yes", lost_share=1.0)
         assert len(source) == 17
         assert source[16].texts == ("picture 19",)
-        assert "the rest is read" in " ".join(capfd.readouterr().err.split())
+        assert "s-2.tar" in " ".join(capfd.readouterr().err.split())
 
 
 @pytest.fixture
@@ -237,34 +237,34 @@ def no_s3fs(monkeypatch):
 
 @pytest.mark.usefixtures("no_s3fs")
 @pytest.mark.parametrize(
-    ("spec", "options", "message"),
+    ("spec", "options", "culprit"),
     [
-        ("PARQUET?stream=yes&caption=a", {}, "a stream has no filters"),
-        ("PARQUET?stream=yes", {"kind": "label"}, "a stream holds captions"),
-        ("PARQUET?stream=no", {}, "stream takes 'yes'"),
-        ("PARQUET?stream=yes", {"split": "test"}, "no split 'test' to stream; it has train"),
-        ("FOLDER/nothing-{0..3}.tar?stream=yes", {}, "no Parquet files or tars to stream"),
-        ("PARQUET?stream=yes&revision=main", {}, "revision=main is for sets on the hub"),
-        ("PARQUET?config=small", {}, "config=small is for sets on the hub"),
-        ("s3://bucket/a.parquet?stream=yes", {}, "s3:// needs a package that is not installed. Install it with: pip"),
-        ("s3://bucket/a.tar?stream=yes", {}, "s3:// needs a package that is not installed. Install it with: pip"),
-        ("s3://bucket/?stream=yes", {}, "s3:// needs a package that is not installed. Install it with: pip"),
-        ("what://bucket/a.tar?stream=yes", {}, "sizes.json: no address that can be read (Protocol not known: what)"),
-        ("http://localhost:1/*.tar?stream=yes", {}, "a web server does not say which files it has"),
-        ("memory://nowhere/*.tar?stream=yes", {}, "memory://nowhere/*.tar: no file is there"),
-        ("memory://nowhere/a.parquet?stream=yes", {}, "memory://nowhere/a.parquet: cannot be read as Parquet"),
-        ("FOLDER/words.csv?stream=yes", {}, "streams are Parquet files or WebDataset tars, not .csv"),
-        ("FOLDER/cut.parquet?stream=yes", {}, "cut.parquet: cannot be read as Parquet"),
-        ("FOLDER/cut.tar?stream=yes", {}, "cut.tar: damaged, or no tar"),
+        ("PARQUET?stream=yes&caption=a", {}, "caption=a"),
+        ("PARQUET?stream=yes", {"kind": "label"}, "all.parquet"),
+        ("PARQUET?stream=no", {}, "stream=no"),
+        ("PARQUET?stream=yes", {"split": "test"}, "'test'"),
+        ("FOLDER/nothing-{0..3}.tar?stream=yes", {}, "nothing-{0..3}.tar"),
+        ("PARQUET?stream=yes&revision=main", {}, "revision=main"),
+        ("PARQUET?config=small", {}, "config=small"),
+        ("s3://bucket/a.parquet?stream=yes", {}, "pip install s3fs"),
+        ("s3://bucket/a.tar?stream=yes", {}, "pip install s3fs"),
+        ("s3://bucket/?stream=yes", {}, "pip install s3fs"),
+        ("what://bucket/a.tar?stream=yes", {}, "what://bucket"),
+        ("http://localhost:1/*.tar?stream=yes", {}, "http://localhost:1/*.tar"),
+        ("memory://nowhere/*.tar?stream=yes", {}, "memory://nowhere/*.tar"),
+        ("memory://nowhere/a.parquet?stream=yes", {}, "memory://nowhere/a.parquet"),
+        ("FOLDER/words.csv?stream=yes", {}, ".csv"),
+        ("FOLDER/cut.parquet?stream=yes", {}, "cut.parquet"),
+        ("FOLDER/cut.tar?stream=yes", {}, "cut.tar"),
     ],
 )
-def test_bad_addresses_of_streams_are_one_line(places, spec, options, message):
+def test_bad_addresses_of_streams_are_one_line(places, spec, options, culprit):
     folder = places["folder"]
     (folder / "words.csv").write_text("a,b\n1,2\n")
     (folder / "cut.parquet").write_bytes((folder / "all.parquet").read_bytes()[:500])
     (folder / "cut.tar").write_bytes(b"no tar at all" * 100)
     spec = spec.replace("PARQUET", str(folder / "all.parquet")).replace("FOLDER", str(folder))
-    with pytest.raises(UserError, match=re.escape(message)) as met:
+    with pytest.raises(UserError, match=re.escape(culprit)) as met:
         open_source(spec, **options)
     assert "\n" not in str(met.value)
 
@@ -272,7 +272,7 @@ def test_bad_addresses_of_streams_are_one_line(places, spec, options, message):
 def test_rows_of_a_test_split_are_not_streamed_by_oversight(tmp_path):
     table = pa.table({"image": [png(0), png(1)], "caption": ["a", "b"], "split": ["train", "test"]})
     pq.write_table(table, tmp_path / "all.parquet")
-    with pytest.raises(UserError, match="column 'split' says which split a row belongs to"):
+    with pytest.raises(UserError, match="'split'"):
         open_source(f"{tmp_path}/all.parquet?stream=yes")
 
 
@@ -280,7 +280,7 @@ def test_sizes_of_shards_are_counted_once_and_again_when_a_shard_changes(places,
     shard = tmp_path / "s.tar"
     shard.write_bytes(tar_of(range(7)))
     assert len(open_stream("s", [str(shard)])) == 7
-    kept = next((tmp_path / "cache" / "streams").glob("*.json"))
+    kept = next((tmp_path / "cache" / "shards").glob("*.json"))
     whole = kept.read_text()
     for damaged in ("{", "[]", whole.replace("7", "3"), whole.replace('"beyond": 0', '"beyond": 8')):
         assert damaged != whole

@@ -1,4 +1,9 @@
-"""The one kind of error that a user can mend."""
+"""Errors that users can fix, as one line without a traceback."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_LONGEST_REASON = 200
 
 
 class UserError(Exception):
@@ -8,3 +13,29 @@ class UserError(Exception):
     ordinary exceptions (``ValueError``, ``TypeError``); raise this one only where a person's input,
     file or option is at fault.
     """
+
+
+def one_line(error: BaseException) -> str:
+    """The message of another library's exception on one line of at most 200 characters; its type if it has none."""
+    text = " ".join(str(getattr(error, "reason", "") or error).split()) or type(error).__name__
+    return (text if len(text) < _LONGEST_REASON else f"{text[:_LONGEST_REASON]}…").rstrip(".")
+
+
+@contextmanager
+def user_errors(
+    message: str, *kinds: type[Exception], then: str = "", raises: type[UserError] = UserError
+) -> Iterator[None]:
+    """Turn exceptions of other libraries into user errors: ``message (reason)then``.
+
+    Args:
+        message: what went wrong, and where.
+        kinds: exceptions to replace; all of them by default. A `UserError` always passes unchanged.
+        then: follows the reason: what to do.
+        raises: the class to raise.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, UserError) or not isinstance(error, kinds or Exception):
+            raise
+        raise raises(f"{message} ({one_line(error)}){then}") from error

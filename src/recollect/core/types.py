@@ -140,6 +140,16 @@ class Source(ABC):
             digest.update(pixels.data)
         return digest.hexdigest()
 
+    def position(self, index: int) -> int:
+        """``index`` from the start; a negative one counts from the end.
+
+        Raises:
+            IndexError: outside the source.
+        """
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"{self.name}: sample {index} of {len(self)}")
+        return index % len(self)
+
     def read(self, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
         """``self[index]``, decoding and reading no more than is needed.
 

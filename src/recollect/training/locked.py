@@ -75,8 +75,7 @@ class LockedSource(Source):
 
     def read(self, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
         """One sample; its image is a vector: the features of its first view."""
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"{self.name}: sample {index} of {len(self)}")
+        index = self.position(index)
         row = int(self.rows[index])
         domain = self._domains[index] if extra else None
         more = {} if domain is None else {"domain": domain}

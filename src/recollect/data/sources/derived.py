@@ -185,9 +185,7 @@ class Joined(Source):
         return [value for source in self.sources for value in source.values(key)]
 
     def _place(self, index: int) -> tuple[Source, int]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"{self.name}: sample {index} of {len(self)}")
-        index %= len(self)
+        index = self.position(index)
         number = int(np.searchsorted(self._ends, index, side="right"))
         return self.sources[number], index - int(self._ends[number] - len(self.sources[number]))
 

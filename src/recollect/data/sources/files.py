@@ -1,7 +1,6 @@
 """From a path or a hub id to tables: everything that touches files, through the ``datasets`` library."""
 
 import atexit
-import hashlib
 import os
 import shutil
 import sys
@@ -18,11 +17,11 @@ from unittest.mock import patch
 
 import datasets
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from datasets.data_files import DataFilesList
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, one_line, user_errors
 from recollect.core.files import check_writable, near_names, read_text, refuse_slip
 from recollect.core.words import counted
 from recollect.data.sources.images import BROKEN_SHARE, PICTURE_ENDINGS, files_below, note, pictures_among, unread_among
@@ -35,7 +34,7 @@ _TABLES = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "json"
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _PEEKED_MEMBERS = 200
 _CHAIN = "::"
-"""In a path it says to the library that a file lies within another: ``zip://inside.png::archive.zip``."""
+"""``datasets`` reads this as a file within another: ``zip://inside.png::archive.zip``."""
 
 _HUB_SECONDS = 5.0
 
@@ -47,9 +46,9 @@ class OpenedTables:
     Attributes:
         splits: name of split to its rows.
         where: what to call the source in errors.
-        files: the files that hold the content, for its fingerprint.
-        base: folder that relative image paths start from; None where tables hold the bytes themselves.
-        class_names: names read from a ``classnames.txt`` beside WebDataset shards, in label order.
+        files: the files with the content, for its fingerprint.
+        base: folder of relative image paths; None if the tables contain the image bytes.
+        class_names: from the ``classnames.txt`` of WebDataset shards, in label order.
     """
 
     splits: Mapping[str, datasets.Dataset]
@@ -68,16 +67,16 @@ def open_tables(
         place: a Parquet, CSV, TSV or JSON-lines file, or published few-shot splits (.json, .jsonl); a WebDataset tar,
             or a pattern such as ``shard-{000..099}.tar``;
             a folder of any of these, of images, or written by ``save_to_disk``; or ``owner/name`` on the hub.
-        config: the hub set's configuration, where it has several.
-        revision: the hub set's branch or commit.
-        lost_share: share of the files in tars that may lie behind damage, where they cannot be reached.
+        config: configuration of a hub data set that has several.
+        revision: branch or commit of a hub data set.
+        lost_share: largest share of the files in tars that may be lost to damage.
 
     Raises:
-        UserError: nothing is there, or it cannot be read.
+        UserError: not found, or not readable.
     """
     path = Path(place).expanduser()
     if is_address(place):
-        raise UserError(f"{place}: an address is read as a stream. Write {place}?stream=yes")
+        raise UserError(f"{place}: a URL can only be streamed. Write {place}?stream=yes")
     if os.path.exists(path):
         refuse_of_hub(place, config, revision)
     if path.is_dir():
@@ -87,7 +86,7 @@ def open_tables(
     if "{" in place or has_magic(place):
         files = files_named(place)
         if not files:
-            raise UserError(f"{place}: no file fits this pattern")
+            raise UserError(f"{place}: no file matches this pattern")
         return _open_files(files, Path(os.path.commonpath([file.parent for file in files])), path.name, lost_share)
     if path.suffix.lower() in {*_TABLES, ".tar"} or not HUB_ID.fullmatch(place):
         raise UserError(f"{place}: no such file or folder{near_names(path)}")
@@ -96,18 +95,15 @@ def open_tables(
 
 
 def _open_hub(name: str, config: str | None, revision: str | None) -> OpenedTables:
-    try:
-        with _quiet(), _hub_answers(name, revision):
-            splits = datasets.load_dataset(name, config, revision=revision)
-    except Exception as error:
-        raise UserError(f"{name}: neither a path here nor a data set the hub gave us ({_reason(error)})") from error
+    with user_errors(f"{name}: neither a local path nor a data set on the hub"), _quiet(), _hub_answers(name, revision):
+        splits = datasets.load_dataset(name, config, revision=revision)
     files = [Path(file["filename"]) for split in splits.values() for file in split.cache_files]
     return OpenedTables(dict(splits), name, tuple(files))
 
 
 @contextmanager
 def _hub_answers(name: str, revision: str | None) -> Iterator[None]:
-    """Ask the hub once and briefly; if it does not answer, take what was fetched before instead of trying for long."""
+    """Ask the hub once; if it does not answer, use only files downloaded before instead of retrying for minutes."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -118,7 +114,7 @@ def _hub_answers(name: str, revision: str | None) -> Iterator[None]:
         except (HfHubHTTPError, OfflineModeIsEnabled):
             raise
         except Exception as error:  # whatever the network's libraries raise: no route, no name, no answer
-            note(f"{name}: the hub does not answer ({_reason(error)}); looking among what was fetched before")
+            note(f"{name}: the hub does not answer ({one_line(error)}); using files downloaded before")
             offline = True
     before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = offline
@@ -145,18 +141,16 @@ def _open_folder(folder: Path, lost_share: float) -> OpenedTables:
 
 
 def _readable_names(folder: Path, files: list[Path]) -> list[Path]:
-    """Those whose names can be read: no table can hold one that is not UTF-8, and to the library that reads files
-    "::" says that one lies within another (`_linked`). It is said of the others that they are left out."""
-    odd = [os.fsencode(file.relative_to(folder)) for file in files if _is_odd(file, folder)]
-    if odd:
+    """Files whose names ``datasets`` can read: valid UTF-8 without "::". The others are reported."""
+
+    def is_odd(file: Path) -> bool:
+        return _CHAIN in str(file.relative_to(folder)) or any("\ud800" <= sign <= "\udfff" for sign in str(file))
+
+    if odd := [os.fsencode(file.relative_to(folder)) for file in files if is_odd(file)]:
         shown = ", ".join(map(repr, odd[:3])) + (" …" if len(odd) > 3 else "")
-        why = "a name that is not UTF-8, or has '::' in it"
-        note(f"{folder}: {counted(len(odd), 'file')} left out, because of {why}: {shown}. Rename what should be read.")
-    return [file for file in files if not _is_odd(file, folder)]
-
-
-def _is_odd(file: Path, folder: Path) -> bool:
-    return _CHAIN in str(file.relative_to(folder)) or any("\ud800" <= sign <= "\udfff" for sign in str(file))
+        why = f"their names are not UTF-8 or contain '{_CHAIN}'"
+        note(f"{folder}: {counted(len(odd), 'file')} left out, because {why}: {shown}. Rename them to include them.")
+    return [file for file in files if not is_odd(file)]
 
 
 def _open_saved(folder: Path) -> OpenedTables:
@@ -167,11 +161,11 @@ def _open_saved(folder: Path) -> OpenedTables:
 
 
 def _open_pictures(folder: Path, files: list[Path]) -> OpenedTables:
-    """Images in one folder a class, or with a metadata file; top folders named like splits are splits."""
+    """Images in one folder per class, or with a metadata file; top folders may name splits."""
     pictures = pictures_among(files, folder)
     read = [*pictures, *(file for file in files if file.name in _METADATA)]
     groups = by_top_folder({str(file): file.relative_to(folder) for file in read})
-    with patch.object(ImageFolder, "EXTENSIONS", list(PICTURE_ENDINGS)):  # the library's own list is of other days
+    with patch.object(ImageFolder, "EXTENSIONS", list(PICTURE_ENDINGS)):  # datasets' own list is outdated
         splits = _load("imagefolder", groups, folder.name)
     return OpenedTables(splits, folder.name, tuple(read), base=folder)
 
@@ -200,78 +194,43 @@ def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: flo
         )
     options: dict[str, Any] = {}
     if _TABLES[suffix] == "csv":
-        # Only an empty cell is missing: pandas would also lose captions such as "None" and "NA".
+        # Only empty cells are missing values; by default "None" and "NA" are too.
         options = {"keep_default_na": False, "na_values": [""], "sep": "\t" if suffix == ".tsv" else ","}
     return OpenedTables(_load(_TABLES[suffix], groups, where, **options), where, tuple(files), base=files[0].parent)
 
 
 def _load(builder: str, groups: Mapping[str, list[str]], where: str, **options: Any) -> dict[str, datasets.Dataset]:
     files = [Path(name) for names in groups.values() for name in names]
+    if chained := next((file for file in files if _CHAIN in os.path.abspath(file)), None):
+        raise UserError(f"{chained}: a path with '{_CHAIN}' in it cannot be read. Rename the folder.")
     with _one_line(where, files), _quiet():
-        chained = any(
-            _CHAIN in os.path.dirname(os.path.abspath(name)) for names in groups.values() for name in names[:1]
-        )
-        folder = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files]) if chained else ""
-        link = _linked(folder) if chained else ""
-        data_files = {
-            split: _as_named(
-                [os.path.join(link, os.path.relpath(name, folder)) for name in names] if chained else names
-            )
-            for split, names in groups.items()
-        }
-        splits = dict(datasets.load_dataset(builder, data_files=data_files, cache_dir=_room(), **options))
-        return {split: _back(table, link, folder) for split, table in splits.items()} if chained else splits
-
-
-def _linked(folder: str) -> str:
-    """A link to a folder whose own path has "::" in it, which the library cannot read: always the same one, so that
-    what the library keeps of its files is found again."""
-    room = Path(_room() or datasets.config.HF_DATASETS_CACHE)
-    link = room / f"linked-{hashlib.blake2b(folder.encode(), digest_size=16).hexdigest()}"
-    room.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        link.symlink_to(folder)
-    return str(link)
-
-
-def _back(table: datasets.Dataset, link: str, folder: str) -> datasets.Dataset:
-    """A table whose pictures are named where they are, not by a link."""
-    found = table.data.table
-    for name, feature in table.features.items():
-        if isinstance(feature, datasets.Image):
-            pictures = found[name].combine_chunks()
-            fields = {field.name: pictures.field(field.name) for field in pictures.type}
-            fields["path"] = pc.replace_substring(fields["path"], f"{link}/", f"{folder}/", max_replacements=1)
-            named = pa.StructArray.from_arrays(list(fields.values()), list(fields), mask=pictures.is_null())
-            found = found.set_column(found.column_names.index(name), found.schema.field(name), named)
-    return datasets.Dataset(found, info=table.info, split=table.split)
+        data_files = {split: _as_named(names) for split, names in groups.items()}
+        return dict(datasets.load_dataset(builder, data_files=data_files, cache_dir=_room(), **options))
 
 
 @cache
 def _room() -> str | None:
-    """Where the library keeps tables as it reads them: its own folder, or if nobody may write there, another that goes
-    when the process ends."""
+    """Cache folder for ``datasets``: its own (None), or a temporary one if that is not writable."""
     own = Path(datasets.config.HF_DATASETS_CACHE)
     with suppress(UserError):
         check_writable(own, "HF_HOME")
         return None
     folder = tempfile.mkdtemp(prefix="recollect-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    note(f"{own}: cannot be written to, so what is read is kept until the end only. Name a folder with HF_HOME.")
+    note(f"{own}: not writable, so tables are cached only until this command ends. Set HF_HOME to another folder.")
     return folder
 
 
 def _as_named(names: Sequence[str]) -> DataFilesList:
-    """Files, and what changes when they do. The library takes a mere list of names for patterns: it would pass over
-    "image[1].jpg", and ask the disk once more about every file."""
+    """Files with version stamps. ``datasets`` would take plain names for patterns, and skip "image[1].jpg"."""
     paths = [os.path.abspath(name) for name in names]
     facts = [os.stat(path) for path in paths]
-    # The time of the bytes alone is not enough: whoever unpacks or copies a file may set it.
+    # Unpacking or copying a file may keep its mtime, so ctime is included.
     return DataFilesList(paths, [(f"{each.st_mtime_ns} {each.st_ctime_ns} {each.st_size}",) for each in facts])
 
 
 def _shard_features(shard: Path, where: str) -> datasets.Features:
-    """Columns of a WebDataset from its first members, so that samples may lack fields and JSON may vary."""
+    """Columns of a WebDataset, from its first members: samples may lack fields, and JSON may vary."""
     names: list[str] = []
     with _one_line(where, [shard]), tarfile.open(shard) as archive:
         for _, member in zip(range(_PEEKED_MEMBERS), archive, strict=False):
@@ -291,7 +250,7 @@ def _shard_features(shard: Path, where: str) -> datasets.Features:
 
 
 def _class_list(folder: Path) -> tuple[str, ...]:
-    """Class names in label order from ``classnames.txt``, as CLIP_benchmark's shards have it beside or above them."""
+    """Class names in label order from ``classnames.txt`` in the folder or its parent, as in CLIP_benchmark."""
     for file in (folder / "classnames.txt", folder.parent / "classnames.txt"):
         if file.exists():
             return tuple(line.strip() for line in read_text(file).splitlines() if line.strip())
@@ -300,55 +259,30 @@ def _class_list(folder: Path) -> tuple[str, ...]:
 
 @contextmanager
 def _one_line(where: str, files: Sequence[Path]) -> Iterator[None]:
-    """Turn what a library says of a damaged file into one line that names the file."""
+    """Turn a library's exception about a damaged file into one line that names the file."""
     try:
         yield
-    except UserError:
-        raise
-    except OSError as error:
-        if error.errno is not None:  # no space, no permission: the system's own words are clear
-            raise
-        raise UserError(f"{_guilty(files) or where}: cannot be read ({_reason(error)})") from error
     except Exception as error:
-        raise UserError(
-            f"{_guilty(files) or where}: damaged, cut short or not what its name says ({_reason(error)})"
-        ) from error
+        if isinstance(error, UserError) or getattr(error, "errno", None) is not None:  # no space, no permission
+            raise
+        name = next((file for file in files if len(files) == 1 or _is_damaged(file)), where)
+        while error.__cause__ is not None:
+            error = error.__cause__  # type: ignore[assignment]
+        raise UserError(f"{name}: damaged, cut short or not what its name says ({one_line(error)})") from error
 
 
-def _guilty(files: Sequence[Path]) -> Path | None:
-    """The first shard that cannot be read to its end, among several; the only file, if there is one."""
-    if len(files) == 1:
-        return files[0]
-    for file in files:
-        if file.suffix == ".tar":
-            try:
-                with tarfile.open(file) as archive:
-                    for member in archive:
-                        if member.isfile() and member.offset_data + member.size > file.stat().st_size:
-                            return file
-            except tarfile.TarError:
-                return file
-        elif file.suffix == ".parquet" and not _ends_with(file, b"PAR1"):
-            return file
-    return None
-
-
-def _ends_with(file: Path, ending: bytes) -> bool:
-    with file.open("rb") as opened:
-        opened.seek(max(0, file.stat().st_size - len(ending)))
-        return opened.read() == ending
-
-
-def _reason(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) < 200 else f"{text[:200]}…"
+def _is_damaged(file: Path) -> bool:
+    try:
+        if file.suffix == ".parquet":
+            pq.ParquetFile(file)
+        return False
+    except (OSError, pa.ArrowException):
+        return True
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the library's progress bars for terminals, and its error log for nobody: our one line says the same."""
+    """Show progress bars only on terminals, and no log: errors become user errors."""
     bars, level = datasets.is_progress_bar_enabled() and not sys.stderr.isatty(), datasets.logging.get_verbosity()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     if bars:

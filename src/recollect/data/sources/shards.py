@@ -1,32 +1,50 @@
-"""Is a tar whole? Every header is checked, since a reader of tars takes a damaged one for the end and says nothing."""
+"""Reading WebDataset tars. A damaged header is reported: other readers take it for the end of the file."""
 
-import mmap
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+import hashlib
+import json
+import tarfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, user_errors
+from recollect.core.files import cache_folder, write_json
+from recollect.core.progress import progress
 from recollect.data.sources.images import note
 
-_BLOCK = 512
-_NOTHING = bytes(_BLOCK)
-_FILES = frozenset(b"0\x007")  # types of members that hold a file's bytes; the others describe or link
-_CHECKSUM = slice(148, 156)
+_BLOCK = tarfile.BLOCKSIZE
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file in a tar: its column (suffix) and where its bytes are."""
+
+    key: str
+    column: str
+    offset: int
+    size: int
+
+
+Rows = list[list[Member]]
+"""The files of each sample: consecutive members whose names agree up to the first dot."""
 
 
 @dataclass(frozen=True)
 class ShardState:
-    """What a scan of one tar found.
+    """What reading a tar found.
 
     Attributes:
-        files: files that a reader reaches.
-        beyond: files whose headers are whole but lie behind damage, or behind an end mark, where no reader comes.
-        damage: offset of the first header that is damaged; None if all are whole.
-        ended: whether the mark of the end was there.
-        cut: whether the tar stops within a file or the zeros that fill its last block; no reader opens it then.
+        samples: complete samples.
+        files: files that a reader of tars reaches.
+        beyond: further files with intact headers, after damage or after the end mark.
+        damage: offset of the first damaged header; None if there is none.
+        ended: whether the end mark is present.
+        cut: whether the tar ends within a file or its padding, so that no reader opens it.
     """
 
+    samples: int
     files: int
     beyond: int
     damage: int | None
@@ -35,104 +53,111 @@ class ShardState:
 
     @property
     def lost(self) -> float:
-        """Share of the files that no reader reaches; 1 where nobody can know."""
+        """Share of the files that no reader reaches; 1 if that is unknown."""
         if not self.ended and self.damage is None:
             return 1.0
-        broken = 1 if self.damage is not None else 0
+        broken = int(self.damage is not None)
         return (self.beyond + broken) / max(1, self.files + self.beyond + broken)
 
+    def describe(self, file: Path) -> str:
+        """What is lost, for a message."""
+        if self.cut:
+            return f"{file}: damaged, cut short in the middle of file {self.files + 1:,}"
+        if self.damage is not None:
+            behind = f", and {self.beyond:,} more follow it" if self.beyond else ""
+            return f"{file}: the header of file {self.files + 1:,} is damaged (byte {self.damage:,}){behind}"
+        if not self.ended:
+            return f"{file}: damaged, cut short: no end mark after {self.files:,} files"
+        return f"{file}: {self.beyond:,} files follow the end mark, {self.files:,} come before it"
 
-def check_shards(files: Sequence[Path], lost_share: float) -> None:
-    """Say of every tar what is missing in it, and stop where that is too much.
+
+def read_shard(file: BinaryIO, size: int) -> tuple[Rows, ShardState]:
+    """Read all headers of an open tar.
+
+    Args:
+        size: of the file, in bytes.
+    """
+    rows: Rows = []
+    files, place, cut = 0, 0, size == 0
+    with suppress(tarfile.ReadError), tarfile.open(fileobj=file, mode="r:") as archive:
+        for member in archive:
+            if cut := archive.offset > size:
+                break
+            place = archive.offset
+            archive.members = []  # type: ignore[attr-defined]  # tarfile would keep every header
+            files += member.isfile()
+            folder, _, base = member.name.rpartition("/")
+            stem, dot, column = base.partition(".")
+            if not member.isfile() or not dot or not stem:
+                continue
+            key = f"{folder}/{stem}" if folder else stem
+            if not rows or rows[-1][0].key != key:
+                rows.append([])
+            rows[-1].append(Member(key, column, member.offset_data, member.size))
+    file.seek(place)
+    header = b"" if cut else file.read(_BLOCK)
+    ended, whole = not any(header), len(header) == _BLOCK
+    beyond = _count_files(file) if whole else 0
+    return rows, ShardState(len(rows), files, beyond, place if whole and not ended else None, whole and ended, cut)
+
+
+def _count_files(file: BinaryIO) -> int:
+    """Number of files with intact headers from the current position on, whatever lies in between."""
+    count = 0
+    with suppress(tarfile.ReadError), tarfile.open(fileobj=file, mode="r:", ignore_zeros=True) as archive:
+        for member in archive:
+            count += member.isfile()
+            archive.members = []  # type: ignore[attr-defined]
+    return count
+
+
+def shard_state(tar: Path) -> ShardState:
+    """The state of a tar, kept in the user's cache folder until the file changes.
 
     Raises:
-        UserError: more than ``lost_share`` of all files cannot be reached, a tar was cut short and nobody knows, or,
-            whatever the share, one stops within a file.
+        UserError: it is not a tar.
     """
-    weigh_losses({file: scan(file, file.stat().st_size, file.stat().st_mtime_ns) for file in files}, lost_share)
+    about = tar.stat()
+    stamp = repr((str(tar.resolve()), about.st_size, about.st_mtime_ns, about.st_ctime_ns))
+    name = hashlib.blake2b(stamp.encode(errors="surrogateescape"), digest_size=12).hexdigest()
+    cached = cache_folder() / "shards" / f"{name}.json"
+    with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):  # absent or damaged: read the tar again
+        found = json.loads(cached.read_text(encoding="utf-8"))
+        if found.pop("digest") == _digest(found):
+            return ShardState(**found)
+    with user_errors(f"{tar}: damaged, or not a tar", OSError, tarfile.TarError), tar.open("rb") as file:
+        _, state = read_shard(file, about.st_size)
+    if not (state.files or state.beyond or state.cut or state.ended):
+        raise UserError(f"{tar}: damaged, or not a tar")
+    with suppress(OSError, UserError):  # no room: it will be read again
+        write_json(cached, {**asdict(state), "digest": _digest(asdict(state))})
+    return state
 
 
-def weigh_losses(states: Mapping[Path, ShardState], lost_share: float) -> None:
-    """Say of every tar what its scan has missed, and stop where that is too much.
+def _digest(found: Mapping[str, object]) -> str:
+    return hashlib.blake2b(json.dumps(found, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def check_shards(files: Sequence[Path], lost_share: float) -> dict[Path, ShardState]:
+    """Report what is lost in each tar, and return their states.
 
     Raises:
-        UserError: see `check_shards`.
+        UserError: more than ``lost_share`` of all files is lost, an unknown share is, or a tar ends within a file.
     """
-    words = {file: _words(file, state) for file, state in states.items() if state.lost > 0}
-    if not words:
-        return
+    states = {}
+    with progress("check shards", len(files), "shards", shown=len(files) > 8) as counter:
+        for file in files:
+            states[file] = shard_state(file)
+            counter.advance()
+    losses = {file: state.describe(file) for file, state in states.items() if state.lost > 0}
     total = sum(state.files + state.beyond + (state.damage is not None) for state in states.values())
     lost = sum(state.lost * max(1, state.files + state.beyond) for state in states.values()) / max(1, total)
     cut = next((file for file, state in states.items() if state.cut), None)
     unknown = next((file for file, state in states.items() if state.lost == 1.0), None)
     if cut or lost > lost_share or (unknown and lost_share < 1):
-        first = cut or unknown or next(iter(words))
-        more = f" (and {len(words) - 1} more shards)" if len(words) > 1 else ""
-        raise UserError(f"{words[first]}{more}. Copy it again, make it anew, or leave it out.")
-    for text in words.values():
+        first = cut or unknown or next(iter(losses))
+        more = f" (and {len(losses) - 1} more shards)" if len(losses) > 1 else ""
+        raise UserError(f"{losses[first]}{more}. Copy or create it again, or leave it out.")
+    for text in losses.values():
         note(f"{text}; the rest is read")
-
-
-def _words(file: Path, state: ShardState) -> str:
-    if state.cut:
-        return f"{file}: damaged, cut short in the middle of file {state.files + 1:,}"
-    if state.damage is not None:
-        behind = f", and {state.beyond:,} more lie behind it" if state.beyond else ""
-        return f"{file}: the header of file {state.files + 1:,} is damaged (byte {state.damage:,}){behind}"
-    if not state.ended:
-        return f"{file}: damaged, cut short: the mark of a tar's end is missing after {state.files:,} files"
-    return f"{file}: {state.beyond:,} files lie behind the mark of its end, where {state.files:,} come before it"
-
-
-@lru_cache(maxsize=100_000)
-def scan(file: Path, size: int, changed: int) -> ShardState:
-    """Read all headers of a tar of this size, changed at that time (both name its content), and none of its files."""
-    if size == 0:
-        return ShardState(0, 0, None, False, True)
-    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        files, place = 0, 0
-        while place + _BLOCK <= size:
-            header = content[place : place + _BLOCK]
-            if header == _NOTHING:
-                return ShardState(files, _whole_headers(content, place, size), None, True, False)
-            length = _length(header)
-            if length is None:
-                return ShardState(files, _whole_headers(content, place + _BLOCK, size), place, False, False)
-            place += _BLOCK + -(-length // _BLOCK) * _BLOCK
-            if place > size:
-                return ShardState(files, 0, None, False, True)
-            files += header[156] in _FILES
-        return ShardState(files, 0, None, False, False)
-
-
-def _whole_headers(content: mmap.mmap, start: int, size: int) -> int:
-    """Files whose headers are whole from ``start`` on, whatever lies between them."""
-    return sum(header[156] in _FILES for header in _headers_behind(content, start, size))
-
-
-def _headers_behind(content: mmap.mmap, start: int, size: int) -> Iterator[bytes]:
-    # Not block by block, which would take minutes of a large shard: the magic word stands at byte 257 of a header.
-    found = content.find(b"ustar", start)
-    while found >= 0:
-        place = found - 257
-        header = content[place : place + _BLOCK] if place >= start and place % _BLOCK == 0 else b""
-        length = _length(header) if len(header) == _BLOCK else None
-        if length is not None:
-            yield header
-            place += _BLOCK + -(-length // _BLOCK) * _BLOCK
-        found = content.find(b"ustar", max(found + 1, place if length is not None else 0))
-        if found >= size:
-            return
-
-
-def _length(header: bytes) -> int | None:
-    """Bytes of the member that this header belongs to; None where its checksum says that it is damaged."""
-    try:
-        claimed = int(header[_CHECKSUM].split(b"\0")[0].strip() or b"0", 8)
-        if claimed != sum(header) - sum(header[_CHECKSUM]) + 8 * ord(" "):
-            return None
-        if header[124] & 0x80:  # more than eight gigabytes: a binary number
-            return int.from_bytes(header[125:136], "big")
-        return int(header[124:136].split(b"\0")[0].strip() or b"0", 8)
-    except ValueError:
-        return None
+    return states

@@ -1,8 +1,8 @@
-"""Shards read where they lie: no copy is made of them, and each position of a run is known beforehand.
+"""Parquet files and tars that are read in place, without a converted copy.
 
-A stream is a `Source` like any other: its samples have numbers, so a batch stays a function of (seed, step), every
-sample comes once a pass on any number of ranks and workers, and a run resumes at its very place. What is different is
-the order (`recollect.data.batches.order.BlockOrder`): samples that lie together are read in one stretch of a run.
+A stream is a `Source` like any other: samples are numbered, so a batch is a function of (seed, step), every sample
+comes once per pass on any number of ranks and workers, and a run resumes exactly. Only the order differs
+(`recollect.data.batches.order.BlockOrder`): samples of the same block are read close together.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import takewhile
@@ -25,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recollect.core.content import portable_hash, reads_whole
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, user_errors
 from recollect.core.types import NO_LABEL, Sample, Source
 from recollect.data.sources.columns import SPLITS, Columns, texts_in
 from recollect.data.sources.images import BROKEN_SHARE, BrokenImageError, decode
@@ -33,13 +34,13 @@ from recollect.data.sources.remote import is_address, open_remote, version_of
 from recollect.data.sources.tars import MOST_OPEN, open_tar, stamp, tar_sizes
 
 AT_ONCE = 16
-"""Files behind an address that are asked at the same time how many samples they hold."""
+"""Remote files that are opened at the same time."""
 
 _MOST_TEXTS = 512
-"""Row groups whose texts alone a process keeps."""
+"""Row groups whose text columns a process keeps open."""
 
 _Row = Callable[[int], dict[str, Any]]
-"""From the number of a sample within its block to its columns."""
+"""Maps the number of a sample in its block to its columns."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,13 @@ class Block:
 
 @dataclass(eq=False)
 class StreamedSource(Source):
-    """Captioned pictures of Parquet files or WebDataset tars, on this machine or behind an address.
+    """Captioned pictures in Parquet files or WebDataset tars, local or remote.
 
     Attributes:
         name: unique within a run.
         blocks: in the order in which samples are numbered.
         columns: which column is which.
-        since: of a tar that was fetched before this time, its store is asked whether it is still the same.
+        since: check tars downloaded before this time for changes.
     """
 
     name: str
@@ -75,7 +76,7 @@ class StreamedSource(Source):
 
     def __post_init__(self) -> None:
         self._starts = np.cumsum([0, *(block.rows for block in self.blocks)])
-        folders = [file.split("/")[:-1] for file in dict.fromkeys(block.file for block in self.blocks)]
+        folders = [file.split("/")[:-1] for file in self._files]
         shared = takewhile(lambda names: len(set(names)) == 1, zip(*folders, strict=False))
         self._folder = "".join(f"{names[0]}/" for names in shared)
         self._open: OrderedDict[int, _Row] = OrderedDict()
@@ -104,9 +105,9 @@ class StreamedSource(Source):
 
         Raises:
             IndexError: outside the source.
-            BrokenImageError: the picture, or the block that it lies in, cannot be read; the message names it.
-            UserError: what is behind an address cannot be reached. Another sample in its stead would be chance: the run
-                would no longer be a function of its seed.
+            BrokenImageError: the picture or its block cannot be read; the message names it.
+            UserError: a remote file cannot be reached. It is not replaced by another sample, since the run would no
+                longer be a function of its seed.
         """
         row, where = self._row(index)
         image = row.get(self.columns.image or "")
@@ -114,13 +115,13 @@ class StreamedSource(Source):
         if not isinstance(image, bytes):
             raise BrokenImageError(f"{where}: no picture's bytes in column '{self.columns.image}'")
         texts = texts_in(row, self.columns.caption) if self.columns.caption else ()
-        # Keys are often counted anew in each shard; the same ids would make different pictures copies of each other.
+        # Keys often start from 0 in each shard, so the file is part of the id.
         key, file = row.get("__key__"), self._block(index)[1].file.removeprefix(self._folder)
         id = f"{file}/{key}" if key else where
         return Sample(decode(image, where, needed=needed), texts, NO_LABEL, self.name, "caption", id)
 
     def texts(self, index: int) -> tuple[str, ...]:
-        """The texts of one sample; of Parquet files no picture is fetched for them."""
+        """The texts of one sample; from Parquet only the text columns are read."""
         return texts_in(self._row(index, texts_only=True)[0], self.columns.caption) if self.columns.caption else ()
 
     def original(self, index: int) -> bytes | Path | None:
@@ -129,7 +130,7 @@ class StreamedSource(Source):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of names, sizes and times, and behind an address of some files' versions: nobody reads a terabyte for it."""
+        """Of names, sizes and times, or of some remote files' versions: the data may be terabytes."""
         digest = hashlib.blake2b(repr(self.columns).encode(), digest_size=16)
         if is_address(self.blocks[0].file):
             digest.update(self.content.encode())
@@ -138,29 +139,28 @@ class StreamedSource(Source):
         return digest.hexdigest()
 
     @property
+    def _files(self) -> list[str]:
+        return list(dict.fromkeys(block.file for block in self.blocks))
+
+    @property
     def content(self) -> str:
-        files = list(dict.fromkeys(block.file for block in self.blocks))
+        files = self._files
         if not is_address(files[0]):
             return portable_hash([Path(file) for file in files])
-        asked = files[:: max(1, len(files) // AT_ONCE)]
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            versions = list(pool.map(version_of, asked))
+            versions = list(pool.map(version_of, files[:: max(1, len(files) // AT_ONCE)]))
         digest = hashlib.blake2b(repr([(block.file, block.rows) for block in self.blocks]).encode(), digest_size=16)
         digest.update(repr(versions).encode())
         return digest.hexdigest()
 
     @property
     def sampled_files(self) -> list[Path]:
-        files = list(dict.fromkeys(block.file for block in self.blocks))
-        if is_address(files[0]) or reads_whole(paths := [Path(file) for file in files]):
-            return []
-        return paths
+        files = self._files
+        return [] if is_address(files[0]) or reads_whole(paths := [Path(file) for file in files]) else paths
 
     def _block(self, index: int) -> tuple[int, Block, int]:
-        """The block that a sample lies in, its number, and the sample's place in it."""
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"{self.name}: sample {index} of {len(self)}")
-        index %= len(self)
+        """Number of a sample's block, the block, and the sample's place in it."""
+        index = self.position(index)
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
         return number, self.blocks[number], index - int(self._starts[number])
 
@@ -179,10 +179,8 @@ class StreamedSource(Source):
                     kept.popitem(last=False)
             kept.move_to_end(number)
             row = kept[number]
-        try:
+        with user_errors(f"{where}: cannot be read", OSError, IndexError, raises=BrokenImageError):
             return row(place), where
-        except (OSError, IndexError) as error:
-            raise BrokenImageError(f"{where}: cannot be read ({error})") from error
 
 
 def open_stream(
@@ -191,14 +189,13 @@ def open_stream(
     """Open Parquet files or WebDataset tars as a stream.
 
     Args:
-        name: what to call the source.
-        files: paths or addresses that fsspec knows (``https://…``, ``s3://…``, ``hf://datasets/…``), all of one kind.
-        columns: which column is which, where the names are unusual.
-        lost_share: share of the files in tars that may lie behind damage, where they cannot be reached.
+        name: of the source.
+        files: paths or URLs (``https://…``, ``s3://…``, ``hf://datasets/…``), all Parquet or all tars.
+        columns: which column is which, if the names are unusual.
+        lost_share: largest share of the files in tars that may be lost to damage.
 
     Raises:
-        UserError: not files of these kinds, damaged tars, or of those behind an address nobody says how many samples
-            they hold.
+        UserError: files of another kind, damaged tars, or remote tars of unknown size.
     """
     began = time.time()
     kinds = {Path(file.partition("?")[0]).suffix.lower() for file in files}
@@ -208,37 +205,34 @@ def open_stream(
         row: Mapping[str, Any] = dict.fromkeys(_parquet(files[0]).schema_arrow.names)
     elif kinds == {".tar"}:
         blocks = [Block(file, -1, rows) for file, rows in zip(files, tar_sizes(files, lost_share), strict=True) if rows]
-        row = _first_row(blocks[0], began) if blocks else {}
+        with user_errors(files[0], IndexError):
+            row = _opened(blocks[0], blocks[0].file, Columns(), began)(0) if blocks else {}
     else:
         raise UserError(f"{name}: streams are Parquet files or WebDataset tars, not {', '.join(sorted(kinds))}")
     blocks = [block for block in blocks if block.rows]
     if not blocks:
-        raise UserError(f"{name}: an empty source")
+        raise UserError(f"{name}: no samples")
     resolved = (columns or Columns()).resolve(row, name, row.get)
     if resolved.caption is None:
-        raise UserError(
-            f"{name}: a stream holds captions, and it has no column of them. Name one with --caption-column."
-        )
+        raise UserError(f"{name}: a stream needs a caption column. Name it with --caption-column.")
     if resolved.split is not None:
         raise UserError(
-            f"{name}: column '{resolved.split}' says which split a row belongs to, which a stream does not look up. "
-            "Leave stream=yes out, or keep each split in files of its own."
+            f"{name}: a stream cannot select rows by column '{resolved.split}'. Remove stream=yes, or keep each split "
+            "in separate files."
         )
     return StreamedSource(name, blocks, resolved, began)
 
 
 def _parquet(file: str) -> pq.ParquetFile:
-    try:
+    with user_errors(f"{file}: cannot be read as Parquet", OSError, pa.ArrowException, ValueError):
         return _remote_parquet(file, os.getpid()) if is_address(file) else pq.ParquetFile(file)
-    except (OSError, pa.ArrowException, ValueError) as error:
-        raise UserError(f"{file}: cannot be read as Parquet ({' '.join(str(error).split())[:200]})") from error
 
 
 @lru_cache(AT_ONCE)
 def _remote_parquet(file: str, process: int) -> pq.ParquetFile:
-    """Kept, since to read the end of a file, where its groups are listed, takes two answers of its store.
+    """Cached, since reading the metadata at the end of a file takes two requests.
 
-    Not across a fork, as a worker's is: fsspec's file systems of stores (s3://, gs://) refuse to work behind one.
+    Not shared across a fork: fsspec's file systems (s3://, gs://) cannot be.
     """
     return pq.ParquetFile(open_remote(file))
 
@@ -248,32 +242,18 @@ def _row_groups(file: str) -> list[Block]:
     return [Block(file, group, about.row_group(group).num_rows) for group in range(about.num_row_groups)]
 
 
-def _first_row(tar: Block, since: float) -> dict[str, Any]:
-    try:
-        return _opened(tar, tar.file, Columns(), since)(0)
-    except (BrokenImageError, IndexError) as error:
-        raise UserError(str(error)) from error
-
-
 def _opened(block: Block, where: str, columns: Columns, since: float) -> _Row:
-    """A block, for one of its samples.
+    """Open a block.
 
     Raises:
-        BrokenImageError: it is damaged, or a file of this machine that cannot be read.
-        UserError: it cannot be reached.
+        BrokenImageError: it is damaged, or a local file that cannot be read.
+        UserError: it is remote and cannot be reached.
     """
-    try:
+    remote = is_address(block.file)
+    damaged = (pa.ArrowException, tarfile.TarError, *(() if remote else (OSError,)))
+    reached = user_errors(f"{where}: cannot be reached") if remote else nullcontext()
+    with reached, user_errors(f"{where}: cannot be read", *damaged, raises=BrokenImageError):
         return _open_block(block, columns, since)
-    except UserError:
-        raise
-    except (pa.ArrowException, tarfile.TarError) as error:
-        raise BrokenImageError(f"{where}: cannot be read ({error})") from error
-    except Exception as error:  # of a store's own library, whatever it raises
-        if is_address(block.file):
-            raise UserError(f"{where}: cannot be reached ({' '.join(str(error).split())[:200]})") from error
-        if isinstance(error, OSError):
-            raise BrokenImageError(f"{where}: cannot be read ({error})") from error
-        raise
 
 
 def _open_block(block: Block, columns: Columns, since: float) -> _Row:
@@ -285,39 +265,38 @@ def _open_block(block: Block, columns: Columns, since: float) -> _Row:
 
 
 def _needed(columns: Columns, present: Sequence[str]) -> list[str]:
-    """Which columns of a Parquet file a sample is made of."""
+    """The columns of a Parquet file that a sample needs."""
     captions = (columns.caption or "").split(",")
     names = {columns.image, "__key__", *(name if name in present else name.partition(".")[0] for name in captions)}
     return [name for name in present if name in names]
 
 
 def hub_files(name: str, revision: str | None, split: str | None, config: str | None) -> list[str]:
-    """Addresses of a hub set's Parquet files or tars.
+    """URLs of a hub data set's Parquet files or tars.
 
     Args:
         revision: branch or commit.
-        split: a word of the files' or folders' names; by default training, where names say so.
-        config: a folder that they lie in.
+        split: a word in the names of files or folders; training by default, if any name has it.
+        config: folder that contains the files.
 
     Raises:
-        UserError: no such set, or none of these files in it.
+        UserError: no such data set, or no such files in it.
     """
     from huggingface_hub import HfApi
 
-    try:
+    with user_errors(f"{name}: the hub does not provide this data set"):
         about = HfApi().dataset_info(name, revision=revision, timeout=5.0)
-    except Exception as error:  # whatever the network's libraries raise
-        raise UserError(f"{name}: the hub did not give us this set ({' '.join(str(error).split())[:200]})") from error
     names = sorted(each.rfilename for each in about.siblings or [])
     names = [each for each in names if config is None or config in each.split("/")[:-1]]
     chosen = next((found for end in (".parquet", ".tar") if (found := [n for n in names if n.endswith(end)])), [])
-    if not chosen:
-        where = "" if config is None else f" in a folder '{config}'"
-        raise UserError(f"{name}: holds no Parquet files or tars to stream{where}")
     if split is None:
         chosen = [each for each in chosen if "train" in each.lower()] or chosen
-    elif not (chosen := [each for each in chosen if _is_of(each, split)]):
-        raise UserError(f"{name}: no file is named after a split '{split}'")
+    else:
+        chosen = [each for each in chosen if _is_of(each, split)]
+    if not chosen:
+        parts = (("split", split), ("config", config))
+        where = "".join(f" for {part} '{value}'" for part, value in parts if value is not None)
+        raise UserError(f"{name}: no Parquet files or tars to stream{where}")
     return [f"hf://datasets/{name}@{about.sha}/{each}" for each in chosen]
 
 

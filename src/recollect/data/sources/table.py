@@ -129,8 +129,7 @@ class TableSource(Source):
             IndexError: outside the source.
             BrokenImageError: the picture cannot be read; the message names its row and file.
         """
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"{self.name}: sample {index} of {len(self)}")
+        index = self.position(index)
         row = int(self.rows[index])
         id = str(self._readers["id"](row)) if self.columns.id else str(row)
         more = {key: column[row].as_py() for key, column in self._extra.items()} if extra else {}
