@@ -26,7 +26,6 @@ SMALL: dict[str, dict[str, list[str]]] = {
     "train reco": {"--epochs": ["1"], "--batch-size": ["8"], "--device": ["cpu"]},
     "evaluate few-shot": {"--methods": METHODS, "--shots": ["1", "2"], "--seeds": ["1"]},
     "evaluate retrieval": {"--queries": ["4"]},
-    "analyse embeddings": {"--templates": ["2"], "--perplexity": ["2"]},
 }
 
 LEFT_OUT = {"evaluate few-shot": {"--effort"}}  # of methods that tune a model, in whose place others are put

@@ -16,6 +16,7 @@ from recollect.index import Hit, Hits, Picture
 from recollect.models import patches
 from recollect.reco.encoder import RetrievalEnhancedEncoder
 from recollect.training import locked
+from recollect_papers import plots as paper_plots
 from recollect_papers import runs
 from recollect_papers.demo import context, reading
 from recollect_papers.demo import report as module
@@ -200,10 +201,10 @@ def test_a_model_has_one_colour_in_every_figure_and_no_curve_lies_on_another():
     drawn = {line.get_color(): (float(line.get_xdata()[0]), line.get_marker()) for line in lines}
     points = {drawn[colours[name]] for name in names}
     assert len(points) == len({x for x, _ in points}) == 3
-    bars = plots.gain_per_classifier(frame, {SIGLIXP: (SIGLIXP, SIGLIP)}, ["prototype"], 4, colours)
+    bars = paper_plots.gain_per_classifier(frame, {SIGLIXP: (SIGLIXP, SIGLIP)}, ["prototype"], 4, colours)
     assert plots.matplotlib.colors.to_hex(bars.axes[0].patches[0].get_facecolor()).upper() == colours[SIGLIXP]
     logs = {name: pd.DataFrame({"step": [1, 2], "base_loss": [2.0, 1.0]}) for name in names}
-    dynamics = plots.training_dynamics(logs, colours).axes[0].get_lines()
+    dynamics = paper_plots.training_dynamics(logs, colours).axes[0].get_lines()
     assert [line.get_color() for line in dynamics] == [colours[name] for name in names]
     assert np.all(np.diff([line.get_linewidth() for line in dynamics]) < 0)
 
@@ -220,17 +221,17 @@ def test_lines_of_equal_zero_shot_accuracy_fill_each_others_gaps():
 
 def test_a_row_of_pictures_keeps_its_lines_and_frames_what_is_right():
     picture = np.zeros((4, 4, 3), dtype=np.uint8)
-    tiles = [plots.Tile(picture, "one\ntwo", right) for right in (False, True)]
-    _, wrong, right = plots.picture_rows([("row", tiles)]).axes
+    tiles = [paper_plots.Tile(picture, "one\ntwo", right) for right in (False, True)]
+    _, wrong, right = paper_plots.picture_rows([("row", tiles)]).axes
     assert wrong.get_xlabel() == "one\ntwo"
     assert [axis.spines["left"].get_visible() for axis in (wrong, right)] == [False, True]
 
 
 def test_no_word_of_a_row_of_pictures_is_cut_or_lies_on_a_picture():
     picture, long = np.zeros((4, 4, 3), dtype=np.uint8), "mathematical bold fraktur capital y and words " * 4
-    rows = [("a title of several words", [plots.Tile(picture, words, True) for words in (long, "short")])] * 3
+    rows = [("a title of several words", [paper_plots.Tile(picture, words, True) for words in (long, "short")])] * 3
     for heading in ("", "query: " + long):
-        figure = plots.picture_rows(rows, heading=heading)
+        figure = paper_plots.picture_rows(rows, heading=heading)
         FigureCanvasAgg(figure).draw()
         page = figure.bbox
         pictures = [axis.get_window_extent() for axis in figure.axes if axis.images]

@@ -279,25 +279,3 @@ def test_bad_input_of_classify(recollect, trained, shapes, kept, words, message,
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-def test_analyse_span_measures_energy_outside_the_captions(recollect, trained, shapes, pairs, tmp_path):
-    recollect(
-        "analyse",
-        "span",
-        *trained,
-        "--captions",
-        pairs,
-        "--data",
-        shapes,
-        "--out",
-        tmp_path / "span.json",
-        "--share",
-        1,
-    )
-    rows = json.loads((tmp_path / "span.json").read_text())
-    assert [row["model"][:-9] for row in rows] == ["/".join(model.parts[-2:]) for model in trained]
-    for row in rows:
-        assert 1 <= row["rank"] <= 3  # three captions span at most two directions around their mean
-        assert 0.5 < row["outside"][shapes.name] < 1
-    assert recollect("analyse", "span", trained[0], check=False).returncode == 2

@@ -17,8 +17,6 @@ COMMANDS = [
     f"embed NO/MODEL --data none.parquet --out {NOWHERE}",
     f"evaluate zero-shot NO/MODEL --data latents:classes --out {NOWHERE}",
     f"evaluate zero-shot NO/MODEL --data latents:classes --cache {NOWHERE}",
-    f"analyse span NO/MODEL --captions none.txt --data none.parquet --out {NOWHERE}.json",
-    f"analyse attention NO/MODEL --out {NOWHERE}.png",
     f"export NO/MODEL --out {NOWHERE}",
 ]
 

@@ -27,7 +27,6 @@ from recollect.data.sources.columns import Columns
 from recollect.data.sources.derived import Subset, corpus
 from recollect.data.sources.generated import is_generated
 from recollect.data.sources.images import note
-from recollect.evaluation.analysis import SpanEncoder, text_span
 from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.few_shot import few_shot
 from recollect.evaluation.probe import linear_probe
@@ -42,6 +41,7 @@ from recollect.evaluation.zero_shot import zero_shot
 from recollect.models import load_model
 from recollect.training.loop import train
 from recollect.training.options import Recipe
+from recollect_papers.analyse.energy import SpanEncoder, text_span
 from recollect_papers.stems import SharedStem
 from recollect_papers.store import as_written, content, content_key, file_content, finish, finished
 

@@ -42,11 +42,6 @@ COMMANDS: dict[str, Command] = {
         "recollect.cli.evaluate:Multilabel", "pictures of several classes: mean average precision"
     ),
     "evaluate probe": Command("recollect.cli.evaluate:Probe", "logistic regression on frozen image embeddings"),
-    "analyse span": Command("recollect.cli.analyse:Span", "how much of the image embeddings no caption speaks of"),
-    "analyse attention": Command("recollect.cli.analyse:Attention", "where a text's embedding looks, with each prefix"),
-    "analyse embeddings": Command(
-        "recollect.cli.analyse:Embeddings", "t-SNE maps of class prompts, captions and images"
-    ),
     "search": Command("recollect.cli.search:Search", "pictures of an index by words, pictures or both"),
     "caption": Command("recollect.cli.caption:Caption", "describe the pictures of an index, once, by a model"),
     "classify": Command(

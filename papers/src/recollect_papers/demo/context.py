@@ -12,14 +12,15 @@ from torch import Tensor
 from recollect.classifiers.heads.methods import PAPER_METHODS
 from recollect.core.nearest import exact_neighbours
 from recollect.evaluation.reports import plots
-from recollect.evaluation.reports.page import ReportPage
 from recollect.evaluation.results import Result, Summary
 from recollect.evaluation.tables import mean_over_tasks, over_seeds, paired_gain
 from recollect.models import load_model
 from recollect.objectives import ContextOptions
 from recollect.training.options import Recipe
 from recollect.training.recipes import RECIPES, with_context
+from recollect_papers import plots as paper_plots
 from recollect_papers.demo import DemoScale
+from recollect_papers.demo.report_page import ReportPage
 from recollect_papers.runs import Job, StudyEvaluation, frames, metrics, with_seeds
 from recollect_papers.worlds.glyph_sources import GlyphCaptions
 from recollect_papers.worlds.glyphs import GlyphWorld
@@ -192,7 +193,7 @@ def section(page: ReportPage, world: DemoWorld, found: DemoFindings, jobs: Seque
     )
     pairs = {name: (name, SIGLIP) for name in models if name != SIGLIP}
     page.figure(
-        plots.gain_per_classifier(found.few, pairs, PAPER_METHODS, found.shots, _COLOURS),
+        paper_plots.gain_per_classifier(found.few, pairs, PAPER_METHODS, found.shots, _COLOURS),
         f"Gain over SigLIP with {found.shots} examples a class, for each of the paper's six classifiers.",
     )
     rows = []
@@ -207,7 +208,7 @@ def section(page: ReportPage, world: DemoWorld, found: DemoFindings, jobs: Seque
     if world.span:
         _neighbours(page, {name: first[name] for name in world.recipes}, out)
     logs = {name: metrics(job, out) for name, job in first.items()}
-    page.figure(plots.training_dynamics(logs, _COLOURS), f"Training, of seed 0. {_emergence(logs)}")
+    page.figure(paper_plots.training_dynamics(logs, _COLOURS), f"Training, of seed 0. {_emergence(logs)}")
 
 
 def _emergence(logs: Mapping[str, pd.DataFrame]) -> str:
@@ -223,8 +224,8 @@ def _emergence(logs: Mapping[str, pd.DataFrame]) -> str:
 
 def _samples(page: ReportPage) -> None:
     images, texts, _ = GlyphCaptions(GlyphWorld()).batch(np.arange(8), 0)
-    tiles = [plots.Tile(image, text) for image, text in zip(_pictures(images), texts, strict=True)]
-    page.figure(plots.picture_rows([("what training reads", tiles)]), "Pictures with one of their captions.")
+    tiles = [paper_plots.Tile(image, text) for image, text in zip(_pictures(images), texts, strict=True)]
+    page.figure(paper_plots.picture_rows([("what training reads", tiles)]), "Pictures with one of their captions.")
 
 
 def _pictures(images: Tensor) -> list[np.ndarray]:
@@ -250,12 +251,12 @@ def _neighbours(page: ReportPage, jobs: Mapping[str, Job], out: Path) -> None:
     for row in _ASKED:
         for name in jobs:
             tiles = [
-                plots.Tile(pictures[each], texts[each], bool(scripts[each] == scripts[row]))
+                paper_plots.Tile(pictures[each], texts[each], bool(scripts[each] == scripts[row]))
                 for each in nearest[name][row]
             ]
-            rows.append((f"nearest by {name}", [plots.Tile(pictures[row], f"ASKED: {texts[row]}"), *tiles]))
+            rows.append((f"nearest by {name}", [paper_plots.Tile(pictures[row], f"ASKED: {texts[row]}"), *tiles]))
     page.figure(
-        plots.picture_rows(rows, [_COLOURS[name] for _ in _ASKED for name in jobs]),
+        paper_plots.picture_rows(rows, [_COLOURS[name] for _ in _ASKED for name in jobs]),
         "Two pictures (left) and the five that each model holds to be most similar, out of a thousand that were not "
         "trained on; a green frame marks the same script. Of all thousand pictures' five nearest are of the same "
         f"script: {' and '.join(shares)}. In training with context, what such neighbours say must fit the picture's "

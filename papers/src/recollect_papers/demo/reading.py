@@ -16,11 +16,6 @@ from recollect.efsa.corruption import CaptionCorruption, content_words, reword
 from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.rerank import EpisodeReranker
 from recollect.evaluation.features import class_prompts, class_text_features
-from recollect.evaluation.language import in_plane
-from recollect.evaluation.reports import plots
-from recollect.evaluation.reports.maps import clouds
-from recollect.evaluation.reports.page import ReportPage
-from recollect.evaluation.reports.panels import APART, prefixes_panel
 from recollect.evaluation.results import Result
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.tasks.opening import Selection, open_tasks
@@ -32,7 +27,12 @@ from recollect.reco.block import FusionModule, FusionSettings
 from recollect.reco.encoder import Mode, RetrievalEnhancedEncoder
 from recollect.training.options import Data, Model, ObjectiveOptions
 from recollect.training.recipes import RECIPES
+from recollect_papers import plots as paper_plots
+from recollect_papers.analyse.language import in_plane
+from recollect_papers.analyse.maps import clouds
+from recollect_papers.analyse.panels import APART, prefixes_panel
 from recollect_papers.demo import DemoScale
+from recollect_papers.demo.report_page import ReportPage
 from recollect_papers.reco.glyphs import ADDRESS, GlyphPairs, glyph_pool, glyph_tasks, memory_sources
 from recollect_papers.runs import Job, StudyEvaluation, run
 
@@ -300,13 +300,13 @@ def _neighbours(
     lines = []
     for image, row, alone, helped, ids in zip(images, rows, *names, found, strict=True):
         name = task.class_names[task.query.labels[row]]
-        tiles = [plots.Tile(np.asarray(image), f"ASKED\nalone: {alone}\nwith the memory: {helped}")]
+        tiles = [paper_plots.Tile(np.asarray(image), f"ASKED\nalone: {alone}\nwith the memory: {helped}")]
         items = index.pictures([str(id) for id in ids])
         tiles += [
-            plots.Tile(np.asarray(item.open()), item.caption, item.metadata.get("name") == name) for item in items
+            paper_plots.Tile(np.asarray(item.open()), item.caption, item.metadata.get("name") == name) for item in items
         ]
         lines.append((name, tiles))
-    return plots.picture_rows(lines)
+    return paper_plots.picture_rows(lines)
 
 
 # --- Search -----------------------------------------------------------------------------------------------------------
@@ -380,11 +380,11 @@ def _ranking(result: Hits, true: set[str], shown: int = 6) -> Figure:
     rows = [
         (
             when,
-            [plots.Tile(np.asarray(hit.open()), hit.caption, hit.id in true) for _, hit in row[:shown]],
+            [paper_plots.Tile(np.asarray(hit.open()), hit.caption, hit.id in true) for _, hit in row[:shown]],
         )
         for when, row in (("before the episode", before), ("after it", hits))
     ]
-    return plots.picture_rows(rows, heading=f"query: “{result.query}”")
+    return paper_plots.picture_rows(rows, heading=f"query: “{result.query}”")
 
 
 # --- The page ---------------------------------------------------------------------------------------------------------

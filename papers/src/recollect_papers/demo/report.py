@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from recollect.core.files import write_json
-from recollect.evaluation.reports.page import ReportPage
 from recollect.evaluation.results import Result
 from recollect_papers.demo import DemoScale, context, reading
 from recollect_papers.demo.context import DemoFindings, DemoWorld, conclusions, worlds
 from recollect_papers.demo.reading import Readings, readings
+from recollect_papers.demo.report_page import ReportPage
 from recollect_papers.runs import Job, run
 
 PAPERS = (

@@ -14,6 +14,7 @@ from recollect.evaluation.reports import plots
 from recollect.evaluation.tables import gain_by_examples, log_linear_fit
 from recollect.evaluation.tables import sample_efficiency as efficiency
 from recollect.training.options import Model
+from recollect_papers import plots as paper_plots
 from recollect_papers.engine import Column, FigureStudy, Formed, Row, TableForm, papers_words
 from recollect_papers.lixp.world import (
     WORLDS_BY_SCALE,
@@ -119,7 +120,7 @@ def _draw_3(found: Measurements) -> Figure:
     plain, context = found.context["pair"]
     pairs, colours = {"SigLIxP": (context, plain)}, {"SigLIxP": plots.LINE_COLOURS[1]}  # as in Figure 1
     few, _ = _frames(found)
-    return plots.gain_per_classifier(few, pairs, found.context["methods"], found.context["shots"], colours)
+    return paper_plots.gain_per_classifier(few, pairs, found.context["methods"], found.context["shots"], colours)
 
 
 def _form_3(found: Measurements) -> Formed:
@@ -252,7 +253,7 @@ def _logs(found: Measurements) -> Mapping[str, pd.DataFrame]:
 
 
 def _draw_6(found: Measurements) -> Figure:
-    return plots.training_dynamics(_logs(found))
+    return paper_plots.training_dynamics(_logs(found))
 
 
 def _form_6(found: Measurements) -> Formed:

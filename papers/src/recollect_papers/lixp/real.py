@@ -22,7 +22,6 @@ from recollect.core.types import Encoder
 from recollect.data.sources import open_source
 from recollect.data.sources.derived import corpus
 from recollect.data.sources.images import note
-from recollect.evaluation.analysis import SpanEncoder, energy_outside, energy_split, text_span
 from recollect.evaluation.features import Features, image_features
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.reports.plots import save_figure
@@ -35,6 +34,7 @@ from recollect.models import DualEncoder, load_model
 from recollect.training.locked import lock_source
 from recollect.training.locked_towers import FeatureEncoder
 from recollect.training.options import Data, Recipe
+from recollect_papers.analyse.energy import SpanEncoder, energy_outside, energy_split, text_span
 from recollect_papers.lixp.real_arms import Arm, arms
 from recollect_papers.lixp.real_effects import gain_figure, points
 from recollect_papers.lixp.real_records import runs_of

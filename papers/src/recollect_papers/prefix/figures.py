@@ -13,9 +13,13 @@ from recollect.data.sources import open_source
 from recollect.data.sources.derived import Subset
 from recollect.data.sources.generated import is_generated
 from recollect.evaluation.features import class_prompts
-from recollect.evaluation.language import attention_map, in_plane, own_prefixes, reading_name
-from recollect.evaluation.reports.maps import attention_figure, clouds
-from recollect.evaluation.reports.panels import (
+from recollect.evaluation.reports.plots import save_figure
+from recollect.evaluation.tasks.classification import ClassificationTask, keep_classes
+from recollect.evaluation.tasks.opening import Selection, open_tasks
+from recollect.models import load_model
+from recollect_papers.analyse.language import attention_map, in_plane, own_prefixes, reading_name
+from recollect_papers.analyse.maps import attention_figure, clouds
+from recollect_papers.analyse.panels import (
     Measured,
     Panel,
     captions_panel,
@@ -23,10 +27,6 @@ from recollect.evaluation.reports.panels import (
     images_panel,
     prefixes_panel,
 )
-from recollect.evaluation.reports.plots import save_figure
-from recollect.evaluation.tasks.classification import ClassificationTask, keep_classes
-from recollect.evaluation.tasks.opening import Selection, open_tasks
-from recollect.models import load_model
 from recollect_papers.engine import papers_words
 from recollect_papers.prefix.world import WORLDS_BY_SCALE, PrefixArm, figures, job_of, prefix_world
 from recollect_papers.study import StudyOptions, StudyReport, StudyTable

@@ -1,12 +1,9 @@
 """Figures as pure functions of tables; each returns a matplotlib figure and leaves saving to the caller."""
 
-import base64
-import io
 import itertools
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
@@ -16,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from recollect.core.files import atomic_path
-from recollect.evaluation.tables import gain_by_examples, log_linear_fit, mean_over_tasks, over_seeds, paired_gain
+from recollect.evaluation.tables import gain_by_examples, log_linear_fit, mean_over_tasks
 
 # Colours that stay apart for colour-blind readers (Okabe and Ito, 2008), in the order they are used.
 LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C8C")
@@ -64,13 +61,6 @@ def save_figure(figure: Figure, path: str | Path) -> None:
     """Write a figure as PNG, PDF or SVG, by the file's ending; atomic."""
     with atomic_path(path) as temporary:
         figure.savefig(temporary, format=Path(path).suffix.lstrip(".") or "png")
-
-
-def inline_png(figure: Figure) -> str:
-    """The figure as a data URL, for pages that are one file."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def colours_of(names: Sequence[str], colours: Mapping[str, str] | None) -> dict[str, str]:
@@ -127,51 +117,8 @@ def few_shot_curves(
     for axis in axes[:, 0]:
         axis.set_ylabel("accuracy (%)")
     dashed = "; level dashes: zero-shot" if zero_shot else ""
-    say_beneath(figure, f"{_sets_of(frame)}{dashed}; {_seeds_of(frame, 'bars: std over {} training seeds')}")
+    say_beneath(figure, f"{sets_of(frame)}{dashed}; {seeds_of(frame, 'bars: std over {} training seeds')}")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=len(models), frameon=False)
-    return figure
-
-
-def gain_per_classifier(
-    frame: pd.DataFrame,
-    pairs: Mapping[str, tuple[str, str]],
-    methods: Sequence[str],
-    shots: int,
-    colours: Mapping[str, str] | None = None,
-) -> Figure:
-    """Bars of the gain over the baseline for each classifier (LIxP, Fig. 3), error bars over paired seeds.
-
-    Args:
-        pairs: for each legend entry, the model and its baseline.
-        colours: by legend entry; by order where one has none.
-    """
-    shown = colours_of(list(pairs), colours)
-    figure, axes = new_figure(width=1.4 + 0.95 * len(methods), height=3.0)
-    axis = axes[0, 0]
-    chosen = frame[frame["shots"] == shots]
-    places = np.arange(len(methods))
-    width = 0.8 / len(pairs)
-    for index, (label, (model, baseline)) in enumerate(pairs.items()):
-        gains = [
-            over_seeds(paired_gain(chosen[chosen["method"] == method], model, baseline, ["method"]))
-            for method in methods
-        ]
-        bars = axis.bar(
-            places + (index - (len(pairs) - 1) / 2) * width,
-            [gain.mean for gain in gains],
-            width * 0.92,
-            yerr=[np.nan_to_num(gain.std) for gain in gains],
-            color=shown[label],
-            capsize=2,
-            label=label,
-        )
-        axis.bar_label(bars, [f"{gain.mean:+.1f}" for gain in gains], fontsize=7, padding=2)
-    axis.axhline(0, color="0.3", linewidth=0.8)
-    axis.set_xticks(places, [METHOD_NAMES.get(method, method) for method in methods])
-    axis.set_ylabel(f"gain at {shots} shots (points)")
-    axis.margins(y=0.15)
-    say_beneath(figure, f"{_sets_of(chosen)}; {_seeds_of(chosen, 'whiskers: std over {} training seeds, paired')}")
-    figure.legend(loc="outside upper right", ncols=len(pairs), frameon=False)
     return figure
 
 
@@ -189,7 +136,7 @@ def gain_per_data_set(frame: pd.DataFrame, model: str, baseline: str, method: st
     axis.set_xticks(range(len(gains)), list(gains.index), rotation=60, ha="right", fontsize=7)
     axis.set_ylabel(f"{METHOD_NAMES.get(method, method)}, {shots} shots:\ngain (points)")
     axis.set_title(_wrapped_to(f"{model} minus {baseline}", figure), fontsize=8)
-    say_beneath(figure, _seeds_of(chosen, "mean of {} training seeds"))
+    say_beneath(figure, seeds_of(chosen, "mean of {} training seeds"))
     return figure
 
 
@@ -238,7 +185,7 @@ def _apart(across: pd.Series, up: pd.Series) -> list[float]:
     return heights
 
 
-def _seeds_of(frame: pd.DataFrame, words: str) -> str:
+def seeds_of(frame: pd.DataFrame, words: str) -> str:
     """How many training seeds a figure rests on: ``words`` with their number, or that it is one."""
     count = frame["training_seed"].nunique()
     return "one training seed" if count == 1 else words.format(count)
@@ -256,7 +203,7 @@ def say_beneath(figure: Figure, words: str) -> None:
     figure.supxlabel(lines, fontsize=7, color="0.35")
 
 
-def _sets_of(frame: pd.DataFrame) -> str:
+def sets_of(frame: pd.DataFrame) -> str:
     """Which sets a mean is over; what all names begin with stands once."""
     names = [str(name) for name in dict.fromkeys(frame["data"])]
     if len(names) == 1:
@@ -270,99 +217,3 @@ def _sets_of(frame: pd.DataFrame) -> str:
 def _wrapped_to(words: str, figure: Figure) -> str:
     """Lines that a figure is wide enough for, at the size of a note."""
     return textwrap.fill(words, int(16 * figure.get_figwidth()), break_on_hyphens=False)
-
-
-def training_dynamics(metrics: Mapping[str, pd.DataFrame], colours: Mapping[str, str] | None = None) -> Figure:
-    """Base loss, context loss, context temperature and effective neighbours over training (LIxP, Fig. 6).
-
-    Args:
-        metrics: for each run, its ``metrics.jsonl`` as a frame.
-        colours: by run; by order where one has none.
-    """
-    shown = colours_of(list(metrics), colours)
-    panels = {
-        "base_loss": "base loss",
-        "context_loss": "context loss",
-        "tau_context": r"$\tau_{ctx}$",
-        "effective_neighbours": "effective neighbours",
-    }
-    figure, axes = new_figure(columns=len(panels), width=3.0, height=2.6)
-    for axis, (column, title) in zip(axes[0], panels.items(), strict=True):
-        for place, (name, frame) in enumerate(metrics.items()):
-            if column in frame and frame[column].notna().any():
-                # Each later line is thinner and broken otherwise: what lies on another leaves it to be seen.
-                width, dash = max(1.0, 3.2 - 1.1 * place), DASHES[place % len(DASHES)]
-                axis.plot(frame["step"], frame[column], color=shown[name], label=name, linewidth=width, linestyle=dash)
-        axis.set_title(title)
-        axis.set_xlabel("step")
-        if column in {"tau_context", "effective_neighbours"}:
-            axis.set_yscale("log")
-    handles = {label: line for axis in axes[0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles, loc="outside upper right", ncols=min(4, len(handles)), frameon=False)
-    return figure
-
-
-@dataclass(frozen=True)
-class Tile:
-    """One picture of a row.
-
-    Attributes:
-        image: (height, width, 3), uint8.
-        words: beneath it.
-        right: draws a frame: green for what was looked for, none otherwise.
-    """
-
-    image: np.ndarray
-    words: str
-    right: bool = False
-
-
-RIGHT = "#009E73"
-
-
-_PICTURE, _GAP, _TITLES = 1.14, 0.11, 1.35  # inches
-_LINE, _HEADING_LINE = 0.115, 0.18  # of words beneath a picture, and above all of them
-
-
-def picture_rows(rows: Sequence[tuple[str, Sequence[Tile]]], colours: Sequence[str] = (), heading: str = "") -> Figure:
-    """Rows of pictures with words beneath them, each row with its title at the left.
-
-    Every place is computed from the number of lines: matplotlib's layouts make no room for words of a picture whose
-    sides they keep equal, and cut the last ones.
-
-    Args:
-        rows: title and pictures; a row may be shorter than the others.
-        colours: of the titles; black by default.
-        heading: above all rows.
-    """
-    columns = max(len(tiles) for _, tiles in rows)
-    words = [[_wrapped(tile.words) for tile in tiles] for _, tiles in rows]
-    beneath = [0.06 + _LINE * max(text.count("\n") + 1 for text in line) for line in words]
-    width = _TITLES + columns * (_PICTURE + _GAP)
-    above = textwrap.wrap(heading, round(12 * width))
-    top = _GAP + _HEADING_LINE * len(above)
-    height = top + sum(_PICTURE + _GAP + each for each in beneath)
-    figure = Figure(figsize=(width, height), dpi=150)
-    if above:
-        figure.text(0.5, 1 - 0.5 * _GAP / height, "\n".join(above), ha="center", va="top", fontsize=9)
-    for number, (title, tiles) in enumerate(rows):
-        floor = (height - top - _PICTURE) / height
-        label = figure.add_axes((0.05 / width, floor, (_TITLES - 0.1) / width, _PICTURE / height))
-        label.axis("off")
-        colour = colours[number] if colours else "black"
-        label.text(0.0, 0.55, textwrap.fill(title, 18), va="center", fontsize=8, color=colour, weight="bold")
-        for place, (tile, text) in enumerate(zip(tiles, words[number], strict=True)):
-            left = (_TITLES + place * (_PICTURE + _GAP)) / width
-            axis = figure.add_axes((left, floor, _PICTURE / width, _PICTURE / height))
-            axis.imshow(tile.image, interpolation="nearest")
-            axis.set_xticks([])
-            axis.set_yticks([])
-            axis.spines[:].set_visible(tile.right)
-            axis.spines[:].set(color=RIGHT, linewidth=3)
-            axis.set_xlabel(text, fontsize=6.5, labelpad=3)
-        top += _PICTURE + _GAP + beneath[number]
-    return figure
-
-
-def _wrapped(words: str) -> str:
-    return "\n".join(textwrap.fill(line, 22) for line in words.splitlines())

@@ -1,4 +1,4 @@
-"""``recollect analyse attention|embeddings``: what a prefix does to a text, as figures a paper could print."""
+"""``recollect-papers analyse attention|embeddings``: what a prefix does to a text, as figures a paper could print."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
-from recollect.cli.analyse import Attention, Embeddings, PrefixName
 from recollect.cli.split import split_for
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable, write_json
@@ -19,9 +18,14 @@ from recollect.data.sources import open_source
 from recollect.data.sources.derived import Subset
 from recollect.data.sources.generated import is_generated
 from recollect.evaluation.features import class_prompts
-from recollect.evaluation.language import AttentionMap, attention_map, in_plane, own_prefixes, reading_name
-from recollect.evaluation.reports.maps import attention_figure, clouds
-from recollect.evaluation.reports.panels import (
+from recollect.evaluation.reports.plots import save_figure
+from recollect.evaluation.tasks.classification import ClassificationTask, Division, keep_classes
+from recollect.evaluation.tasks.opening import Selection, open_tasks
+from recollect.models import load_model
+from recollect_papers.analyse.commands import Attention, Embeddings, PrefixName
+from recollect_papers.analyse.language import AttentionMap, attention_map, in_plane, own_prefixes, reading_name
+from recollect_papers.analyse.maps import attention_figure, clouds
+from recollect_papers.analyse.panels import (
     Measured,
     Panel,
     captions_panel,
@@ -29,10 +33,6 @@ from recollect.evaluation.reports.panels import (
     images_panel,
     prefixes_panel,
 )
-from recollect.evaluation.reports.plots import save_figure
-from recollect.evaluation.tasks.classification import ClassificationTask, Division, keep_classes
-from recollect.evaluation.tasks.opening import Selection, open_tasks
-from recollect.models import load_model
 
 FIGURE_ENDINGS = (".png", ".pdf", ".svg")
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from recollect.core.types import Encoder, Kind, Source
 from recollect.evaluation.features import image_features
-from recollect.evaluation.language import (
+from recollect_papers.analyse.language import (
     PREFIX_NAMES,
     UNCONDITIONAL,
     own_prefixes,
@@ -16,7 +16,7 @@ from recollect.evaluation.language import (
     scatter,
     told_apart,
 )
-from recollect.evaluation.reports.maps import Cloud
+from recollect_papers.analyse.maps import Cloud
 
 Plane = Callable[[np.ndarray], np.ndarray]
 """From embeddings (n, width) to the plane (n, 2)."""

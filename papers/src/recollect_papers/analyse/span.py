@@ -1,8 +1,7 @@
-"""``recollect analyse span``: how much of the image embeddings no caption describes."""
+"""``recollect-papers analyse span``: how much of the image embeddings no caption describes."""
 
 from rich.table import Table
 
-from recollect.cli.analyse import Span
 from recollect.cli.split import split_for
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable, write_json
@@ -10,9 +9,10 @@ from recollect.core.places import model_name, public_names
 from recollect.core.progress import output
 from recollect.data.sources import open_source
 from recollect.data.sources.derived import corpus
-from recollect.evaluation.analysis import energy_outside, text_span
 from recollect.evaluation.features import image_features
 from recollect.models import load_model
+from recollect_papers.analyse.commands import Span
+from recollect_papers.analyse.energy import energy_outside, text_span
 
 MAX_CAPTIONS = 2000
 

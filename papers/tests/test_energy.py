@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.core.types import EncoderBase
-from recollect.evaluation.analysis import SpanEncoder, energy_outside, energy_split, text_span
+from recollect_papers.analyse.energy import SpanEncoder, energy_outside, energy_split, text_span
 
 
 class Fixed(EncoderBase):

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from recollect.core.files import write_text
 from recollect.core.templates import render
-from recollect.evaluation.reports.plots import inline_png
+from recollect_papers.plots import inline_png
 
 _PIXELS_PER_INCH = 100  # of a figure on the page; its file has half as many again, for screens that show them
 
@@ -44,7 +44,7 @@ class ReportPage:
 
     def html(self) -> str:
         """The whole page."""
-        return render(Path(__file__).with_name("page.html"), title=self.title, parts=self.parts)
+        return render(Path(__file__).with_name("report_page.html"), title=self.title, parts=self.parts)
 
     def save(self, path: str | Path) -> None:
         """Write the page, atomically."""

@@ -1,4 +1,4 @@
-"""``recollect analyse``: how a model's embeddings use their space, and what a prefix does to a text."""
+"""``recollect-papers analyse``: how a model's embeddings use their space, and what a prefix does to a text."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ class Span:
     out: Path | None = None
     """A JSON file for the figures."""
 
-    run = run_by("recollect.cli.analyse_span:run_span")
+    run = run_by("recollect_papers.analyse.span:run_span")
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Attention:
     json: Path | None = None
     """A JSON file for the weights."""
 
-    run = run_by("recollect.cli.analyse_texts:run_attention")
+    run = run_by("recollect_papers.analyse.texts:run_attention")
 
 
 @dataclass(frozen=True)
@@ -94,4 +94,4 @@ class Embeddings:
     json: Path | None = None
     """A JSON file for the figures of the table."""
 
-    run = run_by("recollect.cli.analyse_texts:run_embeddings")
+    run = run_by("recollect_papers.analyse.texts:run_embeddings")

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from recollect.core.errors import UserError
-from recollect.evaluation.language import _word_of, attention_map, in_plane, own_prefixes, scatter, told_apart
-from recollect.evaluation.reports.maps import Cloud, attention_figure, clouds
 from recollect.evaluation.reports.plots import save_figure
 from recollect.models import build_model
+from recollect_papers.analyse.language import _word_of, attention_map, in_plane, own_prefixes, scatter, told_apart
+from recollect_papers.analyse.maps import Cloud, attention_figure, clouds
 
 TEXTS = ["a photo of a red house", "a drawing of an airplane", "some captions about two dogs"]
 

@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recollect.evaluation.language import AttentionMap
 from recollect.evaluation.reports.plots import LINE_COLOURS, new_figure
+from recollect_papers.analyse.language import AttentionMap
 
 _LONGEST_WORD = 16
 
