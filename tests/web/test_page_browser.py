@@ -149,6 +149,7 @@ def test_two_tabs_show_the_same_marks_and_pictures(browser, page):
     one.tab.keyboard.press("End")
     one.wait("document.querySelector('.tile.focus .caption')?.textContent > ''")
     two.tab.click("#classes [aria-label='Remove reds']")
+    two.tab.click(".question .main")
     two.wait("!document.querySelector('#classes li')")
     one.tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     one.wait("document.querySelector('#about').hidden")

@@ -104,6 +104,7 @@ def test_with_nine_marks_nothing_is_reported_as_a_percentage(page):
     assert answer["held_out"] == {"examples": 9}
     assert {tuple(tile["possible"]) for tile in answer["tiles"]} == {()}, "and no class is ruled out"
     assert {tile["says"] for tile in answer["tiles"]} >= {"red", "green", "blue"}
+    assert {tile["p"] for tile in answer["tiles"]} == {None}
     summary = page.call("/api/classes/1")[1]["summary"]
     assert not (summary.get("cut") or {}).get("precision")
 
@@ -114,6 +115,7 @@ def test_everything_is_sorted_with_what_cannot_be_ruled_out(page, monkeypatch):
     assert sum(each["pictures"] for each in answer["classes"]) + answer["none"] == 60
     assert answer["held_out"]["accuracy"] == 1.0
     tiles = answer["tiles"]
+    assert None not in {tile["says"] for tile in tiles}, "doubt is about which label fits, not about whether one does"
     assert [tile["p"] for tile in tiles] == sorted(tile["p"] for tile in tiles), "least certain first"
     right = [tile["says"] in (tile["id"].split("/")[0], None) for tile in tiles]
     assert np.mean(right) > 0.95
@@ -142,6 +144,20 @@ def test_a_picture_unlike_every_example_fits_no_label(tmp_path):
     assert [tile["id"] for tile in answer["tiles"][:2]] == ["odd/1", "odd/2"], "least like any example first"
     assert all(tile["says"] is None for tile in answer["tiles"])
     assert answer["total"] == answer["none"] < 10
+
+
+def test_the_panel_and_the_sorted_view_count_the_same_pictures(page):
+    teach(page, 24)
+    for key, others in ((1, ("green/1.png", "blue/2.png", "green/25.png")), (2, ("red/0.png", "blue/5.png"))):
+        assert page.call(f"/api/classes/{key}/marks", {"ids": list(others), "mark": -1})[0] == 200
+    answer = page.list(order="sorted")
+    counts = {each["name"]: each["pictures"] for each in answer["classes"]}
+    for key, name in ((1, "red"), (2, "green")):
+        assert counts[name] == page.call(f"/api/classes/{key}")[1]["summary"]["cut"]["above"]
+        sorted_p = {tile["id"]: tile["p"] for tile in page.list(order="sorted", show=f"class:{name}")["tiles"]}
+        panel_p = {tile["id"]: tile["p"] for tile in page.list(order="likely", label=key)["tiles"]}
+        assert len(sorted_p) == counts[name]
+        assert sorted_p == {id: panel_p[id] for id in sorted_p}
 
 
 def test_without_two_kinds_nothing_is_sorted(shared_page):

@@ -24,6 +24,7 @@ STATIC = (
     "address.js",
     "api.js",
     "grid.js",
+    "dialogs.js",
     "search.js",
     "classes.js",
     "map.js",
@@ -248,22 +249,25 @@ def _overviews(app: FastAPI, session: Session) -> None:
 def _labelling(app: FastAPI, session: Session) -> None:
     teacher, labels = session.teacher, session.labels
 
+    def state() -> dict[str, Any]:
+        return {"revision": labels.revision, **labels.pending()}
+
     @app.get("/api/classes")
     def every() -> dict[str, Any]:
         found = []
         for each in list(labels.classes.values()):
             yes, no = teacher.counts(each)
             found.append({"class": each.key, "name": each.name, "text": each.text, "yes": yes, "no": no})
-        return {"classes": found, "revision": labels.revision}
+        return {"classes": found, **state()}
 
     @app.post("/api/classes")
     def create(body: LabelBody) -> dict[str, Any]:
-        return {"class": teacher.create(body.name, body.text).key, "revision": labels.revision}
+        return {"class": teacher.create(body.name, body.text).key, **state()}
 
     @app.delete("/api/classes/{key}")
     def drop(key: int) -> dict[str, Any]:
         teacher.drop(key)
-        return {"revision": labels.revision}
+        return state()
 
     @app.get("/api/classes/{key}")
     def summary(key: int, where: _Filter = None) -> dict[str, Any]:
@@ -275,16 +279,16 @@ def _labelling(app: FastAPI, session: Session) -> None:
             session.selection(body.listing.where)  # a wrong filter is reported before anything is marked
         teacher.mark(key, body.ids, body.mark)
         where = body.listing.where if body.listing is not None else None
-        answer = {"summary": teacher.summary(key, session.selection(where)), "revision": labels.revision}
+        answer = {"summary": teacher.summary(key, session.selection(where)), **state()}
         return answer | ({"listing": body.listing.answer(session)} if body.listing is not None else {})
 
     @app.post("/api/undo")
     def undo() -> dict[str, Any]:
-        return {"undone": teacher.undo(), "revision": labels.revision}
+        return {"undone": teacher.undo(), **state()}
 
     @app.post("/api/redo")
     def redo() -> dict[str, Any]:
-        return {"redone": teacher.redo(), "revision": labels.revision}
+        return {"redone": teacher.redo(), **state()}
 
 
 def _saving(app: FastAPI, session: Session) -> None:

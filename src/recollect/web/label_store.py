@@ -165,6 +165,19 @@ class LabelStore:
             write({"do": "redo", "of": self._undone[-1]})
             return self._entries[self._done[-1]]
 
+    def pending(self) -> dict[str, LabelEntry | None]:
+        """What `undo` and `redo` would change: the kind of change, its label's name, and its mark."""
+        with self._lock:
+            self._catch_up()
+            return {"undo": self._described(self._done), "redo": self._described(self._undone)}
+
+    def _described(self, entries: list[int]) -> LabelEntry | None:
+        if not entries:
+            return None
+        entry = self._entries[entries[-1]]
+        about = {"do": entry["do"], "class": entry["class"], "name": self._names.get(entry["class"], "")}
+        return about | ({"mark": entry["mark"], "pictures": len(entry["ids"])} if entry["do"] == "mark" else {})
+
     def get(self, key: int) -> ClickedClass:
         """A class.
 
@@ -273,6 +286,7 @@ class LabelStore:
         self._done: list[int] = []
         self._undone: list[int] = []
         self._classes: dict[int, ClickedClass] = {}
+        self._names: dict[int, str] = {}  # of removed classes as well
 
     def _get(self, key: int) -> ClickedClass:
         if key not in self._classes:
@@ -300,6 +314,7 @@ class LabelStore:
         key = entry["class"]
         if entry["do"] == "class":
             self._classes[key] = ClickedClass(key, entry["name"], entry["text"])
+            self._names[key] = entry["name"]
         elif entry["do"] == "drop":
             self._classes.pop(key, None)
         elif key in self._classes:

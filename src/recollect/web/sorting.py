@@ -28,23 +28,35 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class Sorted:
-    """Every picture by the classifier that the labels make.
+    """Every picture by label.
+
+    A label with a cut-off has the pictures above it, which are the likely matches that the panel counts; the classifier
+    decides about the others.
 
     Attributes:
         view: version of the index.
         revision: of the labels.
         classifier: as `Sorting.classifier` makes it.
-        best: index of the likeliest class of each row.
-        probability: of that class.
-        unknown: rows that are unlike every example.
+        members: whether each row has each label (rows, labels).
+        best: index of the likeliest label of each row, among those it has if any.
+        probability: of that label.
+        told: whether there are enough marks to report that probability.
+        certainty: probability by the classifier, which compares the labels with one another.
     """
 
     view: View
     revision: int
     classifier: Classifier
+    members: np.ndarray
     best: np.ndarray
     probability: np.ndarray
-    unknown: np.ndarray
+    told: np.ndarray
+    certainty: np.ndarray
+
+    @property
+    def unknown(self) -> np.ndarray:
+        """Rows that no label fits."""
+        return ~self.members.any(axis=1)
 
 
 class Sorting:
@@ -137,23 +149,29 @@ class Sorting:
                 if found is not None and (found.view, found.revision) == (view, revision):
                     return found
                 kept = self.classifier(view)
-            best, probability, unknown = [], [], []
-            for start in range(0, len(view.vectors), _AT_ONCE):
-                block = view.vectors[start : start + _AT_ONCE]
-                p = kept.predict_proba(block)
-                best.append(p.argmax(axis=1))
-                probability.append(p.max(axis=1))
-                unknown.append(kept.is_unknown(block))
-            parts = (np.concatenate(each) for each in (best, probability, unknown))
-            self._sorted = Sorted(view, revision, kept, *parts)
+                cuts = {each.name: taught.cut(ShownRows.all(view)) for each, taught in self.teacher.answers(view)}
+            blocks = [view.vectors[start : start + _AT_ONCE] for start in range(0, len(view.vectors), _AT_ONCE)]
+            p = np.concatenate([kept.predict_proba(block) for block in blocks])
+            best, certainty = p.argmax(axis=1), p.max(axis=1)
+            unknown = np.concatenate([kept.is_unknown(block) for block in blocks])
+            members = (best[:, None] == np.arange(len(kept.classes))) & ~unknown[:, None]
+            told = np.full(len(kept.classes), kept.enough_examples)
+            with_cut = {place: cut for place, name in enumerate(kept.classes) if (cut := cuts.get(name)) is not None}
+            if with_cut:
+                members &= ~np.any([cut.above for cut in with_cut.values()], axis=0)[:, None]
+            for place, cut in with_cut.items():
+                members[:, place], p[:, place], told[place] = cut.above, cut.probability, cut.enough_clicks
+            best = np.where(members.any(axis=1), np.where(members, p, -1).argmax(axis=1), best)
+            probability = p[np.arange(len(p)), best]
+            self._sorted = Sorted(view, revision, kept, members, best, probability, told[best], certainty)
             return self._sorted
 
     def ranked(self, show: str, shown: ShownRows) -> tuple[list[str], np.ndarray, dict[str, Any]]:
         """Ids and probabilities of a selection, and what is known about the classifier.
 
         Args:
-            show: ``doubtful``: all pictures, the least certain first; ``none``: those unlike every example;
-                ``class:NAME``: those of one class, the most certain first.
+            show: ``doubtful``: pictures that a label fits, those first that could as well have another label;
+                ``none``: those that no label fits; ``class:NAME``: those of one label, the most certain first.
 
         Raises:
             UserError: no such class, or as in `classifier`.
@@ -166,12 +184,13 @@ class Sorting:
             rows = rows[found.unknown[rows]]
             by = -found.classifier.unknown_rule.similarity(view.vectors[rows]) if len(rows) else found.probability[rows]
         elif show == "doubtful":
-            by = -by
+            rows = rows[~found.unknown[rows]]
+            by = -found.certainty[rows]
         else:
             name = show.removeprefix("class:")
             if name not in names:
                 raise UserError(f"no class {name!r}; there are {', '.join(names)}")
-            rows = rows[((found.best == names.index(name)) & ~found.unknown)[rows]]
+            rows = rows[found.members[rows, names.index(name)]]
             by = found.probability[rows]
         best = rows[best_first(by)]
         return [view.ids[row] for row in best.tolist()], found.probability[best], self._counts(found, shown.rows)
@@ -179,7 +198,7 @@ class Sorting:
     def _counts(self, found: Sorted, rows: np.ndarray) -> dict[str, Any]:
         """How many pictures each class has, and how far that can be trusted."""
         kept, unknown = found.classifier, found.unknown[rows]
-        known = np.bincount(found.best[rows][~unknown], minlength=len(kept.classes)).tolist()
+        known = found.members[rows].sum(axis=0).tolist()
         return {
             "classes": [{"name": name, "pictures": count} for name, count in zip(kept.classes, known, strict=True)],
             "none": int(unknown.sum()),
@@ -190,7 +209,8 @@ class Sorting:
         }
 
     def sorted_as(self, ids: Sequence[str], alpha: float = 0.1) -> dict[str, dict[str, Any]]:
-        """For each id its class (None where unknown), probability, and the classes that cannot be ruled out."""
+        """For each id its label (None where none fits), probability if there are enough marks to report one, and the
+        labels that cannot be ruled out."""
         found = self.sorted(self.library.view())
         names, row_of = found.classifier.classes, found.view.row_of
         here = [id for id in ids if id in row_of]
@@ -201,7 +221,7 @@ class Sorting:
         return {
             id: {
                 "says": None if found.unknown[row] else names[found.best[row]],
-                "p": float(found.probability[row]),
+                "p": float(found.probability[row]) if found.told[row] else None,
                 "possible": [] if possible is None else [names[c] for c in np.flatnonzero(possible[place])],
             }
             for place, (id, row) in enumerate(zip(here, rows, strict=True))

@@ -37,6 +37,11 @@ class ShownRows:
     rows: np.ndarray
     where: str = ""
 
+    @classmethod
+    def all(cls, view: View) -> "ShownRows":
+        """Every row."""
+        return cls(view, np.arange(len(view.ids)))
+
     @cached_property
     def ids(self) -> list[str]:
         """Ids of the rows."""
@@ -179,7 +184,7 @@ class Teaching:
         found = self.labels.get(key)
         view = self.library.view()
         taught = self.answer(found, view)
-        cut = taught.cut(ShownRows(view, np.arange(len(view.ids))))
+        cut = taught.cut(ShownRows.all(view))
         sure = cut is not None and cut.enough_clicks
         rows = {id: view.row_of[id] for id in ids if id in view.row_of} if sure else {}
         return {

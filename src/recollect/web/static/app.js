@@ -263,7 +263,7 @@ const moves = { ArrowLeft: () => -1, ArrowRight: () => 1, ArrowUp: () => -grid.c
 document.addEventListener("keydown", (event) => {
   const { key } = event;
   if (get("viewer").open && { ArrowLeft: 1, ArrowRight: 1 }[key]) { stepped(key === "ArrowLeft" ? -1 : 1); return; }
-  if (event.target.matches("input, canvas") || get("viewer").open || get("grid").hidden) {
+  if (event.target.matches("input, canvas") || document.querySelector("dialog[open]") || get("grid").hidden) {
     if (key === "Escape") event.target.blur();
     return;
   }

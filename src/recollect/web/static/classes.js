@@ -1,5 +1,6 @@
 // Labels by clicks: yes and no, what that says about other pictures, what to mark next.
 import { api, element, fill, guarded, notice } from "./api.js";
+import { confirmed } from "./dialogs.js";
 import { percent, t } from "./strings.js";
 
 export class Classes {
@@ -7,7 +8,7 @@ export class Classes {
   constructor(begin, show, changed, where) {
     Object.assign(this, { begin, show, changed, where, list: [], active: null, mode: "likely", revision: -1 });
     const get = (id) => document.getElementById(id);
-    Object.assign(this, { place: get("classes"), about: get("about"), cut: get("cut"), stop: get("stop"), name: get("class-name"), text: get("class-text"), file: get("save-name"), hint: get("classes-hint"), saved: get("saved") });
+    Object.assign(this, { place: get("classes"), about: get("about"), cut: get("cut"), stop: get("stop"), name: get("class-name"), text: get("class-text"), file: get("save-name"), hint: get("classes-hint"), saved: get("saved"), buttons: { undo: get("undo"), redo: get("redo") } });
     for (const action of ["load", "choose", "create", "mark", "undo", "redo", "drop", "save", "rank", "tell"]) this[action] = guarded(this[action].bind(this));
     get("new-class").addEventListener("submit", (event) => { event.preventDefault(); this.create(); });
     get("save").addEventListener("submit", (event) => { event.preventDefault(); this.save(); });
@@ -17,8 +18,9 @@ export class Classes {
   }
 
   async load() {
-    const { classes, revision } = await api.classes();
+    const { classes, revision, ...pending } = await api.classes();
     const changed = revision !== this.revision;
+    this.offer(pending);
     Object.assign(this, { list: classes, revision });
     const lost = this.active !== null && !classes.some((each) => each.class === this.active); // by another tab, or undone
     if (lost) { this.active = null; this.about.hidden = true; }
@@ -27,11 +29,30 @@ export class Classes {
   }
 
   async create() {
-    const { class: key } = await api.create(this.name.value, this.text.value);
-    this.name.value = this.text.value = "";
-    await this.load();
-    await this.choose(key);
+    if (!this.name.value.trim()) { this.name.focus(); return; }
+    this.creating = true;
     document.getElementById("grid").focus(); // the next keys mark pictures; they are not part of a name
+    try {
+      const { class: key } = await api.create(this.name.value, this.text.value);
+      this.name.value = this.text.value = "";
+      await this.load();
+      await this.choose(key);
+    } catch (error) { this.name.focus(); throw error; } finally { this.creating = false; }
+  }
+
+  // says on the buttons what they would undo and redo
+  offer(pending) {
+    for (const [action, button] of Object.entries(this.buttons)) {
+      const change = pending[action];
+      button.textContent = change ? t(`${action}.what`, { what: this.described(change) }) : t(action);
+      button.title = `${button.textContent} (${action[0]})`;
+      button.setAttribute("aria-disabled", !change);
+    }
+  }
+
+  described(change) {
+    const kind = change.do !== "mark" ? change.do : change.pictures > 1 ? "marks" : change.mark ? "mark" : "unmark";
+    return t(`change.${kind}`, { name: change.name, n: change.pictures, mark: { 1: "✓", "-1": "✗" }[change.mark] ?? t("change.none") });
   }
 
   async choose(key) {
@@ -83,38 +104,37 @@ export class Classes {
   }
 
   async mark(tile, mark, key = this.active) {
+    if (this.creating) return undefined; // a key pressed before the new label is ready
     if (key === null) { notice(t("labels.choose")); return undefined; }
     const now = key === this.active && tile.mark === mark ? 0 : mark;
     const where = this.where(), answer = await api.mark(key, [tile.id], now, this.ask(this.mode, key));
     const known = this.list.find((each) => each.class === key);
     if (known) Object.assign(known, { yes: answer.summary.yes, no: answer.summary.no });
     this.revision = answer.revision;
+    this.offer(answer);
     if (key === this.active) { tile.mark = now; this.told(answer, where); } else this.draw();
     return answer;
   }
 
   async undo() {
-    const { undone } = await api.undo();
-    if (!undone) { notice(t("undo.none")); return; }
-    await this.tellChange("undo.done", undone);
+    const { undone, redo } = await api.undo();
+    await (undone ? this.tellChange("undo.done", redo) : notice(t("undo.none")));
   }
 
   async redo() {
-    const { redone } = await api.redo();
-    if (!redone) { notice(t("redo.none")); return; }
-    await this.tellChange("redo.done", redone);
+    const { redone, undo } = await api.redo();
+    await (redone ? this.tellChange("redo.done", undo) : notice(t("redo.none")));
   }
 
   async tellChange(key, change) { // name the change that was undone or redone
-    const before = this.list;
     await this.load();
-    const name = [...before, ...this.list].find((each) => each.class === change.class)?.name ?? change.name;
-    const kind = change.do !== "mark" ? change.do : change.mark ? "mark" : "unmark";
-    notice(t(key, { what: t(`change.${kind}`, { name, mark: change.mark > 0 ? "✓" : "✗" }) }));
+    notice(t(key, { what: this.described(change) }));
     await this.changed();
   }
 
   async drop(key) {
+    const { name, yes, no } = this.list.find((each) => each.class === key), n = yes + no;
+    if (n && !await confirmed(t("labels.remove.ask", { name, n }), t("labels.remove.yes"))) return;
     await api.drop(key);
     await this.load();
     await this.changed();

@@ -1,0 +1,73 @@
+"""Labels by clicks in a real browser: where keys go, what Undo would undo, what asks first."""
+
+import pytest
+
+from browsing import WIDTHS, Tab
+
+
+def test_keys_after_naming_a_label_mark_pictures(browser, page):
+    tab = Tab(browser, page)
+    tab.tab.fill("#class-name", "reds")
+    tab.tab.press("#class-name", "Enter")
+    tab.wait("document.activeElement.id === 'grid'")
+    tab.tab.wait_for_selector("#about:not([hidden])")
+    tab.ready()
+    tab.tab.keyboard.press(" ")
+    tab.wait("document.querySelector('.counts').textContent === '✓1 ✗0'")
+    tab.ready()
+    tab.tab.keyboard.press("x")
+    tab.wait("document.querySelector('.counts').textContent === '✓1 ✗1'")
+    assert tab.tab.input_value("#class-name") == ""
+    tab.clean()
+
+
+def test_undo_and_redo_name_what_they_change(browser, page):
+    tab = Tab(browser, page)
+    tab.new_class("reds", "red")
+    tab.wait("document.querySelector('#undo').textContent === 'Undo: the new label reds'")
+    tab.ready()
+    tab.tab.keyboard.press(" ")
+    tab.wait("document.querySelector('#undo').textContent === 'Undo: ✓ for reds'")
+    tab.ready()
+    tab.tab.keyboard.press("u")
+    tab.wait("document.querySelector('#notice').textContent === 'Undone: ✓ for reds.'")
+    tab.wait("document.querySelector('#redo').textContent === 'Redo: ✓ for reds'")
+    tab.ready()
+    tab.tab.keyboard.press("r")
+    tab.wait("document.querySelector('.counts').textContent === '✓1 ✗0'")
+    tab.wait("document.querySelector('#redo').textContent === 'Redo'")
+    tab.clean()
+
+
+@pytest.mark.parametrize("size", WIDTHS)
+def test_a_label_with_marks_asks_before_it_is_removed(browser, page, size):
+    page.call("/api/classes", {"name": "empty"})
+    page.call("/api/classes", {"name": "reds"})
+    page.call("/api/classes/2/marks", {"ids": ["red/0.png", "red/3.png"], "mark": 1})
+    tab = Tab(browser, page, size)
+    tab.panel()
+    tab.tab.click("#classes [aria-label='Remove empty']")
+    tab.wait("document.querySelectorAll('#classes li').length === 1")
+    tab.tab.click("#classes [aria-label='Remove reds']")
+    tab.tab.wait_for_selector(".question[open]")
+    assert "2 marks" in tab.tab.inner_text(".question")
+    tab.tab.keyboard.press("Escape")
+    tab.wait("!document.querySelector('.question')")
+    assert len(page.call("/api/classes")[1]["classes"]) == 1
+    tab.tab.click("#classes [aria-label='Remove reds']")
+    tab.tab.click(".question .main")
+    tab.wait("!document.querySelector('#classes li')")
+    tab.tab.click("#undo")
+    tab.wait("document.querySelector('.counts')?.textContent === '✓2 ✗0'")
+    tab.clean()
+
+
+def test_a_name_that_is_taken_stays_in_the_field(browser, page):
+    page.call("/api/classes", {"name": "reds"})
+    tab = Tab(browser, page)
+    tab.tab.fill("#class-name", "Reds")
+    tab.tab.press("#class-name", "Enter")
+    tab.wait("document.activeElement.id === 'class-name'")
+    assert tab.tab.input_value("#class-name") == "Reds"
+    tab.problems.clear()  # the browser notes the refusal
+    tab.clean()
