@@ -56,7 +56,7 @@ class Sorted:
     @property
     def unknown(self) -> np.ndarray:
         """Rows that no label fits."""
-        return ~self.members.any(axis=1)
+        return np.logical_not(self.members.any(axis=1))
 
 
 class Sorting:
