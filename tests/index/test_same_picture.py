@@ -2,6 +2,7 @@
 
 import io
 import itertools
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 
 from recollect.index.duplicates import near_identical_groups
-from recollect.index.same_picture import PreparedPicture, near_identical, worth_comparing
+from recollect.index.same_picture import PreparedPicture, near_identical
+from recollect.index.thumbnails import EDGE, Thumbnails
 
 FASHION = Path(__file__).parents[3] / "shared" / "data" / "fashion.parquet"
 
@@ -120,11 +122,26 @@ EDITS = {
 }
 
 
+def reading(pictures):
+    return lambda places: [partial(pictures.__getitem__, place) for place in places]
+
+
+def thumbnails_of(pictures):
+    found = Thumbnails.empty(len(pictures))
+    for place, picture in enumerate(pictures):
+        found.put(place, picture.square(EDGE), picture.gray)
+    return found
+
+
+def passes_quickly(one, other):
+    return bool(thumbnails_of([one, other]).may_be_near_identical(0, np.array([1]))[0])
+
+
 def same(one, other):
     one, other = PreparedPicture(one), PreparedPicture(other)
     answer = near_identical(one, other)
     assert answer == near_identical(other, one)
-    assert not answer or worth_comparing(one.sketch, other.sketch)
+    assert not answer or (passes_quickly(one, other) and passes_quickly(other, one))
     return answer
 
 
@@ -188,7 +205,7 @@ def test_groups_form_around_the_picture_that_stays_and_never_along_chains():
     assert all(same(one, other) for one, other in itertools.pairwise(crops))
     assert not same(crops[0], crops[-1])
     pairs = np.array([(one, other) for one in range(6) for other in range(one + 1, 6)])
-    found = near_identical_groups(pairs, crops.__getitem__, {place: (False, place) for place in range(6)})
+    found = near_identical_groups(pairs, reading(crops), {place: (False, place) for place in range(6)})
     for first, *others in found.groups:
         assert all(same(crops[first], crops[other]) for other in others)
         assert first == min([first, *others]), "the largest stays"
@@ -199,7 +216,7 @@ def test_the_picture_that_stays_is_annotated_in_color_and_large():
     original = photo(1, (400, 300))
     pictures = [original.convert("L").convert("RGB"), scaled(original, 0.5), original, encoded(original, "JPEG")]
     pairs = np.array([(one, other) for one in range(4) for other in range(one + 1, 4)])
-    first = [near_identical_groups(pairs, pictures.__getitem__, {place: (place not in annotated, place) for place in
+    first = [near_identical_groups(pairs, reading(pictures), {place: (place not in annotated, place) for place in
              range(4)}).groups[0][0] for annotated in ((), (1,))]  # fmt: skip
     assert first == [2, 1]
 
@@ -209,8 +226,10 @@ def test_different_shop_pictures_are_not_duplicates():
     """The nearest pairs among many products on white; a handful are sold twice with one photograph."""
     column = pq.read_table(FASHION, columns=["image"])["image"][:3000:2]
     pictures = [PreparedPicture(Image.open(io.BytesIO(each.as_py())).convert("RGB")) for each in column]
-    sketches = np.stack([each.sketch for each in pictures])
-    near = sketches @ sketches.T
-    one, other = np.nonzero(np.triu(near, 1) >= np.partition(np.triu(near, 1).reshape(-1), -400)[-400])
-    found = sum(near_identical(pictures[a], pictures[b]) for a, b in zip(one, other, strict=True))
-    assert found <= 4
+    found = thumbnails_of(pictures)
+    pairs = list[tuple[int, int]]()
+    for one in range(len(pictures)):
+        others = np.arange(one + 1, len(pictures))
+        pairs += [(one, other) for other in others[found.may_be_near_identical(one, others)].tolist()]
+    assert len(pairs) < len(pictures), "nearly all pairs are turned down without decoding a picture again"
+    assert sum(near_identical(pictures[one], pictures[other]) for one, other in pairs) <= 4

@@ -1,6 +1,6 @@
 """Duplicates in an index: identical files, near-identical pictures (by pixels), and similar ones (by embedding)."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -18,7 +18,8 @@ from recollect.index import annotations
 from recollect.index.near_pairs import Bounds, DisjointSets, join_all, join_neighbourhoods
 from recollect.index.phash import near_hashes, phash_numbers, runs
 from recollect.index.rows import ROUNDING
-from recollect.index.same_picture import PreparedPicture, near_identical, worth_comparing
+from recollect.index.same_picture import PreparedPicture, near_identical
+from recollect.index.thumbnails import EDGE, Thumbnails
 
 if TYPE_CHECKING:
     from recollect.index.index import Index
@@ -33,7 +34,8 @@ MOST_HASHES, MOST_PAIRS = 3 * 10**9, 10**7
 """Comparisons of hashes, and pairs of pictures with near hashes, beyond which `find_duplicates` skips some unless it
 compares everything."""
 
-_PREPARED = 128  # pictures kept in memory, at most 2 MB each
+_PREPARED = 64  # pictures kept in memory, at most 4 MB each
+_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,9 @@ def find_duplicates(index: "Index", threshold: float, everything: bool = True) -
     if cut:
         skipped.append("Some pictures with very common perceptual hashes were not compared.")
     prefer = {place: (facts.ids[place] not in facts.described, facts.ids[place]) for place in np.unique(pairs).tolist()}
-    found = near_identical_groups(pairs, lambda place: index.pictures([facts.ids[place]])[0].open(), prefer)
+    found = near_identical_groups(
+        pairs, lambda places: [each.open for each in index.pictures([facts.ids[place] for place in places])], prefer
+    )
     joined = DisjointSets(count)
     for group in found.groups:
         joined.join(np.array(group[1:]), np.full(len(group) - 1, group[0]))
@@ -102,6 +106,19 @@ def find_duplicates(index: "Index", threshold: float, everything: bool = True) -
     )
 
 
+class _Neighbors:
+    """What each picture is paired with."""
+
+    def __init__(self, pairs: Int64[np.ndarray, "pairs 2"], count: int) -> None:
+        both = np.concatenate([pairs, pairs[:, ::-1]])
+        both = both[in_order(both[:, 0])]
+        self._others, self._ends = both[:, 1], np.searchsorted(both[:, 0], np.arange(count + 1))
+
+    def of(self, number: int) -> Int64[np.ndarray, " others"]:
+        """Numbers of the pictures paired with this one."""
+        return self._others[self._ends[number] : self._ends[number + 1]]
+
+
 @dataclass(frozen=True)
 class NearIdentical:
     """Groups of near-identical pictures, the one to keep first, and how many pictures could not be read."""
@@ -112,55 +129,61 @@ class NearIdentical:
 
 def near_identical_groups(
     pairs: Int64[np.ndarray, "pairs 2"],
-    read: Callable[[int], ImageLike],
+    pictures: Callable[[Sequence[int]], Sequence[Callable[[], ImageLike]]],
     prefer: Mapping[int, tuple[object, ...]],
 ) -> NearIdentical:
     """Group pictures around the one to keep: every other member is near-identical to that one.
 
     Args:
         pairs: which pictures to compare, by number.
-        read: decodes a picture; may raise `BrokenImageError`.
+        pictures: finds pictures by number; each result decodes one, or raises `BrokenImageError`.
         prefer: sort key of each picture; of equal first entries, color is kept before gray and large before small.
     """
-    places = np.unique(pairs).tolist()
-    sketches: dict[int, np.ndarray] = {}
+    places = np.unique(pairs)
+    thumbnails = Thumbnails.empty(len(places))
+    readable = np.zeros(len(places), dtype=bool)
     order: list[tuple[tuple[object, ...], int]] = []
     unread = 0
-    prepared = lru_cache(_PREPARED)(lambda place: PreparedPicture(read(place)))
-    with progress("compare pixels", len(places), "pictures") as counter:
-        for place in places:
+    prepared = lru_cache(_PREPARED)(lambda place: PreparedPicture(pictures([place])[0]()))
+    with progress("read pictures", len(places), "pictures") as counter:
+        found = (
+            each for start in range(0, len(places), _AT_ONCE) for each in pictures(places[start:][:_AT_ONCE].tolist())
+        )
+        for number, (place, read) in enumerate(zip(places.tolist(), found, strict=True)):
             counter.advance(1)
             try:
-                picture = read(place)
+                picture = read()
             except BrokenImageError:
                 unread += 1
                 continue
             if isinstance(picture, np.ndarray) and picture.ndim != 3:
                 continue  # a vector of a generated world
             small = PreparedPicture(picture)
-            sketches[place] = small.sketch
+            thumbnails.put(number, small.square(EDGE), small.gray)
+            readable[number] = True
             key = prefer[place]
-            order.append(((key[0], small.gray, -small.width * small.height, *key[1:]), place))
-    near: dict[int, list[int]] = {}
-    for one, other in pairs.tolist():
-        if one in sketches and other in sketches and worth_comparing(sketches[one], sketches[other]):
-            near.setdefault(one, []).append(other)
-            near.setdefault(other, []).append(one)
+            order.append(((key[0], small.gray, -small.width * small.height, *key[1:]), number))
+    near = _Neighbors(np.searchsorted(places, pairs), len(places))
     groups, taken = list[list[int]](), set[int]()
     with progress("compare pixels", len(order), "pictures") as counter:
-        for _, place in sorted(order):
+        for _, number in sorted(order):
             counter.advance(1)
-            others = [other for other in near.get(place, ()) if other not in taken]
-            if place in taken or not others:
+            if number in taken:
                 continue
-            taken.add(place)
+            taken.add(number)
+            others = [each for each in near.of(number).tolist() if readable[each] and each not in taken]
+            likely = np.array(others, dtype=np.int64)
+            likely = likely[thumbnails.may_be_near_identical(number, likely)]
+            if not len(likely):
+                continue
+            kept = int(places[number])
             try:
-                members = [other for other in others if near_identical(prepared(place), prepared(other))]
+                same = [each for each in likely.tolist() if near_identical(prepared(kept), prepared(int(places[each])))]
             except BrokenImageError:  # deleted meanwhile
                 continue
-            taken.update(members)
-            if members:
-                groups.append([place, *members])
+            taken.update(same)
+            if same:
+                groups.append([kept, *places[same].tolist()])
     return NearIdentical(groups, unread)
 
 

@@ -161,8 +161,10 @@ class Picture:
 
     def encoded(self) -> bytes | None:
         """The encoded picture as stored in the index or in its file, not decoded; None where there is none."""
-        if (data := self._bytes()) is not None:
-            return data
+        stored = self._bytes()
+        return self._file_bytes() if stored is None else stored
+
+    def _file_bytes(self) -> bytes | None:
         if (path := self.path) is None:
             return None
         try:
@@ -195,10 +197,11 @@ class Picture:
             if isinstance(image, np.ndarray) and image.ndim != 3:
                 raise BrokenImageError(f"{self.where}: a vector, not a picture")
             return image if isinstance(image, Image.Image) else Image.fromarray(image)
-        data = self.encoded()
+        stored = self._bytes()
+        data = self._file_bytes() if stored is None else stored
         if data is None:
             raise BrokenImageError(f"{self.where}: the index stores no picture for it")
-        written = self._written_since()
+        written = stored is None and self._written_since()
         picture = decode(data, self.where, needed=0 if written else needed)
         if written and len(self.id) == 32 and pixel_digest(picture) != self.id:
             raise BrokenImageError(
@@ -210,7 +213,7 @@ class Picture:
         """Whether its file was written after it was indexed, so that it may hold other pixels."""
         path = self.path
         file = next((file for file in self.files if file.path and Path(file.path) == path), None)
-        if self._bytes() is not None or file is None or path is None or not file.mtime:
+        if file is None or path is None or not file.mtime:
             return False
         found = path.stat()
         return (found.st_size, found.st_mtime_ns) != (file.size, file.mtime)

@@ -22,20 +22,18 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float32, Float64
+from jaxtyping import Float32
 from PIL import Image
 
 from recollect.core.types import ImageLike
-
-MOST_CROPPED = 0.055
-"""Share of a side that a crop may remove, both edges together."""
+from recollect.index.alignment import MOST_CROPPED, WHOLE, blurred, correlation, register, warped
 
 SIZES = (32, 64, 128)
 """Edges of the squares on which pictures are compared."""
-_TEXT_SIZES = (128, 256)
+_TEXT_SIZES = (128, 256, 512)
 """The same for screenshots and drawings, which are compared once more at the finest size that both allow."""
 
-_WORKING, _WORKING_FOR_TEXT = 256, 512
+_WORKING, _WORKING_FOR_TEXT = 256, 1024
 """Pictures are first reduced to about these edges (the square root of their area)."""
 _OVERSAMPLING = 1.9
 """A size is compared only if both pictures have this many times its resolution: finer detail is encoding noise."""
@@ -49,8 +47,6 @@ _CHROMA_FLOOR, _CHROMA_SHARE = 9.0, 0.12
 _LEAST_CONTRAST = 5.0
 """Standard deviation in gray levels below which a picture shows too little to tell it from others."""
 _GRAY = 2.0
-_SKETCH = 0.9
-"""Correlation of sketches; re-encodings reach 0.99, small crops 0.96, light marks 0.94."""
 _ALIGNABLE = 0.6
 """Correlation of strongly blurred pictures from which it is worth aligning them."""
 
@@ -87,7 +83,7 @@ _COARSER = 2.5
 
 
 class PreparedPicture:
-    """A picture reduced for comparison; at most 2 MB, whatever its size.
+    """A picture reduced for comparison; at most 4 MB, whatever its size.
 
     Args:
         picture: decoded, upright, RGB: a PIL image or a uint8 array (height, width, 3).
@@ -97,8 +93,9 @@ class PreparedPicture:
         image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
         self.width, self.height = image.size
         """Of the original."""
-        self._fine = _reduced(image.convert("RGB"), _WORKING_FOR_TEXT)
-        self._image = _reduced(self._fine, _WORKING)
+        fine = _reduced(image.convert("RGB"), _WORKING_FOR_TEXT)
+        self._image = _reduced(fine, _WORKING)
+        self._fine = fine if _may_be_text(fine) else self._image
         self._squares: dict[int, Float32[np.ndarray, "edge edge 3"]] = {}
 
     @property
@@ -121,18 +118,11 @@ class PreparedPicture:
         """Mean luma."""
         return float(self.square(32)[..., 0].mean())
 
-    @property
-    def sketch(self) -> Float32[np.ndarray, " 256"]:
-        """Its coarse luma, of unit norm and mean zero: half a kilobyte to tell quickly what is worth comparing."""
-        luma = self.square(16)[..., 0].reshape(-1)
-        luma = luma - luma.mean()
-        return np.asarray(luma / max(float(np.linalg.norm(luma)), 1e-6), dtype=np.float32)
-
     def square(self, edge: int, window: "Window | None" = None) -> Float32[np.ndarray, "edge edge 3"]:
         """Luma and chroma of the picture, or of a part of it, as a slightly blurred square."""
         whole = Window(0, 0, 1, 1)
-        if window not in (None, whole):
-            return self._read(edge, window)
+        if window not in (None, whole) or edge > SIZES[-1]:
+            return self._read(edge, window or whole)
         if edge not in self._squares:
             self._squares[edge] = self._read(edge, whole)
         return self._squares[edge]
@@ -144,7 +134,14 @@ class PreparedPicture:
         rgb = np.asarray(image.resize((edge, edge), Image.Resampling.BICUBIC, box=box), dtype=np.float32)
         red, green, blue = rgb[..., 0], rgb[..., 1], rgb[..., 2]
         luma = 0.299 * red + 0.587 * green + 0.114 * blue
-        return _blurred(np.stack([luma, 0.564 * (blue - luma), 0.713 * (red - luma)], axis=-1))
+        return blurred(np.stack([luma, 0.564 * (blue - luma), 0.713 * (red - luma)], axis=-1), (0, 1))
+
+
+def _may_be_text(image: Image.Image) -> bool:
+    """Whether a picture has flat areas as screenshots and drawings have, so that one place may decide."""
+    luma = np.asarray(image.convert("L").resize((256, 256), Image.Resampling.BOX), dtype=np.float32)
+    flat = _largest_around(_blocks(luma, _PLACE)[..., 0].std((2, 3))) < _FLAT_CONTRAST
+    return bool(flat.mean() >= _FLAT_SHARE / 2)
 
 
 def _reduced(image: Image.Image, edge: int) -> Image.Image:
@@ -165,11 +162,6 @@ class Window:
     def clipped(self) -> "Window":
         """The part of it that is within the picture."""
         return Window(max(self.left, 0.0), max(self.top, 0.0), min(self.right, 1.0), min(self.bottom, 1.0))
-
-
-def worth_comparing(one: Float32[np.ndarray, " 256"], other: Float32[np.ndarray, " 256"]) -> bool:
-    """Whether two pictures with these sketches may be near-identical: nearly all pairs are turned down here."""
-    return float(one @ other) >= _SKETCH
 
 
 def near_identical(one: PreparedPicture, other: PreparedPicture) -> bool:
@@ -243,21 +235,17 @@ def _aligned(one: PreparedPicture, other: PreparedPicture) -> tuple[Window, Wind
     A crop has fewer pixels. Two pictures of the same size whose frames differ by more than a pixel are frames of a
     burst or of a film.
     """
-    found = np.array([0.0, 1.0, 0.0, 1.0])
+    found = np.array([WHOLE])
     for edge, blurs, least in ((32, 4, 0.95), (64, 1, 0.9)):  # coarse first: fine text repeats within a few pixels
-        ours, theirs = (each.square(edge)[..., 0] for each in (one, other))
+        ours, theirs = (each.square(edge)[None, ..., 0] for each in (one, other))
         for _ in range(blurs):
-            ours, theirs = _blurred(ours), _blurred(theirs)
-        if edge == 32 and _correlation(ours - ours.mean(), theirs - theirs.mean()) < _ALIGNABLE:
+            ours, theirs = blurred(ours, (1, 2)), blurred(theirs, (1, 2))
+        if edge == 32 and correlation(ours, theirs)[0] < _ALIGNABLE:
             return None
-        better = _register(ours, theirs, found)
-        if better is None:
+        found = register(ours, theirs, found)
+        if np.isnan(found).any() or correlation(warped(ours, found), theirs)[0] < least:
             return None
-        found = better
-        ours = _warped(ours, found)
-        if _correlation(ours - ours.mean(), theirs - theirs.mean()) < least:
-            return None
-    left, width, top, height = found.tolist()
+    left, width, top, height = found[0].tolist()
     inside = Window(left, top, left + width, top + height)
     off = (left, top, 1 - inside.right, 1 - inside.bottom)
     slack = 0.4 / 64
@@ -277,66 +265,12 @@ def _aligned(one: PreparedPicture, other: PreparedPicture) -> tuple[Window, Wind
     return None
 
 
-def _register(
-    one: Float32[np.ndarray, "edge edge"], other: Float32[np.ndarray, "edge edge"], start: Float64[np.ndarray, " 4"]
-) -> Float64[np.ndarray, " 4"] | None:
-    """Find the part of one square that the other shows, by Gauss-Newton (Lucas and Kanade, 1981) on four numbers.
-
-    Returns:
-        left, width, top, height as shares of the edge; None if they leave the range of a small crop.
-    """
-    edge = len(one)
-    places = (np.arange(edge) + 0.5) / edge
-    found = start
-    for _ in range(8):
-        warped = _warped(one, found)
-        down, right = np.gradient(warped)
-        across, along = right * edge / found[1], down * edge / found[3]
-        slopes = np.stack([across, across * places, along, along * places[:, None]], axis=-1).reshape(-1, 4)
-        left = (other - warped).reshape(-1)
-        scale = 2 + 3 * np.median(np.abs(left))
-        weighted = slopes / (1 + (left / scale) ** 2)[:, None]  # marks and noise count for less
-        normal = weighted.T @ slopes
-        normal += 1e-3 * np.trace(normal) / 4 * np.eye(4)
-        step = np.linalg.solve(normal, weighted.T @ left)
-        found = found + step
-        if np.abs(found - [0, 1, 0, 1]).max() > 1.5 * MOST_CROPPED:
-            return None
-        if np.abs(step).max() < 5e-4:
-            break
-    return found
-
-
-def _warped(
-    square: Float32[np.ndarray, "edge edge"], part: Float64[np.ndarray, " 4"]
-) -> Float32[np.ndarray, "edge edge"]:
-    """A part (left, width, top, height) of a square, enlarged to its size."""
-    edge, (left, width, top, height) = len(square), part.tolist()
-    return _samples(edge, top, height) @ square @ _samples(edge, left, width).T
-
-
-def _samples(edge: int, start: float, length: float) -> Float32[np.ndarray, "edge edge"]:
-    """A matrix that reads a row of pixels at evenly spaced places of a part of it, linearly interpolated."""
-    places = np.clip((start + length * (np.arange(edge) + 0.5) / edge) * edge - 0.5, 0, edge - 1)
-    below = np.minimum(places.astype(np.int64), edge - 2)
-    matrix = np.zeros((edge, edge), np.float32)
-    matrix[np.arange(edge), below] = 1 - (places - below)
-    matrix[np.arange(edge), below + 1] = places - below
-    return matrix
-
-
-def _blurred(image: Float32[np.ndarray, "edge edge ..."]) -> Float32[np.ndarray, "edge edge ..."]:
-    """Binomial blur (1, 2, 1) along both edges."""
-    for axis in (0, 1):
-        image = np.moveaxis(image, axis, 0)
-        padded = np.concatenate([image[:1], image, image[-1:]])
-        image = np.moveaxis(0.25 * padded[:-2] + 0.5 * padded[1:-1] + 0.25 * padded[2:], 0, axis)
-    return image
-
-
 def _detail(luma: Float32[np.ndarray, "edge edge"]) -> Float32[np.ndarray, "edge edge"]:
     """Luma without its local mean."""
-    return luma - _blurred(_blurred(_blurred(_blurred(luma))))
+    smooth = luma
+    for _ in range(4):
+        smooth = blurred(smooth, (0, 1))
+    return luma - smooth
 
 
 def _correlation(one: np.ndarray, other: np.ndarray) -> float:
