@@ -14,7 +14,8 @@ chain of neighbors.
 How it works. Both pictures are reduced to squares of 32, 64 and 128 pixels (as far as the smaller picture has twice
 that resolution), aligned, and cut into 8 x 8 blocks. In every block the difference must be small *relative to the
 contrast there*, and the worst block decides: an average over a white background would hide that the shoes in front of
-it differ. Screenshots are compared once more in 8 x 8 pixel places, so that one other line of text is noticed.
+it differ. Screenshots are compared once more, at up to 512 pixels, in places of 8 x 8 pixels, so that one other line
+of text is noticed.
 Thresholds were set by hand; ``benchmarks/duplicates.py`` measures them (results/bench/duplicates-pixels.json).
 """
 
