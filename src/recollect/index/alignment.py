@@ -54,7 +54,7 @@ def tangents(squares: Float32[np.ndarray, "pairs edge edge"]) -> Float64[np.ndar
 def warped(
     squares: Float32[np.ndarray, "#pairs edge edge"], parts: Float64[np.ndarray, "pairs 4"]
 ) -> Float32[np.ndarray, "pairs edge edge"]:
-    """A part (left, width, top, height) of each square, or parts of one square, enlarged to its size by linear interpolation."""
+    """Parts (left, width, top, height) of squares, or of one square, enlarged to its size by linear interpolation."""
     edge = squares.shape[1]
     left, width, top, height = parts.T
     rows, columns = _samples(edge, top, height), _samples(edge, left, width)
