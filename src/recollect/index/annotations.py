@@ -9,6 +9,9 @@ from pathlib import Path
 ANNOTATIONS = "annotations.sqlite"
 """The file in the folder of an index. Filters read its table or view ``labels(name, id, value)``."""
 
+LABELLED = "clicked"
+"""The label column of the page: ``clicked = 'cat'``."""
+
 
 def labels_named(path: Path | None, name: str) -> Mapping[str, list[str]] | None:
     """The labels of each id in one label column; None if there is no such column."""

@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,6 +13,7 @@ from jaxtyping import Float32
 from recollect.core.errors import UserError
 from recollect.core.files import atomic_path, write_json
 from recollect.core.progress import progress
+from recollect.index.annotations import LABELLED, labels_named
 from recollect.index.rows import Picture
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ _FACTS = ("width", "height", "taken", "camera", "folder", "phash")
 
 
 def export_index(index: "Index", out: Path, method: MapMethod = "pca", k: int = 10) -> int:
-    """Write the pictures of an index to one file; its ending says the format.
+    """Write the pictures of an index to one file; its ending says the format. Labels include those given by hand.
 
     ``.parquet``: id, captions, labels, source, path, width, height, taken, camera, folder, phash, metadata (JSON),
     image_vector, text_vector (null without a caption), x and y (a map of the image vectors), and neighbors: the k
@@ -128,8 +130,10 @@ def _write_coco(index: "Index", out: Path) -> int:
 
 
 def _blocks(index: "Index", ids: list[str]) -> Iterator[tuple[int, list[Picture]]]:
+    given = labels_named(index.annotations, LABELLED) or {}
     for first in range(0, len(ids), _BLOCK):
-        yield first, index.pictures(ids[first : first + _BLOCK])
+        pictures = index.pictures(ids[first : first + _BLOCK])
+        yield first, [replace(each, labels=(*each.labels, *given.get(each.id, ()))) for each in pictures]
 
 
 def _column(pictures: list[Picture], name: str) -> Any:

@@ -3,7 +3,7 @@
 import re
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from recollect.index import annotations
 from recollect.index.convert import convert_memory, is_memory
 from recollect.index.cutoff import LEAST_CAPTIONS, MOST_CAPTIONS, SHARE, CutOff, learn_cut_off
 from recollect.index.duplicates import Duplicates, find_duplicates
+from recollect.index.facets import FACETS, count_facets
 from recollect.index.filters import NAMES, Filter, parse_filter, unknown_names, with_labels
 from recollect.index.hits import CAPTIONS, MODEL, Hit, Hits, Reranker
 from recollect.index.lookup import Excluded, Found, look_up
@@ -47,6 +48,8 @@ from recollect.index.stores.local import LocalStore
 from recollect.index.stores.ram import RamStore
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from recollect.index.ann import Accelerator
     from recollect.index.ingest import IngestOptions, IngestReport
 
@@ -656,6 +659,24 @@ class Index:
             raise self._nothing_satisfies(where)
         return ids
 
+    def scan(self, columns: Sequence[str], where: str | Filter | None = None) -> "Iterator[pa.Table]":
+        """Columns of all pictures, or of those that satisfy a filter, in batches; always in the same order.
+
+        Raises:
+            UserError: the filter is malformed.
+        """
+        return self.store.scan(columns, self._filter(where))
+
+    def facets(
+        self, names: Sequence[str] = FACETS, where: str | Filter | None = None
+    ) -> dict[str, list[tuple[str, int]]]:
+        """How many pictures each folder, month, camera, label and source has (see `recollect.index.facets`).
+
+        Raises:
+            UserError: the filter is malformed, or nothing satisfies it.
+        """
+        return count_facets(self, names, where)
+
     def find(self, names: Sequence[str]) -> list[str]:
         """The ids of pictures named by id, by the first letters of one (8 or more), or by a file of theirs.
 
@@ -816,6 +837,19 @@ class Index:
                     self.store.delete(lost)
                 gone += len(lost)
         return gone
+
+    def rename_files(self, ids: Sequence[str], renamed: Mapping[str, str]) -> None:
+        """Note where files of some pictures are now, after they were moved on disk.
+
+        Args:
+            renamed: the new path of each old one.
+        """
+        for start in range(0, len(ids), _ROWS_OF_A_COMMIT):
+            with self.store.writing():
+                rows = Rows.of_table(self.store.rows(ids[start : start + _ROWS_OF_A_COMMIT], COLUMNS))
+                files = [tuple(replace(file, path=renamed.get(file.path, file.path)) for file in each)
+                         for each in rows.files]  # fmt: skip
+                self.store.upsert(replace(rows, files=files).complete(self.record, self.address).table(self.record))
 
     def set_captions(self, captions: Mapping[str, str | Sequence[str]], by: str = "") -> int:
         """Give pictures captions of the user's own, or of a model; those of their sources stay behind them.

@@ -118,7 +118,8 @@ class Picture:
         width, height: in pixels; 0 where unknown.
         taken: when the picture was taken (EXIF), as ``2022-07-01T12:00:00``; empty where unknown.
         camera: maker and model (EXIF).
-        folder: the folder of its first file within the source, such as ``Norway/Bergen``; a filter may name any part.
+        folder: the folder of its first file within the source, such as ``Norway/Bergen``; a filter may name any part,
+            or a folder above it.
         phash: perceptual hash, 16 hexadecimal digits.
         metadata: the user's own columns.
         captioned_by: model that wrote the user's captions, if one did.
@@ -369,8 +370,14 @@ def asked_value(name: str, value: Any) -> Any:
     if name in ("source", "path"):
         return [file[name] for file in value if file[name]]
     if name == "folder":
-        return list(dict.fromkeys([value, *value.split("/")])) if value else None
+        return _folder_names(value) if value else None
     return json.loads(value) if name == "metadata" else value or None
+
+
+def _folder_names(folder: str) -> list[str]:
+    """What a filter may call a folder: each of its parts, and each folder above it."""
+    parts = folder.split("/")
+    return list(dict.fromkeys([folder, *parts, *("/".join(parts[:depth]) for depth in range(2, len(parts)))]))
 
 
 def schema(record: Record) -> "pa.Schema":

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from recollect.classifiers.sheet import no_formula
 from recollect.core.errors import UserError
+from recollect.index.facets import FACETS
 from recollect.index.rows import plain
 from recollect.web.guard import Guard
 from recollect.web.session import Ask, SearchTerm, Session
@@ -68,13 +69,17 @@ class ListBody(_Body):
     count: Annotated[int, Field(ge=1, le=MOST_TILES)] = 60
     version: int | None = None
     revision: int | None = None
+    arrange: Literal["score", "newest", "oldest", "name"] = "score"
+
+    def ask(self) -> Ask:
+        """Which list."""
+        terms = tuple(SearchTerm(each.words, each.id, each.upload, float(each.weight)) for each in self.terms)
+        where = (self.where or "").strip()
+        return Ask(terms, where, self.adapt and bool(terms), self.order, self.label, self.show, self.arrange)
 
     def answer(self, session: Session) -> dict[str, Any]:
         """The list."""
-        terms = tuple(SearchTerm(each.words, each.id, each.upload, float(each.weight)) for each in self.terms)
-        where = (self.where or "").strip()
-        ask = Ask(terms, where, self.adapt and bool(terms), self.order, self.label, self.show)
-        return session.answer(ask, self.start, self.count, self.version, self.revision)
+        return session.answer(self.ask(), self.start, self.count, self.version, self.revision)
 
 
 class LabelBody(_Body):
@@ -172,6 +177,16 @@ def _listing(app: FastAPI, session: Session) -> None:
     @app.post("/api/list")
     def tiles(body: ListBody) -> dict[str, Any]:
         return session.ask(lambda: body.answer(session))
+
+    @app.post("/api/shapes")
+    def shapes(body: ListBody) -> Response:
+        found = session.ask(lambda: session.shapes(body.ask(), body.version, body.revision))
+        return Response(found, media_type="application/octet-stream")
+
+    @app.get("/api/facets")
+    def facets(where: _Filter = None, names: Annotated[str, Query(max_length=200)] = ",".join(FACETS)) -> dict[str, Any]:
+        asked = [name for name in names.split(",") if name]
+        return {"facets": session.ask(lambda: session.facets(asked, (where or "").strip() or None))}
 
     @app.post("/api/pictures")
     async def upload(request: Request) -> dict[str, str]:

@@ -15,9 +15,7 @@ from typing import Any
 
 from recollect.classifiers.predictions import looks_of
 from recollect.core.errors import UserError
-
-LABELLED = "clicked"
-"""The column that filters know labels by: ``clicked = 'cat'``."""
+from recollect.index.annotations import LABELLED
 
 MOST_CLASSES = 200
 LONGEST_NAME = 200

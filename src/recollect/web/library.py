@@ -11,10 +11,11 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Int64, UInt8
 from PIL import Image
 
 from recollect.index import Index, Picture
+from recollect.index.facets import aspect_ratios
 
 THUMB_SIDE = 256
 VIEW_SIDE = 1600
@@ -51,6 +52,22 @@ class View:
             if self.index.version == self.version:
                 return self.index.vectors()
             return Index.open(self.index.address, version=self.version).vectors()
+
+    @cached_property
+    def shapes(self) -> UInt8[np.ndarray, " rows"]:
+        """A byte for the aspect ratio of each row: 128 + 48 log2(width / height), within 0 to 255."""
+        with self._lock:
+            index = self.index
+            if index.version != self.version:
+                index = Index.open(index.address, version=self.version)
+            return np.clip(np.round(128 + 48 * np.log2(aspect_ratios(index))), 0, 255).astype(np.uint8)
+
+    def shapes_of(self, ids: Sequence[str]) -> bytes:
+        """`shapes` of some pictures; square for those that this version lacks."""
+        if ids is self.ids:
+            return self.shapes.tobytes()
+        row_of, shapes = self.row_of, self.shapes
+        return bytes(int(shapes[row_of[id]]) if id in row_of else 128 for id in ids)
 
     def rows(self, ids: Sequence[str]) -> Int64[np.ndarray, " some"]:
         """Rows of ids; those that this version lacks are left out."""

@@ -1,5 +1,6 @@
 """What the page does, without the web: list, look, label. A script could call every action."""
 
+import base64
 import secrets
 import threading
 import time
@@ -16,7 +17,10 @@ from recollect.core.errors import UserError
 from recollect.core.words import counted
 from recollect.data.sources.images import decode
 from recollect.index import CutOff, Index, Query, Term, embed_queries
+from recollect.index.annotations import LABELLED
 from recollect.index.cutoff import LEAST_CAPTIONS
+from recollect.index.facets import FACETS, Arrangement, arranged
+from recollect.index.filters import Among
 from recollect.web.adaptive import Adaptive
 from recollect.web.label_store import LabelStore
 from recollect.web.layout import KINDS, Alike, Layout, duplicates, lay_out
@@ -31,6 +35,7 @@ MOST_TERMS = 16
 _UPLOADS, _UPLOADED = 32, 2**27  # pictures that were dropped on the page, and their bytes
 _LISTS, _FILTERS = 16, 8  # that are kept
 _FIRST = 5_000  # pictures that a search ranks at first; all of them once someone scrolls further
+MOST_ARRANGED = 500
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,8 @@ class Ask:
             for all pictures by the classifier that all labels make.
         label: the label to rank for; in the other orders the one whose marks tiles show.
         show: of ``sorted``: ``doubtful``, ``none``, or ``class:NAME`` (see `Sorting.ranked`).
+        arrange: of ``search``: by score, or by date or file name. A search is arranged among its likely matches, or
+            among its best `MOST_ARRANGED` where no cut-off was learned.
     """
 
     terms: tuple[SearchTerm, ...] = ()
@@ -63,6 +70,7 @@ class Ask:
     order: Order = "search"
     label: int | None = None
     show: str = "doubtful"
+    arrange: Literal["score", "newest", "oldest", "name"] = "score"
 
 
 @dataclass
@@ -106,6 +114,7 @@ class Session:
         self._uploads: OrderedDict[str, tuple[np.ndarray, bytes]] = OrderedDict()
         self._lists: OrderedDict[tuple[Any, ...], Listing] = OrderedDict()
         self._selections: OrderedDict[tuple[Any, ...], ShownRows] = OrderedDict()
+        self._facets: OrderedDict[tuple[Any, ...], dict[str, list[tuple[str, int]]]] = OrderedDict()
         self._layout: tuple[int, Layout] | None = None
         self._alike: tuple[int, list[Alike], tuple[str, ...]] | None = None
         self._cut: tuple[int, CutOff | None] | None = None
@@ -146,6 +155,28 @@ class Session:
             UserError: the filter, a term or the label is wrong, or nothing satisfies the filter.
         """
         began = time.perf_counter()
+        view, version, revision, listing = self._listing(ask, version, revision, start + count)
+        return {
+            "total": listing.total,
+            "of": len(view.ids),
+            "version": version,
+            "revision": revision,
+            "start": start,
+            "tiles": self._tiles(ask, listing, start, count),
+            "shapes": base64.b64encode(view.shapes_of(listing.ids[:_FIRST])).decode() if not start else "",
+            **listing.about,
+            "milliseconds": round(1000 * (time.perf_counter() - began), 1),
+        }
+
+    def shapes(self, ask: Ask, version: int | None = None, revision: int | None = None) -> bytes:
+        """A byte for the aspect ratio of each picture of a list (see `View.shapes`)."""
+        view, _, _, listing = self._listing(ask, version, revision, None)
+        return view.shapes_of(listing.ids)
+
+    def _listing(
+        self, ask: Ask, version: int | None, revision: int | None, end: int | None
+    ) -> tuple[View, int | None, int | None, Listing]:
+        """The list with at least ``end`` ids, or all of them, with its version and revision."""
         view = self.library.view()
         key = (ask, version, revision)
         with self._kept:
@@ -154,23 +185,14 @@ class Session:
             version, revision = view.version, self.labels.revision
             key = (ask, version, revision)
             listing = self._lists.get(key) or self._make(ask, view)
-        if start + count > len(listing.ids) < listing.total:
+        if len(listing.ids) < listing.total and (end is None or end > len(listing.ids)):
             listing = self._whole(ask, listing)
         with self._kept:
             self._lists[key] = listing
             self._lists.move_to_end(key)
             while len(self._lists) > _LISTS:
                 self._lists.popitem(last=False)
-        return {
-            "total": listing.total,
-            "of": len(view.ids),
-            "version": version,
-            "revision": revision,
-            "start": start,
-            "tiles": self._tiles(ask, listing, start, count),
-            **listing.about,
-            "milliseconds": round(1000 * (time.perf_counter() - began), 1),
-        }
+        return view, version, revision, listing
 
     def _make(self, ask: Ask, view: View) -> Listing:
         if ask.order == "search":
@@ -187,7 +209,10 @@ class Session:
         return Listing(ids, scores, len(ids), {"summary": self.teacher.summary(ask.label, shown)})
 
     def _everything(self, ask: Ask, view: View) -> Listing:
-        ids = self.selection(ask.where, view).ids
+        if ask.arrange == "score":
+            ids = self.selection(ask.where, view).ids
+        else:
+            ids = arranged(self.library.index, ask.arrange, ask.where or None)
         return Listing(ids, None, len(ids))
 
     def _search(self, ask: Ask, view: View) -> Listing:
@@ -198,7 +223,17 @@ class Session:
         total = len(self.selection(ask.where, view).ids) if ask.where else len(view.ids)
         listing = self._looked_up(vector, ask.where, min(_FIRST, total), total)
         listing.about = {"notes": self._notes(query), **self._end(query, listing)}
-        return self._adapted(ask, listing) if ask.adapt else listing
+        listing = self._adapted(ask, listing) if ask.adapt else listing
+        return listing if ask.arrange == "score" else self._arranged(ask.arrange, listing)
+
+    def _arranged(self, by: Arrangement, listing: Listing) -> Listing:
+        """The likely matches of a search by date or name; without a cut-off its best `MOST_ARRANGED`."""
+        some = listing.about["cut"]["above"] if "cut" in listing.about else MOST_ARRANGED
+        rank = {id: place for place, id in enumerate(listing.ids[:some])}
+        ids = arranged(self.library.index, by, Among(frozenset(rank))) if rank else []
+        assert listing.scores is not None
+        about = {"notes": listing.about["notes"], "arranged": len(ids)}
+        return Listing(ids, listing.scores[[rank[id] for id in ids]], len(ids), about, listing.before, listing.vector)
 
     def _looked_up(self, vector: np.ndarray, where: str, k: int, total: int) -> Listing:
         if not k:
@@ -375,6 +410,25 @@ class Session:
         self.labels.close()
 
     # ---------------------------------------------------------------- overviews
+
+    def facets(self, names: Sequence[str], where: str | None = None) -> dict[str, list[tuple[str, int]]]:
+        """How many pictures of a filter each folder, month, camera, label and source has; kept per version.
+
+        Raises:
+            UserError: the filter is malformed, nothing satisfies it, or there is no such facet.
+        """
+        if unknown := set(names) - {*FACETS, LABELLED}:
+            raise UserError(f"no facet {sorted(unknown)[0]!r}; there are {', '.join((*FACETS, LABELLED))}")
+        key = (tuple(names), where, self.library.view().version, self.labels.revision)
+        with self._kept:
+            found = self._facets.get(key)
+        if found is None:
+            found = self.library.index.facets(names, where or None)
+            with self._kept:
+                self._facets[key] = found
+                while len(self._facets) > _FILTERS:
+                    self._facets.popitem(last=False)
+        return found
 
     def layout(self, where: str | None = None) -> tuple[list[str], np.ndarray, str]:
         """Ids of the pictures on the map, their places (pictures, 2) in the unit square, and the method.

@@ -1,0 +1,161 @@
+"""Copy or move the files of pictures to a folder, or to a trash folder; nothing is ever overwritten."""
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from recollect.core.errors import UserError
+from recollect.data.sources.images import BrokenImageError
+from recollect.index.rows import File, Picture
+
+if TYPE_CHECKING:
+    from recollect.index.index import Index
+
+TRASH = ".recollect-trash"
+"""Folder for deleted files, at the top of their source; sources do not read hidden folders."""
+
+_BLOCK = 2_048
+_ENDINGS = {b"\xff\xd8": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp", b"GIF8": ".gif", b"BM": ".bmp"}
+
+
+@dataclass
+class Transfer:
+    """What was copied or moved.
+
+    Attributes:
+        pictures: how many.
+        files: pairs of the old place and the new one; the old place of a picture that was no file is empty.
+        missing: ids of pictures whose files are gone, and that the index does not store.
+    """
+
+    pictures: int = 0
+    files: list[tuple[str, str]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+
+def copy_pictures(index: "Index", ids: Sequence[str], folder: Path) -> Transfer:
+    """Copy one file of each picture to a folder, or write the picture that the index stores.
+
+    A name that is taken gets a number: ``boat (2).jpg``.
+
+    Raises:
+        UserError: the folder cannot be made or written to; what was copied before stays.
+    """
+    done = Transfer()
+    with _told(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for picture in _pictures(index, ids):
+            path, stored = picture.path, None
+            if path is None or not path.is_file():
+                with suppress(BrokenImageError):
+                    stored = picture.encoded()
+            if stored is None and (path is None or not path.is_file()):
+                done.missing.append(picture.id)
+                continue
+            name = path.name if path is not None else _name(picture, stored or b"")
+            target = _reserve(folder / name)
+            if stored is not None:
+                target.write_bytes(stored)
+            elif path is not None:
+                shutil.copy2(path, target)
+            done.pictures += 1
+            done.files.append((str(path or ""), str(target)))
+    return done
+
+
+def move_pictures(index: "Index", ids: Sequence[str], folder: Path | None) -> Transfer:
+    """Move every file of some pictures to a folder, and note their new places in the index.
+
+    Args:
+        folder: where to; None for the trash folder of each file's source.
+
+    Raises:
+        UserError: a folder cannot be made or written to, or a file cannot be moved; what was moved before stays moved,
+            and the index knows.
+    """
+    done = Transfer()
+    try:
+        for picture in _pictures(index, ids):
+            there = [file for file in picture.files if file.path and Path(file.path).is_file()]
+            for file in there:
+                to = folder or trash_of(file)
+                with _told(to):
+                    to.mkdir(parents=True, exist_ok=True)
+                    done.files.append((file.path, str(move_file(Path(file.path), to / Path(file.path).name))))
+            if there:
+                done.pictures += 1
+            else:
+                done.missing.append(picture.id)
+    finally:
+        if done.files:
+            index.rename_files(list(ids), dict(done.files))
+    return done
+
+
+def move_back(index: "Index", ids: Sequence[str], files: Sequence[tuple[str, str]]) -> int:
+    """Undo `move_pictures`: each file returns to its old place, under another name if that is taken now.
+
+    Returns:
+        How many files were moved back; the others are gone.
+    """
+    back: dict[str, str] = {}
+    for old, new in reversed(files):
+        if Path(new).is_file():
+            with _told(Path(old).parent):
+                Path(old).parent.mkdir(parents=True, exist_ok=True)
+                back[new] = str(move_file(Path(new), Path(old)))
+    index.rename_files(list(ids), back)
+    return len(back)
+
+
+def move_file(source: Path, target: Path) -> Path:
+    """Move a file without ever replacing another; returns where it is now."""
+    target = _reserve(target)
+    try:
+        os.replace(source, target)
+    except OSError:  # another disk
+        shutil.copy2(source, target)
+        source.unlink()
+    return target
+
+
+def trash_of(file: File) -> Path:
+    """Where a deleted file goes: on the same disk, at the top of its source."""
+    path, place = Path(file.path), Path(file.place)
+    return (place if file.place and path.is_relative_to(place) else path.parent) / TRASH
+
+
+def _reserve(target: Path) -> Path:
+    """The target, or the first free name after it, as an empty new file."""
+    number, name = 1, target
+    while True:
+        try:
+            name.open("xb").close()
+            return name
+        except FileExistsError:
+            number += 1
+            name = target.with_name(f"{target.stem} ({number}){target.suffix}")
+
+
+def _pictures(index: "Index", ids: Sequence[str]) -> Iterator[Picture]:
+    for start in range(0, len(ids), _BLOCK):
+        yield from index.pictures(ids[start : start + _BLOCK])
+
+
+def _name(picture: Picture, stored: bytes) -> str:
+    name = Path(picture.files[0].key).name if picture.files else picture.id.replace("/", "-")
+    ending = next((ending for start, ending in _ENDINGS.items() if stored.startswith(start)), "")
+    return name if Path(name).suffix else f"{name}{ending}"
+
+
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """Turn an error of the disk into one line that names the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written to ({error.strerror or error})") from error

@@ -1,0 +1,169 @@
+"""What the page does with selected pictures: export, copy, move, remove and delete, and undo."""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from recollect.core.errors import UserError
+from recollect.index.export import export_index
+from recollect.index.transfer import Transfer, copy_pictures, move_back, move_pictures, trash_of
+from recollect.web.label_store import LabelStore
+from recollect.web.library import Library
+
+Kind = Literal["copy", "move", "remove", "delete"]
+
+_KEPT = 50
+_FOLDERS = 5
+_AT_ONCE = 2_048
+
+
+@dataclass(frozen=True)
+class Done:
+    """An action that can be undone.
+
+    Attributes:
+        kind: what was done.
+        ids: to which pictures.
+        files: old and new places.
+        revision: of the labels then; an older action is undone after later changes of labels.
+    """
+
+    kind: Kind
+    ids: Sequence[str]
+    files: Sequence[tuple[str, str]] = field(default=())
+    revision: int = 0
+
+
+class Actions:
+    """Changes to selected pictures; safe to call from several threads.
+
+    Args:
+        library: whose pictures.
+        labels: their labels, which exports contain.
+    """
+
+    def __init__(self, library: Library, labels: LabelStore) -> None:
+        self.library, self.labels = library, labels
+        self._lock = threading.Lock()
+        self._done: list[Done] = []
+
+    def plan(self, ids: Sequence[str]) -> dict[str, Any]:
+        """What deleting or moving would touch: how many files, and in which folders."""
+        folders, trash, pictures = Counter[str](), set[str](), 0
+        for start in range(0, len(ids), _AT_ONCE):
+            for picture in self.library.index.pictures(ids[start : start + _AT_ONCE]):
+                there = [file for file in picture.files if file.path and Path(file.path).is_file()]
+                pictures += bool(there)
+                folders.update(str(Path(file.path).parent) for file in there)
+                trash |= {str(trash_of(file)) for file in there}
+        return {
+            "pictures": len(ids),
+            "with_files": pictures,
+            "files": sum(folders.values()),
+            "folders": folders.most_common(_FOLDERS),
+            "more_folders": max(0, len(folders) - _FOLDERS),
+            "trash": sorted(trash)[:_FOLDERS],
+        }
+
+    def act(self, kind: Kind, ids: Sequence[str], folder: str = "") -> dict[str, Any]:
+        """Copy or move pictures to a folder, remove them from the index, or also move their files to the trash.
+
+        Raises:
+            UserError: the folder is not an absolute path or cannot be written to, or a picture is gone.
+        """
+        index = self.library.index
+        to = Path(folder).expanduser()
+        if kind in ("copy", "move") and not (folder and to.is_absolute()):
+            raise UserError(f"{folder or 'no folder'}: name a folder from the top, such as {Path.home() / 'Pictures'}")
+        with self._lock:
+            moved = Transfer(len(ids))
+            if kind == "copy":
+                moved = copy_pictures(index, ids, to)
+            elif kind == "move":
+                moved = move_pictures(index, ids, to)
+            elif kind == "delete":
+                moved = move_pictures(index, ids, None)
+            if kind in ("remove", "delete"):
+                index.remove(ids)
+            self._done = [*self._done, Done(kind, list(ids), moved.files, self.labels.revision)][-_KEPT:]
+        return {"kind": kind, "pictures": moved.pictures, "files": len(moved.files), "missing": len(moved.missing)}
+
+    def undo(self) -> dict[str, Any] | None:
+        """Take the last action back; None if there is none, or if labels were changed since.
+
+        Copies are deleted, moved files return, and removed pictures are in the index again.
+        """
+        with self._lock:
+            if not self._done or self._done[-1].revision != self.labels.revision:
+                return None
+            done, index = self._done[-1], self.library.index
+            if done.kind == "copy":
+                for old, new in done.files:
+                    if _same(old, new):
+                        Path(new).unlink()
+            elif done.files:
+                move_back(index, done.ids, done.files)
+            if done.kind in ("remove", "delete"):
+                removed = {each.id for each in index.removed()}
+                index.restore([id for id in done.ids if id in removed])
+            self._done.pop()
+            return {"do": done.kind, "pictures": len(done.ids)}
+
+    def export(self, ids: Sequence[str], ending: str) -> Path:
+        """Write pictures to a temporary file (see `export_index`), which the caller deletes with its folder.
+
+        Args:
+            ending: ``.csv``, ``.parquet`` or ``.json`` (COCO).
+        """
+        index = self.library.index
+        some = index if len(ids) == len(self.library.view().ids) else index.with_vectors(ids, index.vectors(ids))
+        folder = Path(tempfile.mkdtemp(prefix="recollect-"))
+        try:
+            export_index(some, folder / f"pictures{ending}")
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
+        return folder / f"pictures{ending}"
+
+
+def _same(old: str, new: str) -> bool:
+    """Whether a copy is still what was copied."""
+    try:
+        return not old or Path(old).stat().st_size == Path(new).stat().st_size
+    except OSError:
+        return Path(new).is_file()
+
+
+def file_manager() -> list[str] | None:
+    """The command that shows a folder on this machine's screen; None where there is none."""
+    if sys.platform == "darwin":
+        return ["open", "-R"]
+    if sys.platform == "win32":
+        return ["explorer", "/select,"]
+    import os
+
+    screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    opener = shutil.which("xdg-open")
+    return [opener] if screen and opener else None
+
+
+def show_file(path: Path) -> None:
+    """Open the file manager at a file.
+
+    Raises:
+        UserError: there is no file manager, or the file is gone.
+    """
+    command = file_manager()
+    if command is None:
+        raise UserError("there is no file manager on this machine")
+    if not path.is_file():
+        raise UserError(f"{path}: is gone")
+    what = str(path.parent) if command[-1].endswith("xdg-open") else str(path)
+    subprocess.Popen([*command, what], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
