@@ -57,6 +57,13 @@ class Tab:
         self.tab.press("#words", "Enter")
         self.wait("document.querySelector('#status').textContent.includes('best first')")
 
+    def filter(self, text):
+        """Type a filter, for which a phone opens the sidebar first."""
+        if not self.tab.is_visible("#where"):
+            self.tab.click("#toggle-browse")
+        self.tab.fill("#where", text)
+        self.tab.press("#where", "Enter")
+
     def captions(self, count=6):
         """Of the first tiles, from the top."""
         return self.tab.evaluate(

@@ -1,4 +1,4 @@
-"""What an index can be browsed by: how many pictures each folder, month, camera, label and source has, and sort orders."""
+"""What an index can be browsed by: counts of folders, months, cameras, labels and sources, and orders."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -124,9 +124,9 @@ def _sources(column: Any) -> Iterable[tuple[str, int]]:
     for chunk in column.chunks:
         names = pc.dictionary_encode(pc.struct_field(pc.list_flatten(chunk), "source"))
         rows = pc.list_parent_indices(chunk).to_numpy().astype(np.int64)
-        pairs = np.unique(np.stack([rows, names.indices.to_numpy().astype(np.int64)]), axis=1)
-        values, counts = np.unique(pairs[1], return_counts=True)
         known = names.dictionary.to_pylist()
+        pairs = np.unique(rows * max(1, len(known)) + names.indices.to_numpy().astype(np.int64))
+        values, counts = np.unique(pairs % max(1, len(known)), return_counts=True)
         found.update({known[value]: int(count) for value, count in zip(values, counts, strict=True)})
     return found.items()
 

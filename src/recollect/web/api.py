@@ -21,6 +21,8 @@ from recollect.web.session import Ask, SearchTerm, Session
 STATIC = (
     "index.html",
     "style.css",
+    "browse.css",
+    "browse.js",
     "app.js",
     "address.js",
     "api.js",
@@ -184,7 +186,9 @@ def _listing(app: FastAPI, session: Session) -> None:
         return Response(found, media_type="application/octet-stream")
 
     @app.get("/api/facets")
-    def facets(where: _Filter = None, names: Annotated[str, Query(max_length=200)] = ",".join(FACETS)) -> dict[str, Any]:
+    def facets(
+        where: _Filter = None, names: Annotated[str, Query(max_length=200)] = ",".join(FACETS)
+    ) -> dict[str, Any]:
         asked = [name for name in names.split(",") if name]
         return {"facets": session.ask(lambda: session.facets(asked, (where or "").strip() or None))}
 

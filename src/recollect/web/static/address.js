@@ -2,11 +2,13 @@
 
 const LISTS = ["likely", "next", "cut", "clicked"];
 
-export function write({ words, terms, where, adapt, view, label, order, show, open }) {
+export function write({ words, terms, where, facets, arrange, adapt, view, label, order, show, open }) {
   const params = new URLSearchParams();
   if (words) params.set("q", words);
   for (const { words: text, id, weight } of terms) if (text || id) params.append("t", `${weight < 0 ? "-" : "+"}${text ? `w:${text}` : `p:${id}`}`); // dropped pictures have no address
   if (where) params.set("where", where);
+  for (const [name, value] of Object.entries(facets)) params.append("in", `${name}:${value}`);
+  if (arrange) params.set("sort", arrange);
   if (adapt) params.set("refine", "1");
   if (view !== "grid") params.set("view", view);
   if (view === "sorted" && show !== "doubtful") params.set("show", show);
@@ -23,7 +25,9 @@ export function read() {
     const weight = each[0] === "-" ? -1 : 1, text = each.slice(3);
     return each[1] === "w" ? { words: text, weight, name: text } : { id: text, weight };
   });
+  const facets = Object.fromEntries(params.getAll("in").filter((each) => each.includes(":")).map((each) => [each.slice(0, each.indexOf(":")), each.slice(each.indexOf(":") + 1)]));
   return {
+    facets, arrange: ["newest", "oldest", "name", "score"].includes(params.get("sort")) ? params.get("sort") : "",
     words: params.get("q") ?? "", terms, where: params.get("where") ?? "", adapt: params.has("refine"),
     view: ["sorted", "map", "duplicates"].includes(params.get("view")) ? params.get("view") : "grid",
     show: params.get("show") ?? "doubtful", label: Number.isNaN(label) ? null : label, order: LISTS.includes(order) ? order : null, open: params.get("open"),

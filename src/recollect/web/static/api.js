@@ -10,6 +10,7 @@ async function call(method, path, body, type = "application/json") {
   } catch {
     throw new Error(t("server.gone"));
   }
+  if (answer.ok && answer.headers.get("content-type") === "application/octet-stream") return new Uint8Array(await answer.arrayBuffer());
   let value = {};
   try { value = await answer.json(); } catch { /* an answer without JSON is an error below */ }
   if (!answer.ok) throw Object.assign(new Error(value.error || t("server.status", { status: String(answer.status) })), { status: answer.status });
@@ -25,6 +26,8 @@ export const api = {
   info: () => call("GET", "/api/info"),
   filters: () => call("GET", "/api/filters"),
   list: (ask) => call("POST", "/api/list", { count: PAGE, ...ask }),
+  shapes: (ask) => call("POST", "/api/shapes", ask),
+  facets: (names, where) => call("GET", `/api/facets?names=${names.join(",")}${only(where, "&")}`),
   upload: (file) => call("POST", "/api/pictures", file, file.type || "application/octet-stream"),
   item: (id) => call("GET", `/api/items/${encodeURIComponent(id)}`),
   classes: () => call("GET", "/api/classes"),

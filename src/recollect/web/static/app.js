@@ -1,6 +1,7 @@
 // The page: state in one place, every action a call of the API.
 import * as address from "./address.js";
 import { api, element, guarded, named, notice, only, opens, thumb } from "./api.js";
+import { Browse, Timeline, monthName } from "./browse.js";
 import { Classes } from "./classes.js";
 import { Grid } from "./grid.js";
 import { PictureMap } from "./map.js";
@@ -10,10 +11,13 @@ import { percent, t, translate } from "./strings.js";
 import { Viewer } from "./viewer.js";
 
 const get = (id) => document.getElementById(id);
+const kept = (name) => { try { return localStorage.getItem(`recollect.${name}`); } catch { return null; } }; // storage may be blocked
+const keep = (name, value) => { try { localStorage.setItem(`recollect.${name}`, value); } catch { /* for this visit only */ } };
 translate(document);
+const narrow = matchMedia("(max-width: 700px)");
 // list: what the grid shows (what was asked, the answer, and the status line of an answer); searched: the latest search;
 // where: its filter, which limits every list and count
-const state = { version: 0, searched: null, list: null, listing: "search", left: 0, stale: false, where: "" };
+const state = { arrange: "", version: 0, searched: null, list: null, listing: "search", left: 0, stale: false, where: "" };
 const where = () => state.where;
 const status = (text) => { get("status").textContent = text; };
 const said = (list) => (list ? list.said(list.answer) : "");
@@ -37,7 +41,8 @@ viewer.dialog.addEventListener("close", () => { // the address follows, whoever 
   const rest = address.base(location.search);
   if (new URLSearchParams(location.search).has("open")) history.replaceState(null, "", rest ? `?${rest}` : location.pathname);
 });
-const grid = new Grid(get("grid"), { open: look, mark: guarded(clicked) });
+const grid = new Grid(get("grid"), { open: look, mark: guarded(clicked), pick: () => false, picked: () => false });
+const timeline = new Timeline(grid);
 const map = new PictureMap(get("map"), look);
 
 // the neighbor of a picture that was opened from the visible list
@@ -58,7 +63,7 @@ let shownView = "grid";
 function remember(replace = false) {
   if (following) return;
   const listed = shownView === "grid" && state.listing !== "search" && state.listing !== "sorted";
-  const now = address.write({ ...search.asked(), view: shownView, label: classes.active, order: listed ? state.listing : null, show: sorted.chosen, open: viewer.dialog.open ? viewer.tile?.id : null });
+  const now = address.write({ ...search.asked(), facets: browse.chosen, arrange: state.arrange, view: shownView, label: classes.active, order: listed ? state.listing : null, show: sorted.chosen, open: viewer.dialog.open ? viewer.tile?.id : null });
   const before = location.search || location.pathname;
   if (now === before) return;
   if (replace) history.replaceState(null, "", now); else history.pushState(null, "", now);
@@ -72,6 +77,8 @@ async function follow() { // what the address says
     followed = address.base(location.search);
     if (!same) {
       if (viewer.dialog.open) viewer.dialog.close();
+      browse.restore(wanted.facets);
+      state.arrange = wanted.arrange;
       search.restore(wanted);
       classes.select(wanted.label);
       state.listing = "search";
@@ -102,7 +109,16 @@ function present(list, options = {}) {
     button.setAttribute("aria-pressed", button.dataset.show === state.listing);
   }
   status(said(list));
+  for (const id of ["sort", "show-scores"]) get(id).parentElement.hidden = list.ask.order !== "search";
+  timeline.show(dates(list));
   remember();
+}
+
+// months of the list, for the timeline: only of pictures by date
+function dates({ ask }) {
+  if (ask.order !== "search" || ask.terms.length || !["newest", "oldest"].includes(ask.arrange) || !browse.counts) return [];
+  const months = browse.counts.month.filter(([name]) => name.startsWith(browse.chosen.month ?? ""));
+  return ask.arrange === "newest" ? months : months.toReversed();
 }
 
 // the same list as it is now: pictures came or went
@@ -142,25 +158,64 @@ const sorted = new Sorted(begin, (answer, ask, options) => {
   present({ answer, ask, said: (found) => timed(found, t("pictures", { n: found.total })) }, options);
 }, where);
 
+const browse = new Browse(() => get("where").value.trim(), () => search.run());
 const search = new SearchBox(begin, (answer, { ask, where: filter, current }) => {
-  const told = (found) => [timed(found, t(ask.terms.length ? "status.best" : "pictures", { n: found.total }) + cutOff(found)), ...found.notes ?? []].join("; ");
+  const told = (found) => [timed(found, t(found.arranged !== undefined ? "status.arranged" : ask.terms.length ? "status.best" : "pictures", { n: found.total }) + cutOff(found)), ...found.notes ?? []].join("; ");
   state.searched = { answer, ask, said: told };
   limit(filter, answer);
+  arrangement(ask);
+  counted();
   episode.show(answer);
   if (current || state.listing === "search" && !get("grid").hidden) back();
-}, () => status(said(state.list)), () => classes.active);
+}, () => status(said(state.list)), {
+  label: () => classes.active,
+  filter: () => browse.filter,
+  arrange: (searched) => (searched ? state.arrange || "score" : ["oldest", "name"].includes(state.arrange) ? state.arrange : "newest"),
+  fresh: () => { state.arrange = ""; if (narrow.matches) sidebar(false); },
+});
+
+// what the sort menu offers and says
+function arrangement({ terms, arrange }) {
+  get("sort").querySelector("[value=score]").hidden = !terms.length;
+  get("sort").value = arrange;
+  get("show-scores").parentElement.classList.toggle("idle", !terms.length);
+}
+get("sort").addEventListener("change", guarded(() => { state.arrange = get("sort").value; return search.run(); }));
+
+// counts in the sidebar, once the pictures are shown
+const counted = guarded(async () => {
+  await browse.load(`${state.searched.answer.version}/${classes.revision}`);
+  if (state.list) timeline.show(dates(state.list));
+});
+
+function sidebar(shown) {
+  get("browse").hidden = !shown;
+  get("toggle-browse").setAttribute("aria-expanded", shown);
+  if (!narrow.matches) keep("sidebar", shown ? "1" : "0");
+}
+get("toggle-browse").addEventListener("click", () => { if (narrow.matches) panel(false); sidebar(get("browse").hidden); });
+get("close-browse").addEventListener("click", () => sidebar(false));
+get("size").addEventListener("input", () => { grid.resize(Number(get("size").value)); keep("size", get("size").value); });
+get("show-scores").addEventListener("change", () => { grid.scores = get("show-scores").checked; keep("scores", grid.scores ? "1" : "0"); grid.refresh(); });
 
 // the filter limits everything that is listed, counted and exported; the page says so above each view
 function limit(filter, { total, of }) {
   const other = filter !== state.where;
   state.where = filter;
   get("scope").hidden = !filter;
-  get("scope-note").textContent = t("scope", { filter, n: total, of });
+  const typed = get("where").value.trim();
+  get("scope-note").textContent = typed ? t("scope", { filter: typed, n: total, of }) : t("scope.some", { n: total, of });
+  get("scope-chips").replaceChildren(...Object.entries(browse.chosen).map(([name, value]) => {
+    const chip = element("button", "term", `${name === "month" ? monthName(value) : value} ×`);
+    chip.type = "button"; chip.title = t("term.remove.named", { name: value });
+    chip.addEventListener("click", guarded(() => browse.choose(name, null)));
+    return chip;
+  }));
   for (const kind of ["csv", "parquet"]) document.querySelector(`.links a[href*="labels.${kind}"]`).href = `/api/labels.${kind}${only(filter)}`;
   get("links-note").textContent = filter ? t("scope.filtered") : "";
   if (other) classes.tell();
 }
-get("scope-off").addEventListener("click", () => search.everything());
+get("scope-off").addEventListener("click", () => { get("where").value = ""; browse.chosen = {}; search.run(); });
 
 // how many results are above the learned cut-off; the others are shown dimmed
 function cutOff({ cut, episode }) {
@@ -251,26 +306,25 @@ overview("duplicates", t("duplicates.looking"), async () => {
   if (!groups.length) get("duplicates").append(element("p", "", t("duplicates.none")));
   return note;
 });
-const narrow = matchMedia("(max-width: 700px)");
 function panel(shown) {
   get("panel").hidden = !shown;
   get("toggle-classes").setAttribute("aria-expanded", shown);
 }
 get("toggle-classes").addEventListener("click", () => panel(get("panel").hidden));
 
-const moves = { ArrowLeft: () => -1, ArrowRight: () => 1, ArrowUp: () => -grid.columns, ArrowDown: () => grid.columns, PageDown: () => 4 * grid.columns, PageUp: () => -4 * grid.columns, Home: () => -Infinity, End: () => Infinity };
+const moves = { ArrowLeft: () => grid.focus - 1, ArrowRight: () => grid.focus + 1, ArrowUp: () => grid.beyond(-1), ArrowDown: () => grid.beyond(1), PageDown: () => grid.beyond(4), PageUp: () => grid.beyond(-4), Home: () => 0, End: () => Infinity };
 
 document.addEventListener("keydown", (event) => {
   const { key } = event;
   if (get("viewer").open && { ArrowLeft: 1, ArrowRight: 1 }[key]) { stepped(key === "ArrowLeft" ? -1 : 1); return; }
-  if (event.target.matches("input, canvas") || document.querySelector("dialog[open]") || get("grid").hidden) {
+  if (event.target.matches("input:not([type=range], [type=checkbox]), select, canvas") || document.querySelector("dialog[open]") || get("grid").hidden) {
     if (key === "Escape") event.target.blur();
     return;
   }
   if ((event.ctrlKey || event.metaKey) && key.toLowerCase() === "z") { event.preventDefault(); if (event.shiftKey) classes.redo(); else classes.undo(); return; }
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.target.matches("button, a, summary, [role=button]") && (key === " " || key === "Enter")) return;
-  if (moves[key]) grid.move(grid.focus + moves[key]());
+  if (moves[key]) grid.move(moves[key]());
   else if (key === " ") clickedByKey(1);
   else if (key === "x") clickedByKey(-1);
   else if (key === "u") classes.undo();
@@ -313,6 +367,9 @@ async function watch() {
 
 guarded(async () => {
   panel(!narrow.matches);
+  sidebar(!narrow.matches && kept("sidebar") !== "0");
+  grid.size = Number(get("size").value = kept("size") ?? get("size").value);
+  grid.scores = get("show-scores").checked = kept("scores") === "1";
   const info = await api.info();
   get("memory").textContent = info.name;
   document.title = `${info.name} · recollect`;

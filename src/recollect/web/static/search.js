@@ -3,12 +3,13 @@ import { api, element, fill, guarded, named, notice, opens, thumb } from "./api.
 import { t } from "./strings.js";
 
 export class SearchBox {
-  // begin: starts a question; returns whether it is still the latest one. label: whose marks tiles show
-  constructor(begin, show, idle, label) {
-    Object.assign(this, { begin, show, idle, label, terms: [], questions: 0 });
+  // begin: starts a question; returns whether it is still the latest one. label: whose marks tiles show; filter: which
+  // pictures; arrange: their order; fresh: called before a new search
+  constructor(begin, show, idle, { label, filter, arrange, fresh }) {
+    Object.assign(this, { begin, show, idle, label, filter, arrange, fresh, terms: [], questions: 0 });
     const get = (id) => document.getElementById(id);
     Object.assign(this, { form: get("search"), words: get("words"), where: get("where"), chips: get("terms"), box: document.querySelector(".box"), file: get("file"), adapt: get("adapt") });
-    this.form.addEventListener("submit", (event) => { event.preventDefault(); this.run(); });
+    this.form.addEventListener("submit", (event) => { event.preventDefault(); this.fresh(); this.run(); });
     get("plus").addEventListener("click", () => this.keep(1));
     get("minus").addEventListener("click", () => this.keep(-1));
     this.adapt.addEventListener("click", () => {
@@ -63,11 +64,6 @@ export class SearchBox {
     this.draw();
   }
 
-  everything() { // without the filter
-    this.where.value = "";
-    return this.run();
-  }
-
   like(tile, weight) {
     this.terms.push({ id: tile.id, weight, name: named(tile), source: thumb(tile.id) });
     this.draw();
@@ -104,8 +100,8 @@ export class SearchBox {
     const terms = this.terms.map(({ words, id, upload, weight }) => ({ words: words ?? null, id: id ?? null, upload: upload ?? null, weight }));
     const words = this.words.value.trim();
     if (words) terms.push({ words, weight: 1 });
-    const adapts = this.adapts && terms.length > 0, where = this.where.value.trim();
-    const ask = { order: "search", terms, where: where || null, adapt: adapts, label: this.label() }, current = this.begin(adapts ? t("status.refining") : ""), mine = ++this.questions;
+    const adapts = this.adapts && terms.length > 0, where = this.filter();
+    const ask = { order: "search", terms, where: where || null, adapt: adapts, label: this.label(), arrange: this.arrange(terms.length > 0) }, current = this.begin(adapts ? t("status.refining") : ""), mine = ++this.questions;
     let answer;
     try { answer = await api.list(ask); } catch (error) {
       if (adapts && mine === this.questions) { // show the plain results instead, and do not fail again in the next search

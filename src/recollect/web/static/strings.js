@@ -50,6 +50,7 @@ const STRINGS = {
   "indexing.start": ["Looking for pictures …", "Bilder werden gesucht …"],
 
   // pictures
+  "tile.select": ["select", "auswählen"],
   "tile.yes": ["yes", "ja"],
   "tile.no": ["no", "nein"],
   "tile.none": ["no label fits", "kein Label passt"],
@@ -150,6 +151,27 @@ const STRINGS = {
   "kind.identical": ["identical", "identisch"],
   "kind.near-identical": ["near-identical", "fast identisch"],
   "kind.similar": ["similar", "ähnlich"],
+
+  // browsing
+  "browse": ["Folders, dates and filters", "Ordner, Daten und Filter"],
+  "facet.folder": ["Folders", "Ordner"],
+  "facet.month": ["Dates", "Daten"],
+  "facet.camera": ["Cameras", "Kameras"],
+  "facet.label": ["Labels", "Labels"],
+  "facet.source": ["Sources", "Quellen"],
+  "facet.all": ["Show all {n}", "Alle {n} zeigen"],
+  "facet.fewer": ["Show fewer", "Weniger zeigen"],
+  "sort": ["Sort by", "Sortieren nach"],
+  "sort.score": ["best match", "bestem Treffer"],
+  "sort.newest": ["newest first", "neueste zuerst"],
+  "sort.oldest": ["oldest first", "älteste zuerst"],
+  "sort.name": ["file name", "Dateiname"],
+  "scores": ["Scores", "Werte"],
+  "size": ["Size of the pictures", "Größe der Bilder"],
+  "timeline": ["Timeline", "Zeitleiste"],
+  "timeline.undated": ["No date", "Ohne Datum"],
+  "status.arranged": ["The {n} best matches", "Die {n} besten Treffer"],
+  "scope.some": ["{n} of {of} pictures. Lists, counts and exports cover only these.", "{n} von {of} Bildern. Listen, Zahlen und Exporte umfassen nur diese."],
 
   // the server
   "server.gone": ["The server does not answer. Start it again; your marks are saved.", "Der Server antwortet nicht. Starten Sie ihn neu; Ihre Markierungen sind gespeichert."],

@@ -1,0 +1,200 @@
+"""Browsing in a real browser: justified rows, facets, orders, the timeline."""
+
+import numpy as np
+import pytest
+
+from browsing import WIDTHS, Tab
+from colours import COLOURS, ColourEncoder, shade
+from pages import start
+from pictures import encoded
+from recollect.index import File, Index, Rows
+
+FOLDERS = ["Norway/Bergen", "Norway/Oslo's #1 100%", "Ärger & Söhne 😀", ""]
+NUMBER = 240
+
+
+@pytest.fixture(scope="module")
+def album(tmp_path_factory):
+    """The page of pictures of several shapes in odd folders, from 2019 to 2022; every twelfth has no date."""
+    folder = tmp_path_factory.mktemp("album") / "index"
+    encoder, random = ColourEncoder(), np.random.default_rng(0)
+    names = list(COLOURS)
+    images = [shade(COLOURS[names[number % 3]], number) for number in range(NUMBER)]
+    taken = [f"{2019 + number // 60}-{1 + number // 5 % 12:02d}-{1 + number % 28:02d}T12:00:00" if number % 12 else ""
+             for number in range(NUMBER)]  # fmt: skip
+    index = Index.create(folder, width=3, model=encoder.fingerprint, model_name="colours")
+    index.insert(
+        Rows(
+            ids=[f"{number:032x}" for number in range(NUMBER)],
+            image_vectors=encoder.embed_images(images).numpy(),
+            files=[(File("album", f"{names[number % 3]} {number:03d}.png",
+                         f"/album/{names[number % 3]} {number:03d}.png"),) for number in range(NUMBER)],
+            folder=[FOLDERS[number % 4] for number in range(NUMBER)],
+            taken=taken,
+            camera=["Canon" if number % 8 < 4 else "Nikon D1" for number in range(NUMBER)],
+            width=random.integers(50, 200, NUMBER).tolist(),
+            height=random.integers(50, 200, NUMBER).tolist(),
+            images=[encoded(image) for image in images],
+        )
+    )  # fmt: skip
+    running, stop = start(folder)
+    yield running
+    stop()
+
+
+BOXES = """() => [...document.querySelectorAll('.tile:not([hidden])')].map(tile => {
+  const box = tile.querySelector('.card').getBoundingClientRect();
+  return [box.left, box.top, box.width, box.height, tile.querySelector('.caption').textContent];
+}).sort((one, two) => one[1] - two[1] || one[0] - two[0])"""
+
+
+def rows_of(tab):
+    rows = {}
+    for box in tab.tab.evaluate(BOXES):
+        rows.setdefault(round(box[1]), []).append(box)
+    return list(rows.values())
+
+
+@pytest.mark.parametrize("size", WIDTHS)
+def test_rows_are_as_wide_as_the_list_and_pictures_keep_their_shape(browser, album, size):
+    tab = Tab(browser, album, size)
+    shapes = {each.path.name: each.width / each.height for each in Index.open(album.folder).pictures(
+        Index.open(album.folder).ids)}  # fmt: skip
+    width = tab.tab.evaluate("document.querySelector('#grid').clientWidth")
+    rows = rows_of(tab)
+    assert len(rows) > 3
+    for row in rows[:-1]:
+        assert abs(row[-1][0] + row[-1][2] - row[0][0] - width) < 2
+        assert len({round(box[3], 1) for box in row}) == 1
+        for _, _, wide, high, name in row:
+            assert abs(wide / high / np.clip(shapes[name], 0.45, 3) - 1) < 0.03
+    assert tab.tab.evaluate("document.documentElement.scrollWidth") <= WIDTHS[size][0]
+    tab.clean()
+
+
+def test_larger_pictures_are_fewer_and_the_place_stays(browser, album):
+    tab = Tab(browser, album)
+    tab.tab.evaluate("document.querySelector('#grid').scrollTop = 1500")
+    tab.calm()
+    before = rows_of(tab)
+    slide = """size => { const place = document.querySelector('#size'); place.value = size;
+      place.dispatchEvent(new Event('input')); }"""
+    tab.tab.evaluate(slide, 330)
+    tab.calm()
+    after = rows_of(tab)
+    assert len(after[1]) < len(before[1])
+    assert np.mean([row[0][3] for row in after]) > 1.3 * np.mean([row[0][3] for row in before])
+    seen = {box[4] for row in before[1:3] for box in row}
+    assert seen & {box[4] for row in after for box in row}
+    tab.tab.reload()
+    tab.wait("document.querySelector('#size').value === '330'")
+    tab.clean()
+
+
+@pytest.mark.parametrize("size", WIDTHS)
+def test_facets_filter_and_stay_in_the_address(browser, album, size):
+    tab = Tab(browser, album, size)
+
+    def choose(text):
+        if not tab.tab.is_visible("#browse"):
+            tab.tab.click("#toggle-browse")
+        tab.tab.click(f'#browse li button:has-text("{text}")')
+
+    def total(number):
+        tab.wait("n => document.querySelector('#status').textContent.startsWith(n + ' pictures')", number)
+
+    total(NUMBER)
+    choose("Norway")
+    total(120)
+    choose("Oslo's #1 100%")
+    total(60)
+    choose("Canon")
+    total(30)
+    choose("2021")
+    where = "folder = 'Norway/Oslo''s #1 100%' and camera = 'Canon' and taken like '2021%'"
+    wanted = len(Index.open(album.folder).ids_where(where))
+    total(wanted)
+    tab.tab.reload()
+    total(wanted)
+    tab.tab.go_back()
+    total(30)
+    assert tab.tab.locator("#scope-chips button").count() == 2
+    if tab.tab.is_visible("#close-browse"):
+        tab.tab.click("#close-browse")
+    tab.tab.click("#scope-off")
+    total(NUMBER)
+    tab.clean()
+
+
+def test_order_by_date_and_name_and_the_timeline_goes_to_a_month(browser, album):
+    pictures = Index.open(album.folder).pictures(Index.open(album.folder).ids)
+    tab = Tab(browser, album)
+    newest = max(pictures, key=lambda each: each.taken)
+    tab.wait("name => document.querySelector('.tile.focus .caption').textContent === name", newest.path.name)
+    tab.tab.select_option("#sort", "name")
+    first = min(each.path.name for each in pictures)
+    tab.wait("name => document.querySelector('.tile.focus .caption').textContent === name", first)
+    assert not tab.tab.is_visible("#timeline")
+    tab.tab.select_option("#sort", "oldest")
+    tab.tab.wait_for_selector("#timeline .year")
+    years = tab.tab.evaluate("[...document.querySelectorAll('#timeline .year')].map(each => each.textContent)")
+    assert years == ["2019", "2020", "2021", "2022"]
+    bar = tab.tab.locator("#timeline").bounding_box()
+    tab.tab.mouse.move(bar["x"] + 20, bar["y"] + 5)
+    tab.tab.mouse.down()
+    tab.tab.mouse.move(bar["x"] + 20, bar["y"] + bar["height"] * 0.6, steps=5)
+    tab.calm()
+    dates = {each.path.name: each.taken for each in pictures}
+    shown = [dates[box[4]][:4] for row in rows_of(tab) for box in row]
+    assert {"2021"} <= set(shown) <= {"2020", "2021"}
+    tab.tab.mouse.up()
+    tab.tab.focus("#timeline")
+    tab.tab.keyboard.press("Home")
+    tab.wait("document.querySelector('#timeline').ariaValueText === 'January 2019'")
+    tab.clean()
+
+
+def test_a_search_can_be_sorted_by_date_and_scores_are_shown_on_request(browser, album):
+    tab = Tab(browser, album)
+    tab.search("red")
+    tab.shows("red")
+    assert not tab.tab.evaluate("[...document.querySelectorAll('.tile .score')].some(each => each.textContent)")
+    tab.tab.check("#show-scores")
+    score = "document.querySelector('.tile.focus .score').textContent"
+    tab.wait(f"/^[01]\\.\\d{{3}}$/.test({score})")
+    tab.tab.select_option("#sort", "newest")
+    tab.wait("location.search.includes('sort=newest')")
+    tab.calm()
+    pictures = Index.open(album.folder).pictures(Index.open(album.folder).ids)
+    newest = max(pictures, key=lambda each: each.taken).path.name
+    tab.wait("name => document.querySelector('.tile.focus .caption').textContent === name", newest)
+    tab.search("blue")
+    tab.shows("blue")
+    tab.clean()
+
+
+def test_a_long_list_gets_its_shapes_when_it_is_scrolled(browser, album, monkeypatch):
+    monkeypatch.setattr("recollect.web.session._FIRST", 50)
+    album.session._lists.clear()
+    tab = Tab(browser, album)
+    with tab.tab.expect_response("**/api/shapes") as answer:
+        tab.tab.focus("#grid")
+        tab.tab.keyboard.press("End")
+    assert len(answer.value.body()) == NUMBER
+    tab.calm()
+    width = tab.tab.evaluate("document.querySelector('#grid').clientWidth")
+    for row in rows_of(tab)[:-1]:
+        assert abs(row[-1][0] + row[-1][2] - row[0][0] - width) < 2
+    album.session._lists.clear()
+    tab.clean()
+
+
+def test_arrows_reach_the_rows_above_and_below(browser, album):
+    tab = Tab(browser, album)
+    tab.wait("document.activeElement.id === 'grid'")
+    rows = rows_of(tab)
+    focus = "document.querySelector('.tile.focus .caption').textContent"
+    for key, row in (("ArrowDown", 1), ("ArrowDown", 2), ("ArrowUp", 1), ("ArrowUp", 0)):
+        tab.tab.keyboard.press(key)
+        assert tab.tab.evaluate(focus) in {box[4] for box in rows[row]}
+    tab.clean()
