@@ -1,4 +1,4 @@
-"""What all studies share in tests: made worlds of which a tokenizer reads a few texts alone, and no wait for disks."""
+"""What all studies share in tests: made worlds whose tokenizer learns from a few texts, and no wait for disks."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from recollect.data.sources import derived
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_worlds():
-    """Every word of a made world is known beforehand, and how often it is said decides no table's form."""
+    """Every word of a made world is known beforehand, and how often it occurs does not change a table's form."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(derived, "_MADE_TEXTS", 300)
         patch.setattr(os, "fsync", lambda file: None)  # what a power cut leaves is tested where files are written

@@ -78,10 +78,10 @@ def test_the_other_papers_sentences_say_theirs():
     assert "only captions speak of when read as a caption (4.0 %, as a label 3.0 %)" in prefixes
     assert "does not clearly change how many" in memory
     assert "5.0 % alone, 6.0 % with it" in memory
-    assert "improves where the right picture stands" in search
+    assert "improves the rank of the right picture" in search
     assert ": first for 40.0 % of the queries before and 60.0 % after" in search
     assert "lowers how many" in read_as((50.0, 30.0), (40.0, 20.0))[1]
-    assert "worsens where" in read_as((50.0, 30.0), (40.0, 20.0))[2]
+    assert "worsens the rank" in read_as((50.0, 30.0), (40.0, 20.0))[2]
 
 
 def test_no_reading_is_the_better_one_where_both_figures_look_the_same():

@@ -194,7 +194,7 @@ def test_full_scale_is_the_users_pool_captions_and_model(own, tmp_path, capsys):
     report = json.loads((tmp_path / "efsa-table-3.json").read_text())
     table = report["tables"][0]
     assert [row[0] for row in table["rows"]] == ["Z.S", "F.T", "T2T", "EFSA", "full parameters"]
-    assert "paper: coco R@1" in table["columns"]  # a set of that name stands beside the paper's
+    assert "paper: coco R@1" in table["columns"]  # a set of that name is shown next to the paper's
     assert printed("efsa", "table-3").rows["episode"][0] in table["rows"][3]
     assert "captions of the pool: column:second" in table["notes"][0]
 

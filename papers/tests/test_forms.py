@@ -128,9 +128,9 @@ def test_every_search_stands_beside_the_papers_average(number):
     assert table.columns[1:10] == tuple(f"{name} R@{k}" for name in domains for k in (1, 5, 10))
     assert table.columns[-3:] == ("paper: average R@1", "paper: average R@5", "paper: average R@10")
     paper = printed("efsa", f"table-{number}").rows
-    beside = {"Z.S": "zero-shot", "F.T": "fine-tuning", "T2T": "text-to-text", "RLCF": "rlcf", "EFSA": "episode"}
+    arms_by_row = {"Z.S": "zero-shot", "F.T": "fine-tuning", "T2T": "text-to-text", "RLCF": "rlcf", "EFSA": "episode"}
     for row in table.rows:
-        known = paper.get(beside.get(row[0], ""))
+        known = paper.get(arms_by_row.get(row[0], ""))
         assert row[-3:] == (known[-3:] if known else ("", "", ""))
     assert [row[0] for row in costs.rows] == [row[0] for row in table.rows]
     assert float(costs.rows[4][3]) == 6  # an episode passes its k images back
@@ -149,9 +149,9 @@ def test_every_search_stands_beside_the_papers_average(number):
 def test_every_ablation_of_episodes_has_its_rows_and_the_papers_figures(number, names):
     (table,) = formed(f"efsa-table-{number}")
     assert [row[0].startswith(name) for row, name in zip(table.rows, names, strict=True)] == [True] * len(names)
-    beside, paper = [row[11:] for row in table.rows], printed("efsa", f"table-{number}").rows
+    arms_by_row, paper = [row[11:] for row in table.rows], printed("efsa", f"table-{number}").rows
     key = {4: ("Hinge", "hinge"), 5: ("8", "8"), 6: ("Ground-truth", "Ground-truth")}[number]
-    assert beside[names.index(key[0])] == paper[key[1]]
+    assert arms_by_row[names.index(key[0])] == paper[key[1]]
     if number == 5:
         assert "zero-shot R@4" in table.rows[2][0]
 

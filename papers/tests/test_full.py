@@ -200,8 +200,8 @@ def test_prefixes_with_shifted_names_end_in_a_table(prefix_options):
     (table,) = find_study("prefix/table-7").load()(prefix_options).tables
     ours = {row[:4]: row[4:8] for row in table.rows}
     assert table.notes == ("one training seed; 80 templates a class",)
-    assert "not run" not in ours["IN-21K + CC-12M", "", "✓", "caption"][::2]  # of three classes there is no top-5
-    assert set(ours["IN-21K + CC-12M", "✓", "✓", "caption"]) == {"not run"}  # nobody named labels-renamed
+    assert "not run" not in ours["IN-21K + CC-12M", "", "✓", "caption"][::2]  # three classes have no top-5
+    assert set(ours["IN-21K + CC-12M", "✓", "✓", "caption"]) == {"not run"}  # the command did not name labels-renamed
 
 
 @pytest.mark.parametrize("name", ["table-8", "figure-3", "figure-8"])
@@ -234,7 +234,7 @@ def test_arms_that_come_to_one_training_share_its_figures(prefix_options, monkey
     monkeypatch.setattr(prefix_world, "run", run)
     arms = (PrefixArm(length=0.5), PrefixArm(length=0.6), PrefixArm("rest"))
     found = prefix_world.figures(arms, prefix_options, StudyEvaluation())
-    assert [arm for arm, _ in found.results] == list(arms[:2])  # nobody named labels-rest
+    assert [arm for arm, _ in found.results] == list(arms[:2])  # the command did not name labels-rest
     assert len(trained) == 1
 
 
@@ -305,7 +305,7 @@ def test_efsas_figure_of_captions_says_what_is_asked_of_each(efsa_options):
 
 @pytest.fixture(scope="module")
 def reco_options(own, papers, tmp_path_factory):
-    """Three of the paper's sets, of which the first is none of those that Figure 3 and Table 4 are of."""
+    """Three of the paper's sets; the first is not in Figure 3 or Table 4."""
     names = ("stanford-cars", "cub-200-2011", "stanford-dogs")
     sets = tuple(TinySet(name, f"{own}/one.csv") for name in names)
     search = replace(SearchSettings(), models=(f"{own}/model",))
@@ -330,7 +330,7 @@ def test_recos_columns_stand_beside_the_papers(reco_options):
     assert table.columns[1:10] == tuple(f"{name}: {mode}" for name in ours for mode in reco_tables.MODES)
     assert all(float(cell) >= 0 for cell in table.rows[3][1:10])
     assert table.notes[0] == "each fusion trained once"  # a table without gains
-    assert "text to image: one:test, beside the paper's COCO" in table.notes
+    assert "text to image: one:test; the paper's column is COCO" in table.notes
 
 
 def test_recos_figures_are_of_the_papers_set(reco_options, own):

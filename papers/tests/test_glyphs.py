@@ -113,7 +113,7 @@ def test_captions_say_the_script_and_what_is_measured(world):
         script = SCRIPTS[world.table.scripts[character]][0]
         scripts += script in text
     assert 0.68 < said / (8 * len(texts)) < 0.72
-    assert 0.95 < right / said < 0.98  # 5 % are drawn anew, a third of which are right by chance
+    assert 0.95 < right / said < 0.98  # 5 % are drawn again; a third of those are right by chance
     assert scripts / len(texts) > 0.79
     assert {word for text in texts for word in text.split()} <= set(world.vocabulary())
 
@@ -294,7 +294,7 @@ def test_captions_said_the_other_way_round_say_the_same():
 
 
 def _said(text):
-    """What is said, in no order; what stands in a relation in the order that it means."""
+    """What a caption mentions, in no order, except that a relation keeps its order."""
     said = []
     for clause in text.split(", "):
         for one, other in (("right of", "left of"), ("below", "above")):

@@ -1,4 +1,4 @@
-"""What a prefix does to a text: attention over words, maps of embeddings, how far sets lie apart."""
+"""What a prefix does to a text: attention over words, maps of embeddings, distances between sets."""
 
 import numpy as np
 import pytest

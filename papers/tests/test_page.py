@@ -177,7 +177,7 @@ def test_a_measured_fusion_is_a_table_too(folder):
             "no 'rank' of 'tables > 0 > rank' (title, col",
         ),
         ('<!-- value one.json "tables > 7" ".1f" --><!-- end -->', "no '7' of 'tables > 7' (no such place)"),
-        ('<!-- value one.json "world" ".1f" --><!-- end -->', "'world' is no number"),
+        ('<!-- value one.json "world" ".1f" --><!-- end -->', "'world' is not a number"),
         ('<!-- table one.json "Cost" -->', "1 mark without <!-- end -->"),
         ('<!-- table lixp/real "Cost" --><!-- end -->', "no runs there"),
     ],

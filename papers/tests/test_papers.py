@@ -1,4 +1,4 @@
-"""The figures that stand beside ours are those that the papers print."""
+"""The figures shown next to ours are those that the papers print."""
 
 import json
 import re

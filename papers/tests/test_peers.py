@@ -1,4 +1,4 @@
-"""LIxP's Table 2: methods of the literature, trained ones too, beside voting on SigLIxP."""
+"""LIxP's Table 2: methods of the literature, trained ones too, and voting on SigLIxP."""
 
 import json
 from dataclasses import replace
@@ -72,8 +72,8 @@ def test_a_cell_is_the_mean_over_seeds_beside_what_the_paper_prints():
     assert rows["DMN", ""] == ("", "", *paper.rows["dmn"])
     assert rows["Softmax NN + zero-shot", "SigLIxP"][2:] == ("77.9", "76.7", "92.6", "94.4", "92.8")
     assert rows["Softmax NN + zero-shot", "SigLIP"][2:] == ("",) * 5
-    beside = [row[5:] for row in table.rows if any(row[5:])]
-    assert beside == list(paper.rows.values())  # every row of the paper, in its order
+    printed_row = [row[5:] for row in table.rows if any(row[5:])]
+    assert printed_row == list(paper.rows.values())  # every row of the paper, in its order
 
 
 def test_full_scale_shares_the_runs_of_table_1(tmp_path):

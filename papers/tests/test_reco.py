@@ -133,7 +133,7 @@ def test_shares_of_relevant_rows_are_counted_as_by_hand(bench):
 
 
 def test_a_damaged_memory_or_fusion_of_a_study_is_made_again(bench, tmp_path, capsys, monkeypatch):
-    """One bit: the memory's vectors and the fusion's weights would give other figures, and nobody would see it."""
+    """One bit: the memory's vectors and the fusion's weights would give other figures without anyone noticing."""
     few = (Subset(bench.memory[0], np.arange(6)),)
 
     def train(recipe, model, pairs, out, resume):

@@ -1,4 +1,4 @@
-"""A run's file says what it was made from: one of other data or another recipe is not read, and that is said."""
+"""A run's file says what it was made from: one made from other data or another recipe is reported and not read."""
 
 import json
 from dataclasses import asdict, replace

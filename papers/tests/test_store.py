@@ -140,7 +140,7 @@ def test_what_a_store_keeps_is_made_again_where_it_is_damaged(tmp_path, capsys):
 
 
 def test_results_are_whole_or_measured_again(tmp_path, capsys):
-    """With a set less a mean is another figure, and nobody would see it."""
+    """Without one of its sets a mean is another figure, which no reader could notice."""
     for name in "ab":
         (tmp_path / f"{name}.json").write_text(f'{{"value": "{name}"}}')
     assert not finished(tmp_path)

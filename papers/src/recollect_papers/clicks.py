@@ -14,7 +14,7 @@ _Record = Mapping[str, Any]
 
 
 def click_tables(records: Sequence[_Record]) -> tuple[StudyTable, ...]:
-    """Mean clicks to each goal and to nine tenths of what all labels reach, and both beside the forest's."""
+    """Mean clicks to each goal and to nine tenths of what all labels reach, for us and for the forest."""
     order = sorted(records, key=lambda record: -max(_reached(record)))
     to_goals = tuple(_to_goal(order, f"Clicks to {goal}", goal) for goal in GOALS)
     return (*to_goals, _to_goal(order, "Clicks to nine tenths", None), _beside(order), _refits(order))
@@ -40,7 +40,7 @@ def _beside(records: Sequence[_Record]) -> StudyTable:
     for record in records:
         both = [[float(np.mean(_clicks(record, loop, goal))) for loop in ("ours", "forest")] for goal in ("0.9", None)]
         rows.append((record["set"], *(f"{ours / forest:.2f}" for ours, forest in both)))
-    return StudyTable("Clicks beside the forest's", ("set", "to 0.9", "to nine tenths"), tuple(rows))
+    return StudyTable("Clicks, ours and the forest's", ("set", "to 0.9", "to nine tenths"), tuple(rows))
 
 
 def _refits(records: Sequence[_Record]) -> StudyTable:

@@ -1,4 +1,4 @@
-"""One engine for every table: rows are arms, columns are measures, and what the paper printed stands beside.
+"""One engine for every table: rows are arms, columns are measures, next to the figures that the paper printed.
 
 A study measures (`Measurements`: figures by what they are of, one for each seed), and a table is a pure function of
 that: the figure in a cell is the one whose address is its row's and its column's together. Both are kept in one JSON
@@ -70,7 +70,7 @@ class Row:
     """One arm.
 
     Attributes:
-        head: its first cells; ``{}`` in one stands for the figure at ``inset``.
+        head: its first cells; ``{}`` in one is replaced by the figure at ``inset``.
         at: its part of the address; None for a row of the paper alone.
         printed: its name in the paper's table.
         over: what its gains are over, where its own address differs from that of the column.
@@ -117,7 +117,7 @@ class TableForm:
         heads: titles of the rows' first cells.
         rows: arms, in the paper's order.
         columns: measures.
-        paper: the printed table that stands beside; empty cells in rows that it lacks.
+        paper: the table to show next to ours; its cells are empty in rows that it lacks.
         missing: what a cell says that was not measured; an error where None.
     """
 

@@ -34,7 +34,9 @@ class FillResults:
         console = output()
         if not self.check:
             changed = write_page(self.page, self.results)
-            console.print(f"{self.page}: {'filled anew' if changed else 'is what the files give'}", highlight=False)
+            console.print(
+                f"{self.page}: {'filled in again' if changed else 'already agrees with the files'}", highlight=False
+            )
             return
         if not self.page.is_file():
             raise UserError(f"{self.page}: no such page")

@@ -84,7 +84,7 @@ class Measurements:
     """Figures by address, one for each seed.
 
     Attributes:
-        context: what forms of tables need beside figures (names of sets, notes), as JSON.
+        context: what tables need besides figures (names of sets, notes), as JSON.
     """
 
     def __init__(self, context: Mapping[str, Any] | None = None) -> None:
@@ -173,7 +173,7 @@ class Measurements:
         return summarise(values.values())
 
     def as_json(self) -> dict[str, Any]:
-        """The figures that somebody asked for, as a report's file holds them; `from_json` reads it."""
+        """The requested figures, as a report's file stores them; `from_json` reads it."""
         figures = [{**dict(sorted(address)), "seeds": {str(seed): value for seed, value in values.items()}}
                    for address, values in self._figures.items() if address in self._asked]  # fmt: skip
         return {"context": self.context, "figures": figures}

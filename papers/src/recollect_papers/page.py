@@ -1,4 +1,4 @@
-"""A page whose tables and figures are made from result files: what stands between its marks is never written by hand.
+"""A page whose tables and figures are made from result files: nothing between its markers is written by hand.
 
     <!-- table lixp/table-4.json "4b" without="paper: .*" -->
     <!-- end -->
@@ -84,7 +84,7 @@ def write_page(page: Path, folder: Path) -> bool:
     """Fill a page in its place; whether anything changed.
 
     Raises:
-        UserError: there is no such page, or `fill_page` cannot fill it.
+        UserError: the page does not exist, or `fill_page` cannot fill it.
     """
     if not page.is_file():
         raise UserError(f"{page}: no such page")
@@ -246,7 +246,7 @@ def _value(words: Sequence[str], folder: Path) -> str:
     try:
         return format(number, words[2])
     except ValueError as error:
-        raise UserError(f"{words[0]}, {words[1]}: '{words[2]}' is no format of a number, such as .1f") from error
+        raise UserError(f"{words[0]}, {words[1]}: '{words[2]}' is not a number format such as .1f") from error
 
 
 def _number(value: Any, file: str, path: str) -> float:
@@ -259,7 +259,7 @@ def _number(value: Any, file: str, path: str) -> float:
             there = ", ".join(value) if isinstance(value, dict) else "no such place"
             raise UserError(f"{file}: no '{key}' of '{path}' ({there})")
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UserError(f"{file}: '{path}' is no number")
+        raise UserError(f"{file}: '{path}' is not a number")
     return float(value)
 
 

@@ -90,7 +90,7 @@ def training_dynamics(metrics: Mapping[str, pd.DataFrame], colours: Mapping[str,
     for axis, (column, title) in zip(axes[0], panels.items(), strict=True):
         for place, (name, frame) in enumerate(metrics.items()):
             if column in frame and frame[column].notna().any():
-                # Each later line is thinner and broken otherwise: what lies on another leaves it to be seen.
+                # Each later line is thinner and has its own dashes, so that a line below it stays visible.
                 width, dash = max(1.0, 3.2 - 1.1 * place), DASHES[place % len(DASHES)]
                 axis.plot(frame["step"], frame[column], color=shown[name], label=name, linewidth=width, linestyle=dash)
         axis.set_title(title)

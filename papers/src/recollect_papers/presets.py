@@ -21,7 +21,7 @@ PRESETS: Mapping[str, SmallPreset] = {
         GlyphTowers(BagOfWords(24), image="random"),
     ),
     "glyph-strong": SmallPreset(
-        "glyph world, to stand beside A: the same convnet, plain head, linear text tower of full rank",
+        "glyph world, to compare with A: the same convnet, plain head, linear text tower of full rank",
         GlyphTowers(BagOfWords(256)),
     ),
 }

@@ -84,7 +84,7 @@ def glyphs_b_siglixp() -> Recipe:
 
 
 def glyphs_strong_siglip() -> Recipe:
-    """SigLIP on glyphs, not held back: to stand beside setting A, always."""
+    """SigLIP on glyphs, not held back: always compared with setting A."""
     return _glyphs("glyph-strong", 1500, 1e-3)
 
 

@@ -83,7 +83,7 @@ class RunStudy:
         """Draw a figure from what its study measured.
 
         Raises:
-            UserError: the study is no figure of numbers alone; the file is of another, or lacks the points.
+            UserError: the study is not a figure of numbers; the file belongs to another study, or lacks the points.
         """
         from recollect.core.progress import output
         from recollect.evaluation.reports.plots import save_figure

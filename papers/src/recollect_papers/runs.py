@@ -51,7 +51,7 @@ SPAN_TEXTS = 2000
 
 @dataclass(frozen=True)
 class StudyTuning:
-    """Methods that tune a study's models on the pictures of each draw, beside those that read embeddings.
+    """Methods that tune a study's models on the pictures of each draw, in addition to those that read embeddings.
 
     Attributes:
         methods: names of `recollect.classifiers.tuning.methods.TUNING_METHODS`, or ``caspl``.
@@ -191,7 +191,7 @@ def _evaluation_content(evaluation: StudyEvaluation) -> list[str]:
 
 
 def made_once(recipe: Recipe, folder: Path) -> Path:
-    """Train where nobody has yet, going on from where a stopped run was; returns the model.
+    """Train unless that was done already, continuing a stopped run; returns the model.
 
     Two studies in one folder share their runs: the later one waits for what the other trains. A model that is other
     than it was written is made again from its last checkpoint.
@@ -339,7 +339,7 @@ def _short(task: ClassificationTask, protocol: Protocol) -> ShortClasses:
 
 
 def _open_first(evaluation: StudyEvaluation) -> None:
-    """Open what models are to be tested on before any is trained: what cannot be is said now, not days later.
+    """Open what models are tested on before any is trained: a source that cannot be opened is reported at once.
 
     Raises:
         UserError: none of a suite's sets can be opened, or a source cannot.

@@ -26,14 +26,14 @@ def content_key(*parts: Any, size: int = 8) -> str:
 
 
 def content(spec: str, split: str | None = "all", kind: Kind | None = None) -> str:
-    """What a source holds, by content: changes whenever a sample would, wherever it lies.
+    """A digest of a source's content: changes whenever a sample changes, wherever the files are.
 
     Args:
         spec: as `open_source` takes it. A built-in world is its address, since that decides every sample.
         split, kind: as `open_source` takes them.
 
     Raises:
-        UserError: there is no such source.
+        UserError: the source does not exist.
     """
     path = Path(parse_address(spec).place).expanduser()
     if path.suffix.lower() in _NAMING:
@@ -102,7 +102,7 @@ def finished(folder: Path) -> bool:
 
 
 def as_written(model: Path) -> bool:
-    """Whether a run's model is what it was when it was asked first; its digest is kept beside it."""
+    """Whether a run's model is unchanged since the first call, by the digest kept with it."""
     digest = model.with_name(".model.digest")
     now = content_hash(sorted(file for file in model.rglob("*") if file.is_file()))
     if not digest.exists():

@@ -23,7 +23,7 @@ class Study:
 
 STUDIES: dict[str, Study] = {
     "lixp/table-1": Study("lixp.tables", "table_1", "context for SigLIP over model and data scale"),
-    "lixp/table-2": Study("lixp.peers", "table_2", "methods of the literature beside training-free voting on SigLIxP"),
+    "lixp/table-2": Study("lixp.peers", "table_2", "methods of the literature and training-free voting on SigLIxP"),
     "lixp/table-3": Study("lixp.tables", "table_3", "context for CLIP"),
     "lixp/table-4": Study("lixp.tables", "table_4", "ablations of the objective: mask, alpha, form, gradients"),
     "lixp/table-5": Study("lixp.tables", "table_5", "ablations of the buffer: batch, heads, norms, stale, size"),
@@ -57,7 +57,7 @@ STUDIES: dict[str, Study] = {
     "efsa/table-5": Study("efsa.tables", "table_5", "candidates of an episode"),
     "efsa/table-6": Study("efsa.tables", "table_6", "captioners"),
     "efsa/table-7": Study("efsa.tables", "table_7", "every way of searching, with SigLIP"),
-    "efsa/figure-1": Study("efsa.figures", "figure_1", "zero-shot recall, and what stands in its way"),
+    "efsa/figure-1": Study("efsa.figures", "figure_1", "zero-shot recall, and what limits it"),
     "efsa/figure-3": Study("efsa.figures", "figure_3", "what is found first before and after an episode"),
     "efsa/figure-4": Study("efsa.figures", "figure_4", "low-rank adapters against all parameters"),
     "efsa/figure-5": Study("efsa.figures", "figure_5", "steps of an episode"),

@@ -22,7 +22,7 @@ def over(count: int, what: str) -> str:
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """What studies of search need at scale ``full``, beside data.
+    """What studies of search need at scale ``full`` in addition to data.
 
     Attributes:
         models: base models, one for each seed; the paper's own by default.
@@ -122,7 +122,7 @@ class StudyReport:
     Attributes:
         name: e.g. ``lixp/table-4``.
         world: where the numbers come from, in words; a report always says so.
-        figures: files beside the report, relative to its folder.
+        figures: files of the report, relative to its folder.
         measured: the figures of the tables by seed, as `recollect_papers.engine.Measurements` writes them.
         command: that makes it, without paths of this machine.
     """

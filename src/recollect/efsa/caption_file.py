@@ -49,7 +49,7 @@ class CaptionFile:
                 ) from None
 
     def write(self, captions: Mapping[str, str], pictures: Mapping[str, str] | None = None) -> None:
-        """Add captions; they are on disk when this returns, beside those that other processes add meanwhile.
+        """Add captions; they are on disk when this returns, and so are those that other processes add meanwhile.
 
         Args:
             captions: by id.
@@ -78,7 +78,7 @@ class CaptionFile:
 
     @staticmethod
     def _cut(file: BinaryIO) -> None:
-        """Drop a line that was cut short, and end one that was not; nobody else writes one while the file is held."""
+        """Drop a line that was cut short, and end one that was not; the lock keeps other writers out."""
         end = file.seek(0, os.SEEK_END)
         place = end
         while place > 0:

@@ -54,7 +54,7 @@ class TransformersCaptioner:
         device: where to compute; the best there is by default.
 
     Raises:
-        UserError: no such model, one of another kind, its files are damaged, or there is no such device.
+        UserError: no such model, one of another kind, its files are damaged, or the device does not exist.
     """
 
     def __init__(

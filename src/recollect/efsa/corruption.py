@@ -73,7 +73,7 @@ def reword(text: str, words: Sequence[str], options: CaptionCorruption, generato
 
 
 def held_out(source: Source) -> PoolCaptions:
-    """The last text of each image as its caption, which then is no query: for sets with several texts an image.
+    """The last text of each image as its caption, and not as a query: for sets with several texts an image.
 
     Raises:
         UserError: no image has two different texts.

@@ -141,7 +141,7 @@ class EpisodeOptions:
 
 @dataclass(frozen=True)
 class TuningOptions:
-    """How the whole captioned pool is learned at once, beside the settings of an episode (EFSA, §4.1, F.T).
+    """How the whole captioned pool is learned at once, in addition to the settings of an episode (EFSA, §4.1, F.T).
 
     Attributes:
         epochs: passes over the captioned images.

@@ -14,7 +14,7 @@ LABELLED = "clicked"
 
 
 def labels_named(path: Path | None, name: str) -> Mapping[str, list[str]] | None:
-    """The labels of each id in one label column; None if there is no such column."""
+    """The labels of each id in one label column; None if the column does not exist."""
     if path is None or not path.exists():
         return None
     found: dict[str, list[str]] = {}

@@ -28,7 +28,7 @@ NAMES = (*TEXTS, *NUMBERS)
 """Names that every picture has; other names are labels given by hand, or keys of the metadata."""
 
 SEVERAL = frozenset({"caption", "label", "source", "path", "folder"})
-"""Names of which a picture may have several values."""
+"""Names that may have several values per picture."""
 
 _SHOWN = 30
 

@@ -204,7 +204,7 @@ class Index:
             version: an earlier version of an index on disk.
 
         Raises:
-            UserError: there is no index, it is damaged, or the model is another one.
+            UserError: no index is there, it is damaged, or the model is another one.
         """
         if "://" not in str(address) and is_memory(Path(address)):
             convert_memory(Path(address))
@@ -551,7 +551,7 @@ class Index:
         """A picture of the index as a term of a query; its stored vector is used.
 
         Raises:
-            UserError: there is no such picture.
+            UserError: the picture does not exist.
         """
         self._check_known([id])
         return Term(vector=torch.from_numpy(self.vectors([id])[0]), weight=weight, name=f"picture {id[:8]}")
@@ -805,7 +805,7 @@ class Index:
             How many pictures are gone.
 
         Raises:
-            UserError: there is no such source.
+            UserError: the source does not exist.
         """
         with self.store.writing():
             mine = [
@@ -969,7 +969,7 @@ class Index:
         """`verify` of an index that may not open.
 
         Raises:
-            UserError: there is no index.
+            UserError: no index is there.
         """
         folder = Path(address)
         here = "://" not in str(address) and (folder / f"{TABLE}.lance").is_dir()

@@ -147,7 +147,7 @@ def open_pictures(spec: str, split: str | None = None, columns: "Columns | None"
     """Open a source for an index: all its splits where none is named, pictures without texts included.
 
     Raises:
-        UserError: there is no such source, split or column.
+        UserError: the source, split or column does not exist.
     """
     from recollect.data.sources import open_source  # loads datasets, which a search does not need
     from recollect.data.sources.generated import is_generated

@@ -40,7 +40,7 @@ def ray_blocks(reader: "Reader", stop: int) -> "Iterator[list[Outcome]]":
     and its block embedded again.
 
     Raises:
-        UserError: there is no such cluster, or a worker failed.
+        UserError: the cluster does not exist, or a worker failed.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -76,7 +76,7 @@ def _no_stderr() -> Iterator[None]:
     """Discard what native code writes to the terminal: Ray's core reports there that it was told to be silent."""
     try:
         kept = os.dup(2)
-    except OSError:  # there is no terminal
+    except OSError:  # no terminal
         yield
         return
     try:

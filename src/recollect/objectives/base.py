@@ -177,7 +177,7 @@ class ContrastiveObjective(Objective):
         super().__init__()
         self.term = LossTerms(base, scale, bias, form)
         if not 0 <= smoothing < 1:
-            raise ValueError(f"smoothing must lie between 0 and 1, got {smoothing}")
+            raise ValueError(f"smoothing must be between 0 and 1, got {smoothing}")
         if smoothing and not self.term.loss.smooths:
             raise ValueError(f"smoothing is for {' and '.join(smoothed())}, not for {base!r}")
         self.smoothing = smoothing

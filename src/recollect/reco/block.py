@@ -93,7 +93,7 @@ def other(modality: By) -> By:
 
 
 class FusionBlock(nn.Module):
-    """One pre-norm transformer block of which only token 0, the embedding itself, is computed.
+    """One pre-norm transformer block that computes only token 0, the embedding itself.
 
     Heads of 64 entries, an MLP as wide as the embedding, no positions (METHODS 7): 6 d² + 10 d parameters. Only token 0
     is a query, and its keys and values are never formed: with ``q`` its query in a head,

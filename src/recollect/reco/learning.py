@@ -47,8 +47,8 @@ FusionPreset = Literal["reading", "paper"]
 class FusionRecipe(Recipe):
     """All that decides the outcome of training a fusion.
 
-    The values are the paper's (section 4.1) but for what makes a fusion read: its start, what is no negative, simulated
-    newness, and which near-duplicates are passed over. `paper_recipe` has the paper's own of these too.
+    The values are the paper's (section 4.1) but for what makes a fusion read: its start, which pairs are not
+    negatives, simulated newness, and which near-duplicates are skipped. `paper_recipe` has the paper's values.
 
     Of a recipe's other settings ``model.start`` names the frozen model, ``data`` the training pairs and ``chunk`` how
     many of them are fused at a time.

@@ -46,7 +46,7 @@ class Neighbours:
             a row are read, first k of the one and then k of the other.
         captions: `caption_key` of each pair.
         pictures: a number that pairs of one picture share.
-        read_captions: for each modality the `caption_key` of each row of ``values``; of row 0 nothing is said.
+        read_captions: for each modality the `caption_key` of each row of ``values``; row 0 is ignored.
     """
 
     images: Float32[Tensor, "pairs width"]

@@ -54,7 +54,7 @@ class Newness:
     share: float = 0.5
 
     def check(self) -> None:
-        """Refuse what is no strength or share.
+        """Refuse a strength or share out of range.
 
         Raises:
             UserError: naming the option.

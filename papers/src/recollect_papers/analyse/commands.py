@@ -12,10 +12,10 @@ PrefixName = Literal["label", "caption", "none"]
 
 @dataclass(frozen=True)
 class Span:
-    """The share of image embeddings' energy that lies outside the span of the captions.
+    """The share of image embeddings' energy that is outside the span of the captions.
 
     Training with captions alone hardly touches these directions, and the context objective trains them: the share says
-    what there is for context to clean up, and not what that gains. On real images, with a locked tower, it is about a
+    what context could clean up, not what that would gain. On real images, with a locked tower, it is about a
     tenth, and context gains there (docs/results.md).
     """
 
@@ -44,7 +44,7 @@ class Attention:
     """
 
     models: Annotated[tuple[str, ...], Arg(place="MODEL")]
-    """RUN/model, folders or hub ids; a second one without prefix tokens stands beside the first."""
+    """RUN/model, folders or hub ids; a second one without prefix tokens is compared with the first."""
     texts: tuple[str, ...] = ("a sculpture of an airplane",)
     """What to read; a row of the figure each."""
     prefixes: tuple[PrefixName, ...] = ()

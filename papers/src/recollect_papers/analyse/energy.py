@@ -1,4 +1,4 @@
-"""How embeddings use their space: the span of the texts, what lies outside it, and the control that cuts it away."""
+"""How embeddings use their space: the span of the texts, what is outside it, and the control that removes that."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ def text_span(texts: np.ndarray, share: float = 0.99) -> np.ndarray:
 
 
 def energy_outside(images: np.ndarray, span: np.ndarray) -> float:
-    """Share of the centred images' energy that lies outside ``span`` (0 to 1).
+    """Share of the centred images' energy that is outside ``span`` (0 to 1).
 
     The base objective hardly touches these directions, and the context objective trains them, so the share says
     how much there is for context to clean up.
@@ -37,7 +37,7 @@ def energy_outside(images: np.ndarray, span: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class EnergySplit:
-    """Where the centred images' energy lies, as shares that add up to 1.
+    """How the centred images' energy is divided, as shares that add up to 1.
 
     Attributes:
         between_inside, between_outside: of the class means, in the span of the texts and outside it.
@@ -64,7 +64,7 @@ def energy_split(images: np.ndarray, labels: np.ndarray, span: np.ndarray) -> En
     centred = images - images.mean(0)
     total = float(np.sum(centred**2))
     if not total:
-        raise ValueError("all images are the same point: there is no energy to divide")
+        raise ValueError("all images are the same point, so they have no energy to divide")
     classes, members = np.unique(labels, return_inverse=True)
     sums = np.zeros((len(classes), images.shape[1]))
     np.add.at(sums, members, centred)

@@ -1,4 +1,4 @@
-"""What a prefix does to a text: where the pooled token looks, and how prompts of classes lie in the embedding space."""
+"""What a prefix does to a text: where the pooled token looks, and how prompts of classes are embedded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -136,7 +136,7 @@ def in_plane(
 
 @dataclass(frozen=True)
 class Scatter:
-    """How far the embeddings of a class's prompts lie apart, and how far the classes do (prefix conditioning, §4.3).
+    """How far apart the embeddings of a class's prompts are, and how far the classes (prefix conditioning, §4.3).
 
     Attributes:
         within: mean squared distance of a prompt from its class's mean.

@@ -76,7 +76,7 @@ def clouds(panels: Sequence[Cloud], shades: Sequence[str] = ()) -> Figure:
     for axis, panel in zip(axes[0], panels, strict=True):
         count = int(panel.groups.max()) + 1
         colours = np.array([matplotlib.colors.to_rgb(shade) for shade in shades]) if shades else _colours(count)
-        order = np.random.default_rng(0).permutation(len(panel.points))  # so that no group lies on top of the others
+        order = np.random.default_rng(0).permutation(len(panel.points))  # so that no group hides the others
         axis.scatter(*panel.points[order].T, c=colours[panel.groups[order]], s=6, linewidths=0, alpha=0.8)
         axis.set_xticks([])
         axis.set_yticks([])

@@ -188,7 +188,7 @@ def section(page: ReportPage, world: DemoWorld, found: DemoFindings, jobs: Seque
     page.figure(
         plots.few_shot_curves(found.few, models, ("prototype", "tip-adapter", "softmax"), zero, _COLOURS),
         "Accuracy over the examples (shots) of each class, for three classifiers. Dotted: zero-shot accuracy, on other "
-        "tasks, which captions have words for. Points of one number of shots stand beside each other, so that none is "
+        "tasks, which captions have words for. Points of one number of shots are side by side, so that none is "
         "hidden; bars: spread over training seeds.",
     )
     pairs = {name: (name, SIGLIP) for name in models if name != SIGLIP}

@@ -143,7 +143,7 @@ class Readings:
             f"Prefixes: the classes of the label set are named best {own}, what only captions speak of {other}.",
             f"Memory: a memory of characters that training never showed {change(alone, memory, self.named)} how many "
             f"of them the model names right: {alone:.1f} % alone, {memory:.1f} % with it; no weight has changed.",
-            f"Search: an episode on what each query found {self._moved()} where the right picture stands: "
+            f"Search: an episode on what each query found {self._moved()} the rank of the right picture: "
             f"{', '.join(ranks)}.",
         ]
 
@@ -394,7 +394,7 @@ def sections(page: ReportPage, found: Readings, scale: DemoScale) -> None:
     """Add the three sections to the page."""
     page.heading("Prefixes: captions and labels in one model")
     page.paragraph(
-        "Prefix conditioning (Saito et al., CVPR 2023). One model, a small convolutional network beside a transformer, "
+        "Prefix conditioning (Saito et al., CVPR 2023). One model, a small convolutional network and a transformer, "
         "is trained on captions and on class labels of characters; a learned token before each text says which of the "
         "two it is, so that the narrow words of labels do not bend those of captions."
     )

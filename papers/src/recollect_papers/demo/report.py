@@ -33,7 +33,7 @@ _TERMS = (
     ("tau_context", "The look-up's temperature: the smaller, the fewer neighbours a picture reads."),
     ("effective neighbours", "How many neighbours a look-up spreads over: the exponential of its entropy."),
     ("locked tower", "A part of the model that stays as it is; what it makes of each picture is computed once."),
-    ("projected", "Image embeddings without what lies outside the span of the captions' embeddings. No training."),
+    ("projected", "Image embeddings without what is outside the span of the captions' embeddings. No training."),
     ("gain", "Points of accuracy over SigLIP of the same seed: same data, same start, same number of steps."),
     ("±", "Standard deviation over training seeds; figures are means over tasks."),
     ("R@k", "Share of queries whose right picture is among the first k."),

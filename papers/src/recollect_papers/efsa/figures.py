@@ -68,7 +68,7 @@ def examples(shown: Sequence[Shown], title: str = "") -> Figure:
 
 
 def zero_shot_examples(shown: Sequence[Shown], recalls: Mapping[str, Mapping[int, Summary]]) -> Figure:
-    """On top what was found first beside what should have been; below, recall at 1, 5, 10 of each domain (Fig. 1)."""
+    """Top: what was found first and what should have been; below: recall at 1, 5, 10 of each domain (Fig. 1)."""
     figure = Figure(figsize=(7.6, 4.8), layout="constrained", dpi=150)
     halves = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.1, 1.0))
     axes = halves[0, 0].subplots(1, max(1, 2 * len(shown)), squeeze=False)[0]
@@ -183,7 +183,7 @@ def _depths(found: Measurements, method: str, domain: str, **more: str) -> dict[
 
 
 def figure_1(options: StudyOptions) -> StudyReport:
-    """Zero-shot recall at 1, 5, 10 of every domain by itself, and what stands in the way of R@1."""
+    """Zero-shot recall at 1, 5, 10 of every domain by itself, and what limits R@1."""
     where = efsa_world(options)
     search = SearchRun(("zero-shot",), where.methods, where.captions[0], "single", where.data)
     found = measurements(searched(search, where, options))
@@ -277,7 +277,7 @@ def _over(
     number: int, where: EfsaWorld, each: Mapping[str, Measurements], label: str, differs: Differs,
     remarks: Sequence[str] = (),
 ) -> Measurements:  # fmt: skip
-    """EFSA's recall over something, and what stands beside it."""
+    """EFSA's recall over something, and what it is compared with."""
     notes = [*notes_of(where, differs)[:2], f"paper: {papers_words('efsa', f'figure-{number}')}"]
     return together(each, label=label, notes=notes, remarks=list(remarks))
 

@@ -43,7 +43,7 @@ def measurements(found: Sequence[Sequence[Result]], note: Mapping[str, Any] | No
 
     Args:
         found: for each base model the results of its pools.
-        note: more of the context, beside the domains' names.
+        note: more of the context, in addition to the domains' names.
     """
     made = Measurements({**(note or {}), "domains": []})
     for seed, results in enumerate(found):
@@ -128,7 +128,7 @@ def asked_of(where: EfsaWorld, captions: str | None = None) -> str:
 
 
 def notes_of(where: EfsaWorld, rows: Differs = "methods", starts: int = 1) -> tuple[str, ...]:
-    """What stands below every table.
+    """The notes below every table.
 
     Args:
         rows: what differs between them: methods, settings of episodes, or the pool's captions; nothing, where there is
@@ -196,7 +196,7 @@ _COST_NOTES = ("of a query, after what is done once for a pool (fine-tuning, emb
 
 
 def _printed_columns(paper: Printed, domains: Sequence[str]) -> list[str]:
-    """The columns of the paper that stand beside ours: sets of the same name, and the average."""
+    """The columns of the paper shown next to ours: sets of the same name, and the average."""
     return [name for name in paper.columns if any(name.split(" ")[0] in domain.lower() for domain in domains)]
 
 
@@ -218,12 +218,12 @@ def _ablation(found: Measurements, number: int, title: str, head: str) -> Formed
     paper, context = printed("efsa", f"table-{number}"), found.context
     rows = [Row(("zero-shot",), {"arm": context["arms"][0], "method": "zero-shot"})]
     for arm in context["arms"]:
-        beside = context["printed"].get(arm)
+        printed_row = context["printed"].get(arm)
         depth, inset = context.get("depths", {}).get(arm), None
         if depth is not None:
             inset = {"arm": arm, "method": "zero-shot", **recall_at(found, AVERAGE, depth)}
         label = arm if depth is None else f"{arm} (zero-shot R@{depth} {{}})"
-        rows.append(Row((label,), {"arm": arm, "method": "episode"}, beside, inset=inset))
+        rows.append(Row((label,), {"arm": arm, "method": "episode"}, printed_row, inset=inset))
     form = TableForm(f"Table {number}. {title}", (head,), rows, columns_of(found), paper, tuple(context["notes"]))
     return [form.fill(found)], tuple(context.get("remarks", ()))
 
@@ -247,8 +247,8 @@ def _measure_4(options: StudyOptions) -> Measurements:
         f"Combined, {_DIRECTIONS[other]}": replace(start, direction=other),
     }
     arms = {name: measurements(ask(options, where, changed=changed)) for name, changed in losses.items()}
-    beside = {name: name.lower() for name in ("Hinge", "Contrastive", "Combined")}
-    return together(arms, printed=beside, notes=notes_of(where, "episodes"))
+    printed_row = {name: name.lower() for name in ("Hinge", "Contrastive", "Combined")}
+    return together(arms, printed=printed_row, notes=notes_of(where, "episodes"))
 
 
 def _measure_5(options: StudyOptions) -> Measurements:
@@ -257,8 +257,10 @@ def _measure_5(options: StudyOptions) -> Measurements:
     for k in (2, 4, 8) if options.scale == "smoke" else (8, 16, 32, 64):
         changed = replace(where.methods.episode, k=k)
         arms[str(k)] = measurements(ask(options, where, changed=changed, depths=(*DEPTHS, k)))
-    beside = {name: name for name in arms if name in printed("efsa", "table-5").rows}
-    return together(arms, printed=beside, depths={name: int(name) for name in arms}, notes=notes_of(where, "episodes"))
+    printed_row = {name: name for name in arms if name in printed("efsa", "table-5").rows}
+    return together(
+        arms, printed=printed_row, depths={name: int(name) for name in arms}, notes=notes_of(where, "episodes")
+    )
 
 
 def _measure_6(options: StudyOptions) -> Measurements:
@@ -267,8 +269,8 @@ def _measure_6(options: StudyOptions) -> Measurements:
     kinds = (TRUE, *(kind for kind in where.captions if kind.kind != TRUE.kind))
     arms = {kind.label: measurements(ask(options, where, captions=kind)) for kind in kinds}
     rows = printed("efsa", "table-6").rows
-    beside = {name: row for name in arms if (row := printed_captioner(name, rows)) is not None}
-    return together(arms, printed=beside, notes=notes_of(where, "captions"), remarks=held_out_note(kinds))
+    printed_row = {name: row for name in arms if (row := printed_captioner(name, rows)) is not None}
+    return together(arms, printed=printed_row, notes=notes_of(where, "captions"), remarks=held_out_note(kinds))
 
 
 def printed_captioner(label: str, rows: Iterable[str]) -> str | None:
@@ -287,7 +289,7 @@ def _plain(name: str) -> str:
 
 
 def held_out_note(kinds: Iterable[Captions]) -> list[str]:
-    """What stands below rows of captions of which some are not asked for."""
+    """The notes below rows of captions when some were not requested."""
     if not any("held-out" in kind.kind for kind in kinds):
         return []
     return ["captions that are held out are not asked for, so those rows have a zero-shot of their own: see their gain"]

@@ -77,7 +77,7 @@ class EfsaWorld:
         validation_split: of those sources.
         captions: of the pools; the first is the one that tables use if they do not compare them.
         models: base models, one for each seed.
-        teachers: of RLCF, one for each base model; none if there is no judge.
+        teachers: of RLCF, one for each base model; none without a judge.
         split: of the sources.
         queries: most texts of a domain that are asked.
         methods: settings of all methods.

@@ -1,4 +1,4 @@
-"""LIxP's Table 2: methods of the literature on the baseline's model beside training-free voting on SigLIxP.
+"""LIxP's Table 2: methods of the literature on the baseline's model, and training-free voting on SigLIxP.
 
 ``smoke`` and ``small`` take pictures of characters and a ViT that prompts can be put into; ``full`` takes the paper's
 five sets and its ViT-B/16 pair, trained on the user's data as for ``lixp/table-1``, whose runs it shares.
@@ -27,7 +27,7 @@ class Peer:
         method: of the few-shot protocol; None for a row of the paper alone.
         printed: its row in the paper's table, where there is one.
         free: whether nothing is trained on the shots.
-        model: what it stands on.
+        model: the model it is fitted on.
     """
 
     label: str
@@ -119,7 +119,7 @@ def _measure(options: StudyOptions) -> Measurements:
 
 
 def _notes(options: StudyOptions) -> list[str]:
-    """What stands below the table, beside what stands below every one."""
+    """The notes below the table, in addition to those below every one."""
     size = _SIZES[options.scale]
     shots = f"{size.shots} shot{'s' if size.shots > 1 else ''}"
     notes = [

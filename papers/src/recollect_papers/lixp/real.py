@@ -150,7 +150,7 @@ def _run_one(arm: Arm, seed: int, data: Path | None, options: StudyOptions) -> d
 
 
 def _describe(arm: Arm, recipe: Recipe, command: str, seconds: int | None) -> dict[str, Any]:
-    """What a file says of a run beside its figures; no path of the machine."""
+    """What a file records about a run besides its figures; no path of the machine."""
     return {
         "format": _FORMAT,
         "arm": arm.name,

@@ -1,4 +1,4 @@
-"""What ``lixp/real`` trains: each row of its tables as a recipe, beside the one it is compared with."""
+"""What ``lixp/real`` trains: each row of its tables as a recipe, with the one it is compared with."""
 
 from dataclasses import dataclass, replace
 

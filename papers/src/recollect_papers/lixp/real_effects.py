@@ -182,7 +182,7 @@ def classes_most_changed(runs: RealRuns, shown: int = 6) -> TableForm:
         notes=(
             f"of {len(gains)} classes {up} gain and {down} lose; seeds: {seeds}",
             *_spoken_or_not(gains),
-            "those that are shown were picked for being the extremes of all: chance has a part in how far they lie",
+            "those shown were picked because they are the extremes of all, so part of their distance is chance",
         ),
     )
 

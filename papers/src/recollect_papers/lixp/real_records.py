@@ -51,7 +51,7 @@ class RealRuns:
         return tuple(name for group, names in self.groups.items() if group != "choosing" for name in names)
 
     def comparable(self, arm: str, against: str = "") -> bool:
-        """Whether some seed of the arm has one of its baseline beside it, or of another arm."""
+        """Whether some seed of the arm can be compared with the same seed of its baseline, or of another arm."""
         own, other = (few_shot_accuracy(name, self.groups) for name in (arm, against or self.arms[arm]["against"]))
         return bool(self.found.differences(own, other))
 

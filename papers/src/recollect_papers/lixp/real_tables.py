@@ -14,7 +14,7 @@ SPAN = "+ projection onto the span of the texts"
 
 
 def tables(records: Sequence[RunRecord]) -> tuple[StudyTable, ...]:
-    """Gains by group with their controls, gains by set, zero-shot and retrieval, where the energy lies, by class."""
+    """Gains by group with their controls, gains by set, zero-shot and retrieval, shares of energy, by class."""
     runs = runs_of(records)
     order = sorted(runs.arms, key=lambda arm: (arm.startswith("CL"), bool(runs.arms[arm]["against"]), arm))
     arms = [arm for arm in order if not runs.arms[arm].get("axis")]

@@ -90,11 +90,11 @@ RETRIEVAL: Mapping[str, str] = {
 
 
 def times_spoken(names: Sequence[str], captions: Iterable[str]) -> list[int]:
-    """In how many pictures' captions every word of each class name stands, plural or not.
+    """In how many pictures' captions every word of each class name occurs, plural or not.
 
     Args:
         names: of a set's classes.
-        captions: all that is said of a picture, one text for each.
+        captions: all captions of a picture, joined to one text.
     """
     wanted = [set(_words(name)) for name in names]
     counts = [0] * len(names)

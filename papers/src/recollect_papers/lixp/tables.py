@@ -50,11 +50,11 @@ def _scales(found: Measurements, number: int, name: str) -> tuple[Sequence[Study
     paper = printed("lixp", f"table-{number}")
     rows = [Row((plots.METHOD_NAMES["zero-shot"],), {"classifier": "zero-shot"}, "zero-shot")]
     for method in PAPER_METHODS:
-        beside = method if method in paper.rows else None
-        rows.append(Row((plots.METHOD_NAMES[method],), {"classifier": method, "shots": str(most)}, beside))
+        printed_row = method if method in paper.rows else None
+        rows.append(Row((plots.METHOD_NAMES[method],), {"classifier": method, "shots": str(most)}, printed_row))
     every: FigureAddress = {"classifier": tuple(PAPER_METHODS), "shots": str(most)}
-    beside = "average gain" if "average gain" in paper.rows else None
-    rows.append(Row(("average few-shot gain",), every, beside, only=("gain",), spread=False))
+    printed_row = "average gain" if "average gain" in paper.rows else None
+    rows.append(Row(("average few-shot gain",), every, printed_row, only=("gain",), spread=False))
     title = f"Table {number}. {plain} and {context}, {most} shots"
     return [TableForm(title, ("classifier",), rows, columns, paper, tuple(found.context["notes"])).fill(found)], ()
 
@@ -145,7 +145,7 @@ _ABLATION_COLUMNS = (
 )
 
 
-_MORE_NOTES = {"4d. Temperatures": ("paper: the best of its frozen temperatures, which stands beside each of ours",)}
+_MORE_NOTES = {"4d. Temperatures": ("paper: the best of its frozen temperatures, shown next to each of ours",)}
 
 
 def _ablation_tables(found: Measurements, table: str) -> tuple[Sequence[StudyTable], Sequence[str]]:

@@ -130,7 +130,7 @@ def run_arms(
 
 
 def notes_of(options: StudyOptions) -> list[str]:
-    """What stands below every table."""
+    """The notes below every table."""
     count = seeds_of(options)
     gains = "gains are paired by seed" if count > 1 else "gains are of the same seed"
     return [f"{over(count, 'training seed')}; {gains}", "paper: as printed there"]

@@ -46,7 +46,7 @@ class ReadingArm:
 
     Attributes:
         name: in files and tables.
-        labels: whether the labels are trained on, beside the captions.
+        labels: whether to train on the labels as well as the captions.
         prefix: whether each kind has its token.
         sampling: of the two kinds.
         attends: whether the words of a text, and its prefix, read each other: a small transformer for the bag of words.

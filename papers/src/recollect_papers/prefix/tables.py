@@ -201,7 +201,7 @@ def _measure_3(options: StudyOptions) -> Measurements:
     shifts = [name for name in data if shift_of.get(name)]
     rest = [name for name in data if name not in (*names, *shifts)]
     parts = {"own set": names, "own classes, shifted": shifts, f"{len(rest)} sets of unseen classes": rest}
-    if chosen.probe_suite:  # each beside the paper's own column, in its order: ImageNet first
+    if chosen.probe_suite:  # each next to the paper's own column, in its order: ImageNet first
         parts = {name: [name] for name in (*names, *shifts, *rest)}
     found.context["parts"] = {title: part for title, part in parts.items() if part}
     found.context["notes"] = [found.context["seeds"]]  # no texts, so no templates
@@ -301,7 +301,7 @@ def _measure_7(options: StudyOptions) -> Measurements:
 
 def _lacking(number: int, what: str, name: str) -> UserError:
     """Said before trainings that would take days."""
-    return UserError(f"prefix/table-{number} --scale full needs {what}: --data {name}=SOURCE beside the others")
+    return UserError(f"prefix/table-{number} --scale full needs {what}: --data {name}=SOURCE in addition to the others")
 
 
 def _measure_8(options: StudyOptions) -> Measurements:
@@ -339,7 +339,7 @@ TABLE_9_ARMS: dict[PrefixArm, tuple[str, str, str, int, int]] = {
     replace(_HALF, base="label"): ("IN-22K", "CC-15M", "UniCL", 4096, 15),
     replace(_HALF, base="label", length=1.0): ("IN-22K", "CC-15M", "UniCL", 4096, 30),
 }
-"""Half the recipe's batch and length stand for the paper's 1,024 and 15 epochs; each with the row it stands beside."""
+"""Half the recipe's batch and length play the paper's 1,024 and 15 epochs; each with the row it is compared with."""
 
 
 def _measure_9(options: StudyOptions) -> Measurements:

@@ -26,9 +26,9 @@ PROBED = "accuracy of the probe"
 WORLDS_BY_SCALE: Mapping[Scale, str] = {
     "smoke": "glyphs (pictures of characters), a few steps: shows that it runs, not what it finds",
     "small": (
-        "glyphs (pictures of characters): captions of any script in any style, of which half name the character; "
-        "labels are 200 classes of four scripts in one face on a plain ground (IN-21K stands for these, IN-1K for 100 "
-        "of them); a convnet of two layers beside a transformer over words; 300 steps of 256"
+        "glyphs (pictures of characters): captions of any script in any style, half of them naming the character; "
+        "labels are 200 classes of four scripts in one face on a plain ground (these play the part of IN-21K, and "
+        "IN-1K is 100 of them); a convnet of two layers and a transformer over words; 300 steps of 256"
     ),
     "full": "the paper's recipe on your data",
 }
@@ -39,9 +39,9 @@ class PrefixArm:
     """One training.
 
     Attributes:
-        labels: which label set; "small" stands for ImageNet-1K, "large" for 21K, "rest" for 21K without 1K, "renamed"
+        labels: which label set; "small" plays ImageNet-1K, "large" for 21K, "rest" for 21K without 1K, "renamed"
             for 21K under synonyms.
-        captions: whether captions are read too; "small" stands for CC-3M.
+        captions: whether captions are read too; "small" plays CC-3M.
         base: CLIP's softmax or UniCL's.
         prefix: whether every kind of source has its prefix token.
         sampling: "equal" as the paper's baselines, "debiased" as its method; by default so.
@@ -194,7 +194,7 @@ _FULL = (*_GLYPHS, "test", "shift", "synonyms", "search")
 
 
 _SMALL_STEPS = round(1.28e6 / 1024 * 2 * 50)
-"""ImageNet-1K's 50 epochs, of which every other batch is made (section 4, footnote 2)."""
+"""ImageNet-1K's 50 epochs; every other batch is from it (section 4, footnote 2)."""
 
 
 def _full(options: StudyOptions) -> PrefixWorld:

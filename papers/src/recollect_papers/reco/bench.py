@@ -1,4 +1,4 @@
-"""What RECO's studies run on: a frozen model, its memory, training pairs, and tasks of which only the memory knows."""
+"""What RECO's studies run on: a frozen model, its memory, training pairs, and tasks that only the memory knows."""
 
 import hashlib
 import json
@@ -256,7 +256,7 @@ class Bench:
         return found
 
     def _asked(self, part: MemoryPart) -> Any:
-        """All that decides a figure beside the encoder."""
+        """Everything besides the encoder that decides a figure."""
         if part == "retrieval":
             return self.pool and [self.pool.images.fingerprint, self.pool.texts, self.pool.matches, self.pool.counts]
         if part == "entities":

@@ -28,7 +28,7 @@ class GlyphPairs(Source):
     """Captioned pictures of given characters, drawn in the training faces.
 
     Attributes:
-        world: how pictures look and what is said.
+        world: how pictures look and what captions mention.
         characters: which; ``each`` pictures of every one.
         each: pictures of a character.
         name: of the source; other names have other pictures.

@@ -75,7 +75,7 @@ def _notes(
     options: StudyOptions, benches: Sequence[Bench], *more: str, gains: bool = True, papers: bool | None = None,
     parts: Iterable[str] = ("tasks",),
 ) -> list[str]:  # fmt: skip
-    """What stands below every table; at scale full there is one fusion of one given model.
+    """The notes below every table; at scale full there is one fusion of one given model.
 
     Args:
         gains: whether the table shows any.
@@ -87,9 +87,9 @@ def _notes(
     told = f"; gains over the model alone{'' if full else ', paired by seed'}" if gains else ""
     if papers is None:
         papers = full and set(benches[0].tasks) <= set(PAPERS_SETS.values())
-    beside = "" if papers else "; its columns are other sets than ours, so compare directions"
+    paper_note = "" if papers else "; its columns are other sets than ours, so compare directions"
     left_out = [_left_out(benches[0], part) for part in parts if benches[0].near is not None]  # type: ignore[arg-type]
-    return [f"{trained}{told}", *more, *left_out, f"paper: as printed there{beside}"]
+    return [f"{trained}{told}", *more, *left_out, f"paper: as printed there{paper_note}"]
 
 
 _TESTED: Mapping[MemoryPart, str] = {
@@ -260,9 +260,11 @@ def _searched(options: StudyOptions, bench: Bench) -> list[str]:
     if options.scale != "full":
         return []
     if bench.pool is not None:
-        return [f"text to image: {bench.pool.name}, beside the paper's COCO"]
+        return [f"text to image: {bench.pool.name}; the paper's column is COCO"]
     split = options.search.split
-    return [f"text to image is left out: the first source of --data has no split '{split}' beside what it trains on"]
+    return [
+        f"text to image is left out: the first source of --data has no split '{split}' other than what it trains on"
+    ]
 
 
 def _main_column(bench: Bench) -> str:

@@ -191,8 +191,7 @@ def _sets(options: StudyOptions) -> dict[str, list[ClassificationTask]]:
 
 
 def _pool(options: StudyOptions) -> RetrievalTask | None:
-    """The images to search at scale ``full``: the first source's split that is tested, where it has that beside what is
-    trained on."""
+    """The images to search at scale ``full``: the first source's tested split, where that is not what is trained on."""
     if split_of(options.data[0]) is not None:
         return None
     try:
@@ -205,7 +204,7 @@ def entity_bench(options: StudyOptions, bench: Bench) -> Bench:
     """The bench with entities; at scale full they are those of ``--entities``, a source with splits train and test.
 
     Raises:
-        UserError: there is no such source.
+        UserError: the source does not exist.
     """
     if bench.entities is not None:
         return bench

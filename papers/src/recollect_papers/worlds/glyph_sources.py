@@ -29,7 +29,7 @@ def as_array(pixels: Tensor) -> np.ndarray:
 
 @dataclass(eq=False)
 class GlyphCaptions(Source):
-    """An endless-looking stream of characters in any style, with captions: `GlyphWorld` says what is said.
+    """An endless-looking stream of characters in any style, with captions that `GlyphWorld` decides.
 
     The ``seed`` of `batch` decides placement, colour, background and noise, so that two seeds are two views of the
     same character in the same face under the same caption.

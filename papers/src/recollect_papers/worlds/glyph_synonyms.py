@@ -67,7 +67,7 @@ SYNONYMS: dict[str, str] = {
     "digit": "numeral",
     "number": "count",
 }
-"""One for each word, none of which is another word's name here."""
+"""One for each word; none is another word's name here."""
 
 
 def in_other_words(name: str) -> str | None:

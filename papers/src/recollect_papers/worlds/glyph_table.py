@@ -1,6 +1,6 @@
 """The characters of the built-in pictures: fonts that matplotlib ships, names that Unicode gave.
 
-Fonts and names are real; nobody made them for this. The table is drawn once per machine, in some seconds, and kept in
+Fonts and names are real and were not made for this. The table is drawn once per machine, in some seconds, and kept in
 the user's cache folder (``RECOLLECT_CACHE`` or the system's).
 """
 
@@ -136,7 +136,7 @@ def glyph_table() -> GlyphTable:
         with atomic_path(path) as temporary:
             tensors = {name: np.ascontiguousarray(getattr(table, name)) for name in fields}
             save_file(tensors, temporary, metadata={"digest": _digest(tensors)})
-    except (OSError, UserError, SafetensorError):  # a read-only home or a full disk is no reason not to go on
+    except (OSError, UserError, SafetensorError):  # a read-only home or a full disk does not matter here
         pass
     return table
 

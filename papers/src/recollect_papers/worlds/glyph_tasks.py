@@ -32,7 +32,7 @@ def glyph_few_shot_tasks(
 
 
 def unlike(world: GlyphWorld, members: np.ndarray) -> np.ndarray:
-    """The first characters, 24 at most, none of which is nearly another's picture."""
+    """The first characters, 24 at most, no two of which look nearly alike."""
     kept: list[int] = []
     pictures: list[np.ndarray] = []
     for character in members:

@@ -32,7 +32,7 @@ _LEFT_OUT = "symbol"  # a mixed bag: its word would say nothing
 
 @dataclass(frozen=True)
 class GlyphWorld:
-    """Settings of the pictures and of what is said about them.
+    """Settings of the pictures and their captions.
 
     Characters are split by script: half for training, a quarter each for choosing and for testing; four scripts are
     held out whole. The last four font faces are held out of training.
@@ -44,7 +44,7 @@ class GlyphWorld:
         says_script: probability that a caption says the script ("greek letter").
         says_attribute: probability for each of the eight measured attributes; ``wrong_attribute`` of them are wrong.
         says_name: probability that it says the words of the character's name, each dropped with ``drops_word``.
-        says_synonym: probability that a name is said in other words, as far as they have synonyms.
+        says_synonym: probability that a name is replaced by a synonym, where it has one.
         fillers: words without meaning at the end.
     """
 
@@ -151,7 +151,7 @@ class GlyphWorld:
         return paint(canvas, stray, shades(colours, derive_seed(key, "stray"), indices))
 
     def captions(self, characters: np.ndarray, masks: np.ndarray, key: int, indices: np.ndarray) -> list[str]:
-        """What is said of each picture; colour and place never are."""
+        """What the caption of each picture mentions; colour and place never."""
         eight = len(ATTRIBUTES)
         draws = uniforms(derive_seed(key, "caption"), indices, 2 + 3 * eight + self.fillers + 8)
         says, wrong, other = (draws[:, 2 + eight * part : 2 + eight * (part + 1)] for part in range(3))

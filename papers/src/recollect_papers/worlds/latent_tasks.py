@@ -14,7 +14,7 @@ def latent_few_shot_tasks(
 ) -> list[ClassificationTask]:
     """Tasks over fine classes that training never saw, those of the validation and the test split apart.
 
-    Even tasks are fine-grained (siblings of a few parents), odd ones broad; every second pair lies in a domain that
+    Even tasks are fine-grained (siblings of a few parents), odd ones broad; every second pair is in a domain that
     training never saw.
     """
     pool = _unseen(world, split)

@@ -117,9 +117,9 @@ class LatentWorld:
         return (factors.astype(np.float32) @ tables["mixing"] + noise).astype(np.float32)
 
     def captions(self, fine: np.ndarray, attributes: np.ndarray, key: int, indices: np.ndarray) -> list[str]:
-        """What is said of each image."""
+        """The words that describe each image."""
         count, said = len(fine), self.says_attributes
-        # Unequal salience: the groups with the largest keys are said (Efraimidis and Spirakis' weighted sampling).
+        # Unequal salience: the groups with the largest keys are mentioned (Efraimidis and Spirakis' weighted sampling).
         ranks = np.log(uniforms(derive_seed(key, "which"), indices, self.attributes)) / self._tables["salience"]
         group = np.argsort(-ranks, axis=1)[:, :said]
         value = np.take_along_axis(attributes, group, axis=1)

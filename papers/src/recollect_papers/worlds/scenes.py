@@ -28,7 +28,7 @@ _LONGEST_NAME = 4
 
 @dataclass(frozen=True)
 class Scenes:
-    """``n`` scenes; the first two of the three places stand in a relation, the third beside both.
+    """``n`` scenes; the first two of the three places stand in a relation, the third next to both.
 
     Attributes:
         count: characters in each scene, 1 to 3 (n,).
@@ -86,10 +86,10 @@ def places(scenes: Scenes) -> tuple[np.ndarray, np.ndarray]:
     """Centres x, y (n, 3) from -1 to 1, as the relations say."""
     near, far = 0.48, 0.48
     x, y = np.zeros((len(scenes), 3)), np.zeros((len(scenes), 3))
-    beside = scenes.relation < 2
+    next_to = scenes.relation < 2
     before = np.where(scenes.relation % 2 == 0, -near, near)  # left of, above: the first comes before the second
     third = scenes.count == 3
-    for axis, other, mine in ((x, y, beside), (y, x, ~beside)):
+    for axis, other, mine in ((x, y, next_to), (y, x, ~next_to)):
         axis[mine, 0], axis[mine, 1] = before[mine], -before[mine]
         both = mine & third
         other[both, 0], other[both, 1], other[both, 2] = -far, -far, far
@@ -141,7 +141,7 @@ def scene_captions(world: GlyphWorld, scenes: Scenes, turned: np.ndarray | None 
             relation = int(scenes.relation[row]) ^ int(other_way)
             clauses = [f" {RELATIONS[relation]} ".join(things[1::-1] if other_way else things[:2])]
         if len(things) > 2:
-            # The third lies below a pair that stands side by side, right of one that stands upright.
+            # The third is below a pair that is side by side, right of a pair one above the other.
             clauses.append(f"{'above' if scenes.relation[row] < 2 else 'left of'} {things[2]}")
         clauses.append(f"on a {COLOUR_NAMES[scenes.ground[row]]} ground")
         texts.append(", ".join(clauses[::-1] if other_way else clauses))
@@ -153,7 +153,7 @@ class GlyphScenes(Source):
     """An endless-looking stream of scenes with their captions.
 
     Attributes:
-        turned: percentage of the captions that are said the other way round (see `scene_captions`).
+        turned: percentage of the captions that are worded the other way round (see `scene_captions`).
     """
 
     world: GlyphWorld

@@ -244,7 +244,7 @@ class LanceStore(LocalStore):
 def verify_folder(folder: Path) -> list[str]:
     """One line for each file of an index that differs from its checksum; the index need not open.
 
-    Files that nobody noted yet, because a writer was killed, are passed over. Lance's version hint is written again and
+    Files without a checksum, because a writer was killed, are skipped. Lance's version hint is written again and
     again: where a writer was killed it is only checked to name a version that exists.
     """
     table, known = folder / f"{TABLE}.lance", read_checksums(folder)

@@ -23,7 +23,7 @@ from recollect.index.rows import By, Record
 from recollect.index.stores.base import Nearest, mean_of_captions
 
 _PARTS = 8  # more parts are joined
-_DEAD = 0.3  # share of deleted rows above which parts are written anew
+_DEAD = 0.3  # share of deleted rows above which parts are rewritten
 _SCAN = 16  # below this share of ids, one pass over all ids is faster than a hash table of them
 
 
@@ -255,7 +255,7 @@ def open_matrix(
         numbers: rising row numbers of the visible rows of this version.
         read: reads rows.
         known: matrix of an earlier version, whose parts are used again.
-        tidy: join parts, and write anew what is mostly deleted; not for readers of an old version.
+        tidy: join parts, and rewrite those that are mostly deleted; not for readers of an old version.
     """
     parts = list(known.parts) if known is not None else _stored_parts(cache, record)
     parts = [part for part in parts if within(part.numbers, numbers).any()]

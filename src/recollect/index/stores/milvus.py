@@ -366,7 +366,7 @@ class MilvusStore(StoreBase):
         return dict(self.client.describe_collection(self.place.collection)["properties"])
 
     def _count_version(self) -> None:
-        """Before the rows are sent: nobody may take the new state for the old one."""
+        """Before the rows are sent, so that no reader takes the new state for the old one."""
         self.client.alter_collection_properties(self.place.collection, {_VERSION: str(self.version() + 1)})
 
     def _all(self, collection: str, names: list[str], clause: str) -> Iterator[list[dict[str, Any]]]:
