@@ -57,11 +57,11 @@ def copy_pictures(index: "Index", ids: Sequence[str], folder: Path) -> Transfer:
                 done.missing.append(picture.id)
                 continue
             name = path.name if path is not None else _name(picture, stored or b"")
-            target = _reserve(folder / name)
-            if stored is not None:
-                target.write_bytes(stored)
-            elif path is not None:
-                shutil.copy2(path, target)
+            with _reserved(folder / name) as target:
+                if stored is not None:
+                    target.write_bytes(stored)
+                elif path is not None:
+                    shutil.copy2(path, target)
             done.pictures += 1
             done.files.append((str(path or ""), str(target)))
     return done
@@ -114,13 +114,13 @@ def move_back(index: "Index", ids: Sequence[str], files: Sequence[tuple[str, str
 
 def move_file(source: Path, target: Path) -> Path:
     """Move a file without ever replacing another; returns where it is now."""
-    target = _reserve(target)
-    try:
-        os.replace(source, target)
-    except OSError:  # another disk
-        shutil.copy2(source, target)
-        source.unlink()
-    return target
+    with _reserved(target, source) as free:
+        try:
+            os.replace(source, free)
+        except OSError:  # another disk
+            shutil.copy2(source, free)
+            source.unlink()
+    return free
 
 
 def trash_of(file: File) -> Path:
@@ -129,16 +129,26 @@ def trash_of(file: File) -> Path:
     return (place if file.place and path.is_relative_to(place) else path.parent) / TRASH
 
 
-def _reserve(target: Path) -> Path:
-    """The target, or the first free name after it, as an empty new file."""
+@contextmanager
+def _reserved(target: Path, source: Path | None = None) -> Iterator[Path]:
+    """The target, or the first free name after it, as an empty new file.
+
+    Where filling it fails it is removed again, unless ``source`` is gone: then it may be the only copy.
+    """
     number, name = 1, target
     while True:
         try:
             name.open("xb").close()
-            return name
+            break
         except FileExistsError:
             number += 1
             name = target.with_name(f"{target.stem} ({number}){target.suffix}")
+    try:
+        yield name
+    except BaseException:
+        if source is None or source.exists():
+            name.unlink(missing_ok=True)
+        raise
 
 
 def _pictures(index: "Index", ids: Sequence[str]) -> Iterator[Picture]:
