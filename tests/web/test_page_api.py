@@ -168,9 +168,6 @@ def test_a_filter_limits_all_that_is_listed_sorted_counted_and_exported(page):
     assert {row["id"] for row in rows} == {f"red/{number}.png" for number in (0, 30, 33, 36)}
     _, found = page.call("/api/map?where=number%20%3C%2030")
     assert (len(found["ids"]), found["of"]) == (30, 30)
-    _, alike = page.call("/api/duplicates?where=number%20%3C%2030")
-    shown = [int(each["id"].split("/")[1][:-4]) for group in alike["groups"] for each in group["pictures"]]
-    assert all(number < 30 for number in shown)
     assert page.call("/api/list", {"order": "sorted", "where": "nubmer = 1"})[0] == 400
 
 
@@ -276,33 +273,6 @@ def test_the_map_has_a_place_for_every_picture(shared_page):
     assert set(found["ids"]) == set(Index.open(shared_page.folder).ids)
     assert len(found["points"]) == 120
     assert all(0 <= place <= 1 for place in found["points"])
-
-
-def test_the_page_shows_the_duplicates_of_the_index(page, monkeypatch):
-    index = Index.open(page.folder)
-    found = index.duplicates()
-    _, alike = page.call("/api/duplicates")
-    shown = {(group["kind"], frozenset(each["id"] for each in group["pictures"])) for group in alike["groups"]}
-    expected = {("near-identical", frozenset(group[:24])) for group in found.near_identical}
-    expected |= {("similar", frozenset(group[:24])) for group in found.similar}
-    assert shown == expected
-    assert expected
-    shown = alike["groups"]
-    monkeypatch.setattr("recollect.web.api.MOST_OF_GROUP", 2)
-    monkeypatch.setattr("recollect.web.api.MOST_GROUPS", 1)
-    _, few = page.call("/api/duplicates")
-    assert few["more"] == len(shown) - 1
-    assert few["groups"][0]["more"] == len(shown[0]["pictures"]) - 2
-
-
-def test_a_picture_in_two_folders_is_an_identical_duplicate(tmp_path, restart):
-    for place in ("one/red.png", "two/red.png"):
-        paint(tmp_path / "photos" / place, COLOURS["red"], 1)
-    paint(tmp_path / "photos/blue.png", COLOURS["blue"], 2)
-    Index.build(tmp_path / "photos", ColourEncoder(), out=tmp_path / "index")
-    (group,) = restart(tmp_path / "index").call("/api/duplicates")[1]["groups"]
-    ((picture,), kind) = group["pictures"], group["kind"]
-    assert (kind, len(picture["files"])) == ("identical", 2)
 
 
 @pytest.mark.parametrize(

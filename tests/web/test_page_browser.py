@@ -359,7 +359,7 @@ def test_map_and_duplicates_open_and_late_answers_take_nobody_elsewhere(browser,
     tab.tab.wait_for_selector("#viewer[open]")
     tab.tab.click("#close")
     tab.tab.click("#show-duplicates")
-    tab.wait("document.querySelector('#status').textContent.includes('identical')")
+    tab.tab.wait_for_selector("#duplicates img >> nth=0")
     tab.tab.press("#duplicates img >> nth=0", "Enter")
     tab.tab.wait_for_selector("#viewer[open]")
     tab.tab.click("#close")

@@ -4,8 +4,9 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -51,6 +52,23 @@ class _AsItIs(Console):
 
 
 console = _AsItIs(stderr=True)
+
+_watcher: ContextVar[Callable[[str, float, float | None], None] | None] = ContextVar("watcher", default=None)
+
+
+@contextmanager
+def watched(watcher: Callable[[str, float, float | None], None]) -> Iterator[None]:
+    """Report the progress of everything that this thread does in the block.
+
+    Args:
+        watcher: gets a description, how much is done, and the total (None if unknown) at every step; an error that it
+            raises ends the work.
+    """
+    before = _watcher.set(watcher)
+    try:
+        yield
+    finally:
+        _watcher.reset(before)
 
 
 def output() -> Console:
@@ -103,6 +121,9 @@ class Counter:
     def advance(self, amount: int | float = 1, note: str = "") -> None:
         """Add ``amount`` to the count and show ``note`` (a loss, a file) after the bar."""
         self._bar.update(self._task, advance=amount, note=inert(note))
+        if (watcher := _watcher.get()) is not None:
+            task = self._bar.tasks[-1]
+            watcher(str(task.description), task.completed, task.total)
         if time.monotonic() >= self._next_line:
             self._write_line(note)
 

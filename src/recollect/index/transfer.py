@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,20 +67,27 @@ def copy_pictures(index: "Index", ids: Sequence[str], folder: Path) -> Transfer:
     return done
 
 
-def move_pictures(index: "Index", ids: Sequence[str], folder: Path | None) -> Transfer:
+def move_pictures(
+    index: "Index", ids: Sequence[str], folder: Path | None, files: Collection[str] | None = None
+) -> Transfer:
     """Move every file of some pictures to a folder, and note their new places in the index.
 
     Args:
         folder: where to; None for the trash folder of each file's source.
+        files: paths of the files to move; all by default.
 
     Raises:
         UserError: a folder cannot be made or written to, or a file cannot be moved; what was moved before stays moved,
             and the index knows.
     """
-    done = Transfer()
+    done, chosen = Transfer(), None if files is None else set(files)
     try:
         for picture in _pictures(index, ids):
-            there = [file for file in picture.files if file.path and Path(file.path).is_file()]
+            there = [
+                file
+                for file in picture.files
+                if file.path and (chosen is None or file.path in chosen) and Path(file.path).is_file()
+            ]
             for file in there:
                 to = folder or trash_of(file)
                 with _told(to):

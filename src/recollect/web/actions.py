@@ -79,9 +79,7 @@ class Actions:
             UserError: the folder is not an absolute path or cannot be written to, or a picture is gone.
         """
         index = self.library.index
-        to = Path(folder).expanduser()
-        if kind in ("copy", "move") and not (folder and to.is_absolute()):
-            raise UserError(f"{folder or 'no folder'}: name a folder from the top, such as {Path.home() / 'Pictures'}")
+        to = _folder(folder) if kind in ("copy", "move") else Path()
         with self._lock:
             moved = Transfer(len(ids))
             if kind == "copy":
@@ -92,6 +90,28 @@ class Actions:
                 moved = move_pictures(index, ids, None)
             if kind in ("remove", "delete"):
                 index.remove(ids)
+            self._done = [*self._done, Done(kind, list(ids), moved.files, self.labels.revision)][-_KEPT:]
+        return {"kind": kind, "pictures": moved.pictures, "files": len(moved.files), "missing": len(moved.missing)}
+
+    def set_aside(self, ids: Sequence[str], files: Sequence[str] | None = None, folder: str = "") -> dict[str, Any]:
+        """Take duplicates out of the library.
+
+        Args:
+            ids: pictures; they are removed from the index, unless only some of their files are moved.
+            files: move only these files of the pictures.
+            folder: move the files there, else no file is touched.
+
+        Raises:
+            UserError: the folder is not an absolute path or cannot be written to, or a picture is gone.
+        """
+        if not folder and files is None:
+            return self.act("remove", ids)
+        index, to = self.library.index, _folder(folder)
+        with self._lock:
+            moved = move_pictures(index, ids, to, files)
+            if files is None:
+                index.remove(ids)
+            kind: Kind = "move" if files is not None else "delete"
             self._done = [*self._done, Done(kind, list(ids), moved.files, self.labels.revision)][-_KEPT:]
         return {"kind": kind, "pictures": moved.pictures, "files": len(moved.files), "missing": len(moved.missing)}
 
@@ -131,6 +151,18 @@ class Actions:
             shutil.rmtree(folder)
             raise
         return folder / f"pictures{ending}"
+
+
+def _folder(name: str) -> Path:
+    """The folder that a user named.
+
+    Raises:
+        UserError: it is not an absolute path.
+    """
+    folder = Path(name).expanduser()
+    if not (name and folder.is_absolute()):
+        raise UserError(f"{name or 'no folder'}: name a folder from the top, such as {Path.home() / 'Pictures'}")
+    return folder
 
 
 def _same(old: str, new: str) -> bool:

@@ -15,6 +15,7 @@ from recollect.classifiers.sheet import no_formula
 from recollect.core.errors import UserError
 from recollect.index.facets import FACETS
 from recollect.index.rows import plain
+from recollect.web.duplicates import KINDS
 from recollect.web.guard import Guard
 from recollect.web.session import Ask, SearchTerm, Session
 
@@ -28,6 +29,8 @@ STATIC = (
     "api.js",
     "grid.js",
     "dialogs.js",
+    "duplicates.css",
+    "duplicates.js",
     "search.js",
     "classes.js",
     "map.js",
@@ -39,8 +42,8 @@ STATIC = (
 _TYPES = {"html": "text/html; charset=utf-8", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _WEEK = "private, max-age=604800, immutable"
 MOST_TILES = 400
-MOST_GROUPS, MOST_OF_GROUP = 300, 24
-"""Of duplicates that are shown; the answer says how many more there are."""
+SHOWN_GROUPS = 40
+"""Groups of duplicates in one answer."""
 _Filter = Annotated[str | None, Query(max_length=2000)]
 _Id = Annotated[str, Field(max_length=512)]
 
@@ -105,6 +108,14 @@ class SaveBody(_Body):
     name: Annotated[str, Field(max_length=100)]
 
 
+class ResolveBody(_Body):
+    """Duplicates to remove or to move; see `Actions.set_aside`."""
+
+    ids: Annotated[list[_Id], Field(min_length=1, max_length=100_000)]
+    files: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=100_000)] | None = None
+    folder: Annotated[str, Field(max_length=4096)] = ""
+
+
 def create_app(session: Session, hosts: frozenset[str], token: str | None = None) -> Guard:
     """The whole page as an ASGI application.
 
@@ -118,6 +129,7 @@ def create_app(session: Session, hosts: frozenset[str], token: str | None = None
     _listing(app, session)
     _looking(app, session)
     _overviews(app, session)
+    _duplicates(app, session)
     _labelling(app, session)
     _saving(app, session)
     return Guard(app, hosts, token)
@@ -240,29 +252,47 @@ def _overviews(app: FastAPI, session: Session) -> None:
         return {"version": version, "of": of, "ids": ids, "points": np.round(points, 4).ravel().tolist(),
                 "method": method}  # fmt: skip
 
+
+def _duplicates(app: FastAPI, session: Session) -> None:
+    finder = session.duplicates
+
     @app.get("/api/duplicates")
-    def alike(where: _Filter = None) -> dict[str, Any]:
-        groups, note = session.ask(lambda: session.duplicates(where))
+    def found(
+        where: _Filter = None, kind: str | None = None, start: int = 0, count: int = SHOWN_GROUPS
+    ) -> dict[str, Any]:
+        """Progress, counts by kind, and some groups of a kind."""
+        here = set(session.ask(lambda: session.selection(where).ids))
+        groups = finder.groups(here)
+        counts = {each: [group for group in groups if group.kind == each] for each in KINDS}
+        some = counts.get(kind or "", [])[start : start + min(count, SHOWN_GROUPS)]
         return {
-            "groups": [
-                {
-                    "kind": each.kind,
-                    "pictures": [
-                        {
-                            "id": found.id,
-                            "name": found.path.name if found.path else "",
-                            "caption": found.caption,
-                            "files": [file.path or f"{file.source}: {file.key}" for file in found.files],
-                        }
-                        for found in session.library.pictures(each.ids[:MOST_OF_GROUP])
-                    ],
-                    "more": max(0, len(each.ids) - MOST_OF_GROUP),
-                }
-                for each in groups[:MOST_GROUPS]
-            ],
-            "more": max(0, len(groups) - MOST_GROUPS),
-            "note": note,
-        }
+            **finder.progress(),
+            "counts": {each: {"groups": len(of), "pictures": sum(len(group.ids) for group in of)}
+                       for each, of in counts.items()},
+            "groups": [finder.shown(group) for group in some],
+        }  # fmt: skip
+
+    @app.post("/api/duplicates")
+    def find() -> dict[str, Any]:
+        finder.start()
+        return finder.progress()
+
+    @app.delete("/api/duplicates")
+    def stop() -> dict[str, Any]:
+        finder.stop()
+        return finder.progress()
+
+    @app.post("/api/duplicates/resolve")
+    def resolve(body: ResolveBody) -> dict[str, Any]:
+        done = session.actions.set_aside(body.ids, body.files, body.folder)
+        session.library.refresh()
+        return done
+
+    @app.post("/api/duplicates/undo")
+    def undo() -> dict[str, Any]:
+        undone = session.actions.undo()
+        session.library.refresh()
+        return {"undone": undone}
 
 
 def _labelling(app: FastAPI, session: Session) -> None:

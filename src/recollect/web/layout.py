@@ -1,4 +1,4 @@
-"""The map, and groups of duplicates."""
+"""The map: two dimensions of embeddings."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,18 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from recollect.index import Index
-
 MOST_POINTS = 5_000
 """Pictures on a map; of a larger index a random part."""
 
 TSNE_POINTS = 2_000
 """Up to so many points are laid out by t-SNE (seconds), more by principal components."""
-
-MOST_COMPARED = 100_000
-"""Pictures that are all compared with one another, in about ten seconds; of more, neighbors are."""
-
-KINDS = ("identical", "near-identical", "similar")
 
 
 @dataclass(frozen=True)
@@ -66,32 +59,3 @@ def _umap() -> Any:
     except ImportError:
         return None
     return UMAP
-
-
-@dataclass(frozen=True)
-class Alike:
-    """A group of duplicates: its kind, and the ids of its pictures, the one to keep first.
-
-    Pictures with equal pixels are one picture of the index with several files, so an ``identical`` group has one id.
-    """
-
-    kind: str
-    ids: tuple[str, ...]
-
-
-def duplicates(index: Index) -> tuple[list[Alike], tuple[str, ...]]:
-    """Groups of duplicates as `Index.duplicates` finds them, by kind, the largest first.
-
-    Returns:
-        The groups, and what was not compared, a sentence each.
-    """
-    several: dict[str, int] = {}
-    for table in index.store.scan(["id", "files"]):
-        for id, files in zip(table["id"].to_pylist(), table["files"].to_pylist(), strict=True):
-            if len(files) > 1:
-                several[id] = len(files)
-    found = index.duplicates(everything=len(index) <= MOST_COMPARED)
-    groups = [Alike("identical", (id,)) for id in sorted(several, key=lambda id: (-several[id], id))]
-    for kind, alike in (("near-identical", found.near_identical), ("similar", found.similar)):
-        groups += [Alike(kind, tuple(each)) for each in sorted(alike, key=lambda each: (-len(each), each))]
-    return groups, tuple(found.skipped)

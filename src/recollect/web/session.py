@@ -14,16 +14,17 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from recollect.core.errors import UserError
-from recollect.core.words import counted
 from recollect.data.sources.images import decode
 from recollect.index import CutOff, Index, Query, Term, embed_queries
 from recollect.index.annotations import LABELLED
 from recollect.index.cutoff import LEAST_CAPTIONS
 from recollect.index.facets import FACETS, Arrangement, arranged
 from recollect.index.filters import Among
+from recollect.web.actions import Actions
 from recollect.web.adaptive import Adaptive
+from recollect.web.duplicates import DuplicateFinder
 from recollect.web.label_store import LabelStore
-from recollect.web.layout import KINDS, Alike, Layout, duplicates, lay_out
+from recollect.web.layout import Layout, lay_out
 from recollect.web.library import Library, View
 from recollect.web.sorting import Sorting
 from recollect.web.teaching import ShownRows, Teaching
@@ -107,16 +108,17 @@ class Session:
         self.library, self.labels = Library(index), labels
         self._lock = threading.RLock()  # of the model
         self._kept = threading.Lock()  # of lists, selections and uploads
-        self._slow = threading.Lock()  # of the map and duplicates
+        self._slow = threading.Lock()  # of the map
         self.teacher = Teaching(self.library, labels, self._lock)
         self.sorting = Sorting(self.library, self.teacher, out, self._lock)
         self.adaptive = Adaptive(index)
+        self.duplicates = DuplicateFinder(self.library)
+        self.actions = Actions(self.library, labels)
         self._uploads: OrderedDict[str, tuple[np.ndarray, bytes]] = OrderedDict()
         self._lists: OrderedDict[tuple[Any, ...], Listing] = OrderedDict()
         self._selections: OrderedDict[tuple[Any, ...], ShownRows] = OrderedDict()
         self._facets: OrderedDict[tuple[Any, ...], dict[str, list[tuple[str, int]]]] = OrderedDict()
         self._layout: tuple[int, Layout] | None = None
-        self._alike: tuple[int, list[Alike], tuple[str, ...]] | None = None
         self._cut: tuple[int, CutOff | None] | None = None
         self._preparing = threading.Lock()
         self.progress: Callable[[], dict[str, Any] | None] | None = None
@@ -443,24 +445,3 @@ class Session:
             found = self._layout[1]
         kept = np.isin(found.rows, shown.rows)
         return [view.ids[row] for row in found.rows[kept].tolist()], found.points[kept], found.method
-
-    def duplicates(self, where: str | None = None) -> tuple[list[Alike], str]:
-        """Groups of duplicates among the pictures of a filter, and a sentence about them; computed once per version."""
-        shown = self.selection(where)
-        with self._slow:
-            if self._alike is None or self._alike[0] != shown.view.version:
-                self._alike = (shown.view.version, *duplicates(self.library.index))
-            _, groups, left_out = self._alike
-        if shown.where:
-            here = set(shown.ids)
-            some = (Alike(each.kind, tuple(id for id in each.ids if id in here)) for each in groups)
-            groups = [each for each in some if len(each.ids) > (each.kind != "identical")]
-        counts = {kind: [len(each.ids) for each in groups if each.kind == kind] for kind in KINDS}
-        note = "; ".join(f"{kind}: {_sizes(sizes)}" for kind, sizes in counts.items())
-        return groups, f"{note} ({'; '.join(left_out)})" if left_out else note
-
-
-def _sizes(sizes: Sequence[int]) -> str:
-    if not sizes:
-        return "none"
-    return f"{counted(len(sizes), 'group')}, {counted(sum(sizes), 'picture')}"

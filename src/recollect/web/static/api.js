@@ -39,7 +39,11 @@ export const api = {
   redo: () => call("POST", "/api/redo"),
   save: (name) => call("POST", "/api/save", { name }),
   map: (where) => call("GET", `/api/map${only(where)}`),
-  duplicates: (where) => call("GET", `/api/duplicates${only(where)}`),
+  duplicates: (where, kind = "", start = 0) => call("GET", `/api/duplicates?kind=${kind}&start=${start}${only(where, "&")}`),
+  findDuplicates: () => call("POST", "/api/duplicates"),
+  stopDuplicates: () => call("DELETE", "/api/duplicates"),
+  resolveDuplicates: (what) => call("POST", "/api/duplicates/resolve", what),
+  undoDuplicates: () => call("POST", "/api/duplicates/undo"),
 };
 
 export const thumb = (id) => `/api/thumbs/${encodeURIComponent(id)}`;

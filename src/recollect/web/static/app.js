@@ -1,8 +1,9 @@
 // The page: state in one place, every action a call of the API.
 import * as address from "./address.js";
-import { api, element, guarded, named, notice, only, opens, thumb } from "./api.js";
+import { api, element, guarded, named, notice, only } from "./api.js";
 import { Browse, Timeline, monthName } from "./browse.js";
 import { Classes } from "./classes.js";
+import { Duplicates } from "./duplicates.js";
 import { Grid } from "./grid.js";
 import { PictureMap } from "./map.js";
 import { Episode, SearchBox } from "./search.js";
@@ -44,6 +45,7 @@ viewer.dialog.addEventListener("close", () => { // the address follows, whoever 
 const grid = new Grid(get("grid"), { open: look, mark: guarded(clicked), pick: () => false, picked: () => false });
 const timeline = new Timeline(grid);
 const map = new PictureMap(get("map"), look);
+const duplicates = new Duplicates(get("duplicates"), { where, look, changed: () => renew() });
 
 // the neighbor of a picture that was opened from the visible list
 function beside(tile, by) {
@@ -255,6 +257,8 @@ async function resort() {
 function view(which) {
   shownView = which;
   get("grid").hidden = which !== "grid" && which !== "sorted"; get("sorted").hidden = which !== "sorted"; get("map-view").hidden = which !== "map"; get("duplicates").hidden = which !== "duplicates";
+  get("size").hidden = get("grid").hidden;
+  for (const id of ["sort", "show-scores"]) get(id).parentElement.hidden = which !== "grid" || state.list?.ask.order !== "search";
   get("episode").hidden = which !== "grid" || state.listing !== "search" || !episode.open;
   for (const name of ["grid", "sorted", "map", "duplicates"]) {
     get(`show-${name}`).classList.toggle("chosen", name === which);
@@ -289,23 +293,7 @@ overview("map", t("map.drawing"), async () => {
   const { of, method } = map, n = map.ids.length;
   return t(n < of ? "map.status.part" : "map.status", { n, of, method });
 });
-overview("duplicates", t("duplicates.looking"), async () => {
-  const { groups, note, more: rest } = await api.duplicates(state.where);
-  get("duplicates").replaceChildren(...groups.map(({ kind, pictures, more }) => {
-    const group = element("div", "group");
-    group.append(element("span", "kind", t(`kind.${kind}`)), ...pictures.map((tile) => {
-      const figure = element("figure"), image = element("img");
-      image.loading = "lazy"; image.src = thumb(tile.id); image.alt = named(tile);
-      figure.append(opens(image, () => look(tile)), element("figcaption", "", kind === "identical" ? t("duplicates.files", { n: tile.files.length, names: tile.files.join("\n") }) : tile.name || named(tile)));
-      return figure;
-    }));
-    if (more) group.append(element("span", "kind", t("duplicates.more", { n: more })));
-    return group;
-  }));
-  if (rest) get("duplicates").append(element("p", "", t("duplicates.groups", { n: rest })));
-  if (!groups.length) get("duplicates").append(element("p", "", t("duplicates.none")));
-  return note;
-});
+overview("duplicates", "", async () => { await duplicates.load(); return ""; });
 function panel(shown) {
   get("panel").hidden = !shown;
   get("toggle-classes").setAttribute("aria-expanded", shown);

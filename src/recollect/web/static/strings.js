@@ -145,12 +145,6 @@ const STRINGS = {
   "map.status.part": ["Map of {n} of {of} pictures by {method}; wheel, +/− or two fingers zoom, drag or arrows move, a click or Enter opens.", "Karte von {n} der {of} Bilder ({method}); Mausrad, +/− oder zwei Finger zoomen, Ziehen oder Pfeile verschieben, Klick oder Enter öffnet."],
   "duplicates.looking": ["Looking for duplicates …", "Duplikate werden gesucht …"],
   "duplicates.none": ["No duplicates found.", "Keine Duplikate gefunden."],
-  "duplicates.files": ["{n} files: {names}", "{n} Dateien: {names}"],
-  "duplicates.more": ["and {n} more", "und {n} weitere"],
-  "duplicates.groups": ["and {n} more groups", "und {n} weitere Gruppen"],
-  "kind.identical": ["identical", "identisch"],
-  "kind.near-identical": ["near-identical", "fast identisch"],
-  "kind.similar": ["similar", "ähnlich"],
 
   // browsing
   "browse": ["Folders, dates and filters", "Ordner, Daten und Filter"],
@@ -173,6 +167,40 @@ const STRINGS = {
   "status.arranged": ["The {n} best matches", "Die {n} besten Treffer"],
   "scope.some": ["{n} of {of} pictures. Lists, counts and exports cover only these.", "{n} von {of} Bildern. Listen, Zahlen und Exporte umfassen nur diese."],
 
+  "duplicates.more": ["and {n} more", "und {n} weitere"],
+  "duplicates.comparing": ["Comparing pixels: {done} of {total} pictures", "Pixel werden verglichen: {done} von {total} Bildern"],
+  "duplicates.stop": ["Stop", "Abbrechen"],
+  "duplicates.stopped": ["Stopped before everything was compared.", "Abgebrochen, bevor alles verglichen war."],
+  "duplicates.again": ["Look again", "Erneut suchen"],
+  "duplicates.changed": ["The library has changed since.", "Die Sammlung hat sich seitdem geändert."],
+  "duplicates.kinds": ["Kinds of duplicates", "Arten von Duplikaten"],
+  "duplicates.group": ["Group {n} of {of}", "Gruppe {n} von {of}"],
+  "duplicates.show": ["Show more groups", "Weitere Gruppen zeigen"],
+  "duplicates.keep": ["Keep", "Behalten"],
+  "duplicates.remove.one": ["Goes", "Kommt weg"],
+  "duplicates.chosen": ["{n} {n:picture|pictures} ({size}) will go", "{n} {n:Bild|Bilder} ({size}) {n:kommt|kommen} weg"],
+  "duplicates.chosen.files": ["{n} {n:file|files} ({size}) will go", "{n} {n:Datei|Dateien} ({size}) {n:kommt|kommen} weg"],
+  "duplicates.chosen.none": ["Nothing is chosen to go.", "Nichts zum Entfernen ausgewählt."],
+  "duplicates.remove": ["Remove from library", "Aus der Sammlung entfernen"],
+  "duplicates.remove.ask": ["Remove {n} {n:picture|pictures} from the library? The files stay where they are, and you can undo this.", "{n} {n:Bild|Bilder} aus der Sammlung entfernen? Die Dateien bleiben, wo sie sind, und das lässt sich rückgängig machen."],
+  "duplicates.move": ["Move files to a folder …", "Dateien in einen Ordner verschieben …"],
+  "duplicates.move.ask": ["Move {n} {n:file|files} to a folder? Nothing is overwritten, and you can undo this.", "{n} {n:Datei|Dateien} in einen Ordner verschieben? Nichts wird überschrieben, und das lässt sich rückgängig machen."],
+  "duplicates.move.folder": ["Folder, such as /home/me/duplicates", "Ordner, etwa /home/ich/duplikate"],
+  "duplicates.move.do": ["Move files", "Dateien verschieben"],
+  "duplicates.kept": ["Kept: {name}", "Bleibt: {name}"],
+  "duplicates.kept.none": ["No picture of this group is kept.", "Kein Bild dieser Gruppe bleibt."],
+  "duplicates.removed": ["Removed {n} {n:picture|pictures} from the library.", "{n} {n:Bild|Bilder} aus der Sammlung entfernt."],
+  "duplicates.moved": ["Moved {n} {n:file|files}.", "{n} {n:Datei|Dateien} verschoben."],
+  "duplicates.missing": ["{n} {n:picture has|pictures have} no file here.", "{n} {n:Bild hat|Bilder haben} hier keine Datei."],
+  "duplicates.undo": ["Undo", "Rückgängig"],
+  "duplicates.undone": ["{n} {n:picture is|pictures are} back.", "{n} {n:Bild ist|Bilder sind} zurück."],
+  "kind.identical": ["Identical", "Identisch"],
+  "kind.identical.title": ["The same pixels in several files.", "Dieselben Pixel in mehreren Dateien."],
+  "kind.near-identical": ["Near-identical", "Fast identisch"],
+  "kind.near-identical.title": ["The same picture in another size, quality or crop, compared by pixels. The best one is kept.", "Dasselbe Bild in anderer Größe, Qualität oder anderem Ausschnitt, nach Pixeln verglichen. Das beste bleibt."],
+  "kind.similar": ["Similar", "Ähnlich"],
+  "kind.similar.title": ["Pictures that look alike to the model. They may well be different photographs.", "Bilder, die für das Modell ähnlich aussehen. Es können durchaus verschiedene Fotos sein."],
+
   // the server
   "server.gone": ["The server does not answer. Start it again; your marks are saved.", "Der Server antwortet nicht. Starten Sie ihn neu; Ihre Markierungen sind gespeichert."],
   "server.status": ["The server said {status}.", "Der Server meldet {status}."],
@@ -185,6 +213,7 @@ export const language = [kept(), ...navigator.languages].map((each) => each?.sli
 const column = Object.keys(LANGUAGES).indexOf(language);
 
 export const number = (value) => value.toLocaleString(language);
+export const bytes = (value) => (value < 1e6 ? `${number(Math.ceil(value / 1e3))} kB` : `${number(Math.round(value / 1e5) / 10)} MB`);
 export const percent = (share) => (share === null || share === undefined ? "–" : `${Math.round(100 * share)} %`);
 
 // the text of a key, with values filled in

@@ -1,0 +1,176 @@
+"""Duplicates for the page: looked for in the background, with progress, until they are found or stopped."""
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recollect.core.errors import UserError
+from recollect.core.progress import watched
+from recollect.index import Index
+from recollect.web.library import Library
+
+KINDS = ("identical", "near-identical", "similar")
+
+MOST_COMPARED = 100_000
+"""Pictures that are all compared with one another, in about ten seconds; of more, neighbors are."""
+
+MOST_OF_GROUP = 48
+"""Pictures of a group that are shown; the answer says how many more there are."""
+
+
+@dataclass(frozen=True)
+class DuplicateGroup:
+    """A group of duplicates: its kind, and the ids of its pictures, the one to keep first.
+
+    Pictures with equal pixels are one picture of the index with several files, so an ``identical`` group has one id.
+    """
+
+    kind: str
+    ids: tuple[str, ...]
+
+
+@dataclass
+class _Search:
+    """One search for duplicates, under way or done."""
+
+    version: int
+    state: str = "running"  # then done, stopped or failed
+    what: str = ""
+    done: float = 0
+    total: float | None = None
+    error: str = ""
+    groups: list[DuplicateGroup] = field(default_factory=list)
+    skipped: tuple[str, ...] = ()
+
+    def step(self, what: str, done: float, total: float | None) -> None:
+        """Note progress; ends the search if it was stopped."""
+        if self.state == "stopped":
+            raise _StoppedError
+        self.what, self.done, self.total = what, done, total
+
+
+class _StoppedError(Exception):
+    pass
+
+
+class DuplicateFinder:
+    """Looks for the duplicates of a library; safe to call from several threads.
+
+    Args:
+        library: whose pictures.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self._search: _Search | None = None
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Look for duplicates in a thread, unless one is doing so."""
+        with self._lock:
+            if self._search is not None and self._search.state == "running":
+                return
+            self._search = _Search(self.library.view().version)
+            threading.Thread(target=self._run, args=[self._search], name="duplicates", daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop looking; the thread ends at its next step."""
+        with self._lock:
+            if self._search is not None and self._search.state == "running":
+                self._search.state = "stopped"
+
+    def _run(self, search: _Search) -> None:
+        try:
+            with watched(search.step):
+                groups, skipped = find_groups(self.library.index)
+        except _StoppedError:
+            return
+        except (UserError, OSError) as error:
+            search.state, search.error = "failed", " ".join(str(error).split())
+            return
+        with self._lock:
+            if search.state == "running":
+                search.state, search.groups, search.skipped = "done", groups, skipped
+
+    def progress(self) -> dict[str, Any]:
+        """How far the latest search is: ``idle``, ``running``, ``done``, ``stopped`` or ``failed``."""
+        search = self._search
+        if search is None:
+            return {"state": "idle"}
+        return {
+            "state": search.state,
+            "what": search.what,
+            "done": search.done,
+            "total": search.total,
+            "error": search.error,
+            "skipped": list(search.skipped),
+            "changed": search.version != self.library.version,
+        }
+
+    def groups(self, here: set[str], kind: str | None = None) -> list[DuplicateGroup]:
+        """Groups that were found, among some pictures.
+
+        Args:
+            here: ids; those of pictures that were removed since the search are left out as well.
+            kind: only groups of this kind.
+        """
+        found = self._search.groups if self._search is not None else []
+        some = (DuplicateGroup(each.kind, tuple(id for id in each.ids if id in here)) for each in found
+                if kind in (None, each.kind))  # fmt: skip
+        return [each for each in some if len(each.ids) > (each.kind != "identical")]
+
+    def shown(self, group: DuplicateGroup) -> dict[str, Any]:
+        """A group with what is known about its pictures; copies are usually called like the original and more."""
+        pictures = self.library.pictures(group.ids[:MOST_OF_GROUP])
+        return {
+            "kind": group.kind,
+            "more": max(0, len(group.ids) - MOST_OF_GROUP),
+            "pictures": [
+                {
+                    "id": each.id,
+                    "name": each.path.name if each.path else "",
+                    "caption": each.caption,
+                    "width": each.width,
+                    "height": each.height,
+                    "taken": each.taken,
+                    "files": [
+                        {
+                            "path": file.path,
+                            "name": file.path or f"{file.source}: {file.key}",
+                            "bytes": _size(file.path),
+                        }
+                        for file in sorted(
+                            each.files, key=lambda file: (len(Path(file.path or file.key).name), file.path)
+                        )
+                    ],
+                }
+                for each in pictures
+            ],
+        }
+
+
+def find_groups(index: Index) -> tuple[list[DuplicateGroup], tuple[str, ...]]:
+    """Groups of duplicates as `Index.duplicates` finds them, by kind, the largest first.
+
+    Returns:
+        The groups, and what was not compared, a sentence each.
+    """
+    several: dict[str, int] = {}
+    for table in index.store.scan(["id", "files"]):
+        for id, files in zip(table["id"].to_pylist(), table["files"].to_pylist(), strict=True):
+            if len({file["path"] or file["key"] for file in files}) > 1:
+                several[id] = len(files)
+    found = index.duplicates(everything=len(index) <= MOST_COMPARED)
+    groups = [DuplicateGroup("identical", (id,)) for id in sorted(several, key=lambda id: (-several[id], id))]
+    for kind, alike in (("near-identical", found.near_identical), ("similar", found.similar)):
+        groups += [DuplicateGroup(kind, tuple(each)) for each in sorted(alike, key=lambda each: (-len(each), each))]
+    return groups, tuple(found.skipped)
+
+
+def _size(path: str) -> int:
+    """Bytes of a file; 0 where it is gone."""
+    try:
+        return Path(path).stat().st_size if path else 0
+    except OSError:
+        return 0

@@ -1,0 +1,156 @@
+"""Duplicates on the page: what is found, what goes where, and back again."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+import guide_world
+from browsing import WIDTHS, Tab
+from colours import COLOURS, ColourEncoder, paint
+from recollect.core.progress import progress
+from recollect.index import Index
+
+NEAR = "/api/duplicates?kind=near-identical"
+
+
+def look(page, address="/api/duplicates"):
+    """Look for duplicates, and wait."""
+    page.call("/api/duplicates", b"")
+    end = time.monotonic() + 60
+    while (answer := page.call(address)[1])["state"] == "running":
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return answer
+
+
+@pytest.fixture
+def photos(tmp_path, restart):
+    """A page of photographs: one in two folders, three shades of blue, and three drawings in two sizes each."""
+    for place in ("one/red.png", "two/red.png"):
+        paint(tmp_path / "photos" / place, COLOURS["red"], 1)
+    for number in range(2, 5):
+        paint(tmp_path / "photos" / f"blue {number}.png", COLOURS["blue"], number)
+    for number in range(3):
+        drawn = guide_world.drawing(number).resize((320, 240))
+        drawn.save(tmp_path / "photos" / f"drawing {number}.png")
+        drawn.resize((200, 150)).save(tmp_path / "photos" / f"small {number}.jpg", quality=85)
+    Index.build(tmp_path / "photos", ColourEncoder(), out=tmp_path / "index")
+    return restart(tmp_path / "index")
+
+
+def test_the_page_shows_the_duplicates_of_the_index(page):
+    index = Index.open(page.folder)
+    found = index.duplicates()
+    assert page.call("/api/duplicates")[1]["state"] == "idle"
+    for kind, groups in (("near-identical", found.near_identical), ("similar", found.similar)):
+        answer = look(page, f"/api/duplicates?kind={kind}")
+        shown = {frozenset(each["id"] for each in group["pictures"]) for group in answer["groups"]}
+        assert shown == {frozenset(group[:48]) for group in groups}
+        assert answer["counts"][kind] == {"groups": len(groups), "pictures": sum(map(len, groups))}
+    assert found.near_identical or found.similar
+    some = page.call(f"{NEAR}&where=number%20%3C%2030")[1]["groups"]
+    assert all(int(each["id"].split("/")[1][:-4]) < 30 for group in some for each in group["pictures"])
+
+
+def test_duplicates_are_removed_and_come_back(photos):
+    page, first = photos, look(photos, NEAR)
+    assert [[each["name"][:5] for each in group["pictures"]] for group in first["groups"]] == [["drawi", "small"]] * 3
+    ids = [group["pictures"][1]["id"] for group in first["groups"]]
+    assert page.call("/api/duplicates/resolve", {"ids": ids})[1]["pictures"] == 3
+    assert page.call("/api/info")[1]["pictures"] == 7
+    after = page.call(NEAR)[1]
+    assert (after["state"], after["changed"]) == ("done", True)
+    assert after["groups"] == []
+    assert page.call("/api/duplicates/undo", b"")[1]["undone"]["pictures"] == 3
+    assert page.call(NEAR)[1]["groups"] == first["groups"]
+    assert page.call("/api/duplicates/undo", b"")[1]["undone"] is None
+
+
+def test_a_second_file_of_a_picture_is_moved_and_returns(photos, tmp_path):
+    (group,) = look(photos, "/api/duplicates?kind=identical")["groups"]
+    (picture,) = group["pictures"]
+    second = Path(picture["files"][1]["path"])
+    (tmp_path / "aside").mkdir()
+    (tmp_path / "aside" / second.name).write_bytes(b"of somebody else")
+    body = {"ids": [picture["id"]], "files": [str(second)], "folder": str(tmp_path / "aside")}
+    assert photos.call("/api/duplicates/resolve", body)[1]["files"] == 1
+    assert not second.exists()
+    assert (tmp_path / "aside" / second.name).read_bytes() == b"of somebody else", "nothing is overwritten"
+    assert len(list((tmp_path / "aside").iterdir())) == 2
+    assert photos.call("/api/info")[1]["pictures"] == 10, "the picture stays, with its other file"
+    assert photos.call("/api/duplicates/undo", b"")[0] == 200
+    assert second.exists()
+
+
+def test_files_of_removed_duplicates_are_moved_and_return(photos, tmp_path):
+    ids = [tile["id"] for tile in photos.list()["tiles"] if tile["name"].startswith("blue")]
+    body = {"ids": ids[1:], "folder": str(tmp_path / "aside")}
+    assert photos.call("/api/duplicates/resolve", body)[1]["files"] == 2
+    assert photos.call("/api/info")[1]["pictures"] == 8
+    assert len(list((tmp_path / "photos").glob("blue*"))) == 1
+    assert photos.call("/api/duplicates/undo", b"")[1]["undone"]["pictures"] == 2
+    assert photos.call("/api/info")[1]["pictures"] == 10
+    assert len(list((tmp_path / "photos").glob("blue*"))) == 3
+    assert photos.call("/api/duplicates/resolve", {"ids": ids, "folder": "relative"})[0] == 400
+
+
+def slowly(monkeypatch):
+    """Make looking for duplicates last until it is stopped."""
+
+    def never_ends(self, everything=True):
+        with progress("compare pixels", 10_000, "pictures") as counter:
+            for _ in range(10_000):
+                counter.advance(1)
+                time.sleep(0.01)
+        raise AssertionError
+
+    monkeypatch.setattr(Index, "duplicates", never_ends)
+
+
+def test_looking_for_duplicates_reports_progress_and_stops(page, monkeypatch):
+    slowly(monkeypatch)
+    page.call("/api/duplicates", b"")
+    time.sleep(0.3)
+    found = page.call("/api/duplicates")[1]
+    assert (found["state"], found["total"]) == ("running", 10_000)
+    assert 0 < found["done"] < 10_000
+    assert page.call("/api/duplicates", method="DELETE")[1]["state"] == "stopped"
+    monkeypatch.undo()
+    assert look(page)["state"] == "done"
+
+
+@pytest.mark.parametrize("size", WIDTHS)
+def test_duplicates_are_chosen_previewed_removed_and_brought_back(browser, photos, size):
+    page, tab = photos, Tab(browser, photos, size)
+    tab.tab.click("#show-duplicates")
+    tab.tab.click(".found button:has-text('Near')")
+    tab.tab.wait_for_selector(".alike >> nth=2")
+    cards, groups = 6, 3
+    assert tab.tab.locator(".alike figure.goes").count() == 3, "one of each group stays"
+    tab.tab.press(".alike figure.goes .keep >> nth=0", "Enter")
+    tab.wait("rest => document.querySelectorAll('.alike figure.goes').length === rest", cards - groups - 1)
+    tab.tab.click(".resolve .main")
+    tab.tab.wait_for_selector(".preview img")
+    assert tab.tab.locator(".preview li").count() == cards - groups - 1
+    tab.tab.click(".question .main")
+    tab.wait("document.querySelector('#notice').textContent.startsWith('Removed')")
+    left = 10 - (cards - groups - 1)
+    tab.wait("!document.querySelector('.resolve button:last-child').disabled")
+    assert page.call("/api/info")[1]["pictures"] == left
+    tab.tab.click(".resolve button:last-child")
+    tab.wait("document.querySelector('#notice').textContent.includes('back')")
+    assert page.call("/api/info")[1]["pictures"] == 10
+    wide = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+    assert tab.tab.evaluate(wide), "nothing is wider than the window"
+    tab.clean()
+
+
+def test_looking_for_duplicates_can_be_stopped_on_the_page(browser, page, monkeypatch):
+    slowly(monkeypatch)
+    tab = Tab(browser, page)
+    tab.tab.click("#show-duplicates")
+    tab.wait("document.querySelector('.found progress')?.value > 0")
+    tab.tab.click(".found button")
+    tab.wait("document.querySelector('.found').textContent.includes('Stopped')")
+    tab.clean()
