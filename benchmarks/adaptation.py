@@ -35,7 +35,7 @@ from torch.nn import functional
 
 from recollect.core.files import atomic_path
 from recollect.data.sources import open_source
-from recollect.efsa.batch import Asked, EpisodeBatch, number_texts
+from recollect.efsa.batch import EpisodeBatch, EpisodeQuery, number_texts
 from recollect.efsa.corruption import CaptionCorruption, content_words, corrupted_captions, held_out
 from recollect.efsa.episodes import Episodes
 from recollect.efsa.options import EpisodeOptions
@@ -155,7 +155,7 @@ def episodes(heads: PatchEncoder, pool: Pool, rows: Tensor, kind: str, options: 
         some = rows[start : start + TOGETHER]
         pictures, places = some.unique(return_inverse=True)
         wordings, numbers = number_texts([captions[row] for row in pictures.tolist()])
-        asked = [Asked(((pool.task.texts[text], 1.0),)) for text in pool.texts[start : start + TOGETHER]]
+        asked = [EpisodeQuery(((pool.task.texts[text], 1.0),)) for text in pool.texts[start : start + TOGETHER]]
         texts = torch.tensor(numbers)[places]
         batch = EpisodeBatch(tuple(asked), pool.features[pictures], places, wordings, texts)
         parts.append(made.rerank(batch).scores)

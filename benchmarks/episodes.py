@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from recollect.cli.parser import script_options
 from recollect.core.files import write_json
 from recollect.core.types import best_device
-from recollect.efsa.batch import Asked, EpisodeBatch
+from recollect.efsa.batch import EpisodeBatch, EpisodeQuery
 from recollect.efsa.cost import Meter
 from recollect.efsa.episodes import Episodes
 from recollect.efsa.options import EpisodeOptions
@@ -77,7 +77,7 @@ def episode_batches(encoder: DualEncoder, options: Options) -> list[EpisodeBatch
         captions = tuple(" ".join(generator.choice(WORDS, options.words)) + f" {row}" for row in rows)
         asked = tuple(" ".join(generator.choice(WORDS, 8)) for _ in range(number))
         places = torch.from_numpy(places.reshape(found.shape))
-        queries = tuple(Asked(((text, 1.0),)) for text in asked)
+        queries = tuple(EpisodeQuery(((text, 1.0),)) for text in asked)
         made.append(EpisodeBatch(queries, pixels, places, captions, places.clone()))
     return made
 

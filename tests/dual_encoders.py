@@ -18,7 +18,7 @@ from transformers import (
 
 from recollect.core.types import Sample, Source
 from recollect.data.transforms import ImageTransform
-from recollect.efsa.batch import Asked, EpisodeBatch, number_texts
+from recollect.efsa.batch import EpisodeBatch, EpisodeQuery, number_texts
 from recollect.models import TransformersEncoder, build_model
 from recollect.models.tokenizers import train_unigram
 from recollect.models.transformers.encoder import quiet
@@ -110,7 +110,7 @@ def make_episode_batch():
             images[0, 1] = -1
             images[1, :2] = -1
         asked = tuple(sentences(queries, seed + 2))
-        queries = tuple(Asked(((text, 1.0),)) for text in asked)
+        queries = tuple(EpisodeQuery(((text, 1.0),)) for text in asked)
         return EpisodeBatch(queries, pixels, torch.from_numpy(images), wordings, torch.from_numpy(texts))
 
     return make

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from recollect.index.duplicates import near_identical_groups
 from recollect.index.same_picture import PreparedPicture, near_identical
-from recollect.index.thumbnails import EDGE, Thumbnails
+from recollect.index.sketches import EDGE, Sketches
 
 FASHION = Path(__file__).parents[3] / "shared" / "data" / "fashion.parquet"
 
@@ -126,15 +126,15 @@ def reading(pictures):
     return lambda places: [partial(pictures.__getitem__, place) for place in places]
 
 
-def thumbnails_of(pictures):
-    found = Thumbnails.empty(len(pictures))
+def sketches_of(pictures):
+    found = Sketches.empty(len(pictures))
     for place, picture in enumerate(pictures):
         found.put(place, picture.square(EDGE), picture.gray)
     return found
 
 
 def passes_quickly(one, other):
-    return bool(thumbnails_of([one, other]).may_be_near_identical(0, np.array([1]))[0])
+    return bool(sketches_of([one, other]).may_be_near_identical(0, np.array([1]))[0])
 
 
 def same(one, other):
@@ -226,7 +226,7 @@ def test_different_shop_pictures_are_not_duplicates():
     """The nearest pairs among many products on white; a handful are sold twice with one photograph."""
     column = pq.read_table(FASHION, columns=["image"])["image"][:3000:2]
     pictures = [PreparedPicture(Image.open(io.BytesIO(each.as_py())).convert("RGB")) for each in column]
-    found = thumbnails_of(pictures)
+    found = sketches_of(pictures)
     pairs = list[tuple[int, int]]()
     for one in range(len(pictures)):
         others = np.arange(one + 1, len(pictures))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Asked:
+class EpisodeQuery:
     """One query as an adapted model embeds it: a weighted sum of unit embeddings.
 
     Attributes:
@@ -36,7 +36,7 @@ class EpisodeBatch:
         texts: for each candidate its caption; -1 where it has none.
     """
 
-    queries: tuple[Asked, ...]
+    queries: tuple[EpisodeQuery, ...]
     pixels: Float[Tensor, "pictures ..."]
     images: Int[Tensor, "queries k"]
     captions: tuple[str, ...]

@@ -10,7 +10,7 @@ from torch import Tensor
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import caption_prefix
-from recollect.efsa.batch import Asked, EpisodeBatch, EpisodeReport, Reranked, number_texts
+from recollect.efsa.batch import EpisodeBatch, EpisodeQuery, EpisodeReport, Reranked, number_texts
 from recollect.efsa.cost import CostCounters, Meter
 from recollect.efsa.episodes import LEAST_PAIRS, Episodes
 from recollect.efsa.options import EpisodeOptions
@@ -181,7 +181,7 @@ def make_episode_batch(
             if term.picture is not None:
                 shown.append((len(opened), term.weight))
                 opened.append(pixels.prepared(term.open()))
-        asked.append(Asked(words, tuple(shown), _vector(query.terms)))
+        asked.append(EpisodeQuery(words, tuple(shown), _vector(query.terms)))
     return EpisodeBatch(tuple(asked), pixels.tensor(opened), places(rows), wordings, places(texts))
 
 

@@ -6,13 +6,13 @@ from jaxtyping import Float32, Float64
 MOST_CROPPED = 0.055
 """Share of a side that a crop may remove, both edges together."""
 
-WHOLE = (0.0, 1.0, 0.0, 1.0)
+WHOLE_PART = (0.0, 1.0, 0.0, 1.0)
 """Left, width, top and height of a part that is the whole picture, as shares of its edges."""
 
 _STEPS = 8
 
 
-def register(
+def align(
     ones: Float32[np.ndarray, "pairs edge edge"],
     others: Float32[np.ndarray, "pairs edge edge"],
     start: Float64[np.ndarray, "pairs 4"],
@@ -37,7 +37,7 @@ def register(
         normal += 1e-3 * np.trace(normal, axis1=1, axis2=2)[:, None, None] / 4 * np.eye(4)
         step = np.linalg.solve(normal, weighted @ left[..., None])[..., 0]
         found[moving] += step
-        outside = np.abs(found[moving] - WHOLE).max(1) > 1.5 * MOST_CROPPED
+        outside = np.abs(found[moving] - WHOLE_PART).max(1) > 1.5 * MOST_CROPPED
         found[moving[outside]] = np.nan
         moving = moving[~outside & (np.abs(step).max(1) >= 5e-4)]
     return found

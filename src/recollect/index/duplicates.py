@@ -19,7 +19,7 @@ from recollect.index.near_pairs import Bounds, DisjointSets, join_all, join_neig
 from recollect.index.phash import near_hashes, phash_numbers, runs
 from recollect.index.rows import ROUNDING
 from recollect.index.same_picture import PreparedPicture, near_identical
-from recollect.index.thumbnails import EDGE, Thumbnails
+from recollect.index.sketches import EDGE, Sketches
 
 if TYPE_CHECKING:
     from recollect.index.index import Index
@@ -140,7 +140,7 @@ def near_identical_groups(
         prefer: sort key of each picture; of equal first entries, color is kept before gray and large before small.
     """
     places = np.unique(pairs)
-    thumbnails = Thumbnails.empty(len(places))
+    sketches = Sketches.empty(len(places))
     readable = np.zeros(len(places), dtype=bool)
     order: list[tuple[tuple[object, ...], int]] = []
     unread = 0
@@ -159,7 +159,7 @@ def near_identical_groups(
             if isinstance(picture, np.ndarray) and picture.ndim != 3:
                 continue  # a vector of a generated world
             small = PreparedPicture(picture)
-            thumbnails.put(number, small.square(EDGE), small.gray)
+            sketches.put(number, small.square(EDGE), small.gray)
             readable[number] = True
             key = prefer[place]
             order.append(((key[0], small.gray, -small.width * small.height, *key[1:]), number))
@@ -173,7 +173,7 @@ def near_identical_groups(
             taken.add(number)
             others = [each for each in near.of(number).tolist() if readable[each] and each not in taken]
             likely = np.array(others, dtype=np.int64)
-            likely = likely[thumbnails.may_be_near_identical(number, likely)]
+            likely = likely[sketches.may_be_near_identical(number, likely)]
             if not len(likely):
                 continue
             kept = int(places[number])

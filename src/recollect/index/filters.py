@@ -41,7 +41,7 @@ _TOKEN = re.compile(
 )
 
 
-class Columns:
+class FilterColumns:
     """The values that filters ask about, of the rows of one version; a column is read when it is first needed.
 
     Args:
@@ -104,7 +104,7 @@ class Condition:
         """What holds instead, where there is a value."""
         return replace(self, operator=_OPPOSITE[self.operator])
 
-    def mask(self, columns: Columns) -> Bool[np.ndarray, " rows"]:
+    def mask(self, columns: FilterColumns) -> Bool[np.ndarray, " rows"]:
         """Which rows satisfy it."""
         kind = _kind(self.value)
         assert kind is not None
@@ -179,7 +179,7 @@ class Among:
         """All other pictures."""
         return replace(self, inside=not self.inside)
 
-    def mask(self, columns: Columns) -> Bool[np.ndarray, " rows"]:
+    def mask(self, columns: FilterColumns) -> Bool[np.ndarray, " rows"]:
         """Which rows satisfy it."""
         import pyarrow.compute as pc
 
@@ -210,7 +210,7 @@ class Junction:
         """By De Morgan's laws, so that no store's notion of ``not`` matters."""
         return Junction("or" if self.word == "and" else "and", tuple(part.negated() for part in self.parts))
 
-    def mask(self, columns: Columns) -> Bool[np.ndarray, " rows"]:
+    def mask(self, columns: FilterColumns) -> Bool[np.ndarray, " rows"]:
         """Which rows satisfy it."""
         join = np.logical_and if self.word == "and" else np.logical_or
         return np.asarray(join.reduce([part.mask(columns) for part in self.parts]))
@@ -253,7 +253,7 @@ def with_labels(where: Filter, labels: Callable[[str], Mapping[str, Collection[s
     if not isinstance(where, Condition) or where.name in NAMES or (given := labels(where.name)) is None:
         return where
     ids = list(given)
-    held = where.mask(Columns(len(ids), lambda _: [{where.name: list(given[id])} for id in ids]))
+    held = where.mask(FilterColumns(len(ids), lambda _: [{where.name: list(given[id])} for id in ids]))
     return Among(frozenset(np.array(ids, dtype=object)[held].tolist()))
 
 

@@ -27,7 +27,7 @@ from jaxtyping import Float32
 from PIL import Image
 
 from recollect.core.types import ImageLike
-from recollect.index.alignment import MOST_CROPPED, WHOLE, blurred, correlation, register, warped
+from recollect.index.alignment import MOST_CROPPED, WHOLE_PART, align, blurred, correlation, warped
 
 SIZES = (32, 64, 128)
 """Edges of the squares on which pictures are compared."""
@@ -236,14 +236,14 @@ def _aligned(one: PreparedPicture, other: PreparedPicture) -> tuple[Window, Wind
     A crop has fewer pixels. Two pictures of the same size whose frames differ by more than a pixel are frames of a
     burst or of a film.
     """
-    found = np.array([WHOLE])
+    found = np.array([WHOLE_PART])
     for edge, blurs, least in ((32, 4, 0.95), (64, 1, 0.9)):  # coarse first: fine text repeats within a few pixels
         ours, theirs = (each.square(edge)[None, ..., 0] for each in (one, other))
         for _ in range(blurs):
             ours, theirs = blurred(ours, (1, 2)), blurred(theirs, (1, 2))
         if edge == 32 and correlation(ours, theirs)[0] < _ALIGNABLE:
             return None
-        found = register(ours, theirs, found)
+        found = align(ours, theirs, found)
         if np.isnan(found).any() or correlation(warped(ours, found), theirs)[0] < least:
             return None
     left, width, top, height = found[0].tolist()

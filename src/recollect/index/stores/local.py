@@ -12,10 +12,10 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from recollect.core.nearest import ExactNeighbours
-from recollect.index.filters import Columns, Filter
+from recollect.index.filters import Filter, FilterColumns
 from recollect.index.rows import PHYSICAL, By, Record, asked_value, caption_matrix, vector_matrix
 from recollect.index.stores.base import Nearest, StoreBase
-from recollect.index.stores.matrix import Batch, Matrix, open_matrix, within
+from recollect.index.stores.matrix import Matrix, MatrixBatch, open_matrix, within
 
 ROW = "_rowid"
 """Column of a batch with the store's row numbers."""
@@ -60,7 +60,7 @@ class LocalStore(StoreBase):
         return RLock()
 
     _matrix: Matrix | None = None
-    _columns: tuple[int, Columns] | None = None
+    _columns: tuple[int, FilterColumns] | None = None
 
     @cached_property
     def _masks(self) -> "OrderedDict[tuple[int, Filter], np.ndarray]":
@@ -85,20 +85,25 @@ class LocalStore(StoreBase):
                 self._matrix.drop()
             self._matrix = None
 
-    def _read(self, first: int) -> Iterator[Batch]:
+    def _read(self, first: int) -> Iterator[MatrixBatch]:
         import pyarrow as pa
 
         for table in self.batches(["id", "image_vector", "caption_vectors"], first):
             text, counts = caption_matrix(table["caption_vectors"])
             ids = pa.concat_arrays(table["id"].chunks) if table.num_rows else pa.array([], pa.string())
-            yield Batch(table[ROW].to_numpy().astype(np.int64), ids, vector_matrix(table["image_vector"]), text, counts)
+            yield MatrixBatch(
+                table[ROW].to_numpy().astype(np.int64), ids, vector_matrix(table["image_vector"]), text, counts
+            )
 
-    def columns(self) -> Columns:
+    def columns(self) -> FilterColumns:
         """What filters ask about, in the order of the matrix's slots."""
         with self._lock:
             matrix = self.matrix()
             if self._columns is None or self._columns[0] != matrix.version:
-                self._columns = matrix.version, Columns(len(matrix.numbers), lambda name: self._column(matrix, name))
+                self._columns = (
+                    matrix.version,
+                    FilterColumns(len(matrix.numbers), lambda name: self._column(matrix, name)),
+                )
                 self._masks.clear()
             return self._columns[1]
 

@@ -28,7 +28,7 @@ _SCAN = 16  # below this share of ids, one pass over all ids is faster than a ha
 
 
 @dataclass(frozen=True)
-class Batch:
+class MatrixBatch:
     """Some rows as the store reads them, in the order of their numbers."""
 
     numbers: Int64[np.ndarray, " rows"]
@@ -38,7 +38,7 @@ class Batch:
     counts: Int64[np.ndarray, " rows"]
 
 
-ReadRows = Callable[[int], Iterator[Batch]]
+ReadRows = Callable[[int], Iterator[MatrixBatch]]
 """Reads the rows from a row number on, in the order of their numbers."""
 
 
@@ -318,7 +318,7 @@ def _new_part(cache: Path | None, numbers: np.ndarray, record: Record, read: Rea
     return _part_in_memory(numbers, record, read)
 
 
-def _chosen(numbers: np.ndarray, read: ReadRows) -> Iterator[Batch]:
+def _chosen(numbers: np.ndarray, read: ReadRows) -> Iterator[MatrixBatch]:
     """The rows of these numbers alone."""
     import pyarrow as pa
 
@@ -327,7 +327,9 @@ def _chosen(numbers: np.ndarray, read: ReadRows) -> Iterator[Batch]:
         keep = within(batch.numbers, numbers)
         rows = np.flatnonzero(keep)
         text = batch.text[np.repeat(keep, batch.counts)]
-        yield Batch(batch.numbers[rows], batch.ids.take(pa.array(rows)), batch.image[rows], text, batch.counts[rows])
+        yield MatrixBatch(
+            batch.numbers[rows], batch.ids.take(pa.array(rows)), batch.image[rows], text, batch.counts[rows]
+        )
         seen += len(rows)
     if seen != len(numbers):
         raise RuntimeError(f"{seen:,} of {len(numbers):,} rows were read")

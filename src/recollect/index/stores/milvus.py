@@ -16,7 +16,7 @@ from jaxtyping import Float32, Int64
 
 from recollect.core.errors import UserError
 from recollect.core.files import cache_folder, locked
-from recollect.index.filters import NAMES, SEVERAL, Columns, Filter, milvus_text
+from recollect.index.filters import NAMES, SEVERAL, Filter, FilterColumns, milvus_text
 from recollect.index.rows import PHYSICAL, By, Record, asked_value, caption_matrix, schema, unit, vector_matrix
 from recollect.index.stores.base import Nearest, StoreBase, mean_of_captions
 
@@ -341,7 +341,7 @@ class MilvusStore(StoreBase):
     def filter_keys(self) -> dict[str, str]:
         """Keys of the metadata with the type of their values."""
         values = [json.loads(each) for table in self.scan(["metadata"]) for each in table["metadata"].to_pylist()]
-        return Columns(len(values), lambda _: values).keys()
+        return FilterColumns(len(values), lambda _: values).keys()
 
     def verify(self) -> list[str]:
         """Vectors that are not of unit norm; files are the server's own matter."""

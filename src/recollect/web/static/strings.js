@@ -149,7 +149,7 @@ const STRINGS = {
   // browsing
   "browse": ["Folders, dates and filters", "Ordner, Daten und Filter"],
   "facet.folder": ["Folders", "Ordner"],
-  "facet.month": ["Dates", "Daten"],
+  "facet.month": ["Dates", "Zeit"],
   "facet.camera": ["Cameras", "Kameras"],
   "facet.label": ["Labels", "Labels"],
   "facet.source": ["Sources", "Quellen"],

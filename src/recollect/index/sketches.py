@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float32, Int8, Int64, UInt8
 
-from recollect.index.alignment import WHOLE, blurred, correlation, register, tangents, warped
+from recollect.index.alignment import WHOLE_PART, align, blurred, correlation, tangents, warped
 
 EDGE, GRID = 32, 8
-SKETCH = 0.9
+_CORRELATION = 0.9
 """Correlation of 16 x 16 luma; re-encodings reach 0.99, small crops 0.96, light marks 0.94."""
 _FIRST_ORDER, _ALIGNED, _COLOR = 6.5, 2.4, 3.5
 _FLOOR, _CONTRAST = 2.0, 0.25
@@ -28,7 +28,7 @@ _AT_ONCE = 512
 
 
 @dataclass(frozen=True)
-class Thumbnails:
+class Sketches:
     """What `may_be_near_identical` reads of each picture.
 
     Attributes:
@@ -42,7 +42,7 @@ class Thumbnails:
     gray: Bool[np.ndarray, " pictures"]
 
     @classmethod
-    def empty(cls, count: int) -> "Thumbnails":
+    def empty(cls, count: int) -> "Sketches":
         """Room for this many."""
         shape = (count, EDGE, EDGE)
         return cls(np.zeros(shape, np.uint8), np.zeros((count, GRID, GRID, 2), np.int8), np.zeros(count, bool))
@@ -59,7 +59,7 @@ class Thumbnails:
         kept = np.zeros(len(others), dtype=bool)
         for start in range(0, len(others), _AT_ONCE):
             rows = np.arange(start, min(start + _AT_ONCE, len(others)))
-            rows = rows[correlation(_halved(self._luma(one)), _halved(self._luma(others[rows]))) >= SKETCH]
+            rows = rows[correlation(_halved(self._luma(one)), _halved(self._luma(others[rows]))) >= _CORRELATION]
             rows = rows[self._colors_agree(one, others[rows])]
             rows = rows[self._explained_by_a_crop(one, others[rows])]
             kept[rows[self._agree_when_aligned(one, others[rows])]] = True
@@ -88,10 +88,10 @@ class Thumbnails:
         blurry_ours, blurry_theirs = ours, theirs
         for _ in range(4):
             blurry_ours, blurry_theirs = blurred(blurry_ours, (1, 2)), blurred(blurry_theirs, (1, 2))
-        start = np.tile(np.array(WHOLE), (len(others), 1))
-        parts = register(np.broadcast_to(blurry_ours, theirs.shape), blurry_theirs, start)
+        start = np.tile(np.array(WHOLE_PART), (len(others), 1))
+        parts = align(np.broadcast_to(blurry_ours, theirs.shape), blurry_theirs, start)
         found = ~np.isnan(parts).any(1)
-        ours = warped(ours, np.where(found[:, None], parts, WHOLE))
+        ours = warped(ours, np.where(found[:, None], parts, WHOLE_PART))
         aligned = np.where(found, _worst_block(ours - theirs, _contrast(ours), _contrast(theirs)), np.inf)
         return np.minimum(same_frame, aligned) <= _ALIGNED
 
