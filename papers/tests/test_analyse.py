@@ -120,14 +120,14 @@ def test_the_same_seed_draws_the_same_map(prefixed, classes, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("attention", "MODEL", "--out", "a.jpeg"), "ending"),
+        (("attention", "MODEL", "--out", "a.jpeg"), "--out"),
         (("attention", "MODEL", "--texts", " "), "without words"),
         (("attention",), "MODEL"),
         (("attention", "BAG"), "bag of words"),
         (("attention", "nowhere/model"), "nowhere/model"),
         (("embeddings", "MODEL"), "--data"),
         (("embeddings", "MODEL", "--data", "SHAPES", "--show", "captions"), "--captions"),
-        (("embeddings", "PLAIN", "--data", "SHAPES", "--show", "prefixes"), "compares two"),
+        (("embeddings", "PLAIN", "--data", "SHAPES", "--show", "prefixes"), "--show prefixes"),
         (("embeddings", "MODEL", "--data", "SHAPES", "--classes", "2", "--templates", "1"), "too few"),
         (("embeddings", "MODEL", "--data", "nowhere.parquet"), "nowhere.parquet"),
     ],

@@ -194,15 +194,15 @@ def test_classify_with_a_memory(recollect, model, memory, fusion, shapes, tmp_pa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--memory", "MEMORY"], "--memory needs --fusion"),
-        (["--fusion", "FUSION"], "--fusion needs --memory"),
+        (["--memory", "MEMORY"], "--fusion"),
+        (["--fusion", "FUSION"], "--memory"),
         (["--memory", "NOWHERE", "--fusion", "FUSION"], "nowhere"),
         (["--memory", "MODEL", "--fusion", "FUSION"], "model"),
         (["--memory", "MEMORY", "--fusion", "MODEL"], "no fusion (fusion.json is not there)"),
         (["--memory", "MEMORY", "--fusion", "RUN"], "name that"),
         (["--memory", "MEMORY", "--fusion", "FUSION", "--k", "61"], "k = 61"),
         (["--memory", "MEMORY", "--fusion", "FUSION", "--k", "0"], "k = 0"),
-        (["--memory", "MEMORY", "--fusion", "FUSION", "--near", "3"], "a cosine lies above 0"),
+        (["--memory", "MEMORY", "--fusion", "FUSION", "--near", "3"], "--near 3"),
         (["--memory", "MEMORY", "--fusion", "FUSION", "--read-where", "shape = 'x'"], "satisfies shape = 'x'"),
         (["--memory", "MEMORY", "--fusion", "FUSION", "--read-where", "shape ="], "filter"),
         (["--memory", "OTHER", "--fusion", "FUSION"], "is another model"),
@@ -229,7 +229,7 @@ def test_what_a_memory_cannot_be_joined_with_is_refused(recollect, model, traine
     pool = ("--data", pairs, "--split", "train")
     refusals = {
         ("evaluate", "retrieval", model, *pool, "--methods", "zero-shot", "episode", *reading):
-            "only the plain search reads it",
+            "--memory",
         ("evaluate", "zero-shot", *trained, "--data", shapes, *reading): "is another model",
         ("classify", "--support", shapes / "train", "--images", shapes / "test", "--model", model, *reading,
          "--near", 0.9): "here nothing is tested",

@@ -296,7 +296,7 @@ def test_sources_are_searched_one_by_one_or_as_one_pool(run, model, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--methods", "magic"], "no such method"),
+        (["--methods", "magic"], "magic"),
         (["--methods", "rlcf"], "--teacher"),
         (["--captions", "some"], "--captions some"),
         (["--methods", "episode", "--captions", "nothing.jsonl"], "no such file"),

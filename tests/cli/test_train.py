@@ -71,7 +71,7 @@ def test_a_run_leaves_model_metrics_and_recipe(trained):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["siglp-tiny"], "siglp-tiny: no such recipe. Did you mean siglip-tiny"),
+        (["siglp-tiny"], "siglip-tiny"),
         (["siglip-tiny", "--data", "nowhere.parquet"], "nowhere.parquet"),
         (["siglip-tiny", "--data", "glyphs:letters"], "glyphs:letters: no such built-in source"),
         (["siglip-tiny", "--data", "PAIRS", "--caption-column", "words"], "words"),

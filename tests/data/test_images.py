@@ -208,7 +208,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_a_raw_picture_of_a_camera_is_named_as_what_it_is(tmp_path):
     (tmp_path / "beach.NEF").write_bytes(b"a camera's own format")
-    with pytest.raises(BrokenImageError, match=r"beach: a kind of picture that is not read here. Convert it to JPEG"):
+    with pytest.raises(BrokenImageError, match=r"beach.*JPEG"):
         decode(tmp_path / "beach.NEF", "beach")
 
 

@@ -88,12 +88,12 @@ def test_a_draw_without_its_whole_set_has_the_splits_that_are_there(folder):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "not JSON"),
-        ("[1]", "not published splits; they read"),
-        ('{"train": []}', "its splits are empty"),
-        ('{"train": [["a.png", 0]]}', "entry 0 of 'train' is"),
-        ('{"train": [["a.png", "0", "cat"]]}', "entry 0 of 'train' is"),
-        ('{"train": [["gone.png", 0, "cat"]]}', r"no picture gone\.png in its folder"),
+        ("{", "JSON"),
+        ("[1]", "published splits"),
+        ('{"train": []}', "empty"),
+        ('{"train": [["a.png", 0]]}', "entry 0 of 'train'"),
+        ('{"train": [["a.png", "0", "cat"]]}', "entry 0 of 'train'"),
+        ('{"train": [["gone.png", 0, "cat"]]}', r"gone\.png"),
     ],
 )
 def test_other_json_is_refused(folder, text, message):

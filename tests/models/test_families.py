@@ -92,7 +92,7 @@ def test_a_made_world_and_pictures_of_any_shape_make_one_batch(checkpoint):
 
 
 def test_naflex_is_not_exported_as_if_all_pictures_were_square(checkpoint, tmp_path):
-    with pytest.raises(UserError, match=r"any shape \(NaFlex\), which the export does not"):
+    with pytest.raises(UserError, match="NaFlex"):
         export_onnx(load_model(checkpoint("naflex"), "cpu"), tmp_path / "out")
 
 

@@ -88,9 +88,9 @@ def test_a_public_repository_is_made_where_asked(hub, model):
 
 
 def test_who_may_not_push_is_told_before_any_training(hub):
-    with pytest.raises(UserError, match=r"--push-to me/model: the hub does not let us in .*hf auth login"):
+    with pytest.raises(UserError, match=r"--push-to me/model: .*hf auth login"):
         check_push("me/model", client(hub, "hf_wrong"))
-    with pytest.raises(UserError, match="no name of a repository"):
+    with pytest.raises(UserError, match="--push-to"):
         check_push("me//model", client(hub))
 
 
@@ -99,6 +99,6 @@ def test_what_is_no_model_and_a_hub_that_refuses_are_one_line(hub, model, tmp_pa
         push_model(tmp_path, "me/model", api=client(hub))
     hub.shutdown()
     hub.server_close()
-    with pytest.raises(UserError, match="could not be pushed to me/model") as met:
+    with pytest.raises(UserError, match="me/model") as met:
         push_model(model, "me/model", api=client(hub))
     assert "\n" not in str(met.value)

@@ -309,15 +309,15 @@ def test_damaged_or_foreign_adapters_are_refused(of_peft, checkpoint, tmp_path):
     encoder, folder = of_peft
     with pytest.raises(UserError, match=r"no adapter_config\.json"):
         load_adapters(tmp_path, encoder)
-    with pytest.raises(UserError, match="which this model does not have"):
+    with pytest.raises(UserError, match="another model"):
         load_adapters(folder, load_model(checkpoint("vit_bert"), "cpu"))
     weights = load_file(folder / "adapter_model.safetensors")
     short = {name: tensor[..., :5].contiguous() for name, tensor in weights.items()}
     save_file(short, folder / "adapter_model.safetensors")
-    with pytest.raises(UserError, match=r"is for a layer of|holds other things"):
+    with pytest.raises(UserError, match=r"another model|other weights"):
         load_adapters(folder, encoder)
     save_file({**weights, "base_model.model.text_model.bias": torch.zeros(3)}, folder / "adapter_model.safetensors")
-    with pytest.raises(UserError, match="holds other things"):
+    with pytest.raises(UserError, match="other weights"):
         load_adapters(folder, encoder)
     (folder / "adapter_model.safetensors").write_bytes(b"cut short")
     with pytest.raises(UserError, match="missing or damaged"):

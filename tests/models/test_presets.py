@@ -110,11 +110,11 @@ def test_equal_seeds_give_equal_models_whatever_was_drawn_before(name, captions)
 
 
 def test_an_unknown_preset_and_a_missing_tokenizer_are_said_in_one_line(captions):
-    with pytest.raises(UserError, match=r"vit-h-14: no such preset. Choose one of: tiny, small"):
+    with pytest.raises(UserError, match=r"vit-h-14.*tiny, small"):
         build_model("vit-h-14", texts=captions)
     with pytest.raises(UserError, match="needs captions to make a tokenizer from, or a tokenizer"):
         build_model("tiny", texts=None)
-    with pytest.raises(UserError, match="nowhere/at-all: no tokenizer could be opened there"):
+    with pytest.raises(UserError, match="nowhere/at-all"):
         build_model("tiny", texts=None, tokenizer="nowhere/at-all")
     with pytest.raises(UserError, match="the captions are empty"):
         build_model("tiny", texts=["", " "])

@@ -163,9 +163,9 @@ def test_heads_depend_on_the_seed_alone(vision, bert):
 
 
 def test_towers_in_the_wrong_places_are_named(vision, bert, sentences, tmp_path):
-    with pytest.raises(UserError, match=r"reads no pictures|image processor"):
+    with pytest.raises(UserError, match=r"does not read pictures|image processor"):
         pair_towers(bert, bert)
-    with pytest.raises(UserError, match=r"reads no texts|tokenizer"):
+    with pytest.raises(UserError, match=r"does not read text|tokenizer"):
         pair_towers(vision("vit"), vision("vit"))
     modules = sentences / "modules.json"
     found = json.loads(modules.read_text())

@@ -196,7 +196,7 @@ def test_a_run_begins_with_a_named_recipe_or_with_anothers(trained, monkeypatch,
     )
     assert (again.k, again.steps, again.objective.base) == (K, 4, "softmax")
     assert cli.main(["train", "ra-clip", "siglip-tinny", "--memory", "mine", "--data", "pairs.csv"]) == 2
-    assert "siglip-tinny: no such recipe. Did you mean siglip-tiny" in capsys.readouterr().err
+    assert "Did you mean 'siglip-tiny'?" in capsys.readouterr().err
     assert cli.main(["train", "--config", str(trained / "recipe.json")]) == 2
     assert "recipe.json: there is no option" in capsys.readouterr().err
     with pytest.raises(ValueError, match="JointRecipe"):

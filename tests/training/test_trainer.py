@@ -250,9 +250,9 @@ def test_a_figure_that_is_no_number_is_null_and_the_run_goes_on(small, tmp_path)
     ("words", "message"),
     [
         (["--evaluate-every", "0", "--evaluate", "zero-shot=latents:captions"], "must be at least 1"),
-        (["--evaluate", "zero-shot=no/such.parquet"], "no such file or folder"),
-        (["--evaluate", "retrieval=no/such.parquet"], "no such file or folder"),
-        (["--evaluate", "recall=some.parquet"], "the protocols are zero-shot, few-shot, probe, retrieval"),
+        (["--evaluate", "zero-shot=no/such.parquet"], "no/such.parquet"),
+        (["--evaluate", "retrieval=no/such.parquet"], "no/such.parquet"),
+        (["--evaluate", "recall=some.parquet"], "zero-shot, few-shot, probe, retrieval"),
         (["--evaluate", "zero-shot"], "write PROTOCOL=SOURCE"),
     ],
 )

@@ -7,6 +7,7 @@ from recollect.cli.parser import warn_unused
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable
 from recollect.core.progress import output, printable, track
+from recollect.core.validation import check_number, refuse
 from recollect.core.words import counted
 from recollect.data.sources import open_source
 from recollect.data.sources.opening import split_of
@@ -19,13 +20,16 @@ _BLOCK = 64
 
 def run_caption(options: Caption) -> None:
     """Describe, and print what was done."""
-    if options.batch_size < 1:
-        raise UserError(f"--batch-size {options.batch_size}: must be at least 1")
+    check_number("--batch-size", options.batch_size, least=1)
     check_writable(options.out, "--out")
-    if (options.model is None) == (options.captions is None):
-        raise UserError("name either a model that describes the pictures, --model, or a file of --captions")
-    if not is_index(options.target) and "/" in options.target and not Path(options.target).exists():
-        raise UserError(f"{options.target}: no such index or source. `recollect index build` makes an index.")
+    absent = not is_index(options.target) and "/" in options.target and not Path(options.target).exists()
+    refuse(
+        (
+            (options.model is None) == (options.captions is None),
+            "name either a --model that describes the pictures, or a file of --captions",
+        ),
+        (absent, f"{options.target}: no such index or source. `recollect index build` makes an index."),
+    )
     if not is_index(options.target):
         _source(options)
         return
@@ -43,12 +47,13 @@ def run_caption(options: Caption) -> None:
 
 def _source(options: Caption) -> None:
     """Captions of a source, into a file."""
-    if options.model is None:
-        raise UserError(f"{options.target}: not an index. Captions of a file are read into an index.")
-    if options.out is None:
-        raise UserError(f"{options.target}: name the file that captions go to, with --out FILE.jsonl")
-    if options.out.suffix != ".jsonl":
-        raise UserError(f"--out {options.out}: captions go into a .jsonl file. Name one that ends so.")
+    unsuited = options.out is None or options.out.suffix != ".jsonl"
+    refuse(
+        (options.model is None, f"{options.target}: not an index. --captions can only be added to an index."),
+        (unsuited, f"{options.target}: name the file for its captions with --out FILE.jsonl"),
+    )
+    assert options.model is not None
+    assert options.out is not None
     split = None if split_of(options.target) else options.split
     source = open_source(options.target, split=split, keep_textless=True)
     blocks = track(source_items(source, _BLOCK), "describe", -(-len(source) // _BLOCK), "blocks")

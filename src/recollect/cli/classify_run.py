@@ -17,10 +17,10 @@ from recollect.cli.classify import Classify
 from recollect.cli.default_model import default_model
 from recollect.cli.memory_reading import name_with_memory, reading
 from recollect.cli.parser import warn_unused
-from recollect.core.errors import UserError
 from recollect.core.files import atomic_path, beside, check_writable, new_folder, told_if_full
 from recollect.core.progress import output
 from recollect.core.types import Encoder
+from recollect.core.validation import check_choice, check_number, refuse
 from recollect.core.words import counted
 from recollect.models import load_model
 
@@ -61,26 +61,24 @@ def _replaces(options: Classify) -> bool:
 
 
 def _check(options: Classify) -> None:
-    if options.kept is None and options.support is None and not options.names:
-        raise UserError(
-            "nothing to teach from: name --support examples/, --names cat dog, or a classifier --with cats/"
-        )
-    if options.images is None and options.save is None:
-        raise UserError("nothing to do: name --images to classify, or --save to keep the classifier")
+    nothing = options.kept is None and options.support is None and not options.names
+    refuse(
+        (nothing, "nothing to learn from: name --support examples/, --names cat dog, or a classifier --with cats/"),
+        (
+            options.images is None and options.save is None,
+            "nothing to do: name --images to classify, or --save to keep the classifier",
+        ),
+        (options.reading.near is not None, "--near: is for evaluation; here nothing is tested."),
+    )
     if options.images is None:
         warn_unused(options, "alpha", "out", why="nothing is predicted without --images FOLDER")
-    if options.method is not None and options.method != BEST and options.method not in FEW_SHOT_METHODS:
-        known = ", ".join((BEST, *FEW_SHOT_METHODS))
-        raise UserError(f"--method {options.method}: no such method. Choose one of: {known}.")
-    if not 0 < options.alpha < 1:
-        raise UserError(f"--alpha {options.alpha:g}: a share of errors lies between 0 and 1")
+    check_choice(options.method or BEST, (BEST, *FEW_SHOT_METHODS), "--method")
+    check_number("--alpha", options.alpha, above=0, below=1)
     check_writable(options.save, "--save")
     if options.save is not None and not _replaces(options):
         new_folder(options.save, "classifier")
     check_writable(options.out if options.images is not None else None, "--out")
     options.reading.check()
-    if options.reading.near is not None:
-        raise UserError("--near: is for evaluation; here nothing is tested.")
 
 
 def _apply(options: Classify, taught: Classifier, encoder: Encoder, images: list[Path], name: str) -> None:

@@ -26,8 +26,9 @@ from recollect.cli.evaluate_run import (
 )
 from recollect.cli.memory_reading import with_memory
 from recollect.cli.parser import warn_unused
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, user_errors
 from recollect.core.progress import output
+from recollect.core.validation import check_number, refuse
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.own_features import (
     LabelledVectors,
@@ -59,20 +60,19 @@ def open_features(options: FeatureOptions, data: DataOptions) -> list[OwnFeature
     Raises:
         UserError: a file is missing or does not fit.
     """
-    if not 0 < options.scale < float("inf"):
-        raise UserError(f"--scale {options.scale:g}: an inverse temperature is positive and finite")
+    check_number("--scale", options.scale, above=0)
     division = Division(data.support, data.query, data.within)
     if {path.suffix for path in options.features} == {".npy"}:
-        if len(options.features) > 2 or len(options.feature_labels) != len(options.features):
-            raise UserError("--features: one or two .npy files, and as many --feature-labels")
-        if _twice(options):
-            raise UserError(f"--features {options.features[0]}: is named twice; tested rows would be examples too")
+        unpaired = len(options.features) > 2 or len(options.feature_labels) != len(options.features)
+        refuse(
+            (unpaired, "--features: give one or two .npy files, and as many --feature-labels"),
+            (_twice(options), f"--features {options.features[0]}: given twice; test rows would also be examples."),
+        )
         parts = [read_arrays(*pair) for pair in zip(options.features, options.feature_labels, strict=True)]
         pair = (parts[0], parts[1]) if len(parts) == 2 else divided(parts[0], options.features[0], division)
         opened = [(options.features[0].stem, pair)]
     elif {path.suffix for path in options.features} == {".parquet"}:
-        if twice := _twice(options):
-            raise UserError(f"--features {twice[0]}: is named twice. Name each set once.")
+        refuse((twice := _twice(options), f"--features {', '.join(map(str, twice))}: given twice. Name each set once."))
         opened = [(path.stem, divided(read_vectors(path, data.label_column), path, division))
                   for path in options.features]  # fmt: skip
     else:
@@ -141,12 +141,12 @@ def _warn_unused(options: FewShot) -> None:
 
 def _of_features(options: FewShot) -> tuple[list[Result], tuple[str, ...]]:
     tunes = any(name in _TUNING for name in options.methods)
-    if options.model.models or options.data.data or options.data.suite or tunes:
-        raise UserError("--features: these are in place of a model and --data, and no model can be tuned with them")
+    others = options.model.models or options.data.data or options.data.suite or tunes
+    refuse((others, "--features: cannot be combined with a model, --data or methods that tune a model."))
     protocol = _protocol(options)
     if options.own.texts is None and "zero-shot" in protocol.methods:
-        if "zero-shot" in options.methods and options.methods != _USUAL:
-            raise UserError("--methods zero-shot: reads class texts. Name them with --texts FILE.")
+        asked = "zero-shot" in options.methods and options.methods != _USUAL
+        refuse((asked, "--methods zero-shot: needs class texts. Name them with --texts FILE."))
         protocol = replace(protocol, methods=tuple(name for name in protocol.methods if name != "zero-shot"))
     sets = open_features(options.own, options.data)
     protocol = _reachable(options, protocol, min(map(fewest_examples, sets)))
@@ -173,8 +173,7 @@ def _of_models(options: FewShot) -> tuple[list[Result], tuple[str, ...]]:
 
 
 def _protocol(options: FewShot) -> Protocol:
-    if options.seeds < 1:
-        raise UserError(f"--seeds {options.seeds}: draws, at least 1")
+    check_number("--seeds", options.seeds, least=1)
     names = {"all": tuple(FEW_SHOT_METHODS), "paper": PAPER_METHODS}
     asked = [name for name in options.methods if name not in _TUNING]
     methods = tuple(dict.fromkeys(name for each in asked for name in names.get(each, (each,))))
@@ -188,13 +187,11 @@ def _protocol(options: FewShot) -> Protocol:
 
 def _tuning(options: FewShot) -> TuningRequest:
     methods = tuple(dict.fromkeys(name for name in options.methods if name in _TUNING))
-    if CASCADE in methods and options.teacher is None:
-        raise UserError("--methods caspl: learns from a larger model. Name it with --teacher MODEL.")
+    untaught = CASCADE in methods and options.teacher is None
+    refuse((untaught, "--methods caspl: learns from a larger model. Name it with --teacher MODEL."))
     teacher = load_model(options.teacher, options.model.device) if options.teacher else None
-    try:
+    with user_errors("--effort", ValueError):
         return TuningRequest(methods, options.effort, options.flip, teacher, options.held_out)
-    except ValueError as error:
-        raise UserError(f"--effort: {error}") from None
 
 
 def _reachable(options: FewShot, protocol: Protocol, fewest: int) -> Protocol:

@@ -10,9 +10,9 @@ from recollect.cli.evaluate_run import check_models, each_on, prefix_for, say_le
 from recollect.cli.memory_reading import with_memory
 from recollect.cli.parser import warn_unused
 from recollect.cli.split import split_for
-from recollect.core.errors import UserError
 from recollect.core.progress import output
 from recollect.core.types import Encoder
+from recollect.core.validation import check_choice, check_number, refuse
 from recollect.data.sources.columns import Columns
 from recollect.efsa.methods import SEARCH_METHODS, MethodOptions
 from recollect.efsa.options import PRINTED
@@ -28,14 +28,15 @@ def run_retrieval(options: Retrieval) -> None:
     """Evaluate, print and write."""
     console = output()
     methods = tuple(SEARCH_METHODS) if options.methods == ("all",) else options.methods
-    if unknown := [name for name in methods if name not in SEARCH_METHODS]:
-        raise UserError(f"--methods {unknown[0]}: no such method. Choose from: {', '.join(SEARCH_METHODS)}, all.")
-    if "rlcf" in methods and options.teacher is None:
-        raise UserError("--methods rlcf needs a larger model to judge the images. Name it with --teacher MODEL.")
-    if not options.depths or min(options.depths) < 1:
-        raise UserError("--depths: at least one, and each at least 1")
-    if options.queries is not None and options.queries < 1:
-        raise UserError(f"--queries {options.queries}: at least 1")
+    for name in methods:
+        check_choice(name, (*SEARCH_METHODS, "all"), "--methods")
+    untaught = "rlcf" in methods and options.teacher is None
+    refuse(
+        (untaught, "--methods rlcf: needs a larger model to judge the images. Name it with --teacher MODEL."),
+        (not options.depths, "--depths: name at least one."),
+    )
+    check_number("--depths", min(options.depths), least=1)
+    check_number("--queries", options.queries or 1, least=1)
     _warn_unused(options, methods)
     for spec in options.data:
         split_for(spec, options.split, "test")
@@ -83,8 +84,8 @@ def _results(options: Retrieval, methods: tuple[str, ...], pools: Sequence[Capti
     plain = _plain(options, methods)
     teacher: Encoder | None = load_model(options.teacher, options.model.device) if options.teacher else None
     settings = MethodOptions(options.episode, options.tuning, options.reward, options.full_learning_rate)
-    if options.model.reading.asked and not plain:
-        raise UserError("--memory: only the plain search reads it. Leave out --methods, --captions and --queries.")
+    unread = options.model.reading.asked and not plain
+    refuse((unread, "--memory: cannot be combined with --methods, --captions or --queries."))
     seed = options.model.seed
     for name, encoder, cache, pool in each_on(options.model, [(pool, pool.task.images) for pool in pools]):
         if plain:

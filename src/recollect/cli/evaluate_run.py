@@ -10,11 +10,11 @@ from recollect.cli.default_model import default_model
 from recollect.cli.evaluate import DataOptions, ModelOptions
 from recollect.cli.memory_reading import name_with_memory, reading
 from recollect.cli.parser import warn_unused
-from recollect.core.errors import UserError
 from recollect.core.files import check_writable
 from recollect.core.places import model_name
 from recollect.core.progress import output
 from recollect.core.types import Encoder, Kind, Source, caption_prefix
+from recollect.core.validation import check_choice, refuse
 from recollect.data.definitions import knowledge_prompts, open_definitions
 from recollect.data.prompts import GENERAL_TEMPLATES, read_templates
 from recollect.data.sources.columns import Columns
@@ -57,8 +57,8 @@ def check_named_data(options: DataOptions, *unread: str, command: str = "") -> N
     Raises:
         UserError: no data was named.
     """
-    if not options.data and not (options.suite and "suite" not in unread):
-        raise UserError("missing: --data SOURCE. Name the data to evaluate on.")
+    no_data = not options.data and not (options.suite and "suite" not in unread)
+    refuse((no_data, "missing: --data SOURCE. Name the data to evaluate on."))
     if unread:
         warn_unused(options, *unread, why=f"`recollect evaluate {command}` does not read it")
     if options.suite is None and "copies" not in unread:
@@ -104,11 +104,11 @@ def check_models(options: ModelOptions, protocol: str) -> None:
     check_place(options.out)
     if options.out is None:
         warn_unused(options, "form", why="nothing is written without --out FOLDER")
-    elif options.form == "clip-benchmark" and options.out.suffix == ".json":
-        raise UserError(f"--out {options.out}: CLIP_benchmark has one file for each model and set; name a folder.")
-    if options.form == "clip-benchmark" and protocol not in CLIP_BENCHMARK_TASKS:
-        known = ", ".join(CLIP_BENCHMARK_TASKS)
-        raise UserError(f"--form clip-benchmark: it has no such task as {protocol}. It has {known}.")
+    elif options.form == "clip-benchmark":
+        one_file = options.out.suffix == ".json"
+        refuse((one_file, f"--out {options.out}: CLIP_benchmark has one file per model and data set; name a folder."))
+    if options.form == "clip-benchmark":
+        check_choice(protocol, CLIP_BENCHMARK_TASKS, "--form clip-benchmark: task")
     for name in options.models:  # of several, the last would be missed when the others are done
         check_model_place(name)
 
@@ -135,9 +135,9 @@ def prefix_for(options: ModelOptions, encoder: Encoder) -> Kind | None:
     """The prefix that texts get; none for a model that has none."""
     if options.prefix == "auto":
         return caption_prefix(encoder)
-    if options.prefix != "none" and options.prefix not in encoder.prefixes and len(options.models) < 2:
-        name = "".join(options.models) or STARTER
-        raise UserError(f"--prefix {options.prefix}: {name} has no prefix for {options.prefix}s. Leave it out.")
+    unknown = options.prefix != "none" and options.prefix not in encoder.prefixes and len(options.models) < 2
+    name = "".join(options.models) or STARTER
+    refuse((unknown, f"--prefix {options.prefix}: {name} has no prefix for {options.prefix}s. Leave it out."))
     return None if options.prefix == "none" else options.prefix
 
 

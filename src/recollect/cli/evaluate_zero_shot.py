@@ -16,8 +16,9 @@ from recollect.cli.evaluate_run import (
 )
 from recollect.cli.memory_reading import with_memory
 from recollect.cli.parser import warn_unused
-from recollect.core.errors import UserError
+from recollect.core.errors import user_errors
 from recollect.core.progress import output
+from recollect.core.validation import check_choice
 from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.results import Result
 from recollect.evaluation.unlabelled import UNLABELLED_METHODS
@@ -28,8 +29,8 @@ def run_zero_shot(options: ZeroShot) -> None:
     """Evaluate, print and write."""
     console = output()
     methods = tuple(UNLABELLED_METHODS) if options.methods == ("all",) else tuple(dict.fromkeys(options.methods))
-    if unknown := [name for name in methods if name not in UNLABELLED_METHODS]:
-        raise UserError(f"--methods {unknown[0]}: no such method. Choose from: {', '.join(UNLABELLED_METHODS)}, all.")
+    for name in methods:
+        check_choice(name, (*UNLABELLED_METHODS, "all"), "--methods")
     check_named_data(options.data, "support", command="zero-shot")
     check_models(options.model, "zero-shot")
     opened = open_data(options.data, "zero-shot", options.synonyms_column)
@@ -37,10 +38,8 @@ def run_zero_shot(options: ZeroShot) -> None:
     for name, encoder, cache, task in each_on(options.model, [(task, task.query) for task in opened.tasks]):
         given = {"model": name, "seed": options.model.seed, "prefix": prefix_for(options.model, encoder)}
         given["cache"] = cache
-        try:
+        with user_errors(task.name, ValueError):  # e.g. too few images for a method
             found = zero_shot(encoder, task, methods=methods, **given)  # type: ignore[arg-type]
-        except ValueError as error:  # e.g. too few images to have neighbours
-            raise UserError(f"{task.name}: {error}") from None
         results.append(with_memory(found, encoder))
     console.print(_zero_shot_table(results, methods))
     say_left_out(opened.left_out, console)

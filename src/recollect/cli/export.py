@@ -6,7 +6,7 @@ from typing import Annotated
 
 from recollect.cli.memory_options import MemoryOptions
 from recollect.cli.parser import Arg
-from recollect.core.errors import UserError
+from recollect.core.validation import refuse
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,13 @@ class Export:
         from recollect.core.progress import output
         from recollect.models import load_model
 
-        if self.reading.near is not None:
-            raise UserError("--near: is for evaluation; here nothing is tested.")
+        refuse((self.reading.near is not None, "--near: is for evaluation; here nothing is tested."))
         check_writable(self.out, "--out")
         self.reading.check()
         classifier = Classifier.load(self.classifier) if self.classifier else None
         kept = beside(classifier.model.name, self.classifier or "") if classifier else self.reading.model
         name = self.model or kept
-        if not name:
-            raise UserError("missing: MODEL. Name a model, or a --classifier or --memory that records its own.")
+        refuse((not name, "missing: MODEL. Name a model, or a --classifier or --memory that records its own."))
         encoder = reading(self.reading, load_model(name, "cpu"))
         folder = export_all(encoder, self.out, classifier)
         output().print(f"exported: {folder}", highlight=False, soft_wrap=True)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from recollect.cli.parser import Arg, warn_unused
 from recollect.core.errors import UserError
+from recollect.core.validation import check_number, refuse
+from recollect.core.words import counted
 
 if TYPE_CHECKING:
     from recollect.core.types import Encoder, Source
@@ -49,14 +51,13 @@ class SourceOptions:
 
     def check(self) -> None:
         """Reject impossible values before anything is opened."""
-        if self.template is not None and "{}" not in self.template:
-            raise UserError(f"--template {self.template}: needs {{}} for the class name")
-        if self.near is not None and not 0 < self.near <= 1:
-            raise UserError(f"--near {self.near:g}: a cosine above 0, at most 1")
-        if self.limit is not None and self.limit < 1:
-            raise UserError(f"--limit {self.limit}: must be at least 1")
-        if not 0 <= self.broken_share <= 1:
-            raise UserError(f"--broken-share {self.broken_share:g}: must be between 0 and 1")
+        unfilled = self.template is not None and "{}" not in self.template
+        refuse((unfilled, f"--template {self.template}: needs {{}} for the class name"))
+        if self.near is not None:
+            check_number("--near", self.near, above=0, most=1)
+        if self.limit is not None:
+            check_number("--limit", self.limit, least=1)
+        check_number("--broken-share", self.broken_share, least=0, most=1)
         if self.engine == "ray":
             warn_unused(self, "device", why="with --engine ray each worker uses its best device.")
 
@@ -67,8 +68,8 @@ class SourceOptions:
 
         columns = Columns(image=self.image_column, caption=self.caption_column, label=self.label_column)
         opened = open_pictures(source, self.split, columns)
-        if opened.endless and self.limit is None:
-            raise UserError(f"{source}: has no end. Add --limit N, or write {source}?size=N.")
+        unlimited = opened.endless and self.limit is None
+        refuse((unlimited, f"{source}: is endless. Add --limit N, or write {source}?size=N."))
         return opened
 
     def ingest(self) -> "IngestOptions":
@@ -171,12 +172,10 @@ class Remove:
         from recollect.index import Index
 
         chosen = [bool(self.ids), *(each is not None for each in (self.where, self.near, self.source))]
-        if sum(chosen) != 1:
-            raise UserError("say what to remove: one of --ids, --where, --near and --source")
+        refuse((sum(chosen) != 1, "name what to remove with one of --ids, --where, --near and --source"))
         if self.near is None:
             warn_unused(self, "threshold", "split", "model", why="it is for --near.")
-        if not -1 <= self.threshold <= 1:
-            raise UserError(f"--threshold {self.threshold:g}: a cosine is between -1 and 1")
+        check_number("--threshold", self.threshold, least=-1, most=1)
         index = Index.open(self.index, self.model)
         if self.source is not None:
             ids = index.ids_where(f"source = '{self.source.replace(chr(39), chr(39) * 2)}'")
@@ -264,13 +263,12 @@ class Watch:
 
         if self.once:
             warn_unused(self, "every", why="--once polls once.")
-        if not 0 < self.every < float("inf"):
-            raise UserError(f"--every {self.every:g}: must be above 0 and finite")
+        check_number("--every", self.every, above=0)
         index = Index.open(self.index, self.model)
         watch = FolderWatch(index, self.folder, self.name)
         if self.once:
-            if watch.poll(settled=True) is None:
-                raise UserError(f"{self.folder}: has no pictures; nothing was changed")
+            empty = watch.poll(settled=True) is None
+            refuse((empty, f"{self.folder}: contains no pictures; nothing was changed"))
             _print_report(index)
             return
         output().print(printable(f"watching {self.folder}; stop with Ctrl-C"), highlight=False, soft_wrap=True)
@@ -334,11 +332,8 @@ class Verify:
         damaged = Index.examine(self.index)
         for line in damaged[: 2 * _SHOWN]:
             output().print(printable(line), highlight=False, soft_wrap=True)
-        if damaged:
-            raise UserError(
-                f"{self.index}: {len(damaged):,} damages found. Damaged caches are built again when they are deleted; "
-                "restore other files from a copy, or build the index again."
-            )
+        advice = "Delete damaged caches, they are rebuilt; restore other files from a copy, or rebuild the index."
+        refuse((damaged, f"{self.index}: {counted(len(damaged), 'damaged file')}. {advice}"))
         output().print(printable(f"{self.index}: nothing is damaged"), highlight=False, soft_wrap=True)
 
 
@@ -448,8 +443,7 @@ class Accelerate:
             output().print("every search is exact", highlight=False)
             return
         made = index.accelerate(self.recall)
-        if not made:
-            raise UserError(f"{self.index}: {len(index):,} pictures are searched fast enough without it")
+        refuse((not made, f"{self.index}: {len(index):,} pictures are too few to need an accelerator"))
         output().print(_accelerator_table(made))
         for each in made:
             if each.recall < self.recall:
@@ -474,8 +468,8 @@ class Compact:
         from recollect.index import Index
 
         done = Index.open(self.index).compact(self.keep_days)
-        if done is None:
-            raise UserError(f"{self.index}: Milvus compacts its collections itself")
+        refuse((done is None, f"{self.index}: Milvus compacts its collections itself"))
+        assert done is not None
         parts = [f"{done.files[0]:,} → {done.files[1]:,} files"]
         parts.append(f"{done.bytes[0] / 1e6:,.1f} → {done.bytes[1] / 1e6:,.1f} MB")
         parts.append(f"{done.versions[0]:,} → {done.versions[1]:,} versions")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from recollect.cli.parser import Arg, warn_unused
 from recollect.core.errors import UserError
+from recollect.core.validation import check_number
 
 if TYPE_CHECKING:
     from recollect.core.types import Encoder
@@ -53,8 +54,7 @@ class Retrieve:
 
         check_writable(self.out, "--out")
         check_ending(self.out)
-        if not -1 <= self.threshold <= 1:
-            raise UserError(f"--threshold {self.threshold:g}: a cosine is between -1 and 1")
+        check_number("--threshold", self.threshold, least=-1, most=1)
         if self.exclude is None:
             warn_unused(self, "split", "threshold", why="there is no --exclude.")
         names = list(dict.fromkeys(read_lines(self.names, "class names")))

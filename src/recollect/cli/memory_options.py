@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from recollect.cli.parser import Arg, warn_unused
-from recollect.core.errors import UserError
 from recollect.core.files import beside
+from recollect.core.validation import check_number, refuse
 
 MEAN = "mean"
 """Name of the fusion that is not learned."""
@@ -42,14 +42,13 @@ class MemoryOptions:
         Raises:
             UserError: naming the option.
         """
-        if self.asked and (self.memory is None or self.fusion is None):
-            there, other = ("--memory", "--fusion") if self.memory else ("--fusion", "--memory")
-            raise UserError(f"{there} needs {other}: name both, the memory and what `recollect train reco` made of it.")
+        one = self.asked and (self.memory is None or self.fusion is None)
+        refuse((one, "--memory and --fusion: give both, the index and what `recollect train reco` trained on it."))
         if not self.asked:
             why = "no memory is read. Name one with --memory."
             warn_unused(self, "mode", "k", "read_where", "searcher", "near", why=why)
-        if self.near is not None and not 0 < self.near <= 1:
-            raise UserError(f"--near {self.near}: a cosine lies above 0 and at most at 1")
+        if self.near is not None:
+            check_number("--near", self.near, above=0, most=1)
 
     @property
     def model(self) -> str:

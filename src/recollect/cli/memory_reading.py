@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from recollect.cli.memory_options import MEAN, MemoryOptions
-from recollect.core.errors import UserError
 from recollect.core.places import public_place
 from recollect.core.progress import output
 from recollect.core.types import Encoder, Source
+from recollect.core.validation import refuse
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.results import Result
 from recollect.index import Index
@@ -46,11 +46,8 @@ def reading(
         highlight=False,
         soft_wrap=True,
     )
-    if len(near) > len(index) - k:
-        raise UserError(
-            f"{index.address}: {len(index) - len(near):,} pictures are left without near-duplicates, fewer than k = "
-            f"{k}. Ask for a smaller --k or a higher --near."
-        )
+    left = f"{index.address}: {len(index) - len(near):,} pictures are left without near-duplicates, fewer than k = {k}"
+    refuse((len(near) > len(index) - k, f"{left}. Use a smaller --k or a higher --near."))
     return RetrievalEnhancedEncoder(
         encoder, index, fusion, mode, k, options.read_where, exclude_ids=near, searcher=searcher
     )
@@ -59,8 +56,8 @@ def reading(
 def _searcher(options: MemoryOptions, index: Index, fusion: FusionModule) -> Encoder | None:
     """The model that finds, where that is not the one whose embeddings are refined."""
     if fusion.settings.reads is None:
-        if options.searcher is not None:
-            raise UserError(f"--searcher {options.searcher}: {options.fusion} reads the index of its own model.")
+        own = options.searcher is not None
+        refuse((own, f"--searcher {options.searcher}: {options.fusion} reads the index of its own model."))
         return None
     return index.open_model(options.searcher, option="--searcher")[0]
 

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from recollect.cli.parser import Arg, parse, value_of, warn_unused
-from recollect.core.errors import UserError
+from recollect.core.validation import check_choice, check_number, refuse
 from recollect.training.options import Recipe
 
 if TYPE_CHECKING:
@@ -81,8 +80,8 @@ class Train:
         """
         first = words[0] if words and not words[0].startswith("-") else None
         command = parse(cls, words, prog, cls.of_recipe(first) if first else cls())
-        if command.name != first:
-            raise UserError(f"{command.name}: name the recipe before its options: {prog} {command.name} ...")
+        late = command.name != first
+        refuse((late, f"{command.name}: name the recipe before its options: {prog} {command.name} ..."))
         if first is None and (config := value_of("--config", words)):
             command = replace(command, name=Path(config).resolve().parent.name)
         short = {SHOWN[f"data.{name}"]: name for name in _SOURCES}
@@ -110,8 +109,8 @@ class Train:
         from recollect.training.checks import check_at_once
         from recollect.training.loop import Hook
 
-        if self.evaluate_every is not None and self.evaluate_every < 1:
-            raise UserError(f"--evaluate-every {self.evaluate_every}: must be at least 1.")
+        if self.evaluate_every is not None:
+            check_number("--evaluate-every", self.evaluate_every, least=1)
         if not self.evaluate:
             warn_unused(self, "evaluate_every", why="there is nothing to measure without --evaluate PROTOCOL=SOURCE")
             return []
@@ -132,8 +131,7 @@ class Train:
 
         console = output()
         if self.name is None:
-            if self.recipe != Recipe():
-                raise UserError("missing: RECIPE. `recollect train` lists them.")
+            refuse((self.recipe != Recipe(), "missing: RECIPE. `recollect train` lists them."))
             _list_recipes()
             return
         if not self.push_to:
@@ -170,11 +168,7 @@ def named_recipe(name: str) -> Recipe:
     """
     from recollect.training.recipes import RECIPES
 
-    if name not in RECIPES:
-        near = get_close_matches(name, RECIPES, 3, 0.5)
-        guess = f"Did you mean {' or '.join(near)}? " if near else ""
-        raise UserError(f"{name}: no such recipe. {guess}`recollect train` lists them.")
-    return RECIPES[name]()
+    return RECIPES[check_choice(name, RECIPES, "recipe")]()
 
 
 def _list_recipes() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from recollect.core.errors import UserError
+from recollect.core.validation import check_choice, refuse
 from recollect.evaluation.protocols import PROTOCOLS
 from recollect.training.step import Towers
 
@@ -18,8 +18,8 @@ def measuring_hooks(wanted: tuple[str, ...]) -> Callable[[Towers], Mapping[str, 
     asked = []
     for word in wanted:
         name, _, source = word.partition("=")
-        if name not in PROTOCOLS or not source:
-            raise UserError(f"--evaluate {word}: write PROTOCOL=SOURCE; the protocols are {', '.join(PROTOCOLS)}")
+        refuse((not source, f"--evaluate {word}: write PROTOCOL=SOURCE"))
+        check_choice(name, PROTOCOLS, f"--evaluate {word}: protocol")
         asked += [(name, task) for task in PROTOCOLS[name].open(source)]
 
     def measure(model: Towers) -> dict[str, float]:

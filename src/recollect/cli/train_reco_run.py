@@ -6,10 +6,10 @@ from pathlib import Path
 from recollect.cli.parser import warn_unused
 from recollect.cli.split import split_for
 from recollect.cli.train_reco import TrainReco
-from recollect.core.errors import UserError
 from recollect.core.files import check_writable
 from recollect.core.progress import output
 from recollect.core.types import Source
+from recollect.core.validation import refuse
 from recollect.data.sources import open_source
 from recollect.index import Index
 from recollect.models import load_model
@@ -47,8 +47,8 @@ def options_of_run(file: Path) -> TrainReco:
     )
     objective = replace(recipe.objective, base="softmax")  # it has no other
     asked = replace(recipe, steps=Recipe.steps, fusion=replace(fusion, width=1), objective=objective)
-    if unsaid := next(iter(differences(recipe_of(command), asked)), None):
-        raise UserError(f"{file}: {unsaid} has no option of `recollect train reco`. Was the run made from Python?")
+    unsaid = next(iter(differences(recipe_of(command), asked)), None)
+    refuse((unsaid, f"{file}: {unsaid} is not an option of `recollect train reco`. Was the run made from Python?"))
     return command
 
 
@@ -64,8 +64,8 @@ def run_reco(options: TrainReco) -> None:
     encoder, name = index.open_model(options.model, options.device, option="MODEL")
     recipe = replace(recipe, model=Model(start=name))
     sources = tuple(open_source(spec, split=split_for(spec, options.split)) for spec in options.data)
-    if options.limit is None and any(source.endless for source in sources):
-        raise UserError("a built-in stream has no end. Say how many pairs to take with --limit N.")
+    unlimited = options.limit is None and any(source.endless for source in sources)
+    refuse((unlimited, "a generated source is endless. Set the number of pairs with --limit N."))
     pairs = embed_pairs(encoder, sources, options.limit, recipe.data.broken_share)
     folds = _folds(options, sources, recipe.data.broken_share)
     model = train_fusion(recipe, encoder, pairs, options.out, folds=folds, resume=options.resume, device=options.device)
@@ -82,8 +82,7 @@ def _check(options: TrainReco) -> None:
         warn_unused(options, "newness_strength", why="there is no simulated newness")
     if newness != "offsets":
         warn_unused(options, "newness_share", why="it is for --newness offsets")
-    if len(options.crossfit) == 1:
-        raise UserError("--crossfit takes two models or more: number I of N was trained with ?without=I/N.")
+    refuse((len(options.crossfit) == 1, "--crossfit: needs two models or more, model I of N trained on ?without=I/N."))
     for place in (options.model, *options.crossfit):
         if place is not None:
             check_model_place(place)

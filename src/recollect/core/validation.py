@@ -10,6 +10,20 @@ from recollect.core.errors import UserError
 _Number = TypeVar("_Number", int, float)
 
 
+def refuse(*found: tuple[object, str]) -> None:
+    """Raise the message of the first pair whose condition is true.
+
+    Args:
+        found: what is wrong if it is true, and the message.
+
+    Raises:
+        UserError: any condition is true.
+    """
+    for wrong, message in found:
+        if wrong:
+            raise UserError(message)
+
+
 def check_choice(name: str, known: Iterable[str], what: str) -> str:
     """Return ``name`` if it is known.
 

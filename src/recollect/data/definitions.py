@@ -8,9 +8,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, user_errors
 from recollect.core.files import read_text
+from recollect.core.validation import refuse
 from recollect.data.prompts import fill, readable
 
 _LINE = 2**20  # longest line of a WordNet file; the longest there is takes a few thousand bytes
@@ -86,10 +88,8 @@ def open_definitions(path: Path) -> Callable[[str], tuple[str, ...]]:
     if path == Path(INSTALLED) and not path.exists():
         return WordNet(installed_wordnet())
     if path.is_dir():
-        if missing := [name for name in ("index.noun", "data.noun") if not (path / name).is_file()]:
-            raise UserError(
-                f"{path}: no {missing[0]} here. Name WordNet's folder dict, or corpora/wordnet of NLTK's data."
-            )
+        missing = not all((path / name).is_file() for name in ("index.noun", "data.noun"))
+        refuse((missing, f"{path}: not WordNet's folder dict, nor corpora/wordnet of NLTK's data."))
         return WordNet(path)
     text = read_text(path, "file or folder of definitions")
     if path.suffix == ".json":
@@ -190,24 +190,20 @@ def _spaced(text: str) -> str:
 
 
 def _from_json(path: Path, text: str) -> dict[str, tuple[str, ...]]:
-    try:
+    with user_errors(f"{path}: not JSON", json.JSONDecodeError):
         value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: not JSON ({error})") from None
-    several = {key: [each] if isinstance(each, str) else each for key, each in value.items()} if isinstance(
-        value, dict
-    ) else None  # fmt: skip
-    if several is None or not all(
-        isinstance(each, list) and all(isinstance(one, str) for one in each) for each in several.values()
-    ):
-        raise UserError(f'{path}: definitions are {{"name": "definition"}}, or a list of them for a name')
+    items = value.items() if isinstance(value, dict) else [("", 0)]
+    several: dict[str, Any] = {key: [each] if isinstance(each, str) else each for key, each in items}
+    fits = all(isinstance(each, list) and all(isinstance(one, str) for one in each) for each in several.values())
+    refuse((not fits, f'{path}: definitions are {{"name": "definition"}}, or a list of them for a name'))
     return {_key(name): tuple(each) for name, each in several.items()}
 
 
 def _from_table(path: Path, text: str, delimiter: str) -> dict[str, tuple[str, ...]]:
     reader = csv.DictReader(text.splitlines(), delimiter=delimiter)
-    if reader.fieldnames is None or not {"name", "definition"} <= set(reader.fieldnames):
-        raise UserError(f"{path}: needs columns 'name' and 'definition'; it has {', '.join(reader.fieldnames or ())}")
+    present = reader.fieldnames or ()
+    lacks = not {"name", "definition"} <= set(present)
+    refuse((lacks, f"{path}: needs columns 'name' and 'definition'; it has {', '.join(present)}"))
     found: dict[str, tuple[str, ...]] = {}
     for row in reader:
         if row["definition"]:
@@ -223,12 +219,9 @@ def _index(path: Path) -> dict[str, tuple[int, ...]]:
             if line.startswith(b" "):  # the licence at the top
                 continue
             words = line.decode("utf-8", errors="replace").split()
-            try:
+            with user_errors(f"{path}: not an index of WordNet; a line reads {line[:60]!r}", IndexError, ValueError):
                 count, pointers = int(words[2]), int(words[3])
-                places = tuple(int(word) for word in words[6 + pointers : 6 + pointers + count])
-            except (IndexError, ValueError):
-                raise UserError(f"{path}: not an index of WordNet; a line reads {line[:60]!r}") from None
-            found[words[0]] = places
+                found[words[0]] = tuple(int(word) for word in words[6 + pointers : 6 + pointers + count])
     return found
 
 
@@ -238,6 +231,6 @@ def _gloss(path: Path, place: int) -> str:
         file.seek(place)
         line = file.readline(_LINE).decode("utf-8", errors="replace")
     head, bar, gloss = line.partition("|")
-    if not bar or not head.startswith(f"{place:08d}"):
-        raise UserError(f"{path}: no sense at byte {place}. Are index.noun and data.noun of the same WordNet?")
+    wrong = not bar or not head.startswith(f"{place:08d}")
+    refuse((wrong, f"{path}: no sense at byte {place}. Are index.noun and data.noun of the same WordNet?"))
     return re.split(r';\s*"', gloss)[0].strip().rstrip(";").strip()

@@ -58,16 +58,15 @@ class ImageTransform:
     resized: int = 0
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"size must be at least 1, got {self.size}")
-        if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(f"scale must satisfy 0 < least <= greatest <= 1, got {self.scale}")
-        if not 0 < self.ratio[0] <= self.ratio[1]:
-            raise ValueError(f"ratio must satisfy 0 < least <= greatest, got {self.ratio}")
-        if self.resized and (self.resized < self.size or self.packs):
-            raise ValueError(f"resized must be at least size, and is not for patches; got {self.resized}, {self.size}")
-        if self.packs and (self.patch < 2 or self.patches < 1):
-            raise ValueError(f"patches need a side of at least 2 and a number, got {self.patch} and {self.patches}")
+        valid = (
+            self.size >= 1
+            and 0 < self.scale[0] <= self.scale[1] <= 1
+            and 0 < self.ratio[0] <= self.ratio[1]
+            and (not self.resized or (self.resized >= self.size and not self.packs))
+            and (not self.packs or (self.patch >= 2 and self.patches >= 1))
+        )
+        if not valid:
+            raise ValueError(f"impossible sizes: {self}")
 
     @property
     def packs(self) -> bool:

@@ -22,6 +22,7 @@ from recollect.core.files import fresh_folder, write_json
 from recollect.core.progress import progress
 from recollect.core.seals import sealed
 from recollect.core.types import ImageLike, Kind
+from recollect.core.validation import check_number, refuse
 from recollect.data.sources.images import Picture, as_images, opened
 from recollect.data.sources.reading import blocks_ahead
 from recollect.data.transforms import ImageTransform
@@ -155,8 +156,8 @@ class DualEncoder(nn.Module, ABC):
         Raises:
             UserError: no such file, or a picture that cannot be read; the message names it.
         """
-        if batch_size is not None and batch_size < 1:
-            raise UserError(f"batch_size {batch_size}: must be at least 1")
+        if batch_size is not None:
+            check_number("batch_size", batch_size, least=1)
         many = self._read_as_they_are(images) if isinstance(images, Tensor) else as_images(images)
         if len(many) == 0:
             return torch.empty(0, self.width, dtype=torch.float32)
@@ -212,10 +213,8 @@ class DualEncoder(nn.Module, ABC):
             UserError: something that is no text, or a text with parts of signs, which no tokenizer reads.
         """
         texts = [texts] if isinstance(texts, str) else list(texts)  # not a text a letter
-        if strange := [text for text in texts if not isinstance(text, str)]:
-            raise UserError(f"{strange[0]!r} is no text")
-        if broken := next((text for text in texts if not text.isascii() and _SURROGATE.search(text)), None):
-            raise UserError(f"{broken!r} is no text in UTF-8. Is the terminal, or the file it is from, set to another?")
+        wrong = next((t for t in texts if not isinstance(t, str) or (not t.isascii() and _SURROGATE.search(t))), None)
+        refuse((wrong is not None, f"{wrong!r} is not text in UTF-8. Check the encoding of the terminal or the file."))
         if len(texts) == 0:
             return torch.empty(0, self.width, dtype=torch.float32)
         return torch.cat([_unit(block) for block in self._over_texts(texts, prefix, self.encode_texts)])

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder, write_json
+from recollect.core.validation import refuse
 from recollect.models.dual import DualEncoder
 from recollect.models.fast import silent_export
 from recollect.models.patches import PatchEncoder
@@ -70,17 +71,15 @@ def check_exportable(model: object) -> DualEncoder:
     Raises:
         UserError: the extra ``onnx`` is not installed, the model is of another kind, or it reads pictures of any shape.
     """
+    kind = type(model).__name__
     if not isinstance(model, TransformersEncoder | SmallEncoder):
-        raise UserError(
-            f"{type(model).__name__}: only models that recollect saves or transformers has can be exported."
-        )
-    if model.transform.packs:
-        raise UserError(
-            f"{type(model).__name__}: reads pictures of any shape (NaFlex), which the export does not. Name a "
-            "checkpoint of one size, such as google/siglip2-base-patch16-256."
-        )
-    if find_spec("onnx") is None or find_spec("onnxscript") is None:
-        raise UserError("onnx is not installed. Install it with: pip install 'recollect[onnx]'.")
+        raise UserError(f"{kind}: only models that recollect saves or transformers provides can be exported.")
+    naflex = "NaFlex models cannot be exported. Name a checkpoint of one size: google/siglip2-base-patch16-256"
+    absent = find_spec("onnx") is None or find_spec("onnxscript") is None
+    refuse(
+        (model.transform.packs, f"{kind}: {naflex}"),
+        (absent, "onnx is not installed. Install it with: pip install 'recollect[onnx]'."),
+    )
     return model
 
 
@@ -206,9 +205,8 @@ def read_export(folder: str | Path) -> dict[str, Any]:
         UserError: no such folder, or not one that it wrote.
     """
     file = Path(folder) / EXPORT_FILE
-    if not file.is_file():
-        raise UserError(f"{folder}: no {EXPORT_FILE} there. Name a folder that `recollect export` wrote.")
+    refuse((not file.is_file(), f"{folder}: not written by `recollect export`, it has no {EXPORT_FILE}."))
     record = json.loads(file.read_text(encoding="utf-8"))
-    if record.get("format", EXPORT_FORMAT + 1) > EXPORT_FORMAT:
-        raise UserError(f"{file}: written by a newer recollect (format {record.get('format')}). Update recollect.")
+    newer = record.get("format", EXPORT_FORMAT + 1) > EXPORT_FORMAT
+    refuse((newer, f"{file}: written by a newer recollect (format {record.get('format')}). Update recollect."))
     return record

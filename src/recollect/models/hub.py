@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, user_errors
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -22,16 +22,10 @@ def check_push(repo_id: str, api: "HfApi | None" = None) -> None:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
-    try:
+    with user_errors(f"--push-to {repo_id}: not a repository name", HFValidationError, then=". Write OWNER/NAME."):
         validate_repo_id(repo_id)
-    except HFValidationError as error:
-        raise UserError(f"--push-to {repo_id}: no name of a repository ({_line(error)}). Give OWNER/NAME.") from error
-    try:
+    with user_errors(f"--push-to {repo_id}: cannot log in to the hub", then=". Run `hf auth login`."):
         (api or _api()).whoami()
-    except Exception as error:  # no token, a wrong one, no network: whatever its libraries raise
-        raise UserError(
-            f"--push-to {repo_id}: the hub does not let us in ({_line(error)}). Run `hf auth login`."
-        ) from error
 
 
 def push_model(folder: str | Path, repo_id: str, *, private: bool = True, api: "HfApi | None" = None) -> str:
@@ -53,11 +47,9 @@ def push_model(folder: str | Path, repo_id: str, *, private: bool = True, api: "
     if not (folder / "config.json").exists() and not (folder / "recollect.json").exists():
         raise UserError(f"{folder}: no model there. Name a model's folder, such as RUN/model.")
     api = api or _api()
-    try:
+    with user_errors(f"{folder}: cannot be pushed to {repo_id}", then=". Try again."):
         made = api.create_repo(repo_id, private=private, exist_ok=True)
         api.upload_folder(repo_id=repo_id, folder_path=str(folder), commit_message="A model trained with recollect")
-    except Exception as error:
-        raise UserError(f"{folder}: could not be pushed to {repo_id} ({_line(error)}). Try the same again.") from error
     return str(made)
 
 
@@ -65,7 +57,3 @@ def _api() -> "HfApi":
     from huggingface_hub import HfApi
 
     return HfApi()
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200].rstrip(".")

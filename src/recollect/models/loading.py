@@ -14,10 +14,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers.utils import cached_file
 
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, user_errors
 from recollect.core.files import read_json
 from recollect.core.seals import check_seal
 from recollect.core.types import chosen_device
+from recollect.core.validation import refuse
 from recollect.data.transforms import ImageTransform
 from recollect.models.architectures import ENCODERS, restore_small
 from recollect.models.dual import MODEL_FORMAT, RECORD, DualEncoder
@@ -33,7 +34,6 @@ from recollect.models.parts import (
     open_part,
     open_weights,
     unreachable,
-    why,
 )
 from recollect.models.small import WEIGHTS, SmallEncoder
 from recollect.models.starter import STARTER_HEAD, open_starter
@@ -41,6 +41,9 @@ from recollect.models.transformers.encoder import TransformersEncoder, quiet
 from recollect.models.transformers.families import TextFormat
 from recollect.models.transformers.gated import GATED_WEIGHTS, load_gated
 from recollect.models.transformers.processors import transform_of
+
+_UNFIT = (KeyError, TypeError, AttributeError, ValueError, RuntimeError)
+"""What opening parts that do not fit together raises."""
 
 
 def load_model(path_or_hub_id: str | Path = STARTER, device: torch.device | str | None = None) -> DualEncoder:
@@ -86,32 +89,26 @@ def _record(name: str) -> tuple[dict[str, Any], Path | None]:
     except OSError as error:
         raise unreachable(name, error) from error
     record = read_json(file) if file else {}
-    if not isinstance(record, dict) or (file and not isinstance(record.get("format"), int)):
-        raise UserError(f"{file}: not written by recollect. Remove the file to open the model without it.")
-    if record.get("format", MODEL_FORMAT) > MODEL_FORMAT:
-        raise UserError(f"{file}: written by a newer recollect (format {record['format']}). Update recollect.")
+    strange = not isinstance(record, dict) or (file and not isinstance(record.get("format"), int))
+    refuse((strange, f"{file}: not written by recollect. Remove the file to open the model without it."))
+    refuse((record.get("format", 0) > MODEL_FORMAT, f"{file}: written by a newer recollect. Update recollect."))
     return record, Path(file) if file else None
 
 
 def _open_small(name: str, record: dict[str, Any]) -> SmallEncoder:
-    try:
-        weights = load_file(str(cached_file(name, WEIGHTS)))
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{name}: {WEIGHTS} is missing or damaged ({why(error)}). Copy or train it again.") from error
-    try:
+    weights = _tensors(name, WEIGHTS)
+    with user_errors(f"{name}: {RECORD} and {WEIGHTS} do not fit together", *_UNFIT):
         return restore_small(record, weights)
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise UserError(f"{name}: {RECORD} and {WEIGHTS} do not fit together ({why(error)}).") from error
 
 
 def _open_checkpoint(name: str, record: dict[str, Any]) -> TransformersEncoder:
     import recollect.models.towers  # noqa: F401  transformers opens pairs of towers once it is imported
 
     config = _dual_config(name)
-    gated = _gated_tensors(name) if record.get("gated") else None
+    gated = _tensors(name, GATED_WEIGHTS) if record.get("gated") else None
     model = open_weights(name, config) if gated is None else _unfilled(name, config)
     processor = _open_processor(name)
-    try:
+    with user_errors(f"{name}: not a dual encoder that can be used here", *_UNFIT):
         transform = _saved_transform(record) or transform_of(processor.image_processor, config, name)
         with quiet():
             encoder = TransformersEncoder(model, processor, transform, record.get("preset", ""))
@@ -122,8 +119,6 @@ def _open_checkpoint(name: str, record: dict[str, Any]) -> TransformersEncoder:
             encoder.add_gated()
             assert encoder.gated is not None
             load_gated(model, encoder.gated, gated)
-    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        raise UserError(f"{name}: not a dual encoder that can be used here ({why(error)}).") from error
     _try_out(encoder, name)
     return encoder
 
@@ -141,22 +136,18 @@ def _dual_config(name: str) -> transformers.PreTrainedConfig:
     return config
 
 
-def _gated_tensors(name: str) -> dict[str, torch.Tensor]:
-    try:
-        return load_file(str(cached_file(name, GATED_WEIGHTS)))
-    except (OSError, SafetensorError) as error:
-        words = f"{GATED_WEIGHTS} is missing or damaged ({why(error)}). Copy or train it again."
-        raise UserError(f"{name}: {words}") from error
+def _tensors(name: str, file: str) -> dict[str, torch.Tensor]:
+    message = f"{name}: {file} is missing or damaged"
+    with user_errors(message, OSError, SafetensorError, then=". Copy or train it again."):
+        return load_file(str(cached_file(name, file)))
 
 
 def _unfilled(name: str, config: transformers.PreTrainedConfig) -> transformers.PreTrainedModel:
     """A model of this shape, whose weights are still to be loaded."""
-    try:
-        with quiet(), torch.random.fork_rng(devices=[]):
-            default = torch.get_default_dtype()  # as above
-            return in_float32(transformers.AutoModel.from_config(config, dtype=default, trust_remote_code=False))
-    except OPENING_ERRORS as error:
-        raise UserError(f"{name}: its config.json makes no model ({why(error)}). Copy it again.") from error
+    errors = user_errors(f"{name}: no model can be made from its config.json", *OPENING_ERRORS, then=". Copy it again.")
+    with errors, quiet(), torch.random.fork_rng(devices=[]):
+        default = torch.get_default_dtype()  # as above
+        return in_float32(transformers.AutoModel.from_config(config, dtype=default, trust_remote_code=False))
 
 
 def _open_processor(name: str) -> transformers.ProcessorMixin:
@@ -183,9 +174,7 @@ def _saved_transform(record: dict[str, Any]) -> ImageTransform | None:
 def _try_out(encoder: TransformersEncoder, name: str) -> None:
     """Embed one grey picture and one word, so that a model that cannot be used says so now and in one line."""
     size = encoder.transform.size
-    try:
+    with user_errors(f"{name}: a trial picture and text cannot be embedded"):
         image, text = encoder.embed_images(torch.zeros(1, 3, size, size)), encoder.embed_texts(["a"])
-    except Exception as error:
-        raise UserError(f"{name}: a trial picture and text cannot be embedded ({why(error)}).") from error
-    if image.shape != text.shape:
-        raise UserError(f"{name}: images have {image.shape[1]} entries, texts {text.shape[1]}; they share no space.")
+    apart = f"{name}: image embeddings have {image.shape[1]} entries, those of texts {text.shape[1]}."
+    refuse((image.shape != text.shape, apart))

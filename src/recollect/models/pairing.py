@@ -10,8 +10,8 @@ import torch
 import transformers
 from transformers.utils import cached_file
 
-from recollect.core.errors import UserError
 from recollect.core.seeding import derive_seed, seed_default_generators
+from recollect.core.validation import refuse
 from recollect.data.transforms import ImageTransform
 from recollect.models.float32 import MadeInFloat32
 from recollect.models.hub_check import asked_once
@@ -89,8 +89,7 @@ def _has_class(text: Any) -> bool:
 
 def _vision_tower(name: str) -> tuple[transformers.PreTrainedModel, ImageTransform]:
     if (known := PRETRAINED.get(name)) is not None:
-        if known.kind != "image":
-            raise UserError(f"{name}: a text tower. Name an image tower: {_named('image')}.")
+        refuse((known.kind != "image", f"{name}: a text tower. Name an image tower: {_named('image')}."))
         three = ((known.mean,) * 3, (known.std,) * 3)
         return open_efficientnet(name)[0], ImageTransform(known.size, *three)
     check_model_place(name)
@@ -99,8 +98,8 @@ def _vision_tower(name: str) -> tuple[transformers.PreTrainedModel, ImageTransfo
         model = open_weights(name, config, optional=("pooler.",))
         processor = open_part(transformers.AutoImageProcessor, name, "image processor")
     tower = getattr(model, "vision_model", model)
-    if getattr(tower, "main_input_name", "pixel_values") != "pixel_values":
-        raise UserError(f"{name}: a {config.model_type} model, which reads no pictures. Name a vision model.")
+    blind = getattr(tower, "main_input_name", "pixel_values") != "pixel_values"
+    refuse((blind, f"{name}: a {config.model_type} model, which does not read pictures. Name a vision model."))
     return tower, transform_of(processor, config, name)
 
 
@@ -121,8 +120,8 @@ def _text_features(tower: transformers.PreTrainedModel, pooling: str) -> int:
 def _text_tower(name: str) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase, str, bool]:
     """A text tower, its tokenizer, its pooling, and whether its features are scaled to norm 1."""
     known = PRETRAINED.get(name)
-    if known is not None and known.kind != "text":
-        raise UserError(f"{name}: an image tower. Name a text tower: {_named('text')}.")
+    image = known is not None and known.kind != "text"
+    refuse((image, f"{name}: an image tower. Name a text tower: {_named('text')}."))
     place = name if known is None else str(tower_folder(name))
     check_model_place(place)
     with asked_once(place):
@@ -131,8 +130,8 @@ def _text_tower(name: str) -> tuple[transformers.PreTrainedModel, transformers.P
         model = open_weights(place, config, optional=("pooler.",))
         tokenizer = open_part(transformers.AutoTokenizer, place, "tokenizer")
     tower = getattr(model, "text_model", model)
-    if getattr(tower, "main_input_name", "input_ids") != "input_ids":
-        raise UserError(f"{name}: a {config.model_type} model, which reads no texts. Name a text encoder.")
+    wordless = getattr(tower, "main_input_name", "input_ids") != "input_ids"
+    refuse((wordless, f"{name}: a {config.model_type} model, which does not read text. Name a text encoder."))
     if known is not None:
         tokenizer.model_max_length = known.length
         return tower, tokenizer, known.pooling, True
@@ -158,8 +157,8 @@ def _modules(place: str) -> tuple[str, bool] | None:
             pooling = _pooling(json.loads(config.read_text(encoding="utf-8")) if config else {}, place)
         elif kind == _NORMALIZE:
             normalize = True
-        elif kind != _TRANSFORMER:
-            raise UserError(f"{place}: its modules.json names a {kind} module. Use a text encoder without one.")
+        else:
+            refuse((kind != _TRANSFORMER, f"{place}: a text encoder with a {kind} module cannot be used."))
     return pooling, normalize
 
 
@@ -170,8 +169,8 @@ def _pooling(config: dict[str, Any], place: str) -> str:
     names = {"mean_tokens": "mean", "mean": "mean", "cls_token": "first", "cls": "first"}
     named = config.get("pooling_mode") or on or ["mean"]
     chosen = [named] if isinstance(named, str) else list(named)
-    if len(chosen) != 1 or chosen[0] not in names:
-        raise UserError(f"{place}: pools by {', '.join(chosen)}; only mean and cls pooling are supported.")
+    other = len(chosen) != 1 or chosen[0] not in names
+    refuse((other, f"{place}: pools by {', '.join(chosen)}; only mean and cls pooling are supported."))
     return names[chosen[0]]
 
 

@@ -10,8 +10,9 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, one_line, user_errors
 from recollect.core.files import near_names
+from recollect.core.validation import refuse
 from recollect.models.dual import RECORD
 from recollect.models.presets import PRESETS
 from recollect.models.transformers.encoder import quiet
@@ -37,22 +38,19 @@ def check_model_place(name: str) -> None:
     path = Path(name)
     if name == STARTER or (path.is_file() and name.endswith(HEAD_SUFFIX)):
         return
-    if path.is_file():
-        raise UserError(f"{name}: a file, not a model's folder. Name the folder that holds config.json.")
-    if path.is_dir():
-        if (path / "config.json").exists() or (path / RECORD).exists():
-            return
-        if (path / "model").is_dir():
-            raise UserError(f"{name}: the folder of a run; its model is {path / 'model'}. Name that.")
-        held = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
-        raise UserError(f"{name}: no config.json there (it holds {held}). Name a model's folder or a hub id.")
-    if name in PRESETS:
-        raise UserError(f"{name}: a preset, which has no weights yet. Train it first; then name RUN/model.")
-    if not _HUB_ID.fullmatch(name):
-        raise UserError(
-            f"{name}: no such folder{near_names(path) or '.'} Name a model's folder or a hub id such as "
-            "openai/clip-vit-base-patch32."
-        )
+    if (path / "config.json").exists() or (path / RECORD).exists():
+        return
+    refuse(
+        (path.is_file(), f"{name}: a file, not the folder of a model. Name the folder that contains config.json."),
+        ((path / "model").is_dir(), f"{name}: the folder of a run. Name its model, {path / 'model'}."),
+        (path.is_dir(), f"{name}: contains no config.json. Name the folder of a model, or a hub id."),
+        (name in PRESETS, f"{name}: a preset, which has no weights yet. Train it first, then name RUN/model."),
+        (
+            not _HUB_ID.fullmatch(name),
+            f"{name}: no such folder{near_names(path) or '.'} Name the folder of a model, or a hub id such as "
+            "openai/clip-vit-base-patch32.",
+        ),
+    )
 
 
 def open_config(name: str) -> transformers.PreTrainedConfig:
@@ -83,10 +81,8 @@ def open_weights(
     """
     folder = Path(name)
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
-        pickled = [file for file in _PICKLES if (folder / file).exists()]
-        if pickled:
-            raise _pickled(name)
-        raise UserError(f"{name}: no model.safetensors there. Copy the folder again, or name another.")
+        pickled = any((folder / file).exists() for file in _PICKLES)
+        raise UserError(_pickled(name) if pickled else f"{name}: no model.safetensors in it. Copy the folder again.")
     try:
         with quiet():
             model, report = transformers.AutoModel.from_pretrained(
@@ -98,12 +94,11 @@ def open_weights(
                 output_loading_info=True,
             )
     except OPENING_ERRORS as error:
-        if "use_safetensors" in str(error):
-            raise _pickled(name) from error
-        raise UserError(f"{name}: its weights cannot be read ({why(error)}). Copy or download them again.") from error
+        words = f"{name}: its weights cannot be read ({one_line(error)}). Copy or download them again."
+        raise UserError(_pickled(name) if "use_safetensors" in str(error) else words) from error
     missing = sorted(key for key in report["missing_keys"] if not key.startswith(optional))
-    if missing:
-        raise UserError(f"{name}: {len(missing)} weights are missing, {missing[0]} first. Copy or download it again.")
+    shown = ", ".join(missing[:1])
+    refuse((missing, f"{name}: {len(missing)} weights are missing, such as {shown}. Copy or download it again."))
     return in_float32(model)
 
 
@@ -123,15 +118,12 @@ def open_part(opener: Any, name: str, what: str) -> Any:
     Raises:
         UserError: it cannot be opened; ``what`` says what it is.
     """
-    try:
-        with quiet():
-            return opener.from_pretrained(name, trust_remote_code=False)
-    except OPENING_ERRORS as error:
-        raise UserError(f"{name}: its {what} cannot be opened ({why(error)}).") from error
+    with user_errors(f"{name}: its {what} cannot be opened", *OPENING_ERRORS), quiet():
+        return opener.from_pretrained(name, trust_remote_code=False)
 
 
-def _pickled(name: str) -> UserError:
-    return UserError(
+def _pickled(name: str) -> str:
+    return (
         f"{name}: its weights are pickled (pytorch_model.bin), and opening a pickle can run code. Convert them where "
         f"you trust it: python -c \"from transformers import AutoModel; AutoModel.from_pretrained('{name}')"
         ".save_pretrained('FOLDER')\", copy the other files of the model there, and name FOLDER."
@@ -141,14 +133,8 @@ def _pickled(name: str) -> UserError:
 def unreachable(name: str, error: Exception) -> UserError:
     """What to tell the user where a model cannot be had."""
     if Path(name).is_dir():
-        return UserError(f"{name}: its config.json cannot be read ({why(error)}).")
+        return UserError(f"{name}: its config.json cannot be read ({one_line(error)}).")
     return UserError(
-        f"{name}: no such folder, and not to be had from the hub ({why(error)}). Check the name and the network, or "
-        f"download it elsewhere with `hf download {name} --local-dir FOLDER` and name FOLDER."
+        f"{name}: no such folder, and not available from the hub ({one_line(error)}). Check the name and the network, "
+        f"or download it elsewhere with `hf download {name} --local-dir FOLDER` and name FOLDER."
     )
-
-
-def why(error: Exception) -> str:
-    """The first sentence of an error that may run over many lines."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0].rstrip('.') if lines else 'no message'}"[:300]

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 import transformers
 
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, user_errors
 from recollect.core.files import refuse_slip
 from recollect.core.plugins import Table
 from recollect.core.seeding import derive_seed, seed_default_generators
 from recollect.core.types import ImageLike, Kind
+from recollect.core.validation import check_choice, refuse
 from recollect.data.transforms import ImageTransform
 from recollect.models.architectures import AnyTowers, build_small
 from recollect.models.dual import DualEncoder
@@ -234,12 +235,9 @@ def build_model(
     Raises:
         UserError: an unknown preset; neither texts nor a tokenizer.
     """
-    if preset not in PRESETS:
-        raise UserError(f"{preset}: no such preset. Choose one of: {', '.join(PRESETS)}.")
-    chosen = PRESETS[preset]
+    chosen = PRESETS[check_choice(preset, PRESETS, "preset")]
     if isinstance(chosen, SmallPreset):
-        if tokenizer is not None:
-            raise UserError(f"{preset}: its text tower reads words, not tokens. Leave the tokenizer out.")
+        refuse((tokenizer is not None, f"{preset}: its text tower reads words, not tokens. Omit the tokenizer."))
         encoder: DualEncoder = build_small(chosen.towers, WordTokenizer.trained_on(_given(texts, preset)), preset, seed)
         if pictures is not None and isinstance(encoder, PatchEncoder):
             encoder.fit(pictures)
@@ -260,8 +258,8 @@ def _build_transformers(
         reader = train_unigram(_given(texts, name), preset.vocabulary, preset.length)
     else:
         reader = _open_tokenizer(tokenizer) if isinstance(tokenizer, str) else copy.deepcopy(tokenizer)
-    if reader.pad_token_id is None or reader.eos_token_id is None:
-        raise UserError(f"{name}: the tokenizer has no padding token or no end token. Use another one.")
+    incomplete = reader.pad_token_id is None or reader.eos_token_id is None
+    refuse((incomplete, f"{name}: the tokenizer has no padding token or no end token. Use another one."))
     with torch.random.fork_rng(devices=[]), quiet():
         seed_default_generators(derive_seed(seed, "model"))
         model, processor, transform = preset.build(reader)
@@ -272,18 +270,11 @@ def _build_transformers(
 
 def _open_tokenizer(name: str) -> transformers.PreTrainedTokenizerBase:
     refuse_slip(name, "folder")
-    try:
-        with quiet():
-            return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise UserError(f"{name}: no tokenizer could be opened there ({_first_line(error)}).") from error
+    with user_errors(f"{name}: not a tokenizer", OSError, ValueError, ImportError, KeyError), quiet():
+        return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
 
 
 def _given(texts: Sequence[str] | None, preset: str) -> Sequence[str]:
     if texts is None:
         raise UserError(f"{preset}: needs captions to make a tokenizer from, or a tokenizer.")
     return texts
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".")

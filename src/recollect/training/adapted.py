@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recollect.core.errors import UserError
 from recollect.core.files import read_json
 from recollect.core.types import Kind
+from recollect.core.validation import refuse
 from recollect.models import DualEncoder
 from recollect.models.dual import Tower
 from recollect.models.lora.files import ADAPTER_RECORD, load_adapters, save_adapters
@@ -135,10 +135,8 @@ def adapt_again(encoder: DualEncoder, folder: Path, base: str) -> AdaptedTowers:
     """
     towers = AdaptedTowers(encoder, load_adapters(folder, encoder), base)
     record = read_json(folder / ADAPTER_RECORD)
-    if record["base"] != towers.fingerprint:
-        raise UserError(
-            f"{base}: not the checkpoint that this run began with. Put that one back, or name another --out."
-        )
+    changed = record["base"] != towers.fingerprint
+    refuse((changed, f"{base}: not the checkpoint that this run started from. Restore it, or choose another --out."))
     if record["scale"] is not None:
         towers.set_scale(record["scale"], record["bias"])
     return towers

@@ -18,6 +18,7 @@ from recollect.core.content import portable_hash, whole_hash, written_hash
 from recollect.core.errors import UserError
 from recollect.core.seeding import derive_seed
 from recollect.core.types import Batch, Kind, Source
+from recollect.core.validation import refuse
 from recollect.core.words import counted
 from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.stream import CONTEXT_VIEW, BatchStream
@@ -215,11 +216,9 @@ def _size(path: Path) -> dict[str, int]:
 
 
 def _open(spec: str, kind: Kind | None, data: Data) -> Source:
-    if spec.startswith(OBJECT):
-        name = spec.removeprefix(OBJECT).rpartition("@")[0]
-        raise UserError(
-            f"{name} is a Python object of the program that trained: pass it to train(sources=[...]) again."
-        )
+    name = spec.removeprefix(OBJECT).rpartition("@")[0]
+    absent = f"{name}: a Python object of the program that trained. Pass it to train(sources=[...]) again."
+    refuse((spec.startswith(OBJECT), absent))
     split = data.split if split_of(spec) is None else None  # what an address says of one source goes first
     return open_source(spec, split=split, kind=kind, columns=data.columns(kind), lost_share=data.broken_share)
 

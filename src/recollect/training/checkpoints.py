@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from recollect.core.checksums import CHECKSUMS
-from recollect.core.errors import UserError
-from recollect.core.files import atomic_folder, read_json, reason, sync_folder, write_json, write_text
+from recollect.core.errors import UserError, user_errors
+from recollect.core.files import atomic_folder, read_json, sync_folder, write_json, write_text
+from recollect.core.validation import refuse
 from recollect.data.sources.images import note
 from recollect.training.averages import Averages
 from recollect.training.optimiser import parameters
@@ -93,12 +94,11 @@ def save_model(path: Path, model: Towers, card: str) -> None:
 
 @contextmanager
 def _written(path: Path, last: Path | None) -> Iterator[Path]:
-    try:
-        with atomic_folder(path) as unfinished:
-            yield unfinished
-    except (OSError, SafetensorError) as error:
-        go_on = f"then continue from {last} with --resume" if last else "then start again"
-        raise UserError(f"{path}: cannot be written ({reason(error)}). Make room, {go_on}.") from error
+    go_on = f"continue from {last} with --resume" if last else "start again"
+    advice = f". Free some space, then {go_on}."
+    errors = user_errors(f"{path}: cannot be written", OSError, SafetensorError, then=advice)
+    with errors, atomic_folder(path) as unfinished:
+        yield unfinished
 
 
 def latest(folder: Path) -> Path | None:
@@ -120,8 +120,7 @@ def newest_whole(folder: Path) -> Path | None:
             return checkpoint
         before = found[found.index(checkpoint) - 1] if checkpoint != found[0] else None
         note(f"{checkpoint}: damaged ({wrong}); " + (f"going back to {before.name}" if before else "none before it"))
-    if found:
-        raise UserError(f"{folder}: every checkpoint is damaged. Start again with another --out.")
+    refuse((found, f"{folder}: every checkpoint is damaged. Start again with another --out."))
     return None
 
 
@@ -165,18 +164,17 @@ def restore(checkpoint: Path, objective: nn.Module, optimiser: AdamW, averages: 
         UserError: the checkpoint is damaged, or belongs to another objective or model.
     """
     file = checkpoint / "training.safetensors"
-    try:
+    damaged = (OSError, SafetensorError, RuntimeError)
+    with user_errors(f"{file}: cannot be restored", *damaged, then=". Was the recipe changed?"):
         tensors = load_file(file)
         objective.load_state_dict(_under("objective/", tensors))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise UserError(f"{file}: cannot be restored ({error}). Was the recipe changed?") from error
     if averages:
         averages.load(_under("average/", tensors))
     moments = _under("optimiser/", tensors)
     for name, parameter in parameters(optimiser).items():
         entries = _under(f"{name}/", moments)
-        if any(entry.shape not in (parameter.shape, ()) for entry in entries.values()):
-            raise UserError(f"{file}: {name} has a different shape in this model. Was the recipe changed?")
+        other = any(entry.shape not in (parameter.shape, ()) for entry in entries.values())
+        refuse((other, f"{file}: {name} has a different shape in this model. Was the recipe changed?"))
         if entries:
             optimiser.state[parameter] = {key: part_like(value, parameter) for key, value in entries.items()}
     state = read_json(checkpoint / "state.json")

@@ -1,14 +1,14 @@
 """What a recipe asks of its data, model and machine: contradictions are errors, options without effect are warnings."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from recollect.core.errors import UserError
 from recollect.core.kinds import Kind
 from recollect.core.types import Source
+from recollect.core.validation import refuse
 from recollect.data.definitions import Knowledge
 from recollect.data.sources.generated import is_generated
 from recollect.data.sources.images import note
@@ -55,11 +55,11 @@ def check_at_once(
     Raises:
         UserError: naming the option.
     """
-    _refuse(_kind_errors(recipe, [kind for _, kind in recipe.data.specs], needs))
+    refuse(*_kind_errors(recipe, [kind for _, kind in recipe.data.specs], needs))
     if recipe.model.start in PRESETS:
         parts = ModelParts.of_preset(recipe.model.start)
         words = "--shard-weights: splits layers of transformers, and this model has none. Leave it out."
-        _refuse((*_model_errors(recipe.model, parts), (recipe.shard_weights and not parts.recomputable, words)))
+        refuse(*_model_errors(recipe.model, parts), (recipe.shard_weights and not parts.recomputable, words))
     elif not resumed and recipe.model.start not in PRETRAINED:
         check_model_place(recipe.model.start)
     if recipe.model.lora is not None:
@@ -69,7 +69,7 @@ def check_at_once(
     if place is not None:
         words = f"--batch-size {recipe.batch_size}: does not divide over {place.size} processes. Take a multiple."
         alone = "--shard-weights: there is one process. Leave it out, or start several with torchrun."
-        _refuse([(bool(recipe.batch_size % place.size), words), (recipe.shard_weights and place.size == 1, alone)])
+        refuse((recipe.batch_size % place.size, words), (recipe.shard_weights and place.size == 1, alone))
 
 
 def check_sources(
@@ -85,7 +85,7 @@ def check_sources(
     Raises:
         UserError: naming the option.
     """
-    _refuse(_kind_errors(recipe, [source.kind for source in sources], needs))
+    refuse(*_kind_errors(recipe, [source.kind for source in sources], needs))
     found = (*recipe.without_effect(), *_source_warnings(recipe, sources, needs), *_machine_warnings(recipe, place))
     for idle, words in found:
         if idle and place.first:
@@ -99,7 +99,7 @@ def check_model(options: Model, model: DualEncoder) -> None:
     Raises:
         UserError: naming the option.
     """
-    _refuse(_model_errors(options, ModelParts.of_checkpoint(model)))
+    refuse(*_model_errors(options, ModelParts.of_checkpoint(model)))
 
 
 def warn_of_model(recipe: Recipe, model: DualEncoder) -> None:
@@ -114,12 +114,6 @@ def warn_of_model(recipe: Recipe, model: DualEncoder) -> None:
         note(f"--model.dropout has no effect: {options.start} has no head with dropout")
     if options.tokenizer is not None and (parts.words or options.start not in PRESETS):
         note(f"--model.tokenizer has no effect: {options.start} has its own")
-
-
-def _refuse(found: Iterable[tuple[bool, str]]) -> None:
-    for wrong, words in found:
-        if wrong:
-            raise UserError(words)
 
 
 def _labelled(recipe: Recipe, needs: Collection[str] | None) -> bool:

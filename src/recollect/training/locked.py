@@ -18,11 +18,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from recollect.core.errors import UserError
-from recollect.core.files import reason
+from recollect.core.errors import UserError, user_errors
 from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
 from recollect.core.types import NO_LABEL, BatchRead, ImageLike, Kind, Sample, Source
+from recollect.core.validation import refuse
 from recollect.data.batches.order import mix, number_below
 from recollect.data.sources.images import BrokenImageError
 from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter, read_ahead
@@ -150,14 +150,10 @@ def lock_source(
     kept = store.load(*key)
     if kept is None:
         kept = _embed(encoder, source, count, views, crops, BrokenCounter(broken_share, "--data.broken-share"))
-        try:
+        size = kept["features"].nbytes / 2**20
+        advice = ". Free some space, or set RECOLLECT_CACHE to another folder."
+        with user_errors(f"{store.folder}: {size:,.0f} MiB of features cannot be written", OSError, then=advice):
             store.save(kept, *key)
-        except OSError as error:
-            size = kept["features"].nbytes / 2**20
-            raise UserError(
-                f"{store.folder}: {size:,.0f} MiB of features could not be written ({reason(error)}). Make room, or "
-                "name another folder with RECOLLECT_CACHE."
-            ) from error
     return LockedSource(source, kept["rows"].numpy(), kept["features"], f"{tower} {views} {key[-1]}")
 
 
@@ -184,11 +180,11 @@ def _embed(
                     features = torch.empty(count, views, made.shape[1])
                 features[place : len(rows), view] = made
                 counter.advance(len(indices))
-    if features is None:
-        raise UserError(f"{source.name}: no images to embed. Check the split and the filters.")
+    refuse((features is None, f"{source.name}: no images to embed. Check the split and the filters."))
+    assert features is not None
     features = features[: len(rows)].contiguous()
-    if not features.isfinite().all():
-        raise UserError(f"{source.name}: the model's features are not finite. Is the checkpoint damaged?")
+    infinite = not features.isfinite().all()
+    refuse((infinite, f"{source.name}: the model's features are not finite. Is the checkpoint damaged?"))
     return {"features": features, "rows": torch.tensor(rows, dtype=torch.int64)}
 
 

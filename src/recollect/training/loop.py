@@ -15,6 +15,7 @@ from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
 from recollect.core.types import Source
+from recollect.core.validation import refuse
 from recollect.data.sources.images import note
 from recollect.models import TransformersEncoder
 from recollect.models.small import SmallEncoder
@@ -160,12 +161,11 @@ def _last_checkpoint(out: Path, recipe: Recipe) -> str | None:
     """Name of the checkpoint to resume from."""
     last = checkpoints.newest_whole(out / "checkpoints")
     done = int(last.name.removeprefix("step-")) if last else 0
-    if done > recipe.steps:
-        raise UserError(f"{out}: already at step {done}, beyond --steps {recipe.steps}.")
-    if (out / "model").exists() and not last:
-        raise UserError(
-            f"{out}: its checkpoints are missing, so it cannot be extended. Start a new run from {out}/model."
-        )
+    lost = (out / "model").exists() and not last
+    refuse(
+        (done > recipe.steps, f"{out}: already at step {done}, beyond --steps {recipe.steps}."),
+        (lost, f"{out}: its checkpoints are missing, so it cannot be extended. Start a new run from {out}/model."),
+    )
     return last.name if last else None
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from recollect.core.choices import check_choices
-from recollect.core.errors import UserError
+from recollect.core.errors import user_errors
 from recollect.core.kinds import Kind, Precision, Sampling
 from recollect.core.options import from_mapping, read_options_file
+from recollect.core.validation import check_choice, refuse
 from recollect.data.sources.columns import Columns
 from recollect.objectives.options import ContextOptions
 
@@ -276,24 +277,18 @@ class Recipe:
             UserError: naming the option.
         """
         for room in (self, self.model, self.data, self.objective):
-            try:
+            with user_errors("recipe: wrong option", ValueError):
                 check_choices(room)
-            except ValueError as error:
-                raise UserError(f"recipe: {error}") from None
         for name, (right, words) in _LIMITS.items():
             value: Any = self
             for part in name.split("."):
                 value = getattr(value, part, None)
-            if value is not None and not right(value):
-                raise UserError(f"--{name.replace('_', '-')} {value}: must be {words}.")
+            wrong = value is not None and not right(value)
+            refuse((wrong, f"--{name.replace('_', '-')} {value}: must be {words}."))
         from recollect.objectives import OBJECTIVES
 
-        if self.objective.base not in OBJECTIVES:
-            known = ", ".join(OBJECTIVES)
-            raise UserError(f"--objective {self.objective.base}: no such objective. Choose from: {known}.")
-        for wrong, words in self._contradictions():
-            if wrong:
-                raise UserError(words)
+        check_choice(self.objective.base, OBJECTIVES, "--objective")
+        refuse(*self._contradictions())
 
     def _contradictions(self) -> Iterator[tuple[bool, str]]:
         """Options that no run can have together: whether they are here, and what to do."""

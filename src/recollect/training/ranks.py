@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from recollect.core.errors import UserError
 from recollect.core.types import chosen_device
+from recollect.core.validation import refuse
 from recollect.objectives.shards import WHOLE, Shard
 
 Decision = TypeVar("Decision")
@@ -212,11 +213,8 @@ def check_agreement(held: Mapping[str, str]) -> None:
     dist.all_gather_object(everybody, dict(held), group=_PATIENT[0] if _PATIENT else None)
     for number, theirs in enumerate(everybody):
         for name, value in everybody[0].items():
-            if theirs.get(name) != value:
-                raise UserError(
-                    f"{name}: process {number} and process 0 differ ({theirs.get(name)}; {value}). "
-                    "Copy the same files to every machine."
-                )
+            differ = f"{name}: process {number} and process 0 differ ({theirs.get(name)}; {value})"
+            refuse((theirs.get(name) != value, f"{differ}. Copy the same files to every machine."))
 
 
 def share_from_first(modules: Iterable[object]) -> None:

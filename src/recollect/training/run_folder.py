@@ -12,8 +12,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, user_errors
 from recollect.core.files import hold, make_folder, read_json, sync_folder, write_json, write_text
+from recollect.core.validation import refuse
 from recollect.data.sources.images import note
 from recollect.training.checkpoints import (
     CONTENT,
@@ -59,8 +60,8 @@ def run_lock(out: Path) -> Iterator[None]:
 def _locked(path: Path) -> Iterator[None]:
     while True:
         with path.open("ab") as file:
-            if not hold(file, wait=False):
-                raise UserError(f"{path.parent}: another process trains there. Wait for it, or choose another --out.")
+            busy = not hold(file, wait=False)
+            refuse((busy, f"{path.parent}: another process trains there. Wait for it, or choose another --out."))
             # The previous holder may have removed the file between our open and our lock.
             if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
                 yield
@@ -100,11 +101,11 @@ def check_free(out: Path, resume: bool) -> None:
     """
     file = out / "recipe.json"
     seen = [path for path in out.iterdir() if not path.name.startswith(".")] if out.is_dir() else []
-    if file.exists() and not resume:
-        raise UserError(f"{out}: already contains a run. Add --resume to continue it, or choose another --out.")
-    if not file.exists() and seen:
-        what = "contains no run to resume and" if resume else "already exists and"
-        raise UserError(f"{out}: {what} is not empty. Choose another --out.")
+    there = file.exists()
+    refuse(
+        (there and not resume, f"{out}: already contains a run. Add --resume to continue it, or choose another --out."),
+        (not there and seen, f"{out}: not empty, and contains no run to resume. Choose another --out."),
+    )
 
 
 def check_data(checkpoint: Path, data: Facts) -> None:
@@ -124,10 +125,8 @@ def check_data(checkpoint: Path, data: Facts) -> None:
         changed = [fact for fact, then in facts.items() if fact != WRITTEN and now.get(fact, then) != then]
         shown = [fact for fact in changed if fact not in (CONTENT, WHOLE_CONTENT)] or changed[:1]
         words += [f"{name} had {_counted(facts[fact], fact)}, has {_counted(data[name][fact], fact)}" for fact in shown]
-    if words:
-        raise UserError(
-            f"{checkpoint}: --resume needs the same data, but {'; '.join(words)}. Restore it, or choose another --out."
-        )
+    advice = "Restore it, or choose another --out."
+    refuse((words, f"{checkpoint}: --resume needs the same data, but {'; '.join(words)}. {advice}"))
     for name, facts in before.items():
         now = data.get(name, {})
         if (
@@ -298,12 +297,9 @@ class Metrics:
 
     @contextmanager
     def _full_disk(self) -> Iterator[None]:
-        try:
+        advice = ". Free some space, then continue with --resume."
+        with user_errors(f"{self._path}: cannot be written", OSError, then=advice):
             yield
-        except OSError as error:
-            raise UserError(
-                f"{self._path}: cannot be written ({error.strerror}). Make room, then continue with --resume."
-            ) from error
 
     def close(self) -> None:
         with suppress(OSError):  # the failed write has already been reported

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from recollect.core.errors import UserError
+from recollect.core.validation import refuse
 from recollect.models import TransformersEncoder
 from recollect.training.ranks import is_split
 from recollect.training.step import Towers
@@ -30,8 +31,8 @@ def check_torch() -> None:
     Raises:
         UserError: it is older than 2.13.
     """
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _LOWEST:
-        raise UserError(f"--shard-weights: needs torch 2.13 or newer, and this is {torch.__version__}.")
+    old = tuple(int(part) for part in torch.__version__.split(".")[:2]) < _LOWEST
+    refuse((old, f"--shard-weights: needs torch 2.13 or newer, and this is {torch.__version__}."))
 
 
 def shard_weights(model: Towers) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_json
 from recollect.core.seeding import derive_seed
+from recollect.core.validation import refuse
 
 Tracker = Literal["tensorboard", "wandb"]
 
@@ -33,8 +34,8 @@ def check_trackers(names: Sequence[Tracker]) -> None:
         UserError: with the command that installs it.
     """
     for name in names:
-        if find_spec(name) is None:
-            raise UserError(f"--track {name}: {name} is not installed. Install it with: pip install {name}")
+        absent = find_spec(name) is None
+        refuse((absent, f"--track {name}: {name} is not installed. Install it with: pip install {name}"))
 
 
 def open_trackers(names: Sequence[Tracker], out: Path, recipe: Mapping[str, Any], step: int) -> list[MetricsTracker]:

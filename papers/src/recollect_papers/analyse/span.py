@@ -3,10 +3,10 @@
 from rich.table import Table
 
 from recollect.cli.split import split_for
-from recollect.core.errors import UserError
 from recollect.core.files import check_writable, write_json
 from recollect.core.places import model_name, public_names
 from recollect.core.progress import output
+from recollect.core.validation import refuse
 from recollect.data.sources import open_source
 from recollect.data.sources.derived import corpus
 from recollect.evaluation.features import image_features
@@ -19,8 +19,8 @@ MAX_CAPTIONS = 2000
 
 def run_span(options: Span) -> None:
     """Measure, print and write."""
-    if not options.models or not options.captions or not options.data:
-        raise UserError("name a model, --captions SOURCE ... and --data SOURCE ...")
+    missing = not options.models or not options.captions or not options.data
+    refuse((missing, "name a model, --captions SOURCE ... and --data SOURCE ..."))
     check_writable(options.out, "--out")
     texts = [
         text

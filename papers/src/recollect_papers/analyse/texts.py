@@ -13,6 +13,7 @@ from recollect.core.files import check_writable, write_json
 from recollect.core.progress import output
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Kind, Source
+from recollect.core.validation import check_choice, refuse
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources import open_source
 from recollect.data.sources.derived import Subset
@@ -38,10 +39,7 @@ FIGURE_ENDINGS = (".png", ".pdf", ".svg")
 
 
 def _checked(out: Path) -> Path:
-    if out.suffix.lower() not in FIGURE_ENDINGS:
-        raise UserError(
-            f"--out {out}: the ending says the format of the figure. Choose one of: {', '.join(FIGURE_ENDINGS)}."
-        )
+    check_choice(out.suffix.lower(), FIGURE_ENDINGS, "--out: format")
     check_writable(out, "--out")
     return out
 
@@ -58,8 +56,7 @@ def run_attention(options: Attention) -> None:
     """Look, draw, print and write."""
     console = output()
     _checked(options.out)
-    if not options.models or not options.texts:
-        raise UserError("name a model, and --texts TEXT ...")
+    refuse((not options.models or not options.texts, "name a model, and --texts TEXT ..."))
     encoders = [(name, load_model(name)) for name in options.models]
     rows = [
         [shown for name, model in encoders for shown in _maps(options, name, model, text)] for text in options.texts
@@ -94,8 +91,8 @@ def run_embeddings(options: Embeddings) -> None:
     _checked(options.out)
     if not options.models or options.data is None:
         raise UserError("name a model, and --data SOURCE with classes")
-    if options.show in ("captions", "images") and not options.captions:
-        raise UserError(f"--show {options.show} compares with captions. Name their source with --captions SOURCE.")
+    uncaptioned = options.show in ("captions", "images") and not options.captions
+    refuse((uncaptioned, f"--show {options.show}: needs captions. Name their source with --captions SOURCE."))
     task = _task(options, options.data)
     panels = [(name, panel) for name in options.models for panel in _panels(options, name, load_model(name), task)]
     save_figure(clouds([panel.cloud for _, panel in panels]), options.out)
@@ -125,8 +122,7 @@ def _panels(options: Embeddings, name: str, model: Encoder, task: Classification
     if options.show == "classes":
         return [classes_panel(model, prompts, prefix, plane, task.class_names) for prefix in readings]
     if options.show == "prefixes":
-        if len(readings) < 2:
-            raise UserError(f"{name}: --show prefixes compares two or more, and this model has {len(readings)}")
+        refuse((len(readings) < 2, f"{name}: --show prefixes needs two or more, and this model has {len(readings)}"))
         return [prefixes_panel(model, texts, readings, plane)]
     if options.show == "captions":
         captions = [text for source in _sources(options) for text in _texts(source)][: options.samples]

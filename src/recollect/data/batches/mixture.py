@@ -5,9 +5,9 @@ from functools import cached_property
 
 import numpy as np
 
-from recollect.core.errors import UserError
 from recollect.core.kinds import Sampling
 from recollect.core.types import NO_LABEL, Source
+from recollect.core.validation import refuse
 from recollect.data.batches.order import Plan
 
 
@@ -32,22 +32,19 @@ class DataMix:
 
     def __post_init__(self) -> None:
         names = [source.name for source in self.sources]
-        if not names:
-            raise UserError("no source of data was named")
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise UserError(f"{twice}: named twice among the sources. Give each once, and weigh it.")
-        if empty := next((source.name for source in self.sources if len(source) == 0), None):
-            raise UserError(f"{empty}: an empty source")
-        if self.weights is not None and (
-            len(self.weights) != len(names) or any(not 0 < weight < float("inf") for weight in self.weights)
-        ):
-            raise UserError(f"weights must be {len(names)} positive numbers, one for each source; got {self.weights}")
+        weights = self.weights or (1.0,) * len(names)
+        fits = len(weights) == len(names) and all(0 < weight < float("inf") for weight in weights)
+        refuse(
+            (not names, "no data source was named"),
+            (not fits, f"weights must be {len(names)} positive numbers, one for each source; got {self.weights}"),
+        )
         for source in self.sources:
-            if source.kind == "label" and not source.class_names and not source.makes_batches:
-                raise UserError(
-                    f"{source.name}: labels are numbers without names. Add a column 'class_name', or name it with "
-                    "--class-name-column."
-                )
+            unnamed = source.kind == "label" and not source.class_names and not source.makes_batches
+            refuse(
+                (names.count(source.name) > 1, f"{source.name}: given twice. Give it once, with a weight."),
+                (len(source) == 0, f"{source.name}: an empty source"),
+                (unnamed, f"{source.name}: classes have no names. Name their column with --class-name-column."),
+            )
 
     @cached_property
     def shares(self) -> tuple[float, ...]:

@@ -12,6 +12,7 @@ from torch.nn.functional import interpolate
 from recollect.core.errors import UserError
 from recollect.core.seeding import derive_seed, text_key
 from recollect.core.types import NO_LABEL, Batch, Kind, Sample
+from recollect.core.validation import refuse
 from recollect.data.batches.loading import Piece, RowTokenizer, iterate
 from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.order import BlockOrder, endless, mix, number_below, shuffled
@@ -62,10 +63,8 @@ class BatchStream:
     counters: BrokenCounter = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.batch_size % self.world_size:
-            raise UserError(f"batch size {self.batch_size} does not divide over {self.world_size} processes")
-        if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"there is no rank {self.rank} among {self.world_size}")
+        uneven = self.batch_size < 1 or self.batch_size % self.world_size
+        refuse((uneven, f"batch size {self.batch_size} cannot be divided by {self.world_size} processes"))
         self.counters = BrokenCounter(self.broken_share, "--data.broken-share")
         self._plan = self.mixture.plan(self.batch_size, self._key("plan"))
         self._blocks = [
@@ -232,8 +231,8 @@ class BatchStream:
         if any(images.dtype != torch.uint8 for _, images in blocks):
             blocks = [(places, self.normalised(images)) for places, images in blocks]
         shapes = {tuple(images.shape[1:]) for _, images in blocks}
-        if len(shapes) > 1:
-            raise UserError(f"sources give images of different shapes: {', '.join(map(str, sorted(shapes)))}")
+        differ = f"sources give images of different shapes: {', '.join(map(str, sorted(shapes)))}"
+        refuse((len(shapes) > 1, differ))
         whole = torch.empty(sum(len(places) for places, _ in blocks), *shapes.pop(), dtype=blocks[0][1].dtype)
         for places, images in blocks:
             whole[torch.from_numpy(places)] = images

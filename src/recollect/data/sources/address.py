@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, user_errors
 from recollect.core.seeding import numpy_generator, text_fold
+from recollect.core.validation import check_choice, refuse
 from recollect.data.sources.columns import SPLITS
 
 _SLICE = re.compile(r"(?P<name>[^\[\]+]+)(\[(?P<start>[\d_]+%?)?:(?P<stop>[\d_]+%?)?\])?")
@@ -64,13 +65,11 @@ def parse_address(spec: str) -> Address:
     if Path(spec).expanduser().exists() or "?" not in spec:
         return Address(spec, {}, {})
     place, _, query = spec.rpartition("?")
-    try:
-        # Commas are split before decoding, so that %2C can stand for one inside a value.
+    with user_errors(f"{spec}: after '?' write key=value pairs joined by '&'", ValueError, IndexError):
+        # Commas are split before decoding, so that %2C is a comma within a value.
         pairs = [pair.partition("=")[::2] for pair in query.split("&")]
         decoded = [(key, [parse_qsl(f"v={word}", strict_parsing=True)[0][1] for word in words.split(",")])
                    for key, words in pairs]  # fmt: skip
-    except (ValueError, IndexError):
-        raise UserError(f"{spec}: behind the '?' come key=value pairs joined by '&'") from None
     keep: dict[str, tuple[str, ...]] = {}
     drop: dict[str, tuple[str, ...]] = {}
     reserved: dict[str, str] = {}
@@ -82,12 +81,11 @@ def parse_address(spec: str) -> Address:
         else:
             keep[key] = keep.get(key, ()) + tuple(values)
     shuffle = reserved.pop("shuffle", None)
-    if shuffle is not None and not shuffle.isdecimal():
-        raise UserError(f"{spec}: shuffle takes a whole number, the seed of the order; got '{shuffle}'")
-    if reserved.get("paths", "anywhere") != "anywhere":
-        raise UserError(f"{spec}: paths takes 'anywhere', which lets pictures lie outside of the table's folder")
-    if reserved.get("stream", "yes") != "yes":
-        raise UserError(f"{spec}: stream takes 'yes', which reads shards where they lie, without a copy")
+    refuse(
+        (not (shuffle or "0").isdecimal(), f"{spec}: shuffle takes a whole number, the seed of the order"),
+        (reserved.get("paths", "anywhere") != "anywhere", f"{spec}: paths takes only 'anywhere'"),
+        (reserved.get("stream", "yes") != "yes", f"{spec}: stream takes only 'yes'"),
+    )
     for name in ("only", "without"):
         _part(reserved.get(name, "0/2"), f"{spec}: {name}")
     return Address(place, keep, drop, shuffle=None if shuffle is None else int(shuffle), **reserved)
@@ -100,7 +98,7 @@ def _part(text: str, where: str) -> tuple[int, int]:
         UserError: it is something else.
     """
     part, _, parts = text.partition("/")
-    if not (part.isdecimal() and parts.isdecimal() and 0 <= int(part) < int(parts) and int(parts) >= 2):
+    if not (part.isdecimal() and parts.isdecimal() and int(part) < int(parts) >= 2):
         raise UserError(f"{where}={text}: write I/N, part I of N by the first text: from 0/N to N-1/N, N at least 2")
     return int(part), int(parts)
 
@@ -131,22 +129,20 @@ def filter_mask(table: datasets.Dataset, address: Address, where: str) -> np.nda
 
 
 def _matches(table: datasets.Dataset, name: str, values: tuple[str, ...], where: str) -> np.ndarray:
-    if name not in table.column_names:
-        raise UserError(f"{where}: no column '{name}' to filter by; it has {', '.join(table.column_names)}")
+    check_choice(name, table.column_names, f"{where}: column")
     column = table.data.column(name)
     feature = table.features[name]
     if isinstance(feature, datasets.ClassLabel):
         values = tuple(str(feature.str2int(value)) if value in feature.names else value for value in values)
-    if pa.types.is_nested(column.type) or pa.types.is_binary(column.type):
-        raise UserError(f"{where}: column '{name}' holds {column.type}; filter by a column of words or numbers")
+    other = pa.types.is_nested(column.type) or pa.types.is_binary(column.type)
+    refuse((other, f"{where}: column '{name}' holds {column.type}; filter by a column of words or numbers"))
     words = column.cast(pa.string())
     found = pc.is_in(words, value_set=pa.array(values, pa.string()))
     mask = pc.fill_null(found, False).to_numpy()
     for value in values:
         if not pc.any(pc.equal(words, value)).as_py():
             known = sorted(str(word) for word in pc.unique(words).to_pylist())
-            shown = f" It has {', '.join(known)}." if len(known) <= 20 else ""
-            raise UserError(f"{where}: no row has '{value}' in column '{name}'.{shown}")
+            check_choice(value, known[:20], f"{where}: in column '{name}', value")
     return mask
 
 
@@ -168,8 +164,7 @@ def choose_split(
     """
     shown = ", ".join(choices)
     if wanted is None:
-        if len(choices) > 1 and "train" not in choices:
-            raise UserError(f"{where}: name a split; it has {shown}")
+        refuse((len(choices) > 1 and "train" not in choices, f"{where}: name a split; it has {shown}"))
         wanted = choices[0] if len(choices) == 1 else "train"
     parts = []
     for word in wanted.split("+"):
@@ -182,8 +177,7 @@ def choose_split(
         start, stop = (_edge(match[edge], len(rows)) for edge in ("start", "stop"))
         parts.append(rows[start:stop])
     rows = np.concatenate(parts)
-    if len(np.unique(rows)) < len(rows):
-        raise UserError(f"{where}: '{wanted}' holds some rows twice")
+    refuse((len(np.unique(rows)) < len(rows), f"{where}: '{wanted}' contains some rows twice"))
     return rows.astype(np.int64)
 
 
@@ -193,7 +187,7 @@ def _in_split(names: np.ndarray, choices: tuple[str, ...], wanted: str, where: s
     exact = [position for position, name in enumerate(choices) if name == wanted]
     alike = [position for position, name in enumerate(choices) if SPLITS.get(name, name) == SPLITS.get(wanted, wanted)]
     if not (exact or alike):
-        raise UserError(f"{where}: no split '{wanted}'; it has {', '.join(choices)}, or all")
+        check_choice(wanted, (*choices, "all"), f"{where}: split")
     return np.isin(names, exact or alike)
 
 

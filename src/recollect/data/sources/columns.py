@@ -76,12 +76,10 @@ class Columns:
         if found["caption"] is None and found["label"] is None:
             found["caption"] = _inner_caption([name for name in present if name != found["image"]], first)
         resolved = Columns(**found)
-        if resolved.image is None:
-            raise UserError(_absent("image", "image", present, where))
-        for role in found:
-            for name in (getattr(resolved, role) or "").split(","):
-                if name and name not in present and name.split(".")[0] not in present:
-                    raise UserError(_absent(role, name, present, where))
+        named = [(role, name) for role in found for name in (getattr(resolved, role) or "").split(",") if name]
+        absent = [(role, name) for role, name in named if name not in present and name.split(".")[0] not in present]
+        for role, name in (("image", "image"),) if resolved.image is None else absent:
+            raise UserError(_absent(role, name, present, where))
         for name in (resolved.caption or "").split(","):
             if name in present and (self.caption or not resolved.label) and (fields := fields_in(first(name))):
                 guess = next((each for each in fields if each in _USUAL["caption"]), fields[0])

@@ -23,6 +23,7 @@ from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
 from recollect.core.errors import UserError, one_line, user_errors
 from recollect.core.files import check_writable, near_names, read_text, refuse_slip
+from recollect.core.validation import refuse
 from recollect.core.words import counted
 from recollect.data.sources.images import BROKEN_SHARE, PICTURE_ENDINGS, files_below, note, pictures_among, unread_among
 from recollect.data.sources.places import HUB_ID, by_top_folder, files_named, refuse_of_hub, split_groups
@@ -75,8 +76,7 @@ def open_tables(
         UserError: not found, or not readable.
     """
     path = Path(place).expanduser()
-    if is_address(place):
-        raise UserError(f"{place}: a URL can only be streamed. Write {place}?stream=yes")
+    refuse((is_address(place), f"{place}: a URL can only be streamed. Write {place}?stream=yes"))
     if os.path.exists(path):
         refuse_of_hub(place, config, revision)
     if path.is_dir():
@@ -85,11 +85,10 @@ def open_tables(
         return _open_files([path], path.parent, path.name, lost_share)
     if "{" in place or has_magic(place):
         files = files_named(place)
-        if not files:
-            raise UserError(f"{place}: no file matches this pattern")
+        refuse((not files, f"{place}: no file matches this pattern"))
         return _open_files(files, Path(os.path.commonpath([file.parent for file in files])), path.name, lost_share)
-    if path.suffix.lower() in {*_TABLES, ".tar"} or not HUB_ID.fullmatch(place):
-        raise UserError(f"{place}: no such file or folder{near_names(path)}")
+    local = path.suffix.lower() in {*_TABLES, ".tar"} or not HUB_ID.fullmatch(place)
+    refuse((local, f"{place}: no such file or folder{near_names(path)}"))
     refuse_slip(place, "file or folder")
     return _open_hub(place, config, revision)
 
@@ -172,11 +171,12 @@ def _open_pictures(folder: Path, files: list[Path]) -> OpenedTables:
 
 def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: float) -> OpenedTables:
     kinds = {file.suffix.lower() for file in files}
-    if len(kinds) > 1:
-        raise UserError(f"{where}: files of different kinds ({', '.join(sorted(kinds))}). Name those of one kind.")
+    empty = next((file for file in files if file.stat().st_size == 0), None)
+    refuse(
+        (len(kinds) > 1, f"{where}: files of different kinds ({', '.join(sorted(kinds))}). Name those of one kind."),
+        (empty, f"{empty}: an empty file"),
+    )
     suffix = kinds.pop()
-    if empty := next((file for file in files if file.stat().st_size == 0), None):
-        raise UserError(f"{empty}: an empty file")
     groups = split_groups({str(file): file.relative_to(folder) for file in files})
     if suffix == ".tar":
         check_shards(files, lost_share)
@@ -188,10 +188,7 @@ def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: flo
     if suffix == ".jsonl" and len(files) == 1 and is_published_shots(files[0]):
         published, base, read = read_published_shots(files[0])
         return OpenedTables(published, where, read, base=base)
-    if suffix not in _TABLES:
-        raise UserError(
-            f"{where}: not a kind of file that can be opened; give Parquet, CSV, JSON lines, tar or a folder"
-        )
+    refuse((suffix not in _TABLES, f"{where}: not Parquet, CSV, JSON lines, tar or a folder"))
     options: dict[str, Any] = {}
     if _TABLES[suffix] == "csv":
         # Only empty cells are missing values; by default "None" and "NA" are too.
@@ -201,8 +198,8 @@ def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: flo
 
 def _load(builder: str, groups: Mapping[str, list[str]], where: str, **options: Any) -> dict[str, datasets.Dataset]:
     files = [Path(name) for names in groups.values() for name in names]
-    if chained := next((file for file in files if _CHAIN in os.path.abspath(file)), None):
-        raise UserError(f"{chained}: a path with '{_CHAIN}' in it cannot be read. Rename the folder.")
+    chained = next((file for file in files if _CHAIN in os.path.abspath(file)), None)
+    refuse((chained, f"{chained}: a path with '{_CHAIN}' in it cannot be read. Rename the folder."))
     with _one_line(where, files), _quiet():
         data_files = {split: _as_named(names) for split, names in groups.items()}
         return dict(datasets.load_dataset(builder, data_files=data_files, cache_dir=_room(), **options))
@@ -244,8 +241,7 @@ def _shard_features(shard: Path, where: str) -> datasets.Features:
             features[name] = datasets.Image(decode=False)
         elif name in kinds:
             features[name] = kinds[name]()
-    if not features:
-        raise UserError(f"{shard}: no samples; a WebDataset shard holds files such as 0001.jpg and 0001.txt")
+    refuse((not features, f"{shard}: no samples; a WebDataset shard contains files such as 0001.jpg and 0001.txt"))
     return datasets.Features(features | {"__key__": datasets.Value("string"), "__url__": datasets.Value("string")})
 
 

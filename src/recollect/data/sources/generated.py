@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from recollect.core.errors import UserError
 from recollect.core.plugins import Table
 from recollect.core.types import Kind, Source
+from recollect.core.validation import refuse
 
 GENERATORS: Table[Callable[[str, str | None], Source]] = Table("sources")
 """By world: a function of an address and a split to a source."""
@@ -23,6 +23,5 @@ def open_generated(spec: str, split: str | None, kind: Kind | None) -> Source:
         UserError: unknown name or split, or a source of the other kind.
     """
     source = GENERATORS[spec.partition(":")[0]](spec, split)
-    if kind is not None and source.kind != kind:
-        raise UserError(f"{spec}: holds {source.kind}s, not {kind}s")
+    refuse((kind not in (None, source.kind), f"{spec}: has {source.kind}s, not {kind}s"))
     return source

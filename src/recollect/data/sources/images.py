@@ -16,6 +16,7 @@ from recollect.core.errors import UserError
 from recollect.core.files import files_in
 from recollect.core.progress import console
 from recollect.core.types import ImageLike
+from recollect.core.validation import refuse
 
 with suppress(ImportError):  # iPhones write HEIC
     import pillow_heif
@@ -43,7 +44,7 @@ _PHONES = {".heic", ".heif", ".hif", ".jxl", ".svg", ".avif"}
 _CAMERAS = {".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".pef"}
 _UNREAD_ENDINGS = frozenset(_PHONES | _CAMERAS) - PICTURE_ENDINGS
 """Of pictures that Pillow does not open, AVIF only in its older versions."""
-_UNREAD = "a kind of picture that is not read here. Convert it to JPEG, say."
+_UNREAD = "this image format is not supported. Convert it to JPEG."
 _NO_HEIF = "HEIC needs pillow-heif: pip install 'recollect[web]'"
 
 _ORIENTATION = 0x0112  # the EXIF tag
@@ -109,13 +110,13 @@ def find_images(folder: Path) -> list[Path]:
         UserError: no such folder, or no image in it.
     """
     if folder.is_file():
-        if folder.suffix.lower() in _UNREAD_ENDINGS:
-            raise UserError(f"{folder}: {_UNREAD}")
-        if folder.suffix.lower() not in PICTURE_ENDINGS:
-            raise UserError(f"{folder}: not a picture, by its ending (.jpg, .png, .webp, ...)")
+        ending = folder.suffix.lower()
+        refuse(
+            (ending in _UNREAD_ENDINGS, f"{folder}: {_UNREAD}"),
+            (ending not in PICTURE_ENDINGS, f"{folder}: not an image file (.jpg, .png, .webp, ...)"),
+        )
         return [folder]
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such {'picture' if folder.suffix else 'folder'}")
+    refuse((not folder.is_dir(), f"{folder}: no such {'picture' if folder.suffix else 'folder'}"))
     return pictures_among(files_below(folder), folder)
 
 
@@ -127,8 +128,7 @@ def pictures_among(files: Sequence[Path], folder: Path) -> list[Path]:
     """
     pictures = [path for path in files if path.suffix.lower() in PICTURE_ENDINGS]
     unread = unread_among(files)
-    if not pictures:
-        raise UserError(f"{folder}: no image files (.jpg, .png, .webp, ...) in it{unread and f'; {unread}'}")
+    refuse((not pictures, f"{folder}: contains no image files (.jpg, .png, .webp, ...){unread and f'; {unread}'}"))
     if unread:
         note(f"{folder}: passed over: {unread}")
     return pictures
@@ -140,7 +140,7 @@ def unread_among(files: Sequence[Path]) -> str:
     kinds = ", ".join(f"{count:,} {ending}" for ending, count in unread.most_common())
     if unread and set(unread) <= {".heic", ".heif", ".hif"}:
         return f"{kinds}: {_NO_HEIF}"
-    return f"{kinds}, a kind of picture that is not read here. Convert to JPEG, say." if unread else ""
+    return f"{kinds}: {_UNREAD}" if unread else ""
 
 
 def files_below(folder: Path) -> list[Path]:
@@ -171,8 +171,8 @@ def as_images(pictures: Picture | Sequence[Picture]) -> Sequence[ImageLike | Pat
     Raises:
         UserError: no such file or folder, or something that is no picture.
     """
-    if isinstance(pictures, str) and "://" in pictures:
-        raise UserError(f"{pictures}: an address, and pictures are read from files. Download it, and name the file.")
+    url = isinstance(pictures, str) and "://" in pictures
+    refuse((url, f"{pictures!r}: a URL; pictures are read from files. Download it first."))
     if isinstance(pictures, str | Path):
         return find_images(Path(pictures).expanduser())
     if isinstance(pictures, Image.Image):
@@ -181,10 +181,8 @@ def as_images(pictures: Picture | Sequence[Picture]) -> Sequence[ImageLike | Pat
         return _from_array(pictures)
     if isinstance(pictures, bytes):
         return [decode(pictures, "the picture")]
-    if isinstance(pictures, Mapping):
-        raise UserError("a mapping is no picture. Give its values, as a list.")
-    if not isinstance(pictures, Iterable):
-        raise UserError(f"{pictures!r} is no picture. Give a file, a folder, a PIL image, an array, or several.")
+    if isinstance(pictures, Mapping) or not isinstance(pictures, Iterable):
+        raise UserError(f"{pictures!r} is not a picture. Give a file, a folder, a PIL image, an array, or a list.")
     return [image for picture in pictures for image in as_images(picture)]
 
 
@@ -201,14 +199,12 @@ def _from_array(array: np.ndarray) -> list[ImageLike]:
             return [as_rgb(Image.fromarray(each)) for each in (array if array.ndim == 4 else array[None])]
         if array.shape[-3] in {1, 3, 4} and channels > 4:
             order = "0, 2, 3, 1" if array.ndim == 4 else "1, 2, 0"
-            raise UserError(
-                f"an array of {array.shape}: channels come last, and here first. Give array.transpose({order})."
-            )
+            refuse((True, f"an array of {array.shape} has its channels first. Give array.transpose({order})."))
     if array.dtype.kind in "fi" and array.ndim in {1, 2}:
         return [array] if array.ndim == 1 else list(array)
     raise UserError(
-        f"an array of {array.dtype} {array.shape} is no picture. Give uint8 (height, width, 3), or (n, height, width, "
-        "3) for several; of numbers from 0 to 1, (255 * array).round().astype('uint8')."
+        f"an array of {array.dtype} {array.shape} is not a picture. Give uint8 (height, width, 3) or (n, height, "
+        "width, 3); from values between 0 and 1 make (255 * array).round().astype('uint8')."
     )
 
 

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL
+from recollect.core.validation import refuse
 from recollect.data.prompts import readable
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.files import OpenedTables
@@ -47,18 +48,16 @@ def find_labels(opened: OpenedTables, columns: Columns) -> Labels:
         words = _from_words(raw)
         named = columns.class_name and columns.class_name != columns.label
         return _with_names(opened, columns, words.ids) if named else words
-    if not all(pa.types.is_integer(type) or pa.types.is_floating(type) for type in types):
-        shown = ", ".join(sorted(str(type) for type in types))
-        raise UserError(
-            f"{opened.where}: labels in column '{columns.label}' are {shown}; they must be numbers or words"
-        )
+    numbers = all(pa.types.is_integer(type) or pa.types.is_floating(type) for type in types)
+    shown = ", ".join(sorted(str(type) for type in types))
+    refuse((not numbers, f"{opened.where}: labels in column '{columns.label}' are {shown}, not numbers or words"))
     ids = {split: _integers(column, opened.where) for split, column in raw.items()}
     if columns.class_name and columns.class_name != columns.label:
         return _with_names(opened, columns, ids)
     names = _own_names(opened, columns.label) or opened.class_names
     highest = max((int(part.max(initial=NO_LABEL)) for part in ids.values()), default=NO_LABEL)
-    if names and highest >= len(names):
-        raise UserError(f"{opened.where}: label {highest}, but there are names for only {len(names)} classes")
+    unnamed = names and highest >= len(names)
+    refuse((unnamed, f"{opened.where}: label {highest}, but there are names for only {len(names)} classes"))
     return Labels(tuple(map(readable, names)), ids)
 
 
@@ -95,8 +94,8 @@ def _integers(column: pa.ChunkedArray, where: str) -> np.ndarray:
     """Whole numbers; a CSV with an empty cell arrives as floating point."""
     values = pc.fill_null(column, NO_LABEL).to_numpy()
     ids = values.astype(np.int64)
-    if not np.array_equal(ids, values):
-        raise UserError(f"{where}: labels such as {values[ids != values][0]} are not whole numbers")
+    for value in values[ids != values][:1]:
+        raise UserError(f"{where}: label {value} is not a whole number")
     return np.maximum(ids, NO_LABEL)
 
 
@@ -120,10 +119,9 @@ def _with_names(opened: OpenedTables, columns: Columns, ids: Mapping[str, np.nda
         for row in table.group_by(["id", "name"]).aggregate([]).to_pylist():
             if row["id"] == NO_LABEL or not row["name"]:
                 continue
-            if named.setdefault(row["id"], row["name"]) != row["name"]:
-                raise UserError(
-                    f"{opened.where}: label {row['id']} is called both '{named[row['id']]}' and '{row['name']}'"
-                )
+            first = named.setdefault(row["id"], row["name"])
+            twice = f"{opened.where}: label {row['id']} is called both '{first}' and '{row['name']}'"
+            refuse((first != row["name"], twice))
     known = np.array(sorted(named), dtype=np.int64)
     compact = {split: _renumber(part, known) for split, part in ids.items()}
     return Labels(tuple(readable(named[number]) for number in known.tolist()), compact)

@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recollect.core.errors import UserError
+from recollect.core.errors import user_errors
 from recollect.core.types import NO_LABEL, Kind, Source
+from recollect.core.validation import refuse
 from recollect.data.sources.address import Address, choose_split, filter_mask, in_parts, parse_address
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.derived import first_text
@@ -100,10 +101,11 @@ def _rows_of(spec: str, split: str | None, columns: Columns | None, lost_share: 
 def _open_streamed(
     spec: str, address: Address, split: str | None, kind: Kind | None, columns: Columns | None, lost_share: float
 ) -> Source:
-    if address.keep or address.drop or address.only or address.without or address.shuffle is not None:
-        raise UserError(f"{spec}: a stream has no filters: they would have to read all of it. Leave stream=yes out.")
-    if kind == "label":
-        raise UserError(f"{spec}: a stream holds captions. Read classes without stream=yes.")
+    filtered = address.keep or address.drop or address.only or address.without or address.shuffle is not None
+    refuse(
+        (filtered, f"{spec}: a stream cannot be filtered or shuffled. Remove stream=yes."),
+        (kind == "label", f"{spec}: a stream has captions, no classes. Remove stream=yes."),
+    )
     files = stream_files(address.place, address.revision, split or address.split, address.config)
     return open_stream(Path(address.place.rstrip("/")).name, files, columns, lost_share)
 
@@ -135,8 +137,7 @@ class _RowsOf:
         rows = choose_split(names, choices, mask, self.address.split, where, self.address.shuffle)
         if (nowhere := int((mask & (names == _NO_SPLIT)).sum())) and not (names[rows] == _NO_SPLIT).any():
             note(f"{where}: {nowhere:,} of {len(table):,} rows say no split and are in none; `all` takes them too")
-        if len(rows) == 0:
-            raise UserError(f"{where}: an empty source; no row is left in split '{self.address.split or 'train'}'")
+        refuse((len(rows) == 0, f"{where}: empty source; no row is left in split '{self.address.split or 'train'}'"))
         parts = [Path(where).stem if self.opened.files else where, self.address.split, self.address.filters]
         name = ":".join(part for part in parts if part)
         origin = Origin(where, self.opened.files, self.opened.base, self.address.paths == "anywhere")
@@ -146,8 +147,7 @@ class _RowsOf:
     def _parted(self, source: "TableSource") -> "TableSource":
         """The source without the rows that `Address.only` and `Address.without` leave out."""
         kept = in_parts(self.address, (first_text(source, index) for index in range(len(source))))
-        if not kept.any():
-            raise UserError(f"{self.opened.where}: an empty source; no text falls into the part that is asked for")
+        refuse((not kept.any(), f"{self.opened.where}: empty source; no text is in this part"))
         return replace(source, rows=source.rows[kept], labels=source.labels[kept])
 
     def split_names(self) -> tuple[str, ...]:
@@ -155,10 +155,8 @@ class _RowsOf:
 
     def _table(self) -> datasets.Dataset:
         splits = list(self.opened.splits.values())
-        try:
+        with user_errors(f"{self.opened.where}: its splits have different columns", ValueError):
             table = datasets.concatenate_datasets(splits) if len(splits) > 1 else splits[0]
-        except ValueError as error:
-            raise UserError(f"{self.opened.where}: its splits have different columns ({error})") from error
         return table.flatten_indices() if table._indices is not None else table
 
     def _splits(self, table: datasets.Dataset) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -176,9 +174,9 @@ class _RowsOf:
         """Rows that have what their kind of text is made from; the others are left out, and their number said."""
         where, caption = self.opened.where, self.columns.caption
         if kind == "label":
-            if self.columns.label is None and self.columns.class_name is None:
-                shown = ", ".join(repr(column) for column in table.column_names)
-                raise UserError(f"{where}: no column 'label'; it has {shown}. Name it with --label-column NAME.")
+            unlabelled = self.columns.label is None and self.columns.class_name is None
+            shown = ", ".join(repr(column) for column in table.column_names)
+            refuse((unlabelled, f"{where}: no column 'label'; it has {shown}. Name it with --label-column NAME."))
             usable = (ids != NO_LABEL) | _is_list(table, self.columns.label)
         elif caption is not None and caption in table.column_names:
             usable = _has_text(table.data.column(caption))

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from recollect.core.errors import UserError
 from recollect.core.files import near_names, refuse_slip
+from recollect.core.validation import check_choice, refuse
 from recollect.data.sources.columns import SPLITS
 from recollect.data.sources.images import files_below
 from recollect.data.sources.remote import is_address, listed
@@ -59,8 +60,7 @@ def _addresses(place: str) -> list[str]:
         for each in _expand_braces(place)
         for file in (_of_one_kind(listed(each)) if "*" in each or each.endswith("/") else [each])
     ]
-    if not found:
-        raise UserError(f"{place}: no Parquet files or tars to stream")
+    refuse((not found, f"{place}: no Parquet files or tars to stream"))
     return found
 
 
@@ -85,16 +85,15 @@ def _chosen(place: str, files: Mapping[str, PurePath], split: str | None) -> lis
     wanted = SPLITS.get(split or "train", split or "train")
     if split is None and len(groups) == 1:
         return next(iter(groups.values()))
-    if wanted not in groups:
-        raise UserError(f"{place}: no split '{wanted}' to stream; it has {', '.join(groups)}")
-    return groups[wanted]
+    return groups[check_choice(wanted, groups, f"{place}: split")]
 
 
 def refuse_of_hub(place: str, config: str | None, revision: str | None) -> None:
     """Refuse what only sets on the hub have, for a place that is none."""
-    for name, value in (("config", config), ("revision", revision)):
-        if value is not None:
-            raise UserError(f"{place}: {name}={value} is for sets on the hub. Leave it out.")
+    refuse(
+        (config is not None, f"{place}: config={config} is for data sets on the hub. Remove it."),
+        (revision is not None, f"{place}: revision={revision} is for data sets on the hub. Remove it."),
+    )
 
 
 def files_named(pattern: str) -> list[Path]:

@@ -12,8 +12,9 @@ from typing import Any
 
 import datasets
 
-from recollect.core.errors import UserError
-from recollect.core.files import read_text
+from recollect.core.errors import UserError, user_errors
+from recollect.core.files import read_json, read_text
+from recollect.core.validation import refuse
 
 _FORM = '{"train": [["path", label, "class name"], ...], "val": ..., "test": ...}'
 
@@ -28,15 +29,11 @@ def read_published(path: Path) -> tuple[dict[str, datasets.Dataset], Path]:
     Raises:
         UserError: not JSON, of another form, or its pictures are nowhere near.
     """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not JSON ({error})") from None
-    if not isinstance(value, dict) or not value or not all(isinstance(rows, list) for rows in value.values()):
-        raise UserError(f"{path}: not published splits; they read {_FORM}")
+    value = read_json(path)
+    fits = isinstance(value, dict) and all(isinstance(rows, list) for rows in value.values())
+    refuse((not fits, f"{path}: not published splits; they read {_FORM}"))
     splits = {str(name): _rows(path, str(name), rows) for name, rows in value.items() if rows}
-    if not splits:
-        raise UserError(f"{path}: its splits are empty")
+    refuse((not splits, f"{path}: its splits are empty"))
     return splits, _base(path, next(iter(splits.values()))[0]["image"])
 
 
@@ -65,10 +62,8 @@ def read_published_shots(path: Path) -> tuple[dict[str, datasets.Dataset], Path,
     splits = {split: _shots(file) for split, file in files.items()}
     first = splits["train"][0]["image"]
     root = next((folder for folder in path.resolve().parents if (folder / first).is_file()), None)
-    if root is None:
-        raise UserError(
-            f"{path}: no picture {first} in a folder above. Put the file where it is published: SET/split_fewshot/"
-        )
+    refuse((root is None, f"{path}: no picture {first} in a folder above. Put the file in SET/split_fewshot/"))
+    assert root is not None
     for whole in sorted(path.resolve().parent.parent.glob("split_zhou_*.json"))[:1]:
         published, base = read_published(whole)
         if "test" in published:
@@ -82,18 +77,17 @@ def read_published_shots(path: Path) -> tuple[dict[str, datasets.Dataset], Path,
 def _shots(path: Path) -> datasets.Dataset:
     rows = []
     for number, line in enumerate(read_text(path).splitlines(), 1):
-        try:
+        message = f"{path}, line {number}: is {line[:60]}; published shots read {_SHOTS_FORM}"
+        with user_errors(message, json.JSONDecodeError, KeyError, TypeError):
             row = json.loads(line)
             rows.append([row["_impath"], row["_label"], row["_classname"]])
-        except (json.JSONDecodeError, KeyError, TypeError):
-            raise UserError(f"{path}, line {number}: is {line[:60]}; published shots read {_SHOTS_FORM}") from None
     return _rows(path, "train", rows)
 
 
 def _rows(path: Path, split: str, rows: list[Any]) -> datasets.Dataset:
     for number, row in enumerate(rows):
-        if not (isinstance(row, list) and len(row) == 3 and isinstance(row[0], str) and type(row[1]) is int):
-            raise UserError(f"{path}: entry {number} of '{split}' is {str(row)[:60]}; published splits read {_FORM}")
+        fits = isinstance(row, list) and len(row) == 3 and isinstance(row[0], str) and type(row[1]) is int
+        refuse((not fits, f"{path}: entry {number} of '{split}' is {str(row)[:60]}; published splits read {_FORM}"))
     columns = zip(*rows, strict=True)
     return datasets.Dataset.from_dict(dict(zip(("image", "label", "class_name"), map(list, columns), strict=True)))
 

@@ -55,10 +55,10 @@ class BrokenCounter:
             known[message] = None
         enough = max(self.tried[name], min(_ENOUGH, len(source)))
         if self.broken[name] > self.share * enough:
-            larger = f", or allow a larger share with {self.option}" if self.option else ""
+            larger = f", or allow more with {self.option}" if self.option else ""
             raise UserError(
                 f"{next(iter(known))}; {self.broken[name]:,} of {self.tried[name]:,} images of {name} cannot be read, "
-                f"more than {self.share:.1%}. Mend or remove them{larger}."
+                f"more than {self.share:.1%}. Repair or remove them{larger}."
             )
 
     def summary(self) -> dict[str, int]:

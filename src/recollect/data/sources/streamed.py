@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 from recollect.core.content import portable_hash, reads_whole
 from recollect.core.errors import UserError, user_errors
 from recollect.core.types import NO_LABEL, Sample, Source
+from recollect.core.validation import refuse
 from recollect.data.sources.columns import SPLITS, Columns, texts_in
 from recollect.data.sources.images import BROKEN_SHARE, BrokenImageError, decode
 from recollect.data.sources.remote import is_address, open_remote, version_of
@@ -210,16 +211,16 @@ def open_stream(
     else:
         raise UserError(f"{name}: streams are Parquet files or WebDataset tars, not {', '.join(sorted(kinds))}")
     blocks = [block for block in blocks if block.rows]
-    if not blocks:
-        raise UserError(f"{name}: no samples")
+    refuse((not blocks, f"{name}: no samples"))
     resolved = (columns or Columns()).resolve(row, name, row.get)
-    if resolved.caption is None:
-        raise UserError(f"{name}: a stream needs a caption column. Name it with --caption-column.")
-    if resolved.split is not None:
-        raise UserError(
-            f"{name}: a stream cannot select rows by column '{resolved.split}'. Remove stream=yes, or keep each split "
-            "in separate files."
-        )
+    refuse(
+        (resolved.caption is None, f"{name}: a stream needs a caption column. Name it with --caption-column."),
+        (
+            resolved.split is not None,
+            f"{name}: a stream cannot select rows by column '{resolved.split}'. Remove stream=yes, or put each split "
+            "in a separate file.",
+        ),
+    )
     return StreamedSource(name, blocks, resolved, began)
 
 
@@ -293,10 +294,9 @@ def hub_files(name: str, revision: str | None, split: str | None, config: str | 
         chosen = [each for each in chosen if "train" in each.lower()] or chosen
     else:
         chosen = [each for each in chosen if _is_of(each, split)]
-    if not chosen:
-        parts = (("split", split), ("config", config))
-        where = "".join(f" for {part} '{value}'" for part, value in parts if value is not None)
-        raise UserError(f"{name}: no Parquet files or tars to stream{where}")
+    parts = (("split", split), ("config", config))
+    where = "".join(f" for {part} '{value}'" for part, value in parts if value is not None)
+    refuse((not chosen, f"{name}: no Parquet files or tars to stream{where}"))
     return [f"hf://datasets/{name}@{about.sha}/{each}" for each in chosen]
 
 

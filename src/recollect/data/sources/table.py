@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from recollect.core.content import content_hash, portable_hash, reads_whole
 from recollect.core.errors import UserError
 from recollect.core.types import ImageLike, Kind, Sample, Source
+from recollect.core.validation import refuse
 from recollect.data.sources.columns import Columns, text_reader
 from recollect.data.sources.images import BrokenImageError, decode
 
@@ -76,10 +77,11 @@ class TableSource(Source):
         where, columns = self.origin.where, self.columns
         assert columns.image is not None  # Columns.resolve saw to it
         image = self.table.data.column(columns.image).type
-        if not (_is_bytes(image) or is_text(image) or pa.types.is_struct(image)):
-            raise UserError(f"{where}: column '{columns.image}' holds {image}, not pictures")
-        if columns.id is not None and pc.count_distinct(self.table.data.column(columns.id)).as_py() < len(self.table):
-            raise UserError(f"{where}: column '{columns.id}' names some rows twice; ids must be unique")
+        other = not (_is_bytes(image) or is_text(image) or pa.types.is_struct(image))
+        refuse((other, f"{where}: column '{columns.image}' holds {image}, not pictures"))
+        if columns.id is not None:
+            count = pc.count_distinct(self.table.data.column(columns.id)).as_py()
+            refuse((count < len(self.table), f"{where}: column '{columns.id}' has duplicates; ids must be unique"))
         if not self.origin.anywhere and self.origin.base is not None:
             self._refuse_paths_elsewhere(self.origin.base)
 
@@ -280,10 +282,9 @@ class TableSource(Source):
         return decode(self._path(value, where) if isinstance(value, str) else value, where, needed=needed)
 
     def _path(self, text: str, where: str) -> Path:
-        if "://" in text:
-            raise BrokenImageError(f"{where}: an address on the web; fetch the picture first")
-        if self.origin.base is None and not Path(text).is_absolute():
-            raise BrokenImageError(f"{where}: a path, but the set has no folder it starts from")
+        url, loose = "://" in text, self.origin.base is None and not Path(text).is_absolute()
+        if url or loose:
+            raise BrokenImageError(f"{where}: a {'URL' if url else 'relative path'}. Download the picture first.")
         return (self.origin.base or Path()) / text
 
 

@@ -11,9 +11,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from recollect.core.errors import UserError
+from recollect.core.errors import user_errors
 from recollect.core.files import fresh_folder, read_json, write_json
 from recollect.core.seals import check_seal, sealed
+from recollect.core.validation import refuse
 from recollect.models.lora.layers import Adapters, named_sites
 
 _WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -64,37 +65,30 @@ def load_adapters(folder: str | Path, encoder: nn.Module) -> Adapters:
         UserError: no adapter there, not LoRA in its plain form, damaged, or made for another model.
     """
     folder = Path(folder)
-    if not (folder / CONFIG).exists():
-        raise UserError(f"{folder}: no {CONFIG} there. Name the folder of a PEFT adapter.")
+    refuse((not (folder / CONFIG).exists(), f"{folder}: contains no {CONFIG}. Name the folder of a PEFT adapter."))
     if (folder / ADAPTER_RECORD).exists():
         check_seal(read_json(folder / ADAPTER_RECORD), folder / ADAPTER_RECORD)
     config = read_json(folder / CONFIG)
     scale = _scale(config, folder)
-    try:
+    message = f"{folder}: {_WEIGHTS} is missing or damaged"
+    with user_errors(message, OSError, SafetensorError, then=". Copy the adapter again."):
         weights = load_file(folder / _WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder}: {_WEIGHTS} is missing or damaged ({error}). Copy the adapter again.") from None
     like = next(encoder.parameters())
     down, up = (_half(weights, half, like) for half in ("lora_A", "lora_B"))
-    if not down or down.keys() != up.keys() or len(weights) != 2 * len(down):
-        raise UserError(f"{folder}: {_WEIGHTS} holds other things than the A and B of LoRA. Export it again with PEFT.")
+    other = not down or down.keys() != up.keys() or len(weights) != 2 * len(down)
+    refuse((other, f"{folder}: {_WEIGHTS} holds other weights than LoRA's A and B. Export it again with PEFT."))
     adapters = Adapters(down, up, scale)
-    try:
-        named_sites(encoder, adapters)
-    except UserError as error:
-        raise UserError(f"{folder}: {error}") from None
+    named_sites(encoder, adapters, f"{folder}: ")
     return adapters
 
 
 def _scale(config: dict[str, Any], folder: Path) -> float:
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        found = config.get("peft_type") if isinstance(config, dict) else None
-        raise UserError(f"{folder}: a {found} adapter. Only LoRA adapters can be used here.")
+    kind = config.get("peft_type") if isinstance(config, dict) else None
+    refuse((kind != "LORA", f"{folder}: a {kind} adapter. Only LoRA adapters can be used."))
     used = [setting for setting in _OTHER_METHODS if config.get(setting)]
     if config.get("bias", "none") != "none":
         used.append("bias")
-    if used:
-        raise UserError(f"{folder}: a LoRA adapter with {', '.join(used)}, which cannot be used here. Use plain LoRA.")
+    refuse((used, f"{folder}: a LoRA adapter with {', '.join(used)}. Only plain LoRA can be used."))
     rank, alpha = int(config["r"]), float(config["lora_alpha"])
     return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
 
@@ -114,8 +108,7 @@ def check_peft() -> None:
     Raises:
         UserError: PEFT is not installed.
     """
-    if find_spec("peft") is None:
-        raise UserError("saving adapters needs PEFT: pip install 'recollect[adapters]'")
+    refuse((find_spec("peft") is None, "saving adapters needs PEFT: pip install 'recollect[adapters]'"))
 
 
 def _peft() -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from recollect.core.errors import UserError
 from recollect.core.seeding import torch_generator
+from recollect.core.validation import check_number, refuse
 
 # What transformers calls the linear layers of attention and MLP, across CLIP, SigLIP, ViT, Swin, BERT, DistilBERT.
 _LAYERS = frozenset(
@@ -44,8 +45,7 @@ class AdapterOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise UserError(f"rank {self.rank}: an adapter needs a rank of at least 1.")
+        check_number("rank", self.rank, least=1)
 
 
 @dataclass(frozen=True)
@@ -177,15 +177,15 @@ def merge_adapters(encoder: nn.Module, adapters: Adapters) -> None:
         layer.weight.addmm_(adapters.up[name], adapters.down[name], alpha=adapters.scale)
 
 
-def named_sites(encoder: nn.Module, adapters: Adapters) -> dict[str, nn.Linear]:
+def named_sites(encoder: nn.Module, adapters: Adapters, where: str = "") -> dict[str, nn.Linear]:
     layers = dict(transformers_model(encoder).named_modules())
     for name, down in adapters.down.items():
         layer = layers.get(name)
-        if not isinstance(layer, nn.Linear):
-            raise UserError(f"the adapter changes a layer {name}, which this model does not have. Use its own model.")
-        wanted, given = (layer.out_features, layer.in_features), (adapters.up[name].shape[-2], down.shape[-1])
-        if wanted != given:
-            raise UserError(f"the adapter of {name} is for a layer of {given} (outputs, inputs); the model's: {wanted}")
+        has = (layer.out_features, layer.in_features) if isinstance(layer, nn.Linear) else "no such layer"
+        wanted = (adapters.up[name].shape[-2], down.shape[-1])
+        refuse(
+            (has != wanted, f"{where}the adapter is for another model: {name} has {wanted} weights there, here {has}.")
+        )
     return {name: layers[name] for name in adapters.down}
 
 

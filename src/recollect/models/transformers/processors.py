@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import transformers
 
-from recollect.core.errors import UserError
+from recollect.core.validation import refuse
 from recollect.data.transforms import ImageTransform
 
 Setting = Callable[..., Any]
@@ -28,15 +28,13 @@ def transform_of(processor: Any, config: transformers.PreTrainedConfig, name: st
         value = getattr(processor, key, None)
         return default if value is None else value
 
-    if setting("do_rescale", True) is not True:
-        raise _unlike(name, "does not scale pixels to 0…1")
-    if setting("do_pad", False):
-        raise _unlike(name, "pads pictures")
+    _refuse(name, setting("do_rescale", True) is not True, "does not scale pixels to 0…1")
+    _refuse(name, setting("do_pad", False), "pads pictures")
     most, patch = int(setting("max_num_patches", 0)), int(setting("patch_size", 0))
     size, resized, fit = _size_and_fit(setting, config, name)
     resample = _RESAMPLE.get(int(setting("resample", 3)))
-    if resample is None:
-        raise _unlike(name, f"resizes with PIL's filter {int(setting('resample'))}")
+    _refuse(name, resample is None, f"resizes with PIL's filter {setting('resample')}")
+    assert resample is not None
     mean, std = _mean_and_std(setting)
     return ImageTransform(
         size=size, mean=mean, std=std, fit=fit, resample=resample, patch=patch * (most > 0), patches=most,
@@ -63,8 +61,7 @@ def _size_and_fit(
 ) -> tuple[int, int, Literal["crop", "squash", "patches"]]:
     """The side of the result, what a side of the picture becomes before it is cut out, and how."""
     if setting("max_num_patches"):  # NaFlex: a picture keeps its shape; a square one has this side
-        if not setting("do_resize", True):
-            raise _unlike(name, "does not resize pictures")
+        _refuse(name, not setting("do_resize", True), "does not resize pictures")
         side = math.isqrt(int(setting("max_num_patches"))) * int(setting("patch_size"))
         return side, side, "patches"
     if not setting("do_resize", True):
@@ -84,9 +81,11 @@ def _size_and_fit(
         return cut, shorter, "crop"
     if square is not None and crop is None:
         return square, square, "squash"
-    if square is not None and cut is not None and cut <= square:
-        return cut, square, "squash"
-    raise _unlike(name, f"resizes to {_plain(size)}" + (f" and crops {_plain(crop)}" if crop is not None else ""))
+    fits = square is not None and cut is not None and cut <= square
+    _refuse(name, not fits, f"resizes to {_plain(size)}" + (f" and crops {_plain(crop)}" if crop is not None else ""))
+    assert square is not None
+    assert cut is not None
+    return cut, square, "squash"
 
 
 def _square(size: Any) -> int | None:
@@ -109,10 +108,14 @@ def _three(value: Any) -> tuple[float, float, float]:
     return values if len(values) == 3 else (values[0],) * 3
 
 
-def _unlike(name: str, what: str) -> UserError:
-    return UserError(
-        f"{name}: its image processor {what}, which no transform here does. Transform the images with the processor "
-        "and embed the pixels with transformers, or edit preprocessor_config.json."
+def _refuse(name: str, unsupported: Any, what: str) -> None:
+    """Refuse an image processor that `ImageTransform` cannot reproduce."""
+    refuse(
+        (
+            unsupported,
+            f"{name}: its image processor {what}, which is not supported. Transform the images with the processor and "
+            "embed the pixels with transformers, or edit preprocessor_config.json.",
+        )
     )
 
 
