@@ -8,6 +8,7 @@ from PIL import Image
 
 from recollect.core.types import ImageLike
 
+_GPS, _LENS, _EXPOSURE, _APERTURE, _ISO, _FOCAL = 0x8825, 0xA434, 0x829A, 0x829D, 0x8827, 0x920A
 _EXIF, _ORIGINAL, _CHANGED, _MAKER, _MODEL = 0x8769, 0x9003, 0x0132, 0x010F, 0x0110
 _TIME = re.compile(r"(\d{4})[:-](\d\d)[:-](\d\d)[ T](\d\d):(\d\d):(\d\d)")
 
@@ -48,3 +49,28 @@ def _exif(encoded: bytes) -> tuple[str, str]:
     maker, model = (str(exif.get(tag) or "").strip("\0 ") for tag in (_MAKER, _MODEL))
     camera = model if model.lower().startswith(maker.lower()) else f"{maker} {model}"
     return taken, camera.strip()
+
+
+def exif_table(encoded: bytes) -> dict[str, str]:
+    """Lens, exposure, aperture, ISO, focal length and place of a photograph, as far as its file has them."""
+    try:
+        with Image.open(io.BytesIO(encoded)) as picture:
+            exif = picture.getexif()
+            inner, place = exif.get_ifd(_EXIF), exif.get_ifd(_GPS)
+        found = {"lens": str(inner.get(_LENS, "")).strip("\0 ")}
+        if exposure := float(inner.get(_EXPOSURE, 0)):
+            found["exposure"] = f"1/{1 / exposure:.0f} s" if exposure < 1 else f"{exposure:g} s"
+        if aperture := float(inner.get(_APERTURE, 0)):
+            found["aperture"] = f"f/{aperture:g}"
+        found["ISO"] = str(inner.get(_ISO, ""))
+        if focal := float(inner.get(_FOCAL, 0)):
+            found["focal length"] = f"{focal:g} mm"
+        if 2 in place and 4 in place:
+            found["place"] = f"{_degrees(place[2])}° {place.get(1, 'N')}, {_degrees(place[4])}° {place.get(3, 'E')}"
+    except Exception:  # as in `_exif`
+        return {}
+    return {name: value for name, value in found.items() if value}
+
+
+def _degrees(parts: tuple[float, float, float]) -> str:
+    return f"{sum(float(part) / 60**power for power, part in enumerate(parts)):.5f}"

@@ -2,27 +2,36 @@
 
 import csv
 import io
+import shutil
 from importlib.resources import files
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 import numpy as np
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import FileResponse, JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.background import BackgroundTask
 
 from recollect.classifiers.sheet import no_formula
 from recollect.core.errors import UserError
+from recollect.index import Picture
+from recollect.index.exif import exif_table
 from recollect.index.facets import FACETS
 from recollect.index.rows import plain
 from recollect.web.duplicates import KINDS
+from recollect.web.actions import file_manager, show_file
 from recollect.web.guard import Guard
+from recollect.web.library import FULL_SIDE, VIEW_SIDE
 from recollect.web.session import Ask, SearchTerm, Session
 
 STATIC = (
     "index.html",
     "style.css",
     "browse.css",
+    "viewer.css",
+    "select.js",
     "browse.js",
     "app.js",
     "address.js",
@@ -71,7 +80,7 @@ class ListBody(_Body):
     label: int | None = None
     show: Annotated[str, Field(max_length=410)] = "doubtful"
     start: Annotated[int, Field(ge=0)] = 0
-    count: Annotated[int, Field(ge=1, le=MOST_TILES)] = 60
+    count: Annotated[int, Field(ge=1, le=20_000)] = 60
     version: int | None = None
     revision: int | None = None
     arrange: Literal["score", "newest", "oldest", "name"] = "score"
@@ -84,7 +93,7 @@ class ListBody(_Body):
 
     def answer(self, session: Session) -> dict[str, Any]:
         """The list."""
-        return session.answer(self.ask(), self.start, self.count, self.version, self.revision)
+        return session.answer(self.ask(), self.start, min(self.count, MOST_TILES), self.version, self.revision)
 
 
 class LabelBody(_Body):
@@ -100,6 +109,46 @@ class MarkBody(_Body):
     ids: Annotated[list[_Id], Field(min_length=1, max_length=1000)]
     mark: Literal[-1, 0, 1]
     listing: ListBody | None = None
+
+
+class PicturesBody(_Body):
+    """Some pictures: by id, or the first of a list."""
+
+    ids: Annotated[list[_Id], Field(max_length=20_000)] = []
+    of: ListBody | None = None
+    first: Annotated[int, Field(ge=1)] | None = None
+
+    def chosen(self, session: Session) -> list[str]:
+        """Their ids.
+
+        Raises:
+            UserError: none.
+        """
+        ids = self.ids
+        if self.of is not None:
+            ids = session.ids(self.of.ask(), 0, self.first, self.of.version, self.of.revision)
+        if not ids:
+            raise UserError("no pictures are selected")
+        return ids
+
+
+class MarkManyBody(PicturesBody):
+    """One mark for some pictures."""
+
+    mark: Literal[-1, 0, 1]
+
+
+class ActBody(PicturesBody):
+    """What to do with some pictures; see `Actions.act`."""
+
+    kind: Literal["copy", "move", "remove", "delete"]
+    folder: Annotated[str, Field(max_length=4096)] = ""
+
+
+class ExportBody(PicturesBody):
+    """Which file to write about some pictures."""
+
+    kind: Literal["csv", "parquet", "coco"]
 
 
 class SaveBody(_Body):
@@ -132,6 +181,7 @@ def create_app(session: Session, hosts: frozenset[str], token: str | None = None
     _duplicates(app, session)
     _labelling(app, session)
     _saving(app, session)
+    _selecting(app, session)
     return Guard(app, hosts, token)
 
 
@@ -197,6 +247,11 @@ def _listing(app: FastAPI, session: Session) -> None:
         found = session.ask(lambda: session.shapes(body.ask(), body.version, body.revision))
         return Response(found, media_type="application/octet-stream")
 
+    @app.post("/api/ids")
+    def ids(body: ListBody) -> dict[str, Any]:
+        end = body.start + body.count
+        return {"ids": session.ask(lambda: session.ids(body.ask(), body.start, end, body.version, body.revision))}
+
     @app.get("/api/facets")
     def facets(
         where: _Filter = None, names: Annotated[str, Query(max_length=200)] = ",".join(FACETS)
@@ -218,8 +273,21 @@ def _looking(app: FastAPI, session: Session) -> None:
         return _picture(lambda: session.library.thumbnail(id))
 
     @app.get("/api/pictures/{id:path}")
-    def picture(id: str) -> Response:
-        return _picture(lambda: session.library.picture(id))
+    def picture(id: str, full: bool = False) -> Response:
+        return _picture(lambda: session.library.picture(id, FULL_SIDE if full else VIEW_SIDE))
+
+    @app.get("/api/originals/{id:path}")
+    def original(id: str) -> Response:
+        name, data = session.library.original(id)
+        return _download(data, "application/octet-stream", name)
+
+    @app.post("/api/show/{id:path}")
+    def show(id: str) -> dict[str, Any]:
+        (found,) = session.library.index.pictures([id])
+        if not session.local or found.path is None:
+            raise UserError("files can be shown only on the machine that serves the page")
+        show_file(found.path)
+        return {}
 
     @app.get("/api/items/{id:path}")
     def item(id: str) -> dict[str, Any]:
@@ -232,8 +300,17 @@ def _looking(app: FastAPI, session: Session) -> None:
             "files": [file.path or f"{file.source}: {file.key}" for file in found.files],
             "labels": [*found.labels, *session.labels.labels_of(id)],
             "facts": facts,
+            "exif": _exif(found),
+            "can_show": session.local and found.path is not None and file_manager() is not None,
             "metadata": plain(dict(found.metadata)),
         }
+
+
+def _exif(picture: Picture) -> dict[str, str]:
+    try:
+        return exif_table(picture.encoded() or b"")
+    except (UserError, OSError):  # its file is gone
+        return {}
 
 
 def _picture(make: Any) -> Response:
@@ -369,6 +446,40 @@ def _saving(app: FastAPI, session: Session) -> None:
         return _download(data, "application/vnd.apache.parquet", "labels.parquet")
 
 
+def _selecting(app: FastAPI, session: Session) -> None:
+    actions = session.actions
+
+    @app.post("/api/selection/marks/{key}")
+    def mark(key: int, body: MarkManyBody) -> dict[str, Any]:
+        session.teacher.mark(key, body.chosen(session), body.mark)
+        return {"revision": session.labels.revision}
+
+    @app.post("/api/selection/plan")
+    def plan(body: PicturesBody) -> dict[str, Any]:
+        return actions.plan(body.chosen(session))
+
+    @app.post("/api/selection/act")
+    def act(body: ActBody) -> dict[str, Any]:
+        done = actions.act(body.kind, body.chosen(session), body.folder)
+        session.library.refresh()
+        return done
+
+    @app.post("/api/selection/undo")
+    def undo() -> dict[str, Any]:
+        undone = actions.undo()
+        session.library.refresh()
+        return {"undone": undone}
+
+    @app.post("/api/selection/export")
+    def export(body: ExportBody) -> Response:
+        ending = ".json" if body.kind == "coco" else f".{body.kind}"
+        file = actions.export(body.chosen(session), ending)
+        return FileResponse(file, background=BackgroundTask(shutil.rmtree, file.parent))
+
+
 def _download(data: bytes, kind: str, name: str) -> Response:
-    headers = {"content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"}
+    headers = {
+        "content-disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}",
+        "cache-control": "no-store",
+    }
     return Response(data, media_type=kind, headers=headers)

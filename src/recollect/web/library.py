@@ -14,11 +14,14 @@ import numpy as np
 from jaxtyping import Float32, Int64, UInt8
 from PIL import Image
 
+from recollect.core.errors import UserError
 from recollect.index import Index, Picture
 from recollect.index.facets import aspect_ratios
 
 THUMB_SIDE = 256
 VIEW_SIDE = 1600
+FULL_SIDE = 8192
+"""Longer side of a picture that is zoomed in."""
 
 _CACHE_BYTES = 128 * 2**20
 _CHECK_EVERY = 0.3  # seconds between two looks for changes by other processes
@@ -143,6 +146,20 @@ class Library:
             UserError: there is no such picture, or its file is gone, changed or damaged.
         """
         return self._thumbnails.get(id)
+
+    def original(self, id: str) -> tuple[str, bytes]:
+        """The name and the bytes of a picture's own file, or of the picture that the index stores.
+
+        Raises:
+            UserError: there is no such picture, or its file is gone.
+        """
+        (picture,) = self.index.pictures([id])
+        if picture.path is not None and picture.path.is_file():
+            return picture.path.name, picture.path.read_bytes()
+        data = picture.encoded()
+        if data is None:
+            raise UserError(f"{picture.where}: the index stores no picture for it")
+        return (Path(picture.files[0].key).name if picture.files else id), data
 
     def picture(self, id: str, side: int = VIEW_SIDE) -> bytes:
         """A JPEG of a picture no larger than ``side``.

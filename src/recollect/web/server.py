@@ -70,6 +70,7 @@ class Page:
         except BaseException:
             self.listening.close()
             raise
+        self.session.local = host in LOOPBACK
         hosts = frozenset(LOOPBACK) if host in LOOPBACK else frozenset[str]()
         app = create_app(self.session, hosts, token)
         self.listening.listen(128)  # so that a browser that opens the address now is answered

@@ -121,6 +121,7 @@ class Session:
         self._layout: tuple[int, Layout] | None = None
         self._cut: tuple[int, CutOff | None] | None = None
         self._preparing = threading.Lock()
+        self.local = False  # whether only this machine can open the page
         self.progress: Callable[[], dict[str, Any] | None] | None = None
 
     def ask(self, question: Callable[[], Answer]) -> Answer:
@@ -174,6 +175,10 @@ class Session:
         """A byte for the aspect ratio of each picture of a list (see `View.shapes`)."""
         view, _, _, listing = self._listing(ask, version, revision, None)
         return view.shapes_of(listing.ids)
+
+    def ids(self, ask: Ask, start: int, end: int | None, version: int | None, revision: int | None) -> list[str]:
+        """Ids of a list from a place to another, or to its end."""
+        return list(self._listing(ask, version, revision, end)[3].ids[start:end])
 
     def _listing(
         self, ask: Ask, version: int | None, revision: int | None, end: int | None

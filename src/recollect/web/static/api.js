@@ -10,6 +10,7 @@ async function call(method, path, body, type = "application/json") {
   } catch {
     throw new Error(t("server.gone"));
   }
+  if (answer.ok && answer.headers.get("content-disposition")) return answer.blob();
   if (answer.ok && answer.headers.get("content-type") === "application/octet-stream") return new Uint8Array(await answer.arrayBuffer());
   let value = {};
   try { value = await answer.json(); } catch { /* an answer without JSON is an error below */ }
@@ -28,6 +29,13 @@ export const api = {
   list: (ask) => call("POST", "/api/list", { count: PAGE, ...ask }),
   shapes: (ask) => call("POST", "/api/shapes", ask),
   facets: (names, where) => call("GET", `/api/facets?names=${names.join(",")}${only(where, "&")}`),
+  ids: (ask) => call("POST", "/api/ids", ask),
+  markAll: (key, chosen) => call("POST", `/api/selection/marks/${key}`, chosen),
+  plan: (chosen) => call("POST", "/api/selection/plan", chosen),
+  act: (what) => call("POST", "/api/selection/act", what),
+  exported: (what) => call("POST", "/api/selection/export", what),
+  undoAction: () => call("POST", "/api/selection/undo"),
+  showFile: (id) => call("POST", `/api/show/${encodeURIComponent(id)}`),
   upload: (file) => call("POST", "/api/pictures", file, file.type || "application/octet-stream"),
   item: (id) => call("GET", `/api/items/${encodeURIComponent(id)}`),
   classes: () => call("GET", "/api/classes"),
@@ -47,7 +55,8 @@ export const api = {
 };
 
 export const thumb = (id) => `/api/thumbs/${encodeURIComponent(id)}`;
-export const picture = (id) => `/api/pictures/${encodeURIComponent(id)}`;
+export const picture = (id, full) => `/api/pictures/${encodeURIComponent(id)}${full ? "?full=1" : ""}`;
+export const original = (id) => `/api/originals/${encodeURIComponent(id)}`;
 export const named = (tile) => tile.caption || tile.name || tile.id;
 
 export function element(kind, className, text) {
@@ -79,6 +88,14 @@ export function notice(text) {
   place.hidden = false;
   clearTimeout(hide);
   hide = setTimeout(() => { place.hidden = true; }, 6000);
+}
+
+// a notice with a button that does something
+export function offer(text, label, act) {
+  notice(`${text} `);
+  const button = element("button", "", label);
+  button.addEventListener("click", () => { document.getElementById("notice").hidden = true; act(); });
+  document.getElementById("notice").append(button);
 }
 
 export const guarded = (action) => async (...given) => {

@@ -7,10 +7,12 @@ import { Duplicates } from "./duplicates.js";
 import { Grid } from "./grid.js";
 import { PictureMap } from "./map.js";
 import { Episode, SearchBox } from "./search.js";
+import { Selection } from "./select.js";
 import { Sorted } from "./sorted.js";
 import { percent, t, translate } from "./strings.js";
 import { Viewer } from "./viewer.js";
 
+const FAVORITES = "Favorites"; // a label like any other, so that filters and exports know it
 const get = (id) => document.getElementById(id);
 const kept = (name) => { try { return localStorage.getItem(`recollect.${name}`); } catch { return null; } }; // storage may be blocked
 const keep = (name, value) => { try { localStorage.setItem(`recollect.${name}`, value); } catch { /* for this visit only */ } };
@@ -31,7 +33,7 @@ function begin(waiting) { // starts a question; returns whether it is still the 
   return () => mine === turn;
 }
 
-const viewer = new Viewer(guarded((tile, weight) => search.like(tile, weight)), beside, guarded(stepped));
+const viewer = new Viewer(guarded((tile, weight) => search.like(tile, weight)), beside, guarded(stepped), { labels: () => classes.list, mark: guarded(labelled) });
 const look = guarded(async (tile) => {
   if (!tile) return;
   const opened = viewer.dialog.open, shown = viewer.open(tile);
@@ -41,8 +43,9 @@ const look = guarded(async (tile) => {
 viewer.dialog.addEventListener("close", () => { // the address follows, whoever closed it
   const rest = address.base(location.search);
   if (new URLSearchParams(location.search).has("open")) history.replaceState(null, "", rest ? `?${rest}` : location.pathname);
+  if (viewer.marked) { viewer.marked = false; guarded(changed)(); }
 });
-const grid = new Grid(get("grid"), { open: look, mark: guarded(clicked), pick: () => false, picked: () => false });
+const grid = new Grid(get("grid"), { open: look, mark: guarded(clicked), pick: (...click) => selection.pick(...click), picked: (id) => selection.has(id) });
 const timeline = new Timeline(grid);
 const map = new PictureMap(get("map"), look);
 const duplicates = new Duplicates(get("duplicates"), { where, look, changed: () => renew() });
@@ -152,6 +155,32 @@ const classes = new Classes(begin, (answer, mode, ask, options) => {
   const none = ["next", "clicked"].includes(mode);
   present({ answer, ask, said: (found) => timed(found, t(found.total || !none ? `status.${mode}` : `status.${mode}.none`, { n: found.total })) }, options);
 }, guarded(changed), where);
+
+const selection = new Selection({ classes, changed: async () => { await changed(); await renew(); } });
+selection.attach(grid);
+
+// a mark given in the viewer: the list behind it changes when the viewer closes
+async function labelled(tile, mark, key) {
+  if (key === null) { notice(t("labels.choose")); return; }
+  await api.mark(key, [tile.id], mark);
+  const { name } = classes.list.find((each) => each.class === key);
+  viewer.marked = true;
+  if (mark > 0) notice(t("labels.marked", { label: name, name: named(tile) }));
+  await Promise.all([classes.load(), viewer.load()]);
+}
+
+// the label Favorites, made when it is first used
+const favorite = guarded(async (tile) => {
+  if (!tile) return;
+  let found = classes.list.find(({ name }) => name === FAVORITES);
+  if (!found) { await api.create(FAVORITES, ""); await classes.load(); found = classes.list.find(({ name }) => name === FAVORITES); }
+  const { labels } = await api.item(tile.id), on = labels.includes(FAVORITES);
+  if (viewer.dialog.open) { await labelled(tile, on ? 0 : 1, found.class); return; }
+  await api.mark(found.class, [tile.id], on ? 0 : 1);
+  await classes.load();
+  notice(t(on ? "favorite.off" : "favorite.on", { name: named(tile) }));
+});
+get("favorite").addEventListener("click", () => favorite(viewer.tile));
 
 const episode = new Episode(look);
 const sorted = new Sorted(begin, (answer, ask, options) => {
@@ -304,12 +333,13 @@ const moves = { ArrowLeft: () => grid.focus - 1, ArrowRight: () => grid.focus + 
 
 document.addEventListener("keydown", (event) => {
   const { key } = event;
-  if (get("viewer").open && { ArrowLeft: 1, ArrowRight: 1 }[key]) { stepped(key === "ArrowLeft" ? -1 : 1); return; }
+  if (viewer.dialog.open && !document.querySelector("dialog.question")) { viewed(event); return; }
   if (event.target.matches("input:not([type=range], [type=checkbox]), select, canvas") || document.querySelector("dialog[open]") || get("grid").hidden) {
     if (key === "Escape") event.target.blur();
     return;
   }
   if ((event.ctrlKey || event.metaKey) && key.toLowerCase() === "z") { event.preventDefault(); if (event.shiftKey) classes.redo(); else classes.undo(); return; }
+  if ((event.ctrlKey || event.metaKey) && key.toLowerCase() === "a") { event.preventDefault(); selection.all(); return; }
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.target.matches("button, a, summary, [role=button]") && (key === " " || key === "Enter")) return;
   if (moves[key]) grid.move(moves[key]());
@@ -318,11 +348,28 @@ document.addEventListener("keydown", (event) => {
   else if (key === "u") classes.undo();
   else if (key === "r") classes.redo();
   else if (key === "Enter") look(grid.current);
+  else if (key === "f") favorite(grid.current);
+  else if (key === "s") selection.toggle(grid.focus);
+  else if (key === "Escape") selection.clear();
   else if (key === "/") get("words").focus();
   else if (/^[1-9]$/.test(key) && classes.list[key - 1]) clickedByKey(1, classes.list[key - 1].class);
   else return;
   event.preventDefault();
 });
+
+// keys while a picture is open
+function viewed(event) {
+  const { key, target } = event;
+  if (event.ctrlKey || event.metaKey || event.altKey || target.matches("input")) return;
+  if (key === "ArrowLeft" || key === "ArrowRight") stepped(key === "ArrowLeft" ? -1 : 1);
+  else if ((key === " " || key === "Enter") && target.matches("button, a")) return;
+  else if (key === " " || key === "x") guarded(labelled)(viewer.tile, key === "x" ? -1 : 1, classes.active);
+  else if (/^[1-9]$/.test(key) && classes.list[key - 1]) guarded(labelled)(viewer.tile, 1, classes.list[key - 1].class);
+  else if (key === "f") favorite(viewer.tile);
+  else if (key === "u") classes.undo();
+  else if (!viewer.key(key)) return;
+  event.preventDefault();
+}
 
 // does nothing for a picture that is not shown yet: nobody can have judged it
 const clickedByKey = guarded((mark, key) => clicked(grid.current, mark, key));
