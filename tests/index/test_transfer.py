@@ -1,4 +1,4 @@
-"""Files of pictures are copied and moved whole or not at all, and never over another file."""
+"""Files of pictures are copied, moved and deleted whole or not at all, never over another file, and can come back."""
 
 import errno
 import os
@@ -7,7 +7,82 @@ from pathlib import Path
 
 import pytest
 
-from recollect.index.transfer import move_file
+from colours import COLOURS, ColourEncoder, shade
+from pictures import encoded
+from recollect.core.errors import UserError
+from recollect.index import Index
+from recollect.index.transfer import TRASH, copy_pictures, move_back, move_file, move_pictures
+
+
+@pytest.fixture
+def album(tmp_path):
+    """Six pictures in two folders, with the same names in both, one of them twice."""
+    for number, name in enumerate(("a", "b", "c")):
+        for place in ("one", "two's 100% ü"):
+            file = tmp_path / "photos" / place / f"{name}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            colour = COLOURS[list(COLOURS)[number]]
+            file.write_bytes(encoded(shade(colour, number + (100 if place == "one" else 0))))
+    twin = tmp_path / "photos/twin.png"
+    twin.write_bytes((tmp_path / "photos/one/a.png").read_bytes())
+    return Index.build(tmp_path / "photos", ColourEncoder(), out=tmp_path / "index")
+
+
+def contents(folder):
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def test_copies_are_whole_and_never_replace_a_file(album, tmp_path):
+    before, out = contents(tmp_path / "photos"), tmp_path / "out"
+    out.mkdir()
+    (out / "a.png").write_bytes(b"mine")
+    done = copy_pictures(album, album.ids, out)
+    assert done.pictures == 6
+    assert (out / "a.png").read_bytes() == b"mine"
+    assert sorted(each.name for each in out.iterdir()) == [
+        "a (2).png", "a (3).png", "a.png", "b (2).png", "b.png", "c (2).png", "c.png",
+    ]  # fmt: skip
+    assert {data for name, data in contents(out).items() if name != "a.png"} == set(before.values())
+    assert contents(tmp_path / "photos") == before
+
+
+def test_moved_files_are_found_by_the_index_and_move_back(album, tmp_path):
+    before = contents(tmp_path / "photos")
+    done = move_pictures(album, album.ids, tmp_path / "out")
+    assert (done.pictures, len(done.files)) == (6, 7)
+    assert contents(tmp_path / "photos") == {}
+    assert set(contents(tmp_path / "out").values()) == set(before.values())
+    for picture in Index.open(tmp_path / "index").pictures(album.ids):
+        assert picture.path.parent == tmp_path / "out"
+        picture.open()
+    assert move_back(album, album.ids, done.files) == 7
+    assert contents(tmp_path / "photos") == before
+    album.add(tmp_path / "photos")
+    assert len(album) == 6
+
+
+def test_deleted_files_wait_in_a_hidden_folder_that_no_source_reads(album, tmp_path):
+    ids = album.ids[:2]
+    done = move_pictures(album, ids, None)
+    assert all(new.startswith(str(tmp_path / "photos" / TRASH)) for _, new in done.files)
+    album.remove(ids)
+    album.add(tmp_path / "photos")
+    assert len(album) == 4
+    move_back(album, ids, done.files)
+    album.restore(ids)
+    album.add(tmp_path / "photos")
+    assert len(album) == 6
+
+
+def test_a_file_that_is_gone_is_reported_and_the_others_go_on(album, tmp_path):
+    (tmp_path / "photos/one/b.png").unlink()
+    done = copy_pictures(album, album.ids, tmp_path / "out")
+    assert (done.pictures, len(done.missing)) == (5, 1)
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(album, tmp_path):
+    with pytest.raises(UserError, match="cannot be written to"):
+        copy_pictures(album, album.ids, tmp_path / "photos/one/a.png/below a file")
 
 
 def test_a_taken_name_gets_a_number(tmp_path):

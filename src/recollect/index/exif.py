@@ -2,7 +2,9 @@
 
 import io
 import re
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from PIL import Image
 
@@ -53,23 +55,28 @@ def _exif(encoded: bytes) -> tuple[str, str]:
 
 def exif_table(encoded: bytes) -> dict[str, str]:
     """Lens, exposure, aperture, ISO, focal length and place of a photograph, as far as its file has them."""
-    try:
+    found: dict[str, str] = {}
+    with suppress(Exception):  # as in `_exif`
         with Image.open(io.BytesIO(encoded)) as picture:
             exif = picture.getexif()
             inner, place = exif.get_ifd(_EXIF), exif.get_ifd(_GPS)
-        found = {"lens": str(inner.get(_LENS, "")).strip("\0 ")}
-        if exposure := float(inner.get(_EXPOSURE, 0)):
+        found |= {"lens": str(inner.get(_LENS, "")).strip("\0 "), "ISO": str(inner.get(_ISO, ""))}
+        if exposure := _number(inner.get(_EXPOSURE)):
             found["exposure"] = f"1/{1 / exposure:.0f} s" if exposure < 1 else f"{exposure:g} s"
-        if aperture := float(inner.get(_APERTURE, 0)):
+        if aperture := _number(inner.get(_APERTURE)):
             found["aperture"] = f"f/{aperture:g}"
-        found["ISO"] = str(inner.get(_ISO, ""))
-        if focal := float(inner.get(_FOCAL, 0)):
+        if focal := _number(inner.get(_FOCAL)):
             found["focal length"] = f"{focal:g} mm"
-        if 2 in place and 4 in place:
-            found["place"] = f"{_degrees(place[2])}° {place.get(1, 'N')}, {_degrees(place[4])}° {place.get(3, 'E')}"
-    except Exception:  # as in `_exif`
-        return {}
+        found["place"] = f"{_degrees(place[2])}° {place.get(1, 'N')}, {_degrees(place[4])}° {place.get(3, 'E')}"
     return {name: value for name, value in found.items() if value}
+
+
+def _number(value: Any) -> float:
+    """A value of EXIF; 0 where there is none, or not a number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, ZeroDivisionError):
+        return 0.0
 
 
 def _degrees(parts: tuple[float, float, float]) -> str:

@@ -1,0 +1,219 @@
+"""The viewer, and what can be done with selected pictures, in a real browser with files on disk."""
+
+import csv
+import io
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+from browsing import WIDTHS, Tab
+from colours import COLOURS, ColourEncoder, shade
+from pages import start
+from pictures import encoded
+from recollect.index import Index
+
+NUMBER = 24
+
+
+@pytest.fixture
+def album(tmp_path):
+    """The page of two dozen pictures in a folder with an odd name."""
+    names, folder = list(COLOURS), tmp_path / "photos/Ärger #1 100% 😀"
+    folder.mkdir(parents=True)
+    for number in range(NUMBER):
+        (folder / f"{names[number % 3]} {number:02d}'s.png").write_bytes(
+            encoded(shade(COLOURS[names[number % 3]], number))
+        )
+    Index.build(tmp_path / "photos", ColourEncoder(), out=tmp_path / "index", model_name="colours")
+    running, stop = start(tmp_path / "index")
+    running.session.local = True
+    yield running
+    stop()
+
+
+def photos(album):
+    return sorted(each.name for each in (album.folder.parent / "photos").rglob("*.png"))
+
+
+def selected(tab, number):
+    tab.wait("n => document.querySelector('#selected-count').textContent === n + ' selected'", number)
+
+
+def names_of(tab):
+    return tab.captions(NUMBER)
+
+
+def test_clicks_ranges_rectangles_and_all(browser, album):
+    tab = Tab(browser, album)
+    tab.tab.hover(".tile:not([hidden]) >> nth=0")
+    tab.tab.click(".tile.focus .check")
+    selected(tab, 1)
+    tiles = tab.tab.locator(".tile:not([hidden]) img")
+    tiles.nth(4).click(modifiers=["Shift"])
+    selected(tab, 5)
+    tiles.nth(2).click(modifiers=["Control"])
+    selected(tab, 4)
+    tiles.nth(2).click()  # while some are selected, a click selects as well
+    selected(tab, 5)
+    assert not tab.tab.is_visible("#viewer")
+    tab.tab.keyboard.press("Escape")
+    assert not tab.tab.is_visible("#selected")
+    first, last = tiles.nth(0).bounding_box(), tiles.nth(1).bounding_box()
+    tab.tab.mouse.move(first["x"] + 10, first["y"] + 10)
+    tab.tab.mouse.down()
+    tab.tab.mouse.move(last["x"] + 20, last["y"] + 30, steps=6)
+    tab.tab.mouse.up()
+    selected(tab, 2)
+    assert not tab.tab.is_visible("#viewer"), "a rectangle opens nothing"
+    tab.tab.keyboard.press("Control+a")
+    selected(tab, NUMBER)
+    tab.tab.click("#select-none")
+    tiles.nth(0).click()
+    tab.tab.wait_for_selector("#viewer[open]")
+    tab.clean()
+
+
+def test_search_filter_viewer_label_select_and_export(browser, album):
+    """The journey of a person who looks for red pictures and takes them elsewhere."""
+    tab = Tab(browser, album)
+    tab.search("red")
+    tab.shows("red")
+    tab.filter("path like '%red%'")
+    tab.wait("document.querySelector('#status').textContent.startsWith('8 pictures')")
+    tab.tab.click(".tile.focus img")
+    tab.tab.wait_for_selector("#viewer[open]")
+    tab.tab.keyboard.press("f")
+    tab.wait("[...document.querySelectorAll('#view-labels .chosen')].some(each => each.textContent === 'Favorites')")
+    tab.tab.keyboard.press("ArrowRight")
+    tab.tab.keyboard.press("Escape")
+    tab.wait("!document.querySelector('#viewer').open")
+    tab.tab.keyboard.press("Control+a")
+    selected(tab, 8)
+    tab.tab.select_option("#selected-label", "new")
+    tab.tab.fill(".question input", "warm")
+    tab.tab.click(".question .main")
+    tab.wait("document.querySelector('#notice').textContent.includes('8 pictures labeled warm')")
+    (warm,) = [each for each in album.call("/api/classes")[1]["classes"] if each["name"] == "warm"]
+    assert (warm["yes"], warm["no"]) == (8, 0)
+    tab.tab.keyboard.press("Control+a")
+    read = {
+        "csv": lambda data: [json.loads(row["labels"]) for row in csv.DictReader(io.StringIO(data.decode()))],
+        "parquet": lambda data: pq.read_table(io.BytesIO(data))["labels"].to_pylist(),
+        "coco": lambda data: [["warm", each["file_name"]] for each in json.loads(data)["images"]],
+    }
+    for kind, labels in read.items():
+        with tab.tab.expect_download() as download:
+            tab.tab.select_option("#selected-export", kind)
+        with open(download.value.path(), "rb") as file:
+            found = labels(file.read())
+        assert len(found) == 8
+        assert all("warm" in each for each in found)
+    tab.tab.click("#selected-copy")
+    out = album.folder.parent / "new folder/out"
+    tab.tab.fill(".question input", str(out))
+    tab.tab.click(".question .main")
+    tab.wait("document.querySelector('#notice').textContent.includes('8 pictures copied')")
+    assert len(list(out.glob("red*.png"))) == 8
+    tab.tab.click("#notice button")
+    tab.wait("document.querySelector('#notice').textContent.includes('Undone')")
+    assert list(out.iterdir()) == []
+    tab.clean()
+
+
+def test_removing_and_deleting_ask_and_can_be_undone(browser, album):
+    before = photos(album)
+    tab = Tab(browser, album)
+    tab.tab.keyboard.press("s")
+    selected(tab, 1)
+    tab.tab.click("#selected-remove")
+    tab.tab.click(".question .main")
+    tab.wait("document.querySelector('#status').textContent.startsWith('23 pictures')")
+    assert photos(album) == before
+    tab.tab.click("#notice button")
+    tab.wait("document.querySelector('#status').textContent.startsWith('24 pictures')")
+    tab.tab.keyboard.press("Control+a")
+    tab.tab.click("#selected-delete")
+    tab.tab.click(".question .main")
+    tab.wait("document.querySelector('.question .folders')?.textContent.includes('Ärger #1 100% 😀: 24')")
+    tab.tab.click(".question button:not(.main)")
+    assert photos(album) == before, "nothing happens before the second question is answered"
+    tab.tab.keyboard.press("Escape")
+    tab.tab.keyboard.press("s")
+    selected(tab, 1)
+    tab.tab.click("#selected-delete")
+    tab.tab.click(".question .main")
+    tab.tab.click(".question .main:has-text('Delete 1 file')")
+    tab.wait("document.querySelector('#status').textContent.startsWith('23 pictures')")
+    folder = album.folder.parent / "photos"
+    assert len(list(folder.glob("Ä*/*.png"))) == 23
+    assert len(list(folder.glob(".recollect-trash/*.png"))) == 1
+    tab.tab.click("#notice button")
+    tab.wait("document.querySelector('#status').textContent.startsWith('24 pictures')")
+    assert photos(album) == before
+    tab.tab.keyboard.press("Control+a")
+    tab.tab.click("#selected-move")
+    tab.tab.fill(".question input", str(album.folder.parent / "moved"))
+    tab.tab.click(".question .main")
+    tab.wait("document.querySelector('#notice').textContent.includes('24 pictures moved')")
+    assert len(list((album.folder.parent / "moved").iterdir())) == NUMBER
+    tab.tab.reload()
+    tab.wait("document.querySelector('.tile.focus img')?.naturalWidth > 0")
+    tab.clean()
+
+
+@pytest.mark.parametrize("size", WIDTHS)
+def test_the_viewer_zooms_pans_steps_and_closes_in_three_ways(browser, album, size):
+    tab = Tab(browser, album, size)
+    opens = lambda: (tab.tab.click(".tile.focus img"), tab.tab.wait_for_selector("#viewer[open]"))  # noqa: E731
+    opens()
+    tab.wait("document.querySelector('#view').naturalWidth > 0")
+    closed = "!document.querySelector('#viewer').open"
+    box = tab.tab.locator("#view-stage").bounding_box()
+    middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    zoom = "Number(/scale\\(([\\d.]+)\\)/.exec(document.querySelector('#view').style.transform)?.[1] ?? 1)"
+    tab.tab.mouse.move(*middle)
+    tab.tab.mouse.wheel(0, -600)
+    tab.wait(f"{zoom} > 2")
+    tab.tab.keyboard.press("0")
+    tab.wait(f"{zoom} === 1")
+    tab.tab.mouse.dblclick(*middle)
+    tab.wait(f"{zoom} > 2")
+    before = tab.tab.evaluate("document.querySelector('#view').style.transform")
+    for _ in range(6):
+        tab.tab.keyboard.press("+")
+    tab.tab.mouse.down()
+    tab.tab.mouse.move(middle[0] + 40, middle[1] + 30, steps=4)
+    tab.tab.mouse.up()
+    assert tab.tab.evaluate("document.querySelector('#view').style.transform") != before
+    assert not tab.tab.evaluate(closed), "dragging is no click"
+    shown = tab.tab.get_attribute("#view", "src")
+    tab.tab.keyboard.press("ArrowRight")
+    tab.wait("shown => !document.querySelector('#view').src.endsWith(shown)", shown)
+    assert tab.tab.evaluate(zoom) == 1
+    tab.tab.keyboard.press("Escape")
+    tab.wait(closed)
+    opens()
+    tab.tab.go_back()
+    tab.wait(closed)
+    opens()
+    tab.wait("document.querySelector('#view').naturalWidth > 0")
+    tab.tab.mouse.click(box["x"] + 3, box["y"] + box["height"] - 3)  # outside of the picture
+    tab.wait(closed)
+    tab.clean()
+
+
+def test_the_viewer_knows_the_file_and_downloads_it(browser, album):
+    tab = Tab(browser, album)
+    name = tab.captions(1)[0]
+    tab.tab.click(".tile.focus img")
+    tab.wait("name => document.querySelector('#view-about').textContent.includes(name)", name)
+    with tab.tab.expect_download() as download:
+        tab.tab.click("#download")
+    assert download.value.suggested_filename == name
+    (file,) = (album.folder.parent / "photos").rglob(name)
+    with open(download.value.path(), "rb") as data:
+        assert data.read() == file.read_bytes()
+    tab.tab.click("#more")
+    tab.wait("document.querySelector('.term img')")
+    tab.clean()
