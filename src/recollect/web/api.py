@@ -474,7 +474,7 @@ def _selecting(app: FastAPI, session: Session) -> None:
     def export(body: ExportBody) -> Response:
         ending = ".json" if body.kind == "coco" else f".{body.kind}"
         file = actions.export(body.chosen(session), ending)
-        return FileResponse(file, background=BackgroundTask(shutil.rmtree, file.parent))
+        return FileResponse(file, filename=file.name, background=BackgroundTask(shutil.rmtree, file.parent))
 
 
 def _download(data: bytes, kind: str, name: str) -> Response:
