@@ -20,8 +20,8 @@ from recollect.index import Picture
 from recollect.index.exif import exif_table
 from recollect.index.facets import FACETS
 from recollect.index.rows import plain
-from recollect.web.duplicates import KINDS
 from recollect.web.actions import file_manager, show_file
+from recollect.web.duplicates import KINDS
 from recollect.web.guard import Guard
 from recollect.web.library import FULL_SIDE, VIEW_SIDE
 from recollect.web.session import Ask, SearchTerm, Session
@@ -364,12 +364,6 @@ def _duplicates(app: FastAPI, session: Session) -> None:
         done = session.actions.set_aside(body.ids, body.files, body.folder)
         session.library.refresh()
         return done
-
-    @app.post("/api/duplicates/undo")
-    def undo() -> dict[str, Any]:
-        undone = session.actions.undo()
-        session.library.refresh()
-        return {"undone": undone}
 
 
 def _labelling(app: FastAPI, session: Session) -> None:

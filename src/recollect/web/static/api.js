@@ -51,7 +51,6 @@ export const api = {
   findDuplicates: () => call("POST", "/api/duplicates"),
   stopDuplicates: () => call("DELETE", "/api/duplicates"),
   resolveDuplicates: (what) => call("POST", "/api/duplicates/resolve", what),
-  undoDuplicates: () => call("POST", "/api/duplicates/undo"),
 };
 
 export const thumb = (id) => `/api/thumbs/${encodeURIComponent(id)}`;

@@ -183,7 +183,7 @@ export class Duplicates {
   }
 
   async undo() {
-    const { undone } = await api.undoDuplicates();
+    const { undone } = await api.undoAction();
     this.undoable = undone ? this.undoable - 1 : 0;
     notice(undone ? t("duplicates.undone", { n: undone.pictures }) : t("undo.none"));
     await this.refresh();
