@@ -63,9 +63,9 @@ def test_clicks_ranges_rectangles_and_all(browser, album):
         "[...document.querySelectorAll('.tile:not([hidden]) .card')].map(each => each.getBoundingClientRect())"
         ".map(each => [each.y, each.x]).sort((one, two) => one[0] - two[0] || one[1] - two[1])"
     )
-    tab.tab.mouse.move(places[0][1] + 10, places[0][0] + 10)
+    tab.tab.mouse.move(places[0][1] + 60, places[0][0] + 60)
     tab.tab.mouse.down()
-    tab.tab.mouse.move(places[1][1] + 20, places[1][0] + 30, steps=6)
+    tab.tab.mouse.move(places[1][1] + 20, places[1][0] + 80, steps=6)
     tab.tab.mouse.up()
     selected(tab, 2)
     assert not tab.tab.is_visible("#viewer"), "a rectangle opens nothing"
