@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, BertConfig, BertModel, ViTConfig, ViTModel
 
 from recollect.classifiers.texts import prompt_ensemble
+from recollect.core.checksums import sealed
 from recollect.core.errors import UserError
-from recollect.core.seals import sealed
 from recollect.models import build_model, load_model
 from recollect.models.hub_check import asked_once
 

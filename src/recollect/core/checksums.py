@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from recollect.core.errors import UserError
 from recollect.core.files import write_text
+from recollect.core.validation import refuse
 
 CHECKSUMS = "checksums.json"
 """The file in a folder that lists the checksums of the other files."""
@@ -90,3 +92,53 @@ def _of(files: Mapping[str, Any]) -> int:
 
 def _name(folder: Path, file: Path) -> str:
     return file.relative_to(folder).as_posix()
+
+
+_FILES, _OWN, _CARD = "files", "checksum", "README.md"
+
+
+def sealed(record: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A record with the CRC-32 of itself and of every file in its folder, except ``README.md``, which users may edit.
+
+    Args:
+        record: will be written to the folder as JSON.
+        folder: with its other files; those in sub-folders are not included.
+    """
+    sums = {
+        file.name: f"{checksum(file):08x}" for file in sorted(folder.iterdir()) if file.is_file() and file.name != _CARD
+    }
+    whole = {**record, _FILES: sums}
+    return {**whole, _OWN: _own(whole)}
+
+
+def unsealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record without the checksums that `sealed` added."""
+    return {name: value for name, value in record.items() if name not in (_FILES, _OWN)}
+
+
+def check_seal(record: Any, file: Path) -> None:
+    """Check a record and the files of its folder against their checksums; files that have none are trusted.
+
+    Args:
+        record: as read from ``file``.
+        file: its path.
+
+    Raises:
+        UserError: naming the file that was changed or damaged.
+    """
+    if not isinstance(record, Mapping):
+        raise UserError(f"{file}: not a record of recollect. Copy the folder again.")
+    damaged = "was changed or damaged (its checksum differs). Copy it again"
+    own = _own(record)
+    refuse((record.get(_OWN, own) != own, f"{file}: {damaged}."))
+    for name, written in record.get(_FILES, {}).items():
+        place = file.parent / name
+        changed = place.is_file() and f"{checksum(place):08x}" != written
+        refuse(
+            (changed, f"{place}: {damaged}, or remove '{_FILES}' and '{_OWN}' from {file.name} if that was intended.")
+        )
+
+
+def _own(record: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in record.items() if key != _OWN}
+    return f"{zlib.crc32(json.dumps(rest, sort_keys=True).encode()):08x}"

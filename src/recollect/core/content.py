@@ -74,7 +74,7 @@ def reads_whole(files: Sequence[Path]) -> bool:
 def whole_hash(files: Sequence[Path], name: str = "files") -> str | None:
     """A hash of all bytes of large files, which a copy of them shares; None for more than 16 GiB or 16,384 files.
 
-    It is kept in the user's cache folder under paths, sizes, times of change and inodes, so that files which nobody
+    It is kept in the user's cache folder under paths, sizes, times of change and inodes, so that files which did not
     wrote to are read once: a second for each gigabyte or two.
 
     Args:
@@ -96,7 +96,7 @@ def whole_hash(files: Sequence[Path], name: str = "files") -> str | None:
                 while block := opened.read(_AT_ONCE):
                     digest.update(block)
                     counter.advance(len(block) / 2**20)
-    if [_stamp(file) for file in files] == stamps:  # nobody wrote meanwhile
+    if [_stamp(file) for file in files] == stamps:  # unchanged meanwhile
         with suppress(OSError, UserError), atomic_path(kept) as unfinished:  # no room: it is made again next time
             unfinished.write_text(digest.hexdigest(), encoding="ascii")
     return digest.hexdigest()
@@ -109,7 +109,7 @@ def written_hash(files: Sequence[Path]) -> str:
 
 @contextmanager
 def _read(digest: "hashlib.blake2b") -> Iterator[None]:
-    """A file that cannot be read, for want of permission or by a bad sector, holds that; whoever needs it says so."""
+    """Hash the error of a file that cannot be read; opening the file reports it."""
     try:
         yield
     except OSError as error:

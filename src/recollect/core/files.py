@@ -21,7 +21,7 @@ _SAYS_NO_ROOM = re.compile(r"os error (28|122)\b|No space left|quota exceeded", 
 
 
 class FullDiskError(UserError, OSError):
-    """A disk has no room for what is being written: an error of the system, in words for who can free some.
+    """The disk is full.
 
     Args:
         place: what was to be written.
@@ -36,19 +36,19 @@ class FullDiskError(UserError, OSError):
         return str(self.args[0])
 
     def __reduce__(self) -> tuple[type["FullDiskError"], tuple[str]]:
-        """Made again of the place, where it comes from another process."""
+        """Exceptions are pickled between processes."""
         return FullDiskError, (self.place,)
 
 
 @contextmanager
 def told_if_full(place: object) -> Iterator[None]:
-    """Say that the disk is full, whichever library noticed, and in whichever words.
+    """Turn any library's error about a full disk into a `FullDiskError`.
 
     Args:
-        place: what is being written in the block; of a file in a folder that is being written, the folder is named.
+        place: what is being written in the block.
 
     Raises:
-        FullDiskError: in place of what the library raised.
+        FullDiskError: instead of the library's exception.
     """
     try:
         yield
@@ -61,7 +61,7 @@ def told_if_full(place: object) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """What is wrong, where the message around it says of which place: of an error of the system its words alone."""
+    """The text of an exception, without the path of an `OSError`, for messages that name the path themselves."""
     return str(getattr(error, "strerror", None) or error)
 
 
@@ -81,7 +81,7 @@ def make_folder(path: Path) -> None:
     """Make a folder, and those above it, that survive a power cut.
 
     Raises:
-        UserError: a file stands where the folder, or one above it, would be.
+        UserError: a file has the name of the folder or of one of its parents.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
@@ -128,8 +128,7 @@ def _moved_in(path: Path) -> Iterator[Path]:
 def atomic_folder(path: str | Path) -> Iterator[Path]:
     """Yield a temporary sibling folder; on success it becomes ``path``, else it is removed.
 
-    Whoever may read files that are made here may read all of it, also what a library wrote for its owner alone, as
-    safetensors does.
+    All files get the user's default permissions, also those that a library (safetensors) restricts to the owner.
 
     Raises:
         FileExistsError: ``path`` exists when the folder is finished; nothing is overwritten.
@@ -165,8 +164,8 @@ def _folder_moved_in(path: Path) -> Iterator[Path]:
 
 
 def _sibling(path: Path, suffix: str = "") -> Path:
-    """A hidden name beside ``path`` that nothing has. What is made under it has the user's own permissions: to ask the
-    system what those are means to set them, for every thread."""
+    """An unused hidden name in the same folder. What is created there has the default permissions; reading the umask
+    would mean setting it for all threads."""
     return path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp{suffix}"
 
 
@@ -183,7 +182,7 @@ def locked(path: str | Path, waits: Callable[[], None] | None = None) -> Iterato
     The file is made if it is not there, and stays: removing it would let two in.
 
     Args:
-        waits: called once before a wait, e.g. to say so.
+        waits: called once before a wait, for example to report it.
     """
     with Path(path).open("a+b") as file, held(file, waits):
         yield
@@ -191,7 +190,7 @@ def locked(path: str | Path, waits: Callable[[], None] | None = None) -> Iterato
 
 @contextmanager
 def held(file: BinaryIO, waits: Callable[[], None] | None = None) -> Iterator[None]:
-    """Wait until nobody else holds an open file, and hold it while the block runs; `locked` says the rest."""
+    """Wait for the lock on an open file, and hold it while the block runs (see `locked`)."""
     if not hold(file, wait=False):
         if waits is not None:
             waits()
@@ -204,13 +203,13 @@ def held(file: BinaryIO, waits: Callable[[], None] | None = None) -> Iterator[No
 
 
 def hold(file: BinaryIO, wait: bool = True) -> bool:
-    """Hold an open file, of which every process that asks knows, until it is closed.
+    """Lock an open file until it is closed.
 
     Args:
-        wait: until nobody else holds it.
+        wait: until it is free.
 
     Returns:
-        Whether it is held now.
+        Whether it is locked now.
     """
     try:
         import fcntl
@@ -313,14 +312,14 @@ def read_json(path: str | Path) -> Any:
 
 
 def beside(name: str, place: str | Path) -> str:
-    """A relative path that was noted somewhere, as it is to be opened from here.
+    """Resolve a relative path that was stored in a file or folder.
 
-    It was noted in a project's folder, from which nobody need call today: where it leads nowhere from here, it is
-    looked for from ``place`` and the folders around it, the nearest first.
+    It was relative to the working directory at that time. If it does not exist relative to the current one, it is
+    looked up relative to ``place`` and its parents, nearest first.
 
     Args:
-        name: a path, or anything else, which stays as it is.
-        place: of the file or folder that notes it; an address that is no path is no help.
+        name: a path; anything else is returned unchanged.
+        place: the file or folder that stores it.
     """
     if not name or "://" in str(place) or os.path.isabs(name) or os.path.exists(name):
         return name
@@ -329,13 +328,13 @@ def beside(name: str, place: str | Path) -> str:
 
 
 def files_in(folder: Path) -> tuple[list[Path], list[Path]]:
-    """What is in a folder and in those below it, without what is hidden; links to folders are not followed.
+    """The files in a folder and its sub-folders, without hidden ones; links to folders are not followed.
 
     Returns:
-        The files, sorted; and the folders, or files in them, that this user may not look at.
+        The files, sorted; and files and folders without read permission.
 
     Raises:
-        UserError: the folder itself is one of these.
+        UserError: the folder itself cannot be read.
     """
     files: list[Path] = []
     closed: list[Path] = []
@@ -355,7 +354,7 @@ def files_in(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def may_be_there(path: Path) -> bool:
-    """Whether a file that was not found in its folder may be in it all the same, where this user may not look."""
+    """Whether a file that was not found may exist in a folder without read permission."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -366,7 +365,7 @@ def may_be_there(path: Path) -> bool:
 
 
 def near_names(path: Path) -> str:
-    """What the user may have meant by a path that is not there: ``. Did you mean ...?``, or ""."""
+    """Similar names in the folder of a missing path: ``. Did you mean ...?``, or ""."""
     with suppress(OSError):
         close = get_close_matches(path.name, [other.name for other in path.parent.iterdir()], 3, 0.6)
         if close:
@@ -375,16 +374,14 @@ def near_names(path: Path) -> str:
 
 
 def refuse_slip(place: str, what: str) -> None:
-    """Ask no hub for what would lie in a folder of this machine that is there.
-
-    "data/pears" beside a folder "data" is a slip of the pen, not a set of somebody called data.
+    """Refuse a missing path in an existing folder instead of looking it up on the hub: "data/pears" is probably a typo.
 
     Args:
         place: a path or a hub id.
-        what: should be there.
+        what: kind of thing it should be.
 
     Raises:
-        UserError: it is not there, and its folder is.
+        UserError: the path does not exist, but its folder does.
     """
     path = Path(place).expanduser()
     if not os.path.exists(path) and path.parent != Path() and os.path.isdir(path.parent):
@@ -393,19 +390,19 @@ def refuse_slip(place: str, what: str) -> None:
 
 
 def check_writable(path: str | Path | None, option: str) -> None:
-    """Refuse, before any work, a file or folder that could not be written at its end; nothing is left there.
+    """Check before any work that a file or folder can be written; nothing is left there.
 
     Args:
         path: what will be written; None is not checked.
-        option: by which it was named.
+        option: that named it.
 
     Raises:
-        UserError: saying what is in the way.
+        UserError: it cannot be written.
     """
     if path is None:
         return
     place = Path(path).absolute()
-    # os.path: what may not be looked at is not there, while Path raises, as of another user's home.
+    # os.path treats folders without permission as missing; Path would raise.
     place = place if os.path.isdir(place) else place.parent
     there = next(folder for folder in (place, *place.parents) if os.path.exists(folder))
     if not os.path.isdir(there):
@@ -418,10 +415,10 @@ def check_writable(path: str | Path | None, option: str) -> None:
 
 
 def new_folder(path: str | Path, what: str) -> Path:
-    """Return ``path`` if nothing, or an empty folder, is there; refuse to write over anything else.
+    """Return ``path`` if it does not exist or is an empty folder.
 
     Raises:
-        UserError: something is there already.
+        UserError: it is a file, or not empty.
     """
     path = Path(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -444,9 +441,9 @@ def fresh_folder(path: str | Path, what: str) -> Iterator[Path]:
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept between runs: RECOLLECT_CACHE, else recollect in the user's cache folder.
+    """Folder for files that can be rebuilt: RECOLLECT_CACHE, or recollect in the user's cache folder.
 
-    Nothing in it is ever needed: it may be emptied at any time when no command is running.
+    It may be emptied whenever no command is running.
     """
     if own := os.environ.get("RECOLLECT_CACHE"):
         return Path(own).expanduser()

@@ -1,4 +1,4 @@
-"""Random numbers by place: row ``index`` of a stream is the same whoever asks for it, alone or in a batch."""
+"""Random numbers by place: row ``index`` of a stream is the same, drawn alone or in a batch."""
 
 from typing import Any
 

@@ -42,7 +42,7 @@ def exact_neighbours(
     Of equal ones the first row comes first.
 
     ``matrix`` may be memory-mapped and larger than memory: it is read once for every 512 queries, block by block. The
-    k best of a block lie in the k groups of 64 whose maxima are largest, so only those are sorted.
+    k best of a block are in the k groups of 64 whose maxima are largest, so only those are sorted.
 
     Args:
         queries: unit-norm rows.

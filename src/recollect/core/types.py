@@ -1,4 +1,4 @@
-"""What passes between the rooms: samples, batches and everything that embeds."""
+"""Types shared by all packages: samples, sources, batches and encoders."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -82,27 +82,27 @@ class Source(ABC):
 
     @property
     def endless(self) -> bool:
-        """Whether its length only says that it does not end: a made stream, of which one takes as many as one likes."""
+        """True for generated sources without an end; their length has no meaning."""
         return False
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Every word that its texts may hold, where that is known beforehand; else empty."""
+        """Every word that its texts may contain, if known; else empty."""
         return ()
 
     @property
     def reads_blocks(self) -> bool:
-        """Whether `read_block` costs less than sample after sample, since nothing has to be decoded."""
+        """Whether `read_block` is faster than reading samples one by one."""
         return False
 
     @property
     def makes_batches(self) -> bool:
-        """Whether it has `batch`; training then reads it so."""
+        """Whether it implements `batch`, which training then uses."""
         return False
 
     @property
     def block_sizes(self) -> np.ndarray | None:
-        """Lengths of the runs of samples that lie together and are best read in one stretch; None for any order."""
+        """Lengths of blocks of consecutive samples that should be read together; None if any order is as fast."""
         return None
 
     @cached_property
@@ -199,7 +199,7 @@ class Source(ABC):
 
     @property
     def place(self) -> str:
-        """Where it lies: a file, a folder, a hub id; its name where it lies nowhere."""
+        """Path or hub id; the name of sources without one."""
         return self.name
 
     @property
@@ -250,10 +250,9 @@ class Batch:
 
 
 class UnreadMembers(type(Protocol)):  # type: ignore[misc]
-    """A protocol that asks whether its members are there without reading any, as every one does from Python 3.12.
+    """A run-time protocol that checks for members without reading them, as all do from Python 3.12 on.
 
-    Before, each check of a type at run time read every property, and a fingerprint is a hash of all weights: half of
-    the time of an evaluation.
+    Reading every property at each check would take half of the time of an evaluation: a fingerprint hashes all weights.
     """
 
     def __instancecheck__(cls, instance: object) -> bool:
@@ -353,7 +352,7 @@ def best_device() -> torch.device:
 
 
 def chosen_device(device: torch.device | str | None) -> torch.device:
-    """The device that somebody named, the best one by default.
+    """The named device, or the best one by default.
 
     Raises:
         UserError: this machine, or this build of torch, has no such device.

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import fields
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from recollect.core.errors import UserError
 
@@ -61,3 +62,19 @@ def check_number(
     bounds = (("above", above), ("at least", least), ("below", below), ("at most", most))
     words = " and ".join(f"{word} {bound:g}" for word, bound in bounds if math.isfinite(bound)) or "finite"
     raise UserError(f"{option} {value:g}: must be {words}.")
+
+
+def check_choices(options: Any) -> None:
+    """Check that every field of a dataclass that is declared as a `Literal` holds one of its values.
+
+    Raises:
+        ValueError: naming the field, its value and what it may be.
+    """
+    hints = get_type_hints(type(options))
+    for field in fields(options):
+        hint, value = hints[field.name], getattr(options, field.name)
+        choices = get_args(hint) if get_origin(hint) is Literal else None
+        # True == 1, but is not one of the choices 1 and 2.
+        if choices and not any(value == choice and type(value) is type(choice) for choice in choices):
+            words = f"{', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}"
+            raise ValueError(f"{field.name} must be {words}, got {value!r}")

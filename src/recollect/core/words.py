@@ -1,4 +1,4 @@
-"""Words of what is said."""
+"""Message formatting helpers."""
 
 
 def counted(number: int, noun: str) -> str:

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from recollect.core.checksums import sealed
 from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder, write_json
 from recollect.core.progress import progress
-from recollect.core.seals import sealed
 from recollect.core.types import ImageLike, Kind
 from recollect.core.validation import check_number, refuse
 from recollect.data.sources.images import Picture, as_images, opened

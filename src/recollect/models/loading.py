@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers.utils import cached_file
 
+from recollect.core.checksums import check_seal
 from recollect.core.errors import UserError, user_errors
 from recollect.core.files import read_json
-from recollect.core.seals import check_seal
 from recollect.core.types import chosen_device
 from recollect.core.validation import refuse
 from recollect.data.transforms import ImageTransform

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from recollect.core.choices import check_choices
+from recollect.core.validation import check_choices
 
 
 @dataclass(frozen=True)

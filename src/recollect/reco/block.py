@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recollect.core.checksums import check_seal, sealed
 from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder, read_json, write_json
-from recollect.core.seals import check_seal, sealed
 from recollect.index import By
 
 _WEIGHTS, _RECORD = "fusion.safetensors", "fusion.json"

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from recollect.core.checksums import check_seal, sealed, unsealed
 from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_json
 from recollect.core.places import public_place
-from recollect.core.seals import check_seal, sealed, unsealed
 from recollect.core.seeding import seed_default_generators, torch_generator
 from recollect.core.types import Encoder
 from recollect.data.sources.images import note

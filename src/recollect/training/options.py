@@ -6,11 +6,10 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from recollect.core.choices import check_choices
 from recollect.core.errors import user_errors
 from recollect.core.kinds import Kind, Precision, Sampling
 from recollect.core.options import from_mapping, read_options_file
-from recollect.core.validation import check_choice, refuse
+from recollect.core.validation import check_choice, check_choices, refuse
 from recollect.data.sources.columns import Columns
 from recollect.objectives.options import ContextOptions
 

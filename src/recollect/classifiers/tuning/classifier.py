@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from recollect.classifiers.tuning.prompts import Prompts, prompt_tokens, prompted
+from recollect.core.checksums import check_seal, sealed
 from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder, read_json, write_json
-from recollect.core.seals import check_seal, sealed
 from recollect.core.types import ImageLike
 from recollect.data.prompts import fill
 from recollect.models import load_model

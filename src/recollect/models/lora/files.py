@@ -11,9 +11,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from recollect.core.checksums import check_seal, sealed
 from recollect.core.errors import user_errors
 from recollect.core.files import fresh_folder, read_json, write_json
-from recollect.core.seals import check_seal, sealed
 from recollect.core.validation import refuse
 from recollect.models.lora.layers import Adapters, named_sites
 
