@@ -136,9 +136,7 @@ def test_the_blocks_belong_to_the_image_tower(checkpoint):
 
 
 def test_a_tower_without_blocks_of_one_width_is_refused(checkpoint):
-    with pytest.raises(
-        UserError, match=r"--model\.gated: the image tower of a vision-text-dual-encoder model has no blocks"
-    ):
+    with pytest.raises(UserError, match=r"--model\.gated"):
         load_model(checkpoint("swin_clip"), "cpu").add_gated()
 
 

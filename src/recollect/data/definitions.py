@@ -1,4 +1,4 @@
-"""What words mean: definitions from a file of one's own or a WordNet database, to stand behind class names (K-LITE)."""
+"""Definitions of words, from a file or a WordNet database, to append to class names and captions (K-LITE)."""
 
 import csv
 import json
@@ -112,12 +112,12 @@ _FUNCTION_WORDS = frozenset(
     while who will with within without would you your
     """.split()  # noqa: SIM905
 )
-"""Words that WordNet has as nouns too ("in" is a unit of length), and that captions do not mean so."""
+"""Words that are rare nouns in WordNet ("in" is a unit of length), but not in captions."""
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """Definitions behind what training reads (K-LITE): behind the class name of a prompt, and behind a caption's nouns.
+    """Definitions of class names and nouns in captions, to append to training texts (K-LITE).
 
     Attributes:
         look_up: from a name to its definitions, as `open_definitions` returns it.
@@ -127,14 +127,14 @@ class Knowledge:
     _known: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
 
     def of_name(self, name: str) -> tuple[str, ...]:
-        """What may stand behind a prompt of a class: `` ; name , definition`` for each of its definitions."""
+        """Texts to append to the prompt of a class: `` ; name , definition`` for each of its definitions."""
         return tuple(f" ; {name} , {_spaced(definition)}" for definition in self._definitions(name))
 
     def of_caption(self, caption: str) -> tuple[str, ...]:
-        """What may stand behind a caption: the same for each of its phrases that is defined.
+        """Texts to append to a caption: the same for each of its phrases that has a definition.
 
-        Phrases are read from the left, the longest of up to three words first, singular where only that is known.
-        Nothing tells nouns from other words but that definitions know them.
+        Phrases are matched from the left, the longest of up to three words first, also in singular form. Any word with
+        a definition counts as a noun.
         """
         words, found, place = re.findall(r"\w+(?:['-]\w+)*", caption.lower()), [], 0
         while place < len(words):
@@ -153,7 +153,7 @@ class Knowledge:
 
     def _definitions(self, name: str) -> tuple[str, ...]:
         found = self._known.get(name) or self.look_up(name)
-        if found:  # names without one are kept nowhere: captions have no end of them
+        if found:  # unknown words are not cached: there is no limit to them
             self._known[name] = found
         return found
 
@@ -171,8 +171,7 @@ def knowledge_prompts(
     """The prompts of each class with its definitions behind: ``template(name) ; name , definition`` for every template
     and definition (K-LITE, Shen et al., 2022); the plain prompts of a name that has none.
 
-    Words and marks are apart by spaces, as the public code writes definitions. A model gains from them if it has been
-    trained on such texts; what exceeds the text tower's length is cut off.
+    Punctuation is separated by spaces, as in the public code. Only models trained on such texts gain from them.
     """
     knowledge, found = Knowledge(look_up), []
     for name in names:
@@ -226,7 +225,7 @@ def _index(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _gloss(path: Path, place: int) -> str:
-    """The definition of a synset: what stands behind ``|``, without its examples in quotation marks."""
+    """The definition of a synset: the text after ``|``, without the quoted examples."""
     with path.open("rb") as file:
         file.seek(place)
         line = file.readline(_LINE).decode("utf-8", errors="replace")

@@ -1,4 +1,4 @@
-"""From a picture to the numbers a model reads."""
+"""Preprocessing: from a picture to a model's input."""
 
 import math
 from dataclasses import dataclass
@@ -24,24 +24,23 @@ _CROP_ATTEMPTS = 10
 class ImageTransform:
     """Crop, resize with antialiasing and normalise; without torchvision.
 
-    For evaluation the shorter side becomes ``size`` and the centre is cut out, as CLIP does it (``fit="crop"``); or
-    both sides become ``size``, as SigLIP does it (``fit="squash"``); or the picture keeps its shape and is cut into at
-    most ``patches`` squares, as SigLIP 2 NaFlex does it (``fit="patches"``, see `pack`). For training a random part of
-    the picture becomes the image (Inception's random resized crop). A 1-d vector of the latent world passes unchanged.
+    For evaluation, ``fit="crop"`` resizes the shorter side to ``size`` and crops the centre (CLIP), ``"squash"``
+    resizes both sides to ``size`` (SigLIP), and ``"patches"`` keeps the aspect ratio and cuts the picture into at most
+    ``patches`` squares (SigLIP 2 NaFlex, see `pack`). Training uses Inception's random resized crop. 1-d vectors pass
+    unchanged.
 
     Attributes:
-        size: height and width of the result; of a square picture where ``fit`` is ``"patches"``.
+        size: height and width of the result; for ``"patches"``, of a square picture.
         mean, std: of the three channels, in units of full brightness.
         training: random crop (and flip) instead of the centre.
         scale: least and greatest share of the picture's area that a training crop covers.
         ratio: least and greatest width/height of a training crop.
-        flip: mirror half of the training images; off by default, since letters, signs, maps and "left of" do not
-            survive it.
-        fit: how a picture that is not square becomes square in evaluation, or that it does not.
+        flip: mirror half of the training images; off by default, since it breaks text, maps and "left of".
+        fit: how evaluation handles pictures that are not square.
         resample: interpolation.
-        patch, patches: side of a patch, and most of them; where ``fit`` is ``"patches"``.
-        resized: what the shorter side, or both sides, become in evaluation before the centre is cut out, where that is
-            more than ``size`` (ALIGN: 346 and 289); 0 for ``size`` itself.
+        patch, patches: side of a patch and maximum number of patches, for ``"patches"``.
+        resized: side before the centre crop in evaluation, if larger than ``size`` (ALIGN: 346 and 289); 0 for
+            ``size``.
     """
 
     size: int = 224
@@ -86,7 +85,7 @@ class ImageTransform:
 
     @property
     def needed(self) -> int:
-        """Shorter side, in pixels, from which on a larger picture adds nothing but decoding time."""
+        """Shorter side in pixels above which more detail has no effect."""
         return math.ceil(self.size / math.sqrt(self.scale[0])) if self.training else self.resized or self.size
 
     def __call__(
@@ -121,11 +120,11 @@ class ImageTransform:
         return self.pack(pixels) if self.packs else pixels
 
     def pack(self, pixels: UInt8[np.ndarray, "rows columns 3"]) -> UInt8[np.ndarray, "patches entries"]:
-        """A picture's patches from left to right and top to bottom, and how many stand beside and below each other.
+        """A picture's patches in reading order, and the shape of their grid.
 
         Returns:
-            ``patches`` rows of ``3 patch²`` bytes, zeros behind the picture's own, and one row more that begins with
-            the number of patches below and beside each other, two bytes each: so pictures of all shapes make a batch.
+            ``patches`` rows of ``3 patch²`` bytes, padded with zero rows, and a last row that begins with the number of
+            grid rows and columns, two bytes each. So pictures of all shapes fit in one batch.
         """
         high, wide, side = pixels.shape[0] // self.patch, pixels.shape[1] // self.patch, self.patch
         packed = np.zeros((self.patches + 1, 3 * side * side), dtype=np.uint8)
@@ -222,6 +221,6 @@ class ImageTransform:
 
 
 def patch_grid(packed: Tensor) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
-    """How many patches stand below and beside each other in each picture that `ImageTransform.pack` made."""
+    """Grid rows and columns of each picture that `ImageTransform.pack` returned."""
     counts = packed[:, -1, :4].long()
     return counts[:, 0] * 256 + counts[:, 1], counts[:, 2] * 256 + counts[:, 3]

@@ -104,7 +104,7 @@ class DualEncoder(nn.Module, ABC):
 
     @abstractmethod
     def _record(self) -> dict[str, Any]:
-        """What `RECORD` must say for the model to open again, beside what this class writes."""
+        """Further entries of `RECORD` that are needed to open the model again."""
 
     @abstractmethod
     def _reading(self) -> str:

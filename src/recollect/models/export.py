@@ -47,7 +47,7 @@ class ImageTower(nn.Module):
 
 
 class TextTower(nn.Module):
-    """Tokens, in the order of ``names``, of which there are one or two, to unit embeddings."""
+    """From one or two token tensors, in the order of ``names``, to unit embeddings."""
 
     def __init__(self, model: DualEncoder, names: Sequence[str]) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def export_onnx(model: DualEncoder, folder: str | Path) -> Path:
     world of vectors takes these, (n, inputs)), and gives ``embeddings`` (n, width) of norm 1. ``text.onnx`` takes the
     tokenizer's outputs by their names, int64, padded as ``export.json`` says, and gives the same. The number of rows is
     free in both, that of tokens where the tower does not want all texts of one length. The tokenizer and image
-    processor lie beside them, or ``vocabulary.json`` for a model that reads words.
+    processor are stored with them, or ``vocabulary.json`` for a model that reads words.
 
     Args:
         model: any that `load_model` opens, on any device, in float32; it is left as it was.
@@ -122,7 +122,7 @@ def at_rest(model: DualEncoder) -> Iterator[None]:
 
 
 def write_record(model: DualEncoder, folder: Path, more: dict[str, Any]) -> None:
-    """Write ``export.json``, and the tokenizer beside it."""
+    """Write ``export.json`` and the tokenizer."""
     if isinstance(model, SmallEncoder):
         numbers = {word: number for number, word in enumerate(model.words.words, start=1)}
         prefixes = {token: len(numbers) + 1 + i for i, token in enumerate(_prefix_tokens(model))}

@@ -76,7 +76,7 @@ def load_model(path_or_hub_id: str | Path = STARTER, device: torch.device | str 
 
 
 def _record(name: str) -> tuple[dict[str, Any], Path | None]:
-    """What recollect wrote beside the model, and the file; nothing for a checkpoint from elsewhere."""
+    """The record that recollect wrote with the model, and its file; empty for other checkpoints."""
     try:
         with quiet():
             file = cached_file(
@@ -172,7 +172,7 @@ def _saved_transform(record: dict[str, Any]) -> ImageTransform | None:
 
 
 def _try_out(encoder: TransformersEncoder, name: str) -> None:
-    """Embed one grey picture and one word, so that a model that cannot be used says so now and in one line."""
+    """Embed a grey picture and a word, so that an unusable model fails at once and in one line."""
     size = encoder.transform.size
     with user_errors(f"{name}: a trial picture and text cannot be embedded"):
         image, text = encoder.embed_images(torch.zeros(1, 3, size, size)), encoder.embed_texts(["a"])

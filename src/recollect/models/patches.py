@@ -1,9 +1,9 @@
-"""A strong image tower for a laptop: features of whitened patches that nobody trains, and a small head that learns.
+"""A strong image tower for a laptop: fixed features of whitened patches, and a small head that learns.
 
 Coates and Ng, "Learning feature representations with k-means" (2012) and Coates, Lee and Ng (2011): patches of 6 × 6
 pixels, normalised for contrast and whitened, are compared with a dictionary of k-means centroids; what is nearer than
 the average distance counts ("triangle" assignment), summed over the quarters of the picture. A small colour picture
-stands beside it. The dictionary is fitted to pictures in seconds and is the same for every seed, so that the features
+is added. The dictionary is fitted to pictures in seconds and is the same for every seed, so that the features
 of a source are computed once and read by any number of trainings.
 """
 
@@ -37,7 +37,7 @@ _AT_ONCE = 64  # pictures: their distances to 384 centroids take 19 MB
 
 @dataclass(frozen=True)
 class PatchTowers:
-    """Settings of the patch tower and of the text tower beside it.
+    """Settings of the patch tower and its text tower.
 
     Attributes:
         text: the text tower.
@@ -175,7 +175,7 @@ def _k_means(points: Float[Tensor, "n entries"], count: int) -> Float[Tensor, "c
 
 
 class PatchHead(nn.Module):
-    """What learns: a linear map and, beside it, a hidden layer that sees the features through dropout."""
+    """The trained part: a linear map plus an MLP with dropout on its input."""
 
     def __init__(self, settings: PatchTowers) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class PatchHead(nn.Module):
 
 
 class PatchEncoder(SmallEncoder):
-    """The patch tower beside words; for pictures of any kind, and for `locked` training above all."""
+    """The patch tower with a text tower that reads words; mainly for `locked` training."""
 
     architecture = "patches"
 

@@ -41,7 +41,7 @@ class Transformer:
 
 @dataclass(frozen=True)
 class SiglipPreset:
-    """A ViT with attention pooling beside a BERT-type text tower, as SigLIP and LIxP train them.
+    """A ViT with attention pooling and a BERT-type text tower, as in SigLIP and LIxP.
 
     Attributes:
         summary: one line for help texts.
@@ -99,7 +99,7 @@ class SiglipPreset:
 
 @dataclass(frozen=True)
 class SwinPreset:
-    """A Swin transformer beside CLIP's causal text tower, as prefix conditioning trains them (UniCL's towers).
+    """A Swin transformer and CLIP's causal text tower, as in prefix conditioning (UniCL's towers).
 
     Attributes:
         summary: one line for help texts.

@@ -46,7 +46,7 @@ class PretrainedTower:
         pooling: how the output becomes one vector.
         length: most tokens of a text (text towers).
         hub: id of the same file on the Hugging Face hub, where there is one.
-        others: further members of the archive, needed beside the weights, with their SHA-256.
+        others: further required members of the archive, with their SHA-256.
     """
 
     kind: Literal["image", "text"]

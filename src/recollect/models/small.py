@@ -1,4 +1,4 @@
-"""The small towers of the studies: a linear map or a convnet beside a bag of words or a transformer over words.
+"""Small towers for studies: a linear map or a convnet, with a bag of words or a transformer over words.
 
 They train in seconds on one core, so that an ablation can be run with several seeds. Their pictures are the built-in
 worlds', which vary by themselves: no crop is added in training.
@@ -176,7 +176,7 @@ class SmallTowers(Protocol):
 
 
 class SmallEncoder(DualEncoder):
-    """An image tower beside one that reads words; see `VectorEncoder` and `GlyphEncoder`.
+    """An image tower with a text tower that reads words; see `VectorEncoder` and `GlyphEncoder`.
 
     Attributes:
         words: the vocabulary of the text tower.
@@ -207,7 +207,7 @@ class SmallEncoder(DualEncoder):
         return self.transform
 
     def tokenize(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None = None) -> dict[str, Tensor]:
-        """Numbers of the known words, padded with 0; the prefix tokens of its kind stand in front of a text."""
+        """Numbers of the known words, padded with 0; the prefix tokens of its kind precede a text."""
         words = self.words(texts)
         if kinds is None or not self.prefixes:
             return {"input_ids": self._cut(words)}

@@ -1,4 +1,4 @@
-"""Any vision backbone of transformers beside any text encoder, for pairs that have no class of their own there.
+"""Any vision backbone of transformers with any text encoder, for pairs without a class of their own there.
 
 `DualEncoder` models of transformers (CLIP, SigLIP, a VisionTextDualEncoder) are opened whole. Everything else is two
 towers, each of which ends in one vector of features, and two heads that map these vectors into one space.

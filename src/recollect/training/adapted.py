@@ -25,13 +25,13 @@ from recollect.models.lora.layers import (
 )
 
 ADAPTER = "adapter"
-"""Folder, beside a finished model, of what was added to its base, as PEFT opens it."""
+"""Sub-folder of a finished run with its adapter in PEFT's format."""
 
 _TOWERS: Mapping[Tower, str] = {"image": "vision_model.", "text": "text_model."}
 
 
 class AdaptedTowers(nn.Module):
-    """A dual encoder whose layers compute ``W + scale · B A`` from now on, of which only A and B learn.
+    """A dual encoder whose layers compute ``W + scale · B A`` ; only A and B learn.
 
     A checkpoint holds A and B alone (`save`); the finished model is the encoder with them added to its weights, which
     opens as any other, and beside it the adapter as PEFT reads it (`publish`).

@@ -227,7 +227,7 @@ def _gate(model: DualEncoder, recipe: Recipe) -> None:
     """Let new blocks before those of the image tower learn, and nothing else."""
     if not isinstance(model, TransformersEncoder):
         start = recipe.model.start
-        raise UserError(f"--model.gated: {start} has no blocks of transformers that others could stand before.")
+        raise UserError(f"--model.gated: {start} has no transformer blocks, so gated ones cannot be inserted.")
     if model.gated is None:  # else the run goes on, or begins with such a model
         model.add_gated(recipe.seed)
     model.requires_grad_(False)

@@ -69,7 +69,7 @@ def embed_texts_once(
 
 
 def possible_texts(source: LockedSource, knowledge: Knowledge | None = None) -> Iterator[str]:
-    """Every text that a batch may give to a sample of the source, with every definition that may stand behind it."""
+    """Every text that a batch may give to a sample of the source, with every definition that may be appended."""
     if source.kind == "caption":
         told = (source.texts(index) for index in range(len(source)))
         made = source.source.makes_batches
@@ -131,7 +131,7 @@ class LockedTowers(nn.Module):
 class FeatureEncoder(EncoderBase):
     """An encoder seen from behind its locked tower: it embeds features that `lock_source` made, and texts.
 
-    With it, every evaluation reads the same features instead of embedding its pictures anew for each model.
+    With it, every evaluation reads the same features instead of embedding the pictures again for each model.
     """
 
     def __init__(self, encoder: DualEncoder) -> None:

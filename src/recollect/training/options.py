@@ -28,7 +28,7 @@ class Model:
         prefixes: kinds of source whose texts begin with a learned prefix token (prefix conditioning); a kind that is
             named twice gets two.
         freeze: a tower that keeps its weights.
-        locked: towers of which only the head learns (the projection; SigLIP's pooling MLP), or nothing where the tower
+        locked: towers whose head alone learns (the projection; SigLIP's pooling MLP), or nothing where the tower
             is frozen too. Features before the head are computed once and kept, so that large batches cost little.
         dropout: share of the features that the head of ``patches`` drops; its own by default.
         views: of a locked image tower: how many crops of each picture are computed; 1 takes the picture as it is.
@@ -74,7 +74,7 @@ class Data:
         broken_share: share of pictures that may be unreadable before the run stops.
         copies: samples of a batch that are neither negatives of each other nor context: those of the same id (where a
             source is smaller than the batch), or those of the same caption too.
-        definitions: what class names and nouns mean, to stand behind prompts and captions (K-LITE): a .json, .csv or
+        definitions: of class names and nouns, appended to prompts and captions (K-LITE): a .json, .csv or
             .tsv file, the folder of a WordNet database, or ``wordnet`` for the installed one. Such a model is then
             asked with them too.
         decoded: decode every picture once, and keep the bytes in the user's cache folder: for runs of many passes that
@@ -197,7 +197,7 @@ _LIMITS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "objective.context.tau": (lambda value: 1e-12 <= value < inf, "at least 1e-12"),  # below, float32 has no gradient
     "data.crop": (lambda value: 0 < value <= 1, "more than 0 and at most 1"),
 }
-"""What each number may be, and how to say so."""
+"""Valid values of each number, and their description."""
 
 
 @dataclass(frozen=True)
@@ -321,7 +321,7 @@ class Recipe:
         yield rows > self.batch_size, words
 
     def without_effect(self) -> Iterator[tuple[bool, str]]:
-        """Options that change nothing beside the others: whether they are here, and why."""
+        """Options without effect in this combination, and why."""
         from recollect.objectives import OBJECTIVES
         from recollect.objectives.base import smoothed
 

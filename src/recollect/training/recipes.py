@@ -228,7 +228,7 @@ def prefix_swin_t() -> Recipe:
     """Prefix conditioning's own run: Swin-T, captions and ImageNet-21K-sized labels, 15 epochs of the labels.
 
     AdamW 1e-3, weight decay 0.1, batch 1,024, cosine after 10,000 steps of warm-up, debiased sampling (section 4);
-    the length counts label samples, of which every other batch is made: 12 M / 1,024 x 2 x 15 steps.
+    the length counts label samples, and every other batch has them: 12 M / 1,024 x 2 x 15 steps.
     """
     steps = round(12e6 / 1024 * 2 * 15)
     return Recipe(

@@ -72,7 +72,7 @@ def _add_gradients(module: nn.Module) -> None:
 def whole_weights(model: Towers) -> Iterator[None]:
     """Let every process have a plain model with all weights, to save or measure, while the block runs.
 
-    All processes must enter it; what one of them does inside is nobody else's concern. Weights are not to be changed.
+    All processes must enter it; each may do different work inside. Weights are not to be changed.
     """
     split = [(module, name, value) for module in _modules(model)
              for name, value in module.named_parameters(recurse=False) if is_split(value)]  # fmt: skip
@@ -110,7 +110,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def part_like(value: Tensor, parameter: Tensor) -> Tensor:
-    """What a process holds of a value, if it is to lie as ``parameter`` does; scalars are everybody's."""
+    """The part of a value that this process holds if sharded like ``parameter``; scalars are replicated."""
     value = value.to(parameter.device)
     if not isinstance(parameter, DTensor) or value.ndim == 0:
         return value

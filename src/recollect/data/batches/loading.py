@@ -23,7 +23,7 @@ _PIECE = 256
 _AHEAD = 2  # batches in the making while one is being trained on
 
 RowTokenizer = Callable[[Sequence[str], Sequence[Kind]], dict[str, Tensor]]
-"""From texts and their kinds to tokens, of each text the same whatever stands beside it."""
+"""Maps texts and their kinds to tokens; those of a text do not depend on the other texts."""
 
 PieceOfStep = tuple[int, int, int]
 """A step, and the first and last row to make of it."""
@@ -59,7 +59,7 @@ class Piece:
 
 @runtime_checkable
 class PieceMaker(Protocol):
-    """What makes the batches of which some rows can be made by themselves: `BatchStream`."""
+    """Builds batches piece by piece: `BatchStream`."""
 
     @property
     def local_size(self) -> int:
@@ -110,7 +110,7 @@ def iterate(
     rows = size if workers == 0 else min(size, max(16, min(_PIECE, -(-size // workers))))
     cuts = [(first, min(first + rows, size)) for first in range(0, size, rows)]
     tasks = _Tasks(start, stop, cuts)
-    with warnings.catch_warnings():  # more workers than cores were asked for by name
+    with warnings.catch_warnings():  # more workers than cores were requested
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         loader = DataLoader(
             _Pieces(stream, view, tokenize),
@@ -134,8 +134,8 @@ def iterate(
                 yield stream.join(pieces, device, raw)
                 pieces = []
     finally:
-        # Ends the workers now. Left to the traceback of an error that somebody keeps, their queues would be collected
-        # before they are told, and each would be waited for five seconds.
+        # Ends the workers now. Otherwise a stored traceback could keep them until their queues are collected, and each
+        # would then take five seconds to end.
         del made
 
 

@@ -107,7 +107,7 @@ def _clear_of_the_last(places: np.ndarray, size: int, window: int, turn: int, ke
 
 
 class BlockOrder:
-    """Endless passes through things that lie in blocks, read a few blocks at a time: every pass is a permutation.
+    """Endless passes through items in blocks, a few blocks at a time; every pass is a permutation.
 
     The blocks of a pass are shuffled; then those of each stretch of ``together`` blocks are shuffled into each other,
     as a shuffle buffer of that size would do, but so that any position can be asked for. Neighbouring stretches share

@@ -30,13 +30,13 @@ _REPLACEMENTS = 32  # in a row; with one image in a hundred broken, that many ne
 
 @dataclass(eq=False)
 class BatchStream:
-    """An endless sequence of batches of which any can be made by itself.
+    """An endless sequence of batches, each of which can be built independently.
 
     Each source is passed through in an order of its own, without repetition until all of it was seen, and then in
     another; a batch across two passes holds no sample twice, unless it takes more than the source has. Texts are drawn
     anew at every visit: one of the captions, or a template filled with the class name (or with one of the sample's own
     texts if it has any: synonyms). An image that cannot be read is replaced by another of its source, chosen by
-    (seed, step, row), so that the sequence is the same whoever makes it.
+    (seed, step, row), so that the sequence is the same on any rank and worker.
 
     Attributes:
         mixture: what to draw from.
@@ -46,7 +46,7 @@ class BatchStream:
         rank, world_size: this process makes rows ``rank * n`` to ``(rank + 1) * n`` of the global batch of
             ``n * world_size`` rows.
         templates: prompt templates for class names.
-        knowledge: one definition, drawn at every visit, stands behind each text that has any (K-LITE).
+        knowledge: appends a randomly drawn definition to each text that has any (K-LITE).
         broken_share: share of images that may be broken before it is an error.
         counters: what was read so far and what could not be.
     """
@@ -87,7 +87,7 @@ class BatchStream:
     def context(self, step: int) -> Batch:
         """A separate batch to look things up in: the samples of the next step, under a crop of their own.
 
-        Samples of neighbouring steps differ (except where a source begins anew), so a row cannot find itself.
+        Samples of neighbouring steps differ (except where a new pass begins), so a row cannot find itself.
         """
         return self.batch(step + 1, view=CONTEXT_VIEW)
 

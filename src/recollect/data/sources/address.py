@@ -25,13 +25,13 @@ class Address:
 
     Attributes:
         place: path, pattern or hub id.
-        keep: column to the values of which a row must have one.
-        drop: column to the values of which a row must have none.
+        keep: by column, values to keep.
+        drop: by column, values to drop.
         split: a split, a slice of one, or several joined by ``+``.
         config, revision: configuration and revision of a hub set.
-        shuffle: seed of the order in which slices count rows; None counts them as they lie.
+        shuffle: seed of the order in which slices count rows; None keeps their order.
         paths: "anywhere" lets a table name pictures outside of its own folder.
-        stream: "yes" reads shards where they lie, instead of through a copy.
+        stream: "yes" reads shards in place, without a converted copy.
         only, without: ``I/N`` keeps, or leaves out, the rows whose first text falls into part I of N.
     """
 
@@ -157,7 +157,7 @@ def choose_split(
         mask: rows that passed the filters; slices count these only.
         wanted: such as ``train``, ``train[:2000]``, ``train[80%:]``, ``train+validation`` or ``all``; None takes the
             only split there is, else the training split, so that test rows are never trained on by oversight.
-        shuffle: seed of a fixed random order in which slices count, for sets that lie sorted by class.
+        shuffle: seed of a fixed random order for slices, for data sorted by class.
 
     Raises:
         UserError: there is no such split.

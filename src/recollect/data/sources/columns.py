@@ -1,4 +1,4 @@
-"""Which column of a stranger's table is which."""
+"""Finding the image, caption and label columns of a table."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ class Columns:
     """Which columns to read; a name left out is looked for under its usual names.
 
     Attributes:
-        image: encoded bytes, a `datasets.Image`, or the path of a file beside the table.
+        image: encoded bytes, a `datasets.Image`, or a path relative to the table.
         caption: a text, a list of texts, several columns joined by commas, or a field inside a structured column
             (``json.caption``).
         label: an integer, a ``ClassLabel`` or a class name.

@@ -1,4 +1,4 @@
-"""Reading one picture from a stranger's file: decoded to RGB, or one line that says why not."""
+"""Reading pictures of any format, or reporting in one line why one cannot be read."""
 
 import hashlib
 import io
@@ -24,14 +24,14 @@ with suppress(ImportError):  # iPhones write HEIC
     pillow_heif.register_heif_opener()
 
 MAX_PIXELS = 89_478_485
-"""Pillow's own bound on harmless pictures (a quarter of a gigabyte of RGB); beyond it lie decompression bombs."""
+"""Pillow's own limit (a quarter of a gigabyte of RGB); larger pictures may be decompression bombs."""
 
 BROKEN_SHARE = 0.01
 """Web crawls lose well under one picture in a hundred to damage; more than that is a mistake (a wrong column, a
 failed copy) that should not cost a night of training."""
 
 _NOT_OPENED = frozenset({"BUFR", "GRIB", "HDF5", "MPEG"})
-"""What Pillow tells apart and cannot open: weather, measurements, films."""
+"""Formats that Pillow recognizes but cannot open: weather data, measurements, films."""
 
 PICTURE_ENDINGS = frozenset(
     ending
@@ -92,11 +92,11 @@ def decode(data: bytes | Path, where: str, *, needed: int = 0) -> Image.Image:
 
 
 PIXEL_DIGESTS = 2
-"""Edition of `pixel_digest`: digests of another one say nothing about these, and whoever keeps some says which."""
+"""Version of `pixel_digest`, to store with digests: those of different versions cannot be compared."""
 
 
 def pixel_digest(image: ImageLike) -> str:
-    """Equal for the same pixels, however they were encoded."""
+    """Equal for equal pixels, in any encoding."""
     pixels = np.asarray(image)
     made = hashlib.blake2b(f"{pixels.shape} {pixels.dtype}".encode(), digest_size=16)
     made.update(np.ascontiguousarray(pixels).data)
@@ -121,10 +121,10 @@ def find_images(folder: Path) -> list[Path]:
 
 
 def pictures_among(files: Sequence[Path], folder: Path) -> list[Path]:
-    """Those of a folder's files that are pictures; it is said how many are of kinds that are not read.
+    """The pictures among a folder's files; the number of unsupported ones is printed.
 
     Raises:
-        UserError: there is none that is read.
+        UserError: there are none.
     """
     pictures = [path for path in files if path.suffix.lower() in PICTURE_ENDINGS]
     unread = unread_among(files)
@@ -135,7 +135,7 @@ def pictures_among(files: Sequence[Path], folder: Path) -> list[Path]:
 
 
 def unread_among(files: Sequence[Path]) -> str:
-    """How many files are pictures of kinds that are not read, and what to do; empty where there is none."""
+    """How many pictures have unsupported formats, and what to do; empty if none."""
     unread = Counter(ending for path in files if (ending := path.suffix.lower()) in _UNREAD_ENDINGS)
     kinds = ", ".join(f"{count:,} {ending}" for ending, count in unread.most_common())
     if unread and set(unread) <= {".heic", ".heif", ".hif"}:
@@ -144,15 +144,15 @@ def unread_among(files: Sequence[Path]) -> str:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """The files of a folder and of those in it, sorted, without hidden ones; where this user may not look is said.
+    """The files of a folder and its sub-folders, sorted, without hidden ones; unreadable folders are reported.
 
     Raises:
-        UserError: the folder itself cannot be looked into.
+        UserError: the folder itself cannot be read.
     """
     files, closed = files_in(folder)
     if closed:
         shown = ", ".join(str(path.relative_to(folder)) for path in closed[:3]) + (" …" if len(closed) > 3 else "")
-        note(f"{folder}: left out what you may not look into: {shown}")
+        note(f"{folder}: left out, since they cannot be read: {shown}")
     return files
 
 
@@ -227,15 +227,15 @@ def as_picture(image: ImageLike) -> Image.Image:
 
 
 def as_rgb(picture: Image.Image) -> Image.Image:
-    """A picture as every model reads it, from a file or from memory: RGB, upright by its EXIF tag, 16-bit and 32-bit
-    greys with their shades, transparent parts white. What has been through here passes unchanged."""
+    """A picture as models read it: RGB, rotated by its EXIF tag, 16-bit and 32-bit grey scaled to 8 bits, transparent
+    parts white. Idempotent."""
     tags: Mapping[int, Any] = dict(picture.tag_v2) if isinstance(picture, TiffImageFile) else {}
     if picture.getexif().get(_ORIENTATION, 1) != 1:
         picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith("I;16") or picture.mode in {"I", "F"}:  # Pillow would clip them to white
         return Image.fromarray(_eight_bits(np.asarray(picture), tags)).convert("RGB")
     if picture.mode in {"RGBA", "LA", "PA", "La", "RGBa"} or "transparency" in picture.info:
-        # As on a white page, where most were drawn to stand; what lies under transparent pixels is anybody's guess.
+        # Composited on white: the colour of transparent pixels is arbitrary.
         picture = picture.convert("RGBA")
         page = Image.new("RGBA", picture.size, (255, 255, 255, 255))
         return Image.alpha_composite(page, picture).convert("RGB")
@@ -245,16 +245,15 @@ def as_rgb(picture: Image.Image) -> Image.Image:
 
 
 def _eight_bits(values: np.ndarray, tags: Mapping[int, Any]) -> np.ndarray:
-    """The greys of a picture of more than eight bits, as bytes.
+    """Scale a grey picture of more than eight bits to bytes.
 
-    Sixteen bits are full at their largest number: 65,535; with a sign 32,767; twelve bits 4,095. Numbers of 32 bits
-    are seldom full; they fill the least usual range that holds them: 0 to 1 of floats, then 8 bits, 16 bits, and the
-    whole of what they are kept in. What lies outside is clipped, and where a TIFF says that its zero is white, all is
-    turned round.
+    Up to 16 bits, the largest value of the format is white: 65,535, signed 32,767, 12 bits 4,095. 32-bit values rarely
+    use their whole range; the smallest of these ranges that contains them is used: 0 to 1 (floats), 8 bits, 16 bits,
+    32 bits. Values outside are clipped, and white-is-zero TIFFs are inverted.
 
     Args:
-        values: int32, uint16 or float32 as Pillow has them.
-        tags: of a TIFF, which alone says what they are; empty for other pictures.
+        values: int32, uint16 or float32, as Pillow returns them.
+        tags: TIFF tags, which define the format; empty for other files.
     """
     bits = tags.get(_BITS, (8 * values.itemsize,))[0]
     signed = tags.get(_FORM, (_UNSIGNED,))[0] == _SIGNED if tags else values.dtype.kind == "i"
@@ -271,12 +270,12 @@ def _eight_bits(values: np.ndarray, tags: Mapping[int, Any]) -> np.ndarray:
 
 
 def _in_least(values: np.ndarray, ranges: Sequence[float], overshoot: float = 1.0) -> np.ndarray:
-    """Bytes of numbers in the least of some ranges, from 0 on, that holds them."""
+    """Scale values to bytes by the smallest of ``ranges`` (from 0) that contains them."""
     top = float(values.max(initial=0))
     full = next((limit for limit in ranges if top <= limit * overshoot), top)
     return np.round((values / full).clip(0, 1) * 255).astype(np.uint8)
 
 
 def note(text: str) -> None:
-    """Say one line on standard error, as it is."""
+    """Print a line on standard error, literally."""
     console.print(text, highlight=False, soft_wrap=True)

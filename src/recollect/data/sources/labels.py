@@ -33,7 +33,7 @@ def find_labels(opened: OpenedTables, columns: Columns) -> Labels:
     """Read the label of every row of every split, so that a class has the same id in each.
 
     Names come, in this order, from the class-name column, the label's own ``ClassLabel``, the labels themselves
-    where they are words, or the ``classnames.txt`` beside the shards. Of a class-name column of lists (captions) the
+    where they are words, or the ``classnames.txt`` of the shards. Of a class-name column of lists (captions) the
     first entry counts. A row whose class name is empty has no label.
     Several labels in one row (a list) count as none here; the sample's ``extra["labels"]`` holds them.
     """
@@ -112,7 +112,7 @@ def _from_words(raw: Mapping[str, pa.ChunkedArray]) -> Labels:
 
 
 def _with_names(opened: OpenedTables, columns: Columns, ids: Mapping[str, np.ndarray]) -> Labels:
-    """Labels with a column of names; numbers that do not run from 0 without gaps are numbered anew in their order."""
+    """Labels with a column of names; label numbers with gaps are renumbered in order."""
     named: dict[int, str] = {}
     for split, rows in opened.splits.items():
         table = pa.table({"id": ids[split], "name": _first_texts(_column(rows, columns.class_name))})

@@ -36,20 +36,19 @@ def open_source(
     """Open a source of samples.
 
     Args:
-        spec: a Parquet, CSV, TSV or JSON-lines file; WebDataset shards
-            (``shard-{000..099}.tar``); a folder of these or of images; or a hub id. Behind a ``?`` may follow filters
-            and options: ``emoji.parquet?domain=twemoji,noto&ambiguous=false``, ``pairs.parquet?without=0/5``.
-            ``?stream=yes`` reads Parquet files and WebDataset shards where they lie, here or behind an address, instead
-            of through a copy.
+        spec: a Parquet, CSV, TSV or JSON-lines file; WebDataset shards (``shard-{000..099}.tar``); a folder of these
+            or of images; or a hub id. Filters and options may follow a ``?``:
+            ``emoji.parquet?domain=twemoji,noto&ambiguous=false``, ``pairs.parquet?without=0/5``. ``?stream=yes`` reads
+            local or remote Parquet files and WebDataset shards in place, without a converted copy.
         split: such as ``train``, ``test[:1000]``, ``train+validation``, ``all``; by default the training split, or
             the only one.
         kind: whether texts are captions or class names; by default captions where there is a caption column.
         columns: which column is which, where the names are unusual.
-        lost_share: share of the files in WebDataset shards that may lie behind damage before it is an error.
-        keep_textless: keep the rows of a table that have no caption and no class; they are left out by default.
+        lost_share: largest share of the files in WebDataset shards that may be lost to damage.
+        keep_textless: also keep rows of a table that have no caption and no class.
 
     Raises:
-        UserError: there is no such source, split or column, nothing is left, or a file is damaged.
+        UserError: no such source, split or column, no rows left, or a damaged file.
     """
     if is_generated(spec):
         return open_generated(spec, split, kind)

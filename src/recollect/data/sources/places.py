@@ -1,4 +1,4 @@
-"""Which files a place names, and of which split each is: addresses, patterns, folders, and the words in their paths."""
+"""Listing the files of a path, pattern, folder or URL, and their splits from words in their paths."""
 
 import os
 import re
@@ -54,7 +54,7 @@ def stream_files(place: str, revision: str | None, split: str | None, config: st
 
 
 def _addresses(place: str) -> list[str]:
-    """Every address that a pattern, or a folder, stands for."""
+    """All URLs of a pattern or folder."""
     found = [
         file
         for each in _expand_braces(place)
@@ -65,7 +65,7 @@ def _addresses(place: str) -> list[str]:
 
 
 def _below_all(addresses: Sequence[str]) -> dict[str, PurePath]:
-    """Addresses, and what of their paths stands behind the folders that all of them share."""
+    """Each URL with its path relative to their common folder."""
     paths = [PurePosixPath("/") / urlsplit(address).path for address in addresses]
     shared = os.path.commonpath([path.parent for path in paths])
     return {address: path.relative_to(shared) for address, path in zip(addresses, paths, strict=True)}

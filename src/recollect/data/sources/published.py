@@ -1,8 +1,8 @@
 """Published few-shot splits: of whole sets as CoOp has them, and the shots of each draw as 2SFS has them.
 
 CoOp's ``split_zhou_NAME.json`` holds lists of ``[path, label, class name]`` for each split, which the literature that
-compares with it reads. 2SFS publishes the draws: ``SET/split_fewshot/shot_16-seed_1_train.jsonl``, ``..._val`` beside
-it, each line ``{"_impath": "SET/images/...", "_label": 0, "_classname": "...", "_domain": 0}`` with the path from the
+compares with it reads. 2SFS publishes the draws: ``SET/split_fewshot/shot_16-seed_1_train.jsonl`` and ``..._val``,
+each line ``{"_impath": "SET/images/...", "_label": 0, "_classname": "...", "_domain": 0}`` with the path from the
 folder that holds SET (as code reads it that checks these files by their digests).
 """
 
@@ -47,8 +47,8 @@ def is_published_shots(path: Path) -> bool:
 
 
 def read_published_shots(path: Path) -> tuple[dict[str, datasets.Dataset], Path, tuple[Path, ...]]:
-    """Read the shots of one draw: train, validation where ``..._val.jsonl`` lies beside ``..._train.jsonl``, and the
-    whole test split where the set's ``split_zhou_*.json`` lies in the folder above.
+    """Read the shots of one draw: train, validation if there is a ``..._val.jsonl`` next to ``..._train.jsonl``, and
+    the whole test split if the parent folder has the set's ``split_zhou_*.json``.
 
     Returns:
         The rows of each split as `read_published` has them, the folder that paths start from, and the files read.
@@ -57,8 +57,8 @@ def read_published_shots(path: Path) -> tuple[dict[str, datasets.Dataset], Path,
         UserError: a line of another form, or the pictures are in none of the folders above.
     """
     files = {"train": path}
-    if (beside := path.with_name(path.name.replace("_train.jsonl", "_val.jsonl"))) != path and beside.is_file():
-        files["validation"] = beside
+    if (validation := path.with_name(path.name.replace("_train.jsonl", "_val.jsonl"))) != path and validation.is_file():
+        files["validation"] = validation
     splits = {split: _shots(file) for split, file in files.items()}
     first = splits["train"][0]["image"]
     root = next((folder for folder in path.resolve().parents if (folder / first).is_file()), None)
@@ -97,5 +97,5 @@ def _base(path: Path, picture: str) -> Path:
     if found := next((folder for folder in folders if (folder / picture).is_file()), None):
         return found
     raise UserError(
-        f"{path}: no picture {picture} in its folder or one below. Put the file beside the pictures' folder."
+        f"{path}: no picture {picture} in its folder or one below. Put the file next to the pictures' folder."
     )

@@ -102,7 +102,7 @@ def read_shard(file: BinaryIO, size: int) -> tuple[Rows, ShardState]:
 
 
 def _count_files(file: BinaryIO) -> int:
-    """Number of files with intact headers from the current position on, whatever lies in between."""
+    """Number of files with intact headers from the current position on, skipping anything else."""
     count = 0
     with suppress(tarfile.ReadError), tarfile.open(fileobj=file, mode="r:", ignore_zeros=True) as archive:
         for member in archive:

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     import datasets
 
 _LOOKED_AT = 1000
-"""Rows whose pictures' files tell a table's content, where it only names them."""
+"""Number of image files that are hashed for the content of a table of paths."""
 
 _STAMPED = 100_000
-"""The same of whether somebody has written to them."""
+"""Number of image files that are checked for changes."""
 
 _ROWS_OF_HUB = 256
-"""Rows that tell the content of a set that was fetched from the hub."""
+"""Number of rows that are hashed for the content of a hub data set."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class TableSource(Source):
         return f"TableSource({self.name!r}: {len(self):,} samples, {self.kind}s{classes})"
 
     def _refuse_paths_elsewhere(self, base: Path) -> None:
-        """A table from a stranger must not make this machine open, and show, a file of its own."""
+        """A downloaded table must not be able to open and show private files."""
         column = self.table.data.column(self.columns.image).take(pa.array(self.rows))
         if pa.types.is_struct(column.type):
             if column.type.get_field_index("path") < 0 or column.type.get_field_index("bytes") < 0:
@@ -106,7 +106,7 @@ class TableSource(Source):
             path = os.path.abspath(os.path.join(folder, text))
             if "://" not in text and os.path.commonpath([folder, path]) != folder:
                 raise UserError(
-                    f"{self.origin.where}, row {self.rows[place]}: {text} lies outside of the table's folder. If you "
+                    f"{self.origin.where}, row {self.rows[place]}: {text} is outside the table's folder. If you "
                     f"trust the table, allow it with {self.origin.where}?paths=anywhere"
                 )
 

@@ -19,7 +19,7 @@ from recollect.models.lora.layers import Adapters, named_sites
 
 _WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 ADAPTER_RECORD = "adapted.json"
-"""What recollect knows beside PEFT's two files, which PEFT passes over: checksums, and what it was asked to keep."""
+"""Checksums and further settings next to PEFT's two files; PEFT ignores this file."""
 _PREFIX = "base_model.model."
 # Settings under which W + scale·B A is not what PEFT computes.
 _OTHER_METHODS = ("use_dora", "use_qalora", "modules_to_save", "rank_pattern", "alpha_pattern", "lora_bias")

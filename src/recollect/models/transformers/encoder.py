@@ -48,7 +48,7 @@ class TransformersEncoder(DualEncoder):
         model: the transformers model.
         processor: its image processor and tokenizer.
         text: how the text tower wants its tokens.
-        gated: blocks that stand before those of the image tower (`add_gated`); None where there are none.
+        gated: blocks inserted before those of the image tower (`add_gated`), or None.
     """
 
     architecture = "transformers"
@@ -80,7 +80,7 @@ class TransformersEncoder(DualEncoder):
     def tokenize(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None = None) -> dict[str, Tensor]:
         """Turn texts into token ids (and a mask where the tower reads one), on the CPU.
 
-        The prefix tokens stand in front of the text, behind the start token if the tokenizer writes one; the total
+        The prefix tokens precede the text and follow the start token, if any; the total
         length stays the tower's.
         """
         return self.text_tokens(texts, kinds)
@@ -251,7 +251,7 @@ class TransformersEncoder(DualEncoder):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers' bars and warnings while the block runs; what matters in them is said as an error."""
+    """Silence transformers' progress bars and warnings while the block runs."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()

@@ -26,7 +26,7 @@ _OLD, _NEW = "model.", "gated."
 
 
 class GatedBlock(nn.Module):
-    """A pre-norm transformer block of which nothing passes until its gates open::
+    """A pre-norm transformer block that has no effect until its gates open::
 
         x ← x + tanh(a) · Attention(LN(x))
         x ← x + tanh(m) · MLP(LN(x)),        a = m = 0 at the start
@@ -81,8 +81,8 @@ def image_blocks(model: transformers.PreTrainedModel) -> list[nn.Module]:
             if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers:
                 return list(module)
     raise UserError(
-        f"--model.gated: the image tower of a {model.config.model_type} model has no blocks of attention of one width "
-        "that others could stand before. Take --model.freeze text."
+        f"--model.gated: the image tower of a {model.config.model_type} model has no attention blocks of one width, so "
+        "gated ones cannot be inserted. Use --model.freeze text."
     )
 
 

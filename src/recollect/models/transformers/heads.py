@@ -45,7 +45,7 @@ class Projection(TowerHead):
 
 
 class PoolingMlp(TowerHead):
-    """SigLIP's image tower ends in attention pooling, whose residual MLP stands where others have a projection."""
+    """SigLIP's image tower ends in attention pooling, with a residual MLP in place of a projection."""
 
     def __init__(self, pooling: Any) -> None:
         self.pooling = pooling

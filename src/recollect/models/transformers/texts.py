@@ -18,7 +18,7 @@ class TextTokens:
     Attributes:
         tokenizer: of transformers.
         format: padding, length and names.
-        prefixes: tokens that stand in front of a text of each kind.
+        prefixes: tokens in front of the texts of each kind.
     """
 
     tokenizer: transformers.PreTrainedTokenizerBase
@@ -27,7 +27,7 @@ class TextTokens:
 
     @property
     def by_row(self) -> bool:
-        """Whether the tokens of a text are the same whatever texts stand beside it: of fixed length."""
+        """Whether the tokens of a text do not depend on the other texts (fixed length)."""
         return self.format.padding == "max_length"
 
     def __call__(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None = None) -> dict[str, Tensor]:
