@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.core import nearest as exact
-from recollect.core.nearest import ExactNeighbours, best_of, best_of_all, exact_neighbours
+from recollect.core import nearest_torch
+from recollect.core.nearest import ExactNeighbours, best_of_all, exact_neighbours, nearest_by_numpy
+from recollect.core.nearest_torch import best_of
 
 
 def loop(queries, matrix, k):
@@ -34,12 +36,12 @@ def test_blocks_and_groups_change_nothing(seed, queries, rows, k, scores, group)
     generator = np.random.default_rng(seed)
     asked, matrix = (generator.normal(size=(count, 5)).astype(np.float32) for count in (queries, rows))
     k = min(k, rows)
-    before = exact._SCORES, exact._GROUP
-    exact._SCORES, exact._GROUP = scores, group
+    before = nearest_torch._SCORES, nearest_torch._GROUP
+    nearest_torch._SCORES, nearest_torch._GROUP = scores, group
     try:
         found = exact_neighbours(asked, matrix, k, device=torch.device("cpu"))
     finally:
-        exact._SCORES, exact._GROUP = before
+        nearest_torch._SCORES, nearest_torch._GROUP = before
     order, best = loop(asked, matrix, k)
     np.testing.assert_array_equal(found.rows, order)
     np.testing.assert_allclose(found.scores, best, atol=1e-5)
@@ -100,3 +102,22 @@ def test_shapes_that_do_not_fit_are_named():
         exact_neighbours(np.zeros((1, 5), dtype=np.float32), matrix, 1)
     with pytest.raises(ValueError, match="k = 4, but 3 rows"):
         exact_neighbours(matrix, matrix, 4)
+
+
+@given(
+    seed=st.integers(0, 10**6), queries=st.integers(1, 4), rows=st.integers(1, 2500), k=st.integers(1, 12),
+    half=st.booleans(), some=st.booleans(), normed=st.booleans(),
+)  # fmt: skip
+def test_without_torch_the_same_rows_are_found(seed, queries, rows, k, half, some, normed):
+    generator = np.random.default_rng(seed)
+    asked, matrix = (generator.integers(-3, 4, size=(count, 5)).astype(np.float32) for count in (queries, rows))
+    matrix = matrix.astype(np.float16) if half else matrix
+    among = np.flatnonzero(generator.random(rows) < 0.7) if some else None
+    among = None if among is not None and not len(among) else among
+    norms = generator.integers(1, 3, size=rows).astype(np.float32) if normed else None
+    k = min(k, rows if among is None else len(among))
+    scores, places = nearest_by_numpy(asked, matrix, k, among, norms)
+    searched = matrix.astype(np.float32) if norms is None else matrix.astype(np.float32) / norms[:, None]
+    order, best = loop(asked, searched if among is None else searched[among], k)
+    np.testing.assert_array_equal(places, order)
+    np.testing.assert_array_equal(scores, best)

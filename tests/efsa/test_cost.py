@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from recollect.efsa.batch import EpisodeReport
 from recollect.efsa.cost import CostCounters, Meter, measured
+from recollect.efsa.report import EpisodeReport
 from recollect.index import Hits
 
 

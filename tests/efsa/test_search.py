@@ -305,7 +305,7 @@ def mixed_queries(pictures):
 
 def test_words_and_pictures_together_find_what_the_sum_is_nearest_to(encoder, make_index, pictures):
     index, queries = make_index(encoder), mixed_queries(pictures)
-    images = encoder.embed_images([pictures[row].image for row in range(24)])
+    images = encoder.embed_images([pictures[row].image for row in range(24)]).numpy()
     vectors = embed_queries(encoder, queries)
     for query, vector, hits in zip(queries, vectors, index.search_many(queries, 24), strict=True):
         assert ids(hits) == [str(row) for row in sorted(range(24), key=lambda row: -float(images[row] @ vector))]

@@ -89,8 +89,8 @@ class Search:
         """Search, print and write."""
         from recollect.core.files import check_writable
         from recollect.core.progress import output
-        from recollect.efsa.batch import EpisodeReport
         from recollect.efsa.normalisation import NormalisedIndex, normalised
+        from recollect.efsa.report import EpisodeReport
         from recollect.evaluation.reports.gallery import save_results
         from recollect.index import Index
 

@@ -1,9 +1,14 @@
 """Random numbers as a pure function of what they are for."""
 
+from __future__ import annotations
+
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -33,6 +38,8 @@ def numpy_generator(*parts: int | str) -> np.random.Generator:
 
 def torch_generator(*parts: int | str) -> torch.Generator:
     """A CPU torch generator seeded by `derive_seed`."""
+    import torch
+
     generator = torch.Generator()
     generator.manual_seed(derive_seed(*parts))
     return generator
@@ -43,6 +50,8 @@ def seed_default_generators(seed: int) -> None:
 
     Of every kind of accelerator that is not there it keeps the seed for later, each with the call's traceback as text.
     """
+    import torch
+
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
     else:

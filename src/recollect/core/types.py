@@ -1,20 +1,24 @@
 """Types shared by all packages: samples, sources, batches and encoders."""
 
+from __future__ import annotations
+
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
 from recollect.core.errors import UserError
 from recollect.core.kinds import Kind
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 ImageLike = Image.Image | np.ndarray
 """One image: a PIL image, a (height, width, 3) uint8 array, or a 1-d float32 vector of the latent world."""
@@ -53,7 +57,7 @@ class Sample:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-BatchRead = tuple[Tensor, list[str], Tensor]
+BatchRead = tuple["Tensor", list[str], "Tensor"]
 """What `Source.batch` returns: final images, one text each, int64 labels."""
 
 
@@ -241,7 +245,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def __getitem__(self, rows: slice) -> "Batch":
+    def __getitem__(self, rows: slice) -> Batch:
         tokens = None if self.tokens is None else {name: column[rows] for name, column in self.tokens.items()}
         return Batch(
             self.images[rows], self.texts[rows], self.labels[rows], self.kinds[rows], self.sources[rows],
@@ -287,7 +291,7 @@ class Encoder(Protocol, metaclass=UnreadMembers):
     def prefixes(self) -> Mapping[Kind, tuple[str, ...]]: ...
 
     @property
-    def base(self) -> "Encoder | None": ...
+    def base(self) -> Encoder | None: ...
 
     @property
     def fingerprint(self) -> str:
@@ -344,6 +348,8 @@ def caption_prefix(encoder: Encoder) -> Kind | None:
 
 def best_device() -> torch.device:
     """CUDA if there is one, then Apple's MPS, then the CPU."""
+    import torch
+
     if torch.cuda.is_available():
         return torch.device("cuda")
     if torch.backends.mps.is_available():
@@ -359,6 +365,8 @@ def chosen_device(device: torch.device | str | None) -> torch.device:
     """
     if device is None:
         return best_device()
+    import torch
+
     try:
         torch.empty(1, device=device).cpu()
         return torch.device(device)

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
-from recollect.efsa.batch import EpisodeReport
+from recollect.efsa.report import EpisodeReport
 from recollect.index import Hits
 
 _aten = torch.ops.aten

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder
-from recollect.efsa.batch import EpisodeReport
 from recollect.efsa.cost import CostCounters, TextSearch
 from recollect.efsa.fine_tuning import fine_tune, index_by
 from recollect.efsa.normalisation import Normalisation, normalised
 from recollect.efsa.options import EpisodeOptions, RewardOptions, TuningOptions, check_positive
 from recollect.efsa.pixels import PixelCache
+from recollect.efsa.report import EpisodeReport
 from recollect.efsa.rerank import NO_CAPTIONS, EpisodeReranker
 from recollect.efsa.rlcf import RewardSearcher
 from recollect.index import By, Hits, Index

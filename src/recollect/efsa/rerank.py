@@ -10,12 +10,13 @@ from torch import Tensor
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import caption_prefix
-from recollect.efsa.batch import EpisodeBatch, EpisodeQuery, EpisodeReport, Reranked, number_texts
+from recollect.efsa.batch import EpisodeBatch, EpisodeQuery, Reranked, number_texts
 from recollect.efsa.cost import CostCounters, Meter
 from recollect.efsa.episodes import LEAST_PAIRS, Episodes
 from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.pixels import PixelCache
 from recollect.efsa.planning import EpisodeBatchPlan, Load
+from recollect.efsa.report import EpisodeReport
 from recollect.efsa.sequential import FullEpisodes
 from recollect.index import Hit, Hits, Index, Picture, Query, Term
 from recollect.models import DualEncoder
@@ -186,5 +187,5 @@ def make_episode_batch(
 
 
 def _vector(terms: Sequence[Term]) -> Tensor | None:
-    vectors = [term.weight * term.vector for term in terms if term.vector is not None]
+    vectors = [term.weight * torch.from_numpy(term.vector) for term in terms if term.vector is not None]
     return torch.stack(vectors).sum(dim=0) if vectors else None

@@ -15,7 +15,6 @@ from recollect.core.progress import progress
 from recollect.core.types import ImageLike
 from recollect.data.sources.images import BrokenImageError
 from recollect.index import annotations
-from recollect.index.near_pairs import Bounds, DisjointSets, join_all, join_neighbourhoods
 from recollect.index.phash import near_hashes, phash_numbers, runs
 from recollect.index.rows import ROUNDING
 from recollect.index.same_picture import PreparedPicture, near_identical
@@ -82,6 +81,8 @@ def find_duplicates(index: "Index", threshold: float, everything: bool = True) -
     found = near_identical_groups(
         pairs, lambda places: [each.open for each in index.pictures([facts.ids[place] for place in places])], prefer
     )
+    from recollect.index.near_pairs import Bounds, DisjointSets, join_all, join_neighbourhoods  # imports torch
+
     joined = DisjointSets(count)
     for group in found.groups:
         joined.join(np.array(group[1:]), np.full(len(group) - 1, group[0]))

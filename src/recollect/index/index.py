@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from jaxtyping import Float32
-from torch import Tensor
 
 from recollect.core.errors import UserError
 from recollect.core.files import beside
@@ -49,6 +47,7 @@ from recollect.index.stores.ram import RamStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import torch
 
     from recollect.index.ann import Accelerator
     from recollect.index.ingest import IngestOptions, IngestReport
@@ -62,7 +61,8 @@ _UNSURE = 2.0**-12  # far more than single precision and rounding can be off by
 _ROWS_OF_A_COMMIT = 2_048
 _ALLOWED_COLUMN = re.compile(r"[^\s\"'(),][^\"]*")
 
-Vectors = Tensor | np.ndarray
+Vectors = Any
+"""A tensor or an array (queries, width)."""
 
 
 @dataclass(frozen=True)
@@ -328,7 +328,7 @@ class Index:
         return self._encoder
 
     def open_model(
-        self, named: str | None = None, device: torch.device | str | None = None, option: str = "--model"
+        self, named: str | None = None, device: "torch.device | str | None" = None, option: str = "--model"
     ) -> tuple[Encoder, str]:
         """Open the model of the index.
 
@@ -538,14 +538,14 @@ class Index:
                 made.append(Hits((), str(query), ("empty query",), searched=searched))
                 continue
             row = next(rows)
-            limit, notes = _limit(query, min_score, vectors[row].numpy())
+            limit, notes = _limit(query, min_score, vectors[row])
             made.append(page_of(ranked[row].with_hits(ranked[row].hits, notes), k, page, limit))
         return made
 
     def query_vector(self, query: Asked | Sequence[Asked], encoder: Encoder | None = None) -> Float32[np.ndarray, " w"]:
         """The unit-norm vector that `search` looks up for a query."""
         asked = as_query(query)
-        return embed_queries(encoder or self._embeds([asked]), [asked], self.record.prefix)[0].numpy()
+        return embed_queries(encoder or self._embeds([asked]), [asked], self.record.prefix)[0]
 
     def picture_term(self, id: str, weight: float = 1.0) -> Term:
         """A picture of the index as a term of a query; its stored vector is used.
@@ -554,7 +554,7 @@ class Index:
             UserError: the picture does not exist.
         """
         self._check_known([id])
-        return Term(vector=torch.from_numpy(self.vectors([id])[0]), weight=weight, name=f"picture {id[:8]}")
+        return Term(vector=self.vectors([id])[0], weight=weight, name=f"picture {id[:8]}")
 
     def near(self, vectors: Vectors, threshold: float = NEAR, by: By = "image") -> list[str]:
         """The ids of all pictures with a cosine of at least ``threshold`` to any of the vectors.
@@ -1026,7 +1026,7 @@ class Index:
         return self.encoder if needed else None
 
     def _queries(self, vectors: Vectors) -> Float32[np.ndarray, "queries width"]:
-        queries = vectors.detach().cpu().numpy() if isinstance(vectors, Tensor) else np.asarray(vectors)
+        queries = vectors.detach().cpu().numpy() if hasattr(vectors, "detach") else np.asarray(vectors)
         return unit(queries, self.width, f"{self.address}: queries")
 
     def _filter(self, where: str | Filter | None) -> Filter | None:
@@ -1086,7 +1086,7 @@ def _check_all(address: str, wanted: Sequence[str], known: Collection[str]) -> N
         )
 
 
-def open_encoder(model: Encoder | str | Path | None, device: torch.device | str | None = None) -> tuple[Encoder, str]:
+def open_encoder(model: Encoder | str | Path | None, device: "torch.device | str | None" = None) -> tuple[Encoder, str]:
     """A model, and the name that opens it again; the starter by default."""
     if not isinstance(model, str | Path | None):
         return model, str(getattr(model, "name", ""))

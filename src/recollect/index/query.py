@@ -11,6 +11,7 @@ followed by ``*``. Text without a double quote and without ``image:`` is not a s
 
 import math
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,11 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float32
 from PIL import Image
-from torch import Tensor
 
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, ImageLike, Kind
@@ -52,7 +50,7 @@ class Term:
     words: str | None = None
     picture: Path | ImageLike | None = None
     weight: float = 1.0
-    vector: Float[Tensor, " width"] | None = None
+    vector: Float32[np.ndarray, " width"] | None = None
     name: str = "vector"
 
     def __post_init__(self) -> None:
@@ -129,12 +127,12 @@ class Query:
         return cls((Term(picture=Path(image) if isinstance(image, str) else image),))
 
     @classmethod
-    def vector(cls, vector: Tensor | np.ndarray, name: str = "vector") -> "Query":
-        """An embedding of the index's model; its norm is divided out."""
-        made = torch.as_tensor(np.asarray(vector), dtype=torch.float32)
-        if made.ndim != 1 or not float(made.norm()) > 0:
+    def vector(cls, vector: Any, name: str = "vector") -> "Query":
+        """An embedding of the index's model, an array or tensor (width,); its norm is divided out."""
+        made = np.asarray(vector, dtype=np.float32)
+        if made.ndim != 1 or not np.linalg.norm(made) > 0:
             raise UserError(f"{name}: a query vector is one row of numbers, not all zero")
-        return cls((Term(vector=F.normalize(made, dim=0), name=name),))
+        return cls((Term(vector=made / np.linalg.norm(made), name=name),))
 
     @classmethod
     def parse(cls, text: str) -> "Query":
@@ -212,8 +210,8 @@ class Query:
     __rmul__ = __mul__
 
 
-Asked = str | Path | ImageLike | Tensor | Query | Term
-"""Anything that `as_query` takes, or a list of such things."""
+Asked = Any
+"""Words, a `Path`, a PIL image, an array, a tensor, a `Query`, a `Term`, or a list of such things (`as_query`)."""
 
 
 def Minus(part: Asked, weight: float = 1.0) -> Query:  # reads as a type in a list of terms
@@ -237,7 +235,7 @@ def as_query(asked: Asked | Sequence[Asked]) -> Query:
         return Query.words(asked)
     if isinstance(asked, Path | Image.Image):
         return Query.picture(asked)
-    if isinstance(asked, Tensor):
+    if "torch" in sys.modules and isinstance(asked, sys.modules["torch"].Tensor):
         return Query.vector(asked.detach().cpu())
     if isinstance(asked, np.ndarray):
         return Query.vector(asked) if asked.ndim == 1 else Query.picture(asked)
@@ -248,7 +246,7 @@ def as_query(asked: Asked | Sequence[Asked]) -> Query:
 
 def embed_queries(
     encoder: Encoder | None, queries: Sequence[Query], kind: Kind | None = None
-) -> Float[Tensor, "queries width"]:
+) -> Float32[np.ndarray, "queries width"]:
     """Unit-norm float32 embeddings of queries; words and files that occur several times are embedded once.
 
     Args:
@@ -260,31 +258,32 @@ def embed_queries(
     """
     words = list(dict.fromkeys(term.words for query in queries for term in query.terms if term.words is not None))
     pictures = {term.picture_key(): term for query in queries for term in query.terms if term.picture is not None}
-    texts, images = dict[str, Tensor](), dict[tuple[str, str], Tensor]()
+    texts, images = dict[str, np.ndarray](), dict[tuple[str, str], np.ndarray]()
     if words or pictures:
         if encoder is None:
             raise ValueError("words and pictures need a model that embeds them")
-        texts = dict(zip(words, encoder.embed_texts(words, kind), strict=True)) if words else {}
+        texts = dict(zip(words, np.asarray(encoder.embed_texts(words, kind)), strict=True)) if words else {}
         opened = [term.open() for term in pictures.values()]
-        images = dict(zip(pictures, encoder.embed_images(opened), strict=True)) if opened else {}
+        images = dict(zip(pictures, np.asarray(encoder.embed_images(opened)), strict=True)) if opened else {}
 
-    def vector(term: Term) -> Tensor:
+    def vector(term: Term) -> np.ndarray:
         if term.vector is not None:
             return term.vector
         return images[term.picture_key()] if term.words is None else texts[term.words]
 
     rows = [_embedding(query, [vector(term) for term in query.terms]) for query in queries]
-    return torch.stack(rows) if rows else torch.empty(0, encoder.width if encoder else 0, dtype=torch.float32)
+    return np.stack(rows) if rows else np.empty((0, encoder.width if encoder else 0), dtype=np.float32)
 
 
-def _embedding(query: Query, vectors: list[Tensor]) -> Tensor:
+def _embedding(query: Query, vectors: list[np.ndarray]) -> np.ndarray:
     if query.text is not None:
         return vectors[0]
     check_terms(query)
-    total = torch.stack([term.weight * each for term, each in zip(query.terms, vectors, strict=True)]).sum(dim=0)
-    if not float(total.norm()) > _ZERO * max(abs(term.weight) for term in query.terms):
+    total = np.sum([term.weight * each for term, each in zip(query.terms, vectors, strict=True)], axis=0)
+    norm = np.linalg.norm(total)
+    if not norm > _ZERO * max(abs(term.weight) for term in query.terms):
         raise UserError(f"{query}: its terms cancel out, so nothing is left to search for. Change a weight.")
-    return F.normalize(total, dim=0)
+    return np.asarray(total / norm, dtype=np.float32)
 
 
 def check_terms(query: Query) -> None:

@@ -226,7 +226,7 @@ class Session:
         """The same look-up as `Index.search`, which ranks every picture where someone scrolls that far."""
         query = self.query(ask.terms)
         with self._lock:
-            vector = embed_queries(self.library.index.encoder, [query], self.library.index.record.prefix)[0].numpy()
+            vector = embed_queries(self.library.index.encoder, [query], self.library.index.record.prefix)[0]
         total = len(self.selection(ask.where, view).ids) if ask.where else len(view.ids)
         listing = self._looked_up(vector, ask.where, min(_FIRST, total), total)
         listing.about = {"notes": self._notes(query), **self._end(query, listing)}

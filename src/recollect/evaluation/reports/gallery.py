@@ -11,7 +11,7 @@ from typing import Any
 from recollect.core.errors import UserError
 from recollect.core.files import write_json, write_text
 from recollect.core.templates import render
-from recollect.efsa.batch import EpisodeReport
+from recollect.efsa.report import EpisodeReport
 from recollect.index import Hit, Hits, Picture
 from recollect.index.hits import MODEL
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float, Float32, Int64
 
 from recollect.core.checksums import CHECKSUMS, damaged_files, note_checksums
@@ -70,7 +69,7 @@ class Part:
 
     def unit(self, by: By, places: Int64[np.ndarray, " some"]) -> Float32[np.ndarray, "some width"]:
         """Some vectors as float32 with their norm divided out."""
-        found = torch.from_numpy(self.stored(by)).index_select(0, torch.from_numpy(places)).float().numpy()
+        found = self.stored(by)[places].astype(np.float32)
         if self.stored(by).dtype == np.float32:
             return found
         norms = self.norms[by][places, None]
