@@ -24,7 +24,8 @@ from recollect.evaluation.results import Result, check_place, save_together
 from recollect.evaluation.tasks.classification import ClassificationTask, Division
 from recollect.evaluation.tasks.opening import OpenedTasks, Selection, open_tasks
 from recollect.models import load_model
-from recollect.models.parts import STARTER, check_model_place
+from recollect.models.parts import check_model_place
+from recollect.models.pretrained import STARTER
 
 DataArgument = TypeVar("DataArgument")
 

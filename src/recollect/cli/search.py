@@ -89,7 +89,6 @@ class Search:
         """Search, print and write."""
         from recollect.core.files import check_writable
         from recollect.core.progress import output
-        from recollect.efsa.normalisation import NormalisedIndex, normalised
         from recollect.efsa.report import EpisodeReport
         from recollect.evaluation.reports.gallery import save_results
         from recollect.index import Index
@@ -98,9 +97,12 @@ class Search:
         check_writable(self.out, "--out")
         queries = self._queries()
         index: Index = Index.open(self.index)
-        index.open_model(self.model, self.device)
+        if self.model is not None or self.device is not None:
+            index.open_model(self.model, self.device)
         encoder, scored_by = self._encoder(index)
         if self.normalise:
+            from recollect.efsa.normalisation import normalised
+
             index = normalised(index)
         reranker = self._reranker(index)
         results = index.search_many(
@@ -112,9 +114,10 @@ class Search:
             "adapt": self.adaptation if self.adapt else None, "where": self.where, "k": self.k, "page": self.page,
             "min_score": self.min_score,
         }  # fmt: skip
-        if isinstance(index, NormalisedIndex):
-            about["normalisation"] = asdict(index.settings)
-            output().print(f"normalised: {index.settings}", highlight=False, soft_wrap=True)
+        if self.normalise:
+            settings = index.settings  # type: ignore[attr-defined]
+            about["normalisation"] = asdict(settings)
+            output().print(f"normalised: {settings}", highlight=False, soft_wrap=True)
         report = reranker.report if reranker is not None else EpisodeReport()
         print_results(results)
         if report.not_finite:

@@ -338,7 +338,7 @@ class EncoderBase:
         return embeddings
 
 
-def caption_prefix(encoder: Encoder) -> Kind | None:
+def caption_prefix(encoder: Any) -> Kind | None:
     """How captions, queries and a memory's texts are read: as captions, by a model that has a prefix for them.
 
     One rule, because texts that are compared must have been read alike.

@@ -1,6 +1,7 @@
 """`Index`: pictures embedded by one model, which can be searched, looked up, filtered and changed."""
 
 import re
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from recollect.index.facets import FACETS, count_facets
 from recollect.index.filters import NAMES, Filter, parse_filter, unknown_names, with_labels
 from recollect.index.hits import CAPTIONS, MODEL, Hit, Hits, Reranker
 from recollect.index.lookup import Excluded, Found, look_up
-from recollect.index.query import Asked, Query, Term, as_query, check_terms, embed_queries
+from recollect.index.query import Asked, Query, QueryEncoder, Term, as_query, check_terms, embed_queries
 from recollect.index.rows import (
     COLUMNS,
     FACTS,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
     from recollect.index.ann import Accelerator
     from recollect.index.ingest import IngestOptions, IngestReport
+    from recollect.models.starter.words import StarterWords
 
 NEAR = 0.94
 """Cosine from which two pictures count as near-duplicates (RECO, section 4.1)."""
@@ -118,6 +120,7 @@ class Index:
         self._labels: Path | None = None
         self._encoder = encoder
         self._cut: tuple[int, float, int, CutOff] | None = None
+        self._starter: tuple[StarterWords | None] | None = None
         if encoder is not None:
             self.check_encoder(encoder, "the model")
 
@@ -516,7 +519,8 @@ class Index:
         searched = pictures_by if where is None else len(self.ids_where(where))
         if not real or not searched:
             return [Hits((), str(query), query_notes(query, self._encoder), searched=searched) for query in asked]
-        vectors = embed_queries(encoder or self._embeds(real), real, self.record.prefix)
+        embeds = encoder or self._embeds(real)
+        vectors = embed_queries(embeds, real, self.record.prefix)
         asked_for = min(max(page * k, rerank.depth if rerank else 0), searched)
         found = self.lookup(vectors, asked_for, by, where=where, exclude=frozenset(exclude) or None, exact=exact)
         pictures = {each.id: each for each in self.pictures([id for id in dict.fromkeys(found.ids.ravel()) if id])}
@@ -528,7 +532,7 @@ class Index:
                 for rank, (id, score) in enumerate(zip(found.ids[row], found.scores[row].tolist(), strict=True), 1)
                 if id
             ]
-            ranked.append(Hits(hits, str(query), query_notes(query, encoder or self._encoder), 1, searched))
+            ranked.append(Hits(hits, str(query), query_notes(query, embeds), 1, searched))
         if rerank is not None:
             ranked = rerank.rerank(real, ranked)
         rows = iter(range(len(real)))
@@ -1020,10 +1024,25 @@ class Index:
 
     # ------------------------------------------------------------------ inside
 
-    def _embeds(self, queries: Sequence[Query]) -> Encoder | None:
-        """The encoder where a query needs one; vectors alone do not."""
-        needed = any(term.vector is None for query in queries for term in query.terms)
-        return self.encoder if needed else None
+    def _embeds(self, queries: Sequence[Query]) -> QueryEncoder | None:
+        """What embeds these queries; None where all their terms are vectors."""
+        terms = [term for query in queries for term in query.terms if term.vector is None]
+        if terms and all(term.words is not None for term in terms) and self._words is not None:
+            return self._words
+        return self.encoder if terms else None
+
+    @property
+    def _words(self) -> "StarterWords | None":
+        """Embeds words without PyTorch, in an index of the starter whose model is not open."""
+        from recollect.models.pretrained import STARTER
+
+        if self._encoder is not None or self.record.model_name != STARTER or "torch" in sys.modules:
+            return None
+        if self._starter is None:
+            from recollect.models.starter.words import starter_words
+
+            self._starter = (starter_words(self.record.model),)
+        return self._starter[0]
 
     def _queries(self, vectors: Vectors) -> Float32[np.ndarray, "queries width"]:
         queries = vectors.detach().cpu().numpy() if hasattr(vectors, "detach") else np.asarray(vectors)
@@ -1066,13 +1085,13 @@ def _limit(query: Query, min_score: float | CutOff | None, vector: np.ndarray) -
     return min_score.score_for(vector), ()
 
 
-def query_notes(query: Query, encoder: Encoder | None) -> tuple[str, ...]:
+def query_notes(query: Query, encoder: QueryEncoder | None) -> tuple[str, ...]:
     """What to say about words that the model reads only in part, or that name a file."""
     notes = [query.hint] if query.hint else []
     words = [term.words for term in query.terms if term.words is not None]
     most = getattr(encoder, "longest_text", None)
     if words and most is not None:
-        longest = max(encoder.text_lengths(words, caption_prefix(encoder)))  # type: ignore[union-attr,arg-type]
+        longest = max(encoder.text_lengths(words, caption_prefix(encoder)))  # type: ignore[union-attr]
         if longest > most:
             notes.append(f"the query has {longest} tokens; the model reads the first {most} and ignores the rest")
     return tuple(notes)
@@ -1091,10 +1110,15 @@ def open_encoder(model: Encoder | str | Path | None, device: "torch.device | str
     if not isinstance(model, str | Path | None):
         return model, str(getattr(model, "name", ""))
     from recollect.models import load_model
-    from recollect.models.parts import STARTER
+    from recollect.models.pretrained import STARTER
 
     name = STARTER if model is None else str(model)
-    return load_model(name, device), name
+    encoder = load_model(name, device)
+    if name == STARTER:
+        from recollect.models.starter.words import note_starter
+
+        note_starter(encoder)
+    return encoder, name
 
 
 def _store_kind(address: str) -> Any:

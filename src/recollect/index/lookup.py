@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float32, Int64, Shaped
 
+from recollect.index.arrow import integer_array
 from recollect.index.filters import Filter
 from recollect.index.rows import By
 from recollect.index.stores.base import Nearest, Store
@@ -16,6 +17,7 @@ Excluded = Collection[str] | Sequence[str | Collection[str] | None]
 
 _MORE = 32  # vectors asked for beyond k where some of them may not count
 _GROWTH = 4
+_FEW = 1_000  # names that are made without importing pandas
 
 
 @dataclass(frozen=True)
@@ -98,10 +100,11 @@ def _first_of_each(rows: np.ndarray) -> Bool[np.ndarray, "queries k"]:
 
 def _names(ids: Any, rows: np.ndarray) -> Shaped[np.ndarray, "queries k"]:
     """The ids of rows, "" for -1."""
-    import pyarrow as pa
-
-    places = pa.array(rows.reshape(-1), mask=rows.reshape(-1) < 0)
-    return ids.take(places).fill_null("").to_numpy(zero_copy_only=False).astype(object).reshape(rows.shape)
+    flat = rows.reshape(-1).astype(np.int64)
+    names = np.full(len(flat), "", dtype=object)
+    taken = ids.take(integer_array(flat[flat >= 0]))
+    names[flat >= 0] = taken.to_pylist() if len(flat) <= _FEW else taken.to_numpy(zero_copy_only=False)
+    return names.reshape(rows.shape)
 
 
 def _read(

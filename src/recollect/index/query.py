@@ -12,18 +12,18 @@ followed by ``*``. Text without a double quote and without ``image:`` is not a s
 import math
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32
 from PIL import Image
 
 from recollect.core.errors import UserError
-from recollect.core.types import Encoder, ImageLike, Kind
+from recollect.core.types import ImageLike, Kind, UnreadMembers
 from recollect.data.sources.images import PICTURE_ENDINGS, decode
 
 _QUOTED = r'"((?:[^"\\]|\\.)*)"'
@@ -244,8 +244,27 @@ def as_query(asked: Asked | Sequence[Asked]) -> Query:
     raise UserError(f"{asked!r}: not a query. Pass words, a Path, a PIL image, an array, a vector, or a list of these.")
 
 
+@runtime_checkable
+class QueryEncoder(Protocol, metaclass=UnreadMembers):
+    """The part of an `Encoder` that embeds queries; arrays will do."""
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def prefixes(self) -> Mapping[Kind, tuple[str, ...]]: ...
+
+    def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Any:
+        """As `Encoder.embed_texts`."""
+        ...
+
+    def embed_images(self, images: Sequence[ImageLike]) -> Any:
+        """As `Encoder.embed_images`."""
+        ...
+
+
 def embed_queries(
-    encoder: Encoder | None, queries: Sequence[Query], kind: Kind | None = None
+    encoder: QueryEncoder | None, queries: Sequence[Query], kind: Kind | None = None
 ) -> Float32[np.ndarray, "queries width"]:
     """Unit-norm float32 embeddings of queries; words and files that occur several times are embedded once.
 

@@ -4,14 +4,33 @@ Here `transformers.X` is written where X is used, and annotations are not evalua
 import, and are imported when a checkpoint is opened or built, not when a command starts.
 """
 
-from recollect.models.attention import TextAttention
-from recollect.models.dual import DualEncoder
-from recollect.models.loading import load_model
-from recollect.models.patches import PatchEncoder
-from recollect.models.presets import PRESETS, build_model
-from recollect.models.pretrained import PRETRAINED
-from recollect.models.small import GlyphEncoder, SmallEncoder, VectorEncoder
-from recollect.models.transformers.encoder import TransformersEncoder
+from typing import TYPE_CHECKING
+
+import lazy_loader
+
+if TYPE_CHECKING:
+    from recollect.models.attention import TextAttention
+    from recollect.models.dual import DualEncoder
+    from recollect.models.loading import load_model
+    from recollect.models.patches import PatchEncoder
+    from recollect.models.presets import PRESETS, build_model
+    from recollect.models.pretrained import PRETRAINED
+    from recollect.models.small import GlyphEncoder, SmallEncoder, VectorEncoder
+    from recollect.models.transformers.encoder import TransformersEncoder
+
+__getattr__, _, _ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "attention": ["TextAttention"],
+        "dual": ["DualEncoder"],
+        "loading": ["load_model"],
+        "patches": ["PatchEncoder"],
+        "presets": ["PRESETS", "build_model"],
+        "pretrained": ["PRETRAINED"],
+        "small": ["GlyphEncoder", "SmallEncoder", "VectorEncoder"],
+        "transformers.encoder": ["TransformersEncoder"],
+    },
+)
 
 __all__ = [
     "PRESETS",

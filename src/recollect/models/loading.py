@@ -27,7 +27,6 @@ from recollect.models.hub_check import asked_once
 from recollect.models.parts import (
     HEAD_SUFFIX,
     OPENING_ERRORS,
-    STARTER,
     check_model_place,
     in_float32,
     open_config,
@@ -35,6 +34,7 @@ from recollect.models.parts import (
     open_weights,
     unreachable,
 )
+from recollect.models.pretrained import STARTER
 from recollect.models.small import WEIGHTS, SmallEncoder
 from recollect.models.starter import STARTER_HEAD, open_starter
 from recollect.models.transformers.encoder import TransformersEncoder, quiet

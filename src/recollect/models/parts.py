@@ -15,10 +15,8 @@ from recollect.core.files import near_names
 from recollect.core.validation import refuse
 from recollect.models.dual import RECORD
 from recollect.models.presets import PRESETS
+from recollect.models.pretrained import STARTER
 from recollect.models.transformers.encoder import quiet
-
-STARTER = "starter"
-"""The name that `recollect.load_model` knows the starter by."""
 
 HEAD_SUFFIX = ".safetensors"
 """Of a file that is a head of the starter."""

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     import transformers
     from torch import Tensor
 
+STARTER = "starter"
+"""The name that `recollect.load_model` knows the starter by (`recollect.models.starter`)."""
+
 _READ_AT_ONCE = 2**22
 _ALWAYS_ON = 40.0  # sigmoid(40) is 1 in float32: squeeze-and-excite multiplies by one
 

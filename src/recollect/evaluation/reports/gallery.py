@@ -10,7 +10,6 @@ from typing import Any
 
 from recollect.core.errors import UserError
 from recollect.core.files import write_json, write_text
-from recollect.core.templates import render
 from recollect.efsa.report import EpisodeReport
 from recollect.index import Hit, Hits, Picture
 from recollect.index.hits import MODEL
@@ -103,6 +102,8 @@ def _page(results: Sequence[Hits], report: EpisodeReport, about: Mapping[str, An
         groups.append({"query": result.query.strip() or "(empty)", "notes": result.notes, "parts": cards})
     summary = ", ".join(f"{name}: {value}" for name, value in about.items() if value is not None)
     words = {_REPORT[name]: count for name, count in asdict(report).items() if count and name in _REPORT}
+    from recollect.core.templates import render  # imports jinja2
+
     return render(Path(__file__).with_name("gallery.html"), groups=groups, summary=summary, report=words)
 
 

@@ -1,23 +1,27 @@
 """An index on disk: one Lance table in a folder. Every change is a version, published last, whole or not at all."""
 
+import hashlib
 import json
 import os
 import shutil
 import threading
 import warnings
+import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
 
 from recollect.core.checksums import CHECKSUMS, damaged_files, note_checksums, read_checksums
 from recollect.core.errors import UserError
-from recollect.core.files import fresh_folder, locked, told_if_full
-from recollect.index.rows import COLUMNS, Record, schema
+from recollect.core.files import fresh_folder, locked, told_if_full, write_text
+from recollect.index.rows import COLUMNS, FACTS, Record, schema
 from recollect.index.stores.base import DamagedIndexError
 from recollect.index.stores.local import ROW, LocalStore
 
@@ -25,6 +29,7 @@ TABLE = "pictures"
 LOCK = ".writers"
 CACHE = "cache"
 _HINT = "_versions/latest_version_hint.json"
+_VIEW = "view.json"
 _SCAN = 8_192
 _IDS = 2_048  # ids of one SQL condition
 
@@ -57,6 +62,7 @@ class LanceStore(LocalStore):
 
     def __init__(self, address: str, version: int | None = None) -> None:
         self.address, self.folder, self.pinned = address, Path(address), version is not None
+        self._asked = version
         self.cache, self.tidy = self.folder / CACHE, not self.pinned
         self._held = threading.local()
         if not self.folder.is_dir():
@@ -64,15 +70,29 @@ class LanceStore(LocalStore):
         if not (self.folder / f"{TABLE}.lance").is_dir():
             held = ", ".join(sorted(entry.name for entry in self.folder.iterdir())[:5]) or "nothing"
             raise UserError(f"{address}: not an index (it holds {held}). Name the folder that holds {TABLE}.lance.")
+        self._view = None if self.pinned else View.read(self.folder)
+        self.record = self._view.record if self._view is not None else self._opened()
+
+    @cached_property
+    def table(self) -> Any:
+        """Lance's table, opened when something needs more than the view of the newest version."""
+        self._opened()
+        return self.__dict__["table"]
+
+    def _opened(self) -> Record:
         with self._reported():
-            self.table = _database(self.folder).open_table(TABLE)
-            if version is not None:
-                self.table.checkout(version)
-            metadata = self.table.schema.metadata or {}
+            self.__dict__["table"] = table = _database(self.folder).open_table(TABLE)
+            if self._asked is not None:
+                table.checkout(self._asked)
+            metadata = table.schema.metadata or {}
             count = sum(batch.num_rows for batch in self.batches(["id"], removed=None))  # finds missing files now
-        if b"recollect" not in metadata or count != self.table.count_rows():
-            raise UserError(f"{address}: not an index of recollect, though it holds a Lance table")
-        self.record = Record.from_json(metadata[b"recollect"].decode(), address)
+        if b"recollect" not in metadata or count != table.count_rows():
+            raise UserError(f"{self.address}: not an index of recollect, though it holds a Lance table")
+        return Record.from_json(metadata[b"recollect"].decode(), self.address)
+
+    def _viewed(self) -> "View | None":
+        """The view, as long as the table is not open."""
+        return None if "table" in self.__dict__ else self._view
 
     @classmethod
     def create(cls, address: str, record: Record) -> "LanceStore":
@@ -93,6 +113,8 @@ class LanceStore(LocalStore):
 
     def version(self, newest: bool = False) -> int:
         """Lance's own number."""
+        if not newest and (view := self._viewed()) is not None:
+            return view.version
         if newest and not self.pinned:
             with self._reported():
                 self.table.checkout_latest()
@@ -163,6 +185,9 @@ class LanceStore(LocalStore):
         names = list(dict.fromkeys(["id", *columns]))
         distinct = list(dict.fromkeys(ids))
         tables, unknown = [], distinct
+        viewed = self._viewed() is not None and set(names) <= {*FACTS}
+        if viewed and (found := self.matrix().facts(distinct, names)) is not None:
+            return found if len(distinct) == len(ids) else found.take(pa.array([distinct.index(id) for id in ids]))
         matrix = self._matrix
         with self._reported():
             if matrix is not None and matrix.version == self.version() and distinct:
@@ -177,6 +202,15 @@ class LanceStore(LocalStore):
         found = pa.concat_tables([table.select(names).replace_schema_metadata() for table in tables])
         places = pc.index_in(pa.array(ids, pa.string()), value_set=found["id"].combine_chunks()).drop_null()
         return found.take(places)
+
+    def row_numbers(self) -> Int64[np.ndarray, " rows"]:
+        """From the view, or read and noted for the view of the next process."""
+        if (view := self._viewed()) is not None:
+            return view.numbers
+        numbers = super().row_numbers()
+        if not self.pinned and not getattr(self._held, "depth", 0):
+            View(self.version(), self.record, numbers).write(self.folder)
+        return numbers
 
     def batches(self, columns: Sequence[str], first: int = 0, removed: bool | None = False) -> Iterator[Any]:
         """In the order of row numbers."""
@@ -241,6 +275,83 @@ class LanceStore(LocalStore):
         return _reported(self.address)
 
 
+@dataclass(frozen=True)
+class View:
+    """What a search needs to know of the newest version, so that it need not import lancedb, which takes seconds.
+
+    It is kept in the cache, and holds as long as the files of the table are the same ones.
+
+    Attributes:
+        version: of the table.
+        record: of the index.
+        numbers: rising row numbers of the visible rows.
+    """
+
+    version: int
+    record: Record
+    numbers: Int64[np.ndarray, " rows"]
+
+    @classmethod
+    def read(cls, folder: Path) -> "View | None":
+        """The view of the newest version; None where nobody noted it, or it is damaged."""
+        try:
+            about = cls._about(folder)
+            if about["files"] != _files_digest(folder):
+                return None
+            numbers = [np.arange(first, last + 1, dtype=np.int64) for first, last in about["numbers"]]
+            record = Record.from_json(json.dumps(about["record"]), str(folder))
+            return cls(about["version"], record, np.concatenate([np.empty(0, dtype=np.int64), *numbers]))
+        except (OSError, ValueError, KeyError, TypeError, UserError):
+            return None
+
+    @staticmethod
+    def intact(folder: Path) -> bool:
+        """Whether the file agrees with its checksum."""
+        try:
+            return bool(View._about(folder))
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    @staticmethod
+    def _about(folder: Path) -> dict[str, Any]:
+        noted = json.loads((folder / CACHE / _VIEW).read_text(encoding="utf-8"))
+        if noted["crc32"] != _crc32(noted["view"]):
+            raise ValueError("differs from its checksum")
+        return dict(noted["view"])
+
+    def write(self, folder: Path) -> None:
+        """Note it, unless a newer version exists already or the folder cannot be written to."""
+        files = _files_digest(folder)
+        versions = (int(file.stem) for file in (folder / f"{TABLE}.lance" / "_versions").glob("*.manifest"))
+        if max((each if each < 2**63 else 2**64 - 1 - each for each in versions), default=-1) != self.version:
+            return
+        ends = np.flatnonzero(np.diff(self.numbers) != 1)
+        firsts, lasts = np.append(0, ends + 1), np.append(ends, len(self.numbers) - 1)
+        runs = [self.numbers[each].tolist() for each in (firsts, lasts)] if len(self.numbers) else [[], []]
+        about = {
+            "files": files, "version": self.version, "record": asdict(self.record),
+            "numbers": list(zip(*runs, strict=True)),
+        }  # fmt: skip
+        with suppress(OSError, UserError):
+            (folder / CACHE).mkdir(exist_ok=True)
+            about = json.loads(json.dumps(about))
+            write_text(folder / CACHE / _VIEW, json.dumps({"view": about, "crc32": _crc32(about)}))
+
+
+def _crc32(about: Any) -> int:
+    return zlib.crc32(json.dumps(about, sort_keys=True).encode())
+
+
+def _files_digest(folder: Path) -> str:
+    """Changes with every commit, and when a file of the table is deleted or written again."""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in sorted((folder / f"{TABLE}.lance").rglob("*")):
+        if file.name != Path(_HINT).name and file.is_file():
+            found = file.stat()
+            digest.update(f"{file.relative_to(folder)} {found.st_size} {found.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
 def verify_folder(folder: Path) -> list[str]:
     """One line for each file of an index that differs from its checksum; the index need not open.
 
@@ -259,6 +370,8 @@ def verify_folder(folder: Path) -> list[str]:
         found.append(f"{table / _HINT}: names no version of the table")
     if not (folder / CHECKSUMS).exists():
         found.append(f"{folder / CHECKSUMS}: is missing, so nothing was compared with its checksum")
+    if (folder / CACHE / _VIEW).exists() and not View.intact(folder):
+        found.append(f"{folder / CACHE / _VIEW}: differs from its checksum")
     for part in sorted((folder / CACHE).glob("*")) if (folder / CACHE).is_dir() else []:
         if part.is_dir() and not part.name.startswith("."):
             missing = not (part / CHECKSUMS).exists()

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float32, Int64
 
 from recollect.core.nearest import ExactNeighbours
 from recollect.index.filters import Filter, FilterColumns
-from recollect.index.rows import PHYSICAL, By, Record, asked_value, caption_matrix, vector_matrix
+from recollect.index.rows import FACTS, PHYSICAL, By, Record, asked_value, caption_matrix, vector_matrix
 from recollect.index.stores.base import Nearest, StoreBase
 from recollect.index.stores.matrix import Matrix, MatrixBatch, open_matrix, within
 
@@ -71,12 +71,15 @@ class LocalStore(StoreBase):
         with self._lock:
             version = self.version()
             if self._matrix is None or self._matrix.version != version:
-                numbers = [batch[ROW].to_numpy().astype(np.int64) for batch in self.batches([])]
-                rising = np.sort(np.concatenate([np.empty(0, dtype=np.int64), *numbers]))
                 self._matrix = open_matrix(
-                    self.cache, version, rising, self.record, self._read, self._matrix, self.tidy
+                    self.cache, version, self.row_numbers(), self.record, self._read, self._matrix, self.tidy
                 )
             return self._matrix
+
+    def row_numbers(self) -> Int64[np.ndarray, " rows"]:
+        """Rising row numbers of the visible rows."""
+        numbers = [batch[ROW].to_numpy().astype(np.int64) for batch in self.batches([])]
+        return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *numbers]))
 
     def forget_matrix(self) -> None:
         """Delete what was derived from the rows; it is made again when needed."""
@@ -88,12 +91,11 @@ class LocalStore(StoreBase):
     def _read(self, first: int) -> Iterator[MatrixBatch]:
         import pyarrow as pa
 
-        for table in self.batches(["id", "image_vector", "caption_vectors"], first):
+        for table in self.batches([*FACTS, "image_vector", "caption_vectors"], first):
             text, counts = caption_matrix(table["caption_vectors"])
             ids = pa.concat_arrays(table["id"].chunks) if table.num_rows else pa.array([], pa.string())
-            yield MatrixBatch(
-                table[ROW].to_numpy().astype(np.int64), ids, vector_matrix(table["image_vector"]), text, counts
-            )
+            numbers = table[ROW].to_numpy().astype(np.int64)
+            yield MatrixBatch(numbers, ids, vector_matrix(table["image_vector"]), text, counts, table.select(FACTS))
 
     def columns(self) -> FilterColumns:
         """What filters ask about, in the order of the matrix's slots."""

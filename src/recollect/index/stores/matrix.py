@@ -18,6 +18,7 @@ from recollect.core.checksums import CHECKSUMS, damaged_files, note_checksums
 from recollect.core.files import atomic_folder
 from recollect.core.nearest import ExactNeighbours, best_of_all, exact_neighbours
 from recollect.core.ordering import in_order
+from recollect.index.arrow import positions, string_array
 from recollect.index.rows import By, Record
 from recollect.index.stores.base import Nearest, mean_of_captions
 
@@ -35,6 +36,7 @@ class MatrixBatch:
     image: Float[np.ndarray, "rows width"]
     text: Float[np.ndarray, "captions width"]
     counts: Int64[np.ndarray, " rows"]
+    facts: Any
 
 
 ReadRows = Callable[[int], Iterator[MatrixBatch]]
@@ -53,6 +55,7 @@ class Part:
         text: the captions of all rows, one row after the other.
         counts: captions of each row.
         norms: of the stored vectors by kind; rounding to half precision changes them from 1. 0 for zeros.
+        facts: mapped Arrow table of `recollect.index.rows.FACTS`; None in memory.
     """
 
     folder: Path | None
@@ -62,6 +65,7 @@ class Part:
     text: Float[np.ndarray, "captions width"]
     counts: Int64[np.ndarray, " rows"]
     norms: dict[By, Float32[np.ndarray, " vectors"]]
+    facts: Any = None
 
     def stored(self, by: By) -> Float[np.ndarray, "vectors width"]:
         """The vectors of images or captions as they are stored."""
@@ -130,7 +134,7 @@ class Matrix:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        wanted = pa.array(ids, pa.string())
+        wanted = string_array(ids)
         if self.alive is not None:
             visible = np.flatnonzero(self.alive)
             found = self._find(wanted, self.ids.filter(pa.array(self.alive)), pc, pa)
@@ -141,13 +145,27 @@ class Matrix:
     def _find(wanted: Any, ids: Any, pc: Any, pa: Any) -> Int64[np.ndarray, " some"]:
         if _SCAN * len(wanted) >= len(ids):
             found = pc.index_in(wanted, value_set=ids)
-            return found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+            return positions(found)
         distinct = wanted.unique()
         which = pc.index_in(ids, value_set=distinct)
-        rows = np.flatnonzero(which.is_valid().to_numpy(zero_copy_only=False))
+        named = positions(which)
+        rows = np.flatnonzero(named >= 0)
         out = np.full(len(distinct), -1, dtype=np.int64)
-        out[which.take(pa.array(rows)).to_numpy(zero_copy_only=False)] = rows
-        return out[pc.index_in(wanted, value_set=distinct).to_numpy(zero_copy_only=False)]
+        out[named[rows]] = rows
+        return out[positions(pc.index_in(wanted, value_set=distinct))]
+
+    def facts(self, ids: list[str], columns: list[str]) -> Any:
+        """Arrow table of these columns of the rows, in the order of ``ids``; None where a row or its facts are not in
+        a part on disk."""
+        import pyarrow as pa
+
+        slots = self.slots_of(ids)
+        if not len(slots) or (slots < 0).any() or any(part.facts is None for part in self.parts):
+            return None
+        starts = np.cumsum([0, *(len(part.numbers) for part in self.parts)])
+        owners = np.searchsorted(starts, slots, side="right") - 1
+        rows = [self.parts[part].facts.slice(slot - starts[part], 1) for part, slot in zip(owners, slots, strict=True)]
+        return pa.concat_tables(rows).select(columns)
 
     def searchable(
         self, by: By, chosen: Bool[np.ndarray, " slots"] | None, spoken: bool
@@ -285,7 +303,10 @@ def within(some: Int64[np.ndarray, " some"], rising: Int64[np.ndarray, " all"]) 
 
 
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, EOFError)
-_FILES = ("numbers.npy", "counts.npy", "ids.arrow", "image.bin", "text.bin", "image_norms.npy", "text_norms.npy")
+_FILES = (
+    "numbers.npy", "counts.npy", "ids.arrow", "facts.arrow", "image.bin", "text.bin", "image_norms.npy",
+    "text_norms.npy",
+)  # fmt: skip
 
 
 def _stored_parts(cache: Path | None, record: Record) -> list[Part]:
@@ -326,9 +347,8 @@ def _chosen(numbers: np.ndarray, read: ReadRows) -> Iterator[MatrixBatch]:
         keep = within(batch.numbers, numbers)
         rows = np.flatnonzero(keep)
         text = batch.text[np.repeat(keep, batch.counts)]
-        yield MatrixBatch(
-            batch.numbers[rows], batch.ids.take(pa.array(rows)), batch.image[rows], text, batch.counts[rows]
-        )
+        ids, facts = batch.ids.take(pa.array(rows)), batch.facts.take(pa.array(rows))
+        yield MatrixBatch(batch.numbers[rows], ids, batch.image[rows], text, batch.counts[rows], facts)
         seen += len(rows)
     if seen != len(numbers):
         raise RuntimeError(f"{seen:,} of {len(numbers):,} rows were read")
@@ -340,7 +360,12 @@ def _write_part(folder: Path, numbers: np.ndarray, record: Record, read: ReadRow
 
     ids, counts = list[Any](), [np.empty(0, dtype=np.int64)]
     norms: dict[str, list[np.ndarray]] = {"image": [], "text": []}
-    with (folder / "image.bin").open("wb") as images, (folder / "text.bin").open("wb") as texts:
+    facts: Any = None
+    with (
+        (folder / "image.bin").open("wb") as images,
+        (folder / "text.bin").open("wb") as texts,
+        pa.OSFile(str(folder / "facts.arrow"), "wb") as file_of_facts,
+    ):
         for batch in _chosen(numbers, read):
             for by, vectors, file in (("image", batch.image, images), ("text", batch.text, texts)):
                 stored = np.ascontiguousarray(vectors, dtype=record.precision)
@@ -348,6 +373,9 @@ def _write_part(folder: Path, numbers: np.ndarray, record: Record, read: ReadRow
                 norms[by].append(_norms(stored))
             ids.append(batch.ids)
             counts.append(batch.counts)
+            facts = facts or pa.ipc.new_file(file_of_facts, batch.facts.schema)
+            facts.write_table(batch.facts)
+        facts.close()
     np.save(folder / "numbers.npy", numbers)
     np.save(folder / "counts.npy", np.concatenate(counts))
     for by, each in norms.items():
@@ -371,13 +399,17 @@ def _read_part(folder: Path, record: Record) -> Part:
         raise ValueError(f"{folder}: damaged" if not (folder / CHECKSUMS).exists() else damage[0])
     with pa.memory_map(str(folder / "ids.arrow")) as file:
         column = pa.ipc.open_file(file).read_all()["id"]
+    with pa.memory_map(str(folder / "facts.arrow")) as file:
+        facts = pa.ipc.open_file(file).read_all()
     arrays = {name.partition(".")[0]: np.load(folder / name) for name in _FILES if name.endswith(".npy")}
     image, text = (_mapped(folder / f"{by}.bin", record) for by in ("image", "text"))
     part = Part(
         folder, arrays["numbers"], pa.concat_arrays(column.chunks), image, text, arrays["counts"],
-        {"image": arrays["image_norms"], "text": arrays["text_norms"]},
+        {"image": arrays["image_norms"], "text": arrays["text_norms"]}, facts,
     )  # fmt: skip
-    if {len(part.numbers), len(part.ids), len(image)} != {len(part.counts)} or part.counts.sum() != len(text):
+    if {len(part.numbers), len(part.ids), len(image), len(facts)} != {len(part.counts)} or part.counts.sum() != len(
+        text
+    ):
         raise ValueError(f"{folder}: of another shape")
     return part
 

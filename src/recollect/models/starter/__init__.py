@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recollect.core.errors import UserError
-from recollect.models.parts import STARTER
+from recollect.models.pretrained import STARTER
 
 if TYPE_CHECKING:
     from torch import Tensor

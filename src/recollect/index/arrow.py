@@ -1,0 +1,37 @@
+"""Arrow arrays to and from NumPy without ``pyarrow.array`` and ``to_numpy``, which import pandas: most of a second."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+
+def string_array(values: Sequence[str]) -> Any:
+    """An Arrow array of texts."""
+    import pyarrow as pa
+
+    encoded = [value.encode() for value in values]
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.large_string(), len(encoded), buffers).cast(pa.string())
+
+
+def integer_array(values: Int64[np.ndarray, " n"]) -> Any:
+    """An Arrow array of integers; it shares their memory."""
+    import pyarrow as pa
+
+    values = np.ascontiguousarray(values, dtype=np.int64)
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
+
+
+def positions(found: Any) -> Int64[np.ndarray, " n"]:
+    """What `pyarrow.compute.index_in` found: -1 for a value that is not there."""
+    valid, data = found.buffers()
+    if not len(found):
+        return np.empty(0, dtype=np.int64)
+    some = slice(found.offset, found.offset + len(found))
+    places = np.frombuffer(data, dtype=np.int32)[some].astype(np.int64)
+    if found.null_count:
+        places[np.unpackbits(np.frombuffer(valid, dtype=np.uint8), bitorder="little")[some] == 0] = -1
+    return places

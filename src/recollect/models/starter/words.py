@@ -1,0 +1,174 @@
+"""The text side of the starter in NumPy: a search by words starts in a second, where importing PyTorch takes several.
+
+The weights are those of the model itself; texts are embedded one at a time, which suits queries and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float32
+from threadpoolctl import threadpool_limits
+
+from recollect.core.errors import UserError
+from recollect.core.files import cache_folder, read_json, write_json
+from recollect.models.pretrained import PRETRAINED, tower_folder
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from torch import Tensor
+
+    from recollect.core.kinds import Kind
+    from recollect.core.types import Encoder, ImageLike
+
+_HEAD = Path(__file__).parent / "head.safetensors"
+_TEXT_TOWER, _HEADS, _EPSILON = "minilm-l6-v2", 12, 1e-12
+_FORMAT = 1  # raise it when the code changes what the starter makes of a text
+
+Weights = Mapping[str, np.ndarray]
+
+
+class StarterWords:
+    """Embeds the words of a query as the starter does (`recollect.models.starter.open_starter`).
+
+    Attributes:
+        width: entries of an embedding.
+        longest_text: most tokens of a text that the tower reads, special tokens included.
+    """
+
+    prefixes: Mapping[Kind, tuple[str, ...]] = {}
+
+    def __init__(self) -> None:
+        from safetensors.numpy import load_file
+        from tokenizers import Tokenizer
+
+        folder = tower_folder(_TEXT_TOWER)
+        self._tower = load_file(folder / "model.safetensors")
+        self._head = {name: value.astype(np.float32) for name, value in load_file(_HEAD).items()}
+        self.longest_text = PRETRAINED[_TEXT_TOWER].length
+        self.width = len(self._head["text_projection.direct.bias"])
+        self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+
+    def text_lengths(self, texts: Sequence[str], prefix: Kind | None = None) -> list[int]:
+        """Tokens of each text before anything is cut off, special tokens included."""
+        self._tokenizer.no_truncation()
+        return [len(self._tokenizer.encode(text).ids) for text in texts]
+
+    def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float32[np.ndarray, "n width"]:
+        """Unit-norm embeddings.
+
+        Raises:
+            UserError: a text is not valid UTF-8.
+        """
+        if broken := next((text for text in texts if not text.isascii() and _surrogates(text)), None):
+            raise UserError(f"{broken!r} is not valid UTF-8. Is the terminal, or the file it is from, set to another?")
+        self._tokenizer.enable_truncation(self.longest_text)
+        with threadpool_limits(1, "blas"):  # for so few numbers, OpenBLAS threads wait longer than they compute
+            rows = [self._embedded(self._tokenizer.encode(text).ids) for text in texts]
+        return np.array(rows, dtype=np.float32).reshape(-1, self.width)
+
+    def embed_images(self, images: Sequence[ImageLike]) -> Tensor:
+        """By the whole starter."""
+        from recollect.models.starter import open_starter
+
+        return open_starter().embed_images(list(images))
+
+    def _embedded(self, ids: Sequence[int]) -> Float32[np.ndarray, " width"]:
+        features = _bert(np.asarray(ids), self._tower).mean(axis=0)
+        features /= np.linalg.norm(features)
+        head = "text_projection"
+        inner = _gelu(_linear(features, self._head, f"{head}.up"))
+        out = _linear(features, self._head, f"{head}.direct") + _linear(inner, self._head, f"{head}.down")
+        return out / np.linalg.norm(out)
+
+
+def starter_words(fingerprint: str) -> StarterWords | None:
+    """The text side of the starter, if an index with this fingerprint was made by the starter that is installed.
+
+    None also where no process has noted the starter's fingerprint yet (`note_starter`), or a package is missing.
+    """
+    try:
+        note = _note()
+        noted = read_json(note) if note.is_file() else {}
+        return StarterWords() if noted.get("fingerprint") == fingerprint else None
+    except (UserError, OSError, ValueError, KeyError):
+        return None
+
+
+def note_starter(encoder: Encoder) -> None:
+    """Note the fingerprint of the opened starter for `starter_words`: without PyTorch it cannot be computed."""
+    file = _note()
+    if not file.exists():
+        try:
+            write_json(file, {"fingerprint": encoder.fingerprint})
+        except (OSError, UserError):  # without a cache, searches are slower
+            return
+
+
+def _note() -> Path:
+    """Its name changes with everything that the fingerprint depends on."""
+    towers = sorted((name, tower.sha256, repr(tower)) for name, tower in PRETRAINED.items())
+    packages = [metadata.version(name) for name in ("recollect", "torch", "transformers", "tokenizers")]
+    head = hashlib.sha256(_HEAD.read_bytes()).hexdigest()
+    key = hashlib.blake2b(json.dumps([towers, packages, head, _FORMAT]).encode(), digest_size=8).hexdigest()
+    return cache_folder() / "pretrained" / f"starter-{key}.json"
+
+
+def _surrogates(text: str) -> bool:
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _bert(ids: np.ndarray, weights: Weights) -> Float32[np.ndarray, "tokens features"]:
+    """The last hidden states of one text (Devlin et al., 2019)."""
+    words = weights["embeddings.word_embeddings.weight"][ids]
+    places = weights["embeddings.position_embeddings.weight"][: len(ids)]
+    states = words + places + weights["embeddings.token_type_embeddings.weight"][0]
+    states = _layer_norm(states, weights, "embeddings.LayerNorm")
+    layers = sum(name.endswith(".intermediate.dense.bias") for name in weights)
+    for layer in (f"encoder.layer.{number}" for number in range(layers)):
+        mixed = _linear(
+            _attention(states, weights, f"{layer}.attention.self"), weights, f"{layer}.attention.output.dense"
+        )
+        states = _layer_norm(states + mixed, weights, f"{layer}.attention.output.LayerNorm")
+        inner = _gelu(_linear(states, weights, f"{layer}.intermediate.dense"))
+        outer = _linear(inner, weights, f"{layer}.output.dense")
+        states = _layer_norm(states + outer, weights, f"{layer}.output.LayerNorm")
+    return states
+
+
+def _attention(states: np.ndarray, weights: Weights, name: str) -> np.ndarray:
+    tokens, width = states.shape
+    query, key, value = (
+        _linear(states, weights, f"{name}.{part}").reshape(tokens, _HEADS, -1).transpose(1, 0, 2)
+        for part in ("query", "key", "value")
+    )
+    scores = query @ key.transpose(0, 2, 1) / np.float32(math.sqrt(width // _HEADS))
+    shares = np.exp(scores - scores.max(axis=2, keepdims=True))
+    shares /= shares.sum(axis=2, keepdims=True)
+    return (shares @ value).transpose(1, 0, 2).reshape(tokens, width)
+
+
+def _linear(inputs: np.ndarray, weights: Weights, name: str) -> np.ndarray:
+    return inputs @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+
+def _layer_norm(states: np.ndarray, weights: Weights, name: str) -> np.ndarray:
+    centred = states - states.mean(axis=-1, keepdims=True)
+    deviation = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + np.float32(_EPSILON))
+    return centred / deviation * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+
+_erf = np.frompyfunc(math.erf, 1, 1)  # SciPy's takes longer to import than a query to embed
+
+
+def _gelu(values: np.ndarray) -> np.ndarray:
+    return values * np.float32(0.5) * (1 + np.asarray(_erf(values / np.float32(math.sqrt(2))), dtype=np.float32))

