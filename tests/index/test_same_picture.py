@@ -169,6 +169,26 @@ def test_one_other_line_makes_a_different_page_of_a_full_screen():
         assert same(document(seed), scaled(document(seed), 0.6))
 
 
+def messages(changed=None):
+    """A phone's screen of messages, one of which may read otherwise."""
+    generator = np.random.default_rng(3)
+    image = Image.new("RGB", (1080, 1920), (230, 221, 212))
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(40)
+    for number in range(14):
+        words = ["".join(map(chr, generator.integers(97, 123, generator.integers(2, 8)))) for _ in range(5)]
+        left, top = (40, 240)[number % 2], 180 + 120 * number
+        draw.rounded_rectangle((left, top, left + 800, top + 90), 24, fill=("white", (217, 253, 211))[number % 2])
+        text = " ".join(words[::-1] if number == changed else words)
+        draw.text((left + 30, top + 20), text, fill=(30, 30, 30), font=font)
+    return image
+
+
+def test_a_crop_of_a_screenshot_is_aligned_finely_enough_to_compare_its_text():
+    for edit in ("2 % crop", "2 % crop on one side"):
+        assert same(messages(), EDITS[edit](messages()))
+        assert not same(messages(), EDITS[edit](messages(changed=5)))
+
+
 def test_frames_of_a_burst_are_different_pictures():
     assert not any(same(frame_of(photo(seed)), frame_of(photo(seed), right=6)) for seed in range(4))
 

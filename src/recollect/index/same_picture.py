@@ -237,7 +237,9 @@ def _aligned(one: PreparedPicture, other: PreparedPicture) -> tuple[Window, Wind
     burst or of a film.
     """
     found = np.array([WHOLE_PART])
-    for edge, blurs, least in ((32, 4, 0.95), (64, 1, 0.9)):  # coarse first: fine text repeats within a few pixels
+    levels = [(32, 4, 0.95), (64, 1, 0.9)]  # coarse first: fine text repeats within a few pixels
+    levels += [(edge, 1, 0.9) for edge in _TEXT_SIZES[1:] if _OVERSAMPLING * edge <= min(one.edge, other.edge)]
+    for edge, blurs, least in levels:
         ours, theirs = (each.square(edge)[None, ..., 0] for each in (one, other))
         for _ in range(blurs):
             ours, theirs = blurred(ours, (1, 2)), blurred(theirs, (1, 2))
