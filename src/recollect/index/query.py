@@ -219,10 +219,20 @@ def Minus(part: Asked, weight: float = 1.0) -> Query:  # reads as a type in a li
     return -weight * as_query(part)
 
 
+@runtime_checkable
+class Openable(Protocol):
+    """A picture that knows how to decode itself: a hit of a search, or a picture of an index."""
+
+    def open(self) -> Any:
+        """Decode the picture."""
+        ...
+
+
 def as_query(asked: Asked | Sequence[Asked]) -> Query:
     """One query from words, a picture, a vector, a term, a query, or a list of these, which are added.
 
-    A string is taken as words. A one-dimensional array is a vector, an array (height, width, 3) a picture.
+    A string is taken as words. A one-dimensional array, one of a single row, or a list of numbers is a vector; an array
+    (height, width, 3) is a picture. So are a hit or a picture of an index, and the bytes of an image file.
 
     Raises:
         UserError: something else.
@@ -238,7 +248,14 @@ def as_query(asked: Asked | Sequence[Asked]) -> Query:
     if "torch" in sys.modules and isinstance(asked, sys.modules["torch"].Tensor):
         return Query.vector(asked.detach().cpu())
     if isinstance(asked, np.ndarray):
-        return Query.vector(asked) if asked.ndim == 1 else Query.picture(asked)
+        row = asked.ndim == 2 and len(asked) == 1 and np.issubdtype(asked.dtype, np.floating)
+        return Query.vector(asked.reshape(-1)) if row or asked.ndim == 1 else Query.picture(asked)
+    if isinstance(asked, bytes):
+        return Query.picture(decode(asked, "the picture"))
+    if isinstance(asked, Openable):
+        return Query.picture(asked.open())
+    if isinstance(asked, list | tuple) and asked and all(isinstance(part, int | float) for part in asked):
+        return Query.vector(np.array(asked, dtype=np.float32))
     if isinstance(asked, Iterable) and (parts := list(asked)):
         return Query(tuple(term for part in parts for term in as_query(part).terms))
     raise UserError(f"{asked!r}: not a query. Pass words, a Path, a PIL image, an array, a vector, or a list of these.")

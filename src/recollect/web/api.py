@@ -40,6 +40,7 @@ STATIC = (
     "dialogs.js",
     "duplicates.css",
     "duplicates.js",
+    "settings.js",
     "search.js",
     "classes.js",
     "map.js",
@@ -157,6 +158,12 @@ class SaveBody(_Body):
     name: Annotated[str, Field(max_length=100)]
 
 
+class FolderBody(_Body):
+    """A folder of pictures to add."""
+
+    folder: Annotated[str, Field(min_length=1, max_length=4096)]
+
+
 class ResolveBody(_Body):
     """Duplicates to remove or to move; see `Actions.set_aside`."""
 
@@ -165,12 +172,13 @@ class ResolveBody(_Body):
     folder: Annotated[str, Field(max_length=4096)] = ""
 
 
-def create_app(session: Session, hosts: frozenset[str], token: str | None = None) -> Guard:
+def create_app(session: Session, hosts: frozenset[str], token: str | None = None, embedded: bool = False) -> Guard:
     """The whole page as an ASGI application.
 
     Args:
         hosts: by which it may be called; empty for any.
         token: what a browser must know; None for whoever can reach it.
+        embedded: let a notebook on this machine show it in a cell.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     _errors(app)
@@ -182,7 +190,7 @@ def create_app(session: Session, hosts: frozenset[str], token: str | None = None
     _labelling(app, session)
     _saving(app, session)
     _selecting(app, session)
-    return Guard(app, hosts, token)
+    return Guard(app, hosts, token, embedded)
 
 
 def _errors(app: FastAPI) -> None:
@@ -232,7 +240,13 @@ def _listing(app: FastAPI, session: Session) -> None:
             "model": index.record.model_name.rstrip("/").rsplit("/")[-1],
             "damaged": session.labels.damaged,
             "filling": filling,
+            "address": index.address,
         }
+
+    @app.post("/api/folders")
+    def add(body: FolderBody) -> dict[str, Any]:
+        session.adder.start(body.folder)
+        return {"filling": session.filling()}
 
     @app.get("/api/filters")
     def filters() -> dict[str, Any]:  # apart from the rest: it takes seconds with a million pictures
@@ -328,6 +342,11 @@ def _overviews(app: FastAPI, session: Session) -> None:
         version = session.library.view().version
         return {"version": version, "of": of, "ids": ids, "points": np.round(points, 4).ravel().tolist(),
                 "method": method}  # fmt: skip
+
+    @app.get("/api/map/groups")
+    def groups(by: Literal["folder", "label"], where: _Filter = None) -> dict[str, Any]:
+        names, numbers = session.ask(lambda: session.map_groups(by, where))
+        return {"names": names, "groups": numbers}
 
 
 def _duplicates(app: FastAPI, session: Session) -> None:

@@ -15,11 +15,15 @@ OWN_HEADER = "x-recollect"
 JSON_LIMIT = 2**20
 PICTURE_LIMIT = 32 * 2**20
 
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'"
+)
+NOTEBOOKS = "http://localhost:* http://127.0.0.1:*"
+"""Who may show an embedded page in a frame."""
+
 HEADERS = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
+    "content-security-policy": f"{_POLICY}; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
@@ -39,10 +43,13 @@ class Guard:
         hosts: host names, without port, by which the page may be called (against DNS rebinding); empty for any, where
             the token guards.
         token: what a browser must know; None on loopback.
+        embedded: let pages of this machine, such as a notebook, show the page in a frame.
     """
 
-    def __init__(self, app: ASGI, hosts: frozenset[str], token: str | None = None) -> None:
-        self.app, self.hosts, self.token = app, hosts, token
+    def __init__(self, app: ASGI, hosts: frozenset[str], token: str | None = None, embedded: bool = False) -> None:
+        self.app, self.hosts, self.token, self.embedded = app, hosts, token, embedded
+        ancestors = NOTEBOOKS if embedded else "'none'"
+        self.headers = {**HEADERS, "content-security-policy": f"{_POLICY}; frame-ancestors {ancestors}"}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Refuse, or hand on."""
@@ -80,7 +87,7 @@ class Guard:
         if origin is not None and origin.split("://")[-1] != host:
             return 403, "another site may not use this page"
         elsewhere = headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
-        if elsewhere and not _followed(scope, headers):
+        if elsewhere and not _followed(scope, headers, self.embedded):
             return 403, "another site may not use this page"
         if scope["method"] not in ("GET", "HEAD", "POST", "DELETE"):
             return 405, "no such method"
@@ -118,7 +125,7 @@ class Guard:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                own = {name.encode(): value.encode() for name, value in HEADERS.items()}
+                own = {name.encode(): value.encode() for name, value in self.headers.items()}
                 message = {**message, "headers": [*message["headers"], *own.items()]}
             await send(message)
 
@@ -139,9 +146,10 @@ async def _drain(receive: Any, most: int) -> None:
             return
 
 
-def _followed(scope: Any, headers: dict[str, str]) -> bool:
-    """Whether somebody opens the page by a link, as from a terminal in the browser; that shows it, and does nothing."""
-    window = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
+def _followed(scope: Any, headers: dict[str, str], embedded: bool) -> bool:
+    """Whether the page is opened by a link, or in a frame that may show it; that changes nothing."""
+    into = headers.get("sec-fetch-dest")
+    window = headers.get("sec-fetch-mode") == "navigate" and (into == "document" or (embedded and into == "iframe"))
     return bool(window and scope["method"] == "GET" and scope["path"] == "/")
 
 

@@ -6,11 +6,16 @@ from typing import Any
 import numpy as np
 import torch
 
-MOST_POINTS = 5_000
+from recollect.core.nearest import exact_neighbours
+
+MOST_POINTS = 100_000
 """Pictures on a map; of a larger index a random part."""
 
-TSNE_POINTS = 2_000
-"""Up to so many points are laid out by t-SNE (seconds), more by principal components."""
+ANCHORS = 2_000
+"""Pictures that are laid out by t-SNE, in seconds; the others are placed next to those that are most alike."""
+
+_NEAR = 3
+_SPREAD = 0.004  # so that equal pictures do not hide one another, as a share of the map
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,7 @@ class Layout:
 
 
 def lay_out(vectors: np.ndarray, seed: int = 0) -> Layout:
-    """Two dimensions of embeddings: UMAP where it is installed, else t-SNE of a few thousand and components of more.
+    """Two dimensions of embeddings: UMAP where it is installed, else t-SNE; of many only some set the scene.
 
     Args:
         vectors: unit-norm (rows, width).
@@ -33,23 +38,40 @@ def lay_out(vectors: np.ndarray, seed: int = 0) -> Layout:
         return Layout(rows, np.full((len(rows), 2), 0.5, dtype=np.float32), "a single point")
     if len(rows) > MOST_POINTS:
         rows = np.sort(np.random.default_rng(seed).choice(len(vectors), MOST_POINTS, replace=False))
-    some = vectors[rows] - vectors[rows].mean(axis=0)
-    umap = _umap() if len(rows) >= 10 else None
-    if umap is not None:
-        near = min(15, len(rows) - 1)
-        points, method = umap(n_neighbors=near, metric="cosine", random_state=seed).fit_transform(vectors[rows]), "UMAP"
-    elif 10 <= len(rows) <= TSNE_POINTS:
-        from sklearn.manifold import TSNE
-
-        flat = TSNE(init="pca", perplexity=min(30.0, (len(rows) - 1) / 3), random_state=seed, max_iter=500)
-        points, method = flat.fit_transform(some), "t-SNE"
-    else:
-        width = min(2, *some.shape)
-        _, _, axes = torch.pca_lowrank(torch.from_numpy(some), q=min(8, *some.shape), center=False)
-        points, method = some @ axes[:, :width].numpy(), "principal components"
-        points = np.pad(points, ((0, 0), (0, 2 - width)))
+    rng = np.random.default_rng(seed)
+    anchors = np.sort(rng.choice(len(rows), ANCHORS, replace=False)) if len(rows) > ANCHORS else np.arange(len(rows))
+    points, method = _laid_out(vectors[rows[anchors]], seed)
+    if len(rows) > ANCHORS:
+        points = _next_to(vectors[rows], vectors[rows[anchors]], points)
+        points += rng.normal(0, _SPREAD, points.shape) * (points.max(axis=0) - points.min(axis=0))
+        method += f" of {ANCHORS:,}, the others next to those most alike"
     low, high = points.min(axis=0), points.max(axis=0)
     return Layout(rows, ((points - low) / np.maximum(high - low, 1e-9)).astype(np.float32), method)
+
+
+def _laid_out(vectors: np.ndarray, seed: int) -> tuple[np.ndarray, str]:
+    """Two dimensions of up to `ANCHORS` vectors, and the method."""
+    some = vectors - vectors.mean(axis=0)
+    umap = _umap() if len(some) >= 10 else None
+    if umap is not None:
+        near = min(15, len(some) - 1)
+        return umap(n_neighbors=near, metric="cosine", random_state=seed).fit_transform(vectors), "UMAP"
+    if len(some) >= 10:
+        from sklearn.manifold import TSNE
+
+        flat = TSNE(init="pca", perplexity=min(30.0, (len(some) - 1) / 3), random_state=seed, max_iter=500)
+        return flat.fit_transform(some), "t-SNE"
+    width = min(2, *some.shape)
+    _, _, axes = torch.pca_lowrank(torch.from_numpy(some), q=min(8, *some.shape), center=False)
+    return np.pad(some @ axes[:, :width].numpy(), ((0, 0), (0, 2 - width))), "principal components"
+
+
+def _next_to(vectors: np.ndarray, anchors: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """The weighted mean of the places of the anchors that each vector is most alike."""
+    near = exact_neighbours(np.ascontiguousarray(vectors), np.ascontiguousarray(anchors), _NEAR)
+    weight = np.exp(20.0 * (np.asarray(near.scores) - np.asarray(near.scores).max(axis=1, keepdims=True)))
+    weight /= weight.sum(axis=1, keepdims=True)
+    return (points[np.asarray(near.rows)] * weight[..., None]).sum(axis=1)
 
 
 def _umap() -> Any:

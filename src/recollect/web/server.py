@@ -41,6 +41,7 @@ class Page:
         token: a secret of at least 16 letters and digits that a browser must know.
         labels: SQLite file for labels; in the folder of the index by default.
         out: folder for saved classifiers; in the folder of the index by default.
+        embedded: let a notebook on this machine show it in a cell.
 
     Raises:
         UserError: an option is wrong, the port is in use, or there is no place for labels.
@@ -55,6 +56,7 @@ class Page:
         token: str | None = None,
         labels: Path | None = None,
         out: Path | None = None,
+        embedded: bool = False,
     ) -> None:
         try:
             import uvicorn
@@ -72,7 +74,7 @@ class Page:
             raise
         self.session.local = host in LOOPBACK
         hosts = frozenset(LOOPBACK) if host in LOOPBACK else frozenset[str]()
-        app = create_app(self.session, hosts, token)
+        app = create_app(self.session, hosts, token, embedded)
         self.listening.listen(128)  # so that a browser that opens the address now is answered
         config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off")
         self._server = uvicorn.Server(config)
@@ -84,6 +86,15 @@ class Page:
         host = "127.0.0.1" if self.host == "localhost" else f"[{self.host}]" if ":" in self.host else self.host
         port = self.listening.getsockname()[1]
         return f"http://{host}:{port}/{f'?token={self.token}' if self.token else ''}"
+
+    @property
+    def url(self) -> str:
+        """The address by the name ``localhost``, as notebooks are opened: a frame keeps its cookies then."""
+        return self.address.replace("127.0.0.1", "localhost")
+
+    def _repr_html_(self) -> str:
+        style = "width:100%;height:720px;border:1px solid #ccc;border-radius:6px"
+        return f"<iframe src='{self.url}' style='{style}' allow='clipboard-write'></iframe>"
 
     def run(self) -> None:
         """Serve until interrupted."""
@@ -128,8 +139,12 @@ def serve(
     labels: Path | None = None,
     out: Path | None = None,
     open_browser: bool = False,
-) -> None:
+    wait: bool | None = None,
+) -> "Page | None":
     """Show an index, or a folder of pictures, in the browser until interrupted; see `Page`.
+
+    In a notebook the page is shown below the cell, and the cell ends: ``page = recollect.serve(index)`` has ``page.url``
+    and ``page.stop()``.
 
     A folder of pictures is indexed while its page is open, and watched from then on; the same folder opens the same
     index (`recollect.web.folder`). Nothing is fetched from elsewhere, and nothing is sent anywhere.
@@ -138,21 +153,32 @@ def serve(
         index: an index, its address, or a folder of pictures.
         model: the model of the index, where that is not what the index remembers; of a new folder the model to use.
         open_browser: open the page in the browser.
+        wait: serve until interrupted, and return None; otherwise return the running page. In a notebook the default is
+            False, elsewhere True.
 
     Raises:
         UserError: there is no such index or folder, the folder has no pictures, or as `Page`.
     """
+    wait = not _in_notebook() if wait is None else wait
     check_address(host, port, token)
-    options: dict[str, Any] = {"host": host, "port": port, "token": token, "labels": labels, "out": out}
+    port = 0 if port == PORT and not wait else port  # several cells may each show a page
+    options: dict[str, Any] = {"host": host, "port": port, "token": token, "labels": labels, "out": out,
+                               "embedded": not wait}  # fmt: skip
     if not isinstance(index, Index) and (folder := _pictures_in(str(index))) is not None:
         page, filler = folder_page(folder, model, **options)
         filler.start()
+        if not wait:
+            return page.start()
         show(page, str(folder), open_browser)
         filler.stop()
-        return
+        return None
     opened = index if isinstance(index, Index) else Index.open(index, model)
     page = Page(opened, **options)
+    if not wait:
+        threading.Thread(target=page.session.prepare, name="prepare", daemon=True).start()
+        return page.start()
     show(page, f"{len(opened):,} pictures", open_browser)
+    return None
 
 
 def folder_page(folder: Path, model: Encoder | str | None = None, **options: Any) -> "tuple[Page, FolderFiller]":
@@ -179,6 +205,12 @@ def show(page: Page, what: str, open_browser: bool) -> None:
         with suppress(webbrowser.Error):
             webbrowser.open(page.address)
     page.run()
+
+
+def _in_notebook() -> bool:
+    """Whether this runs in a Jupyter kernel."""
+    shell = sys.modules.get("IPython")
+    return shell is not None and getattr(shell.get_ipython(), "kernel", None) is not None
 
 
 def _has_screen() -> bool:

@@ -4,7 +4,7 @@ import base64
 import secrets
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -22,6 +22,7 @@ from recollect.index.facets import FACETS, Arrangement, arranged
 from recollect.index.filters import Among
 from recollect.web.actions import Actions
 from recollect.web.adaptive import Adaptive
+from recollect.web.adding import FolderAdder
 from recollect.web.duplicates import DuplicateFinder
 from recollect.web.label_store import LabelStore
 from recollect.web.layout import Layout, lay_out
@@ -113,6 +114,7 @@ class Session:
         self.sorting = Sorting(self.library, self.teacher, out, self._lock)
         self.adaptive = Adaptive(index)
         self.duplicates = DuplicateFinder(self.library)
+        self.adder = FolderAdder(self.library)
         self.actions = Actions(self.library, labels)
         self._uploads: OrderedDict[str, tuple[np.ndarray, bytes]] = OrderedDict()
         self._lists: OrderedDict[tuple[Any, ...], Listing] = OrderedDict()
@@ -410,7 +412,8 @@ class Session:
 
     def filling(self) -> dict[str, Any] | None:
         """Progress of the folder that is being indexed; None when there is none."""
-        return self.progress() if self.progress is not None else None
+        adding = self.adder.progress()
+        return adding if adding is not None else self.progress() if self.progress is not None else None
 
     def close(self) -> None:
         """Close the labels."""
@@ -450,3 +453,22 @@ class Session:
             found = self._layout[1]
         kept = np.isin(found.rows, shown.rows)
         return [view.ids[row] for row in found.rows[kept].tolist()], found.points[kept], found.method
+
+    def map_groups(self, by: Literal["folder", "label"], where: str | None = None) -> tuple[list[str], list[int]]:
+        """Folders or labels, the most frequent first, and for each picture on the map the number of its own.
+
+        A folder is the first part of a path. A picture with several labels has the one marked last; -1 is none.
+        """
+        ids, _, _ = self.layout(where)
+        value_of: dict[str, str] = {}
+        if by == "folder":
+            for table in self.library.index.store.scan(["id", "folder"]):
+                pairs = zip(table["id"].to_pylist(), table["folder"].to_pylist(), strict=True)
+                value_of |= {id: (folder or "").split("/")[0] for id, folder in pairs}
+        else:
+            for each in list(self.labels.classes.values()):
+                value_of |= {id: each.name for id, mark in list(each.marks.items()) if mark > 0}
+        values = [value_of.get(id) for id in ids]
+        names = [name for name, _ in Counter(value for value in values if value is not None).most_common()]
+        number = {name: place for place, name in enumerate(names)}
+        return names, [-1 if value is None else number[value] for value in values]

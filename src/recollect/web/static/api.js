@@ -1,6 +1,12 @@
 // Calls of the server's API: every action of the page is one that a script could make too.
 import { t } from "./strings.js";
 
+let there = true;
+function reached(now) { // the page says so above everything, until the server answers again
+  if (now !== there) document.dispatchEvent(new CustomEvent("server", { detail: now }));
+  there = now;
+}
+
 async function call(method, path, body, type = "application/json") {
   const headers = { "x-recollect": "1" };
   if (body !== undefined) headers["content-type"] = type;
@@ -8,8 +14,10 @@ async function call(method, path, body, type = "application/json") {
   try {
     answer = await fetch(path, { method, headers, body: body === undefined ? undefined : type === "application/json" ? JSON.stringify(body) : body });
   } catch {
-    throw new Error(t("server.gone"));
+    reached(false);
+    throw Object.assign(new Error(t("server.gone")), { gone: true });
   }
+  reached(true);
   if (answer.ok && answer.headers.get("content-disposition")) return answer.blob();
   if (answer.ok && answer.headers.get("content-type") === "application/octet-stream") return new Uint8Array(await answer.arrayBuffer());
   let value = {};
@@ -25,6 +33,7 @@ export const PAGE = 60; // tiles of a page of a list
 
 export const api = {
   info: () => call("GET", "/api/info"),
+  addFolder: (folder) => call("POST", "/api/folders", { folder }),
   filters: () => call("GET", "/api/filters"),
   list: (ask) => call("POST", "/api/list", { count: PAGE, ...ask }),
   shapes: (ask) => call("POST", "/api/shapes", ask),
@@ -43,10 +52,12 @@ export const api = {
   drop: (key) => call("DELETE", `/api/classes/${key}`),
   summary: (key, where) => call("GET", `/api/classes/${key}${only(where)}`),
   mark: (key, ids, mark, listing) => call("POST", `/api/classes/${key}/marks`, { ids, mark, listing: { count: PAGE, ...listing } }),
+  marks: (key, ids, mark) => call("POST", `/api/classes/${key}/marks`, { ids, mark }),
   undo: () => call("POST", "/api/undo"),
   redo: () => call("POST", "/api/redo"),
   save: (name) => call("POST", "/api/save", { name }),
   map: (where) => call("GET", `/api/map${only(where)}`),
+  mapGroups: (by, where) => call("GET", `/api/map/groups?by=${by}${only(where, "&")}`),
   duplicates: (where, kind = "", start = 0) => call("GET", `/api/duplicates?kind=${kind}&start=${start}${only(where, "&")}`),
   findDuplicates: () => call("POST", "/api/duplicates"),
   stopDuplicates: () => call("DELETE", "/api/duplicates"),
@@ -98,5 +109,5 @@ export function offer(text, label, act) {
 }
 
 export const guarded = (action) => async (...given) => {
-  try { return await action(...given); } catch (error) { notice(error.message); return undefined; }
+  try { return await action(...given); } catch (error) { if (!error.gone) notice(error.message); return undefined; }
 };

@@ -5,9 +5,10 @@ import { Browse, Timeline, monthName } from "./browse.js";
 import { Classes } from "./classes.js";
 import { Duplicates } from "./duplicates.js";
 import { Grid } from "./grid.js";
-import { PictureMap } from "./map.js";
+import { MapTools, PictureMap } from "./map.js";
 import { Episode, SearchBox } from "./search.js";
 import { Selection } from "./select.js";
+import { help, settings } from "./settings.js";
 import { Sorted } from "./sorted.js";
 import { percent, t, translate } from "./strings.js";
 import { Viewer } from "./viewer.js";
@@ -113,6 +114,7 @@ function present(list, options = {}) {
     button.classList.toggle("chosen", button.dataset.show === state.listing);
     button.setAttribute("aria-pressed", button.dataset.show === state.listing);
   }
+  empty(list.answer.total || list.ask.order !== "search" ? "" : list.answer.of ? t("empty.filter", { filter: list.ask.where ?? "" }) : t("empty.library"));
   status(said(list));
   for (const id of ["sort", "show-scores"]) get(id).parentElement.hidden = list.ask.order !== "search";
   timeline.show(dates(list));
@@ -142,6 +144,15 @@ get("grid").addEventListener("changed", ({ detail: answer }) => { // noticed whi
   limit(state.where, answer);
   if (!get("grid").hidden) status(said(state.list));
 });
+
+// says why there are no pictures, and offers a way on
+function empty(text) {
+  get("empty").hidden = !text;
+  get("list").hidden = Boolean(text);
+  get("empty-note").textContent = text;
+  get("empty-off").textContent = t(state.list?.answer.of === 0 ? "settings" : "scope.off");
+}
+get("empty-off").addEventListener("click", () => (state.list?.answer.of === 0 ? openSettings() : get("scope-off").click()));
 
 function back(options) { // to the latest search
   state.listing = "search";
@@ -182,6 +193,7 @@ const favorite = guarded(async (tile) => {
 });
 get("favorite").addEventListener("click", () => favorite(viewer.tile));
 
+const mapTools = new MapTools(get("map-view"), map, { classes, where });
 const episode = new Episode(look);
 const sorted = new Sorted(begin, (answer, ask, options) => {
   state.listing = "sorted";
@@ -202,6 +214,7 @@ const search = new SearchBox(begin, (answer, { ask, where: filter, current }) =>
   label: () => classes.active,
   filter: () => browse.filter,
   arrange: (searched) => (searched ? state.arrange || "score" : ["oldest", "name"].includes(state.arrange) ? state.arrange : "newest"),
+  failed: (reason) => { view("grid"); empty(reason.includes("no picture satisfies") ? t("empty.filter", { filter: browse.filter }) : reason); status(""); },
   fresh: () => { state.arrange = ""; if (narrow.matches) sidebar(false); },
 });
 
@@ -286,6 +299,7 @@ async function resort() {
 function view(which) {
   shownView = which;
   get("grid").hidden = which !== "grid" && which !== "sorted"; get("sorted").hidden = which !== "sorted"; get("map-view").hidden = which !== "map"; get("duplicates").hidden = which !== "duplicates";
+  if (!["grid", "sorted"].includes(which)) get("empty").hidden = true;
   get("size").hidden = get("grid").hidden;
   for (const id of ["sort", "show-scores"]) get(id).parentElement.hidden = which !== "grid" || state.list?.ask.order !== "search";
   get("episode").hidden = which !== "grid" || state.listing !== "search" || !episode.open;
@@ -319,6 +333,7 @@ const overview = (which, waiting, work) => {
 };
 overview("map", t("map.drawing"), async () => {
   await map.load(state.version, state.where);
+  await mapTools.paint();
   const { of, method } = map, n = map.ids.length;
   return t(n < of ? "map.status.part" : "map.status", { n, of, method });
 });
@@ -352,6 +367,7 @@ document.addEventListener("keydown", (event) => {
   else if (key === "s") selection.toggle(grid.focus);
   else if (key === "Escape") selection.clear();
   else if (key === "/") get("words").focus();
+  else if (key === "?") help();
   else if (/^[1-9]$/.test(key) && classes.list[key - 1]) clickedByKey(1, classes.list[key - 1].class);
   else return;
   event.preventDefault();
@@ -395,8 +411,18 @@ function fillingShown({ filling }) {
   get("filling-note").textContent = note || (total ? t("indexing", { done, total }) : t("indexing.start"));
 }
 
+document.addEventListener("server", ({ detail: there }) => {
+  get("banner").hidden = there;
+  get("banner").textContent = t("server.gone");
+  if (there) { notice(t("server.back")); grid.retry(); }
+});
+
+const openSettings = guarded(async () => settings(await api.info()));
+get("open-settings").addEventListener("click", openSettings);
+get("open-help").addEventListener("click", help);
+
 async function watch() {
-  try { await synchronise(); } catch (error) { notice(error.message); }
+  await guarded(synchronise)();
   setTimeout(watch, get("filling").hidden ? 4000 : 1000);
 }
 

@@ -8,9 +8,9 @@ export async function confirmed(question, doIt, ...contents) {
 }
 
 // asks for a text as well; null if nothing is to be done
-export async function asked(question, label, doIt, ...contents) {
+export async function asked(question, label, doIt, { value = "", contents = [] } = {}) {
   const field = element("label", "asked", label), input = element("input");
-  input.required = true;
+  input.required = true; input.value = value;
   field.append(input);
   return await open(question, doIt, [...contents, field]) === "yes" ? input.value.trim() : null;
 }

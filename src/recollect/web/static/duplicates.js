@@ -168,7 +168,7 @@ export class Duplicates {
   }
 
   async move() {
-    const folder = await asked(t("duplicates.move.ask", { n: this.gone.size }), t("duplicates.move.folder"), t("duplicates.move.do"), this.preview());
+    const folder = await asked(t("duplicates.move.ask", { n: this.gone.size }), t("duplicates.move.folder"), t("duplicates.move.do"), { contents: [this.preview()] });
     if (!folder) return;
     const chosen = [...this.gone.values()];
     if (this.kind === "identical") await this.resolve({ ids: [...new Set(chosen.map(({ tile }) => tile.id))], files: chosen.map(({ key }) => key), folder });

@@ -164,9 +164,10 @@ export class Grid {
 
   make() {
     const box = element("div", "tile"), card = element("div", "card"), image = element("img"), words = element("div", "words");
-    const foot = element("div", "foot"), before = element("span", "before"), score = element("span", "score"), caption = element("span", "caption"), marks = element("div", "marks"), check = element("button", "check", "✓");
-    const yes = element("button", "yes", "✓"), no = element("button", "no", "✗");
-    yes.setAttribute("aria-label", t("tile.yes")); no.setAttribute("aria-label", t("tile.no")); check.setAttribute("aria-label", t("tile.select")); yes.tabIndex = no.tabIndex = check.tabIndex = -1;
+    const foot = element("div", "foot"), before = element("span", "before"), score = element("span", "score"), caption = element("span", "caption"), marks = element("div", "marks"), check = element("span", "check", "✓");
+    const yes = element("span", "yes", "✓"), no = element("span", "no", "✗"); // not buttons: an option may not hold any, and every mark has a key
+    for (const each of [yes, no, check]) each.setAttribute("aria-hidden", "true");
+    yes.title = t("tile.yes"); no.title = t("tile.no"); check.title = t("tile.select");
     box.setAttribute("role", "option"); box.id = `tile-${++made}`;
     foot.append(before, score, caption); marks.append(yes, no); card.append(image, words, check, marks); box.append(card, foot);
     const tile = { box, image, words, before, score, caption, index: -1 };
@@ -292,6 +293,13 @@ export class Grid {
     if (!this.rows) return found;
     for (let row = this.rowAt(Math.max(0, top)); row < this.rows && this.tops[row] < bottom; row++) for (const [index, x, width] of this.cells(row)) if (x < right && x + width > left) found.push(index);
     return found;
+  }
+
+  // pictures and pages that failed while the server was gone
+  retry() {
+    for (const tile of this.tiles.values()) if (tile.image.hidden) tile.source = undefined;
+    this.refresh();
+    this.draw();
   }
 
   refresh() { for (const tile of this.tiles.values()) this.fill(tile); }

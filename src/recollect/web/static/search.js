@@ -5,8 +5,8 @@ import { t } from "./strings.js";
 export class SearchBox {
   // begin: starts a question; returns whether it is still the latest one. label: whose marks tiles show; filter: which
   // pictures; arrange: their order; fresh: called before a new search
-  constructor(begin, show, idle, { label, filter, arrange, fresh }) {
-    Object.assign(this, { begin, show, idle, label, filter, arrange, fresh, terms: [], questions: 0 });
+  constructor(begin, show, idle, { label, filter, arrange, fresh, failed }) {
+    Object.assign(this, { begin, show, idle, label, filter, arrange, fresh, failed, terms: [], questions: 0 });
     const get = (id) => document.getElementById(id);
     Object.assign(this, { form: get("search"), words: get("words"), where: get("where"), chips: get("terms"), box: document.querySelector(".box"), file: get("file"), adapt: get("adapt") });
     this.form.addEventListener("submit", (event) => { event.preventDefault(); this.fresh(); this.run(); });
@@ -107,7 +107,7 @@ export class SearchBox {
       if (adapts && mine === this.questions) { // show the plain results instead, and do not fail again in the next search
         this.switchAdapt(false);
         await this.run();
-      } else if (current()) this.idle();
+      } else if (current() && where && error.status === 400) { this.failed(error.message); return; } else if (current()) this.idle();
       throw error;
     }
     if (mine === this.questions) this.show(answer, { ask, where, current: current() }); // the answer to the latest question, however late others come

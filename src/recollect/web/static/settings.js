@@ -1,0 +1,77 @@
+// Settings and help, and what they change on this browser.
+import { api, element, guarded, notice } from "./api.js";
+import { asked } from "./dialogs.js";
+import { language, languages, t } from "./strings.js";
+
+const KEYS = [
+  ["help.search", [["/", "help.search.focus"], ["Enter", "help.open"], ["Esc", "help.close"]]],
+  ["help.move", [["← ↑ → ↓", "help.arrows"], ["Home End", "help.ends"], ["PgUp PgDn", "help.pages"]]],
+  ["labels", [["␣", "help.yes"], ["x", "help.no"], ["1 – 9", "help.label"], ["u", "undo"], ["r", "redo"]]],
+  ["view.map", [["+ −", "help.zoom"], ["Enter", "help.middle"], ["⇧", "help.loop"]]],
+];
+const THEMES = ["system", "light", "dark"];
+
+const read = (name) => { try { return localStorage.getItem(`recollect.${name}`); } catch { return null; } }; // storage may be blocked
+const write = (name, value) => { try { localStorage.setItem(`recollect.${name}`, value); } catch { /* holds until the page is closed */ } };
+
+function theme(which) {
+  if (THEMES.includes(which) && which !== "system") document.documentElement.dataset.theme = which; else delete document.documentElement.dataset.theme;
+}
+theme(read("theme"));
+
+function dialog(title, ...contents) {
+  const box = element("dialog", "sheet"), heading = element("h2", "", title), close = element("button", "main", t("close"));
+  heading.id = "sheet-title";
+  box.setAttribute("aria-labelledby", heading.id);
+  close.addEventListener("click", () => box.close());
+  box.addEventListener("click", (event) => { if (event.target === box) box.close(); });
+  box.addEventListener("close", () => box.remove());
+  box.append(heading, ...contents, close);
+  document.body.append(box);
+  box.showModal();
+  return box;
+}
+
+function choice(label, options, value, change) {
+  const row = element("label", "setting", label), select = element("select");
+  select.append(...options.map(([key, name]) => { const option = element("option", "", name); option.value = key; return option; }));
+  select.value = value;
+  select.addEventListener("change", () => change(select.value));
+  row.append(select);
+  return row;
+}
+
+export function settings(info) {
+  if (document.querySelector("dialog[open]")) return;
+  const add = element("button", "", t("folder.add"));
+  add.addEventListener("click", guarded(addFolder));
+  const about = element("dl");
+  for (const [name, value] of [[t("settings.library"), info.name], [t("settings.place"), info.address], [t("settings.model"), info.model]]) about.append(element("dt", "", name), element("dd", "", value));
+  dialog(
+    t("settings"),
+    choice(t("settings.theme"), THEMES.map((each) => [each, t(`settings.theme.${each}`)]), read("theme") ?? "system", (value) => { write("theme", value); theme(value); }),
+    choice(t("settings.language"), languages, language, (value) => { write("language", value); location.reload(); }),
+    about, add,
+  );
+}
+
+export function help() {
+  if (document.querySelector("dialog[open]")) return;
+  const parts = KEYS.map(([title, rows]) => {
+    const part = element("section"), list = element("dl");
+    for (const [key, what] of rows) { const name = element("dt"); name.append(element("kbd", "", key)); list.append(name, element("dd", "", t(what))); }
+    part.append(element("h3", "", t(title)), list);
+    return part;
+  });
+  const box = element("div", "keys-table");
+  box.append(...parts);
+  dialog(t("help"), box);
+}
+
+async function addFolder() {
+  const folder = await asked(t("folder.ask"), t("folder.name"), t("folder.add.do"));
+  if (!folder) return;
+  await api.addFolder(folder);
+  document.querySelector(".sheet")?.close();
+  notice(t("folder.adding"));
+}

@@ -1,0 +1,115 @@
+"""Nothing found, a server that is gone, settings, help, a folder to add, and accessibility."""
+
+import time
+
+import pytest
+
+from browsing import WIDTHS, Tab
+from colours import COLOURS, ColourEncoder, paint
+from pages import colour_index, start
+from recollect.index import Index
+from recollect.web import Page
+
+
+def test_a_filter_without_pictures_is_named_and_can_be_taken_off(browser, shared_page):
+    tab = Tab(browser, shared_page)
+    tab.tab.fill("#where", "number = 99")
+    tab.tab.press("#where", "Enter")
+    tab.tab.wait_for_selector("#empty:not([hidden])")
+    assert "number = 99" in tab.tab.inner_text("#empty")
+    tab.tab.click("#empty-off")
+    tab.tab.wait_for_selector("#empty", state="hidden")
+    tab.tab.wait_for_selector(".tile .caption:not(:empty)")
+    assert tab.tab.input_value("#where") == ""
+    tab.problems.clear()  # the browser notes the refusal
+    tab.clean()
+
+
+def test_while_the_server_is_gone_pictures_stay_and_the_page_recovers(browser, tmp_path):
+    colour_index(tmp_path / "index")
+    page, stop = start(tmp_path / "index")
+    port = int(page.address.rpartition(":")[2])
+    tab = Tab(browser, page)
+    shown = tab.captions()
+    stop()
+    tab.tab.wait_for_selector("#banner:not([hidden])", timeout=30_000)
+    assert tab.captions() == shown
+    again = Page(Index.open(tmp_path / "index", ColourEncoder()), port=port).start()
+    tab.tab.wait_for_selector("#banner", state="hidden", timeout=30_000)
+    tab.search("red")
+    tab.shows("red")
+    tab.tab.close()
+    again.stop()
+
+
+def test_settings_change_appearance_and_language_and_stay(browser, shared_page):
+    tab = Tab(browser, shared_page, color_scheme="light")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light = tab.tab.evaluate(paper)
+    tab.tab.click("#open-settings")
+    tab.tab.select_option(".sheet select >> nth=0", "dark")
+    tab.wait(f"light => {paper} !== light", light)
+    tab.tab.select_option(".sheet select >> nth=1", "de")
+    tab.wait("document.querySelector('#show-duplicates')?.textContent === 'Duplikate'")
+    assert tab.tab.evaluate(paper) != light
+    tab.clean()
+
+
+def test_help_opens_on_a_question_mark_and_closes(browser, shared_page):
+    tab = Tab(browser, shared_page)
+    tab.tab.focus("#grid")
+    tab.tab.keyboard.press("?")
+    tab.tab.wait_for_selector(".sheet[open]")
+    tab.tab.keyboard.press("Escape")
+    tab.wait("!document.querySelector('.sheet')")
+    tab.clean()
+
+
+def test_a_folder_is_added_from_the_page(browser, page, tmp_path):
+    for number in range(5):
+        paint(tmp_path / "more" / f"{number}.png", COLOURS["red"], 100 + number)
+    tab = Tab(browser, page)
+    tab.tab.click("#open-settings")
+    tab.tab.click(".sheet button:has-text('Add a folder')")
+    tab.tab.fill(".question input", str(tmp_path / "more"))
+    tab.tab.press(".question input", "Enter")
+    tab.wait("document.querySelector('#status').textContent.startsWith('65 pictures')")
+    tab.wait("document.querySelector('#filling-note').textContent.includes('5 new pictures')")
+    tab.clean()
+
+
+def test_a_folder_that_cannot_be_added_is_refused(page, tmp_path):
+    (tmp_path / "none").mkdir()
+    for folder in ("relative", str(tmp_path / "none"), str(tmp_path / "gone")):
+        status, answer = page.call("/api/folders", {"folder": folder})
+        assert (status, folder in answer["error"]) == (400, True)
+    assert page.call("/api/info")[1]["filling"] is None
+
+
+VIEWS = {
+    "pictures": lambda tab: None,
+    "label": lambda tab: tab.new_class("reds", "red"),
+    "map": lambda tab: tab.tab.click("#show-map"),
+    "duplicates": lambda tab: tab.tab.click("#show-duplicates"),
+    "viewer": lambda tab: tab.tab.click(".tile:not([hidden]) img >> nth=0"),
+    "settings": lambda tab: tab.tab.evaluate("document.querySelector('#open-settings').click()"),
+    "help": lambda tab: tab.tab.evaluate("document.querySelector('#open-help').click()"),
+}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", WIDTHS)
+def test_axe_finds_nothing_serious_in_any_view(browser, page, size, scheme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs recollect[dev]").Axe()
+    found = {}
+    for name, show in VIEWS.items():
+        tab = Tab(browser, page, size, color_scheme=scheme)
+        show(tab)
+        time.sleep(0.5)
+        tab.calm()
+        result = axe.run(tab.tab).response
+        for each in result["violations"]:
+            if each["impact"] in ("serious", "critical"):
+                found[name, each["id"]] = [node["html"][:120] for node in each["nodes"][:3]]
+        tab.tab.close()
+    assert found == {}
