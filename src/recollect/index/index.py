@@ -114,8 +114,6 @@ class Index:
     def __init__(
         self, store: Store, encoder: Encoder | None = None, read: Callable[[str], ImageLike] | None = None
     ) -> None:
-        if isinstance(store, str | Path):
-            raise UserError(f"{store}: open an index with Index.open(...), or make one with Index.build(...)")
         self.store = store
         self.report: IngestReport | None = None
         self._read = read

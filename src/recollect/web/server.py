@@ -67,6 +67,7 @@ class Page:
         check_address(host, port, token)
         self.host, self.token = host, token
         self.listening = _listen(host, port)
+        self.port = int(self.listening.getsockname()[1])
         try:
             self.session = _session(index, labels, out)
         except BaseException:
@@ -84,8 +85,7 @@ class Page:
     def address(self) -> str:
         """What to open in a browser."""
         host = "127.0.0.1" if self.host == "localhost" else f"[{self.host}]" if ":" in self.host else self.host
-        port = self.listening.getsockname()[1]
-        return f"http://{host}:{port}/{f'?token={self.token}' if self.token else ''}"
+        return f"http://{host}:{self.port}/{f'?token={self.token}' if self.token else ''}"
 
     @property
     def url(self) -> str:
@@ -143,8 +143,8 @@ def serve(
 ) -> "Page | None":
     """Show an index, or a folder of pictures, in the browser until interrupted; see `Page`.
 
-    In a notebook the page is shown below the cell, and the cell ends: ``page = recollect.serve(index)`` has ``page.url``
-    and ``page.stop()``.
+    In a notebook the page is shown below the cell, which ends at once: ``page = recollect.serve(index)`` has
+    ``page.url`` and ``page.stop()``.
 
     A folder of pictures is indexed while its page is open, and watched from then on; the same folder opens the same
     index (`recollect.web.folder`). Nothing is fetched from elsewhere, and nothing is sent anywhere.

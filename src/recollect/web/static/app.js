@@ -323,6 +323,7 @@ const overviews = {};
 const overview = (which, waiting, work) => {
   overviews[which] = guarded(async () => {
     const current = begin(waiting);
+    status(waiting);
     if (narrow.matches) panel(false); // a phone has no room for both
     view(which);
     remember();
