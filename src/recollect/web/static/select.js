@@ -142,7 +142,7 @@ export class Selection {
 
   async put(kind) {
     const plan = kind === "move" ? [this.touched(await api.plan(this.chosen))] : [];
-    const folder = await asked(t(`select.${kind}.ask`, { n: this.size }), t("select.folder"), t(`select.${kind}`), ...plan);
+    const folder = await asked(t(`select.${kind}.ask`, { n: this.size }), t("select.folder"), t(`select.${kind}`), { contents: plan });
     if (folder) await this.done(await api.act({ ...this.chosen, kind, folder }));
   }
 
