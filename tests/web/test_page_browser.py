@@ -4,7 +4,7 @@ import pytest
 
 from browsing import WIDTHS, Tab
 from colours import COLOURS, ColourEncoder, shade
-from pages import HOSTILE, colour_index
+from pages import HOSTILE
 from pictures import encoded
 from recollect.classifiers.classifier import Classifier
 from recollect.core.errors import UserError
@@ -160,19 +160,6 @@ def test_two_tabs_show_the_same_marks_and_pictures(browser, page):
     one.shows("green")
     one.clean()
     two.clean()
-
-
-def test_a_server_that_is_gone_is_said(browser, tmp_path):
-    from pages import start
-
-    colour_index(tmp_path / "index")
-    page, stop = start(tmp_path / "index")
-    tab = Tab(browser, page)
-    stop()
-    tab.tab.fill("#words", "red")
-    tab.tab.press("#words", "Enter")
-    tab.wait("document.querySelector('#notice').textContent.includes('does not answer')")
-    tab.tab.close()
 
 
 @pytest.mark.parametrize("size", WIDTHS)

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from browsing import WIDTHS, Tab
+from browsing import Tab
 from colours import COLOURS, ColourEncoder, paint
 from pages import colour_index, start
 from recollect.index import Index
@@ -49,8 +49,9 @@ def test_settings_change_appearance_and_language_and_stay(browser, shared_page):
     tab.tab.click("#open-settings")
     tab.tab.select_option(".sheet select >> nth=0", "dark")
     tab.wait(f"light => {paper} !== light", light)
-    tab.tab.select_option(".sheet select >> nth=1", "de")
-    tab.wait("document.querySelector('#show-duplicates')?.textContent === 'Duplikate'")
+    with tab.tab.expect_navigation():
+        tab.tab.select_option(".sheet select >> nth=1", "de")
+    tab.tab.wait_for_selector("#show-duplicates:has-text('Duplikate')")
     assert tab.tab.evaluate(paper) != light
     tab.clean()
 
@@ -97,8 +98,7 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", WIDTHS)
+@pytest.mark.parametrize(("size", "scheme"), [("desktop", "light"), ("phone", "dark")])
 def test_axe_finds_nothing_serious_in_any_view(browser, page, size, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs recollect[dev]").Axe()
     found = {}
