@@ -36,6 +36,7 @@ from transformers import (
 from recollect.core.errors import UserError
 from recollect.models import load_model
 from recollect.models.pairing import pair_towers
+from recollect.models.towers import NamedFeatures, NamedTexts
 
 TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 PATCHES = {"image_size": 32, "patch_size": 8}
@@ -175,3 +176,46 @@ def test_towers_in_the_wrong_places_are_named(vision, bert, sentences, tmp_path)
             pair_towers(vision("vit"), sentences)
     finally:
         modules.write_text(json.dumps(found))
+
+
+def randomize(module, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        parameter.data = torch.rand(parameter.shape, generator=generator, dtype=torch.float64) + 0.1
+    return module.requires_grad_(False)
+
+
+def test_pictures_are_their_features_and_the_names_they_expect():
+    head = randomize(NamedFeatures(5, 3, 4, 0.3), 0)
+    features = torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for row, made in zip(features.numpy(), head(features).numpy(), strict=True):
+        own = [(row[i] - head.mean[i].item()) / head.std[i].item() for i in range(5)]
+        odds = [
+            np.exp(sum(head.classifier.weight[c, i].item() * row[i] for i in range(5)) + head.classifier.bias[c].item())
+            for c in range(3)
+        ]
+        named = [sum(odds[c] / sum(odds) * head.names[c, j].item() for c in range(3)) for j in range(4)]
+        parts = [
+            np.sqrt(0.7) * np.array(own) / np.linalg.norm(own),
+            np.sqrt(0.3) * np.array(named) / np.linalg.norm(named),
+        ]
+        np.testing.assert_allclose(made, np.concatenate(parts), rtol=1e-12)
+        assert np.isclose(np.linalg.norm(made), 1)
+
+
+def test_texts_are_pulled_towards_themselves_among_the_names_only():
+    head = randomize(NamedTexts(4, 6, 9, 0.5), 0)
+    texts = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    learned = F.normalize(head.mlp(texts), dim=1)
+    moved = head(texts) - learned
+    assert torch.equal(moved[:, :5], torch.zeros(3, 5, dtype=torch.float64))
+    torch.testing.assert_close(moved[:, 5:], 0.5 * F.normalize(texts - head.center, dim=1), rtol=1e-10, atol=1e-12)
+
+
+def test_a_pair_with_a_classifier_opens_again(vision, sentences, tmp_path):
+    model = pair_towers(vision("efficientnet"), sentences, classes=7, text_hidden=8)
+    assert model.width == model.embed_texts(TEXTS).shape[1] == model.model.config.vision_features + 16
+    randomize(model.model.visual_projection, 2).float()
+    again = load_model(model.save(tmp_path / "model"), "cpu")
+    torch.testing.assert_close(again.embed_images(PICTURES), model.embed_images(PICTURES), atol=0, rtol=0)
+    torch.testing.assert_close(again.embed_texts(TEXTS), model.embed_texts(TEXTS), atol=0, rtol=0)

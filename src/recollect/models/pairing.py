@@ -30,8 +30,8 @@ def pair_towers(
     text: str | Path,
     *,
     width: int = 512,
-    image_head: str = "linear",
-    text_hidden: int = 0,
+    classes: int = 0,
+    text_hidden: int = 512,
     seed: int = 0,
 ) -> TransformersEncoder:
     """Join a vision backbone and a text encoder by new heads.
@@ -44,8 +44,9 @@ def pair_towers(
             EfficientNet, ...) or of a dual encoder, whose vision tower is taken.
         text: a name in `PRETRAINED`, or a folder or hub id of a text encoder (BERT, MiniLM, ...; the pooling that
             sentence-transformers' ``modules.json`` names, else the mean over tokens) or of a dual encoder.
-        width: number of entries of an embedding.
-        image_head, text_hidden: see `TowersConfig`.
+        width: number of entries of an embedding of linear heads.
+        classes, text_hidden: of heads that are not linear, whose embeddings hold the features of both towers; see
+            `TowersConfig`.
         seed: of the heads.
 
     Raises:
@@ -57,7 +58,7 @@ def pair_towers(
         text_tower, tokenizer, pooling, normalize = _text_tower(str(text))
         towers = {"vision_model": image_tower, "text_model": text_tower}
         configs = {"vision_config": image_tower.config.to_dict(), "text_config": text_tower.config.to_dict()}
-        whole = image_head == "linear" and not text_hidden and not normalize and pooling == "pooler"
+        whole = not classes and not normalize and pooling == "pooler"
         if (
             whole
             and isinstance(getattr(image_tower.config, "hidden_size", None), int)
@@ -67,15 +68,16 @@ def pair_towers(
             model: Any = transformers.VisionTextDualEncoderModel(joint, **towers)
         else:
             vision_pooling, features = _image_features(image_tower, transform.size)
+            text_features = _text_features(text_tower, pooling)
             config = TowersConfig(
                 **configs,
-                projection_dim=width,
+                projection_dim=features + text_features if classes else width,
                 vision_features=features,
-                text_features=_text_features(text_tower, pooling),
+                text_features=text_features,
                 vision_pooling=vision_pooling,
                 text_pooling=pooling,
                 text_normalize=normalize,
-                image_head=image_head,
+                classes=classes,
                 text_hidden=text_hidden,
             )
             model = TowersModel(config, **towers)

@@ -31,8 +31,10 @@ class TowersConfig(transformers.PreTrainedConfig):
         vision_pooling, text_pooling: how a tower's output becomes one vector: the tower's own pooler, the mean over
             places (padding excluded), or the first token.
         text_normalize: scale text features to norm 1, as sentence-transformers' ``Normalize`` does.
-        image_head: a linear map, or only (features - mean) / std with a fixed mean and std (locked-image tuning).
-        text_hidden: width of the hidden layer of the text head; 0 for a linear map.
+        classes: number of classes of the classifier the vision tower was trained with, for the heads `NamedFeatures`
+            and `NamedTexts`; 0 for linear heads.
+        name_share, name_pull: see these two.
+        text_hidden: width of the hidden layer of `NamedTexts`.
     """
 
     model_type = MODEL_TYPE
@@ -48,8 +50,10 @@ class TowersConfig(transformers.PreTrainedConfig):
     vision_pooling: str = "pooler"
     text_pooling: str = "mean"
     text_normalize: bool = False
-    image_head: str = "linear"
-    text_hidden: int = 0
+    classes: int = 0
+    name_share: float = 0.2
+    name_pull: float = 0.5
+    text_hidden: int = 512
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Turn the dictionaries of the two towers into their own config classes."""
@@ -62,16 +66,33 @@ class TowersConfig(transformers.PreTrainedConfig):
         super().__post_init__(**kwargs)
 
 
-class Standardize(nn.Module):
-    """``(features - mean) / std`` with fixed statistics: the image side of locked-image tuning (Zhai et al., 2022)."""
+class NamedFeatures(nn.Module):
+    """Standardized features of a locked tower, followed by the names that the tower's own classifier expects.
 
-    def __init__(self, width: int) -> None:
+    Nothing is learned here. The first part is the image side of locked-image tuning (Zhai et al., 2022). The second is
+    the mean of the text features of all class names, weighted by the classifier's probabilities (ConSE, Norouzi et al.,
+    2014). Both parts have norm 1 before they are joined, so that a cosine of two pictures is
+    ``(1 - share) cos(features) + share cos(names)``.
+
+    Args:
+        features: number of features of the tower.
+        classes: of the classifier.
+        entries: of a text feature.
+        share: of the names.
+    """
+
+    def __init__(self, features: int, classes: int, entries: int, share: float) -> None:
         super().__init__()
-        self.mean = nn.Parameter(torch.zeros(width), requires_grad=False)
-        self.std = nn.Parameter(torch.ones(width), requires_grad=False)
+        self.mean = nn.Parameter(torch.zeros(features), requires_grad=False)
+        self.std = nn.Parameter(torch.ones(features), requires_grad=False)
+        self.classifier = nn.Linear(features, classes).requires_grad_(False)
+        self.names = nn.Parameter(torch.zeros(classes, entries), requires_grad=False)
+        self.share = share
 
-    def forward(self, features: Float[Tensor, "n width"]) -> Float[Tensor, "n width"]:
-        return (features - self.mean) / self.std
+    def forward(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
+        own = F.normalize((features - self.mean) / self.std, dim=-1)
+        named = F.normalize(self.classifier(features).softmax(dim=-1) @ self.names, dim=-1)
+        return torch.cat([(1 - self.share) ** 0.5 * own, self.share**0.5 * named], dim=-1)
 
 
 class ResidualMlp(nn.Module):
@@ -84,6 +105,27 @@ class ResidualMlp(nn.Module):
 
     def forward(self, features: Float[Tensor, "n inputs"]) -> Float[Tensor, "n outputs"]:
         return self.direct(features) + self.down(F.gelu(self.up(features)))
+
+
+class NamedTexts(nn.Module):
+    """The text side of `NamedFeatures`: a learned map, plus the text itself where pictures have the names they expect.
+
+    Args:
+        entries: of a text feature.
+        hidden: width of the hidden layer of the learned map.
+        width: of an embedding; the names are its last ``entries`` entries.
+        pull: norm of what is added to the output of the map, which has norm 1.
+    """
+
+    def __init__(self, entries: int, hidden: int, width: int, pull: float) -> None:
+        super().__init__()
+        self.mlp = ResidualMlp(entries, hidden, width)
+        self.center = nn.Parameter(torch.zeros(entries), requires_grad=False)
+        self.pull = pull
+
+    def forward(self, features: Float[Tensor, "n entries"]) -> Float[Tensor, "n width"]:
+        found, own = self.mlp(features), F.normalize(features - self.center, dim=-1)
+        return F.normalize(found, dim=-1) + self.pull * F.pad(own, (found.shape[-1] - own.shape[-1], 0))
 
 
 class TowersModel(transformers.PreTrainedModel):
@@ -112,12 +154,11 @@ class TowersModel(transformers.PreTrainedModel):
             settings._attn_implementation = tower.config._attn_implementation
             tower.config = settings
         image, text, width = config.vision_features, config.text_features, config.projection_dim
-        if config.image_head == "standardize" and image != width:
-            raise ValueError(f"standardized features have {image} entries, the text head {width}")
-        self.visual_projection = Standardize(image) if config.image_head == "standardize" else nn.Linear(image, width)
-        self.text_projection = (
-            ResidualMlp(text, config.text_hidden, width) if config.text_hidden else nn.Linear(text, width)
-        )
+        if config.classes:
+            self.visual_projection: nn.Module = NamedFeatures(image, config.classes, text, config.name_share)
+            self.text_projection: nn.Module = NamedTexts(text, config.text_hidden, width, config.name_pull)
+        else:
+            self.visual_projection, self.text_projection = nn.Linear(image, width), nn.Linear(text, width)
         self.logit_scale = nn.Parameter(torch.tensor(2.6592))
         self.logit_bias = nn.Parameter(torch.tensor(-10.0))
         self.post_init()

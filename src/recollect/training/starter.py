@@ -1,9 +1,8 @@
-"""Train the text head of the starter: locked-image tuning on captioned pictures and on the names of a classifier.
+"""Train the head of the starter: locked-image tuning on captioned pictures.
 
-Three kinds of pairs: pictures with their captions; the same pictures with the names of the class, of the 1,000 that
-the image tower was trained to tell apart, that the tower's classifier is sure of; and, since most classes are in few
-pictures, features that this classifier takes for class c, made without any picture of it (`class_features`), with the
-names of c.
+The image side is fixed (`recollect.models.towers.NamedFeatures`): features of the image tower, and the class names that
+the tower's own classifier expects, so that the words for 1,000 kinds of things need no captions. The text head learns
+from captions to point at both.
 """
 
 from __future__ import annotations
@@ -25,16 +24,14 @@ from recollect.core.errors import UserError
 from recollect.core.files import atomic_path
 from recollect.core.types import Source
 from recollect.models.pretrained import PRETRAINED, open_efficientnet
-from recollect.models.starter import IMAGE_TOWER, TEXT_TOWER, class_names, empty_starter
-from recollect.models.towers import ResidualMlp
-from recollect.objectives import sigmoid_contrastive
+from recollect.models.starter import IMAGE_TOWER, SHARPNESS, TEXT_TOWER, class_names, empty_starter
+from recollect.models.towers import NamedFeatures, NamedTexts, ResidualMlp
+from recollect.objectives import softmax_contrastive
 from recollect.training.feature_store import FeatureStore
 from recollect.training.locked import lock_source
 from recollect.training.locked_towers import embed_texts_once
 
 NAME_TEMPLATES = ("a photo of a {}.", "{}", "a picture of a {}", "there is a {} in this picture", "a close-up of a {}")
-MAX_FEATURE = 6.0
-"""The image tower ends in ReLU6: its features, means over places, are from 0 to 6."""
 
 _WARMUP = 20
 _TEMPERATURE_RATE = 1e-2
@@ -48,27 +45,18 @@ class HeadOptions:
         hidden: width of its hidden layer.
         steps, batch: number of steps, pairs of a step.
         learning_rate, weight_decay, dropout: of AdamW (cosine schedule), and of the hidden branch's inputs.
-        mixup: pairs are mixed with others, features and texts alike, by shares from Beta(mixup, mixup); 0 for none.
-        names: made features of each class; 0 leaves all names out.
-        confidence: a captioned picture that the classifier gives a class with more than this probability is also paired
-            with the names of that class.
-        strength, spread: see `class_features`.
-        average: decay of the moving average of the weights that is kept; 0 keeps the last ones.
+        share, pull: of `NamedFeatures` and `NamedTexts`.
         seed: of everything random.
     """
 
-    hidden: int = 768
-    steps: int = 400
+    hidden: int = 384
+    steps: int = 300
     batch: int = 512
     learning_rate: float = 1e-3
     weight_decay: float = 1e-2
     dropout: float = 0.2
-    mixup: float = 0.0
-    names: int = 10
-    confidence: float = 0.15
-    strength: float = 6.0
-    spread: float = 0.6
-    average: float = 0.0
+    share: float = 0.2
+    pull: float = 0.5
     seed: int = 0
 
 
@@ -115,8 +103,7 @@ def train_starter(
     described = [index for index, own in enumerate(captions) if own]
     if not described:
         raise UserError(f"{source.name}: no captions. Name a table with pictures and captions.")
-    classes = class_names() if options.names else ()
-    names = [tuple(template.format(name) for name in own for template in NAME_TEMPLATES) for own in classes]
+    names = [tuple(template.format(name) for name in own for template in NAME_TEMPLATES) for own in class_names()]
     texts = [captions[index] for index in described]
     flat = list(dict.fromkeys(text for own in (*texts, *names) for text in own))
     features, row = _rounded(embed_texts_once(encoder, flat, None, store)), {text: i for i, text in enumerate(flat)}
@@ -139,43 +126,13 @@ def _rounded(features: Tensor) -> Tensor:
     return features.half().float()
 
 
-def class_features(
-    features: Float[Tensor, "pictures features"],
-    weights: Float[Tensor, "classes features"],
-    count: int,
-    *,
-    strength: float,
-    spread: float,
-    generator: torch.Generator,
-) -> Float[Tensor, "made features"]:
-    """Features that a linear classifier takes for each of its classes, without a picture of any.
-
-    ``mu + strength Sigma (w_c - mean w) + spread (r - mu)``, clamped to what the tower can give: mu and Sigma are mean
-    and covariance of real features, r a random real feature. A linear discriminant's weights are Sigma^-1 times the
-    distance of the class means, so that Sigma w points from the common mean towards that of the class.
-
-    Args:
-        features: of any real pictures.
-        weights: of the classifier.
-        count: how many to make of each class.
-        generator: draws r.
-
-    Returns:
-        ``count`` times all classes in order.
-    """
-    mean, covariance = features.mean(0), torch.cov(features.T)
-    centers = mean + strength * (weights - weights.mean(0)) @ covariance
-    rows = torch.randint(len(features), (count * len(weights),), generator=generator)
-    return (centers.repeat(count, 1) + spread * (features[rows] - mean)).clamp(0, MAX_FEATURE)
-
-
 def fit_head(
     captions: StarterPairs,
     names: Sequence[Float[Tensor, "_ entries"]],
     classifier: ImagenetClassifier,
     options: HeadOptions | None = None,
 ) -> dict[str, Tensor]:
-    """Train a text head by the sigmoid loss.
+    """Fit the image side to the pictures and train the text head by the softmax loss.
 
     Args:
         captions: captioned pictures.
@@ -184,105 +141,91 @@ def fit_head(
         options: of the training.
 
     Returns:
-        Tensors by their names in `recollect.models.towers.TowersModel`; matrices in float16.
+        Tensors by their names in `recollect.models.towers.TowersModel`, without the classifier; matrices in float16.
     """
     options = options or HeadOptions()
-    generator = torch.Generator().manual_seed(options.seed)
-    mean, std = captions.images.mean(0), captions.images.std(0) + 1e-3
-    pairs = _with_names(captions, names, classifier, options, generator)
-    images = (pairs.images - mean) / std
-    center = pairs.texts.mean(0)
-    factor = 1 / (pairs.texts - center).std()  # entries of variance 1, as layers expect; folded into them at the end
-    texts = (pairs.texts - center) * factor
-    with torch.random.fork_rng(devices=[]):
+    entries = captions.texts.shape[1]
+    sharpened = ImagenetClassifier(SHARPNESS * classifier.weights, SHARPNESS * classifier.bias)
+    image_head = _image_head(captions.images, names, sharpened, options.share)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(options.seed)
-        head = ResidualMlp(texts.shape[1], options.hidden, images.shape[1])
-        scale, bias = _train(head, images, texts, pairs.owner, options, generator)
+        images = F.normalize(image_head(captions.images), dim=1)
+        text_head = NamedTexts(entries, options.hidden, images.shape[1], options.pull)
+        center = captions.texts.mean(0)
+        factor = 1 / (captions.texts - center).std()  # entries of variance 1, as layers expect; folded in at the end
+        for layer in (
+            text_head.mlp.direct,
+            text_head.mlp.down,
+        ):  # where pictures have names, begin with the text itself
+            layer.weight[-entries:], layer.bias[-entries:] = 0.0, 0.0
+        text_head.mlp.direct.weight[-entries:] = torch.eye(entries) / entries**0.5
+        scale = _train(text_head.mlp, images, (captions.texts - center) * factor, captions.owner, options)
+        _fold(text_head.mlp, center, factor)
+        text_head.center.copy_(center)
+        scale *= text_head(captions.texts).norm(dim=1).mean()  # the pull, added only now, makes cosines smaller
+    kept = {f"visual_projection.{name}": value for name, value in image_head.state_dict().items()}
+    kept |= {f"text_projection.{name}": value for name, value in text_head.state_dict().items()}
     return {
-        "visual_projection.mean": mean,
-        "visual_projection.std": std,
-        **{f"text_projection.{name}": value for name, value in _folded(head, center, factor).items()},
-        "logit_scale": scale.detach(),
-        "logit_bias": bias.detach(),
+        **{
+            name: value.half() if value.ndim > 1 else value.clone()
+            for name, value in kept.items()
+            if ".classifier." not in name
+        },
+        "logit_scale": scale.log(),
     }
 
 
-def _with_names(
-    captions: StarterPairs,
-    names: Sequence[Tensor],
-    classifier: ImagenetClassifier,
-    options: HeadOptions,
-    generator: torch.Generator,
-) -> StarterPairs:
-    """Captioned pictures, then those the classifier is sure of beside the names of their class, then made features."""
-    if not options.names:
-        return captions
-    shares, classes = (captions.images @ classifier.weights.T + classifier.bias).softmax(1).max(1)
-    sure = (shares > options.confidence).nonzero()[:, 0]
-    made = class_features(
-        captions.images,
-        classifier.weights,
-        options.names,
-        strength=options.strength,
-        spread=options.spread,
-        generator=generator,
-    )
-    named = torch.cat([classes[sure], torch.arange(len(names)).repeat(options.names)])
-    texts = [names[label] for label in named.tolist()]
-    counts = torch.tensor([len(own) for own in texts])
-    return StarterPairs(
-        torch.cat([captions.images, captions.images[sure], made]),
-        torch.cat([captions.texts, *texts]),
-        torch.cat([captions.owner, torch.arange(len(named)).repeat_interleave(counts) + len(captions.images)]),
-    )
+def _image_head(images: Tensor, names: Sequence[Tensor], classifier: ImagenetClassifier, share: float) -> NamedFeatures:
+    """`NamedFeatures` for a tower's features; expected names have mean 0 over ``images``."""
+    means = F.normalize(torch.stack([F.normalize(own.mean(0), dim=0) for own in names]), dim=1)
+    head = NamedFeatures(images.shape[1], len(names), means.shape[1], share)
+    with torch.no_grad():
+        head.mean.copy_(images.mean(0))
+        head.std.copy_(images.std(0) + 1e-3)
+        head.classifier.weight.copy_(classifier.weights)
+        head.classifier.bias.copy_(classifier.bias)
+        expected = head.classifier(images).softmax(dim=1).mean(0) @ means
+        head.names.copy_(_rounded(means - expected))  # probabilities sum to 1
+    return head
 
 
+@torch.enable_grad()
 def _train(
-    head: ResidualMlp, images: Tensor, texts: Tensor, owner: Tensor, options: HeadOptions, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
+    head: ResidualMlp,
+    images: Float[Tensor, "pictures width"],
+    texts: Float[Tensor, "texts entries"],
+    owner: Int[Tensor, " texts"],
+    options: HeadOptions,
+) -> Float[Tensor, ""]:
+    """Train ``head`` to map texts to their pictures' embeddings; returns the scale of the cosines."""
+    generator = torch.Generator().manual_seed(options.seed)
     counts = torch.bincount(owner, minlength=len(images))
     starts = counts.cumsum(0) - counts
-    scale, bias = nn.Parameter(torch.tensor(math.log(10.0))), nn.Parameter(torch.tensor(-10.0))
-    weights = list(head.parameters())
+    log_scale, weights = nn.Parameter(torch.tensor(math.log(10.0))), list(head.parameters())
     optimizer = torch.optim.AdamW(
-        [{"params": weights, "weight_decay": options.weight_decay}, {"params": [scale, bias], "weight_decay": 0.0}],
+        [{"params": weights, "weight_decay": options.weight_decay}, {"params": [log_scale], "weight_decay": 0.0}],
         lr=options.learning_rate,
         betas=(0.9, 0.95),
     )
-    kept = [parameter.detach().clone() for parameter in weights]
-    share = torch.distributions.Beta(options.mixup, options.mixup) if options.mixup else None
     for step in range(options.steps):
         warm = min(1.0, (step + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * step / options.steps))
         for group, rate in zip(optimizer.param_groups, (options.learning_rate, _TEMPERATURE_RATE), strict=True):
             group["lr"] = rate * warm
         rows = torch.randperm(len(images), generator=generator)[: options.batch]
         chosen = starts[rows] + (torch.rand(len(rows), generator=generator) * counts[rows]).long()
-        batch, described = images[rows], texts[chosen]
-        if share is not None:
-            other = torch.randperm(len(rows), generator=generator)
-            part = share.sample((len(rows), 1))
-            part = torch.maximum(part, 1 - part)
-            batch = part * batch + (1 - part) * batch[other]
-            described = part * described + (1 - part) * described[other]
-        dropped = F.dropout(described, options.dropout)
-        found = head.direct(described) + head.down(F.gelu(head.up(dropped)))
-        loss = sigmoid_contrastive(F.normalize(batch, dim=1), F.normalize(found, dim=1), scale.exp(), bias)
+        dropped = F.dropout(texts[chosen], options.dropout)
+        found = head.direct(texts[chosen]) + head.down(F.gelu(head.up(dropped)))
+        loss = softmax_contrastive(images[rows], F.normalize(found, dim=1), log_scale.exp())
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(weights, 1.0)
+        nn.utils.clip_grad_norm_([*weights, log_scale], 1.0)
         optimizer.step()
-        for average, parameter in zip(kept, weights, strict=True):
-            average.lerp_(parameter.detach(), 1 - min(options.average, (1 + step) / (10 + step)))
-    with torch.no_grad():
-        for average, parameter in zip(kept, weights, strict=True):
-            parameter.copy_(average)
-    return scale, bias
+    return log_scale.detach().exp()
 
 
 @torch.no_grad()
-def _folded(head: ResidualMlp, center: Tensor, factor: Tensor) -> dict[str, Tensor]:
-    """The head's tensors for texts as they are instead of ``(texts - center) factor``; matrices in float16."""
+def _fold(head: ResidualMlp, center: Tensor, factor: Tensor) -> None:
+    """Change the head so that it reads texts as they are instead of ``(texts - center) factor``."""
     for layer in (head.up, head.direct):
         layer.weight.mul_(factor)
         layer.bias.sub_(layer.weight @ center)
-    return {name: value.half() if value.ndim > 1 else value.clone() for name, value in head.state_dict().items()}

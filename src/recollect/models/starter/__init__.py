@@ -1,8 +1,8 @@
 """The starter: the model that recollect uses where none is named. It opens from two packages and a file of ours.
 
-Images: the features of EfficientNet-Lite0, standardized; nothing is learned on this side (locked-image tuning, Zhai
-et al., 2022). Texts: MiniLM-L6-v2 and a residual MLP, trained by `recollect.training.starter`. ``card.md`` says on
-what, how well it works, and where it does not.
+Images: the features of EfficientNet-Lite0 and the class names that its ImageNet classifier expects; nothing is learned
+on this side (`recollect.models.towers.NamedFeatures`). Texts: MiniLM-L6-v2 and a text head, trained by
+`recollect.training.starter`. ``card.md`` describes the data, how well it works, and its limits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recollect.core.errors import UserError
-from recollect.models.pretrained import STARTER
+from recollect.models.pretrained import STARTER, open_efficientnet
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,8 +24,11 @@ STARTER_HEAD = Path(__file__).parent / "head.safetensors"
 CARD = Path(__file__).parent / "card.md"
 
 IMAGE_TOWER, TEXT_TOWER = "efficientnet-lite0", "minilm-l6-v2"
-WIDTH = 1280
-"""Entries of an embedding: the features of EfficientNet-Lite0."""
+FEATURES = 1280
+"""Of EfficientNet-Lite0."""
+
+SHARPNESS = 0.5
+"""Factor of the classifier's logits. At 1 most pictures expect a single name, which finds things but no scenes."""
 
 
 def open_starter(head: str | Path = STARTER_HEAD) -> TransformersEncoder:
@@ -36,27 +39,30 @@ def open_starter(head: str | Path = STARTER_HEAD) -> TransformersEncoder:
             such a head.
     """
     weights = read_head(head)
-    encoder = empty_starter(weights["text_projection.up.weight"].shape[0])
+    encoder = empty_starter(weights["text_projection.mlp.up.weight"].shape[0])
     found = encoder.model.load_state_dict({name: value.float() for name, value in weights.items()}, strict=False)
     assert not found.unexpected_keys, found.unexpected_keys
     return encoder
 
 
 def empty_starter(hidden: int) -> TransformersEncoder:
-    """Both towers and a head that has learned nothing yet.
+    """Both towers, the classifier of the image tower, and a head that has learned nothing yet.
 
     Args:
         hidden: width of the hidden layer of the text head.
     """
     from recollect.models.pairing import pair_towers
 
-    encoder = pair_towers(IMAGE_TOWER, TEXT_TOWER, width=WIDTH, image_head="standardize", text_hidden=hidden)
+    weights, bias = open_efficientnet(IMAGE_TOWER)[1:]
+    encoder = pair_towers(IMAGE_TOWER, TEXT_TOWER, classes=len(weights), text_hidden=hidden)
+    classifier = {"weight": SHARPNESS * weights, "bias": SHARPNESS * bias}
+    encoder.model.visual_projection.classifier.load_state_dict(classifier)
     encoder.preset = STARTER
     return encoder
 
 
 def read_head(file: str | Path) -> dict[str, Tensor]:
-    """The tensors of a head by their names in the model: mean and std of the features, the text MLP, scale and bias.
+    """The tensors of a head by their names in the model: mean and std of the features, class names, text head, scale.
 
     Raises:
         UserError: the file is missing, damaged or something else.
@@ -66,15 +72,15 @@ def read_head(file: str | Path) -> dict[str, Tensor]:
 
     try:
         weights = load_file(str(file))
-        shapes = {name: tuple(weights[name].shape) for name in ("visual_projection.mean", "text_projection.up.weight")}
+        (features,), _ = weights["visual_projection.mean"].shape, weights["text_projection.mlp.up.weight"]
     except (OSError, SafetensorError) as error:
         raise UserError(f"{file}: cannot be read ({error}). Train it again, or install recollect again.") from error
     except KeyError as error:
         raise UserError(
             f"{file}: not a head of the starter, it has no {error}. Name what `recollect train starter` wrote."
         ) from error
-    if shapes["visual_projection.mean"] != (WIDTH,):
-        raise UserError(f"{file}: made for {shapes['visual_projection.mean']} features; {IMAGE_TOWER} has {WIDTH}.")
+    if features != FEATURES:
+        raise UserError(f"{file}: made for {features} features; {IMAGE_TOWER} has {FEATURES}.")
     return weights
 
 
