@@ -204,12 +204,23 @@ def test_pictures_are_their_features_and_the_names_they_expect():
 
 
 def test_texts_are_pulled_towards_themselves_among_the_names_only():
-    head = randomize(NamedTexts(4, 6, 9, 0.5), 0)
+    head = randomize(NamedTexts(4, 6, 9, 0.5, 3.0), 0)
     texts = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    learned = F.normalize(head.mlp(texts), dim=1)
-    moved = head(texts) - learned
-    assert torch.equal(moved[:, :5], torch.zeros(3, 5, dtype=torch.float64))
-    torch.testing.assert_close(moved[:, 5:], 0.5 * F.normalize(texts - head.center, dim=1), rtol=1e-10, atol=1e-12)
+    learned, made = F.normalize(head.mlp(texts), dim=1), head(texts)
+    assert torch.equal(made[:, :5], learned[:, :5])
+    expected = 3 * (learned[:, 5:] + 0.5 * F.normalize(texts - head.center, dim=1))
+    torch.testing.assert_close(made[:, 5:], expected, rtol=1e-10, atol=1e-12)
+
+
+def test_fewer_names_in_pictures_and_more_in_texts_rank_alike():
+    gain = (0.2 / 0.8 * 0.95 / 0.05) ** 0.5
+    features = torch.randn(20, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    texts = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    scores = [
+        randomize(NamedTexts(4, 6, 9, 0.5, factor), 0)(texts) @ randomize(NamedFeatures(5, 3, 4, share), 0)(features).T
+        for share, factor in ((0.2, 1.0), (0.05, gain))
+    ]
+    torch.testing.assert_close(scores[1] / scores[0], torch.full_like(scores[0], (0.95 / 0.8) ** 0.5))
 
 
 def test_a_pair_with_a_classifier_opens_again(vision, sentences, tmp_path):

@@ -32,6 +32,9 @@ def pair_towers(
     width: int = 512,
     classes: int = 0,
     text_hidden: int = 512,
+    name_share: float = 0.05,
+    name_pull: float = 0.5,
+    name_gain: float = 1.0,
     seed: int = 0,
 ) -> TransformersEncoder:
     """Join a vision backbone and a text encoder by new heads.
@@ -45,8 +48,8 @@ def pair_towers(
         text: a name in `PRETRAINED`, or a folder or hub id of a text encoder (BERT, MiniLM, ...; the pooling that
             sentence-transformers' ``modules.json`` names, else the mean over tokens) or of a dual encoder.
         width: number of entries of an embedding of linear heads.
-        classes, text_hidden: of heads that are not linear, whose embeddings hold the features of both towers; see
-            `TowersConfig`.
+        classes, text_hidden, name_share, name_pull, name_gain: of heads that are not linear, whose embeddings hold the
+            features of both towers; see `TowersConfig`.
         seed: of the heads.
 
     Raises:
@@ -79,6 +82,9 @@ def pair_towers(
                 text_normalize=normalize,
                 classes=classes,
                 text_hidden=text_hidden,
+                name_share=name_share,
+                name_pull=name_pull,
+                name_gain=name_gain,
             )
             model = TowersModel(config, **towers)
         processor = transformers.VisionTextDualEncoderProcessor(processor_of(transform), tokenizer)

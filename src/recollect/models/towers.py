@@ -33,7 +33,7 @@ class TowersConfig(transformers.PreTrainedConfig):
         text_normalize: scale text features to norm 1, as sentence-transformers' ``Normalize`` does.
         classes: number of classes of the classifier the vision tower was trained with, for the heads `NamedFeatures`
             and `NamedTexts`; 0 for linear heads.
-        name_share, name_pull: see these two.
+        name_share, name_pull, name_gain: see these two.
         text_hidden: width of the hidden layer of `NamedTexts`.
     """
 
@@ -51,8 +51,9 @@ class TowersConfig(transformers.PreTrainedConfig):
     text_pooling: str = "mean"
     text_normalize: bool = False
     classes: int = 0
-    name_share: float = 0.2
+    name_share: float = 0.05
     name_pull: float = 0.5
+    name_gain: float = 1.0
     text_hidden: int = 512
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -115,17 +116,19 @@ class NamedTexts(nn.Module):
         hidden: width of the hidden layer of the learned map.
         width: of an embedding; the names are its last ``entries`` entries.
         pull: norm of what is added to the output of the map, which has norm 1.
+        gain: factor of the names' part, so that words count names more than two pictures do when they are compared.
     """
 
-    def __init__(self, entries: int, hidden: int, width: int, pull: float) -> None:
+    def __init__(self, entries: int, hidden: int, width: int, pull: float, gain: float = 1.0) -> None:
         super().__init__()
         self.mlp = ResidualMlp(entries, hidden, width)
         self.center = nn.Parameter(torch.zeros(entries), requires_grad=False)
-        self.pull = pull
+        self.pull, self.gain = pull, gain
 
     def forward(self, features: Float[Tensor, "n entries"]) -> Float[Tensor, "n width"]:
-        found, own = self.mlp(features), F.normalize(features - self.center, dim=-1)
-        return F.normalize(found, dim=-1) + self.pull * F.pad(own, (found.shape[-1] - own.shape[-1], 0))
+        found, own = F.normalize(self.mlp(features), dim=-1), F.normalize(features - self.center, dim=-1)
+        plain, named = found.split([found.shape[-1] - own.shape[-1], own.shape[-1]], dim=-1)
+        return torch.cat([plain, self.gain * (named + self.pull * own)], dim=-1)
 
 
 class TowersModel(transformers.PreTrainedModel):
@@ -156,7 +159,9 @@ class TowersModel(transformers.PreTrainedModel):
         image, text, width = config.vision_features, config.text_features, config.projection_dim
         if config.classes:
             self.visual_projection: nn.Module = NamedFeatures(image, config.classes, text, config.name_share)
-            self.text_projection: nn.Module = NamedTexts(text, config.text_hidden, width, config.name_pull)
+            self.text_projection: nn.Module = NamedTexts(
+                text, config.text_hidden, width, config.name_pull, config.name_gain
+            )
         else:
             self.visual_projection, self.text_projection = nn.Linear(image, width), nn.Linear(text, width)
         self.logit_scale = nn.Parameter(torch.tensor(2.6592))

@@ -24,7 +24,17 @@ from recollect.core.errors import UserError
 from recollect.core.files import atomic_path
 from recollect.core.types import Source
 from recollect.models.pretrained import PRETRAINED, open_efficientnet
-from recollect.models.starter import IMAGE_TOWER, SHARPNESS, TEXT_TOWER, class_names, empty_starter
+from recollect.models.starter import (
+    IMAGE_TOWER,
+    NAME_GAIN,
+    NAME_PULL,
+    SHARE,
+    SHARPNESS,
+    TEXT_TOWER,
+    TRAINED_SHARE,
+    class_names,
+    empty_starter,
+)
 from recollect.models.towers import NamedFeatures, NamedTexts, ResidualMlp
 from recollect.objectives import softmax_contrastive
 from recollect.training.feature_store import FeatureStore
@@ -45,7 +55,6 @@ class HeadOptions:
         hidden: width of its hidden layer.
         steps, batch: number of steps, pairs of a step.
         learning_rate, weight_decay, dropout: of AdamW (cosine schedule), and of the hidden branch's inputs.
-        share, pull: of `NamedFeatures` and `NamedTexts`.
         seed: of everything random.
     """
 
@@ -55,8 +64,6 @@ class HeadOptions:
     learning_rate: float = 1e-3
     weight_decay: float = 1e-2
     dropout: float = 0.2
-    share: float = 0.2
-    pull: float = 0.5
     seed: int = 0
 
 
@@ -146,11 +153,11 @@ def fit_head(
     options = options or HeadOptions()
     entries = captions.texts.shape[1]
     sharpened = ImagenetClassifier(SHARPNESS * classifier.weights, SHARPNESS * classifier.bias)
-    image_head = _image_head(captions.images, names, sharpened, options.share)
+    image_head = _image_head(captions.images, names, sharpened)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(options.seed)
         images = F.normalize(image_head(captions.images), dim=1)
-        text_head = NamedTexts(entries, options.hidden, images.shape[1], options.pull)
+        text_head = NamedTexts(entries, options.hidden, images.shape[1], NAME_PULL, NAME_GAIN)
         center = captions.texts.mean(0)
         factor = 1 / (captions.texts - center).std()  # entries of variance 1, as layers expect; folded in at the end
         for layer in (
@@ -162,7 +169,8 @@ def fit_head(
         scale = _train(text_head.mlp, images, (captions.texts - center) * factor, captions.owner, options)
         _fold(text_head.mlp, center, factor)
         text_head.center.copy_(center)
-        scale *= text_head(captions.texts).norm(dim=1).mean()  # the pull, added only now, makes cosines smaller
+        # The pull and the gain, added only now, make cosines smaller.
+        scale *= ((1 - TRAINED_SHARE) / (1 - SHARE)) ** 0.5 * text_head(captions.texts).norm(dim=1).mean()
     kept = {f"visual_projection.{name}": value for name, value in image_head.state_dict().items()}
     kept |= {f"text_projection.{name}": value for name, value in text_head.state_dict().items()}
     return {
@@ -175,10 +183,10 @@ def fit_head(
     }
 
 
-def _image_head(images: Tensor, names: Sequence[Tensor], classifier: ImagenetClassifier, share: float) -> NamedFeatures:
+def _image_head(images: Tensor, names: Sequence[Tensor], classifier: ImagenetClassifier) -> NamedFeatures:
     """`NamedFeatures` for a tower's features; expected names have mean 0 over ``images``."""
     means = F.normalize(torch.stack([F.normalize(own.mean(0), dim=0) for own in names]), dim=1)
-    head = NamedFeatures(images.shape[1], len(names), means.shape[1], share)
+    head = NamedFeatures(images.shape[1], len(names), means.shape[1], TRAINED_SHARE)
     with torch.no_grad():
         head.mean.copy_(images.mean(0))
         head.std.copy_(images.std(0) + 1e-3)

@@ -31,6 +31,17 @@ SHARPNESS = 0.5
 """Factor of the classifier's logits. At 1 most pictures expect a single name, which finds things but no scenes."""
 
 
+TRAINED_SHARE, SHARE = 0.2, 0.05
+"""Of names in a picture (`NamedFeatures`), as words see it and as other pictures do. Textures, places seen from above
+and other things that the classes have no name for are better told apart by their features alone."""
+
+NAME_PULL = 0.5
+"""Of `NamedTexts`."""
+
+NAME_GAIN = (TRAINED_SHARE / (1 - TRAINED_SHARE) * (1 - SHARE) / SHARE) ** 0.5
+"""Of `NamedTexts`: with it, words rank pictures by `SHARE` exactly as they would by `TRAINED_SHARE`."""
+
+
 def open_starter(head: str | Path = STARTER_HEAD) -> TransformersEncoder:
     """The starter on the CPU, with the head that the package ships or one that `recollect train starter` wrote.
 
@@ -54,7 +65,15 @@ def empty_starter(hidden: int) -> TransformersEncoder:
     from recollect.models.pairing import pair_towers
 
     weights, bias = open_efficientnet(IMAGE_TOWER)[1:]
-    encoder = pair_towers(IMAGE_TOWER, TEXT_TOWER, classes=len(weights), text_hidden=hidden)
+    encoder = pair_towers(
+        IMAGE_TOWER,
+        TEXT_TOWER,
+        classes=len(weights),
+        text_hidden=hidden,
+        name_share=SHARE,
+        name_pull=NAME_PULL,
+        name_gain=NAME_GAIN,
+    )
     classifier = {"weight": SHARPNESS * weights, "bias": SHARPNESS * bias}
     encoder.model.visual_projection.classifier.load_state_dict(classifier)
     encoder.preset = STARTER

@@ -20,6 +20,7 @@ from threadpoolctl import threadpool_limits
 from recollect.core.errors import UserError
 from recollect.core.files import cache_folder, read_json, write_json
 from recollect.models.pretrained import PRETRAINED, tower_folder
+from recollect.models.starter import NAME_GAIN, NAME_PULL
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 _HEAD = Path(__file__).parent / "head.safetensors"
 _TEXT_TOWER, _HEADS, _EPSILON = "minilm-l6-v2", 12, 1e-12
-_FORMAT = 1  # raise it when the code changes what the starter makes of a text
+_FORMAT = 2  # raise it when the code changes what the starter makes of a text
 
 Weights = Mapping[str, np.ndarray]
 
@@ -53,7 +54,7 @@ class StarterWords:
         self._tower = load_file(folder / "model.safetensors")
         self._head = {name: value.astype(np.float32) for name, value in load_file(_HEAD).items()}
         self.longest_text = PRETRAINED[_TEXT_TOWER].length
-        self.width = len(self._head["text_projection.direct.bias"])
+        self.width = len(self._head["text_projection.mlp.direct.bias"])
         self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
@@ -85,9 +86,12 @@ class StarterWords:
     def _embedded(self, ids: Sequence[int]) -> Float32[np.ndarray, " width"]:
         features = _bert(np.asarray(ids), self._tower).mean(axis=0)
         features /= np.linalg.norm(features)
-        head = "text_projection"
+        head, size = "text_projection.mlp", len(features)
         inner = _gelu(_linear(features, self._head, f"{head}.up"))
         out = _linear(features, self._head, f"{head}.direct") + _linear(inner, self._head, f"{head}.down")
+        out /= np.linalg.norm(out)
+        own = features - self._head["text_projection.center"]
+        out[-size:] = np.float32(NAME_GAIN) * (out[-size:] + np.float32(NAME_PULL) * own / np.linalg.norm(own))
         return out / np.linalg.norm(out)
 
 
