@@ -310,5 +310,5 @@ def test_no_room_for_the_features_is_said_in_one_line(pairs, checkpoint, monkeyp
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(feature_store, "save_file", full)
-    with pytest.raises(UserError, match=r"MiB of features could not be written .* RECOLLECT_CACHE"):
+    with pytest.raises(UserError, match=r"MiB of features .* RECOLLECT_CACHE"):
         lock_source(load_model(checkpoint, "cpu"), open_source(str(pairs)))

@@ -108,7 +108,7 @@ def test_a_recipe_that_speaks_of_python_objects_says_so_when_they_are_missing(tm
     train(RECIPE, tmp_path / "run", sources=[own], device="cpu")
     recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
     data = replace(RECIPE.data, sources=tuple(recipe["data"]["sources"]))
-    with pytest.raises(UserError, match="own is a Python object"):
+    with pytest.raises(UserError, match="own: "):
         train(replace(RECIPE, data=data), tmp_path / "again", device="cpu")
     assert not (tmp_path / "again").exists()
 

@@ -17,7 +17,8 @@ class UserError(Exception):
 
 def one_line(error: BaseException) -> str:
     """The message of another library's exception on one line of at most 200 characters; its type if it has none."""
-    text = " ".join(str(getattr(error, "reason", "") or error).split()) or type(error).__name__
+    full = getattr(error, "strerror", None) if isinstance(error, UserError) else None  # of a `FullDiskError`
+    text = " ".join(str(full or getattr(error, "reason", "") or error).split()) or type(error).__name__
     return (text if len(text) < _LONGEST_REASON else f"{text[:_LONGEST_REASON]}…").rstrip(".")
 
 
@@ -29,13 +30,13 @@ def user_errors(
 
     Args:
         message: what went wrong, and where.
-        kinds: exceptions to replace; all of them by default. A `UserError` always passes unchanged.
+        kinds: exceptions to replace; by default all but `UserError`.
         then: follows the reason: what to do.
         raises: the class to raise.
     """
     try:
         yield
     except Exception as error:
-        if isinstance(error, UserError) or not isinstance(error, kinds or Exception):
+        if not (isinstance(error, kinds) if kinds else not isinstance(error, UserError)):
             raise
         raise raises(f"{message} ({one_line(error)}){then}") from error
