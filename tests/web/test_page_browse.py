@@ -198,3 +198,38 @@ def test_arrows_reach_the_rows_above_and_below(browser, album):
         tab.tab.keyboard.press(key)
         assert tab.tab.evaluate(focus) in {box[4] for box in rows[row]}
     tab.clean()
+
+
+SMALL = """() => [...document.querySelectorAll('button, select, a, input:not([type=checkbox])')]
+  .filter(each => each.checkVisibility()).map(each => [each.id || each.textContent, each.getBoundingClientRect()])
+  .filter(([, box]) => box.height < 43.5 || box.width < 43.5).map(([name]) => name)"""
+
+
+def test_a_phone_has_a_low_header_and_room_for_fingers(browser, album):
+    tab = Tab(browser, album, "phone")
+    tab.tab.set_viewport_size({"width": 360, "height": 740})
+    tab.calm()
+    fits = "document.documentElement.scrollWidth <= 360"
+    assert tab.tab.evaluate("document.querySelector('header').offsetHeight") <= 112
+    assert tab.tab.evaluate(SMALL) == []
+    camera = tab.tab.locator("#picture").bounding_box()
+    assert camera["x"] + camera["width"] <= 360, "searching by a picture needs no scrolling"
+    for opens, closes in (("#toggle-browse", "#close-browse"), ("#toggle-classes", "#toggle-classes")):
+        tab.tab.click(opens)
+        assert tab.tab.evaluate(SMALL) == []
+        assert tab.tab.evaluate(fits)
+        tab.tab.click(closes)
+    press = """() => document.querySelector('.tile:not([hidden]) img').dispatchEvent(
+      new PointerEvent('pointerdown', { pointerType: 'touch', bubbles: true }))"""
+    tab.tab.evaluate(press)
+    tab.wait("document.querySelector('#selected-count').textContent === '1 selected'")
+    assert tab.tab.evaluate(SMALL) == []
+    assert tab.tab.evaluate(fits)
+    tab.tab.evaluate("document.querySelector('#select-none').click()")
+    tab.tab.evaluate("document.querySelector('#select-none').click()")  # the first click ends the press
+    tab.tab.click(".tile.focus img")
+    tab.tab.wait_for_selector("#viewer[open]")
+    tab.tab.click("#view-info")
+    assert tab.tab.evaluate(SMALL) == []
+    assert tab.tab.evaluate(fits)
+    tab.clean()

@@ -31,6 +31,7 @@ STATIC = (
     "style.css",
     "browse.css",
     "viewer.css",
+    "phone.css",
     "select.js",
     "browse.js",
     "app.js",

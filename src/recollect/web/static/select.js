@@ -4,6 +4,7 @@ import { asked, confirmed } from "./dialogs.js";
 import { number, t } from "./strings.js";
 
 const MOST = 20_000; // pictures one by one; all results can be any number
+const LONG = 500; // milliseconds of a long press
 const DRAG = 8; // pixels before a press becomes a rectangle
 
 export class Selection {
@@ -35,6 +36,17 @@ export class Selection {
       from = { point: at(event), x: event.clientX, y: event.clientY };
       before = event.ctrlKey || event.metaKey || event.shiftKey ? new Set(this.ids) : null;
     });
+    let pressed = 0;
+    place.addEventListener("pointerdown", (event) => { // a long press on a phone
+      const tile = event.pointerType === "touch" && [...grid.tiles.values()].find(({ box: each }) => each.contains(event.target));
+      clearTimeout(pressed);
+      if (tile && !event.target.closest("button")) pressed = setTimeout(() => {
+        this.toggle(tile.index);
+        addEventListener("click", (click) => { click.stopPropagation(); click.preventDefault(); }, { capture: true, once: true });
+      }, LONG);
+    });
+    for (const kind of ["pointerup", "pointercancel", "scroll"]) place.addEventListener(kind, () => clearTimeout(pressed), { passive: true });
+    place.addEventListener("contextmenu", (event) => { if (event.pointerType === "touch") event.preventDefault(); });
     addEventListener("pointermove", (event) => {
       if (!from || box.hidden && Math.hypot(event.clientX - from.x, event.clientY - from.y) < DRAG) return;
       box.hidden = false;
