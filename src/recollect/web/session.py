@@ -168,7 +168,7 @@ class Session:
             "revision": revision,
             "start": start,
             "tiles": self._tiles(ask, listing, start, count),
-            "shapes": base64.b64encode(view.shapes_of(listing.ids[:_FIRST])).decode() if not start else "",
+            "shapes": base64.b64encode(view.shapes_of(listing.ids, _FIRST)).decode() if not start else "",
             **listing.about,
             "milliseconds": round(1000 * (time.perf_counter() - began), 1),
         }
@@ -222,6 +222,7 @@ class Session:
             ids = self.selection(ask.where, view).ids
         else:
             ids = arranged(self.library.index, ask.arrange, ask.where or None)
+            ids = view.ids if ids == view.ids else ids  # without dates
         return Listing(ids, None, len(ids))
 
     def _search(self, ask: Ask, view: View) -> Listing:
