@@ -25,13 +25,12 @@ from recollect.classifiers import ClassAdaptiveProbe, EmbeddingClassifier, ProKe
 from recollect.classifiers.heads import probes, proker, together
 from recollect.classifiers.heads.ape import channel_scores
 from recollect.classifiers.heads.calibration import expected_calibration_error
-from recollect.classifiers.heads.draws import nested_supports
 from recollect.classifiers.heads.engine import SET_QUERIES, run_protocol
 from recollect.classifiers.heads.holdout import HoldOut
 from recollect.classifiers.heads.kernel import Landmarks, RidgeTargets
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS
 from recollect.classifiers.heads.mixing import best_weight
-from recollect.classifiers.heads.protocol import FewShotTask, Protocol
+from recollect.classifiers.heads.protocol import FewShotTask, Protocol, nested_supports
 from recollect.classifiers.heads.scoring import SET_ALPHA
 from recollect.cli.parser import script_options
 from recollect.core.files import read_json, write_json

@@ -15,8 +15,8 @@ import numpy as np
 
 from recollect.classifiers.heads.base import LIKENESS, softmax
 from recollect.classifiers.heads.calibration import expected_calibration_error
-from recollect.classifiers.heads.draws import nested_supports
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
+from recollect.classifiers.heads.protocol import nested_supports
 from recollect.classifiers.texts import learned_scale
 from recollect.cli.parser import script_options
 from recollect.core.errors import UserError

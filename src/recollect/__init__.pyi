@@ -7,7 +7,6 @@ from .classifiers.classifier import Classifier as Classifier
 from .classifiers.clicks.active_learning import next_to_label as next_to_label
 from .classifiers.clicks.cutoff import cut_off as cut_off
 from .classifiers.clicks.model import ClickModel as ClickModel
-from .classifiers.naming import name_pictures as name_pictures
 from .core.errors import UserError as UserError
 from .core.types import Batch as Batch
 from .core.types import Encoder as Encoder

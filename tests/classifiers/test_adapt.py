@@ -83,5 +83,5 @@ def test_seen_pictures_and_labelled_ones_help_where_texts_are_off():
     shots = np.concatenate([np.flatnonzero(labels == label)[:4] for label in range(3)])
     taught = OnlineGaussians(texts, 20.0, sharpness=10.0, support=rows[shots], labels=labels[shots])
     assert (taught.scores(rows).argmax(axis=1) == labels).mean() > before
-    with pytest.raises(ValueError, match="need one label each"):
+    with pytest.raises(ValueError):
         OnlineGaussians(texts, support=rows[shots])

@@ -211,7 +211,7 @@ class TestEveryMethod:
         assert (tight >= loose).all()
         assert tight[np.arange(60), own].mean() > 0.75
         assert model.predict_set(asked, 0.03).all()  # thirty examples cannot rule out at 3 in 100
-        with pytest.raises(ValueError, match="alpha is a share"):
+        with pytest.raises(ValueError):
             model.predict_set(asked, 1.0)
 
     def test_unlike_everything_is_told_by_a_small_p(self, name):

@@ -75,5 +75,5 @@ def test_identical_pictures_that_are_not_true_are_ties_and_count_against():
 
 
 def test_matches_must_be_given_for_every_text():
-    with pytest.raises(ValueError, match="3 texts, but matches of 1"):
+    with pytest.raises(ValueError):
         streaming_ranks(unit(np.ones((2, 4))), unit(np.ones((3, 4))), [(0,)])

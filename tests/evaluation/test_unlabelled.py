@@ -122,7 +122,7 @@ def test_a_stream_comes_in_an_order_that_the_seed_draws(monkeypatch):
 
 
 def test_vectors_have_no_views_and_unknown_methods_are_named(encoder, task):
-    with pytest.raises(UserError, match="of which there are no views"):
+    with pytest.raises(UserError):
         zero_shot(encoder, task, model="m", methods=("zero",))
-    with pytest.raises(ValueError, match=r"unknown method 'tpt'; choose from trans-clip"):
+    with pytest.raises(ValueError, match="'tpt'"):
         zero_shot(encoder, task, model="m", methods=("tpt",))

@@ -79,5 +79,5 @@ def test_a_probe_that_has_lost_a_class_says_so(encoder, task):
     """All its pictures are broken: its column would stand for the class after it."""
     left = replace(task, support=Subset(task.support, np.flatnonzero(task.support.labels != 2)))
     assert linear_probe(encoder, task, model="m").rows[0]["value"] > 50
-    with pytest.raises(UserError, match="no image of 'class 2' to train on can be read"):
+    with pytest.raises(UserError, match="'class 2'"):
         linear_probe(encoder, left, model="m")

@@ -16,8 +16,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from recollect.classifiers.heads.draws import ShortClasses
-from recollect.classifiers.heads.protocol import Protocol
+from recollect.classifiers.heads.protocol import Protocol, ShortClasses
 from recollect.core import progress as reporting
 from recollect.core.files import locked, make_folder
 from recollect.core.progress import output, progress

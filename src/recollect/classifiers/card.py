@@ -1,4 +1,4 @@
-"""The card in a saved classifier's folder: its classes, its method and how far to trust it."""
+"""The README of a saved classifier: classes, method and measured accuracy."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,16 +10,16 @@ def classifier_card(described: Mapping[str, Any]) -> str:
     """Markdown about a classifier.
 
     Args:
-        described: what ``classifier.json`` holds of it.
+        described: the content of ``classifier.json``.
     """
     classes, model, method = described["classes"], described["model"], described["method"]
     names = [_plain(each["name"]) for each in classes]
-    told = ", ".join(f"`{name}`" for name in names[:12]) + (" and others" if len(names) > 12 else "")
+    listed = ", ".join(f"`{name}`" for name in names[:12]) + (" and others" if len(names) > 12 else "")
     chosen = " (chosen on held-out examples)" if method["asked"] == "best" else ""
     lines = [
         f"# A classifier of {len(classes)} classes",
         "",
-        f"It tells {told} apart, with the embeddings of `{_plain(model['name'] or 'a model')}` "
+        f"It distinguishes {listed}, with the embeddings of `{_plain(model['name'] or 'a model')}` "
         f"({model['fingerprint'][:12]}).",
         "",
         "| class | examples |",
@@ -40,7 +40,7 @@ def classifier_card(described: Mapping[str, Any]) -> str:
         "classifier.predict(model.embed_images(pictures))",
         "```",
         "",
-        "`classifier.json` says all of it; the numbers beside it are embeddings. The pictures themselves are not here.",
+        "`classifier.json` describes it; the safetensors file holds embeddings. The pictures are not included.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -48,7 +48,7 @@ def classifier_card(described: Mapping[str, Any]) -> str:
 def _trust(described: Mapping[str, Any]) -> str:
     held, checked = described["held_out"], described["calibration"]
     if not described["calibration"]["calibrated"]:
-        return "No class has two examples, so none could be held out and its confidence is not calibrated."
+        return "No class has two examples, so none could be held out, and its confidence is not calibrated."
     if "accuracy" not in held:
         return f"Accuracy on {held['examples']} held-out examples: {TOO_FEW}."
     right = f"{share_text(held['accuracy'], held['examples'])} held-out examples are right"
@@ -60,9 +60,9 @@ def _trust(described: Mapping[str, Any]) -> str:
         said += (
             f", and {100 * checked['unknown_accepted']:.0f} % of pictures of other classes are taken for one of these"
         )
-    return f"{said}. Pictures of another kind than the examples are not covered by these figures."
+    return f"{said}. These figures only hold for pictures like the examples."
 
 
 def _plain(text: str) -> str:
-    """A name as it can stand in a table."""
+    """A name that is safe in a Markdown table."""
     return " ".join(text.replace("|", "/").replace("`", "'").split())

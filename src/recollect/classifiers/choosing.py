@@ -1,4 +1,4 @@
-"""Which method: the one that is right most often about examples that it was not shown."""
+"""Chooses the method with the best held-out accuracy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,13 +9,10 @@ from recollect.classifiers import EmbeddingClassifier, ZeroShotClassifier
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PROMPT_METHODS
 
 BEST = "best"
-"""Name of the choice on held-out examples."""
+"""Requests the choice on held-out examples."""
 
 CANDIDATES = ("proker", "prototype", "zero-shot")
-"""Methods among which `BEST` chooses: each has its held-out scores in closed form. The first of equals is taken.
-
-Where every class has a single example and none can be held out, it is ProKeR if the class names agree with the
-examples (`trusted_text_weight`), and else class means."""
+"""Candidates of `BEST`, whose held-out scores have a closed form; the first of equally accurate ones is chosen."""
 
 
 def choose_method(
@@ -26,21 +23,22 @@ def choose_method(
     labels: np.ndarray,
     prompts: np.ndarray | None = None,
 ) -> tuple[str, EmbeddingClassifier, dict[str, float]]:
-    """Fit every method and choose the one that is right most often about held-out examples.
+    """Fit every method and choose the one with the best held-out accuracy.
 
-    Where none can be held out: ProKeR if the class texts agree with the examples, else class means.
+    At one shot, where no example can be held out, it is ProKeR if the class texts agree with the examples
+    (`trusted_text_weight`), else class means.
 
     Args:
         methods: names in `FEW_SHOT_METHODS`.
         texts: unit-norm class texts (classes, width).
         scale: the model's inverse temperature.
-        support: unit-norm examples (n, width), some of every class.
+        support: unit-norm examples (n, width) of every class.
         labels: (n,), indices of classes.
-        prompts: what the texts are means of (classes, prompts, width), for methods that weigh them.
+        prompts: unit-norm prompts (classes, prompts, width), for methods that weight them.
 
     Returns:
-        Its name, the estimator, and the accuracy that every method was chosen by: held out, but too high, since each
-        method chose its settings on the same examples (`held_out_check` measures the accuracy to report).
+        Name, estimator, and the held-out accuracy of every method. The latter is too high, since methods chose their
+        settings on the same examples; report the accuracy of `held_out_check`.
     """
     given = {name: texts if prompts is None or name not in PROMPT_METHODS else prompts for name in methods}
     taught = {name: FEW_SHOT_METHODS[name](each, scale).fit_checked(support, labels) for name, each in given.items()}
@@ -61,7 +59,7 @@ def by_names(texts: np.ndarray, scale: float) -> EmbeddingClassifier:
 
 
 def settings_of(estimator: EmbeddingClassifier) -> dict[str, Any]:
-    """What the method chose for itself, as numbers."""
+    """The scalar settings that the method chose."""
     plain = (bool, int, float, str, np.integer, np.floating)
     return {
         name.rstrip("_"): value.item() if isinstance(value, np.generic) else value

@@ -1,4 +1,4 @@
-"""A classifier that can be kept: taught from examples or names, saved, opened, extended, and honest about itself."""
+"""A classifier of pictures that can be saved, opened and extended, with its measured accuracy."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,8 +19,8 @@ from recollect.classifiers.heads.trust import ENOUGH_EXAMPLES, TOO_FEW, enough_t
 from recollect.classifiers.heads.unknown import UnknownRule, unknown_rule
 from recollect.classifiers.pictures import Examples
 from recollect.classifiers.teaching import (
+    ClassData,
     ClassifierModel,
-    Lessons,
     Support,
     class_prefix,
     extended,
@@ -38,29 +38,28 @@ from recollect.models import load_model
 
 @dataclass(frozen=True, eq=False)
 class Classifier:
-    """A few-shot classifier of pictures with everything it needs to be used again.
+    """A few-shot classifier of pictures, from examples, class names or both.
 
     >>> classifier = Classifier.teach(model, {"cat": cats, "dog": dogs}, model_name="RUN/model")   # doctest: +SKIP
     >>> classifier.save("cats")                                                                    # doctest: +SKIP
     >>> Classifier.load("cats").predict("new/")                                                    # doctest: +SKIP
 
-    Its confidence is calibrated on examples that were held out; with names alone it is the model's own, which
-    is not. Fitting is deterministic, so an opened classifier says what the saved one said.
+    Probabilities are calibrated on held-out examples; with names alone they are the model's own, uncalibrated. Fitting
+    is deterministic, so a loaded classifier predicts what the saved one did.
 
     Attributes:
         classes: names, sorted.
-        class_texts: what describes each class, where its name in CLIP's templates does not.
+        class_texts: descriptions of classes that are not just their name in CLIP's templates.
         texts: unit-norm class texts (classes, width).
-        support: the examples; none for a classifier by names alone.
-        model: which model embeds.
-        asked: the method asked for, or ``best``.
-        notes: what was odd about the examples when they were read: damaged files, copies.
-        prompts: unit-norm texts of each class that ``texts`` are means of (classes, prompts, width), where the method
-            weighs them.
-        encoder: the model, to embed pictures with; opened by its name when it is needed first.
-        folder: where the classifier was opened from.
+        support: the examples; empty with names alone.
+        model: the model that embeds.
+        asked: the requested method, or ``best``.
+        notes: problems with the examples: damaged files, copies.
+        prompts: unit-norm prompts of each class (classes, prompts, width), for methods that weight them.
+        encoder: the model; opened by name on first use by default.
+        folder: where the classifier was loaded from.
         method: the method in use.
-        accuracies: held-out accuracy of every method that was compared.
+        accuracies: held-out accuracy of every compared method.
         estimator: the fitted method.
     """
 
@@ -80,9 +79,7 @@ class Classifier:
 
     def __post_init__(self) -> None:
         if self.asked != BEST and self.asked not in FEW_SHOT_METHODS:
-            raise UserError(
-                f"--method {self.asked}: no such method. Choose one of: best, {', '.join(FEW_SHOT_METHODS)}."
-            )
+            raise UserError(f"--method {self.asked}: no such method. Choose best or {', '.join(FEW_SHOT_METHODS)}.")
         if len(self.classes) < 2:
             raise UserError(f"{counted(len(self.classes), 'class')}; a classifier needs two or more")
         if not self.without_examples:
@@ -94,7 +91,7 @@ class Classifier:
             method, estimator, accuracies = "zero-shot", by_names(self.texts, self.model.scale), {}
         else:
             names = ", ".join(self.without_examples)
-            raise UserError(f"--method {self.asked} needs examples of every class; there is none of {names}.")
+            raise UserError(f"--method {self.asked} needs examples of every class. Add some of {names}.")
         for name, value in (("method", method), ("estimator", estimator), ("accuracies", accuracies)):
             object.__setattr__(self, name, value)
 
@@ -109,29 +106,29 @@ class Classifier:
         model_name: str = "",
         prefix: Kind | None = None,
     ) -> "Classifier":
-        """Teach from pictures, from names alone, or from both.
+        """Teach a classifier by examples, by class names, or by both.
 
         Args:
             examples: files or pictures of each class, or its folder; or (picture, class) pairs; or one folder with a
                 folder of pictures for each class, or a CSV (`find_examples`).
-            names: classes, each with a text or texts that describe it if its name does not.
+            names: class names, or a mapping from names to descriptive texts.
             method: a name in `FEW_SHOT_METHODS`, or ``best``: the best on held-out examples.
-            model_name: what to open the model by.
-            prefix: how class texts are read; the model's own rule by default (`class_prefix`).
+            model_name: path or hub id to open the model again.
+            prefix: of class texts, for models with prefixes (`class_prefix` by default).
 
         Raises:
-            UserError: fewer than two classes, a class none of whose examples can be read, or a name that is no text.
+            UserError: fewer than two classes, a class without readable examples, or an invalid name.
         """
         model = ClassifierModel(
             model_name, encoder.fingerprint, learned_scale(encoder), prefix or class_prefix(encoder)
         )
-        known = Lessons.nothing(encoder.width)
+        known = ClassData.empty(encoder.width)
         return cls._of(
             extended(known, encoder, model, examples, names, method in PROMPT_METHODS), model, method, encoder
         )
 
     @classmethod
-    def _of(cls, known: Lessons, model: ClassifierModel, method: str, encoder: Encoder) -> "Classifier":
+    def _of(cls, known: ClassData, model: ClassifierModel, method: str, encoder: Encoder) -> "Classifier":
         texts, support = known.texts, known.support
         return cls(known.classes, known.class_texts, texts, support, model, method, known.notes, known.prompts, encoder)
 
@@ -141,35 +138,35 @@ class Classifier:
         examples: Examples = (),
         names: Mapping[str, Sequence[str] | str] | Sequence[str] = (),
     ) -> "Classifier":
-        """A classifier that knows more examples or classes; only what is new is embedded.
+        """A classifier with additional examples or classes; only new ones are embedded.
 
         Raises:
-            UserError: the model is another, or as in `teach`.
+            UserError: another model, or as in `teach`.
         """
         self.check_model(encoder)
-        known = Lessons(self.classes, self.class_texts, self.texts, self.support)
+        known = ClassData(self.classes, self.class_texts, self.texts, self.support)
         grown = extended(known, encoder, self.model, examples, names, self.asked in PROMPT_METHODS)
         return self._of(grown, self.model, self.asked, encoder)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Classifier":
-        """Open a classifier that `save` wrote.
+        """Open a saved classifier.
 
         Raises:
-            UserError: nothing is there, or it is damaged or of a newer format.
+            UserError: missing, damaged or in a newer format.
         """
         opened = load_classifier(Path(folder), cls._restored)
         object.__setattr__(opened, "folder", Path(folder))
         return opened
 
     def save(self, folder: str | Path, *, replace: bool = False) -> Path:
-        """Write it to a folder, whole or not at all.
+        """Write it to a folder atomically.
 
         Args:
-            replace: write over the classifier that is there.
+            replace: overwrite an existing classifier.
 
         Raises:
-            UserError: something else is there, or what is there was changed since it was opened.
+            UserError: the folder exists and is not to be replaced.
         """
         support = self.support
         numbers: dict[str, np.ndarray] = {
@@ -183,7 +180,7 @@ class Classifier:
         return save_classifier(described, numbers, classifier_card(described), Path(folder), replace)
 
     def _described(self) -> dict[str, Any]:
-        """Everything but the numbers, as JSON."""
+        """Everything except arrays, as JSON."""
         support = self.support
         counts = np.bincount(support.labels, minlength=len(self.classes))
         return {
@@ -218,7 +215,7 @@ class Classifier:
             tuple(each["digest"] if today else not_of_pixels(each["digest"]) for each in examples),
         )
         if not len(support) == len(support.features) == len(support.labels):
-            raise ValueError("its examples and their numbers differ in count")
+            raise ValueError("examples and their arrays differ in number")
         return cls(
             tuple(each["name"] for each in record["classes"]),
             {each["name"]: tuple(each["texts"]) for each in record["classes"] if each["texts"]},
@@ -236,31 +233,30 @@ class Classifier:
 
     @property
     def width(self) -> int:
-        """Entries of an embedding."""
+        """Width of the embeddings."""
         return self.texts.shape[1]
 
     @property
     def without_examples(self) -> tuple[str, ...]:
-        """Classes that are known by name alone."""
+        """Classes known only by name."""
         counts = np.bincount(self.support.labels, minlength=len(self.classes))
         return tuple(name for name, count in zip(self.classes, counts, strict=True) if not count)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What the method chose for itself."""
+        """Settings that the method chose."""
         return settings_of(self.estimator)
 
     @property
     def calibrated(self) -> bool:
-        """Whether its confidence was fitted to held-out examples."""
+        """Whether probabilities were calibrated on held-out examples."""
         return len(self.estimator.loo_rows_) > 0
 
     @cached_property
     def calibration(self) -> dict[str, float | int]:
-        """Accuracy, its 95 % interval and calibration error on held-out examples, and how many examples these are.
+        """Number of held-out examples, accuracy with 95 % interval, and calibration error (`held_out_check`).
 
-        Nested: the examples it is tested on chose neither method nor settings (`held_out_check`). Only the number of
-        examples where they are too few to tell (`enough_to_tell`); nothing where there are none.
+        Only the number with too few examples (`enough_to_tell`); empty with none.
         """
         if not self.calibrated:
             return {}
@@ -277,18 +273,18 @@ class Classifier:
         }
 
     def _taught(self, support: np.ndarray, labels: np.ndarray) -> EmbeddingClassifier:
-        """The classifier that these examples would have given."""
+        """The method, chosen and fitted on other examples."""
         methods = CANDIDATES if self.asked == BEST else (self.asked,)
         return choose_method(methods, self.texts, self.model.scale, support, labels, self.prompts)[1]
 
     @property
     def enough_examples(self) -> bool:
-        """Whether enough examples were held out to say how often it is right, and to rule out classes."""
+        """Whether there are enough held-out examples to report accuracy and to rule out classes."""
         return enough_to_tell(len(self.estimator.loo_rows_))
 
     @cached_property
     def unknown_rule(self) -> UnknownRule:
-        """When a picture is none of the classes, and how often that is wrong; never where a class has no example."""
+        """The rule for "none of these" with its error rates; never applies if a class has no examples."""
         support = self.support
         if self.without_examples:
             return unknown_rule(support.features[:0], support.labels[:0])
@@ -297,17 +293,17 @@ class Classifier:
         return unknown_rule(support.features[first], support.labels[first])
 
     def predict_proba(self, features: Any) -> Float[np.ndarray, "queries classes"]:
-        """Calibrated probabilities, given that a picture is of one of the classes.
+        """Calibrated probabilities, assuming that each picture belongs to one of the classes.
 
         Args:
-            features: embeddings (queries, width) as float array or tensor; or pictures, files or a folder
-                (`DualEncoder.embed_images`), which the classifier's model embeds. So for the other methods.
+            features: embeddings (queries, width); or pictures, files or a folder, which are embedded by the
+                classifier's model (`DualEncoder.embed_images`). The same in the other methods.
 
         Raises:
-            UserError: embeddings of another width, or a picture that cannot be read.
+            UserError: embeddings of another width, or an unreadable picture.
         """
         checked = self._checked(features)
-        if not len(checked):  # the last of some blocks, say, of which scikit-learn thinks ill
+        if not len(checked):  # scikit-learn rejects empty input
             return np.empty((0, len(self.classes)))
         return self.estimator.predict_proba(checked).astype(np.float64)
 
@@ -316,21 +312,19 @@ class Classifier:
         return np.array(self.classes)[self.predict_proba(features).argmax(axis=1)]
 
     def predict_set(self, features: Any, alpha: float = 0.1) -> Bool[np.ndarray, "queries classes"]:
-        """Which classes cannot be ruled out at level ``alpha``: the true one is among them with probability 1 − alpha.
+        """Classes that cannot be ruled out: the true one is among them with probability 1 − alpha.
 
-        Conformal (`EmbeddingClassifier.predict_set`): class by class, but classes with fewer than 1/alpha − 1 examples
-        are calibrated together. A row without any class is none of them.
+        Conformal sets (`EmbeddingClassifier.predict_set`); an empty one means none of the classes.
 
         Raises:
-            UserError: there are too few examples to calibrate on, or alpha is not between 0 and 1.
+            UserError: too few examples to calibrate on, or alpha is not between 0 and 1.
         """
         if not 0 < alpha < 1:
-            raise UserError(f"alpha = {alpha:g}: a share of errors lies between 0 and 1")
+            raise UserError(f"alpha must be between 0 and 1, got {alpha:g}")
         if not self.enough_examples:
             held = len(self.estimator.loo_rows_)
             raise UserError(
-                f"{TOO_FEW} which classes are possible: {held} can be held out, {ENOUGH_EXAMPLES} are needed. Add "
-                "examples, two or more of a class."
+                f"{TOO_FEW} which classes are possible: {held} can be held out, {ENOUGH_EXAMPLES} are needed. Add some."
             )
         checked = self._checked(features)
         return self.estimator.predict_set(checked, alpha) if len(checked) else np.empty((0, len(self.classes)), bool)
@@ -340,27 +334,23 @@ class Classifier:
         return self._checked(features) @ self.support.features.T
 
     def is_unknown(self, features: Any) -> Bool[np.ndarray, " queries"]:
-        """Whether a picture is far from every class mean, so that it is none of the classes (`unknown_rule`)."""
+        """Whether a picture belongs to none of the classes (`unknown_rule`)."""
         return self.unknown_rule.is_unknown(self._checked(features))
 
     def check_model(self, encoder: Encoder) -> None:
-        """Refuse another model than the one that embedded the examples.
-
-        Raises:
-            UserError: it is another.
-        """
+        """Raise UserError unless ``encoder`` is the model that embedded the examples."""
         if encoder.fingerprint != self.model.fingerprint:
             raise UserError(
                 f"the classifier was taught with {self.model.name or 'a model'} ({self.model.fingerprint[:12]}); this "
-                f"is another model ({encoder.fingerprint[:12]}). Use that one, or teach anew."
+                f"is another model ({encoder.fingerprint[:12]}). Use the first one, or teach again."
             )
 
     def with_method(self, asked: str, encoder: Encoder | None = None) -> "Classifier":
-        """The same knowledge with another method.
+        """The same classes and examples with another method.
 
         Args:
-            encoder: the classifier's model, to embed what a method needs that weighs the texts of a class (TIMO); it is
-                given their means without.
+            encoder: the classifier's model, to embed prompts for methods that weight them (TIMO); they get the mean
+                otherwise.
         """
         prompts = self.prompts if asked in PROMPT_METHODS else None
         if asked in PROMPT_METHODS and prompts is None and encoder is not None:

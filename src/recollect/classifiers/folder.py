@@ -1,8 +1,8 @@
-"""A classifier on disk: ``classifier.json`` for what can be read, one safetensors file for the numbers.
+"""A classifier on disk: ``classifier.json`` and one safetensors file.
 
-The JSON names the file of numbers and holds its checksum and its own, so that a flipped bit, a half-copied folder or
-two files of different editions are found when it is opened. A new edition writes new numbers first and then replaces
-the JSON, so a reader, or a kill, meets the old edition or the new one.
+The JSON names the safetensors file and has the checksums of both, so corruption, partial copies and files of different
+versions are detected when it is opened. A new version writes its arrays first and then replaces the JSON, so a reader
+sees the old version or the new one, even after a kill.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _LOCK = ".lock"
 def save_classifier(
     described: Mapping[str, Any], tensors: Mapping[str, np.ndarray], card: str, folder: Path, replace: bool
 ) -> Path:
-    """Write what a classifier says of itself, its numbers and its card (see `Classifier.save`)."""
+    """Write description, arrays and card (see `Classifier.save`)."""
     numbers = dump_tensors({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()})
     named = {"numbers": f"numbers-{_digest(numbers)[:16]}.safetensors", "numbers_digest": _digest(numbers)}
     record = {"format": CLASSIFIER_FORMAT, **described, **named}
@@ -55,7 +55,7 @@ def _write(folder: Path, record: Mapping[str, Any], numbers: bytes, card: str) -
 
 
 def load_classifier(folder: Path, restore: Callable[[dict[str, Any], dict[str, np.ndarray]], Restored]) -> Restored:
-    """What ``restore`` makes of a folder's record and numbers (see `Classifier.load`)."""
+    """Read a folder and pass its record and arrays to ``restore`` (see `Classifier.load`)."""
     if not folder.is_dir():
         raise UserError(
             f"{folder}: no such classifier. Teach one with `recollect classify --support ... --save {folder}`."
@@ -63,7 +63,7 @@ def load_classifier(folder: Path, restore: Callable[[dict[str, Any], dict[str, n
     if not (folder / CLASSIFIER_FILE).exists():
         held = ", ".join(sorted(entry.name for entry in folder.iterdir())[:5]) or "nothing"
         raise UserError(f"{folder}: no classifier (it holds {held}). Name the folder that holds {CLASSIFIER_FILE}.")
-    for attempt in (1, 2):  # between the two files another process may have put a new edition
+    for attempt in (1, 2):  # another process may replace the classifier between the two reads
         record = _checked(read_json(folder / CLASSIFIER_FILE), folder)
         try:
             data = (folder / record["numbers"]).read_bytes()
@@ -89,7 +89,7 @@ def _checked(record: Any, folder: Path) -> dict[str, Any]:
     if _digest(_canonical(rest)) != record.get("digest"):
         raise UserError(f"{where}: was changed or damaged (its checksum differs). Copy the folder again.")
     if Path(record["numbers"]).name != record["numbers"]:
-        raise UserError(f"{where}: its numbers lie outside the folder. Copy the folder again.")
+        raise UserError(f"{where}: its arrays are outside the folder. Copy the folder again.")
     return record
 
 

@@ -1,4 +1,4 @@
-"""Examples and pictures as people have them: folders, a CSV, a list of names."""
+"""Reads examples, pictures and class names: folders, tables, pictures in memory, lists of names."""
 
 import csv
 import json
@@ -33,7 +33,7 @@ LABEL_COLUMNS = ("label", "class", "class_name", "category")
 
 @dataclass(frozen=True, eq=False)
 class InMemory:
-    """A picture that is no file, and what to call it."""
+    """A picture that is not a file, and a name for it."""
 
     picture: ImageLike
     name: str
@@ -47,15 +47,14 @@ Example = tuple[Path | InMemory, str]
 
 Place = str | Path
 Examples = Place | Mapping[str, Picture | Iterable[Picture]] | Iterable[tuple[Picture, str]]
-"""What a classifier is taught from (`Classifier.teach`)."""
-
+"""Examples of each class (`Classifier.teach`)."""
 
 File = TypeVar("File", Path, Path | InMemory)
 
 
 @dataclass(frozen=True)
 class PictureFiles(Generic[File]):
-    """Readable images of a folder and their embeddings; what could not be read is named in ``broken``."""
+    """Embeddings of readable pictures, and error messages of the others (``broken``)."""
 
     files: tuple[File, ...]
     features: np.ndarray
@@ -64,16 +63,16 @@ class PictureFiles(Generic[File]):
 
 
 def find_examples(place: Path, least: int = 2) -> list[tuple[Path, str]]:
-    """Examples with their classes: the images of each sub-folder of a folder, or the rows of a CSV.
+    """Examples with their classes from a folder or a CSV.
 
     Args:
         place: a folder with a folder of images for each class, or a ``.csv`` with a column of files (``file``,
             ``path``, ``image`` or ``filename``; relative to the CSV's folder) and one of classes (``label``, ``class``,
             ``class_name`` or ``category``).
-        least: classes that there must be; one is enough where a classifier has others already.
+        least: minimum number of classes.
 
     Raises:
-        UserError: fewer classes, a class without images, or a table that cannot be read so.
+        UserError: fewer classes, a class without images, or a table of another form.
     """
     if place.suffix.lower() == ".csv":
         examples = _table_examples(place)
@@ -97,20 +96,20 @@ def find_examples(place: Path, least: int = 2) -> list[tuple[Path, str]]:
 
 
 def example_pairs(examples: Examples) -> list[Example]:
-    """Examples in any of their forms with their classes.
+    """Examples in any form, with their classes.
 
     Raises:
-        UserError: as `find_examples`; a class has no example, or a name that is no text.
+        UserError: as `find_examples`; a class without examples, or an invalid class name.
     """
     if isinstance(examples, str | Path):
         return [*find_examples(Path(examples), least=1)]
     if isinstance(examples, Mapping):
         of_classes = [(name, list(_pictures(those))) for name, those in examples.items()]
-        if empty := next((name for name, those in of_classes if not those), None):
-            raise UserError(f"examples of {empty!r}: none. Give some, or its name alone in names.")
+        if empty := [name for name, those in of_classes if not those]:
+            raise UserError(f"examples of {empty[0]!r}: none. Add some, or pass the name in names instead.")
     else:
         of_classes = [(name, list(_pictures([picture]))) for picture, name in examples]
-    check_names((name for name, _ in of_classes), "examples")
+    of_classes = [(_class_name(name, "examples"), those) for name, those in of_classes]
     counts: Counter[str] = Counter()
     pairs: list[Example] = []
     for name, those in of_classes:
@@ -123,7 +122,7 @@ def example_pairs(examples: Examples) -> list[Example]:
 
 
 def _pictures(given: Picture | Iterable[Picture]) -> Iterator[Path | ImageLike]:
-    """Pictures of one class: one or several, or all of a folder. That a file is there is seen when it is read."""
+    """Pictures of one class: one or several, or all of a folder. Files are not opened yet."""
     if isinstance(given, str | Path):
         yield from find_images(Path(given))
     elif isinstance(given, np.ndarray | Image.Image | bytes) or not isinstance(given, Iterable):
@@ -133,35 +132,34 @@ def _pictures(given: Picture | Iterable[Picture]) -> Iterator[Path | ImageLike]:
             yield from [Path(each)] if isinstance(each, str | Path) else as_images(each)
 
 
-def check_names(names: Iterable[object], where: str) -> None:
-    """Refuse names of classes that are no texts, or empty.
+def _class_name(name: object, where: str) -> str:
+    """A class name without surrounding spaces.
 
     Raises:
-        UserError: naming one.
+        UserError: it is not text, or empty.
     """
-    for name in names:
-        if not isinstance(name, str):
-            raise UserError(f"{where}: {name!r} is no text, and a class's name is read as one. Write str({name!r}).")
-        if not name.strip():
-            raise UserError(f"{where}: a class needs a name")
+    if isinstance(name, str) and name.strip():
+        return name.strip()
+    raise UserError(f"{where}: {name!r} is not a class name. Use text that is not empty.")
 
 
-def named_classes(names: Mapping[str, Sequence[str] | str] | Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Classes by name, each with the texts that describe it, or with none where its name says it.
+def named_classes(
+    names: Mapping[str, Sequence[str] | str] | Sequence[str], where: str = "names"
+) -> dict[str, tuple[str, ...]]:
+    """Class names, each with the texts that describe it, if there are any.
 
     Raises:
-        UserError: one text in place of several names, what is no text, or a name that is empty or given twice.
+        UserError: one text instead of several names, not text, empty, or given twice.
     """
     if isinstance(names, str):
-        raise UserError(f"names {names!r}: one text. Give several, as in [{names!r}, 'dog'].")
-    if isinstance(names, Mapping):
-        given = [(name, (texts,) if isinstance(texts, str) else tuple(texts)) for name, texts in names.items()]
-    else:
-        given = [(name, ()) for name in names]
-    check_names((name for name, _ in given), "names")
-    if strange := [text for _, texts in given for text in texts if not isinstance(text, str)]:
-        raise UserError(f"names: {strange[0]!r} is no text")
-    return _named(given, "names") if given else {}
+        raise UserError(f"{where}: one text, {names!r}. Give several, as in [{names!r}, 'dog'].")
+    found: dict[str, tuple[str, ...]] = {}
+    for key, given in names.items() if isinstance(names, Mapping) else ((name, ()) for name in names):
+        name, texts = _class_name(key, where), (given,) if isinstance(given, str) else tuple(given)
+        if name in found:
+            raise UserError(f"{where}: {name!r} is given twice")
+        found[name] = tuple(_class_name(text, f"{where}, texts of {name!r}") for text in texts)
+    return found
 
 
 def _table_examples(table: Path) -> list[tuple[Path, str]]:
@@ -194,52 +192,34 @@ def _table_examples(table: Path) -> list[tuple[Path, str]]:
 
 
 def read_names(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Class names, each with texts that describe it, or with none where its name says it.
+    """Class names, each with the texts that describe it, if there are any.
 
     Args:
-        words: names; or one ``.txt`` file with a name a line; or one ``.json`` file that maps a name to its texts.
+        words: names; or a ``.txt`` file with one name per line; or a ``.json`` file that maps names to their texts.
 
     Raises:
-        UserError: a file that cannot be read so, or a name that is empty or given twice.
+        UserError: the file cannot be read, or a name is empty or given twice.
     """
     if len(words) == 1 and words[0].lower().endswith((".txt", ".json")):
-        return _named(_names_file(Path(words[0])), words[0])
-    return _named([(word, ()) for word in words], "--names")
+        return named_classes(_names_file(Path(words[0])), words[0])
+    return named_classes(words, "--names")
 
 
-def _names_file(file: Path) -> list[tuple[str, tuple[str, ...]]]:
+def _names_file(file: Path) -> Mapping[str, Sequence[str]] | Sequence[str]:
     if file.suffix.lower() == ".txt":
-        return [(line, ()) for line in read_lines(file, "names")]
+        return read_lines(file, "names")
     try:
         values = json.loads(read_text(file))
     except json.JSONDecodeError as error:
         raise UserError(f"{file}: cannot be read ({error})") from None
-    if isinstance(values, list) and all(isinstance(name, str) for name in values):
-        return [(name, ()) for name in values]
-    if isinstance(values, Mapping) and all(
-        isinstance(texts, list) and all(isinstance(text, str) and text.strip() for text in texts)
-        for texts in values.values()
-    ):
-        return [(name, tuple(texts)) for name, texts in values.items()]
-    raise UserError(f'{file}: a list of names, or names with their texts: {{"cat": ["a photo of a cat"]}}')
-
-
-def _named(pairs: Sequence[tuple[str, tuple[str, ...]]], where: str) -> dict[str, tuple[str, ...]]:
-    names: dict[str, tuple[str, ...]] = {}
-    for name, texts in pairs:
-        name = name.strip()
-        if not name:
-            raise UserError(f"{where}: a class needs a name")
-        if name in names:
-            raise UserError(f"{where}: {name!r} is given twice")
-        names[name] = texts
-    if not names:
-        raise UserError(f"{where}: no names")
-    return names
+    lists = values.values() if isinstance(values, Mapping) else [values]
+    if not values or not all(isinstance(each, list) for each in lists):
+        raise UserError(f'{file}: write a list of names, or names with their texts: {{"cat": ["a photo of a cat"]}}')
+    return values
 
 
 def embed_files(encoder: Encoder, files: Sequence[File], what: str, block: int = 64) -> PictureFiles[File]:
-    """Decode and embed files, or pictures in memory, leaving out those that cannot be read.
+    """Decode and embed files or pictures in memory, skipping unreadable ones.
 
     Raises:
         UserError: none can be read.

@@ -1,4 +1,4 @@
-"""What a classifier says of files, with what a person should know about its examples."""
+"""Predictions for files, with warnings about the examples."""
 
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -15,19 +15,19 @@ from recollect.core.ordering import best_first
 from recollect.core.types import Encoder
 
 FEW_EXAMPLES = 4
-"""Below this many examples of a class, its accuracy swings by many points with the choice of examples."""
+"""With fewer examples of a class, its accuracy depends strongly on their choice."""
 
 NEAR_DUPLICATE = 0.995
-"""Cosine from which two examples are taken for the same picture."""
+"""Minimum cosine of two examples to be reported as nearly the same picture."""
 
 SHOWN_PAIRS = 8
-"""Such pairs of two classes that are named, the most alike first; of the others only their number is said."""
+"""Maximum number of such pairs of different classes that are listed, most similar first."""
 
 EXAMPLES_AT_ONCE = 1024
-"""Examples whose similarities to all others are in memory at a time: all pairs of 40,000 would take 6 GB."""
+"""Block size of examples compared with all others: all pairs of 40,000 would take 6 GB."""
 
 NONE_OF_THESE = "none of these"
-"""What an unknown picture is called in tables."""
+"""Name of unknown pictures in tables."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,15 @@ class NearestExample:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the classifier says of one image.
+    """Prediction for one image.
 
     Attributes:
-        label: the most probable class, also where ``unknown``.
+        label: the most probable class, even if ``unknown``.
         confidence: its probability (0 to 1), calibrated if the classifier is.
         runner_up: the second most probable class.
-        unknown: no example is near; the image may belong to none of the classes.
-        possible: the classes that cannot be ruled out at the level asked; empty where there are too few examples
-            to tell.
-        nearest: the examples nearest to it, nearest first.
+        unknown: whether the image may belong to none of the classes.
+        possible: classes that cannot be ruled out; empty with too few examples to tell.
+        nearest: the nearest examples, nearest first.
     """
 
     file: Path
@@ -63,13 +62,13 @@ class Prediction:
 
     @property
     def doubt(self) -> tuple[bool, float]:
-        """Sorts the most doubtful first."""
+        """Sort key: most doubtful first."""
         return not self.unknown, self.confidence
 
 
 @dataclass(frozen=True)
 class Classification:
-    """Predictions for files and what the user should know about them."""
+    """Predictions for files, and warnings about them."""
 
     class_names: tuple[str, ...]
     predictions: tuple[Prediction, ...]
@@ -77,32 +76,32 @@ class Classification:
 
 
 def looks_of(name: str) -> str:
-    """The same for names that people take for one: they differ in capitals, or in how a letter with a sign is kept."""
+    """Equal for names that differ only in case, spaces or Unicode form."""
     return unicodedata.normalize("NFKC", " ".join(name.split()).casefold())
 
 
 def example_warnings(classifier: Classifier) -> list[str]:
-    """What is doubtful about the examples: unreadable files, copies, too few, the same picture in two classes."""
+    """Problems with the examples: unreadable files, copies, too few, the same picture in two classes."""
     warnings = list(classifier.notes)
     support, names = classifier.support, classifier.classes
     known: dict[str, str] = {}
     warnings += [
-        f"{other} and {name} are two classes: if they are one, give them one name and teach anew"
+        f"{other} and {name} are separate classes. If they are the same, use one name and teach again."
         for name in names
         if (other := known.setdefault(looks_of(name), name)) != name
     ]
     if not len(support):
-        return [*warnings, "names alone, no examples: confidence is the model's own, and nothing is called unknown"]
+        return [*warnings, "class names only, no examples: confidence is not calibrated, and no picture is unknown"]
     counts = np.bincount(support.labels, minlength=len(names))
     if without := classifier.without_examples:
-        told = "all is told by names alone until each class has one, and nothing is called unknown"
-        warnings.append(f"no example yet of {', '.join(without)}: {told}")
+        warnings.append(
+            f"no examples of {', '.join(without)}: only names are used until every class has one, no picture is unknown"
+        )
     if not classifier.enough_examples:
-        told = f"{TOO_FEW} how often it is right, or which classes are possible"
-        warnings.append(f"{told}: {ENOUGH_EXAMPLES} or more, of which two are of one class")
+        warnings.append(f"{TOO_FEW} its accuracy or which classes are possible: {ENOUGH_EXAMPLES} are needed")
     few = [f"{name} ({count})" for name, count in zip(names, counts, strict=True) if 0 < count < FEW_EXAMPLES]
     if few:
-        warnings.append(f"fewer than {FEW_EXAMPLES} examples, so expect the choice to matter: {', '.join(few)}")
+        warnings.append(f"fewer than {FEW_EXAMPLES} examples, so results depend on their choice: {', '.join(few)}")
     pairs = sorted(_alike(support), key=lambda pair: -pair[2])
     for first, second, similarity in pairs[:SHOWN_PAIRS]:
         identical = support.digests[first] == support.digests[second]
@@ -117,7 +116,7 @@ def example_warnings(classifier: Classifier) -> list[str]:
 
 
 def _alike(support: Support) -> Iterator[tuple[int, int, float]]:
-    """Pairs of examples of two classes that are nearly one picture, and their cosine."""
+    """Pairs of examples of different classes that are nearly the same picture, with their cosine."""
     for start in range(0, len(support), EXAMPLES_AT_ONCE):
         similarity = support.features[start : start + EXAMPLES_AT_ONCE] @ support.features.T
         near = np.triu(similarity >= NEAR_DUPLICATE, start + 1)
@@ -127,15 +126,12 @@ def _alike(support: Support) -> Iterator[tuple[int, int, float]]:
 
 
 def unknown_text(classifier: Classifier) -> str:
-    """How often "none of these" is wrong, both ways, as measured on the examples."""
+    """Error rates of "none of these" measured on the examples."""
     rule = classifier.unknown_rule
     if rule.rejected is None:
         return TOO_FEW
     accepted = TOO_FEW if rule.accepted is None else f"about {100 * rule.accepted:.0f} %"
-    return (
-        f"by mistake {100 * rule.rejected:.0f} % of pictures of the classes; pictures of other classes taken for one "
-        f"of these: {accepted}"
-    )
+    return f"wrongly {100 * rule.rejected:.0f} % of pictures of the classes; accepted of other classes: {accepted}"
 
 
 def classify(
@@ -149,11 +145,11 @@ def classify(
     """Predict every readable image.
 
     Args:
-        neighbours: examples to show beside each prediction.
-        alpha: level of the sets of possible classes.
+        neighbours: number of nearest examples per prediction.
+        alpha: error rate of the sets of possible classes.
 
     Raises:
-        UserError: the model is another, or no image can be read.
+        UserError: another model, or no image can be read.
     """
     classifier.check_model(encoder)
     queries = embed_files(encoder, images, "images")
@@ -184,6 +180,6 @@ def classify(
         )
     warnings = example_warnings(classifier) + [f"not classified: {message}" for message in queries.broken]
     if count := int(unknown.sum()):
-        told = unknown_text(classifier)
-        warnings.append(f"{count} of {len(predictions)} images may belong to none of the classes ({told})")
+        errors = unknown_text(classifier)
+        warnings.append(f"{count} of {len(predictions)} images may belong to none of the classes ({errors})")
     return Classification(names, tuple(predictions), tuple(warnings))

@@ -1,4 +1,4 @@
-"""Predictions to look at: tables for programs and a sheet of pictures for people."""
+"""Writes predictions as CSV, JSON and an HTML page."""
 
 import base64
 import csv
@@ -21,7 +21,7 @@ SHEET_COLUMNS = (
 
 
 def save_csv(found: Classification, path: str | Path) -> None:
-    """One line for each image: prediction, confidence, runner-up, classes that cannot be ruled out, nearest example."""
+    """One line per image: prediction, confidence, runner-up, possible classes, nearest example."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(SHEET_COLUMNS)
@@ -35,13 +35,13 @@ def save_csv(found: Classification, path: str | Path) -> None:
 
 
 def no_formula(value: object) -> object:
-    """A cell that no spreadsheet takes for a formula."""
+    """A cell that spreadsheets do not read as a formula."""
     text = str(value)
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
 def save_json(found: Classification, path: str | Path, about: Mapping[str, Any]) -> None:
-    """The same, with all neighbours, and ``about``: model, method, how far confidence was checked."""
+    """Predictions with all neighbours; ``about`` describes model, method and measured accuracy."""
     predictions = [
         {
             **asdict(item),
@@ -56,10 +56,10 @@ def save_json(found: Classification, path: str | Path, about: Mapping[str, Any])
 
 
 def _thumbnail(file: Path, size: int) -> str:
-    """The picture as a small JPEG in a data URL; an empty one where it is gone."""
+    """The picture as a small JPEG data URL; empty if it cannot be read."""
     try:
         picture = decode(file, str(file), needed=size)
-    except BrokenImageError:  # an example of a kept classifier may have moved since
+    except BrokenImageError:  # an example of a saved classifier may have moved
         return "data:,"
     picture.thumbnail((size, size))
     buffer = io.BytesIO()
@@ -68,7 +68,7 @@ def _thumbnail(file: Path, size: int) -> str:
 
 
 def save_sheet(found: Classification, path: str | Path, summary: str, folder: Path | None = None) -> None:
-    """A page of pictures, the most doubtful first over all classes, each with the examples it is nearest to.
+    """An HTML page of pictures with their nearest examples, most doubtful first.
 
     Args:
         folder: file names are shown relative to it.

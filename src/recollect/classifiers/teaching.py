@@ -1,4 +1,4 @@
-"""What a classifier is taught: the texts of its classes and examples of them, embedded."""
+"""Training data of a classifier: embedded class texts and examples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,13 +17,13 @@ from recollect.data.prompts import GENERAL_TEMPLATES, fill, readable
 
 @dataclass(frozen=True)
 class ClassifierModel:
-    """Which model embeds for a classifier.
+    """The model whose embeddings a classifier uses.
 
     Attributes:
-        name: what to open it by.
-        fingerprint: of its weights and transforms; another model is refused.
-        scale: inverse temperature that it was trained with.
-        prefix: how class texts are read, for a model that has prefix tokens.
+        name: path or hub id.
+        fingerprint: of its weights and transforms.
+        scale: its inverse temperature.
+        prefix: prefix token of class texts, for models with prefixes.
     """
 
     name: str
@@ -33,14 +33,14 @@ class ClassifierModel:
 
 
 SAME_PICTURE = 1 - 1e-5
-"""Cosine from which an example is the same picture as one whose pixels are not known any more: one picture embedded in
-two batches, or on two devices, comes to 1 − 1e-6."""
+"""Minimum cosine to an example without a pixel digest to count as the same picture (1 − 1e-6 if one picture is embedded
+in two batches or on two devices)."""
 
 _NOT_OF_PIXELS = "?"
 
 
 def not_of_pixels(digest: str) -> str:
-    """A digest that tells nothing about pixels: of an earlier edition, or only a name."""
+    """Marks a digest that does not depend on pixels: from an earlier version, or only a name."""
     return digest if digest.startswith(_NOT_OF_PIXELS) else f"{_NOT_OF_PIXELS}{digest}"
 
 
@@ -51,7 +51,7 @@ class Support:
     Attributes:
         features: unit-norm (n, width).
         labels: indices of classes (n,).
-        files: where each came from, for people to look at; nothing is read from there again.
+        files: origin of each, for display only.
         digests: of the pixels, or `not_of_pixels`.
     """
 
@@ -64,9 +64,9 @@ class Support:
         return len(self.files)
 
     def joined(self, other: "Support") -> "Support":
-        """Both, without pictures that are there already under the same class.
+        """Both, without pictures that already are examples of the same class.
 
-        By their pixels; where those of an example are not known, by its embedding, and they are from then on.
+        Pictures are compared by pixel digest, or by embedding where an example has none; it gets one then.
         """
         digests = list(self.digests)
         known = set(zip(digests, self.labels.tolist(), strict=True))
@@ -93,16 +93,16 @@ class Support:
 
 
 @dataclass(frozen=True)
-class Lessons:
-    """What a classifier knows before a method is chosen.
+class ClassData:
+    """Classes and examples, before a method is chosen.
 
     Attributes:
         classes: names, sorted.
-        class_texts: what describes each class, where its name in CLIP's templates does not.
+        class_texts: descriptions of classes that are not just their name in CLIP's templates.
         texts: unit-norm class texts (classes, width).
         support: the examples.
-        notes: what was odd about those that were read last.
-        prompts: unit-norm texts of each class (classes, prompts, width); None where they were not asked for.
+        notes: problems with the examples that were added last.
+        prompts: unit-norm texts of each class (classes, prompts, width), if requested.
     """
 
     classes: tuple[str, ...]
@@ -113,45 +113,45 @@ class Lessons:
     prompts: Float[np.ndarray, "classes prompts width"] | None = None
 
     @classmethod
-    def nothing(cls, width: int) -> "Lessons":
-        """No class and no example yet."""
-        empty = Support(np.empty((0, width), np.float32), np.empty(0, np.int64), (), ())
-        return cls((), {}, np.empty((0, width), np.float32), empty)
+    def empty(cls, width: int) -> "ClassData":
+        """No classes and no examples."""
+        support = Support(np.empty((0, width), np.float32), np.empty(0, np.int64), (), ())
+        return cls((), {}, np.empty((0, width), np.float32), support)
 
 
 def class_prefix(encoder: Encoder) -> Kind | None:
-    """How a model reads class names: as captions if it has that prefix (as ``--prefix auto`` does)."""
+    """Prefix of class names: the caption prefix if the model has one (as with ``--prefix auto``)."""
     return caption_prefix(encoder)
 
 
 def class_prompts_of(name: str, texts: Sequence[str]) -> list[str]:
-    """What to embed for a class: its own texts, or its name in CLIP's templates."""
+    """Prompts of a class: its own texts, or its name in CLIP's templates."""
     return list(texts) or [fill(template, readable(name)) for template in GENERAL_TEMPLATES]
 
 
 def prompts_of(
     encoder: Encoder, classes: Sequence[str], class_texts: Mapping[str, tuple[str, ...]], model: ClassifierModel
 ) -> np.ndarray:
-    """Every text of every class by itself (classes, prompts, width)."""
+    """Separate embeddings of all prompts (classes, prompts, width)."""
     texts = [class_prompts_of(name, class_texts.get(name, ())) for name in classes]
     return prompts_and_ensemble(encoder, texts, model.prefix)[0]
 
 
 def extended(
-    known: Lessons,
+    known: ClassData,
     encoder: Encoder,
     model: ClassifierModel,
     examples: Examples,
     names: Mapping[str, Sequence[str] | str] | Sequence[str],
     with_prompts: bool = False,
-) -> Lessons:
-    """What is known with more examples or classes; only what is new is embedded.
+) -> ClassData:
+    """Add examples or classes; only new ones are embedded.
 
     Args:
-        with_prompts: embed every text of every class by itself too.
+        with_prompts: also embed every prompt separately.
 
     Raises:
-        UserError: fewer than two classes in all, or a class none of whose new examples can be read.
+        UserError: fewer than two classes in total, or no new example of a class can be read.
     """
     pairs = example_pairs(examples)
     given = named_classes(names)
@@ -159,9 +159,7 @@ def extended(
     described = {**known.class_texts, **{name: each for name, each in given.items() if each}}
     vectors = dict(zip(known.classes, known.texts, strict=True))
     if len(every) < 2:
-        raise UserError(
-            f"{counted(len(every), 'class')}; a classifier needs two or more: examples of each, or their names"
-        )
+        raise UserError(f"{counted(len(every), 'class')}; a classifier needs two or more. Add examples or names.")
     new = [name for name in every if name not in vectors or given.get(name)]
     if new:
         prompts = [class_prompts_of(name, described.get(name, ())) for name in new]
@@ -175,15 +173,15 @@ def extended(
         joined = support.joined(found)
         notes = [f"left out: {message}" for message in broken]
         if copies := len(support) + len(found) - len(joined):
-            notes.append(f"{copies} examples are exact copies of another of their class and add nothing")
+            notes.append(f"{copies} examples are exact copies of others of their class and were ignored")
         support = joined
     means = np.stack([vectors[name] for name in every])
     each = prompts_of(encoder, every, described, model) if with_prompts else None
-    return Lessons(every, described, means, support, tuple(notes), each)
+    return ClassData(every, described, means, support, tuple(notes), each)
 
 
 def _embedded(encoder: Encoder, pairs: Sequence[Example], classes: Sequence[str]) -> tuple[Support, tuple[str, ...]]:
-    """Readable examples, and what is wrong with the others."""
+    """Readable examples, and error messages of the others."""
     named: dict[Path | InMemory, list[str]] = {}
     for file, name in pairs:
         if name not in named.setdefault(file, []):

@@ -1,4 +1,4 @@
-"""Class texts: one embedding for each class, from its prompts."""
+"""Class texts: one embedding per class, from its prompts."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,10 @@ from recollect.core.types import TEXT_SCALE, Encoder, Kind
 
 
 def prompt_ensemble(encoder: Encoder, prompts: Sequence[Sequence[str]], prefix: Kind | None = None) -> np.ndarray:
-    """One text embedding for each class: prompts normalised, averaged, normalised again (CLIP's ensemble).
+    """CLIP's prompt ensemble: normalise, average, normalise again. Unit-norm float32 (classes, width).
 
     Args:
-        prompts: at least one prompt for each class; classes may have different numbers of them.
-
-    Returns:
-        float32 (classes, width), unit-norm.
+        prompts: one or more prompts of each class.
     """
     flat = [prompt for texts in prompts for prompt in texts]
     return _averaged(encoder.embed_texts(flat, prefix), [len(texts) for texts in prompts])
@@ -31,9 +28,9 @@ def _averaged(embeddings: torch.Tensor, numbers: Sequence[int]) -> np.ndarray:
 def prompts_and_ensemble(
     encoder: Encoder, prompts: Sequence[Sequence[str]], prefix: Kind | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Every prompt by itself, as many of each class as the class with fewest has, and their ensemble from all of them.
+    """Separate embeddings of the prompts, cut to the smallest number of any class, and their ensemble from all prompts.
 
-    Where some class has only one prompt, there is nothing to weigh: the ensemble then stands for the prompts.
+    If a class has only one prompt, the ensemble is returned as the only prompt of each class.
 
     Returns:
         float32 (classes, prompts, width) and (classes, width), unit-norm.
@@ -48,5 +45,5 @@ def prompts_and_ensemble(
 
 
 def learned_scale(encoder: Encoder) -> float:
-    """The inverse temperature that a model was trained with; CLIP's 100 where it stores none."""
+    """The model's inverse temperature, or CLIP's 100 if it has none. SigLIP's bias is the same for all classes."""
     return float(encoder.scale or TEXT_SCALE)

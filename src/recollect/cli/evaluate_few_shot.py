@@ -8,9 +8,8 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from recollect.classifiers.heads.draws import ShortClasses
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS
-from recollect.classifiers.heads.protocol import Protocol
+from recollect.classifiers.heads.protocol import Protocol, ShortClasses
 from recollect.classifiers.heads.scoring import SET_ALPHA, TRUST_COLUMNS
 from recollect.classifiers.heads.trust import TOO_FEW
 from recollect.classifiers.tuning.methods import CASCADE, TUNING_METHODS

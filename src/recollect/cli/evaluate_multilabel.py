@@ -17,8 +17,7 @@ from recollect.cli.parser import warn_unused
 from recollect.core.files import read_lines
 from recollect.core.progress import output
 from recollect.data.sources.opening import split_of
-from recollect.evaluation.several import several_labels
-from recollect.evaluation.tasks.several import several_labels_task
+from recollect.evaluation.multilabel import multilabel, multilabel_task
 
 
 def run_multilabel(options: Multilabel) -> None:
@@ -26,11 +25,11 @@ def run_multilabel(options: Multilabel) -> None:
     check_named_data(options.data, "suite", "copies", "within", "definitions", command="multilabel")
     if not options.probe:
         warn_unused(options.data, "support", why="there is no probe")
-    check_models(options.model, "several-labels")
+    check_models(options.model, "multilabel")
     console = output()
     names = tuple(read_lines(options.class_names, "class names")) if options.class_names else ()
     tasks = [
-        several_labels_task(
+        multilabel_task(
             spec,
             support=options.data.support if options.probe else None,
             query=options.data.query or split_of(spec) or "test",
@@ -44,7 +43,7 @@ def run_multilabel(options: Multilabel) -> None:
     for name, encoder, cache, task in each_on(options.model, [(task, task.query) for task in tasks]):
         given = {"model": name, "seed": options.model.seed, "prefix": prefix_for(options.model, encoder)}
         given["cache"] = cache
-        results.append(with_memory(several_labels(encoder, task, **given), encoder))  # type: ignore[arg-type]
+        results.append(with_memory(multilabel(encoder, task, **given), encoder))  # type: ignore[arg-type]
     table = Table("model", "data", "classes", "images", "method", "mean average precision", "11 points")
     for result in results:
         counts = (str(result.settings["classes"]), str(result.settings["queries"]))

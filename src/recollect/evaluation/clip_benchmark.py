@@ -1,8 +1,7 @@
-"""Results in the form of LAION's CLIP_benchmark, so that its tables and notebooks can read them.
+"""Exports results in the format of LAION's CLIP_benchmark.
 
-A file there is one JSON object ``{dataset, model, pretrained, task, metrics, language}``, with shares from 0 to 1. Its
-``model`` is an architecture and ``pretrained`` the name of weights; here the first is the kind of model that recollect
-opened and the second what the user called it.
+A file is a JSON object ``{dataset, model, pretrained, task, metrics, language}`` with metrics from 0 to 1. ``model`` is
+``recollect``, and ``pretrained`` the model's name.
 """
 
 import re
@@ -26,13 +25,10 @@ _RETRIEVAL = {"text to image": "image_retrieval_recall", "image to text": "text_
 
 
 def as_clip_benchmark(result: Result) -> dict[str, Any]:
-    """The result as CLIP_benchmark writes it.
-
-    Retrieval is that of the whole pool. Top-5 is absent where there are five classes or fewer, and of a probe there is
-    the metric that was asked for.
+    """The result in CLIP_benchmark's format. Retrieval figures are those of the whole pool.
 
     Raises:
-        UserError: the protocol has no counterpart there.
+        UserError: the protocol has no counterpart.
     """
     if result.protocol not in CLIP_BENCHMARK_TASKS:
         known = ", ".join(CLIP_BENCHMARK_TASKS)
@@ -61,8 +57,7 @@ def _metrics(result: Result) -> Mapping[str, float]:
 
 
 def save_clip_benchmark(result: Result, folder: str | Path) -> Path:
-    """Write the result into ``folder``, under a name as in CLIP_benchmark's own collections with `Result.identity`
-    behind: two sets or models of one name do not take each other's place."""
+    """Write the result into ``folder`` under CLIP_benchmark's file name followed by `Result.identity`."""
     record = as_clip_benchmark(result)
     parts = [record[name] for name in ("dataset", "pretrained", "model", "language", "task")]
     name = "_".join(re.sub(r"[^A-Za-z0-9.=-]+", "-", part).strip("-") for part in parts)

@@ -1,4 +1,4 @@
-"""Embeddings of a labelled set as files for others: Parquet or .npy, in the layout that `own_features` reads."""
+"""Writes embeddings of a labelled set as Parquet or .npy, in the layout that `own_features` reads."""
 
 from pathlib import Path
 from typing import Literal
@@ -31,15 +31,16 @@ def write_embedded(
     """Embed a task: its examples (split ``train``), its tested pictures (``test``) and its class texts.
 
     ``parquet`` writes ``images.parquet`` with columns ``vector``, ``label``, ``id`` and ``split``, and
-    ``texts.parquet`` with ``vector`` and ``label``. ``npy`` writes ``train.npy``, ``test.npy`` (rows, width), beside
-    each ``…-labels.npy``, and ``texts.npy`` in the order of the sorted labels. ``embedded.json`` says what made them.
+    ``texts.parquet`` with ``vector`` and ``label``. ``npy`` writes ``train.npy``, ``test.npy`` (rows, width),
+    ``train-labels.npy``, ``test-labels.npy``, and ``texts.npy`` in the order of the sorted labels. ``embedded.json``
+    describes model and data.
 
     Args:
-        model: what to call the model.
-        prefix: which prefix token the class texts get.
+        model: name of the model.
+        prefix: prefix token of class texts.
 
     Raises:
-        UserError: something is at ``folder`` already.
+        UserError: ``folder`` exists.
     """
     names = np.array(task.class_names, dtype=str)
     texts = class_text_features(encoder, task, prefix)

@@ -1,4 +1,4 @@
-"""Open-domain entity recognition: name what a picture shows among all entities, those never trained on included."""
+"""Open-domain entity recognition among all entities, including those the model was not trained on."""
 
 from typing import Any
 
@@ -24,22 +24,21 @@ from recollect.evaluation.tasks.oven import is_oven, open_oven
 from recollect.evaluation.zero_shot import top_1
 
 _IMAGES, _TEXTS = 512, 4096
-"""Images and entities whose scores are computed at a time (8 MB: they stay in a cache)."""
+"""Block sizes of images and entities: 8 MB of scores fit the processor's cache."""
 
 
 def open_entities(
     spec: str, seen: str, unseen: str, templates: tuple[str, ...], columns: Columns | None = None
 ) -> tuple[ClassificationTask, Bool[np.ndarray, " classes"]]:
-    """A task over the classes of two splits, and which of them belong to the first.
+    """A task over the classes of two splits, and whether each class belongs to the first.
 
     Args:
-        spec: a source with labels and class names; or OVEN's own files (see `open_oven`), which say themselves what was
-            trained on.
+        spec: a source with labels and class names; or OVEN's files (see `open_oven`), which define seen entities.
         seen: split whose classes the model was trained on.
         unseen: split of the others.
 
     Raises:
-        UserError: no such split, or one of the two has no class of its own.
+        UserError: no such split, or all classes are seen, or none.
     """
     if is_oven(spec):
         return open_oven(spec, templates)
@@ -50,7 +49,7 @@ def open_entities(
     names = {known.class_names[label] for label in np.unique(known.labels).tolist()}
     is_seen = np.array([name in names for name in task.class_names])
     if is_seen.all() or not is_seen.any():
-        raise UserError(f"{spec}: all classes of split '{unseen}' are also in '{seen}'; there is nothing unseen")
+        raise UserError(f"{spec}: all classes of split '{unseen}' are also in '{seen}', so none is unseen")
     return task, is_seen
 
 
@@ -65,17 +64,13 @@ def best_and_confidence(
     scale: float,
     device: torch.device | None = None,
 ) -> tuple[Int64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
-    """The best class of each image and its softmax probability, ``1 / sum_c exp(scale (s_c - best))``, in one pass.
+    """The best class of each image (the first of equals) and its softmax probability, in one pass over blocks.
 
-    Block by block, with the best so far and the sum of what the others are to it: a later block's better best scales
-    the sum down. OVEN has six million candidates, and their scores are computed once.
+    ``1 / sum_c exp(scale (s_c - best))`` with a running maximum, since OVEN has six million candidates.
 
     Args:
         scale: inverse temperature.
-        device: where to compute; the best of the machine by default.
-
-    Returns:
-        The class, of equal ones the first, and the probability (0 to 1).
+        device: the best one of the machine by default.
     """
     device = device or best_device()
     rows, confidence = np.empty(len(images), dtype=np.int64), np.empty(len(images))
@@ -86,7 +81,7 @@ def best_and_confidence(
         for first in range(0, len(texts), _TEXTS):
             scores = asked @ torch.from_numpy(texts[first : first + _TEXTS]).to(device).T
             value, place = scores.max(dim=1)
-            better = value > best  # not where equal: the first stays
+            better = value > best  # the first of equals
             found = torch.where(better, place + first, found)
             before, best = best, torch.maximum(best, value)
             total *= ((before - best) * scale).exp().cpu()
@@ -109,14 +104,14 @@ def entities(
     """Top-1 among all entities, on images of seen and of unseen ones, and their harmonic mean (RECO, Table 2).
 
     Args:
-        task: its classes are all candidates.
-        seen: of each class, whether the model was trained on it.
-        model: what to call the model in the result.
+        task: its classes are the candidates.
+        seen: whether the model was trained on each class.
+        model: name of the model in the result.
         seed: of the model's training.
 
     Returns:
-        Rows with ``metric`` seen, unseen and harmonic mean, in percent; beside each ``ece``, the expected calibration
-        error of the probabilities at the model's own scale on its images (with the harmonic mean: on all).
+        Rows with ``metric`` seen, unseen and harmonic mean, in percent, each with the expected calibration error
+        ``ece`` at the model's scale on these images (on all for the harmonic mean).
 
     Raises:
         UserError: no image of seen or of unseen entities.
@@ -150,12 +145,12 @@ def entities(
 
 
 def final_score(entity: Result, query: Result) -> Result:
-    """OVEN's one figure for a model: the harmonic mean of those of its entity set and of its query set.
+    """OVEN's final score: the harmonic mean of the scores on its entity set and its query set.
 
-    As the published evaluation has it (``evaluate_oven_full`` in github.com/edchengg/oven_eval).
+    As in ``evaluate_oven_full`` of github.com/edchengg/oven_eval.
 
     Args:
-        entity, query: of `entities` on the two sets of one part, by one model.
+        entity, query: results of `entities` on the two sets of one part, for one model.
 
     Returns:
         Rows with ``metric`` entity set, query set (each the harmonic mean of seen and unseen) and final score.

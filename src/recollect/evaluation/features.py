@@ -23,14 +23,14 @@ from recollect.evaluation.tasks.classification import ClassificationTask
 
 @dataclass(frozen=True)
 class Features:
-    """Embeddings of one source, row for row.
+    """Embeddings of the readable images of a source.
 
     Attributes:
         images: float32 (n, width), unit-norm.
         labels: int64 (n,), indices into the source's class names.
-        ids: the samples' ids, so that a row can be traced to its image.
-        domains: the samples' domains, empty strings where a source has none.
-        rows: int64 (n,), the samples' places in the source; pictures that cannot be read are left out.
+        ids: ids of the samples.
+        domains: domains of the samples; empty strings if the source has none.
+        rows: int64 (n,), indices of the samples in the source.
     """
 
     images: np.ndarray
@@ -41,22 +41,22 @@ class Features:
 
 
 class FeatureCache:
-    """A folder of embeddings, each file named by a hash of encoder and data.
+    """A folder of embeddings in files named by a hash of encoder and data.
 
-    The encoder's fingerprint covers weights, image transform and dtype, the source's fingerprint every sample, so
-    a stale file cannot be read: anything that would change an embedding changes its name.
+    The encoder's fingerprint covers weights, image transform and dtype, the source's fingerprint every sample, so a
+    stale file is never read.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
 
     def path(self, encoder: Encoder, source: Source) -> Path:
-        """Where the features of ``source`` under ``encoder`` are, or will be, kept."""
+        """File of the features of ``source`` under ``encoder``."""
         key = derive_seed("features", encoder.fingerprint, source.fingerprint, len(source))
         return self.folder / f"{key:016x}.safetensors"
 
     def load(self, encoder: Encoder, source: Source) -> Features | None:
-        """The cached features, or None; a file that cannot be read counts as absent and is made anew."""
+        """The cached features, or None if missing or unreadable."""
         path = self.path(encoder, source)
         if not path.exists():
             return None
@@ -65,14 +65,14 @@ class FeatureCache:
                 about = file.metadata()
                 rows = json.loads(about["rows"])
                 images, labels, places = (file.get_tensor(name) for name in ("images", "labels", "rows"))
-            if about.get("digest") != _digest(about["rows"], images, labels, places):  # a flipped bit is a wrong figure
+            if about.get("digest") != _digest(about["rows"], images, labels, places):  # corrupted
                 return None
             return Features(images, labels, tuple(rows["ids"]), tuple(rows["domains"]), places)
-        except Exception:  # a foreign or damaged file: the embedding is what matters, and it can be made again
+        except Exception:  # any unreadable file is replaced
             return None
 
     def save(self, encoder: Encoder, source: Source, features: Features) -> None:
-        """Keep ``features``; atomic, so that a killed evaluation leaves no half file."""
+        """Write ``features`` atomically."""
         rows = json.dumps({"ids": features.ids, "domains": features.domains})
         with atomic_path(self.path(encoder, source)) as temporary:
             tensors = {"images": features.images, "labels": features.labels, "rows": features.rows}
@@ -90,17 +90,17 @@ def _digest(rows: str, *arrays: np.ndarray) -> str:
 def image_features(
     encoder: Encoder, source: Source, cache: FeatureCache | None = None, *, block: int = 256
 ) -> Features:
-    """Embed every image of ``source``, from the cache where it is there.
+    """Embed every image of ``source``, or read the embeddings from the cache.
 
     Args:
-        block: images in memory at a time.
+        block: maximum number of images in memory.
 
     Raises:
-        UserError: the source is empty, or an embedding is not finite.
+        UserError: the source is empty or infinite, or an embedding is not finite.
     """
     if cached := cache.load(encoder, source) if cache else None:
         return cached
-    if encoder.base is not None:  # no image is embedded twice
+    if encoder.base is not None:  # reuse the embeddings of the plain model
         own = image_features(encoder.base, source, cache, block=block)
         features = replace(own, images=encoder.refine_images(torch.from_numpy(own.images)).numpy())
     else:
@@ -114,7 +114,7 @@ def _embedded(encoder: Encoder, source: Source, block: int) -> Features:
     if len(source) == 0:
         raise UserError(f"{source.name}: no images to embed. Check the split and the filters.")
     if source.endless:
-        raise UserError(f"{source.name}: an endless stream. Say how many to take, e.g. {source.name}?size=1000.")
+        raise UserError(f"{source.name}: infinite source. Limit it, e.g. {source.name}?size=1000.")
     labels: list[int] = []
     ids: list[str] = []
     domains: list[str] = []
@@ -143,12 +143,12 @@ def _embedded(encoder: Encoder, source: Source, block: int) -> Features:
 
 
 def class_prompts(task: ClassificationTask) -> tuple[tuple[str, ...], ...]:
-    """Every prompt of every class: the task's own texts where it has them, else all templates filled in."""
+    """All prompts of every class: the task's own texts, or its templates with the class name."""
     if task.class_texts is not None:
         return task.class_texts
     return tuple(tuple(fill(template, name) for template in task.templates) for name in task.class_names)
 
 
 def class_text_features(encoder: Encoder, task: ClassificationTask, prefix: Kind | None = None) -> np.ndarray:
-    """The text embedding of each class of ``task``, in label order: float32 (classes, width), unit-norm."""
+    """Unit-norm float32 text embeddings of the classes of ``task`` (classes, width)."""
     return prompt_ensemble(encoder, class_prompts(task), prefix)

@@ -1,14 +1,14 @@
-"""Classification with a few labelled images: the protocol of LIxP on a task and a model."""
+"""The few-shot protocol (LIxP) on a task and a model."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from recollect.classifiers.heads.draws import NO_ROW
 from recollect.classifiers.heads.engine import run_protocol
 from recollect.classifiers.heads.methods import PROMPT_METHODS
-from recollect.classifiers.heads.protocol import FewShotTask, Protocol, draw
+from recollect.classifiers.heads.protocol import NO_ROW, FewShotTask, Protocol, draw
 from recollect.classifiers.texts import learned_scale, prompts_and_ensemble
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
@@ -39,34 +39,27 @@ def few_shot(
 ) -> Result:
     """Classify the query images of ``task`` from nested draws of its support, with every method of ``protocol``.
 
-    Images are embedded once, and of the support only those that some draw uses.
+    Images are embedded once, and only those of the support that a draw uses.
 
     Args:
-        model: what to call the model in the result.
-        seed: of the model's training, for summaries over models; the draws have their own.
-        prefix: which prefix token the class texts get, for models that have them.
-        tuning: methods that tune the model itself on the pictures of each draw, to stand beside.
+        model: name of the model in the result.
+        seed: of the model's training, for summaries over models; draws have their own seeds.
+        prefix: prefix token of class texts, for models that have them.
+        tuning: methods that tune the model on the pictures of each draw.
 
     Raises:
         UserError: a class has fewer examples than shots.
     """
     classes = len(task.class_names)
     labels = task.support.labels
-    counts = np.bincount(labels, minlength=classes)
-    if counts.min() < (protocol.shots[-1] if protocol.short_classes == "refuse" else 1):
-        short = int(counts.argmin())
-        raise UserError(
-            f"{task.name}: class '{task.class_names[short]}' has {counts[short]} examples, fewer than "
-            f"{protocol.shots[-1]} shots. Ask for fewer shots, leave out such classes (--small-classes drop), or take "
-            "all that they have (--small-classes all)."
-        )
+    check_shots(task.name, task.class_names, np.bincount(labels, minlength=classes), protocol)
     orders = draw(labels, classes, protocol)
     used, places = np.unique(np.stack(list(orders.values())), return_inverse=True)
     columns = places.reshape(len(orders), -1, classes)
     if used[0] == NO_ROW:
-        used, columns = used[1:], columns - 1  # so that it stays what it is
+        used, columns = used[1:], columns - 1  # NO_ROW remains -1
     support = image_features(encoder, Subset(task.support, used), cache)
-    if len(support.rows) < len(used):  # draw again among those that can be read
+    if len(support.rows) < len(used):  # draw again among readable pictures
         kept = np.setdiff1d(np.arange(len(labels)), np.delete(used, support.rows))
         readable = replace(task, support=Subset(task.support, kept))
         options = {"model": model, "seed": seed, "prefix": prefix, "cache": cache, "tuning": tuning}
@@ -79,11 +72,9 @@ def few_shot(
         texts = class_text_features(encoder, task, prefix)
     scale = learned_scale(encoder)
     arrays = FewShotTask(support.images, support.labels, query.images, query.labels, texts, scale, each)
-    fits = sum(name != "zero-shot" for name in protocol.methods) * len(protocol.shots) * len(protocol.seeds)
-    with progress(f"classify {task.name}", fits * len(query.labels), "predictions") as counter:
-        rows = run_protocol(arrays, protocol, counter.advance, dict(zip(orders, columns, strict=True)))
+    rows = protocol_rows(task.name, arrays, protocol, dict(zip(orders, columns, strict=True)))
     if tuning is not None and tuning.methods:
-        rows += map(dict, tuned_rows(encoder, task, protocol, tuning, orders, query.rows))
+        rows += tuned_rows(encoder, task, protocol, tuning, orders, query.rows)
     settings: dict[str, Any] = {"classes": classes, "queries": len(query.labels), "pool": len(labels)}
     settings |= {"prefix": prefix, "scale": scale} | ({} if each is None else {"prompts": each.shape[1]})
     settings |= protocol.settings()
@@ -92,22 +83,42 @@ def few_shot(
     return Result("few-shot", model, task.name, seed, rows, settings)
 
 
-def with_enough_examples(task: ClassificationTask, shots: int) -> ClassificationTask:
-    """The task without classes that have fewer than ``shots`` examples to draw from, which is said.
+def protocol_rows(
+    name: str, task: FewShotTask, protocol: Protocol, orders: Mapping[int, np.ndarray] | None = None
+) -> list[dict[str, Any]]:
+    """`run_protocol` with a progress line."""
+    fits = sum(method != "zero-shot" for method in protocol.methods) * len(protocol.shots) * len(protocol.seeds)
+    with progress(f"classify {name}", fits * len(task.queries), "predictions") as counter:
+        return run_protocol(task, protocol, counter.advance, orders)
+
+
+def check_shots(name: str, classes: Sequence[str], counts: np.ndarray, protocol: Protocol) -> None:
+    """Raise UserError if a class has fewer examples than the protocol needs."""
+    least = int(counts.argmin())
+    if counts[least] < (protocol.shots[-1] if protocol.short_classes == "refuse" else 1):
+        raise UserError(
+            f"{name}: class '{classes[least]}' has {counts[least]} examples, fewer than {protocol.shots[-1]} shots. "
+            "Ask for fewer shots, drop such classes (--small-classes drop), or use all of them (--small-classes all)."
+        )
+
+
+def large_enough(name: str, classes: Sequence[str], counts: np.ndarray, shots: int) -> np.ndarray:
+    """Indices of classes with at least ``shots`` examples; prints a note about the others.
 
     Raises:
         UserError: fewer than two classes are left.
     """
+    short = np.flatnonzero(counts < shots)
+    if len(counts) - len(short) < 2:
+        raise UserError(f"{name}: fewer than two classes have {shots} examples. Ask for fewer shots.")
+    if len(short):
+        names = ", ".join(classes[label] for label in short[:3]) + (" …" if len(short) > 3 else "")
+        note(f"{name}: left out {len(short):,} of {len(counts):,} classes with fewer than {shots} examples: {names}")
+    return np.flatnonzero(counts >= shots)
+
+
+def with_enough_examples(task: ClassificationTask, shots: int) -> ClassificationTask:
+    """The task without classes that have fewer than ``shots`` examples (`large_enough`)."""
     counts = np.bincount(task.support.labels, minlength=len(task.class_names))
-    kept, short = np.flatnonzero(counts >= shots), np.flatnonzero(counts < shots)
-    if len(kept) < 2:
-        least = task.class_names[short[0]]
-        raise UserError(
-            f"{task.name}: {len(kept)} of {len(counts)} classes have {shots} examples or more, and two are needed; "
-            f"'{least}' has {counts[short[0]]}. Ask for fewer shots, or name data with more."
-        )
-    if not len(short):
-        return task
-    names = ", ".join(task.class_names[label] for label in short[:3]) + (" …" if len(short) > 3 else "")
-    note(f"{task.name}: left out {len(short):,} of {len(counts):,} classes with fewer than {shots} examples: {names}")
-    return keep_classes(task, kept)
+    kept = large_enough(task.name, task.class_names, counts, shots)
+    return task if len(kept) == len(counts) else keep_classes(task, kept)

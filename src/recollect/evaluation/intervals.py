@@ -1,8 +1,8 @@
-"""Intervals and tests of recalls whose queries are not independent: the captions of one picture stand or fall together.
+"""Intervals and tests of recalls whose queries are not independent, such as the captions of one picture.
 
-Queries are resampled picture by picture (cluster bootstrap). Clusters with the same numbers are alike, so that a sample
-is one multinomial draw over the kinds of clusters that there are, and nothing is drawn row by row. The kinds are all
-that an interval or a test depends on, and short: results keep them as text beside the figures (`Kinds.as_text`).
+Queries are resampled picture by picture (cluster bootstrap). Clusters with the same counts are interchangeable, so a
+sample is one multinomial draw over the kinds of clusters. Results store the kinds as text (`Kinds.as_text`), from which
+intervals and tests can be computed again.
 """
 
 import re
@@ -19,12 +19,12 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Kinds:
-    """Clusters of queries, alike ones counted together.
+    """Clusters of queries, grouped by total and size.
 
     Attributes:
-        total: sum over a cluster's queries.
-        size: its queries.
-        count: how many clusters have these two.
+        total: sum over the cluster's queries.
+        size: number of queries.
+        count: number of clusters with this total and size.
     """
 
     total: Float64[np.ndarray, " kinds"]
@@ -33,7 +33,7 @@ class Kinds:
 
     @classmethod
     def of(cls, values: Shaped[np.ndarray, " queries"], clusters: Shaped[np.ndarray, " queries"]) -> "Kinds":
-        """Sum the values of each cluster, and count equal ones."""
+        """Group clusters by the sum of their values and their size."""
         _, numbers = np.unique(clusters, return_inverse=True)
         size = np.bincount(numbers)
         total = np.bincount(numbers, weights=np.asarray(values, dtype=np.float64))
@@ -42,36 +42,35 @@ class Kinds:
 
     @property
     def clusters(self) -> int:
-        """How many there are."""
+        """Number of clusters."""
         return int(self.count.sum())
 
     def as_text(self) -> str:
-        """How many clusters have which total and size, e.g. ``812 x 0/5, 60 x 1/5``."""
+        """Count, total and size of each kind, e.g. ``812 x 0/5, 60 x 1/5``."""
         parts = zip(self.count.tolist(), self.total.tolist(), self.size.tolist(), strict=True)
         return ", ".join(f"{count} x {total:.15g}/{size:g}" for count, total, size in parts)
 
     @classmethod
     def from_text(cls, text: str) -> "Kinds":
-        """What `as_text` wrote."""
+        """Inverse of `as_text`."""
         found = [[float(number) for number in re.split(" x |/", part)] for part in text.split(", ")]
         count, total, size = np.array(found).T
         return cls(total, size, count.astype(np.int64))
 
     def mean(self) -> float:
-        """Over queries."""
+        """Mean over queries."""
         return float(self.count @ self.total / (self.count @ self.size))
 
     def resampled(self, name: str = "") -> Float64[np.ndarray, " draws"]:
-        """The mean over queries in `DRAWS` samples of as many clusters; other ones for another name."""
+        """The mean over queries in `DRAWS` bootstrap samples; ``name`` selects the random stream."""
         generator = numpy_generator("cluster bootstrap", self.clusters, *([name] if name else []))
         drawn = generator.multinomial(self.clusters, self.count / self.clusters, DRAWS)
         return drawn @ self.total / (drawn @ self.size)
 
     def interval(self, least: float) -> tuple[float, float]:
-        """Percentile interval of the mean over queries when clusters are resampled, within ``least`` and 1.
+        """Percentile interval of the mean over queries under cluster resampling, between ``least`` and 1.
 
-        Where all clusters have the same mean (0 of 125; one of the five captions of every picture), resampling says
-        nothing: so many of them as could be otherwise unseen (`surprise`) are allowed to be.
+        If all clusters have the same mean, resampling has no variance, and the bound of `surprise` is used instead.
         """
         means = self.total / self.size
         if (means == means[0]).all():
@@ -80,10 +79,10 @@ class Kinds:
         return percentiles(self.resampled())
 
     def sign_test(self) -> float:
-        """Two-sided p-value of no difference, of totals that are gains: each cluster's sign is drawn at random.
+        """Two-sided p-value of no difference, by random signs of the clusters' gains.
 
-        The sum over c alike clusters of gain g is g · (2 · Binomial(c, ½) − c). Of at least 1/(draws + 1), as a
-        permutation test has it.
+        The sum over c clusters of gain g is g · (2 · Binomial(c, ½) − c). At least 1/(draws + 1), as in a permutation
+        test.
         """
         ups = numpy_generator("sign flips", self.clusters).binomial(self.count, 0.5, (DRAWS, len(self.count)))
         sums = (2 * ups - self.count) @ self.total
@@ -92,18 +91,18 @@ class Kinds:
 
 
 def percentiles(draws: Float64[np.ndarray, " draws"]) -> tuple[float, float]:
-    """Between which the share `LEVEL` of the draws lies."""
+    """Central interval with the share `LEVEL` of the draws."""
     low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
 def surprise(clusters: int) -> float:
-    """The largest share of clusters that could be otherwise though none of those seen is (Clopper–Pearson)."""
+    """Upper bound of the share of deviating clusters if none was observed (Clopper–Pearson)."""
     return 1 - float(((1 - LEVEL) / 2) ** (1 / clusters))
 
 
 def gain_kinds(
     hit: Bool[np.ndarray, " queries"], before: Bool[np.ndarray, " queries"], clusters: Shaped[np.ndarray, " queries"]
 ) -> Kinds:
-    """The clusters by what they gain: those of differences of the same queries, which are resampled together."""
+    """Clusters by the gain over ``before`` on the same queries."""
     return Kinds.of(hit.astype(np.int64) - before.astype(np.int64), clusters)

@@ -1,4 +1,4 @@
-"""Few-shot classification of embeddings that somebody else computed: files of numbers in place of a model."""
+"""The few-shot protocol on precomputed embeddings from files."""
 
 import hashlib
 import unicodedata
@@ -12,18 +12,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recollect.classifiers.heads.engine import run_protocol
 from recollect.classifiers.heads.protocol import FewShotTask, Protocol
 from recollect.core.errors import UserError
-from recollect.core.progress import progress
 from recollect.core.types import TEXT_SCALE
 from recollect.data.sources.images import note
+from recollect.evaluation.few_shot import check_shots, large_enough, protocol_rows
 from recollect.evaluation.results import Result
 from recollect.evaluation.tasks.classification import Division, tested_rows
 
 _VECTORS = ("vector", "embedding", "image_vector", "features")
 _LABELS = ("label", "class_name")
-"""Names of columns, the first that is there."""
+"""Column names, in order of preference."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class LabelledVectors:
     Attributes:
         vectors: unit-norm float32 (n, width).
         labels: class labels as text (n,).
-        splits: of each row, empty where it has none; None where the file says nothing of them.
+        splits: split of each row, or an empty string; None if the file has no splits.
     """
 
     vectors: np.ndarray
@@ -43,14 +42,14 @@ class LabelledVectors:
 
 @dataclass(frozen=True)
 class OwnFeatures:
-    """Examples, tested rows and class texts of one set, from files.
+    """Examples, tested rows and class texts from files.
 
     Attributes:
-        name: of the set.
-        support, queries: to draw from, and tested; labels of both are the same classes.
-        texts: unit-norm class texts (classes, width), in the order of the sorted labels; None without.
-        scale: inverse temperature that the model learned.
-        prompts: what the texts are means of, for methods that weigh them (classes, prompts, width); None without.
+        name: of the data set.
+        support, queries: rows to draw examples from, and tested rows, of the same classes.
+        texts: unit-norm class texts (classes, width) in the order of the sorted labels, if any.
+        scale: the model's inverse temperature.
+        prompts: unit-norm prompts (classes, prompts, width) for methods that weight them, if any.
     """
 
     name: str
@@ -65,7 +64,7 @@ def read_vectors(path: Path, label_column: str | None = None) -> LabelledVectors
     """Read a Parquet file of embeddings.
 
     Raises:
-        UserError: no such file or columns, vectors of several lengths, or rows that cannot be compared.
+        UserError: no such file or columns, vectors of different lengths, or zero or non-finite rows.
     """
     table = _table(path)
     if not len(table):
@@ -76,23 +75,23 @@ def read_vectors(path: Path, label_column: str | None = None) -> LabelledVectors
 
 
 def _splits(table: pa.Table, path: Path) -> np.ndarray | None:
-    """The split of each row, empty where it says none; None where no row says any."""
-    said = table["split"].to_pylist() if "split" in table.column_names else []
-    splits = np.array(["" if split is None else str(split) for split in said])
+    """The split of each row, or an empty string; None if no row has one."""
+    values = table["split"].to_pylist() if "split" in table.column_names else []
+    splits = np.array(["" if split is None else str(split) for split in values])
     nowhere = splits == ""
     if not splits.size or nowhere.all():
         return None
     if nowhere.any():
         first = int(nowhere.argmax())
-        note(f"{path}: {nowhere.sum():,} of {len(splits):,} rows say no split (row {first} first) and are left out")
+        note(f"{path}: left out {nowhere.sum():,} of {len(splits):,} rows without a split (row {first} first)")
     return splits
 
 
 def read_arrays(vectors: Path, labels: Path) -> LabelledVectors:
-    """Read two .npy files: rows of embeddings (n, width), and a label of each (n,), numbers or text.
+    """Read two .npy files: embeddings (n, width), and their labels (n,), numbers or text.
 
     Raises:
-        UserError: no such file, another shape, or rows that cannot be compared.
+        UserError: no such file, another shape, or zero or non-finite rows.
     """
     matrix, named = _array(vectors), _array(labels)
     if matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
@@ -103,29 +102,29 @@ def read_arrays(vectors: Path, labels: Path) -> LabelledVectors:
 
 
 def _named(labels: Sequence[Any], path: Path) -> np.ndarray:
-    """Labels as text: 1.0 is 1, bytes are UTF-8, and letters with accents are one way composed.
+    """Labels as NFC text: 1.0 becomes 1, bytes are UTF-8.
 
     Raises:
-        UserError: some are missing (null, NaN, empty), or there are several to a row.
+        UserError: missing labels (null, NaN, empty), or several in a row.
     """
     if any(isinstance(label, list | dict) for label in labels):
         raise UserError(
-            f"{path}: a row has several labels, or a structure in place of one. One label for each row is needed; "
-            "pictures of several classes are for `recollect evaluate multilabel`."
+            f"{path}: a row has several labels or a structure. Each row needs one label; for several use "
+            "`recollect evaluate multilabel`."
         )
     if missing := [row for row, label in enumerate(labels) if label is None or label != label or label in ("", b"")]:
         rows = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
-        raise UserError(f"{path}: {len(missing)} rows have no label ({rows}). Leave them out, or give them one.")
+        raise UserError(f"{path}: {len(missing)} rows have no label ({rows}). Remove them or add labels.")
     whole = (int(label) if isinstance(label, float) and label.is_integer() else label for label in labels)
     texts = (label.decode(errors="replace") if isinstance(label, bytes) else str(label) for label in whole)
     return np.array([unicodedata.normalize("NFC", text) for text in texts])
 
 
 def divided(rows: LabelledVectors, path: Path, division: Division) -> tuple[LabelledVectors, LabelledVectors]:
-    """Examples and tested rows: by the file's splits, or half of each class where it has none.
+    """Examples and tested rows: by the file's splits, or half of each class each.
 
     Raises:
-        UserError: it has no such split.
+        UserError: no such split.
     """
     if rows.splits is None or division.within is not None:
         inside = rows
@@ -135,7 +134,7 @@ def divided(rows: LabelledVectors, path: Path, division: Division) -> tuple[Labe
         if division.within is not None:
             inside = _of_split(rows, _split_named(rows, path, (division.within,)))
         else:
-            note(f"{path}: says nothing of splits, so half of each class is tested and the rest are examples")
+            note(f"{path}: no splits, so half of each class is tested and the rest are examples")
         classes, numbers = np.unique(inside.labels, return_inverse=True)
         tested = tested_rows(numbers, tuple(classes.tolist()), division)
         return _chosen(inside, ~tested), _chosen(inside, tested)
@@ -143,27 +142,26 @@ def divided(rows: LabelledVectors, path: Path, division: Division) -> tuple[Labe
     asked = _split_named(rows, path, (division.query,) if division.query else ("test", "validation", "val"))
     if learned == asked:
         raise UserError(
-            f"{path}: split '{asked}' is tested and drawn from. Name another with --support or --query, or divide it: "
-            f"--within {asked}."
+            f"{path}: examples and tested rows are both split '{asked}'. Name another with --support or --query, or "
+            f"divide it with --within {asked}."
         )
     return _of_split(rows, learned), _of_split(rows, asked)
 
 
 def read_texts(path: Path, classes: Sequence[str], label_column: str | None = None) -> np.ndarray:
-    """Class texts, in the order of ``classes``: unit-norm float32 (classes, width).
+    """Unit-norm float32 class texts (classes, width).
 
-    A .npy file has a row for each class in the order of the sorted labels; a Parquet file names them, and several rows
-    of one class are averaged (a prompt ensemble).
+    A .npy file has a row for each class in the order of the sorted labels. A Parquet file has labels, and several rows
+    of a class are averaged (a prompt ensemble).
 
     Raises:
-        UserError: a class has none, or there are too many.
+        UserError: a class has no text, or the number of rows differs.
     """
     if path.suffix == ".npy":
         matrix = _array(path)
         if matrix.ndim != 2 or len(matrix) != len(classes):
             raise UserError(
-                f"{path}: has shape {matrix.shape}; one row for each of {len(classes)} classes, in sorted order of "
-                "their labels, is needed"
+                f"{path}: has shape {matrix.shape}; needs one row for each of {len(classes)} classes in sorted order"
             )
         return _unit(matrix, path)
     found = read_vectors(path, label_column)
@@ -173,8 +171,8 @@ def read_texts(path: Path, classes: Sequence[str], label_column: str | None = No
 
 
 def read_prompts(path: Path, classes: Sequence[str], label_column: str | None = None) -> np.ndarray | None:
-    """The rows of each class in a file that `read_texts` averages, as many as the class with fewest has: unit-norm
-    float32 (classes, prompts, width); None where some class has only one.
+    """The prompts that `read_texts` averages, cut to the smallest number of any class: unit-norm float32
+    (classes, prompts, width); None if a class has only one.
     """
     if path.suffix == ".npy":
         return None
@@ -185,23 +183,14 @@ def read_prompts(path: Path, classes: Sequence[str], label_column: str | None = 
 
 
 def fewest_examples(features: OwnFeatures) -> int:
-    """Of the class that has fewest."""
+    """Number of examples of the smallest class."""
     return int(np.unique(features.support.labels, return_counts=True)[1].min())
 
 
 def with_enough_rows(features: OwnFeatures, shots: int) -> OwnFeatures:
-    """The set without classes that have fewer than ``shots`` examples, none included.
-
-    Raises:
-        UserError: fewer than two classes are left.
-    """
+    """The set without classes that have fewer than ``shots`` examples (`large_enough`)."""
     classes, counts = np.unique(features.support.labels, return_counts=True)
-    kept = counts >= shots
-    if kept.sum() < 2:
-        raise UserError(
-            f"{features.name}: {kept.sum()} classes have {shots} examples or more; two are needed. "
-            "Ask for fewer with --shots."
-        )
+    kept = large_enough(features.name, classes.tolist(), counts, shots)
     support, queries = (_chosen(part, np.isin(part.labels, classes[kept]))
                         for part in (features.support, features.queries))  # fmt: skip
     texts, prompts = (None if each is None else each[kept] for each in (features.texts, features.prompts))
@@ -212,39 +201,31 @@ def few_shot_features(features: OwnFeatures, protocol: Protocol, *, model: str, 
     """The few-shot protocol on embeddings from files.
 
     Args:
-        model: what to call their origin in the result.
-        seed: that it was trained with, for the result.
+        model: name of the model in the result.
+        seed: of its training, for the result.
 
     Raises:
-        UserError: a tested class without examples, fewer examples than shots, or widths that differ.
+        UserError: a tested class without examples, fewer examples than shots, or different widths.
     """
-    classes = np.unique(features.support.labels)
+    classes, counts = np.unique(features.support.labels, return_counts=True)
     if len(strange := np.setdiff1d(features.queries.labels, classes)):
         there = ", ".join(f"'{name}'" for name in classes[:4].tolist()) + (", …" if len(classes) > 4 else "")
         raise UserError(
-            f"{features.name}: tested class '{strange[0]}' has no examples; they are of {there}. Call classes alike in "
-            "both, or leave such classes out (--small-classes drop)."
+            f"{features.name}: tested class '{strange[0]}' has no examples; they are of {there}. Use the same names in "
+            "both, or drop such classes (--small-classes drop)."
         )
     if not len(features.queries.labels):
         raise UserError(f"{features.name}: no tested rows of these classes")
     if len(classes) < 2:
-        raise UserError(f"{features.name}: only one class, '{classes[0]}'; there is nothing to tell apart")
-    names, counts = np.unique(features.support.labels, return_counts=True)
-    if counts.min() < protocol.shots[-1] and protocol.short_classes == "refuse":
-        raise UserError(
-            f"{features.name}: class '{names[counts.argmin()]}' has {counts.min()} examples, fewer than "
-            f"{protocol.shots[-1]} shots. Ask for fewer shots, leave out such classes (--small-classes drop), or take "
-            "all that they have (--small-classes all)."
-        )
+        raise UserError(f"{features.name}: only one class, '{classes[0]}'. Two or more are needed.")
+    check_shots(features.name, classes.tolist(), counts, protocol)
     support, queries = (np.searchsorted(classes, part.labels) for part in (features.support, features.queries))
     try:
         task = FewShotTask(
             features.support.vectors, support, features.queries.vectors, queries, features.texts, features.scale,
             features.prompts,
         )  # fmt: skip
-        fits = sum(name != "zero-shot" for name in protocol.methods) * len(protocol.shots) * len(protocol.seeds)
-        with progress(f"classify {features.name}", fits * len(queries), "predictions") as counter:
-            rows = run_protocol(task, protocol, counter.advance)
+        rows = protocol_rows(features.name, task, protocol)
     except ValueError as error:
         raise UserError(f"{features.name}: {error}") from None
     settings: dict[str, Any] = {"classes": len(classes), "queries": len(queries), "pool": len(support)}
@@ -259,28 +240,23 @@ def _digest(features: OwnFeatures) -> str:
     for part in (features.support, features.queries):
         digest.update(np.ascontiguousarray(part.vectors).tobytes())
         digest.update("\x1f".join(part.labels.tolist()).encode())
-    if features.texts is not None:
-        digest.update(np.ascontiguousarray(features.texts).tobytes())
-    if features.prompts is not None:
-        digest.update(np.ascontiguousarray(features.prompts).tobytes())
+    for texts in (features.texts, features.prompts):
+        if texts is not None:
+            digest.update(np.ascontiguousarray(texts).tobytes())
     return digest.hexdigest()
 
 
 def _array(path: Path) -> np.ndarray:
     try:
         return np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
     except (ValueError, OSError, EOFError) as error:
-        objects = ". Save words by np.save(file, np.array(labels, dtype=str))" if "Object arrays" in str(error) else ""
+        objects = ". Save text as np.array(labels, dtype=str)" if "Object arrays" in str(error) else ""
         raise UserError(f"{path}: not a .npy file of numbers or text ({error}){objects}") from None
 
 
 def _table(path: Path) -> pa.Table:
     try:
         return pq.read_table(path)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path}: not a Parquet file ({error})") from None
 
@@ -290,7 +266,7 @@ def _column(path: Path, table: pa.Table, usual: Sequence[str], named: str | None
     if found := next((name for name in wanted if name in table.column_names), None):
         return found
     there = ", ".join(f"'{name}'" for name in table.column_names)
-    raise UserError(f"{path}: no column of {what} ({' or '.join(wanted)}); it has {there}")
+    raise UserError(f"{path}: no column of {what} ({' or '.join(wanted)}). It has {there}.")
 
 
 def _matrix(path: Path, table: pa.Table, name: str) -> np.ndarray:
@@ -300,9 +276,7 @@ def _matrix(path: Path, table: pa.Table, name: str) -> np.ndarray:
         raise UserError(f"{path}: column '{name}' holds {column.type}; lists of floating-point numbers are needed")
     lengths = set(pc.unique(pc.list_value_length(column)).to_pylist())
     if len(lengths) != 1 or lengths & {0, None}:
-        raise UserError(
-            f"{path}: column '{name}' needs vectors of one length in every row, and there are {len(lengths)}"
-        )
+        raise UserError(f"{path}: column '{name}' has vectors of {len(lengths)} lengths")
     return column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
 
 
@@ -312,9 +286,9 @@ def _unit(matrix: np.ndarray, path: Path) -> np.ndarray:
     matrix = matrix.astype(np.float64)
     if not np.isfinite(matrix).all():
         raise UserError(f"{path}: row {int(np.argmin(np.isfinite(matrix).all(axis=1)))} holds NaN or infinity")
-    largest = np.abs(matrix).max(axis=1, initial=0, keepdims=True)  # first: squares of 1e300 or 1e-300 are no numbers
+    largest = np.abs(matrix).max(axis=1, initial=0, keepdims=True)  # before squares over- or underflow
     if not largest.all():
-        raise UserError(f"{path}: row {int(largest.argmin())} is zero, so it has no direction to compare")
+        raise UserError(f"{path}: row {int(largest.argmin())} is zero")
     matrix /= largest
     return (matrix / np.linalg.norm(matrix, axis=1, keepdims=True)).astype(np.float32)
 
@@ -329,7 +303,7 @@ def _of_split(rows: LabelledVectors, name: str) -> LabelledVectors:
 
 
 def _split_named(rows: LabelledVectors, path: Path, names: Sequence[str]) -> str:
-    """The first of the names that is a split."""
+    """The first of ``names`` that is a split."""
     if rows.splits is None:
         raise UserError(f"{path}: no column 'split', so no split {' or '.join(names)}")
     if name := next((name for name in names if (rows.splits == name).any()), None):

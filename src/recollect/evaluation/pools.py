@@ -1,4 +1,4 @@
-"""From what a user names to pools of images that can be searched, and what is said of them."""
+"""Opens pools of images to search, with their captions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,16 +28,16 @@ _WORDS = "write reworded, held-out, true, column:NAME, or name a .jsonl file"
 
 @dataclass(frozen=True)
 class PoolSelection:
-    """Which images are searched, and where their captions come from.
+    """Images to search, and captions to learn from.
 
     Attributes:
-        data: sources with captions, which are asked for.
-        pool: every source by itself, or all as one pool of several domains.
-        captions: what is learnt from, for all sources or for each, with commas between: ``reworded``, ``held-out``,
-            ``true``, ``column:NAME``, or a .jsonl file of `recollect caption`; None for no captions.
-        corruption: how ``reworded`` words the truth.
-        split: of every source that has splits.
-        columns: where the names of columns are unusual.
+        data: sources with captions, which are the queries.
+        pool: one pool per source, or all sources as one pool.
+        captions: captions to learn from, for all sources or one per source with commas between: ``reworded``,
+            ``held-out``, ``true``, ``column:NAME``, or a .jsonl file of `recollect caption`; None for none.
+        corruption: of ``reworded`` captions.
+        split: of sources that have splits.
+        columns: names of unusual columns.
     """
 
     data: Sequence[str]
@@ -50,7 +50,7 @@ class PoolSelection:
 
 @dataclass(frozen=True)
 class CaptionedPool:
-    """Texts that ask, images that are searched, and one caption for each image or none at all."""
+    """Queries, images, and captions to learn from, if any."""
 
     task: RetrievalTask
     captions: PoolCaptions | None
@@ -60,7 +60,7 @@ def open_pools(selection: PoolSelection) -> list[CaptionedPool]:
     """Open everything that is selected.
 
     Raises:
-        UserError: no data, no such source, or captions that are none of its own.
+        UserError: no data, no such source, or captions of another source.
     """
     if not selection.data:
         raise UserError("no data was named. Name it with --data SOURCE ...")
@@ -69,8 +69,8 @@ def open_pools(selection: PoolSelection) -> list[CaptionedPool]:
         words *= len(selection.data)
     if len(words) != len(selection.data):
         raise UserError(
-            f"--captions {selection.captions}: {len(words)} kinds for {len(selection.data)} sources. Name one for all, "
-            "or one for each with commas between."
+            f"--captions {selection.captions}: {len(words)} kinds for {len(selection.data)} sources. Name one kind, or "
+            "one per source with commas between."
         )
     each = [_open(spec, word, selection) for spec, word in zip(selection.data, words, strict=True)]
     return [_merged(each)] if selection.pool == "merged" else each

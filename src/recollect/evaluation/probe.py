@@ -27,12 +27,12 @@ def linear_probe(
     The regularisation is chosen by cross-validation on the support images.
 
     Args:
-        model: what to call the model in the result.
+        model: name of the model in the result.
         seed: of the model's training.
 
     Returns:
-        One row: accuracy, and in percent ``ece``, the expected calibration error; ``loo``, accuracy on held-out support
-        images; ``coverage``, how often a set at an error rate of 0.1 holds the class, of ``set_size`` classes.
+        One row in percent: accuracy, expected calibration error ``ece``, accuracy on held-out support images ``loo``,
+        ``coverage`` of conformal sets at error rate 0.1, and their mean ``set_size``.
 
     Raises:
         UserError: the task has no images to train on.

@@ -1,4 +1,4 @@
-"""The protocols that need no more than a model and a source: what `recollect train` can measure on its way."""
+"""Protocols that only need a model and a source, which `recollect train` can run during training."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ from recollect.evaluation.tasks.retrieval import retrieval_task
 from recollect.evaluation.zero_shot import zero_shot
 
 _EXAMPLES = Protocol(methods=("prototype", "proker"), shots=(8,), seeds=(0, 1, 2))
-"""Few-shot while training: one number of examples, two methods that take no time, three draws."""
+"""Few-shot protocol during training: eight shots, two fast methods, three draws."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """How a protocol measures a model on a source that somebody names.
+    """A protocol on a named source.
 
     Attributes:
-        open: from the address of a source to what is asked of the model.
-        evaluate: from the model and one of these to a result.
-        figure: the name of a row's figure; None for rows that are not shown.
+        open: from the address of a source to tasks.
+        evaluate: from model and task to a result.
+        figure: name of a row's figure; None for rows that are not shown.
     """
 
     open: Callable[[str], Sequence[Any]]
@@ -70,4 +70,4 @@ PROTOCOLS: Mapping[str, Measurement] = {
     ),
     "retrieval": Measurement(lambda spec: [retrieval_task(spec)], partial(retrieval, model=""), _recall),
 }
-"""Every protocol that can be measured while training, by name; one line adds one."""
+"""Protocols by name. Add yours here."""

@@ -1,4 +1,4 @@
-"""Ranks of the true matches in a search both ways, without ever holding the text × image matrix."""
+"""Ranks of true matches in both directions, without storing the text × image matrix."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from torch import Tensor
 from recollect.core.progress import progress
 
 NO_RANK = 0
-"""Of a text or image without a true match in the pool."""
+"""Rank of a text or image without a true match in the pool."""
 
 TIE = 1e-6
-"""Cosines closer than this are equal: float32 products of the same vectors differ by less in another block."""
+"""Cosines closer than this are ties: float32 products of the same vectors differ by less between blocks."""
 
-_TEXTS, _IMAGES = 512, 2_048  # 4 MiB of scores at a time, so that they are counted while in the cache
+_TEXTS, _IMAGES = 512, 2_048  # 4 MiB of scores fit the cache
 _PAIRS = 65_536
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Rank of the best true match, from 1; `NO_RANK` where there is none.
+    """Rank of the best true match, from 1, or `NO_RANK`.
 
     Attributes:
         texts: for each text, among all images.
@@ -42,16 +42,16 @@ def streaming_ranks(
 ) -> Ranks:
     """Rank every text's best true image and every image's best true text, block by block.
 
-    The rank is 1 + the number of wrong ones that score at least as high: of equal scores the wrong come first, so
-    that a model which gives everything the same embedding scores nothing.
+    The rank is 1 + the number of wrong ones with an equal or higher score, so a model with constant embeddings scores
+    0.
 
     Args:
         images, texts: unit-norm embeddings; may be memory-mapped.
-        matches: for each text the rows of the images that it truly describes.
-        device: where the products are computed.
+        matches: for each text the rows of its true images.
+        device: to compute the products on.
 
     Raises:
-        ValueError: as many lists of matches as texts are needed.
+        ValueError: the number of texts and of lists of matches differ.
     """
     if len(matches) != len(texts):
         raise ValueError(f"{len(texts)} texts, but matches of {len(matches)}")
@@ -72,7 +72,7 @@ def streaming_ranks(
                 rows, columns = pair_texts[mine][inside] - start, pair_images[mine][inside] - first
                 scores[torch.from_numpy(rows), torch.from_numpy(columns)] = -torch.inf
                 found = slice(first, first + block.shape[1])
-                # Comparing into floats is exact (a block is small) and ten times faster than summing bools.
+                # Counting in float is exact for a small block and ten times faster than summing bools.
                 flags = torch.empty_like(scores)
                 counts[0][asked] += torch.ge(scores, wanted[0][asked, None], out=flags).sum(dim=1).long().cpu()
                 counts[1][found] += torch.ge(scores, wanted[1][None, found], out=flags).sum(dim=0).long().cpu()
@@ -86,7 +86,7 @@ def streaming_ranks(
 def _best(
     images: np.ndarray, texts: np.ndarray, pair_texts: np.ndarray, pair_images: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Score of each text's and each image's best true match; -∞ where there is none."""
+    """Score of the best true match of each text and each image; -∞ without any."""
     best_texts = np.full(len(texts), -np.inf, dtype=np.float32)
     best_images = np.full(len(images), -np.inf, dtype=np.float32)
     for start in range(0, len(pair_texts), _PAIRS):

@@ -1,4 +1,4 @@
-"""Numbers come from files: one JSON for each (model, data, protocol, seed), and tables that are functions of them."""
+"""Result files: one JSON for each model, data set, protocol and seed."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ from recollect.core.files import read_json, write_json
 from recollect.core.types import Encoder, Source
 
 RESULT_FORMAT = 1
-"""Version of the files; raised when a reader of older files would misread newer ones."""
+"""Version of the files."""
 
 ResultRow = Mapping[str, Any]
 
@@ -28,7 +28,7 @@ _LONGEST = 200
 
 @cache
 def _environment() -> dict[str, str]:
-    import transformers  # which loads more than a table of results needs
+    import transformers  # slow to import
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     return {
@@ -42,17 +42,17 @@ def _environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Result:
-    """What one evaluation found.
+    """The result of one evaluation.
 
     Attributes:
         protocol: ``zero-shot``, ``few-shot``, ``retrieval``, ``probe``, ...
-        model: what the reader calls the model (a path, a hub id, a recipe).
-        data: the data set's name.
-        seed: of the model's training or of the protocol, as ``settings`` says.
-        rows: the figures, each row with its own keys (``method``, ``shots``, ``metric``) and one ``value``.
-        settings: everything else that decided the figures.
-        environment: versions and device; never part of a comparison.
-        notes: what was observed on the way (seconds, counts); no part of what was asked.
+        model: name of the model (a path, a hub id, a recipe).
+        data: name of the data set.
+        seed: of the model's training or of the protocol.
+        rows: figures, each with its own keys (``method``, ``shots``, ``metric``) and a ``value``.
+        settings: everything else that determines the figures.
+        environment: versions and device; not part of `identity`.
+        notes: observations such as seconds and counts; not part of `identity`.
     """
 
     protocol: str
@@ -66,13 +66,13 @@ class Result:
 
     @property
     def identity(self) -> str:
-        """16 hex digits of what was evaluated: protocol, model, data, seed and every setting, not the figures."""
+        """16 hex digits of protocol, model, data, seed and settings."""
         asked = [self.protocol, self.model, self.data, self.seed, self.settings]
         return hashlib.blake2b(_canonical(asked), digest_size=8).hexdigest()
 
     @property
     def file_name(self) -> str:
-        """A name that two different evaluations do not share: what it is about, to be read, and its `identity`."""
+        """A readable name with `identity`, unique to this evaluation."""
         prefix = self.settings.get("prefix")
         read = [f"{prefix}-prefix"] if prefix else []
         parts = (self.protocol, self.model, self.data, *read, f"seed{self.seed}")
@@ -80,34 +80,34 @@ class Result:
         return f"{name[: _LONGEST - 18]}--{self.identity}.json"  # file systems take 255
 
     def save(self, folder: str | Path) -> Path:
-        """Write the result into ``folder`` under its own name; the same evaluation, made again, takes its place.
+        """Write the result into ``folder`` as `file_name`, replacing an earlier result of the same evaluation.
 
         Raises:
-            UserError: the file is there and is not of this evaluation.
+            UserError: the file exists and is of another evaluation.
         """
         path = Path(folder) / self.file_name
         if path.exists() and load_result(path).identity != self.identity:
-            raise UserError(f"{path}: holds another evaluation. Move it away, or name another folder.")
+            raise UserError(f"{path}: is of another evaluation. Move it, or name another folder.")
         write_json(path, self.as_json())
         return path
 
     def as_json(self) -> dict[str, Any]:
-        """The result as its file holds it."""
+        """The content of its file."""
         return {"format": RESULT_FORMAT, **asdict(self)}
 
 
 def _canonical(value: Any) -> bytes:
-    """JSON that does not depend on the order of keys, nor on tuple or list."""
+    """JSON that does not depend on the order of keys, or on tuple or list."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str).encode()
 
 
 def content_of(encoder: Encoder, *sources: Source, asked: Any = None) -> dict[str, str]:
-    """What tells models, data and texts apart that go by one name: settings for a `Result`.
+    """Fingerprints of models, data and texts, as settings of a `Result`.
 
     Args:
         encoder: its fingerprint covers weights, transform and dtype.
-        sources: of the images, whose fingerprints cover every sample.
-        asked: the texts that were read and what else was asked of the images, if any.
+        sources: their fingerprints cover every sample.
+        asked: texts and other inputs, if any.
     """
     data = "".join(str(source.fingerprint) for source in sources)
     parts = {"model_content": str(encoder.fingerprint).encode(), "data_content": data.encode()}
@@ -117,13 +117,10 @@ def content_of(encoder: Encoder, *sources: Source, asked: Any = None) -> dict[st
 
 
 def check_place(path: Path | None) -> None:
-    """Refuse, before any work, a place whose content results could not take the place of.
-
-    Args:
-        path: a folder, or a .json file for all results together; None is not checked.
+    """Check before any work that results can be written to a folder or, together, to a .json file.
 
     Raises:
-        UserError: a file is there that holds no results, or a folder that is called like a file.
+        UserError: a file without results, a file that is not .json, or a folder with the name of a .json file.
     """
     if path is None or not path.exists():
         return
@@ -136,34 +133,34 @@ def check_place(path: Path | None) -> None:
 
 
 def joint_identity(results: Iterable[Result]) -> str:
-    """16 hex digits of several evaluations, in whatever order; of a single one its own `Result.identity`."""
+    """16 hex digits of several evaluations in any order; `Result.identity` of a single one."""
     own = sorted({result.identity for result in results})
     return own[0] if len(own) == 1 else hashlib.blake2b(_canonical(own), digest_size=8).hexdigest()
 
 
 def save_together(results: Sequence[Result], path: Path) -> None:
-    """Write results into one JSON file; it may take the place of the same evaluations only.
+    """Write results into one JSON file, replacing only the same evaluations.
 
     Raises:
-        UserError: the file is there and holds something else; if that is other evaluations, these are written into a
-            file beside it, since they may have taken hours.
+        UserError: the file has other content. If that is other evaluations, the results are written to another file,
+            since they may have taken hours.
     """
     values, own = [result.as_json() for result in results], {result.identity for result in results}
     if path.exists() and _identities(path) != own:
-        beside = path.with_name(f"{path.stem}--{joint_identity(results)}{path.suffix}")
-        write_json(beside, values)
-        raise UserError(f"{path}: holds other evaluations and stays as it is. These are in {beside}")
+        other = path.with_name(f"{path.stem}--{joint_identity(results)}{path.suffix}")
+        write_json(other, values)
+        raise UserError(f"{path}: has other evaluations and was not changed. The new results are in {other}")
     write_json(path, values)
 
 
 def _identities(path: Path) -> set[str]:
-    """Which evaluations a file of `save_together` holds."""
+    """Identities of the evaluations in a file of `save_together`."""
     try:
         return {
             Result(**{key: item for key, item in one.items() if key != "format"}).identity for one in read_json(path)
         }
     except (TypeError, AttributeError, ValueError, UserError):
-        raise UserError(f"{path}: is there already and holds something else. Name another, or move it away.") from None
+        raise UserError(f"{path}: exists and is not a file of results. Name another, or move it.") from None
 
 
 def load_result(path: str | Path) -> Result:
@@ -175,9 +172,7 @@ def load_result(path: str | Path) -> Result:
     value = read_json(path)
     if not isinstance(value, dict) or value.get("format") != RESULT_FORMAT:
         found = value.get("format") if isinstance(value, dict) else type(value).__name__
-        raise UserError(
-            f"{path}: not a result of format {RESULT_FORMAT} (found {found}). Evaluate again with this version."
-        )
+        raise UserError(f"{path}: not a result of format {RESULT_FORMAT} (found {found}). Evaluate again.")
     fields = {key: item for key, item in value.items() if key != "format"}
     try:
         return Result(**fields)
@@ -195,7 +190,7 @@ def load_results(folder: str | Path) -> list[Result]:
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean and sample standard deviation of one figure over seeds; ``std`` is NaN for a single one."""
+    """Mean and sample standard deviation over seeds; ``std`` is NaN for a single one."""
 
     mean: float
     std: float
@@ -205,7 +200,7 @@ class Summary:
         return f"{self.mean:.1f}" if self.count < 2 else f"{self.mean:.1f} ± {self.std:.1f}"
 
     def signed(self) -> str:
-        """With a sign, as gains are printed."""
+        """Text with a sign, for gains."""
         return f"{self.mean:+.1f}" if self.count < 2 else f"{self.mean:+.1f} ± {self.std:.1f}"
 
 

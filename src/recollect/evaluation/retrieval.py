@@ -1,4 +1,4 @@
-"""Search both ways: recall at k with all true matches counted, for each domain and on average, and what it costs."""
+"""Retrieval in both directions: recall at k with all true matches, per domain and on average, and its cost."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -27,7 +27,7 @@ from recollect.models import DualEncoder
 DIRECTIONS = ("text to image", "image to text")
 
 MISSED = np.iinfo(np.int64).max
-"""Rank of a true match that a search did not reach."""
+"""Rank of a true match beyond the depth of a search."""
 
 
 def retrieval(
@@ -42,22 +42,20 @@ def retrieval(
 ) -> Result:
     """Recall at 1, 5 and 10 from text to image and from image to text.
 
-    A query is a hit if any of its true matches is among the first k. Of equal scores the wrong ones come first. An
-    image whose picture also stands for another text (``ambiguous``) is in the pool but is neither asked for nor asks,
-    and so is a text all of whose images are ambiguous.
+    A query is a hit if any of its true matches is among the first k; ties count against it. An image that also matches
+    another text (``ambiguous``) stays in the pool but is not a query, nor is a text with only ambiguous images.
 
     Args:
-        model: what to call the model in the result.
+        model: name of the model in the result.
         seed: of the model's training.
-        prefix: which prefix token the texts get, for models that have them.
+        prefix: prefix token of the texts, for models that have them.
 
     Returns:
         Rows with ``method`` (zero-shot), ``metric`` (recall), ``direction``, ``domain``, ``k``, the number of
-        ``queries`` and of ``pictures`` that they are about, and ``value`` in percent with its 95 % interval, ``low``
-        and ``high``, by resampling pictures; ``hits`` says of how many pictures how many of how many queries hit, from
-        which `Kinds.from_text` computes it again. The domain is that of the image, or of most of the text's images, or
-        the name of their source where most of its texts are in several; ``all`` and ``mean of domains`` are of the
-        whole.
+        ``queries`` and their ``pictures``, ``value`` in percent with its 95 % interval ``low`` to ``high`` by
+        resampling pictures, and ``hits``, from which `Kinds.from_text` can compute the interval again. The domain is
+        that of the image, of most of the text's images, or the name of the source if most of its texts have several;
+        ``all`` and ``mean of domains`` summarise them.
 
     Raises:
         UserError: every picture is ambiguous.
@@ -67,7 +65,7 @@ def retrieval(
     texts = encoder.embed_texts(task.texts, prefix).numpy()
     asked = _Asked.of(task)
     if not asked.texts.asked.any():
-        raise UserError(f"{task.name}: every picture is marked ambiguous, so that there is no text to ask by")
+        raise UserError(f"{task.name}: every picture is marked ambiguous, so there are no queries")
     ranks = streaming_ranks(images, texts, task.matches)
     rows: list[ResultRow] = []
     for direction, found in zip(DIRECTIONS, (ranks.texts, ranks.images), strict=True):
@@ -79,13 +77,13 @@ def retrieval(
 
 @dataclass(frozen=True)
 class QueryGroups:
-    """What is known of queries in one direction; one entry for each.
+    """Groups of the queries in one direction.
 
     Attributes:
-        asked: whether it is a query.
-        domains: where it is counted.
-        sources: which source it is from; in the mean of domains each counts once, however many domains it has.
-        clusters: queries with the same entry are about the same picture, and are resampled together.
+        asked: whether each entry is a query.
+        domains: domain of each query.
+        sources: source of each query; the mean of domains weights sources equally.
+        clusters: queries with the same number are about the same picture and resampled together.
     """
 
     asked: Bool[np.ndarray, " n"]
@@ -95,14 +93,14 @@ class QueryGroups:
 
     @classmethod
     def plain(cls, domains: Shaped[np.ndarray, " n"]) -> "QueryGroups":
-        """Every entry a query, each about a picture of its own, all of one source."""
+        """All entries are queries about different pictures of one source."""
         number = len(domains)
         return cls(np.ones(number, dtype=bool), domains, np.zeros(number, dtype=np.int64), np.arange(number))
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """Which texts and images are queries, and what is known of each."""
+    """The queries in both directions."""
 
     texts: QueryGroups
     images: QueryGroups
@@ -114,12 +112,12 @@ class _Asked:
         free = np.array([text not in reserved for text in task.texts])
         first = np.array([found[0] for found in task.matches])
         origins = np.array(task.images.source_names)
-        told = np.arange(len(task.images)) - len(task.images)  # an image without a text is about itself
+        texts = np.arange(len(task.images)) - len(task.images)  # an image without a text is its own cluster
         for text, found in reversed(list(enumerate(task.matches))):
-            told[list(found)] = text
+            texts[list(found)] = text
         return cls(
             QueryGroups(certain & free, np.array(_text_domains(task, origins)), origins[first], first),
-            QueryGroups(~ambiguous, domains, origins, told),
+            QueryGroups(~ambiguous, domains, origins, texts),
         )
 
     def sampled(self, number: int | None, seed: int) -> "_Asked":
@@ -133,17 +131,13 @@ class _Asked:
         return replace(self, texts=replace(self.texts, asked=chosen))
 
     def only(self, direction: str, ranks: Int64[np.ndarray, " n"]) -> tuple[np.ndarray, QueryGroups]:
-        """The ranks with what is not asked taken out, and what is known of each."""
+        """The ranks with `NO_RANK` for entries that are not queries, and the groups."""
         groups = self.texts if direction == DIRECTIONS[0] else self.images
         return np.where(groups.asked, ranks, NO_RANK), groups
 
 
 def _text_domains(task: RetrievalTask, origins: np.ndarray) -> list[str]:
-    """Where each text counts: a source is divided into its domains, or, if most of its texts are in several, is one.
-
-    So a text that happens to be drawn in one style only is no domain beside its source, and one that happens to be in
-    two is none either: it counts for the domain of most of its images.
-    """
+    """Domain of each text: that of most of its images, or its source if most texts of the source have several."""
     sources = [str(origins[images[0]]) for images in task.matches]
     found = [
         [task.domains[image] for image in images if origins[image] == source]
@@ -160,7 +154,7 @@ def _text_domains(task: RetrievalTask, origins: np.ndarray) -> list[str]:
 
 
 def asked_texts(task: RetrievalTask, captions: PoolCaptions | None, queries: int | None, seed: int = 0) -> list[int]:
-    """Which texts `compare_methods` asks, by their numbers."""
+    """Indices of the texts that `compare_methods` uses as queries."""
     reserved = captions.reserved if captions is not None else frozenset[str]()
     return np.flatnonzero(_Asked.of(task, reserved).sampled(queries, seed).texts.asked).tolist()
 
@@ -173,16 +167,15 @@ def recall_rows(
     depths: Sequence[int],
     baseline: Int64[np.ndarray, " n"] | None = None,
 ) -> list[ResultRow]:
-    """Recall at each depth, for each domain, for all queries, and as the mean of domains.
+    """Recall at each depth for each domain, for all queries, and as the mean of domains.
 
     The mean of domains is the mean over sources of the mean over a source's domains. Intervals and tests resample
-    pictures, not queries (see `recollect.evaluation.intervals`).
+    pictures, not queries (`recollect.evaluation.intervals`).
 
     Args:
-        ranks: of the first true match; `NO_RANK` for what is not asked.
+        ranks: of the first true match; `NO_RANK` for entries that are not queries.
         groups: domain, source and picture of each query.
-        baseline: ranks of the same queries by another method; then each row says by how much this one is better, with
-            the interval of that difference over the same resampled pictures and the p-value of no difference.
+        baseline: ranks of the same queries by another method, to add the gain over it with interval and p-value.
     """
     asked = ranks != NO_RANK
     names = sorted(set(groups.domains[asked].tolist()))
@@ -231,13 +224,13 @@ def _gain(hit: np.ndarray, before: np.ndarray, clusters: np.ndarray) -> ResultRo
 
 @dataclass(frozen=True)
 class Comparison:
-    """Which methods search, and how.
+    """Search methods to compare.
 
     Attributes:
         methods: names of `SEARCH_METHODS`; gains are over the first.
         options: their settings.
         teacher: a larger model, for RLCF.
-        queries: ask at most this many texts of each domain; the pool stays whole.
+        queries: maximum number of texts per domain used as queries.
         seed: of that draw.
         depths: the k of R@k.
     """
@@ -260,23 +253,22 @@ def compare_methods(
     seed: int = 0,
     cache: FeatureCache | None = None,
 ) -> Result:
-    """Recall and cost of several ways of searching the same pool by the same queries (EFSA, Tables 2 and 3).
+    """Recall and cost of search methods on the same pool and queries (EFSA, Tables 2 and 3).
 
-    From text to image every method is asked through its own search; of equal scores the wrong images come first. From
-    image to text only those are judged that have one model for all queries.
+    From text to image every method uses its own search; ties count against it. From image to text only methods with one
+    model for all queries are evaluated.
 
     Args:
-        captions: of the pool's images, for methods that learn from them; without, there are none.
-        model: what to call the model in the result.
+        captions: of the pool's images, for methods that learn from them.
+        model: name of the model in the result.
         seed: of the model's training.
 
     Returns:
-        Rows as `retrieval` gives them, with ``gain``, ``gain_low``, ``gain_high``, ``gain_p`` and ``gains`` over the
-        first method, and rows of other ``metric``: seconds, rows through each tower and products per query, and memory
-        in bytes (see `Cost`).
+        Rows as in `retrieval`, with ``gain``, ``gain_low``, ``gain_high``, ``gain_p`` and ``gains`` over the first
+        method, and rows for the cost per query (`Cost`).
 
     Raises:
-        UserError: no such method, or one lacks captions or a teacher.
+        UserError: no such method, or it lacks captions or a teacher.
     """
     if unknown := [name for name in comparison.methods if name not in SEARCH_METHODS]:
         raise UserError(f"no method '{unknown[0]}'. Choose from: {', '.join(SEARCH_METHODS)}.")
@@ -288,7 +280,7 @@ def compare_methods(
     setting = SearchContext(encoder, index, comparison.options, PixelCache(encoder.transform), comparison.teacher)
     asked = _Asked.of(task, captions.reserved).sampled(comparison.queries, comparison.seed)
     if not asked.texts.asked.any():
-        raise UserError(f"{task.name}: no text is left to ask by. Are all of them captions of the pool?")
+        raise UserError(f"{task.name}: no queries are left, since all texts are captions of the pool")
     rows: list[ResultRow] = []
     notes: dict[str, object] = {}
     baseline: Mapping[str, np.ndarray] = {}
@@ -335,7 +327,7 @@ def _cost_rows(method: str, cost: Cost) -> list[ResultRow]:
 def _search_ranks(
     prepared: Prepared, task: RetrievalTask, texts: np.ndarray, depth: int
 ) -> tuple[Int64[np.ndarray, " texts"], Cost]:
-    """Rank of each asked text's first true match by its search, and what a query cost."""
+    """Rank of the first true match of each query, and the cost per query."""
     results, cost = measured(prepared.search, [task.texts[text] for text in texts], depth + 1)
     ranks = np.full(len(task.texts), NO_RANK, dtype=np.int64)
     for text, result in zip(texts.tolist(), results, strict=True):
@@ -344,7 +336,7 @@ def _search_ranks(
 
 
 def first_match(result: Hits, true: set[str]) -> int:
-    """Rank of the first of ``true`` in a search result, or `MISSED`; of equal scores the wrong come first."""
+    """Rank of the first of ``true`` in a search result, or `MISSED`; ties count against it."""
     place = next((place for place, hit in enumerate(result.hits) if hit.id in true), None)
     if place is None:
         return MISSED
@@ -359,7 +351,7 @@ def first_match(result: Hits, true: set[str]) -> int:
 def _image_ranks(
     encoder: DualEncoder, task: RetrievalTask, reserved: frozenset[str], vectors: np.ndarray | None
 ) -> Int64[np.ndarray, " images"]:
-    """Rank of each image's best true text among those that are no captions of the pool, which may have been learnt."""
+    """Rank of each image's best true text, without captions of the pool, which may have been learned from."""
     images = image_features(encoder, task.images).images if vectors is None else vectors
     kept = [number for number, text in enumerate(task.texts) if text not in reserved]
     texts = encoder.embed_texts([task.texts[number] for number in kept], caption_prefix(encoder)).numpy()
@@ -367,7 +359,7 @@ def _image_ranks(
 
 
 def merged_tasks(tasks: Sequence[RetrievalTask], name: str = "") -> RetrievalTask:
-    """Several pools as one; a text that occurs in several is asked once and matches in all (EFSA, Table 3)."""
+    """Merge pools; a text of several pools is one query that matches in all (EFSA, Table 3)."""
     if len(tasks) == 1:
         return tasks[0]
     images = Joined(tuple(task.images for task in tasks), name)

@@ -12,10 +12,10 @@ from recollect.evaluation.results import Result, Summary, summarise
 
 
 def tidy(results: Iterable[Result]) -> pd.DataFrame:
-    """One line for each figure: ``protocol, model, data, training_seed`` and the row's own keys.
+    """One line per figure: ``protocol, model, data, training_seed`` and the row's own keys.
 
-    A few-shot row has its own ``seed`` (of the support draw); the result's seed is kept as ``training_seed``. Two data
-    sets that go by one name are told apart by what they hold: ``birds``, ``birds (2)``.
+    A few-shot row has its own ``seed`` (of the support draw); the result's seed is ``training_seed``. Different data
+    sets with the same name are numbered: ``birds``, ``birds (2)``.
     """
     results = list(results)
     names = _told_apart(results)
@@ -35,7 +35,7 @@ def tidy(results: Iterable[Result]) -> pd.DataFrame:
 
 
 def _told_apart(results: Sequence[Result]) -> dict[tuple[str, str | None], str]:
-    """A name of its own for each data set."""
+    """A unique name for each data set."""
     names: dict[tuple[str, str | None], str] = {}
     seen: dict[str, int] = {}
     for result in results:
@@ -47,9 +47,9 @@ def _told_apart(results: Sequence[Result]) -> dict[tuple[str, str | None], str]:
 
 
 def mean_over_tasks(frame: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
-    """Mean of ``value`` for each combination of ``keys`` and training seed, each data set counting the same.
+    """Mean of ``value`` over data sets, for each combination of ``keys`` and training seed.
 
-    Support draws are averaged within a data set first, so that a set with more draws weighs no more.
+    Support draws are averaged within a data set first, so that all data sets have the same weight.
     """
     groups = [*keys, "training_seed"]
     within = frame.groupby([*groups, "data"], dropna=False)["value"].mean()
@@ -57,7 +57,7 @@ def mean_over_tasks(frame: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
 
 
 def over_seeds(values: pd.Series) -> Summary:
-    """Mean ± standard deviation over training seeds, of a series that `mean_over_tasks` made and a key selected."""
+    """Mean ± standard deviation over training seeds of values from `mean_over_tasks`."""
     return summarise(values.to_numpy())
 
 
@@ -75,9 +75,9 @@ def paired_gain(frame: pd.DataFrame, model: str, baseline: str, keys: Sequence[s
 
 
 def gain_over_draws(frame: pd.DataFrame, model: str, baseline: str, method: str, shots: int) -> Summary:
-    """``model`` minus ``baseline``, paired: both had the same supports; mean and deviation over draws and seeds.
+    """``model`` minus ``baseline`` on the same supports: mean and deviation over draws and training seeds.
 
-    The difference is taken set by set and draw by draw, the mean over sets of each draw is one value.
+    Each value is the mean over data sets of the differences of one draw.
     """
     chosen = frame[(frame["method"] == method) & (frame["shots"] == shots)]
     values = chosen.groupby(["model", "data", "seed", "training_seed"])["value"].mean()
@@ -87,15 +87,15 @@ def gain_over_draws(frame: pd.DataFrame, model: str, baseline: str, method: str,
 
 @dataclass(frozen=True)
 class SampleEfficiency:
-    """How many times fewer shots a model needs for one accuracy than its baseline (LIxP, Fig. 1).
+    """Ratio of the shots that baseline and model need for the same accuracy (LIxP, Fig. 1).
 
     Attributes:
-        factor: the baseline's shots over the model's.
-        bound: ``exactly``; ``at least`` where the model is there already at the fewest shots measured; ``less than``
-            where it is not there at the most.
-        accuracy: in percent, the baseline's at the most shots.
-        shots: at which the model reaches it, NaN if it does not.
-        baseline_shots: at which the baseline reaches it first.
+        factor: the baseline's shots over the model's. bound: ``exactly``; ``at least`` if the model reaches the
+        accuracy at the fewest measured shots; ``less than`` if
+            it never does.
+        accuracy: of the baseline at the most shots, in percent.
+        shots: at which the model reaches it, or NaN.
+        baseline_shots: at which the baseline first reaches it.
     """
 
     factor: float
@@ -110,11 +110,10 @@ class SampleEfficiency:
 
 
 def sample_efficiency(frame: pd.DataFrame, model: str, baseline: str, method: str) -> SampleEfficiency:
-    """By how much fewer shots ``model`` reaches the accuracy that ``baseline`` has with the most.
+    """`SampleEfficiency` of ``model`` at the accuracy that ``baseline`` has with the most shots.
 
-    Both curves are means over sets, draws and seeds, linear between measured points over the logarithm of the shots;
-    each is asked for the fewest shots at which it gets there, the baseline too (where its curve is flat, that is before
-    the most): a model against itself gives 1.
+    Curves are means over data sets, draws and seeds, interpolated linearly over the logarithm of the shots; the first
+    crossing counts for both, so a model against itself gives 1.
 
     Raises:
         ValueError: one of the two has no such figures.
@@ -131,13 +130,13 @@ def sample_efficiency(frame: pd.DataFrame, model: str, baseline: str, method: st
     shots = curves[model][0]
     if np.isnan(mine):
         return SampleEfficiency(theirs / shots[-1], "less than", accuracy, mine, theirs)
-    # At the fewest shots measured a curve may have been there before; the baseline then as well as the model.
+    # At the fewest measured shots the true crossing may be earlier, unless the baseline is there too.
     beyond = mine <= shots[0] and theirs > mine
     return SampleEfficiency(theirs / mine, "at least" if beyond else "exactly", accuracy, mine, theirs)
 
 
 def _first_reached(shots: np.ndarray, values: np.ndarray, wanted: float) -> float:
-    """The fewest shots at which the curve is at ``wanted``, NaN if nowhere."""
+    """The fewest shots at which the curve reaches ``wanted``, or NaN."""
     at = np.flatnonzero(values >= wanted - 1e-9)
     if not len(at):
         return float("nan")

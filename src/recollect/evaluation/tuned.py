@@ -1,18 +1,16 @@
-"""Methods that tune the model itself, in the few-shot protocol: the same draws, the same tested pictures."""
+"""Methods that tune the model, in the few-shot protocol: same draws, same tested pictures."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from recollect.classifiers.heads.base import softmax
-from recollect.classifiers.heads.calibration import conformal_thresholds, expected_calibration_error, fit_temperature
-from recollect.classifiers.heads.draws import support_of
+from recollect.classifiers.heads.calibration import fit_temperature, set_thresholds
 from recollect.classifiers.heads.holdout import HoldOut
-from recollect.classifiers.heads.protocol import Protocol
-from recollect.classifiers.heads.scoring import SET_ALPHA
-from recollect.classifiers.heads.trust import conformal_groups, enough_to_tell
+from recollect.classifiers.heads.protocol import Protocol, support_of
+from recollect.classifiers.heads.scoring import SET_ALPHA, Key, Score
 from recollect.classifiers.tuning.cascade import BoostingPrompts, CascadedPrompts
 from recollect.classifiers.tuning.classifier import TunedClassifier
 from recollect.classifiers.tuning.learners import PromptSRC
@@ -22,9 +20,7 @@ from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, ImageLike, Source
 from recollect.data.sources.derived import Subset
-from recollect.evaluation.results import ResultRow
 from recollect.evaluation.tasks.classification import ClassificationTask
-from recollect.evaluation.zero_shot import mean_per_class, top_1
 from recollect.models.dual import DualEncoder
 
 _BLOCK = 256
@@ -39,7 +35,7 @@ class TuningRequest:
         effort: share of the published steps, above 0.
         flip: mirror half of the training crops.
         teacher: a larger model, for ``caspl``.
-        held_out: tune again without parts of the shots, to say how far the result may be trusted.
+        held_out: tune again on folds of the shots, to measure calibration and held-out accuracy.
     """
 
     methods: Sequence[str] = ()
@@ -52,12 +48,12 @@ class TuningRequest:
         if unknown := [name for name in self.methods if name not in (*TUNING_METHODS, CASCADE)]:
             raise ValueError(f"unknown method {unknown[0]!r}; choose from {', '.join(TUNING_METHODS)}, {CASCADE}")
         if self.methods and not self.effort > 0:
-            raise ValueError(f"effort is a share of the published steps above 0, got {self.effort:g}")
+            raise ValueError(f"effort must be above 0, got {self.effort:g}")
         if CASCADE in self.methods and not isinstance(self.teacher, DualEncoder):
-            raise ValueError("caspl learns from a larger model: name it as the teacher")
+            raise ValueError("caspl needs a larger model as teacher")
 
     def settings(self) -> dict[str, Any]:
-        """What decides the figures, for a `Result`."""
+        """Settings for a `Result`."""
         made = {name: self._make(name, 0) for name in self.methods}
         described = {name: asdict(method) for name, method in made.items()}
         asked = {"tuning": described, "teacher": self.teacher.fingerprint if self.teacher else None}
@@ -72,7 +68,7 @@ class TuningRequest:
     def fit(
         self, name: str, seed: int, encoder: DualEncoder, shots: LabelledPictures, unlabelled: Sequence[ImageLike]
     ) -> TunedClassifier:
-        """Tune by one method; ``unlabelled`` pictures are read by ``caspl`` alone."""
+        """Tune by one method; only ``caspl`` reads ``unlabelled`` pictures."""
         method = self._make(name, seed)
         if isinstance(method, CascadedPrompts):
             assert isinstance(self.teacher, DualEncoder)
@@ -82,7 +78,7 @@ class TuningRequest:
 
 @dataclass(frozen=True)
 class _Pictures(Sequence[ImageLike]):
-    """The pictures of a source, read when they are asked for."""
+    """The pictures of a source, read on access."""
 
     source: Source
 
@@ -100,31 +96,28 @@ def tuned_rows(
     request: TuningRequest,
     orders: Mapping[int, np.ndarray],
     readable: np.ndarray,
-) -> Iterator[ResultRow]:
-    """Rows of the few-shot protocol, one for each method, number of shots and draw.
+) -> list[dict[str, Any]]:
+    """Rows of the few-shot protocol for each method, number of shots and draw.
 
     Args:
         orders: the draws, as indices into the support.
-        readable: places of the tested pictures that can be read.
+        readable: indices of the readable tested pictures.
 
     Raises:
-        UserError: a model that cannot be tuned, or vectors in place of pictures.
+        UserError: a model that cannot be tuned, or vectors instead of pictures.
     """
     if not isinstance(encoder, DualEncoder):
-        raise UserError("methods that tune the model need the model itself, not one that reads a memory")
-    labels, right = task.query.labels[readable], top_1 if protocol.metric == "top-1" else mean_per_class
+        raise UserError("methods that tune the model need a plain model, not one that reads an index")
+    score = Score(task.query.labels[readable], len(task.class_names), protocol.metric)
     for name in request.methods:
         for seed, order in orders.items():
             for shots in protocol.shots:
                 rows, _ = support_of(order, shots)
                 examples = _support(task, rows)
                 tuned = request.fit(name, seed, encoder, examples, _Pictures(task.support))
-                scores = _scores(tuned, task.query, readable)
                 held = _held_out(name, seed, encoder, task, request, rows, examples) if request.held_out else None
-                yield {
-                    "method": name, "shots": shots, "seed": seed, "metric": protocol.metric,
-                    "value": right(scores.argmax(axis=1), labels), **_trust(scores, labels, held),
-                }  # fmt: skip
+                count(score, (name, shots, seed), _scores(tuned, task.query, readable), held)
+    return score.rows(request.methods)
 
 
 def _held_out(
@@ -136,40 +129,37 @@ def _held_out(
     rows: np.ndarray,
     examples: LabelledPictures,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of shots (held, classes) by models that were tuned without them, and their labels (held,).
+    """Scores of held-out shots (held, classes) by models tuned without them, and their labels (held,).
 
-    Those that are held out are not among the unlabelled pictures either.
+    Held-out shots are not among the unlabelled pictures either.
     """
     plan = HoldOut.of(examples.labels)
-    scores = np.empty((len(plan.rows), len(task.class_names)))
-    for learn, choose in plan.folds():
+
+    def score(learn: np.ndarray, choose: np.ndarray) -> np.ndarray:
         learned, held = ([examples.pictures[row] for row in part.tolist()] for part in (learn, choose))
         shots = LabelledPictures(learned, examples.labels[learn], examples.names)
         others = np.setdiff1d(np.arange(len(task.support)), np.delete(rows, learn))
-        tuned = request.fit(name, seed, encoder, shots, _Pictures(Subset(task.support, others)))
-        scores[np.searchsorted(plan.rows, choose)] = tuned.scores(held)
-    return scores, plan.held_labels
+        return request.fit(name, seed, encoder, shots, _Pictures(Subset(task.support, others))).scores(held)
+
+    return plan.scored(score, (len(task.class_names),), np.float64), plan.held_labels
 
 
-def _trust(scores: np.ndarray, labels: np.ndarray, held: tuple[np.ndarray, np.ndarray] | None) -> dict[str, float]:
-    """What a row says beside its accuracy, in percent: without held-out examples the calibration error alone, at the
-    scale that was trained; with them all that the methods on embeddings say, by the same definitions."""
+def count(score: Score, key: Key, scores: np.ndarray, held: tuple[np.ndarray, np.ndarray] | None) -> None:
+    """Add scores of the tested pictures (n, classes), calibrated on held-out scores and labels if there are any.
+
+    Without held-out examples the calibration error is that of the trained temperature.
+    """
     if held is None:
-        return {"ece": 100 * expected_calibration_error(softmax(scores), labels)}
+        score.add(key, slice(None), scores, softmax(scores))
+        return
     known, own = held
     temperature = fit_temperature(known, own) if len(own) else 1.0
-    probabilities, fits = softmax(scores / temperature), softmax(known / temperature)[np.arange(len(own)), own]
-    error = {"ece": 100 * expected_calibration_error(probabilities, labels)}
-    if not enough_to_tell(len(own)):
-        return error
-    group = conformal_groups(np.bincount(own, minlength=scores.shape[1]), SET_ALPHA)
-    kept = probabilities >= conformal_thresholds(fits, group[own], int(group.max()) + 1, SET_ALPHA)[group]
-    return {
-        "loo": 100 * float((known.argmax(axis=1) == own).mean()),
-        **error,
-        "coverage": 100 * float(kept[np.arange(len(labels)), labels].mean()),
-        "set_size": float(kept.sum(axis=1).mean()),
-    }
+    probabilities = softmax(scores / temperature)
+    score.add(key, slice(None), scores, probabilities)
+    if len(own):
+        score.fits[key] = float((known.argmax(axis=1) == own).mean()), len(own)
+        fits = softmax(known / temperature)[np.arange(len(own)), own]
+        score.add_sets(key, slice(None), probabilities >= set_thresholds(fits, own, scores.shape[1], SET_ALPHA))
 
 
 def _support(task: ClassificationTask, rows: np.ndarray) -> LabelledPictures:

@@ -1,4 +1,4 @@
-"""Classification by names that reads more than one picture: a folder at once, a stream, or many views of each."""
+"""Zero-shot classification with unlabelled pictures: a whole folder, a stream, or many views of each picture."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from recollect.data.sources.images import as_rgb
 from recollect.data.transforms import ImageTransform
 
 VIEWS = 64
-"""As published: a picture as it is and 63 random crops of it, mirrored by halves."""
+"""As published: the picture and 63 random crops, half of them mirrored."""
 
 _CROPS = ImageTransform(training=True, scale=(0.08, 1.0), flip=True)
 _LARGEST = 384
@@ -28,11 +28,11 @@ _PICTURES = 8
 
 @dataclass(frozen=True)
 class NamedPictures:
-    """What a method may read: never a label.
+    """Inputs of a method, without labels.
 
     Attributes:
-        encoder: for views.
-        source, rows: the pictures and which of them could be read.
+        encoder: to embed views.
+        source, rows: the pictures, and indices of the readable ones.
         images: their unit embeddings (n, width).
         texts: unit class texts (classes, width).
         scale: the model's inverse temperature.
@@ -53,11 +53,11 @@ Reads = Literal["folder", "stream", "views"]
 
 @dataclass(frozen=True)
 class Named:
-    """What a method says of each picture.
+    """Predictions of a method.
 
     Attributes:
-        labels: the likeliest class (n,).
-        confidence: its probability (n,); of a vote, the share of the votes.
+        labels: the most probable class (n,).
+        confidence: its probability, or its share of votes (n,).
     """
 
     labels: np.ndarray
@@ -99,14 +99,14 @@ def _by_views(given: NamedPictures) -> Named:
 
 
 def views_of(source: Source, row: int, seed: int = 0) -> list[Image.Image | np.ndarray]:
-    """A picture as it is, and random crops of 8 to 100 % of its area, half of them mirrored.
+    """The picture and random crops of 8 to 100 % of its area, half of them mirrored.
 
     Raises:
-        UserError: the source holds vectors, of which there are no crops.
+        UserError: the source has vectors instead of pictures.
     """
     image = source[row].image
     if isinstance(image, np.ndarray) and image.ndim == 1:
-        raise UserError(f"{source.name}: holds vectors, of which there are no views. Leave out --methods zero.")
+        raise UserError(f"{source.name}: has vectors, which cannot be cropped. Remove zero from --methods.")
     picture = as_rgb(image if isinstance(image, Image.Image) else Image.fromarray(image))
     crops = replace(_CROPS, size=min(*picture.size, _LARGEST))
     random = numpy_generator("views", seed, row)
@@ -115,7 +115,7 @@ def views_of(source: Source, row: int, seed: int = 0) -> list[Image.Image | np.n
 
 @dataclass(frozen=True)
 class UnlabelledMethod:
-    """A way to classify by names, and what it reads beside one picture and the texts."""
+    """A method, and what it reads in addition to one picture and the texts."""
 
     reads: Reads
     predict: _Predict
@@ -129,4 +129,4 @@ UNLABELLED_METHODS: Mapping[str, UnlabelledMethod] = {
     "adapt": UnlabelledMethod("stream", _stream(OnlineGaussians)),
     "zero": UnlabelledMethod("views", _by_views),
 }
-"""TransCLIP, StatA, ADAPT at once; TDA and ADAPT picture after picture; ZERO on 64 views of each."""
+"""TransCLIP, StatA and ADAPT on a folder; TDA and ADAPT on a stream; ZERO on 64 views of each picture."""

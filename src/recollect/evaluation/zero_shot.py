@@ -1,4 +1,4 @@
-"""Classification by class names alone (METHODS: CLIP's prompt ensemble)."""
+"""Zero-shot classification by CLIP's prompt ensemble."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,22 +20,22 @@ from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.unlabelled import UNLABELLED_METHODS, NamedPictures
 
 _FEW = 5
-"""Top-5 says something only where there are more classes."""
+"""Top-5 accuracy needs more classes."""
 
 
 def top_1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Share of right predictions, in percent."""
+    """Accuracy in percent."""
     return 100.0 * float(np.mean(predictions == labels))
 
 
 def top_5(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Share of images whose class is among the five with the highest scores (n, classes), in percent."""
+    """Top-5 accuracy of scores (n, classes) in percent."""
     best = np.argpartition(scores, -_FEW, axis=1)[:, -_FEW:]
     return 100.0 * float(np.mean((best == labels[:, None]).any(axis=1)))
 
 
 def mean_per_class(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Mean over classes of the share of right predictions, in percent; the convention of Pets, Caltech, Flowers."""
+    """Mean over classes of the accuracy, in percent; the convention of Pets, Caltech, Flowers."""
     right = predictions == labels
     return 100.0 * float(np.mean([right[labels == label].mean() for label in np.unique(labels)]))
 
@@ -53,15 +53,15 @@ def zero_shot(
     """Classify the query images of ``task`` by the nearest class text.
 
     Args:
-        model: what to call the model in the result.
-        seed: of the model's training, for summaries over seeds; the protocol itself has no randomness.
-        prefix: which prefix token the class texts get, for models that have them.
-        methods: names of `UNLABELLED_METHODS`, to stand beside the plain one.
+        model: name of the model in the result.
+        seed: of the model's training, for summaries over seeds; the protocol itself is deterministic.
+        prefix: prefix token of class texts, for models that have them.
+        methods: names of additional `UNLABELLED_METHODS`.
 
     Returns:
-        Top-1 and mean per-class accuracy in percent, beside the first the expected calibration error (``ece``) of the
-        probabilities at the model's own scale, and top-5 where there are more than five classes; then for each
-        of ``methods`` the first two, with its name as ``method`` and what it ``reads``: a folder, a stream or views.
+        Top-1 (with the expected calibration error ``ece`` at the model's scale), mean per-class accuracy, and top-5
+        with more than five classes, all in percent; then the first two for each of ``methods``, with ``method`` and
+        what it ``reads``: a folder, a stream or views.
 
     Raises:
         ValueError: no such method.

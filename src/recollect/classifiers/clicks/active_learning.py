@@ -1,4 +1,4 @@
-"""Which pictures of a class by clicks to look at next."""
+"""Active learning: which pictures to label next."""
 
 import numpy as np
 from jaxtyping import Int64
@@ -13,16 +13,15 @@ _SHORTLIST = 2_000
 def next_to_label(
     model: ClickModel, fit: ClickFit, count: int, seed: int = 0, among: Int64[np.ndarray, " some"] | None = None
 ) -> Int64[np.ndarray, " count"]:
-    """Rows whose clicks would teach most: spread out at first, then uncertain and unlike each other.
+    """Rows to label next: spread over the pool at first, later uncertain and dissimilar ones.
 
-    With fewer than four of a kind: half the best rows by score, half spread over the pool farthest first (k-centre, a
-    2-approximation). Later: of the rows nearest to the cut, again farthest first, each distance weighted by the row's
-    uncertainty ``p (1 − p)``; and a fifth of the likeliest ones that are not sure, since clicks must not come from the
-    cut alone.
+    With fewer than four Yes or No: half the highest scores, half farthest first (k-centre, a 2-approximation). Later:
+    rows nearest to the cut, farthest first, with distances weighted by the uncertainty ``p (1 − p)``; and the most
+    probable ones as a fifth, since labels must not come from the cut alone.
 
     Args:
-        count: how many, or fewer where fewer rows are left.
-        among: rows that may be asked about; every one by default.
+        count: maximum number of rows.
+        among: candidate rows; all by default.
     """
     marked = np.zeros(len(fit.scores), dtype=bool)
     marked[fit.rows] = True
@@ -51,7 +50,7 @@ def next_to_label(
 def _spread(
     model: ClickModel, some: np.ndarray, known: np.ndarray, weights: np.ndarray, count: int
 ) -> Int64[np.ndarray, " count"]:
-    """`farthest_first` as the kernel sees distances."""
+    """`farthest_first` in the kernel's distance."""
     vectors = model.centred(np.concatenate([some, known]).astype(np.int64)).astype(np.float32)
     places = np.arange(len(vectors))
     return some[farthest_first(vectors, places[: len(some)], places[len(some) :], weights, count)].astype(np.int64)
@@ -60,7 +59,7 @@ def _spread(
 def farthest_first(
     pool: np.ndarray, some: np.ndarray, known: np.ndarray, weights: np.ndarray, count: int
 ) -> Int64[np.ndarray, " count"]:
-    """Greedy k-centre (Gonzalez, 1985): each time the row of ``some`` farthest from all known, times its weight."""
+    """Greedy k-centre (Gonzalez, 1985): repeatedly the row of ``some`` with the largest weighted distance."""
     count = min(count, len(some))
     if not count:
         return np.empty(0, dtype=np.int64)

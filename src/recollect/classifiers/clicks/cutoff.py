@@ -1,4 +1,4 @@
-"""Where the Yes of a class by clicks ends: a probability for every picture, what it is worth, and when to stop."""
+"""The cut-off of a class by clicks: probabilities, measured precision and coverage, and when to stop."""
 
 from dataclasses import dataclass
 
@@ -12,21 +12,22 @@ from recollect.classifiers.heads.trust import enough_to_tell
 
 @dataclass(frozen=True)
 class CutOff:
-    """Where Yes ends, and what that is worth.
+    """The cut-off with its measured quality.
 
-    All but ``probability`` and ``above`` are about some rows of the pool, and the clicks on these (`cut_off`).
+    Figures other than ``probability`` and ``above`` refer to the rows that `cut_off` is asked about. Clicked rows are
+    judged by their leave-one-out scores.
 
     Attributes:
-        probability: of being Yes, for every row of the pool; 1 and 0 for clicked ones.
-        above: which rows are Yes: at least as likely as not.
-        found: how many these are.
-        clicks: how many figures are told from.
-        precision: share of Yes among clicked rows that, left out, lie above the cut; None without any.
-        wrong: clicked No that, left out, lie above the cut.
-        coverage: share of the clicked Yes that, left out, lie above the cut; None without any.
-        expected: how many Yes there should be.
-        reached: expected share of them that lies above the cut.
-        stop: whether 95 % are found, as far as clicks can show it (`stop_rule`).
+        probability: of Yes, for every row of the pool; 1 and 0 for clicked ones.
+        above: rows with a probability of at least one half.
+        found: number of rows above the cut.
+        clicks: number of clicks that the figures are based on.
+        precision: share of Yes among clicked rows above the cut; None without any.
+        wrong: number of clicked No above the cut.
+        coverage: share of clicked Yes above the cut; None without any.
+        expected: expected number of Yes.
+        reached: expected share of them above the cut.
+        stop: whether 95 % are found, as far as clicks can show (`stop_rule`).
     """
 
     probability: Float[np.ndarray, " rows"]
@@ -49,8 +50,8 @@ class CutOff:
 def platt(scores: np.ndarray, marks: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
     """Slope and offset of ``p = σ(a f + b)`` by maximum likelihood with Platt's targets (Lin et al., 2007).
 
-    Targets are ``(n₊ + 1)/(n₊ + 2)`` and ``1/(n₋ + 2)``, so that perfect separation gives no infinite slope. The slope
-    is at least 0: a score that misleads tells nothing.
+    Targets ``(n₊ + 1)/(n₊ + 2)`` and ``1/(n₋ + 2)`` keep the slope finite if classes are separable. A negative slope is
+    set to 0.
     """
     yes, no = float(weights[marks > 0].sum()), float(weights[marks < 0].sum())
     targets = np.where(marks > 0, (yes + 1) / (yes + 2), 1 / (no + 2))
@@ -81,14 +82,13 @@ def platt(scores: np.ndarray, marks: np.ndarray, weights: np.ndarray) -> tuple[f
 
 
 def cut_off(fit: ClickFit, among: Int64[np.ndarray, " some"] | None = None) -> CutOff | None:
-    """Probability of Yes for every row and where it passes a half; None until both kinds were clicked twice.
+    """Probabilities of Yes and the cut at one half; None until there are two Yes and two No.
 
-    Platt's sigmoid on left-out scores of clicks and, at their small weight, of the weak No. Which pictures are clicked
-    is decided by their scores (the top, and what lies near the cut), and what is Yes given a score does not change by
-    that, so no correction to the pool's share of Yes is made.
+    Platt's sigmoid on leave-one-out scores of the clicks and, with their small weight, of the weak No. Clicked pictures
+    are selected by score, which does not change the probability of Yes given a score, so no correction is needed.
 
     Args:
-        among: rows that its figures are about; every one by default. All clicks make the cut, whichever these are.
+        among: rows that the figures refer to, all by default. The cut always uses all clicks.
     """
     yes, no = int((fit.marks > 0).sum()), int((fit.marks < 0).sum())
     if min(yes, no) < 2:
@@ -120,10 +120,10 @@ def cut_off(fit: ClickFit, among: Int64[np.ndarray, " some"] | None = None) -> C
 def stop_rule(
     yes: int, no: int, precision: float | None, coverage: float | None, reached: float, share: float = 0.95
 ) -> bool:
-    """Whether ``share`` of the class is found, as far as clicks can show it.
+    """Whether ``share`` of the class is found, as far as clicks can show.
 
-    With fewer than ``1/(1 − share) − 1`` (19) clicks of a kind a miss of one in twenty cannot show. Beyond, both the
-    left-out coverage of clicked Yes and the expected share above the cut must reach it, and as many Yes be right.
+    Needs ``1/(1 − share) − 1`` (19) Yes and No, since fewer cannot show a miss of one in twenty; then precision,
+    coverage and the expected share above the cut must reach ``share``.
     """
     least = round(1 / (1 - share)) - 1
     enough = yes >= least and no >= least

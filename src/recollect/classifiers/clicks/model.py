@@ -1,7 +1,6 @@
-"""A class by clicks: yes and no on some pictures, and a score for every other.
+"""Learning from clicks: yes and no on some pictures give a score for every picture.
 
-Kernel ridge regression on y = ±1 with a text as prior. It is a closed form, so a
-click is answered at once, and what it would have said of each clicked picture without that click is closed too.
+Kernel ridge regression on y = ±1 with a text as prior, with closed-form scores and leave-one-out scores.
 """
 
 from collections.abc import Mapping
@@ -14,23 +13,23 @@ from scipy.linalg import eigh
 
 _SHARPNESSES = (1.0, 3.0, 8.0)
 _RIDGES = (0.03, 0.1, 0.3, 1.0, 3.0)
-_SHARPNESS, _RIDGE, _PRIOR = 2.0, 0.3, 0.3  # until there are clicks to choose by
+_SHARPNESS, _RIDGE, _PRIOR = 2.0, 0.3, 0.3  # defaults with few clicks
 
 WEAK_WEIGHT = 0.05
-"""Weight of a random picture taken for a No: few of them are Yes, and each may be."""
+"""Weight of a random picture that is used as a weak No; few of them are Yes."""
 
 FEW_CLICKS = 4
-"""Clicks of a kind, below which nothing is chosen by them."""
+"""Minimum number of Yes and of No to choose settings by them."""
 
-_NEAREST_TO_MEAN = 1e-2  # of a row's distance from the pool's mean: below, its direction from there is rounding
+_NEAREST_TO_MEAN = 1e-2  # a row this close to the pool's mean has no direction from it
 
 
 @dataclass(frozen=True)
 class ClickSettings:
-    """What the kernel ridge uses.
+    """Settings of the kernel ridge.
 
     Attributes:
-        sharpness: β of the kernel ``exp(−β (1 − cos))``; the cosine is that of differences from the pool's mean.
+        sharpness: β of the kernel ``exp(−β (1 − cos))`` with cosines of rows centred at the pool's mean.
         ridge: λ.
         prior: s, the weight of the standardised text score.
     """
@@ -42,14 +41,15 @@ class ClickSettings:
 
 @dataclass(frozen=True)
 class ClickFit:
-    """An answer to the clicks so far.
+    """Scores after some clicks.
 
     Attributes:
-        scores: of every row of the pool; larger is likelier.
-        left_out: what would have been said of each clicked row without its click (clicks,).
+        scores: of every row of the pool; larger is more probable.
+        left_out: leave-one-out scores of clicked rows (clicks,).
         rows: clicked rows, in the order of ``left_out``.
         marks: +1 or −1 for each.
-        settings: what the kernel used.
+        settings: of the kernel ridge.
+        weak: leave-one-out scores of the weak No.
     """
 
     scores: Float32[np.ndarray, " rows"]
@@ -71,9 +71,9 @@ class ClickModel:
 
     Attributes:
         pool: unit-norm embeddings (rows, width).
-        text: unit-norm embedding of what the class is called; None without.
-        weak: random rows taken for weak No.
-        seed: of their choice.
+        text: unit-norm embedding of the class name, if any.
+        weak: number of random rows used as weak No.
+        seed: of that choice.
     """
 
     pool: Float32[np.ndarray, "rows width"]
@@ -89,7 +89,7 @@ class ClickModel:
         count = min(self.weak, len(self.pool) // 2)
         self._weak = np.sort(generator.choice(len(self.pool), count, replace=False))
         self._kernel = torch.empty(0, len(self.pool), dtype=torch.float32)
-        # All embeddings of a model share a direction that tells no class apart; without it the same clicks find more
+        # All embeddings share a direction that separates no classes; centring improves results with the same clicks.
         self._mean = self.pool.mean(axis=0, dtype=np.float64)
         squares = 1 - 2 * (self.pool @ self._mean.astype(np.float32)) + np.float32(self._mean @ self._mean)
         self._apart = np.sqrt(np.maximum(squares, np.float32(_NEAREST_TO_MEAN**2)))
@@ -100,15 +100,15 @@ class ClickModel:
 
     @property
     def held(self) -> int:
-        """Bytes that are kept between clicks, so that the next one is answered sooner."""
+        """Bytes cached between clicks."""
         return self._kernel.numel() * self._kernel.element_size()
 
     def forget(self) -> None:
-        """Give them back; the next fit computes them anew and says the same."""
+        """Free the cache; the next fit has the same result."""
         self._kernel, self._known = torch.empty(0, len(self.pool), dtype=torch.float32), {}
 
     def fit(self, marks: Mapping[int, int]) -> ClickFit:
-        """Score the pool.
+        """Score the pool after some clicks.
 
         ``f(x) = s z(x) + k(x) A⁻¹ (y − s z)`` with ``A = K + λ diag(1/w)``: clicked rows have weight 1, weak ones
         `WEAK_WEIGHT`; z is the standardised text score. Left out: ``y_i − (A⁻¹ r)_i / (A⁻¹)_ii``.
@@ -134,11 +134,11 @@ class ClickModel:
         return ClickFit(scores, left_out[: len(rows)], rows, clicked, settings, left_out[len(rows) :])
 
     def centred(self, rows: Int64[np.ndarray, " some"]) -> Float[np.ndarray, "some width"]:
-        """Rows of the pool without its mean, of length 1 unless they are the mean but for rounding."""
+        """Rows centred at the pool's mean, of length 1 unless they nearly equal it."""
         return (self.pool[rows] - self._mean) / self._apart[rows, None]
 
     def _settings(self, system: "_System", clicked: np.ndarray) -> ClickSettings:
-        """Chosen anew when half as many clicks more are there; with few of a kind, as given."""
+        """Settings chosen by the clicks, again after every 50 % more; the defaults with few clicks."""
         if min((clicked > 0).sum(), (clicked < 0).sum()) < FEW_CLICKS:
             return ClickSettings(prior=_PRIOR if self.text is not None else 0.0)
         when, settings = self._chosen
@@ -153,7 +153,7 @@ class ClickModel:
         return scores.numpy() + np.float32(settings.prior) * self.prior
 
     def _kernel_rows(self, every: np.ndarray, sharpness: float) -> torch.Tensor:
-        """The kernel of these rows with the pool (n, rows); what was computed for earlier clicks is kept."""
+        """Kernel of these rows with the pool (n, rows), cached for earlier clicks."""
         if self._sharpness != sharpness:
             self._known, self._sharpness = {}, sharpness
         new = [row for row in every.tolist() if row not in self._known]
@@ -176,7 +176,7 @@ class ClickModel:
 
 @dataclass(frozen=True)
 class _System:
-    """The linear system of clicked rows (first) and weak ones."""
+    """Linear system of clicked rows, followed by weak ones."""
 
     inner: np.ndarray
     y: np.ndarray
@@ -189,7 +189,7 @@ class _System:
         return np.exp(sharpness * (self.inner - 1))
 
     def solve(self, settings: ClickSettings) -> tuple[np.ndarray, np.ndarray]:
-        """Dual weights, and left-out scores of the clicked rows."""
+        """Dual weights and leave-one-out scores."""
         matrix = self._kernel(settings.sharpness) + np.diag(settings.ridge / self.weights)
         inverse = np.linalg.inv(matrix)
         alpha = inverse @ (self.y - settings.prior * self.z)
@@ -197,10 +197,9 @@ class _System:
         return alpha, left_out
 
     def best(self) -> ClickSettings:
-        """Least left-out squared error of the clicked rows, Yes and No counting the same.
+        """Settings with the least leave-one-out squared error, Yes and No balanced.
 
-        One eigendecomposition a sharpness gives every ridge; for each, the left-out error is linear in s, so its best
-        value in [0, 1] is exact.
+        One eigendecomposition per sharpness gives all ridges. The error is linear in s, so the best s is exact.
         """
         root = np.sqrt(self.weights)
         own = self.y[: self.clicked]

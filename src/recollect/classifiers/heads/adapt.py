@@ -1,4 +1,4 @@
-"""ADAPT: class Gaussians of what was surest so far, for a stream or for a folder at once."""
+"""ADAPT: class Gaussians of the most confident pictures, for a stream or a whole folder."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,18 +11,18 @@ from recollect.classifiers.heads.mixture import NO_SPREAD
 from recollect.classifiers.heads.transductive import Assignment
 
 STREAM_BANK, POOL_BANK = 16, 6
-"""Rows of least entropy that are kept for each predicted class: of a stream, and of a folder read at once."""
+"""Number of rows of least entropy kept for each predicted class, of a stream and of a folder."""
 
 TEXT_SHARE = 0.1
-"""Share of the class text in a class's mean."""
+"""Weight of the class text in a class's mean."""
 
 SHARPNESS = 50.0
-"""S, by which the evidence is divided; the public code has 10 to 100 by the name of the data set."""
+"""S, which divides the evidence; 10 to 100 in the public code, depending on the data set."""
 
 
 @dataclass(frozen=True)
 class _Bank:
-    """Rows with their probabilities and the class each stands for."""
+    """Rows with their probabilities and classes."""
 
     keys: np.ndarray
     probabilities: np.ndarray
@@ -32,19 +32,16 @@ class _Bank:
 def bank_gaussians(
     keys: np.ndarray, probabilities: np.ndarray, labels: np.ndarray, texts: np.ndarray, text_share: float = TEXT_SHARE
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weights, intercepts and means of the classes' Gaussians with one covariance, shrunk as in `GaussianDiscriminant`.
+    """Weights (classes, width), intercepts (classes,) and means (classes, width) of Gaussians with a shared covariance.
 
-    ``mu_c = (1 - share) sum_i p_ic k_i / sum_i p_ic + share t_c`` over the rows of class c; a class without
-    rows has its text.
+    ``mu_c = (1 - share) sum_i p_ic k_i / sum_i p_ic + share t_c`` over the rows of class c, or its text without rows;
+    the covariance is shrunk as in `GaussianDiscriminant`.
 
     Args:
         keys: unit rows (rows, width).
-        probabilities: of each row (rows, classes); only its own class's is read.
-        labels: the class each row stands for (rows,).
+        probabilities: (rows, classes); only that of the row's class is used.
+        labels: classes of the rows (rows,).
         texts: unit class texts (classes, width).
-
-    Returns:
-        (classes, width), (classes,), (classes, width).
     """
     classes, width = texts.shape
     own = probabilities[np.arange(len(keys)), labels]
@@ -61,8 +58,8 @@ def bank_gaussians(
 
 
 def _scores(rows: np.ndarray, bank: _Bank, texts: np.ndarray, scale: float, sharpness: float) -> np.ndarray:
-    """``scale cos(f, t) exp(e / S)`` with the evidence ``e = log softmax(f·W_g + b) + S / 2M sum_i (f·k_i) p_i``, less
-    its greatest. A negative cosine would rise by a factor below one: it falls by as much instead."""
+    """``scale cos(f, t) exp(e / S)`` with the evidence ``e = log softmax(f·W_g + b) + S / 2M sum_i (f·k_i) p_i`` minus
+    its maximum. Negative cosines, which a factor below one would raise, are lowered by the same amount instead."""
     cosines = rows @ texts.T
     if not len(bank.keys):
         return scale * cosines
@@ -82,14 +79,14 @@ def _entropy(probabilities: np.ndarray) -> np.ndarray:
 def adapt(
     pool: np.ndarray, texts: np.ndarray, *, scale: float = 100.0, bank: int = POOL_BANK, sharpness: float = SHARPNESS
 ) -> Assignment:
-    """ADAPT on a folder at once (Zhang et al., 2025): Gaussians of the surest rows of each predicted class.
+    """ADAPT on a whole folder (Zhang et al., 2025): Gaussians of the most confident rows of each predicted class.
 
     Args:
-        pool: unit rows (pool, width), no labels.
+        pool: unlabelled unit rows (pool, width).
         texts: unit class texts (classes, width).
         scale: the model's inverse temperature.
-        bank: rows of least entropy for each predicted class; 0 leaves zero-shot classification.
-        sharpness: S; the larger, the less the Gaussians say.
+        bank: rows of least entropy for each predicted class; 0 gives zero-shot classification.
+        sharpness: S; larger values reduce the effect of the Gaussians.
     """
     pool = unit_rows(np.asarray(pool, dtype=np.float64), "pool")
     texts = unit_rows(np.asarray(texts, dtype=np.float64), "texts")
@@ -106,17 +103,17 @@ def adapt(
 
 @dataclass
 class OnlineGaussians:
-    """ADAPT on a stream (Zhang et al., 2025): one picture after another, classified by the texts and by Gaussians of
-    the surest pictures so far; nothing is learned by gradients.
+    """ADAPT on a stream (Zhang et al., 2025): pictures are classified by the texts and by Gaussians of the most
+    confident pictures so far, without gradients.
 
-    A row enters its predicted class's bank before it is scored, as published, if it is among the surest there; the
-    public code counts the newest one twice, which is not done here. Labelled rows may be the first bank and stay in it.
+    As published, a row may enter the bank of its predicted class before it is scored; unlike in the public code the
+    newest row is not counted twice. Labelled rows always stay in the bank.
 
     Args:
         texts: unit class texts (classes, width).
         scale: the model's inverse temperature.
-        bank: rows of least entropy kept for each predicted class, beside labelled ones.
-        sharpness: S; the larger, the less the Gaussians say.
+        bank: unlabelled rows of least entropy kept for each predicted class.
+        sharpness: S; larger values reduce the effect of the Gaussians.
         support, labels: labelled unit rows (examples, width) and their classes (examples,), or None.
     """
 
@@ -139,7 +136,7 @@ class OnlineGaussians:
             self.labels = np.asarray(self.labels, dtype=np.int64)
 
     def scores(self, rows: np.ndarray) -> np.ndarray:
-        """Scores of the next pictures of the stream (rows, classes), each after those before it."""
+        """Scores of the next pictures of the stream (rows, classes), in order."""
         rows = unit_rows(np.asarray(rows, dtype=np.float64), "embeddings")
         return np.array([self._next(row) for row in rows]).reshape(len(rows), len(self.texts))
 

@@ -1,4 +1,4 @@
-"""APE: Tip-Adapter on the channels that tell classes apart (Zhu et al., 2023)."""
+"""APE: Tip-Adapter on the most discriminative channels (Zhu et al., 2023)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
@@ -16,15 +16,15 @@ SIMILARITY_WEIGHTS = (0.1, 0.3, 0.5, 0.7, 0.9)
 CHANNEL_SHARES = (0.4, 0.5, 0.7, 0.8)
 BETAS = tuple(np.geomspace(0.5, 20.0, 8).tolist())
 GAMMAS = (0.0, 0.1, 0.25, 0.5)
-"""Where the parameters are sought on held-out examples; alpha is exact."""
+"""Candidates of the parameters; alpha is exact."""
 
 PUBLISHED = {"similarity_weight": 0.7, "channels": 500 / 1024, "alpha": 2.0, "beta": 1.0, "gamma": 0.1}
-"""The public code's values for ImageNet; others were set for each data set by hand."""
+"""The public code's values for ImageNet; for other data sets they were set by hand."""
 
 PUBLISHED_BETAS = tuple(np.linspace(0.1, 7.0, 12).tolist())
 PUBLISHED_ALPHAS = (0.1, 7.0)
 PUBLISHED_GAMMAS = (0.0, 0.1, 0.2, 0.3, 0.4)
-"""The ranges that the public code searches."""
+"""Search ranges of the public code."""
 
 
 def channel_scores(
@@ -33,18 +33,15 @@ def channel_scores(
     support: np.ndarray | None = None,
     labels: np.ndarray | None = None,
 ) -> np.ndarray:
-    """How well each channel tells classes apart; larger is better.
+    """How well each channel separates classes; larger is better: (width,).
 
     ``-w S_k + (1 - w) V_k`` with the inter-class similarity ``S_k``, the mean of ``x_ik x_jk`` over pairs of different
-    classes among texts and, where they are given, examples, and the variance ``V_k`` of the texts over classes. The sum
-    over pairs is ``(sum of all)^2 - sum of (class sum)^2``: no pair is visited.
+    classes among texts and examples, and the variance ``V_k`` of the texts over classes. The sum over pairs is
+    ``(sum of all)^2 - sum of (class sum)^2``.
 
     Args:
         texts: (classes, width), at least two classes.
-        support, labels: examples (examples, width), (examples,), of all classes.
-
-    Returns:
-        (width,).
+        support, labels: examples (examples, width), (examples,), of all classes; optional.
     """
     counts, sums = np.ones(len(texts)), texts
     if support is not None and labels is not None:
@@ -58,21 +55,21 @@ def channel_scores(
 class ApeClassifier(EmbeddingClassifier):
     """``scale f·W + alpha exp(-beta (1 - f'·F')) diag(exp(gamma KL(L | F'W'))) L`` on selected channels (APE, Eq. 7-9).
 
-    As the public code has it: the keys' zero-shot distributions ``softmax(F'W')`` have no temperature, the divergence
-    from the label, ``-log2 p_label``, is in bits, and texts and examples both say which channels tell classes apart.
+    As in the public code, the keys' zero-shot distributions ``softmax(F'W')`` have no temperature, the divergence from
+    the label, ``-log2 p_label``, is in bits, and channels are selected by texts and examples.
 
     Args:
         text_features: class texts W, in the order of ``classes_``.
-        alpha, beta, gamma: weight and sharpness of the cache, weight of the divergence; None chooses them on held-out
-            examples, alpha exactly. The channels see all examples.
-        channels: share of the channels kept, None chooses.
-        similarity_weight: w of the channels' score, None chooses.
-        scale: factor of the text scores, the model's own.
-        preset: ``published`` fixes channels and w as for ImageNet and seeks the rest within the public code's ranges.
+        alpha, beta, gamma: weight and sharpness of the cache, weight of the divergence; by default chosen on held-out
+            examples, alpha exactly. Channels are selected on all examples.
+        channels: share of channels to keep; chosen by default.
+        similarity_weight: w of the channels' score; chosen by default.
+        scale: the model's factor of the text scores.
+        preset: ``published`` fixes channels and w as for ImageNet and searches the public code's ranges for the rest.
 
     Attributes:
-        channels_: indices of the channels kept.
-        alpha_, beta_, gamma_, similarity_weight_: what was used.
+        channels_: indices of the kept channels.
+        alpha_, beta_, gamma_, similarity_weight_: the values used.
     """
 
     def __init__(
@@ -98,14 +95,14 @@ class ApeClassifier(EmbeddingClassifier):
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         check_preset(self.preset)
         if self.channels is not None and not 0 < self.channels <= 1:
-            raise ValueError(f"channels is a share between 0 and 1, got {self.channels}")
+            raise ValueError(f"channels must be above 0 and at most 1, got {self.channels}")
         self.support_, self.labels_ = support, labels
         self._tune(support, labels)
         self.keys_ = unit_or_zero(support[:, self.channels_])
         self.weights_ = np.exp(self.gamma_ * self._divergence(self.keys_, labels)).astype(support.dtype)
 
     def _tune(self, support: np.ndarray, labels: np.ndarray) -> None:
-        """Set channels, weights and sharpness: first the channels at a few betas, then the rest on them."""
+        """Choose the channels at a few betas, then the other parameters on these channels."""
         plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
         published = self.preset == "published" or not len(plan.rows)
         fixed = [PUBLISHED[name] for name in ("similarity_weight", "channels")] if published else [None, None]
@@ -170,7 +167,7 @@ class ApeClassifier(EmbeddingClassifier):
         return {name: getattr(self, name + "_") for name in names} | {"channels": self.share_}
 
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
-        if self.text_features is None:  # what stands in for the texts knows the examples
+        if self.text_features is None:  # the class means depend on the held-out examples
             return super()._held_out(support, labels, plan)
         scores = self.scale * self._text_similarity(support, labels, plan)
         for rows, (cache,) in held_out_blocks(self.keys_, labels, plan, np.array([self.beta_]), self.weights_):
@@ -185,5 +182,5 @@ class ApeClassifier(EmbeddingClassifier):
 
 
 def _one_or(given: float | None, fixed: float | None, several: Sequence[float]) -> Sequence[float]:
-    """What to try: what was given, else what is fixed, else all there is."""
+    """The candidates: the given value, else the fixed one, else all."""
     return several if given is None and fixed is None else (given if given is not None else fixed,)  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""What all classifiers on embeddings share: validation, normalisation, and scikit-learn's conventions."""
+"""Base of all classifiers on embeddings: validation, normalisation and scikit-learn's conventions."""
 
 import warnings
 from collections.abc import Sequence
@@ -6,19 +6,18 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.exceptions import NotFittedError
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from recollect.classifiers.heads.calibration import (
     SCORES_AT_ONCE,
+    conformal_groups,
     conformal_p,
-    conformal_thresholds,
     expected_calibration_error,
     fit_temperature,
+    set_thresholds,
 )
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut, SupportSimilarity
-from recollect.classifiers.heads.trust import conformal_groups
 from recollect.core.ordering import in_order
 
 UNIT_TOLERANCE = 1e-2
@@ -56,28 +55,26 @@ def class_means(features: np.ndarray, labels: np.ndarray, classes: int) -> np.nd
 
 
 class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
-    """Base of the classifiers: subclasses write ``_fit(support, labels)`` and ``_scores(queries)``.
+    """Base of the classifiers: a subclass defines ``_fit(support, labels)`` and ``_scores(queries)``.
 
-    Every classifier scores its own examples as if it had not seen them: each alone, or up to four shots one of each
-    class at a time; the only example of a class is never held out. Methods that choose settings chose them on the same
-    examples, which makes ``loo_accuracy_`` too high for them (by up to eight points, results/few-shot/trust.json);
-    `held_out_check` measures the accuracy to report. A subclass with a closed form writes
-    ``_held_out(support, labels, plan)``; the others are fitted again on folds.
+    ``support`` and ``queries`` arrive validated and unit-norm, ``labels`` as indices into ``classes_``. Class texts are
+    the constructor argument ``text_features``, one row for each entry of ``classes_``; by default the normalised class
+    means are used instead.
 
-    ``support`` and ``queries`` arrive validated and unit-norm, ``labels`` as indices into ``classes_``. Where a
-    method reads class texts, they are the constructor argument ``text_features``, one row for each entry of
-    ``classes_`` in its order; without them the normalised class means stand in.
+    ``fit`` also scores the support examples while they are held out (`HoldOut`): by refitting on folds, or by the
+    closed form ``_held_out(support, labels, plan)`` of a subclass. Methods that choose settings chose them on the same
+    examples, so ``loo_accuracy_`` is too high (by up to eight points, results/few-shot/trust.json); report the accuracy
+    of `held_out_check` instead.
 
     Attributes:
         classes_: sorted class labels.
         n_features_in_: width of the embeddings.
         texts_: unit-norm class texts (classes, width), where the method reads them.
-        loo_rows_: which examples were held out (held,), as rows of ``X``; none where every class has one.
-        loo_scores_: their scores (held, classes), by the classifier without them.
-        loo_accuracy_: share of them that is right (0 to 1), NaN if there are none.
-        loo_ece_: expected calibration error of their probabilities, NaN if there are none.
-        temperature_: of ``predict_proba``, the one of least negative log-likelihood on them; where there are none, a
-            guess (`stand_ins`).
+        loo_rows_: rows of ``X`` that were held out (held,); empty if every class has a single example.
+        loo_scores_: their scores while held out (held, classes).
+        loo_accuracy_: accuracy on them (0 to 1), NaN if there are none.
+        loo_ece_: expected calibration error on them, NaN if there are none.
+        temperature_: minimises their negative log-likelihood; a guess if there are none (`stand_ins`).
     """
 
     def fit(self, X: Any, y: Any) -> "EmbeddingClassifier":
@@ -110,7 +107,7 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         self._fit(support, labels)
 
     def _measure(self, support: np.ndarray, labels: np.ndarray) -> None:
-        """Set what the held-out examples tell."""
+        """Set the attributes that are measured on held-out examples."""
         plan = HoldOut.of(labels)
         self.loo_rows_, own = plan.rows, plan.held_labels
         self.loo_accuracy_ = self.loo_ece_ = float("nan")
@@ -131,40 +128,46 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
             self._familiar = np.sort(self.loo_scores_.max(axis=1))
 
     def _guessed_temperature(self, support: np.ndarray, labels: np.ndarray) -> float:
-        """The temperature that suits the examples when stand-ins of them were learned from (`stand_ins`)."""
-        return self._suited([self._refitted(rows, labels) for rows in self._stand_ins(support)], support, labels)
+        """The temperature that fits the examples when the classifier learned from generated ones (`stand_ins`)."""
+        models = [self._refitted(rows, labels) for rows in self._stand_ins(support)]
+        return self._fitted_temperature(models, support, labels)
 
     def _stand_ins(self, support: np.ndarray) -> list[np.ndarray]:
         generator = np.random.default_rng(0)
         draws = min(MOST_STAND_INS, -(-ENOUGH_GUESSES // len(support)))
         return [stand_ins(support, generator) for _ in range(draws)]
 
-    def _suited(self, models: Sequence[Any], support: np.ndarray, labels: np.ndarray) -> float:
+    def _fitted_temperature(self, models: Sequence[Any], support: np.ndarray, labels: np.ndarray) -> float:
         support, labels = support[:MOST_TUNING_ROWS], labels[:MOST_TUNING_ROWS]
         scores = np.concatenate([model._scores(support) for model in models])
         return fit_temperature(self._logits(scores), np.tile(labels, len(models)))
 
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
-        """Scores of the examples ``plan.rows`` (held, classes) by the classifier, as it was tuned, without them."""
-        scores = np.empty((len(plan.rows), len(self.classes_)), dtype=support.dtype)
-        for learn, choose in plan.folds():
-            fitted = self._refitted(support[learn], labels[learn])
-            scores[np.searchsorted(plan.rows, choose)] = fitted._scores(support[choose])
-        return scores
+        """Scores of the examples ``plan.rows`` (held, classes) without them, at the settings that were chosen."""
+
+        def score(learn: np.ndarray, choose: np.ndarray) -> np.ndarray:
+            return self._refitted(support[learn], labels[learn])._scores(support[choose])
+
+        return plan.scored(score, (len(self.classes_),), support.dtype)
 
     def _refitted(self, support: np.ndarray, labels: np.ndarray, chosen: dict[str, Any] | None = None) -> Any:
         """A copy fitted on other examples of the same classes, with the parameters that this one chose."""
-        copy = type(self)(**{**self.get_params(deep=False), **(self._chosen() if chosen is None else chosen)})
-        copy.classes_, copy.n_features_in_ = self.classes_, self.n_features_in_
+        copy = self._copied(chosen)
         copy._fit_alone(support, labels)
         return copy
 
+    def _copied(self, chosen: dict[str, Any] | None = None) -> Any:
+        """An unfitted copy for the same classes, with the parameters that this one chose, or ``chosen``."""
+        copy = type(self)(**{**self.get_params(deep=False), **(self._chosen() if chosen is None else chosen)})
+        copy.classes_, copy.n_features_in_ = self.classes_, self.n_features_in_
+        return copy
+
     def _chosen(self) -> dict[str, Any]:
-        """Constructor arguments with what was chosen in their place."""
+        """Constructor arguments, with the values that ``fit`` chose."""
         return {}
 
     def _text_similarity(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
-        """Similarities of held-out examples to the class texts (held, classes); means that stand in go without them."""
+        """Similarities of held-out examples to the class texts (held, classes), or to the class means without them."""
         if self.text_features is not None:
             return support[plan.rows] @ self.texts_.T
         return left_out_means(support, labels, plan, cosine=True)
@@ -174,10 +177,10 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
     def fit_checked(
         self, support: np.ndarray, labels: np.ndarray, similarity: SupportSimilarity | None = None
     ) -> "EmbeddingClassifier":
-        """As `fit`, for a caller who has checked: unit-norm float rows, labels 0…C - 1 that all occur.
+        """`fit` without checks: ``support`` is unit-norm float, ``labels`` are 0…C - 1 and all occur.
 
         Args:
-            similarity: of the support, where it is known already.
+            similarity: of the support, if it is known already.
         """
         self.classes_, self.n_features_in_ = np.arange(int(labels.max()) + 1), support.shape[1]
         self._similarity = similarity
@@ -187,7 +190,7 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
             self._similarity = None
 
     def _texts(self, support: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """The class texts, checked; or what stands in for them."""
+        """The class texts, checked; by default the normalised class means."""
         given = self.text_features
         if given is None:
             return unit_or_zero(class_means(support, labels, len(self.classes_)))
@@ -201,24 +204,20 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         return unit_rows(texts, "text_features").astype(support.dtype, copy=False)
 
     def scores(self, X: Any) -> np.ndarray:
-        """Scores of all classes, also of two (where scikit-learn's ``decision_function`` gives one column).
+        """Scores (queries, classes) in the order of ``classes_``; larger is more likely.
 
-        Args:
-            X: embeddings (queries, width).
-
-        Returns:
-            (queries, classes), in the order of ``classes_``; larger is more likely.
+        Unlike ``decision_function`` it also has two columns for two classes.
         """
         return self._scores(self._queries(X))
 
     def _queries(self, X: Any) -> np.ndarray:
-        """Queries checked and unit-norm."""
+        """Checked, unit-norm queries."""
         check_is_fitted(self)
         X = validate_data(self, as_numpy(X), dtype=[np.float32, np.float64], reset=False)
         return unit_rows(X, "query embeddings")
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """As `scores`; for two classes the difference, as scikit-learn has it."""
+        """`scores`; for two classes their difference, as in scikit-learn."""
         scores = self.scores(X)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
@@ -236,35 +235,30 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         return softmax(logits).astype(scores.dtype, copy=False)
 
     def _logits(self, scores: np.ndarray) -> np.ndarray:
-        """Scores as the logits that a temperature divides; for scores that are shares, their logarithm."""
+        """Scores as logits, which the temperature divides: the logarithm where scores are shares."""
         return scores
 
     def shares(self, X: Any) -> np.ndarray:
-        """What a mixture with other probabilities adds (queries, classes); votes are shares already, as published."""
+        """What `ZeroShotMix` adds to other probabilities (queries, classes): probabilities, or shares of votes."""
         return self.shares_of(self.scores(X))
 
     def shares_of(self, scores: np.ndarray) -> np.ndarray:
-        """As `shares`, from scores that are there already."""
+        """`shares` from scores."""
         return self._probabilities(scores)
 
     def predict_set(self, X: Any, alpha: float = 0.1) -> np.ndarray:
-        """The classes that cannot be ruled out at error rate ``alpha``, by conformal prediction.
+        """The classes that cannot be ruled out at error rate ``alpha`` by conformal prediction (queries, classes).
 
-        A class of n held-out examples is calibrated by itself if ``n >= 1 / alpha - 1`` (9 for 0.1); classes with fewer
-        are calibrated together (`conformal_groups`). With fewer than that in all, no class is ever ruled out. The
-        held-out examples are compared with queries scored by the classifier that learned from all examples (jackknife):
-        no theorem covers this, but the measured coverage is near 1 - alpha. `ProKeR` has the exact form. An empty set
-        says "none of these".
+        A class with ``n >= 1 / alpha - 1`` held-out examples (9 for 0.1) is calibrated by itself, the others together
+        (`conformal_groups`); with fewer in total no class is ruled out. Queries are scored by the classifier that
+        learned from all examples (jackknife): no theorem covers this, but the measured coverage is near 1 - alpha.
+        `ProKeR` has the exact form. An empty set means none of the classes.
 
         Args:
-            X: embeddings (queries, width).
             alpha: share of queries whose class may be missing from their set, 0 < alpha < 1.
-
-        Returns:
-            (queries, classes), true where the class stays possible.
         """
         if not 0 < alpha < 1:
-            raise ValueError(f"alpha is a share between 0 and 1, got {alpha}")
+            raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
         return self._possible(self._queries(X), alpha)
 
     def _possible(self, queries: np.ndarray, alpha: float) -> np.ndarray:
@@ -272,12 +266,11 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         return probabilities >= self._least(alpha).astype(probabilities.dtype)
 
     def _least(self, alpha: float) -> np.ndarray:
-        """The probability from which on each class stays in a set (classes,)."""
-        group = self._groups(alpha)
-        return conformal_thresholds(self._known, group[self._known_labels], int(group.max()) + 1, alpha)[group]
+        """The lowest probability at which each class stays in a set (classes,)."""
+        return set_thresholds(self._known, self._known_labels, len(self.classes_), alpha)
 
     def _groups(self, alpha: float) -> np.ndarray:
-        """The group that each class is calibrated in (classes,)."""
+        """Calibration group of each class (classes,)."""
         return conformal_groups(np.bincount(self._known_labels, minlength=len(self.classes_)), alpha)
 
     def conformal_p(self, X: Any, alpha: float = 0.1) -> np.ndarray:
@@ -286,39 +279,37 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         return conformal_p(self._known, group[self._known_labels], self.predict_proba(X), group)
 
     def known_p(self, X: Any) -> np.ndarray:
-        """How many of the held-out examples look no more familiar than each query (queries,), 0 to 1.
+        """p-value of each query belonging to any of the classes (queries,): small for unfamiliar ones.
 
-        Small where a query belongs to none of the classes: a rule "none of these if below alpha" refuses about that
-        share of queries that do belong. Familiarity is the highest score. It needs ``1 / alpha - 1`` held-out examples
-        in all, far fewer than `predict_set` does, which asks class by class.
+        Familiarity is the highest score. Rejecting queries below alpha rejects about that share of queries that do
+        belong. This needs ``1 / alpha - 1`` held-out examples in total, far fewer than the class-wise `predict_set`.
         """
         less = np.searchsorted(self._familiar, self.scores(X).max(axis=1), side="right")
         return (1 + less) / (len(self._familiar) + 1)
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
-        raise NotFittedError(f"{type(self).__name__} does not say how it learns")
+        raise NotImplementedError
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
-        raise NotFittedError(f"{type(self).__name__} does not say how it scores")
+        raise NotImplementedError
 
 
 LIKENESS = 0.2
-"""How much two pictures of one class are assumed to have in common, beyond what all pictures have: a correlation.
+"""Assumed correlation of two pictures of one class, which one example per class cannot show.
 
-Chosen where the calibration error was least on EuroSAT, textures and Tiny ImageNet, and nearly as good from 0.05 to
-0.25. One example of each class says nothing about it.
+It minimises the calibration error on EuroSAT, textures and Tiny ImageNet; 0.05 to 0.25 are nearly as good.
 """
 
 ENOUGH_GUESSES, MOST_STAND_INS = 100, 4
-"""How many examples are scored to guess a temperature, and how many stand-ins of each they are scored by at most."""
+"""Number of examples scored to guess a temperature, and maximum number of generated supports."""
 
 
 def stand_ins(support: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Another example of each class, drawn as if all of them were of one Gaussian world: (examples, width), unit.
+    """Draw another example of each class from a Gaussian model: unit rows (examples, width).
 
-    Means and deviations of classes are supposed to have covariances in proportion, of which the examples show the sum.
-    Then another example of the class of x is distributed about ``m + rho (x - m)`` with the covariance
-    ``(1 - rho^2) S``, where m and S are mean and covariance of the examples and rho is `LIKENESS`.
+    Between-class and within-class covariances are assumed to be proportional. Another example of the class of x then
+    has mean ``m + rho (x - m)`` and covariance ``(1 - rho^2) S``, where m and S are mean and covariance of the examples
+    and rho is `LIKENESS`.
 
     Args:
         support: unit rows (examples, width), one of each class.
@@ -344,11 +335,12 @@ def left_out_means(support: np.ndarray, labels: np.ndarray, plan: HoldOut, cosin
     sums = class_means(support, labels, len(counts)) * counts[:, None]
     held, own = support[plan.rows], plan.held_labels
     if not plan.one_by_one:
-        scores = np.empty((len(held), len(counts)), dtype=support.dtype)
-        for learn, choose in plan.folds():
+
+        def score(learn: np.ndarray, choose: np.ndarray) -> np.ndarray:
             means = class_means(support[learn], labels[learn], len(counts))
-            scores[np.searchsorted(plan.rows, choose)] = support[choose] @ (unit_or_zero(means) if cosine else means).T
-        return scores
+            return support[choose] @ (unit_or_zero(means) if cosine else means).T
+
+        return plan.scored(score, (len(counts),), support.dtype)
     scores = held @ sums.T
     mine = sums[own] - held
     scores[np.arange(len(own)), own] = (held * mine).sum(axis=1)

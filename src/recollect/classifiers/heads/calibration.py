@@ -1,5 +1,6 @@
-"""How far a classifier may be trusted: temperature, calibration error, conformal sets. Arrays in, numbers out."""
+"""Temperature, calibration error and conformal sets, from arrays."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -8,7 +9,7 @@ BINS = 15
 """Bins of the calibration error, as in Guo et al. (2017)."""
 
 SCORES_AT_ONCE = 2**22
-"""Scores (rows x classes) that are turned into double precision at a time: 32 MiB."""
+"""Block size (rows x classes) of scores converted to double precision: 32 MiB."""
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -19,21 +20,20 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
-    """The temperature T at which ``softmax(logits / T)`` has the least negative log-likelihood at the labels.
+    """The temperature T that minimises the negative log-likelihood of ``softmax(logits / T)``.
 
-    The likelihood is convex in 1/T, so halving finds its one minimum. The targets are smoothed by one example in all
-    that is of no class in particular (Platt's rule): otherwise rows that are all right would ask for T = 0. Logits
-    that say less than nothing about the labels get the largest temperature that still leaves their order visible.
+    The loss is convex in 1/T. Targets are smoothed by one example spread over all classes (Platt's rule); otherwise T
+    would be 0 where all rows are right. Logits that mislead get the largest temperature that keeps their order.
 
     Args:
-        logits: (n, classes), of examples that the classifier did not learn from.
+        logits: (n, classes), of held-out examples.
         labels: (n,).
     """
     count, middle = len(logits), logits.mean(axis=1, keepdims=True)
     block = max(1, SCORES_AT_ONCE // logits.shape[1])
 
     def parts() -> Iterator[np.ndarray]:
-        """Rows about their means in double precision, some at a time: all of them would be several times the scores."""
+        """Blocks of centred rows in double precision."""
         for start in range(0, count, block):
             rows = slice(start, start + block)
             yield logits[rows].astype(np.float64, copy=False) - middle[rows]
@@ -46,7 +46,7 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     wanted = (1 - share) * own.mean()  # the mean of a row is 0
 
     def slope(sharpness: float) -> tuple[float, float]:
-        """First and second derivative of the loss by the sharpness 1/T."""
+        """First and second derivative of the loss with respect to 1/T."""
         first = second = 0.0
         for part in parts():
             weights = np.exp(sharpness * (part - part.max(axis=1, keepdims=True)))
@@ -62,7 +62,7 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     if slope(low)[0] >= 0:
         return 1 / low
     at = 1.0 / spread
-    for _ in range(60):  # Newton's steps, halving where one would leave the bracket
+    for _ in range(60):  # Newton steps, with bisection where one would leave the bracket
         first, second = slope(at)
         low, high = (at, high) if first < 0 else (low, at)
         step = at - first / second if second > 0 else 0.0
@@ -84,7 +84,7 @@ def expected_calibration_error(probabilities: np.ndarray, labels: np.ndarray, bi
 
 
 def calibration_error(confidence: np.ndarray, right: np.ndarray, bins: int = BINS) -> float:
-    """As `expected_calibration_error`, from each row's confidence (n,) and whether it is right (n,)."""
+    """`expected_calibration_error` from confidences (n,) and whether each row is right (n,)."""
     if len(confidence) == 0:
         return float("nan")
     place = np.clip((confidence * bins).astype(np.int64), 0, bins - 1)
@@ -92,35 +92,66 @@ def calibration_error(confidence: np.ndarray, right: np.ndarray, bins: int = BIN
     return float(np.abs(gap).sum() / len(confidence))
 
 
-def conformal_thresholds(known: np.ndarray, known_labels: np.ndarray, classes: int, alpha: float) -> np.ndarray:
-    """The least fit at which `conformal_p` is above ``alpha``, -inf where a group has too few examples: (classes,).
+def conformal_groups(counts: np.ndarray, alpha: float) -> np.ndarray:
+    """The calibration group of each class: its own, or one shared by all classes with too few examples.
+
+    A class can be ruled out at error rate ``alpha`` only with ``n >= 1 / alpha - 1`` held-out examples. Classes with
+    fewer share a group, the "null cluster" of clustered conformal prediction (Ding et al., 2023): coverage is then
+    1 - alpha over the pictures of all its classes, not for each class.
 
     Args:
-        known: how well each held-out example fits its own class (n,).
+        counts: held-out examples of each class (classes,).
+        alpha: error rate, 0 < alpha < 1.
+
+    Returns:
+        Group of each class, 0 to the number of groups - 1 (classes,).
+    """
+    small = counts < math.ceil(1 / alpha - 1 - 1e-9)
+    group = np.cumsum(~small) - 1
+    group[small] = int((~small).sum())
+    return group
+
+
+def conformal_thresholds(known: np.ndarray, known_labels: np.ndarray, classes: int, alpha: float) -> np.ndarray:
+    """The lowest conformity at which `conformal_p` exceeds ``alpha``; -inf for groups that are too small.
+
+    Args:
+        known: conformity of each held-out example with its own class (n,).
         known_labels: its class, or the group of its class (n,).
-        classes: how many classes or groups there are.
+        classes: number of classes or groups.
     """
     least = np.full(classes, -np.inf)
     order = np.lexsort((known, known_labels))
     counts = np.bincount(known_labels, minlength=classes)
-    place = np.floor(alpha * (counts + 1) + 1e-9).astype(np.int64)  # so many of the class must fit no better
-    place = np.minimum(place, counts)  # an alpha of nearly 1 asks for no more than there are
+    place = np.floor(alpha * (counts + 1) + 1e-9).astype(np.int64)  # number of examples that may conform less
+    place = np.minimum(place, counts)  # alpha near 1
     starts = np.cumsum(counts) - counts
     some = place > 0
     least[some] = known[order[starts[some] + place[some] - 1]]
     return least
 
 
+def set_thresholds(known: np.ndarray, labels: np.ndarray, classes: int, alpha: float) -> np.ndarray:
+    """The lowest conformity at which each class stays in a conformal set (classes,), with small classes grouped.
+
+    Args:
+        known: conformity of each held-out example with its own class (n,).
+        labels: its class (n,).
+    """
+    group = conformal_groups(np.bincount(labels, minlength=classes), alpha)
+    return conformal_thresholds(known, group[labels], int(group.max()) + 1, alpha)[group]
+
+
 def conformal_p(known: np.ndarray, known_groups: np.ndarray, asked: np.ndarray, group: np.ndarray) -> np.ndarray:
     """Conformal p-value of each class for each query, group by group (Mondrian): (queries, classes).
 
-    ``p_c = (1 + #{i of c's group: known_i <= asked_c}) / (n + 1)``: how many of the group's own n held-out examples fit
-    their class no better than the query would fit c. The class is kept at error rate alpha if ``p_c > alpha``.
+    ``p_c = (1 + #{i of c's group: known_i <= asked_c}) / (n + 1)`` over the n held-out examples of the group. The class
+    is kept at error rate alpha if ``p_c > alpha``.
 
     Args:
-        known: (n,), how well each held-out example fits its own class; larger is better.
-        known_groups: (n,), the group of its class.
-        asked: (queries, classes), how well each query would fit each class.
+        known: conformity of each held-out example with its own class (n,); larger is better.
+        known_groups: the group of its class (n,).
+        asked: conformity of each query with each class (queries, classes).
         group: of each class (classes,).
     """
     p = np.ones(asked.shape)

@@ -1,4 +1,4 @@
-"""The few-shot protocol run: every method at every number of shots for every draw."""
+"""Runs the few-shot protocol: every method at every number of shots for every draw."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, softmax
-from recollect.classifiers.heads.draws import NO_ROW
-from recollect.classifiers.heads.protocol import FewShotTask, Protocol, draw
+from recollect.classifiers.heads.protocol import NO_ROW, FewShotTask, Protocol, draw
 from recollect.classifiers.heads.scoring import SET_ALPHA, Key, Score
 from recollect.classifiers.heads.shared import SHARED, evaluate_shared
 
 SET_QUERIES = 2000
-"""Most queries whose sets are measured where a set costs more than a comparison."""
+"""Maximum number of queries whose conformal sets are measured."""
 
 
 def run_protocol(
@@ -23,29 +22,28 @@ def run_protocol(
 ) -> list[dict[str, Any]]:
     """Accuracy in percent of every method at every number of shots for every draw.
 
-    Figures equal those of fitting each estimator by itself on ``support[rows]``.
+    Figures equal those of fitting each estimator separately on ``support[rows]``.
 
     Args:
-        tick: called with the number of queries that a method has classified, for progress.
-        orders: the draws, if they were made before (`draw`), e.g. to embed only the examples that they use.
+        tick: called with the number of queries classified since the last call, for progress.
+        orders: draws made by `draw`, e.g. to embed only the examples they use.
 
     Returns:
-        Rows ``{"method", "shots", "seed", "metric", "value"}``; ``zero-shot`` has one row, of 0 shots and seed 0. And
-        in percent: ``loo``, accuracy on held-out examples; ``ece``, the expected calibration error of the probabilities
-        of the queries; ``coverage``, how often a set at an error rate of 0.1 holds the class; and ``set_size``, the
-        mean number of classes in a set. All but ``ece`` are absent where there are too few held-out examples to tell
-        (`enough_to_tell`), as always at one shot.
+        Rows ``{"method", "shots", "seed", "metric", "value"}``; ``zero-shot`` has one row with 0 shots and seed 0. Also
+        in percent ``loo``, accuracy on held-out examples, ``ece``, expected calibration error on the queries, and
+        ``coverage`` of conformal sets at error rate 0.1, with their mean ``set_size``. All but ``ece`` are absent where
+        there are too few held-out examples (`enough_to_tell`), e.g. at one shot.
 
     Raises:
         ValueError: more shots than a class has examples.
     """
-    tick = tick if tick is not None else _silent
+    tick = tick or (lambda queries: None)
     classes, block = task.classes, protocol.block(task)
     if task.texts is None and "zero-shot" in protocol.methods:
-        raise ValueError("zero-shot reads class texts, and there are none")
+        raise ValueError("zero-shot needs class texts")
     orders = orders or draw(task.support_labels, classes, protocol)
     score = Score(task.query_labels, classes, protocol.metric)
-    whole = all((order != NO_ROW).all() for order in orders.values())  # else sums over shots are of another shape
+    whole = all((order != NO_ROW).all() for order in orders.values())  # sharing needs as many shots of every class
     shared = [name for name in protocol.methods if name in SHARED] if whole else []
     if shared:
         evaluate_shared(task, protocol, shared, orders, score, tick)
@@ -60,11 +58,11 @@ def run_protocol(
             fitted = task.fitted_together(name, list(orders.values()), shots)
             for seed, estimator in zip(orders, fitted, strict=True):
                 score.add_fit((name, shots, seed), estimator)
-                _ask(estimator, task, block, (name, shots, seed), score, tick)
+                _classify(estimator, task, block, (name, shots, seed), score, tick)
     return score.rows(protocol.methods)
 
 
-def _ask(
+def _classify(
     estimator: EmbeddingClassifier,
     task: FewShotTask,
     block: int,
@@ -72,7 +70,7 @@ def _ask(
     score: Score,
     tick: Callable[[int], None],
 ) -> None:
-    """Classify the queries, and count sets of some of them."""
+    """Score the queries block by block, and the conformal sets of up to `SET_QUERIES` of them."""
     every = -(-len(task.queries) // SET_QUERIES)
     own_sets = type(estimator)._possible is not EmbeddingClassifier._possible
     if own_sets:
@@ -84,12 +82,8 @@ def _ask(
         found = estimator._scores(task.queries[rows])
         probabilities = estimator._probabilities(found)
         score.add(key, rows, found, probabilities)
-        if not own_sets:  # they are of probabilities, which are there
+        if not own_sets:  # these sets follow from the probabilities
             first = -start % every
             kept = probabilities[first::every] >= least.astype(probabilities.dtype)
             score.add_sets(key, slice(start + first, start + block, every), kept)
         tick(len(found))
-
-
-def _silent(queries: int) -> None:
-    pass

@@ -1,4 +1,4 @@
-"""Classifiers as numbers: those whose scores are a linear map and a kernel, for programs that have no scikit-learn."""
+"""Export of classifiers whose scores are a linear map plus a kernel expansion."""
 
 from dataclasses import dataclass
 
@@ -36,14 +36,14 @@ class KernelForm:
     temperature: float
 
     def scores(self, rows: Float[np.ndarray, "n width"]) -> Float[np.ndarray, "n classes"]:
-        """Of unit rows."""
+        """Scores of unit rows."""
         return rows @ self.weights.T + self.bias + np.exp(self.sharpness * (rows @ self.keys.T - 1)) @ self.values
 
 
 def kernel_form(estimator: EmbeddingClassifier) -> KernelForm | None:
-    """A fitted classifier as numbers; None where its scores have another form (votes, adapters before the cosine).
+    """The kernel form of a fitted classifier; None where its scores have another form (votes, adapters).
 
-    Its scores are the classifier's but for one number a row, which changes no probability.
+    Scores equal the classifier's up to a constant per row, which changes no probability.
     """
     bias = np.zeros(len(estimator.classes_))
     temperature = float(estimator.temperature_)
@@ -73,7 +73,7 @@ def kernel_form(estimator: EmbeddingClassifier) -> KernelForm | None:
             values = estimator.alpha_ * estimator.values_
         case LinearProbe():
             weights, bias = estimator.model_.coef_, estimator.model_.intercept_
-            if len(weights) == 1:  # of two classes there is one score, the second's against the first's
+            if len(weights) == 1:  # scikit-learn has one score for two classes
                 weights, bias = np.concatenate([-weights, weights]) / 2, np.concatenate([-bias, bias]) / 2
         case LinearProbePlusPlus():
             weights, bias = estimator.coef_, estimator.intercept_

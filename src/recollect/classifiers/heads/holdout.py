@@ -1,32 +1,33 @@
-"""Which examples of a support set are held out together: one by one, or one of each class where there are few."""
+"""Hold-out plans: leave one example out or, at few shots, one of each class."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from recollect.core.ordering import in_order
 
 FEW_SHOTS = 4
-"""Up to so many examples of the largest class, one of each class is held out at a time. Taking only one example away
-leaves its class with K - 1 against K, which at few shots makes the examples look worse than they are."""
+"""Up to this many examples in the largest class, one of each class is held out at a time. Removing a single example
+leaves its class with K - 1 examples against K of the others, which at few shots underestimates the accuracy."""
 
 MOST_SCORES = 2**26
-"""Most scores (rows x classes) of held-out examples that are kept: 256 MiB in single precision."""
+"""Maximum number of held-out scores (rows x classes) in memory: 256 MiB in single precision."""
 
 MOST_TUNING_ROWS = 4096
-"""Most examples that a parameter is chosen on; drawn evenly over the classes."""
+"""Maximum number of examples a parameter is chosen on, drawn evenly over the classes."""
 
 
 @dataclass(frozen=True)
 class HoldOut:
-    """A plan that takes every example away once, except the only example of a class, which always stays.
+    """Holds out every example once, except the only example of a class.
 
     Attributes:
-        labels: (examples,), 0…C - 1, all of which occur.
-        rows: (held,), indices of the examples that are held out; empty if every class has one.
-        turn: (examples,), place of each example in a random order of its class.
+        labels: (examples,), 0…C - 1; every class occurs.
+        rows: (held,), indices of the held-out examples; empty if every class has a single example.
+        turn: (examples,), position of each example in a random order of its class.
         one_by_one: each example is held out alone; otherwise together with those of the same turn.
     """
 
@@ -37,14 +38,14 @@ class HoldOut:
 
     @classmethod
     def of(cls, labels: np.ndarray) -> "HoldOut":
-        """The plan for a support set: leave one out, or one of each class at up to `FEW_SHOTS` shots."""
+        """Leave one out, or one of each class at up to `FEW_SHOTS` shots."""
         counts = np.bincount(labels)
         plan = cls(labels, np.flatnonzero(counts[labels] > 1), turns(labels), bool(counts.max() > FEW_SHOTS))
         return plan.first(MOST_SCORES // len(counts))
 
     @property
     def held_labels(self) -> np.ndarray:
-        """Labels of the examples that are held out (held,)."""
+        """Labels of the held-out examples (held,)."""
         return self.labels[self.rows]
 
     @cached_property
@@ -60,10 +61,10 @@ class HoldOut:
         return HoldOut(self.labels, np.sort(self.rows[order[:most]]), self.turn, self.one_by_one)
 
     def kept(self, rows: np.ndarray) -> np.ndarray:
-        """Share of each class's examples that is left when each of ``rows`` is absent: (rows, classes).
+        """Share of each class's examples that remains when each of ``rows`` is held out: (rows, classes).
 
-        A sum over a class's examples divided by it stands for the sum over the whole class. Where nothing is left
-        (the rest of a group took a class's only example away) it is 1, as the sum is 0 anyway.
+        Dividing a sum over the remaining examples by this share estimates the sum over the whole class. Where no
+        example remains it is 1, since the sum is 0 anyway.
         """
         share = np.ones((len(rows), len(self.counts)))
         if self.one_by_one:
@@ -73,7 +74,7 @@ class HoldOut:
         return np.where(absent, 1 - 1 / self.counts, 1.0)
 
     def absent(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which examples are absent when each of ``rows`` is scored: places (i, j), row i and example j."""
+        """Index pairs (i, j): example j is held out while ``rows[i]`` is scored."""
         if self.one_by_one:
             return np.arange(len(rows)), rows
         same = self.turn[rows][:, None] == self.turn[None, :]
@@ -82,11 +83,10 @@ class HoldOut:
         return places, examples
 
     def folds(self, count: int = 3) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Up to ``count`` folds (all groups where examples are held out one of each class): what to learn from, what
-        to choose on. Each class keeps at least one example in what is learned from.
+        """Up to ``count`` folds (all groups if one of each class is held out at a time).
 
         Yields:
-            Indices of examples, ascending.
+            Ascending indices of the examples to learn from, at least one of each class, and of those to score.
         """
         several = (self.counts > 1)[self.labels]
         held = np.zeros(len(self.labels), dtype=bool)
@@ -97,9 +97,21 @@ class HoldOut:
             if (choose & held).any():
                 yield np.flatnonzero(~choose), np.flatnonzero(choose & held)
 
+    def scored(self, score: Callable[[np.ndarray, np.ndarray], Any], shape: Sequence[int], dtype: Any) -> np.ndarray:
+        """Scores of the held-out examples, fold by fold: (..., held, classes).
+
+        Args:
+            score: from the examples to learn from and those to score to scores (..., scored, classes).
+            shape: (..., classes), of the scores of one example.
+        """
+        scores = np.empty((*shape[:-1], len(self.rows), shape[-1]), dtype=dtype)
+        for learn, choose in self.folds():
+            scores[..., np.searchsorted(self.rows, choose), :] = score(learn, choose)
+        return scores
+
 
 def turns(labels: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Place of each row in a random order of its class, from 0: (rows,)."""
+    """Position of each row in a random order of its class, from 0: (rows,)."""
     order = np.random.default_rng(seed).permutation(len(labels))
     order = order[in_order(labels[order])]
     counts = np.bincount(labels)
@@ -110,16 +122,15 @@ def turns(labels: np.ndarray, seed: int = 0) -> np.ndarray:
 
 _GRID = 2.0**36
 _COSINES_AT_ONCE, _EXAMPLES_AT_ONCE = 2**22, 2**13
-"""What is of double precision at a time: 32 MiB of cosines, and as much of examples at a width of 512."""
+"""Block sizes in double precision: 32 MiB of cosines, and as much of examples at a width of 512."""
 
 
 def cosines(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Cosines of unit rows (left, right), by which neighbours are ordered: equal pairs have equal ones.
+    """Cosines of unit rows (left, right) that do not depend on the other rows.
 
-    The order in which a matrix product adds up hangs on its shape, so that of two copies of an example another one
-    would be the nearer to a query alone than to the same query among others, and with it the class of a tied vote. Here
-    sums are of double precision, and rounded to 2^-36: two of one pair, at most ``2 width 2^-53`` apart (1e-13 at 512),
-    round to different numbers at most once in 130 pairs.
+    A matrix product adds in an order that depends on its shape, so the nearer of two equal examples, and the class of a
+    tied vote, could change with the batch. Products are therefore computed in double precision and rounded to 2^-36:
+    two results for one pair, at most ``2 width 2^-53`` apart (1e-13 at 512), differ at most once in 130 pairs.
     """
     found = np.empty((len(left), len(right)), dtype=left.dtype)
     for first in range(0, len(right), _EXAMPLES_AT_ONCE):
@@ -137,8 +148,8 @@ def cosines(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 class SupportSimilarity:
-    """Cosines of the examples of a support among each other, and the nearest ones, computed once for several
-    classifiers and for all the smaller supports that are its beginning.
+    """Cosines between the examples of a support and their nearest neighbours, computed once and shared by several
+    classifiers and by all smaller supports that are a prefix of it.
 
     Args:
         support: unit rows (examples, width).
@@ -149,7 +160,7 @@ class SupportSimilarity:
         self._near: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def first(self, count: int) -> "SupportSimilarity":
-        """Of the first so many examples."""
+        """The first ``count`` examples."""
         part = object.__new__(SupportSimilarity)
         part.matrix, part._near = self.matrix[:count, :count], {}
         return part
@@ -160,7 +171,7 @@ class SupportSimilarity:
         """The k nearest others of each example and their cosines, nearest first: (examples, k).
 
         Args:
-            find: of a block of cosines, the places and values of the largest.
+            find: from a block of cosines and k to the indices and values of the k largest.
         """
         found = next((near for most, near in self._near.items() if most >= k), None)
         if found is None:

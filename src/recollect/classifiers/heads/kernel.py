@@ -1,7 +1,7 @@
-"""Kernel ridge regression whose leave-one-out predictions cost no refit: exact, and through landmarks for many rows.
+"""Kernel ridge regression with closed-form leave-one-out predictions: exact, or through landmarks for many rows.
 
-Everything is linear in the targets, and the targets of a classifier are two: one-hot labels Y and text similarities
-``Z = F W'``. Their predictions are computed apart, so that the weight of the texts can be chosen afterwards, exactly.
+Predictions are linear in the targets, one-hot labels Y and text similarities ``Z = F W'``. They are computed separately
+for both, so that the weight of the texts can be chosen exactly afterwards.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from recollect.classifiers.heads.holdout import HoldOut
 from recollect.core.ordering import in_order
 
 ROW_BLOCK = 2048
-"""Rows of a large support handled at a time."""
+"""Block size for large supports."""
 
 
 def gaussian(left: np.ndarray, right: np.ndarray, bandwidth: float) -> np.ndarray:
@@ -26,7 +26,7 @@ def gaussian(left: np.ndarray, right: np.ndarray, bandwidth: float) -> np.ndarra
 
 @dataclass(frozen=True)
 class RidgeTargets:
-    """What a few-shot classifier regresses on, never written out in full: one-hot labels, and text similarities.
+    """Regression targets of a few-shot classifier, computed on demand: one-hot labels and text similarities.
 
     Attributes:
         support: unit rows (examples, width).
@@ -39,17 +39,17 @@ class RidgeTargets:
     texts: np.ndarray
 
     def one_hot(self, rows: np.ndarray) -> np.ndarray:
-        """Y of some rows (rows, classes)."""
+        """Y of the given rows (rows, classes)."""
         found = np.zeros((len(rows), len(self.texts)), dtype=self.support.dtype)
         found[np.arange(len(rows)), self.labels[rows]] = 1
         return found
 
     def similarity(self, rows: np.ndarray) -> np.ndarray:
-        """Z of some rows (rows, classes)."""
+        """Z of the given rows (rows, classes)."""
         return self.support[rows] @ self.texts.T
 
     def under(self, basis: np.ndarray, rows: np.ndarray | slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
-        """``basis' Y`` and ``basis' Z``, each (columns of basis, classes), from the rows given; basis has those."""
+        """``basis' Y`` and ``basis' Z`` over the given rows, each (columns of basis, classes)."""
         inside = basis.T @ self.support[rows]
         return self.sums(basis, rows), inside @ self.texts.T.astype(basis.dtype, copy=False)
 
@@ -74,8 +74,8 @@ def ridge_path(
     """Held-out predictions at every ridge, from one eigendecomposition (one for each fold at few shots).
 
     Args:
-        plan: which rows are held out, and which of the others with them.
-        features: rows Phi (examples, landmarks) with ``Phi Phi' = K`` approximately; None for the kernel itself.
+        plan: the rows to hold out.
+        features: rows Phi (examples, landmarks) with ``Phi Phi'`` near K; None for the kernel itself.
 
     Yields:
         For each ridge the predictions of the rows ``plan.rows``.
@@ -114,7 +114,7 @@ def _alone(
 
 
 def _held_out(solved: np.ndarray, known: np.ndarray, over: np.ndarray, kernel: bool) -> np.ndarray:
-    """What is predicted of held-out rows, in the place of what was solved: at many classes each copy is large."""
+    """Predictions of held-out rows, computed in place since copies are large at many classes."""
     if not kernel:
         solved -= known
     solved /= over[:, None]
@@ -144,12 +144,12 @@ def _fold(
 
 
 def _turned(vectors: np.ndarray, sums: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Sums over examples of their features, in the eigenvectors' axes: no example has to be turned."""
+    """Sums of features in the basis of eigenvectors, without rotating every example."""
     return vectors.T @ sums[0], vectors.T @ sums[1]
 
 
 class Landmarks:
-    """Features whose products are the Gaussian kernel, nearly: ``phi(x) = k(x, L) k(L, L)^-1/2`` (Nystroem).
+    """Features whose products approximate the Gaussian kernel: ``phi(x) = k(x, L) k(L, L)^-1/2`` (Nystroem).
 
     Args:
         centres: unit rows (landmarks, width).
@@ -158,7 +158,7 @@ class Landmarks:
     def __init__(self, centres: np.ndarray, bandwidth: float) -> None:
         self.centres, self.bandwidth = centres, bandwidth
         values, vectors = scipy.linalg.eigh(gaussian(centres, centres, bandwidth).astype(np.float64))
-        kept = values > 1e-6 * values[-1]  # single precision loses directions weaker than this
+        kept = values > 1e-6 * values[-1]  # weaker directions are lost in single precision
         self.whiten = (vectors[:, kept] / np.sqrt(values[kept])).astype(centres.dtype)
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
@@ -170,10 +170,8 @@ class Landmarks:
         return found
 
     def normal(self, targets: RidgeTargets) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """``Phi' Phi`` of the examples (landmarks, landmarks), ``Phi' Y`` and ``Phi' Z`` (landmarks, classes), float64.
-
-        Block by block: the features of 160,000 examples in double precision would take gigabytes.
-        """
+        """Float64 ``Phi' Phi`` (landmarks, landmarks), ``Phi' Y`` and ``Phi' Z`` (landmarks, classes), block by block:
+        the features of 160,000 examples in double precision would take gigabytes."""
         width, classes = self.whiten.shape[1], len(targets.texts)
         gram, ones, means = (
             np.zeros((width, width)),
@@ -191,7 +189,7 @@ class Landmarks:
 
 
 class ExactRidge:
-    """``A^-1`` of ``A = K + ridge I``, kept, so that examples come and go by bordering in O(N^2).
+    """``A^-1`` of ``A = K + ridge I``, updated in O(N^2) when examples are added or removed.
 
     Args:
         support: unit rows (examples, width).
@@ -207,15 +205,15 @@ class ExactRidge:
         self.inverse = _symmetric_inverse(kernel)
 
     def kernel(self, queries: np.ndarray) -> np.ndarray:
-        """Kernel of queries and examples (queries, examples)."""
+        """Kernel matrix (queries, examples)."""
         return gaussian(queries, self.support, self.bandwidth)
 
     def append(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Add examples at the end.
+        """Append examples.
 
         Returns:
-            ``A^-1 k`` of the new rows before (examples, rows), and the inverse of their Schur complement (rows, rows):
-            coefficients C become ``C - A^-1 k t`` and ``t = S^-1 (r - k' C)`` for the new rows' residuals r.
+            ``A^-1 k`` (examples, rows) with the old inverse, and the inverse Schur complement (rows, rows): with
+            residuals r of the new rows and ``t = S^-1 (r - k' C)``, coefficients C become ``C - A^-1 k t`` and t.
         """
         between = self.kernel(rows).astype(np.float64).T
         corner = gaussian(rows.astype(np.float64), rows.astype(np.float64), self.bandwidth)
@@ -232,7 +230,7 @@ class ExactRidge:
         return reached, schur
 
     def drop(self, rows: np.ndarray) -> None:
-        """Take examples away."""
+        """Remove examples."""
         kept = np.setdiff1d(np.arange(len(self.inverse)), rows)
         side = self.inverse[np.ix_(kept, rows)]
         corner = self.inverse[np.ix_(rows, rows)]
@@ -240,22 +238,23 @@ class ExactRidge:
         self.support = self.support[kept]
 
     def held_out_errors(self, coefficients: np.ndarray, plan: HoldOut) -> np.ndarray:
-        """``residual - prediction`` of held-out examples (held, classes), those of one group absent together.
+        """``residual - prediction`` of held-out examples (held, classes).
 
-        Alone it is ``(A^-1 R)_i / (A^-1)_ii``, a block ``((A^-1)_BB)^-1 (A^-1 R)_B``.
+        ``(A^-1 R)_i / (A^-1)_ii`` one by one, ``((A^-1)_BB)^-1 (A^-1 R)_B`` for a group held out together.
         """
         if plan.one_by_one:
             return coefficients[plan.rows] / np.diag(self.inverse)[plan.rows, None]
-        errors = np.empty((len(plan.rows), coefficients.shape[1]))
-        for learn, choose in plan.folds():
+
+        def errors(learn: np.ndarray, choose: np.ndarray) -> np.ndarray:
             absent = np.setdiff1d(np.arange(len(self.inverse)), learn)
             found = np.linalg.solve(self.inverse[np.ix_(absent, absent)], coefficients[absent])
-            errors[np.searchsorted(plan.rows, choose)] = found[np.searchsorted(absent, choose)]
-        return errors
+            return found[np.searchsorted(absent, choose)]
+
+        return plan.scored(errors, (coefficients.shape[1],), np.float64)
 
 
 def _symmetric_inverse(matrix: np.ndarray) -> np.ndarray:
-    """Inverse of a positive definite matrix by Cholesky; a ridge too small for double precision falls back on LU."""
+    """Inverse of a positive definite matrix by Cholesky, or by LU if it is not numerically definite."""
     factor, info = scipy.linalg.lapack.dpotrf(matrix, lower=1)
     if info:
         return np.linalg.inv(matrix)

@@ -1,4 +1,4 @@
-"""The table of few-shot methods: a classifier's name and how it is made."""
+"""The few-shot methods by name."""
 
 from collections.abc import Callable, Mapping
 
@@ -16,7 +16,7 @@ from recollect.classifiers.heads.trained import ApeTrained, ClipAdapter, LinearP
 from recollect.classifiers.heads.voting import PluralityVoting, RankVoting, SoftmaxVoting
 
 MakeEstimator = Callable[[np.ndarray | None, float], EmbeddingClassifier]
-"""From class texts (or None) and the model's scale, the inverse temperature it was trained with, to an estimator."""
+"""From class texts (or None) and the model's inverse temperature to an estimator."""
 
 FEW_SHOT_METHODS: Mapping[str, MakeEstimator] = {
     "zero-shot": lambda texts, scale: ZeroShotClassifier(texts),
@@ -47,10 +47,10 @@ FEW_SHOT_METHODS: Mapping[str, MakeEstimator] = {
     "tip-adapter-f": lambda texts, scale: TipAdapterF(texts, scale=scale),
     "ape-t": lambda texts, scale: ApeTrained(texts, scale=scale),
 }
-"""Every method by its name in tables. ``zero-shot`` reads no support."""
+"""Every method by its name in tables. Add yours here."""
 
 PROMPT_METHODS = ("timo", "timo-published")
-"""Methods that weigh the prompts of a class, and are given each by itself where the task has them."""
+"""Methods that get all prompts of a class where the task has them, not only their mean."""
 
 PAPER_METHODS = ("prototype", "tip-adapter", "tip-adapter-cv", "plurality", "rank", "softmax")
 """The six training-free classifiers of LIxP's Table 1."""

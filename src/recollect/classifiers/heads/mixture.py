@@ -1,4 +1,4 @@
-"""Methods that add one more score to the class texts' and weigh it on the support set: GDA, DMN, zero-shot mix."""
+"""Methods that add a second score to the class-text score, weighted on the support set: GDA, DMN, zero-shot mix."""
 
 from typing import Any, Literal
 
@@ -15,11 +15,10 @@ from recollect.core.types import TEXT_SCALE
 
 
 class Mixture(EmbeddingClassifier):
-    """``base + weight extra``: a subclass has the two scores, of queries and of held-out examples, and the weight is
-    chosen on the latter, exactly.
+    """``base + weight extra``, with the weight that is exactly best on held-out examples.
 
-    A subclass writes ``_learn_extra(support, labels)``, ``_components(queries)`` and, where it has a closed form,
-    ``_held_out_pair(support, labels, plan)``; and names the parameter of the weight in ``weight_name``.
+    A subclass defines ``_learn_extra(support, labels)``, ``_components(queries)`` and, where there is a closed form,
+    ``_held_out_pair(support, labels, plan)``; ``weight_name`` names the constructor argument of the weight.
     """
 
     weight_name = "alpha"
@@ -27,7 +26,7 @@ class Mixture(EmbeddingClassifier):
     default_weight = 1.0
     preset = "default"
     published_weights: tuple[float, ...] = ()
-    """Among which ``published`` chooses the weight: the first of those that are right most often."""
+    """Candidates of the preset ``published``; the first of equally accurate ones is chosen."""
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         self._learn_extra(support, labels)
@@ -45,7 +44,11 @@ class Mixture(EmbeddingClassifier):
         return self.published_weights[int(np.argmax(right))]
 
     def _chosen(self) -> dict[str, Any]:
-        return {self.weight_name: getattr(self, self.weight_name + "_")}
+        return {**self._other_choices(), self.weight_name: self._weight()}
+
+    def _other_choices(self) -> dict[str, Any]:
+        """Chosen constructor arguments other than the weight."""
+        return {}
 
     def _learn_extra(self, support: np.ndarray, labels: np.ndarray) -> None:
         raise NotImplementedError
@@ -54,11 +57,13 @@ class Mixture(EmbeddingClassifier):
         raise NotImplementedError
 
     def _held_out_pair(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> Pair:
-        pairs = np.empty((2, len(plan.rows), len(self.classes_)), dtype=support.dtype)
-        for learn, choose in plan.folds():
-            fold = self._refitted(support[learn], labels[learn], {self.weight_name: 1.0})
-            pairs[:, np.searchsorted(plan.rows, choose)] = fold._components(support[choose])
-        return pairs[0], pairs[1]
+        chosen = {**self._other_choices(), self.weight_name: 1.0}
+
+        def score(learn: np.ndarray, choose: np.ndarray) -> Pair:
+            return self._refitted(support[learn], labels[learn], chosen)._components(support[choose])
+
+        base, extra = plan.scored(score, (2, len(self.classes_)), support.dtype)
+        return base, extra
 
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
         base, extra = self._held_out_pair(support, labels, plan)
@@ -73,8 +78,8 @@ class Mixture(EmbeddingClassifier):
 
 
 NO_SPREAD = 1e-12
-"""A variance within classes that is nothing but rounding: one example of each, or copies of one. In single precision
-unit rows leave about 1e-15, whose inverse would let the discriminant drown the texts."""
+"""A within-class variance below this is rounding error, as with one example per class or copies of one. In single
+precision unit rows leave about 1e-15, whose inverse would make the discriminant dominate the texts."""
 
 
 class GaussianDiscriminant(Mixture):
@@ -83,11 +88,11 @@ class GaussianDiscriminant(Mixture):
     ``scale f·W + alpha (f·W_g + b)`` with ``W_g = mu S^-1``, ``b = log 1/C - 1/2 mu S^-1 mu`` and the shrunk precision
     ``S^-1 = d [(n - 1) Cov + tr(Cov) I]^-1`` of the pooled within-class covariance.
 
-    Leaving one example out changes the scatter by rank one, so that its scores cost no new inverse.
+    Leaving one example out changes the scatter by rank one, so held-out scores need no new inverse.
 
     Args:
         text_features: class texts W, in the order of ``classes_``.
-        alpha: weight of the discriminant; None chooses it on held-out examples within 1e-4…1e2, exactly.
+        alpha: weight of the discriminant; by default the exactly best one in 1e-4…1e2 on held-out examples.
         scale: factor of the text scores.
     """
 
@@ -118,7 +123,7 @@ def discriminant(support: np.ndarray, labels: np.ndarray, classes: int) -> tuple
     centred = support - means[labels]
     scatter = centred.T @ centred  # (n - 1) Cov
     trace = np.trace(scatter) / max(count - 1, 1)
-    if trace < NO_SPREAD:  # nothing to measure, so all directions count the same
+    if trace < NO_SPREAD:  # no variance to measure: weight all directions equally
         trace = 1.0
     weights = width * np.linalg.solve(scatter + trace * np.eye(width), means.T).T
     bias = -np.log(classes) - 0.5 * np.einsum("cd,cd->c", means, weights)
@@ -126,7 +131,7 @@ def discriminant(support: np.ndarray, labels: np.ndarray, classes: int) -> tuple
 
 
 def discriminant_left_out(support: np.ndarray, labels: np.ndarray, plan: HoldOut, block: int = 1024) -> np.ndarray:
-    """Scores ``x·W_g + b`` of examples by the discriminant without them, each alone: float64 (held, classes).
+    """Leave-one-out scores ``x·W_g + b``: float64 (held, classes).
 
     With the scatter's eigenvectors the precision is diagonal whatever the ridge. Without an example x of class c, at
     ``delta = x - mu_c`` and ``g = n / (n - 1)``, the scatter is ``S - g delta delta'`` (Sherman and Morrison) and the
@@ -155,7 +160,7 @@ def discriminant_left_out(support: np.ndarray, labels: np.ndarray, plan: HoldOut
         def quadratic(mean: np.ndarray, other: np.ndarray, spread: np.ndarray = spread) -> np.ndarray:
             return (other * spread) @ mean.T
 
-        reach = quadratic(rotated, delta)  # h of every class; the own class's mean is another one
+        reach = quadratic(rotated, delta)  # of every class; the mean of the example's own class changes
         reach[places, own] = (mine * delta * spread).sum(axis=1)
         linear = quadratic(rotated, x)
         linear[places, own] = (mine * x * spread).sum(axis=1)
@@ -170,16 +175,16 @@ def discriminant_left_out(support: np.ndarray, labels: np.ndarray, plan: HoldOut
 class DualMemory(Mixture):
     """The training-free static memory of DMN added to the text scores (Zhang et al., 2024).
 
-    A class's memory holds its text and its examples. The query reads it, ``norm( sum exp(-beta (1 - f·m)) m )``, and is
-    compared with what it reads: ``softmax(scale f·W) + alpha softmax(scale f·read)``. The published method also keeps a
-    memory of the test images seen so far, and chooses alpha on test labels; here a query is scored by itself.
+    A class's memory holds its text and its examples. The query reads ``norm( sum exp(-beta (1 - f·m)) m )`` from it and
+    is compared with the result: ``softmax(scale f·W) + alpha softmax(scale f·read)``. The published method also keeps a
+    memory of earlier test images and chooses alpha on test labels; here each query is scored by itself.
 
     Args:
         text_features: class texts W, in the order of ``classes_``.
-        alpha: weight of the memory; None chooses it on held-out examples, exactly.
+        alpha: weight of the memory; by default the exactly best one on held-out examples.
         beta: sharpness of the read.
         scale: inverse temperature of both distributions, the model's own.
-        preset: ``published`` chooses alpha among the public code's 13 values, 1e-3 to 1e3.
+        preset: ``published`` chooses among the public code's 13 values of alpha, 1e-3 to 1e3.
     """
 
     published_weights = tuple(np.geomspace(1e-3, 1e3, 13).tolist())
@@ -206,13 +211,13 @@ class DualMemory(Mixture):
         return softmax(self.scale * queries @ self.texts_.T), softmax(self.scale * self._read(queries))
 
     def _held_out_pair(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> Pair:
-        if self.text_features is None:  # the texts in the memory are made from the examples
+        if self.text_features is None:  # the memory then holds class means of the examples
             return super()._held_out_pair(support, labels, plan)
         held = support[plan.rows]
         return softmax(self.scale * held @ self.texts_.T), softmax(self.scale * self._read(held, plan))
 
     def _read(self, queries: np.ndarray, plan: HoldOut | None = None, block: int = 1024) -> np.ndarray:
-        """Similarity of each query with what it reads from each class; held-out examples do not read what is absent."""
+        """Similarity of each query to its read-out of each class; ``plan`` masks held-out examples."""
         block = min(block, max(1, 2**25 // len(self.labels_)))  # of 160,000 examples 128 MiB
         read = np.empty((len(queries), len(self.classes_)), dtype=queries.dtype)
         order = in_order(self.labels_)
@@ -241,14 +246,14 @@ class DualMemory(Mixture):
 
 
 def _as_short(rows: np.ndarray) -> np.ndarray:
-    """Rows in axes of their own where they are fewer than their entries: sums of them have the same lengths."""
+    """Rows in a basis of their span if they are fewer than their entries: the norms of their sums are unchanged."""
     if len(rows) >= rows.shape[1]:
         return rows
     return np.asarray(np.linalg.qr(rows.T.astype(np.float64), mode="r")).T.astype(rows.dtype)
 
 
 def _shares(estimator: Any, queries: np.ndarray) -> np.ndarray:
-    """Shares of one of our classifiers, probabilities of anybody's."""
+    """Shares of an `EmbeddingClassifier`, probabilities of any other scikit-learn classifier."""
     return getattr(estimator, "shares", estimator.predict_proba)(queries)
 
 
@@ -256,9 +261,9 @@ class ZeroShotMix(Mixture):
     """Any classifier's probabilities added to zero-shot ones: ``softmax(scale f·W) + weight P`` (LIxP, Table 2).
 
     Args:
-        estimator: the classifier; it is cloned, not changed.
+        estimator: any classifier; a clone of it is fitted.
         text_features: class texts W, in the order of ``classes_``.
-        weight: of the classifier's probabilities; None chooses it on held-out examples, exactly.
+        weight: of the classifier's probabilities; None chooses the exactly best one on held-out examples.
         scale: inverse temperature of the zero-shot probabilities.
 
     Attributes:
@@ -288,7 +293,7 @@ class ZeroShotMix(Mixture):
 
     def _held_out_pair(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> Pair:
         known = getattr(self.estimator_, "loo_rows_", np.empty(0))
-        if not np.isin(plan.rows, known).all():  # not one of ours
+        if not np.isin(plan.rows, known).all():  # not an EmbeddingClassifier
             return super()._held_out_pair(support, labels, plan)
         base = softmax(self.scale * self._text_similarity(support, labels, plan))
         scores = self.estimator_.loo_scores_[np.searchsorted(known, plan.rows)]

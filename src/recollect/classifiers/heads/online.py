@@ -1,4 +1,4 @@
-"""One picture after another, and many views of one: a cache of what was seen (TDA), a vote of views (ZERO)."""
+"""Test-time methods for single pictures: a cache over a stream (TDA), a vote of views (ZERO)."""
 
 from dataclasses import dataclass, field
 
@@ -8,28 +8,26 @@ from recollect.classifiers.heads.base import softmax, unit_rows
 from recollect.core.ordering import in_order
 
 POSITIVE, NEGATIVE = 3, 2
-"""Rows kept for each class that was predicted: the surest, and those of middling doubt."""
+"""Number of rows kept for each predicted class: the most confident, and those of medium entropy."""
 
 DOUBTFUL = (0.2, 0.5)
-"""Entropy, over log2 of the classes, of what the negative cache takes."""
+"""Range of the entropy divided by log2(classes) of rows in the negative cache."""
 
 UNLIKELY = (0.03, 1.0)
-"""A class whose probability lies outside is not counted against by a negative row."""
-
+"""Range of the probability of classes that a negative row votes against."""
 
 _Item = tuple[float, np.ndarray, np.ndarray]
 _Bank = dict[int, list[_Item]]
-"""For each predicted class what is kept: entropy, key, and value (classes,)."""
+"""Kept rows of each predicted class: entropy, key, and value (classes,)."""
 
 
 @dataclass
 class OnlineCache:
-    """TDA (Karmanov et al., 2024): a stream of pictures is classified by the texts and by what it has seen so far.
+    """TDA (Karmanov et al., 2024): a stream of pictures is classified by the texts and earlier pictures.
 
     ``scale f·W + alpha sum exp(-beta (1 - cos)) onehot - 0.117 sum exp(-(1 - cos)) [0.03 < p < 1]``: positive rows, the
-    three of lowest entropy for each predicted class, vote for their class; negative rows, two of middling entropy,
-    against the classes that they may be. A row enters before it is scored, as published, so that it votes for itself.
-    The order of the stream matters; nothing is learned from labels.
+    three of lowest entropy for each predicted class, vote for their class; negative rows, two of medium entropy,
+    against the classes that they may belong to. As published, a row enters before it is scored. The order matters.
 
     Args:
         texts: unit class texts (classes, width).
@@ -50,7 +48,7 @@ class OnlineCache:
         self.texts = unit_rows(np.asarray(self.texts, dtype=np.float64), "texts")
 
     def scores(self, rows: np.ndarray) -> np.ndarray:
-        """Scores of the next pictures of the stream (rows, classes), each after those before it."""
+        """Scores of the next pictures of the stream (rows, classes), in order."""
         rows = unit_rows(np.asarray(rows, dtype=np.float64), "embeddings")
         return np.array([self._next(row) for row in rows]).reshape(len(rows), len(self.texts))
 
@@ -68,7 +66,7 @@ class OnlineCache:
 
 
 def _keep(bank: _Bank, label: int, item: _Item, most: int) -> None:
-    """Put an item into its class's bank, if it is among those of least entropy."""
+    """Add an item to its class's bank if it is among those of least entropy."""
     bank[label] = sorted([*bank.get(label, []), item], key=lambda kept: kept[0])[:most]
 
 
@@ -78,20 +76,16 @@ def _read(bank: _Bank, row: np.ndarray, beta: float) -> np.ndarray:
 
 
 def vote_of_views(views: np.ndarray, texts: np.ndarray, *, scale: float = 100.0, share: float = 0.3) -> int:
-    """ZERO (Farina et al., 2024): the class that most of the surest views of one picture are nearest to.
+    """ZERO (Farina et al., 2024): the class nearest to most of the confident views of one picture.
 
-    Of the views (published: the centre crop and 63 random ones) the share of least entropy is kept, at least one; of
-    classes with equally many votes, the one that the surest view among their voters has. Nothing is tuned, but it costs
-    a pass through the model for each view, and it hurts where a crop misleads.
+    The share of views with least entropy votes, at least one (published: the centre crop and 63 random ones); ties go
+    to the class of the most confident view. It costs one forward pass per view, and misleading crops hurt.
 
     Args:
         views: unit embeddings of the views of one picture (views, width).
         texts: unit class texts (classes, width).
         scale: the model's inverse temperature.
         share: of the views that vote.
-
-    Returns:
-        The index of the class.
     """
     return counted_vote(views, texts, scale=scale, share=share)[0]
 
@@ -99,12 +93,9 @@ def vote_of_views(views: np.ndarray, texts: np.ndarray, *, scale: float = 100.0,
 def counted_vote(
     views: np.ndarray, texts: np.ndarray, *, scale: float = 100.0, share: float = 0.3
 ) -> tuple[int, float]:
-    """`vote_of_views`, and which share of the votes the class got.
-
-    That share is ZERO's probability of the class: the mean of the kept views' softmaxes as the temperature goes to 0.
-    """
+    """`vote_of_views` and the class's share of the votes, which is ZERO's probability."""
     if not len(views) or not 0 < share <= 1:
-        raise ValueError(f"{len(views)} views, of which a share of {share} votes: there must be some")
+        raise ValueError(f"need at least one view and a share in (0, 1], got {len(views)} and {share}")
     probabilities = softmax(scale * unit_rows(views, "views") @ texts.T)
     entropy = -(probabilities * np.log(np.maximum(probabilities, 1e-30))).sum(axis=1)
     surest = in_order(entropy)[: max(1, int(share * len(views)))]

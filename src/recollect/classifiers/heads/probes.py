@@ -17,12 +17,12 @@ from recollect.core.types import TEXT_SCALE
 
 
 class _Anchored(TrainedHead):
-    """A trained head with one strength that holds it near the texts, chosen on folds; the first of equals."""
+    """A trained head with one regularisation strength, chosen on folds; the first of equally accurate ones."""
 
     strength_name: str
 
     def _values(self, labels: np.ndarray) -> tuple[float, ...]:
-        """What to choose among; the first where nothing can be held out."""
+        """Candidate strengths; the first is used where no example can be held out."""
         raise NotImplementedError
 
     @property
@@ -57,41 +57,40 @@ class _Anchored(TrainedHead):
 
 
 MOMENTUM = 0.9
-"""Of CLAP's gradient descent, as published."""
+"""Momentum of CLAP's gradient descent, as published."""
 
 
 def _basis(rows: np.ndarray) -> np.ndarray | None:
-    """Orthonormal float64 columns (width, rank) that span the rows; None where these are as many as the width.
+    """Orthonormal float64 columns (width, rank) that span the rows; None if there are at least ``width`` rows.
 
-    Steps along gradients, and along what L-BFGS makes of them, turn with the axes and stay in what the examples and the
-    start span. So few examples are learned from in as many numbers as they have directions, with the same outcome.
+    Gradient and L-BFGS steps are rotation-invariant and stay in the span of the examples and the start, so few examples
+    can be learned from in that subspace with the same result.
     """
     return None if len(rows) >= rows.shape[1] else np.linalg.qr(rows.T.astype(np.float64))[0]
 
 
 def _within(rows: np.ndarray, basis: np.ndarray | None) -> np.ndarray:
-    """Rows in the axes of a basis that spans them."""
+    """Coordinates of rows in a basis that spans them."""
     return rows if basis is None else rows @ basis
 
 
 def _without(rows: np.ndarray, basis: np.ndarray | None) -> np.ndarray:
-    """Rows in the axes of a basis, in those of the embeddings again."""
+    """Inverse of `_within`."""
     return rows if basis is None else rows @ basis.T
 
 
 class ClassAdaptiveProbe(_Anchored):
-    """CLAP: a linear probe that starts at the class texts and is held to them, class by class (Silva-Rodríguez et al.,
-    2024).
+    """CLAP: a linear probe initialised at the class texts and regularised towards them (Silva-Rodríguez et al., 2024).
 
-    Logits ``scale cos(x, w_c)``, loss cross-entropy ``+ factor mean_c lambda_c |w_c - t_c|^2`` with ``lambda_c`` the
-    mean over the class's examples of the zero-shot probability of their label: the better its text, the nearer a class
-    stays. Stochastic gradient descent at 0.1 with momentum 0.9, a cosine after one epoch at 1e-5; the penalty's step is
-    implicit, so that no factor is too large for the rate. The texts are unit-norm (in the public code they are not,
-    so that its penalty depends on the model), hence the factor. Factor 0 is ZS-LP.
+    Logits ``scale cos(x, w_c)``, loss cross-entropy ``+ factor mean_c lambda_c |w_c - t_c|^2`` , where ``lambda_c`` is
+    the mean zero-shot probability of the class over its examples: the better a text, the stronger its pull. SGD at 0.1
+    with momentum 0.9, a cosine after one epoch at 1e-5; the penalty's step is implicit, so it is stable for any
+    factor. Texts are unit-norm; in the public code they are not, which makes its penalty depend on the model. Factor 0
+    is ZS-LP.
 
     Args:
         text_features: class texts W, in the order of ``classes_``.
-        factor: of the penalty; None chooses among 10, 1 and 100 on folds.
+        factor: of the penalty; by default chosen among 10, 1 and 100 on folds.
         epochs, learning_rate: 300 and 0.1 as published.
         scale: inverse temperature of the text scores.
         random_state: seed of the shuffling.
@@ -140,7 +139,7 @@ class ClassAdaptiveProbe(_Anchored):
             return summed_loss(self.scale * cosines, own[:, rows])
 
         def hold(rate: float) -> None:
-            # Momentum makes every gradient count 1/(1 - m) times in the end, so the penalty, which has none, must too.
+            # With momentum every gradient counts 1/(1 - m) times in total; the penalty's step has none, so scale it.
             weights.data = texts + (weights.data - texts) / (1 + rate / (1 - MOMENTUM) * pull)
 
         optimiser = torch.optim.SGD([weights], lr=self.learning_rate, momentum=MOMENTUM)
@@ -155,25 +154,24 @@ class ClassAdaptiveProbe(_Anchored):
 
 
 _LOGITS = 2**22
-"""Logits of LP++ (examples x classes) at a time: 32 MiB in double precision, of which a few are there at once."""
+"""Block of LP++'s logits (examples x classes): 32 MiB in double precision."""
 
 
 class LinearProbePlusPlus(_Anchored):
     """LP++: ``f·(w_c + alpha_c t_c) + b_c``, learned prototypes and learned text weights (Huang et al., 2024).
 
-    As published it starts from ``w_c`` the sum of the class's examples and ``alpha = 250 mean(x·t)``, and stops where a
-    validation set says. The loss is convex, so here it is minimised (L-BFGS), and a ridge about the same start, chosen
-    on folds, stands for the early stop: mean cross-entropy ``+ ridge/2 (|w - w_0|^2 + |alpha / alpha_0 - 1|^2 +
-    |b|^2)``. It holds all that is learned, the intercept too (the public code starts that at random), which classes
-    that are far apart would leave to the last digits.
+    The published method starts from ``w_c``, the sum of the class's examples, and ``alpha = 250 mean(x·t)`` and stops
+    early on a validation set. The loss is convex, so here it is minimised by L-BFGS, with a ridge around the same start
+    instead of early stopping: mean cross-entropy ``+ ridge/2 (|w - w_0|^2 + |alpha / alpha_0 - 1|^2 + |b|^2)``. The
+    ridge includes the intercept (random at first in the public code), which separable classes would leave undetermined.
 
     Args:
         text_features: class texts W, in the order of ``classes_``.
-        ridge: None chooses among 1e-3, 1e-2, 1e-1 and 1e-4 on folds.
+        ridge: by default chosen among 1e-3, 1e-2, 1e-1 and 1e-4 on folds.
         max_iter: of L-BFGS.
 
     Attributes:
-        n_iter_: iterations it took.
+        n_iter_: number of iterations.
     """
 
     strength_name = "ridge"
@@ -216,12 +214,12 @@ class LinearProbePlusPlus(_Anchored):
 
         whole = near(blocks[0]) if len(blocks) == 1 else None
 
-        def similar(rows: slice) -> np.ndarray:  # of several blocks they are computed again at each step
+        def similar(rows: slice) -> np.ndarray:  # recomputed at each step if there are several blocks
             return near(rows) if whole is None else whole
 
         squares = sum((similar(rows) ** 2).sum(axis=0) for rows in blocks)
-        # The loss bends this much more along a text's weight (alpha is near 100) than along an entry of w. In units in
-        # which it does not, some 150 steps reach the minimum; else 500 do not, and where they end hangs on roundings.
+        # The curvature along a text's weight (alpha is near 100) is this much larger than along an entry of w. Scaled
+        # by it, about 150 steps reach the minimum; without it 500 do not.
         unit = np.sqrt(alphas**2 * squares / count + 1)
 
         def parts(moved: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -260,17 +258,17 @@ class LinearProbePlusPlus(_Anchored):
 
 
 class ResidualMap(_Anchored):
-    """A map of the image embeddings held near the identity: ``scale norm(f A)·W`` (RLA; ProLIP on the projection).
+    """A linear map of the image embeddings near the identity: ``scale norm(f A)·W`` (RLA; ProLIP on the projection).
 
-    Loss cross-entropy ``+ penalty |A - I|^2``; 300 full-batch steps of Adam at 1e-3 along a cosine. On embeddings there
-    are no views to learn from, so the penalty matters: chosen on folds among 1/K, 1/K^2, 1 and 10.
+    Loss cross-entropy ``+ penalty |A - I|^2``; 300 full-batch steps of Adam at 1e-3 along a cosine. Embeddings cannot
+    be augmented, so the penalty matters: it is chosen on folds among 1/K, 1/K^2, 1 and 10.
 
     Args:
         text_features: class texts W, in the order of ``classes_``.
-        penalty: None chooses.
+        penalty: chosen by default.
         epochs, learning_rate: of Adam.
         scale: inverse temperature of the text scores.
-        preset: ``published`` has the penalty 1/K.
+        preset: ``published`` fixes the penalty at 1/K.
     """
 
     strength_name = "penalty"
@@ -305,7 +303,7 @@ class ResidualMap(_Anchored):
         strengths = torch.tensor([model.penalty_ for model in models])
         move = nn.Parameter(torch.zeros(len(images), images.shape[2], images.shape[2]))
 
-        def loss(rows: Tensor) -> Tensor:  # of all examples at once, whose order makes no difference
+        def loss(rows: Tensor) -> Tensor:  # full batch: the order does not matter
             mapped = nn.functional.normalize(torch.baddbmm(images, images, move), dim=2)
             held = (strengths * move.square().sum(dim=(1, 2))).sum()
             return summed_loss(self.scale * mapped @ texts.mT, own) + held

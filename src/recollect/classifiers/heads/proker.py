@@ -7,53 +7,54 @@ import numpy as np
 import scipy.linalg
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, as_numpy
+from recollect.classifiers.heads.calibration import conformal_groups
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut, turns
 from recollect.classifiers.heads.kernel import ROW_BLOCK, ExactRidge, Landmarks, RidgeTargets, ridge_path
 from recollect.classifiers.heads.mixing import best_weight
-from recollect.classifiers.heads.trust import conformal_groups
+from recollect.classifiers.heads.tip import check_preset
 from recollect.core.ordering import in_order
 
 PUBLISHED_SHOTS = (1, 2, 4, 8, 16)
 PUBLISHED_BANDWIDTHS = (3.0, 2.6, 1.5, 1.66, 1.7)
 PUBLISHED_RIDGES = (0.05, 0.05, 0.05, 0.07, 0.1)
-"""What the public code fixes for ImageNet at these numbers of shots."""
+"""The public code's settings for ImageNet at these numbers of shots."""
 
 BANDWIDTHS = tuple(np.geomspace(0.5, 20.0, 8).tolist())
 RIDGES = tuple(np.geomspace(1e-3, 10.0, 10).tolist())
 TEXT_WEIGHTS = (0.0, 100.0)
-"""Where bandwidth, ridge and text weight are sought; the weight exactly, over the whole interval."""
+"""Candidates of bandwidth and ridge, and the interval of the text weight, which is exact."""
 
 ONE_SHOT_BANDWIDTH, ONE_SHOT_RIDGE = 1.0, 0.3
-"""With one example of each class; the best of nine pairs on three sets, all of which were within 1.5 points."""
+"""Settings at one shot: the best of nine pairs on three data sets, which were all within 1.5 points."""
 
 CHOICE_ROWS, CHOICE_LANDMARKS = 1200, 1024
-"""A support of more examples is searched through so many landmarks; the solution itself stays exact."""
+"""Above this many examples, settings are chosen through this many landmarks; the solution stays exact."""
 
 EXACT_ROWS, LANDMARKS = 4000, 2048
-"""A support of more examples is solved through so many landmarks too: N^3 and N^2 numbers would be too many."""
+"""Above this many examples, the solution uses this many landmarks too, since the exact one costs O(N^3)."""
 
 
 class ProKeR(EmbeddingClassifier):
     """``s z + w k(x) A^-1 (Y - s Z)``, ``A = K + ridge I``, ``k = exp(-bandwidth (1 - cos))``.
 
-    Text similarities z, weighted by s, are the prior; the examples correct where it errs. Bandwidth, ridge and s are
-    chosen by exact leave-one-out on the support set, so that no example is spent on validation: the ones most often
-    right, among equals those of least squared error, then the larger ridge. With one example of each class none can
-    be held out: bandwidth and ridge are fixed, and s is the weight that the examples support (`trusted_text_weight`).
+    Text similarities z, weighted by s, are the prior, which the examples correct. Bandwidth, ridge and s are chosen by
+    exact leave-one-out on the support set: the most accurate ones, then least squared error, then the larger ridge. At
+    one shot bandwidth and ridge are fixed, and s follows from the agreement of texts and examples
+    (`trusted_text_weight`).
 
-    The held-out scores follow from one inverse. An example more or less (`extend`, `remove`) updates it in O(N^2).
-    Conformal sets are exact (full conformal prediction) at the bandwidth, ridge and s that were chosen.
+    Held-out scores follow from one inverse, which `extend` and `remove` update in O(N^2). Conformal sets are exact
+    (full conformal prediction) at the chosen bandwidth, ridge and s.
 
     Args:
-        text_features: class texts W, in the order of ``classes_``; without them the examples speak alone (z = 0).
-        bandwidth, ridge, text_weight: kernel width, ridge and s; None chooses them.
-        preset: ``default`` has w = 1; ``published`` s = 1, w = ridge, and the fixed bandwidth and ridge that the public
-            code has for its number of shots (between two numbers, interpolated over log K).
+        text_features: class texts W, in the order of ``classes_``; without them z = 0.
+        bandwidth, ridge, text_weight: kernel width, ridge and s; chosen by default.
+        preset: ``default`` has w = 1; ``published`` has s = 1, w = ridge, and the public code's bandwidth and ridge for
+            its number of shots (interpolated over log K).
 
     Attributes:
-        bandwidth_, ridge_, text_weight_, residual_weight_: what was used.
+        bandwidth_, ridge_, text_weight_, residual_weight_: the values used.
         support_, labels_: the examples and their class indices.
-        coef_: float64 (examples, classes), ``A^-1 (Y - s Z)``; for landmarks in their place (landmarks, classes).
+        coef_: float64 (examples, classes), ``A^-1 (Y - s Z)``; (landmarks, classes) with landmarks.
     """
 
     def __init__(
@@ -76,8 +77,7 @@ class ProKeR(EmbeddingClassifier):
         return super()._texts(support, labels)
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
-        if self.preset not in ("default", "published"):
-            raise ValueError(f"preset must be default or published, got {self.preset!r}")
+        check_preset(self.preset)
         self.support_, self.labels_ = support, labels
         plan = HoldOut.of(labels)
         published = self.preset == "published"
@@ -99,12 +99,12 @@ class ProKeR(EmbeddingClassifier):
         return {"bandwidth": self.bandwidth_, "ridge": self.ridge_, **texts}
 
     def _guessed_temperature(self, support: np.ndarray, labels: np.ndarray) -> float:
-        """As in other methods, with stand-ins for the pictures only: what the texts leave to explain is known."""
+        """As in other methods, with generated pictures but the residuals of the real ones."""
         models = [self._refitted(rows, labels) for rows in self._stand_ins(support)]
         for model in models:
             if model._ridge is not None:
                 model.coef_ = model._ridge.inverse @ self._residual(np.arange(len(labels)))
-        return self._suited(models, support, labels)
+        return self._fitted_temperature(models, support, labels)
 
     def _fixed(
         self, bandwidths: Sequence[float], ridges: Sequence[float], text_weight: float
@@ -154,7 +154,7 @@ class ProKeR(EmbeddingClassifier):
         return weight, float(((base + weight * extra).argmax(axis=1) == labels).mean())
 
     def _spread(self, count: int) -> np.ndarray:
-        """Landmarks: examples evenly over the classes."""
+        """Landmarks: examples drawn evenly over the classes."""
         order = np.lexsort((self.labels_, turns(self.labels_)))
         return self.support_[np.sort(order[:count])]
 
@@ -176,7 +176,7 @@ class ProKeR(EmbeddingClassifier):
         self.coef_ = self._ridge.inverse @ self._residual(np.arange(len(self.labels_)))
 
     def _residual(self, rows: np.ndarray) -> np.ndarray:
-        """``Y - s Z`` of some examples."""
+        """``Y - s Z`` of the given examples."""
         targets = RidgeTargets(self.support_, self.labels_, self.texts_)
         return targets.one_hot(rows).astype(np.float64) - self.text_weight_ * targets.similarity(rows)
 
@@ -188,7 +188,7 @@ class ProKeR(EmbeddingClassifier):
         return scores
 
     def expansion(self) -> tuple[np.ndarray, np.ndarray]:
-        """Keys F (keys, width) and values V (keys, classes) of the kernel's part of the scores, ``k(x, F) V``."""
+        """Keys F (keys, width) and values V (keys, classes) of the kernel term ``k(x, F) V``."""
         if self._landmarks is not None:
             return self._landmarks.centres, self.residual_weight_ * (self._landmarks.whiten @ self.coef_)
         assert self._ridge is not None
@@ -199,7 +199,7 @@ class ProKeR(EmbeddingClassifier):
             return self._without(plan.rows, self._ridge.held_out_errors(self.coef_, plan)).astype(support.dtype)
         assert self._landmarks is not None
         scores = np.empty((len(plan.rows), len(self.classes_)), dtype=support.dtype)
-        for start in range(0, len(scores), ROW_BLOCK):  # through landmarks one by one, also at few shots
+        for start in range(0, len(scores), ROW_BLOCK):  # with landmarks one by one, even at few shots
             rows = plan.rows[start : start + ROW_BLOCK]
             features = self._landmarks(support[rows])
             leverage = (features * scipy.linalg.cho_solve(self._factor, features.T.astype(np.float64)).T).sum(axis=1)
@@ -209,7 +209,7 @@ class ProKeR(EmbeddingClassifier):
         return scores
 
     def _without(self, rows: np.ndarray, errors: np.ndarray) -> np.ndarray:
-        """Scores of examples from what their residuals are off by when they are held out (examples, classes)."""
+        """Held-out scores from the held-out errors of the residuals (examples, classes)."""
         scores = self._residual(rows)
         scores -= errors
         scores *= self.residual_weight_
@@ -219,11 +219,10 @@ class ProKeR(EmbeddingClassifier):
     def conformal_p(self, X: Any, alpha: float = 0.1) -> np.ndarray:
         """The p-value of each class (queries, classes): full conformal prediction, class by class.
 
-        A query joins the support with each label in turn, and its leave-one-out error is compared with those of the
-        class's examples. If the query and the examples of its class are exchangeable, its class is missing from the set
-        with probability at most alpha; that bandwidth, ridge and text weight were chosen on the same examples is
-        ignored. Classes with fewer than ``1 / alpha - 1`` examples, and a support beyond 4,000 examples, are calibrated
-        on held-out examples as in the other methods.
+        A query is added to the support with each label in turn, and its leave-one-out error is compared with those of
+        the class's examples. If the query is exchangeable with the examples of its class, that class is missing from
+        the set with probability at most alpha, ignoring that settings were chosen on the same examples. Classes with
+        fewer than ``1 / alpha - 1`` examples, and supports of more than 4,000, are calibrated as in other methods.
         """
         return self._exact_p(self._queries(X)) if self._exact(alpha) else super().conformal_p(X, alpha)
 
@@ -253,26 +252,26 @@ class ProKeR(EmbeddingClassifier):
         inverse = np.diag(self._ridge.inverse) + reached**2 / schur[:, None]
         mine = self._residual(examples)[examples, own]
         known = (1 - self.residual_weight_) * mine + self.residual_weight_ * solved / inverse
-        worse = (known >= asked[:, own] - 1e-9).astype(np.float64)  # a picture that is in the support ties with itself
+        worse = (known >= asked[:, own] - 1e-9).astype(np.float64)  # a query that equals an example ties with it
         order = in_order(own)
         counts = np.bincount(own, minlength=len(self.classes_))
         sums = np.add.reduceat(worse[:, order], np.cumsum(counts) - counts, axis=1)
         return (1 + sums) / (counts + 1)
 
     def extend(self, X: Any, y: Any, text_features: Any = None) -> "ProKeR":
-        """Add examples and keep bandwidth, ridge and text weight: milliseconds where `fit` takes seconds.
+        """Add examples at the chosen settings: milliseconds where `fit` takes seconds.
 
         Args:
-            X: embeddings (examples, width), added behind those there are.
+            X: embeddings (examples, width).
             y: their labels.
-            text_features: class texts anew, needed if ``y`` names a new class and the classifier reads texts.
+            text_features: all class texts, needed if ``y`` has a new class and the classifier reads texts.
 
         Raises:
-            ValueError: rows, labels or texts that do not fit; the classifier stays as it was.
+            ValueError: rows, labels or texts do not fit; the classifier is unchanged.
         """
         rows, y = self._queries(X), np.asarray(as_numpy(y))
         if y.shape != (len(rows),):
-            raise ValueError(f"inconsistent numbers: {len(rows)} examples, labels of shape {y.shape}")
+            raise ValueError(f"{len(rows)} examples need as many labels, got shape {y.shape}")
         if (y.dtype.kind in "US") != (self.classes_.dtype.kind in "US"):
             raise ValueError(f"labels are {y.dtype}, those of the classifier {self.classes_.dtype}")
         known, before = len(self.classes_), vars(self).copy()
@@ -294,7 +293,7 @@ class ProKeR(EmbeddingClassifier):
                 residual = self._residual(np.arange(len(names) - len(y), len(names)))
                 new = schur @ (residual - between @ self.coef_)
                 self.coef_ = np.concatenate([self.coef_ - reached @ new, new])
-            else:  # other targets for all
+            else:  # the targets of all examples changed
                 self._regress()
         else:
             self._solve()
@@ -302,16 +301,14 @@ class ProKeR(EmbeddingClassifier):
         return self
 
     def remove(self, rows: Any) -> "ProKeR":
-        """Take examples away (indices into ``support_``), keeping what was chosen; each class must keep one.
+        """Remove examples (indices into ``support_``) at the chosen settings.
 
         Raises:
-            ValueError: a class would have no example left.
+            ValueError: a class would have no example left, or an index is out of range.
         """
         rows = np.unique(np.asarray(rows, dtype=np.int64))
         if len(rows) and not 0 <= rows[0] <= rows[-1] < len(self.labels_):
-            raise ValueError(
-                f"there are {len(self.labels_)} examples, 0 to {len(self.labels_) - 1}; got {rows[[0, -1]]}"
-            )
+            raise ValueError(f"rows must be 0 to {len(self.labels_) - 1}, got {rows[0]} to {rows[-1]}")
         left = np.setdiff1d(np.arange(len(self.labels_)), rows)
         counts = np.bincount(self.labels_[left], minlength=len(self.classes_))
         if counts.min() == 0:
@@ -329,10 +326,10 @@ class ProKeR(EmbeddingClassifier):
 
 
 def trusted_text_weight(similarity: np.ndarray, labels: np.ndarray) -> float:
-    """How much class texts count where no example can be held out: as far as they agree with the examples.
+    """Weight of the class texts where no example can be held out, from their agreement with the examples.
 
-    Least squares of the one-hot labels on the text similarities, both centred row by row; the slope minus one standard
-    error, and at least 0. The texts have not seen the examples, so this uses no example twice.
+    Least squares of the one-hot labels on the text similarities, both centred row by row: the slope minus one standard
+    error, at least 0. The texts do not depend on the examples, so no example is used twice.
 
     Args:
         similarity: of the examples to the class texts (examples, classes).

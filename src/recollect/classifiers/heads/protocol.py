@@ -1,18 +1,26 @@
-"""What the few-shot protocol evaluates: the methods, shots and draws, and the embeddings of one task."""
+"""The few-shot protocol: methods, shots, draws of the support, and the embeddings of one task.
+
+Draws are nested: for one seed, K shots are the first K of each class in one random order. So whatever a method computes
+from similarities to 2K shots (class sums, cache sums, nearest examples) extends what it computed from K shots.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from sklearn.base import clone
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, unit_rows
-from recollect.classifiers.heads.draws import ShortClasses, nested_supports, support_of
 from recollect.classifiers.heads.holdout import SupportSimilarity
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS, PROMPT_METHODS
 from recollect.classifiers.heads.together import TrainedHead, fit_together
 from recollect.core.types import TEXT_SCALE, Metric
+
+ShortClasses = Literal["refuse", "all"]
+
+NO_ROW = -1
+"""Marks in a draw that the class has no further example."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +29,11 @@ class Protocol:
 
     Attributes:
         methods: names in `FEW_SHOT_METHODS`.
-        shots: examples of each class, ascending.
-        seeds: draws of the support.
-        metric: share of right predictions, or its mean over classes (the convention of some sets).
-        short_classes: what to do where a class has fewer examples than shots: refuse, or take all that it has.
-        memory: bytes that a block of queries may take; decides the block's size, not the result.
+        shots: examples per class, ascending.
+        seeds: of the draws of the support.
+        metric: accuracy, or its mean over classes (the convention of some data sets).
+        short_classes: refuse classes with fewer examples than shots, or use all their examples.
+        memory: bytes for a block of queries; does not change the result.
     """
 
     methods: Sequence[str] = ("zero-shot", *PAPER_METHODS)
@@ -41,17 +49,17 @@ class Protocol:
         if not self.shots or list(self.shots) != sorted(set(self.shots)) or self.shots[0] < 1:
             raise ValueError(f"shots must be ascending and at least 1, got {list(self.shots)}")
         if not self.seeds:
-            raise ValueError("no seeds, so no draw of the support: name at least one")
+            raise ValueError("no seeds: name at least one")
 
     def settings(self) -> dict[str, Any]:
-        """What decides the figures."""
-        told = {key: value for key, value in asdict(self).items() if key != "memory"}
-        if self.short_classes == "refuse":  # results from before there was a choice keep their names
-            del told["short_classes"]
-        return told
+        """The settings that determine the figures."""
+        settings = {key: value for key, value in asdict(self).items() if key != "memory"}
+        if self.short_classes == "refuse":  # keeps the identity of results from before this setting existed
+            del settings["short_classes"]
+        return settings
 
     def block(self, task: "FewShotTask") -> int:
-        """Queries at a time: a block holds about five numbers for each query and each of the most examples in use."""
+        """Queries in one block, which holds about five numbers for each pair of query and example."""
         widest = len(task.support) + 4 * self.shots[-1] * task.classes
         return max(1, self.memory // (4 * widest))
 
@@ -61,14 +69,13 @@ class FewShotTask:
     """Embeddings of one task; labels are 0…C - 1 and index the rows of ``texts``.
 
     Attributes:
-        support: unit-norm pool to draw examples from (pool, width).
+        support: unit-norm pool that examples are drawn from (pool, width).
         support_labels: (pool,).
         queries: unit-norm (queries, width).
         query_labels: (queries,).
-        texts: unit-norm class texts (classes, width); None where there are none: class means of the shots stand in.
-        scale: inverse temperature that the model learned; methods that turn text scores into probabilities need it.
-        prompts: unit-norm prompts that the class texts are means of (classes, prompts, width), for `PROMPT_METHODS`;
-            None gives them the means.
+        texts: unit-norm class texts (classes, width); None uses the class means of the shots.
+        scale: the model's inverse temperature, for probabilities of text scores.
+        prompts: unit-norm prompts (classes, prompts, width), for `PROMPT_METHODS`; by default they get ``texts``.
     """
 
     support: np.ndarray
@@ -81,7 +88,7 @@ class FewShotTask:
 
     def __post_init__(self) -> None:
         if not 0 < self.scale < float("inf"):
-            raise ValueError(f"scale {self.scale}: an inverse temperature is positive and finite")
+            raise ValueError(f"scale must be positive and finite, got {self.scale}")
         what, width = (
             ("class texts", self.texts.shape[1]) if self.texts is not None else ("support", self.support.shape[1])
         )
@@ -97,23 +104,23 @@ class FewShotTask:
 
     @property
     def classes(self) -> int:
-        """How many."""
+        """Number of classes."""
         return int(self.support_labels.max()) + 1 if self.texts is None else len(self.texts)
 
     def fitted(
         self, name: str, order: np.ndarray, shots: int, similarity: SupportSimilarity | None = None
     ) -> EmbeddingClassifier:
-        """A method of `FEW_SHOT_METHODS`, fitted to the first so many shots of a draw.
+        """A method of `FEW_SHOT_METHODS`, fitted to the first ``shots`` shots of a draw.
 
         Args:
-            order: as `nested_supports` gives it.
-            similarity: of these examples among themselves, where it is known.
+            order: from `nested_supports`.
+            similarity: between these examples, if it is known.
         """
         rows, labels = support_of(order, shots)
         return self._unfitted(name).fit_checked(self.support[rows], labels, similarity)
 
     def fitted_together(self, name: str, orders: Sequence[np.ndarray], shots: int) -> Iterator[EmbeddingClassifier]:
-        """As `fitted`, for each draw; what is trained by gradient is trained for all of them at once."""
+        """`fitted` for each draw; trained heads are trained for all draws at once."""
         first = self._unfitted(name)
         if not isinstance(first, TrainedHead):
             yield from (self.fitted(name, order, shots) for order in orders)
@@ -129,6 +136,35 @@ class FewShotTask:
 
 
 def draw(labels: np.ndarray, classes: int, protocol: Protocol) -> dict[int, np.ndarray]:
-    """For each seed of the protocol its `nested_supports`."""
+    """The `nested_supports` of each seed."""
     most = protocol.shots[-1]
     return {seed: nested_supports(labels, classes, most, seed, protocol.short_classes) for seed in protocol.seeds}
+
+
+def nested_supports(
+    labels: np.ndarray, classes: int, shots: int, seed: int, short_classes: ShortClasses = "refuse"
+) -> np.ndarray:
+    """Rows of the pool in the order in which they are drawn: (shots, classes), column c from class c.
+
+    Args:
+        short_classes: ``all`` pads classes that have fewer examples with `NO_ROW`.
+
+    Raises:
+        ValueError: a class has fewer than ``shots`` examples, or none.
+    """
+    counts = np.bincount(labels, minlength=classes)
+    if counts.min() < (shots if short_classes == "refuse" else 1):
+        raise ValueError(f"class {int(counts.argmin())} has {counts.min()} examples, fewer than {shots} shots")
+    generator = np.random.default_rng([seed, 0x5EED])
+    drawn = np.full((shots, classes), NO_ROW)
+    for label in range(classes):
+        mine = generator.permutation(np.flatnonzero(labels == label))[:shots]
+        drawn[: len(mine), label] = mine
+    return drawn
+
+
+def support_of(order: np.ndarray, shots: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and labels of the first ``shots`` shots of a draw, shot by shot."""
+    rows = order[:shots].ravel()
+    labels = np.tile(np.arange(order.shape[1]), len(order[:shots]))
+    return rows[rows != NO_ROW], labels[rows != NO_ROW]

@@ -1,4 +1,4 @@
-"""What the few-shot protocol counts: accuracy, calibration and sets, from blocks of queries in any order."""
+"""Accuracy, calibration and conformal sets of the few-shot protocol, accumulated over blocks in any order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,13 +13,13 @@ from recollect.classifiers.heads.trust import enough_to_tell
 from recollect.core.types import Metric
 
 SET_ALPHA = 0.1
-"""Error rate of the conformal sets whose coverage is measured."""
+"""Error rate of the conformal sets that are measured."""
 
 TRUST_COLUMNS = ("loo", "ece", "coverage", "set_size")
-"""What a row says about trust beside its accuracy."""
+"""Columns of a row that show how far its accuracy can be trusted."""
 
 _UNIT = 2**30
-"""Confidences are summed as integers of this resolution, so that the order of blocks and threads cannot matter."""
+"""Confidences are summed as integers of this resolution, so that sums do not depend on the order of threads."""
 
 Key = tuple[str, int, int]
 """Method, shots and seed."""
@@ -27,7 +27,7 @@ Key = tuple[str, int, int]
 
 @dataclass
 class Score:
-    """Right predictions of each class, calibration and sets, summed over blocks as integers, in any order."""
+    """Hits of each class, calibration gaps and set sizes, summed over blocks as integers."""
 
     labels: np.ndarray
     classes: int
@@ -39,7 +39,7 @@ class Score:
     lock: Any = field(default_factory=Lock)
 
     def add(self, key: Key, rows: slice, scores: np.ndarray, probabilities: np.ndarray) -> None:
-        """What is right, and how sure of it."""
+        """Count hits and calibration gaps."""
         labels, best = self.labels[rows], scores.argmax(axis=1)
         right = best == labels
         hits = np.bincount(labels[right], minlength=self.classes)
@@ -52,11 +52,11 @@ class Score:
             self.gaps[key] = self.gaps.get(key, 0) + gaps
 
     def add_fit(self, key: Key, estimator: EmbeddingClassifier) -> None:
-        """Its accuracy on held-out examples, and how many there were."""
+        """Record the accuracy on held-out examples and their number."""
         self.fits[key] = estimator.loo_accuracy_, len(estimator.loo_rows_)
 
     def add_sets(self, key: Key, rows: slice, kept: np.ndarray) -> None:
-        """How many sets hold the class, and of how many classes they are."""
+        """Count covered queries and set sizes."""
         labels = self.labels[rows]
         own = kept[np.arange(len(labels)), labels]
         found = np.array([np.count_nonzero(own), np.count_nonzero(kept), len(labels)])
@@ -77,7 +77,7 @@ class Score:
         return found
 
     def rows(self, methods: Sequence[str]) -> list[dict[str, Any]]:
-        """In the order of the methods, then of shots and seeds."""
+        """Result rows, ordered by method, shots and seed."""
         order = {name: place for place, name in enumerate(methods)}
         counts = np.bincount(self.labels, minlength=self.classes)
         there = counts > 0

@@ -1,4 +1,4 @@
-"""Few-shot methods that read nothing but similarities: all of them, for every draw, from one product."""
+"""Evaluates all methods that only read similarities from one matrix product, for all shots and draws."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,11 +18,11 @@ from recollect.classifiers.heads.scoring import SET_ALPHA, Key, Score
 from recollect.classifiers.heads.voting import top_similar
 
 MOST_SIMILARITY = 2**25
-"""Most similarities among the examples of a draw that are kept while its classifiers are fitted: 128 MiB."""
+"""Maximum number of similarities between the examples of a draw in memory: 128 MiB."""
 
 
 class _Running:
-    """What similarities to a growing support have given so far, for one block of queries.
+    """Class sums and nearest neighbours of a block of queries, updated as the support grows.
 
     Args:
         similarity: (queries, shots · classes), shot by shot, the classes of a shot in order.
@@ -35,7 +35,7 @@ class _Running:
         self._near_shots = 0
 
     def grow(self, shots: int) -> None:
-        """Go on to the support of ``shots``."""
+        """Extend the support to ``shots``."""
         self.shots = shots
 
     def _new(self, since: int) -> Tensor:
@@ -52,12 +52,12 @@ class _Running:
         return sums.numpy()
 
     def nearest(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Places and similarities of the nearest examples, nearest first; always the same ``k``."""
+        """Indices and similarities of the nearest examples, nearest first; ``k`` must not change between calls."""
         if self._near is None or self._near_shots < self.shots:
             start = self._near_shots * self.classes
             places, values = top_similar(self._new(self._near_shots).numpy(), k)
             places += start
-            if self._near is not None:  # the nearest of a union are among the nearest of its parts
+            if self._near is not None:  # the nearest of a union are among the nearest of each part
                 places = np.concatenate([self._near[0], places], axis=1)
                 chosen, values = top_similar(np.concatenate([self._near[1], values], axis=1), k)
                 places = np.take_along_axis(places, chosen, axis=1)
@@ -66,7 +66,7 @@ class _Running:
 
 
 _Reader = Callable[[EmbeddingClassifier, _Running, np.ndarray], np.ndarray]
-"""Scores from a fitted estimator, what was read so far, and the similarities to the class texts."""
+"""Scores from a fitted estimator, the running sums, and similarities to the class texts."""
 
 
 def _read_prototype(estimator: EmbeddingClassifier, running: _Running, texts: np.ndarray) -> np.ndarray:
@@ -96,7 +96,7 @@ SHARED: Mapping[str, _Reader] = {
     "softmax": _read_votes,
     "softmax+zero-shot": _read_mix,
 }
-"""Methods that read nothing but similarities; they share the product of the queries with the pool."""
+"""Methods that only read similarities; they share the product of queries and pool."""
 
 
 def evaluate_shared(
@@ -114,7 +114,7 @@ def evaluate_shared(
     least: dict[Key, np.ndarray] = {}
 
     def learn(seed: int) -> dict[Key, EmbeddingClassifier]:
-        """All of one draw, from one product of its examples among themselves where that is not too large."""
+        """Fit all methods of one draw from one similarity matrix, if that is not too large."""
         known, found = _similarity(task, protocol, orders[seed]), {}
         for shots in reversed(protocol.shots):
             nested = known.first(shots * classes) if known else None
@@ -136,7 +136,7 @@ def evaluate_shared(
                 running.grow(shots)
                 for name in methods:
                     key = (name, shots, seed)
-                    own = getattr(fitted[key], "texts_", queries[:0])  # what stands in is each estimator's own
+                    own = getattr(fitted[key], "texts_", queries[:0])  # class means differ between estimators
                     yield key, rows, SHARED[name](fitted[key], running, queries @ own.T if texts is None else texts)
 
     def count(start: int) -> None:
@@ -146,7 +146,7 @@ def evaluate_shared(
             score.add_sets(key, rows, probabilities >= least[key].astype(probabilities.dtype))
             tick(len(found))
 
-    # NumPy and torch let go of the lock.
+    # NumPy and torch release the GIL.
     with _libraries().limit(limits=1), ThreadPoolExecutor(os.cpu_count()) as threads:
         fitted = {key: each for learned in threads.map(learn, orders) for key, each in learned.items()}
         list(threads.map(count, range(0, len(task.queries), block)))
@@ -154,18 +154,18 @@ def evaluate_shared(
 
 @cache
 def _libraries() -> ThreadpoolController:
-    """Those with threads of their own, which takes longer to find out than a small task is evaluated."""
+    """Libraries with thread pools; cached because finding them takes longer than a small task."""
     return ThreadpoolController()
 
 
 def _similarity(task: FewShotTask, protocol: Protocol, order: np.ndarray) -> SupportSimilarity | None:
-    """Of the largest support of a draw; None if it would take more than `MOST_SIMILARITY` numbers."""
+    """Of the largest support of a draw; None if it exceeds `MOST_SIMILARITY`."""
     rows = order[: protocol.shots[-1]].ravel()
     return SupportSimilarity(task.support[rows]) if len(rows) ** 2 <= MOST_SIMILARITY else None
 
 
 def _without_support(estimator: Any) -> EmbeddingClassifier:
-    """The estimator without its copy of the examples: there is one for each method, shots and seed."""
+    """Drop the estimator's copy of the examples, since there is one for each method, shots and seed."""
     for owner in (estimator, getattr(estimator, "estimator_", estimator)):
         for name in ("support_", "loo_scores_", "_familiar"):
             vars(owner).pop(name, None)

@@ -1,4 +1,4 @@
-"""TIMO: prompts weighed by the shots, then discriminant analysis with the prompts as samples (Li et al., 2025)."""
+"""TIMO: prompts weighted by the shots, and discriminant analysis with prompts as samples (Li et al., 2025)."""
 
 from typing import Any, Literal
 
@@ -14,23 +14,23 @@ from recollect.core.ordering import best_first
 
 SHARPNESSES = (1.0, 5.0, 20.0, 50.0, 100.0)
 PROMPT_SHARES = (0.5, 1.0, 2.0)
-"""Where gamma and the number of prompts (as a share of all) are sought on held-out examples."""
+"""Candidates of gamma and of the number of prompts (as a share of all)."""
 
 
 class Timo(Mixture):
-    """``alpha f·W' + (f·W_g + b)`` with prompts that the examples chose.
+    """``alpha f·W' + (f·W_g + b)``: prompts weighted by the examples, and examples extended by prompts.
 
     Image-guided text: ``W'_c = norm( sum_p softmax_p(gamma m_cp / |m_c|) T_cp )``, with ``m_cp`` the cosine of a prompt
-    and the normalised class mean. Text-guided image: the prompts of a class, nearest first, each times its m, join its
-    examples (the list a second time after its end), and `GaussianDiscriminant` learns from both.
+    and the normalised class mean. Text-guided image: `GaussianDiscriminant` learns from the examples and, as additional
+    samples, the prompts of each class, nearest first, times their m (repeated once where more than all are asked for).
 
     Args:
         text_features: prompts (classes, prompts, width), or one text a class (classes, width).
-        alpha: weight of the texts; None chooses it within 1e-4…1e4, exactly.
-        gamma: sharpness of the prompts' weights; None chooses, on held-out folds.
-        prompts: how many prompts join, as a share of all; None chooses.
-        preset: ``published`` has gamma 50 and all prompts once, and chooses alpha among the powers of ten of its range
-            (the public code has another gamma for two data sets, by their names).
+        alpha: weight of the texts; by default the exactly best one in 1e-4…1e4 on held-out examples.
+        gamma: sharpness of the prompts' weights; chosen on held-out folds by default.
+        prompts: number of prompts used as samples, as a share of all; chosen by default.
+        preset: ``published`` has gamma 50, all prompts once, and alpha among powers of ten (the public code has another
+            gamma for two data sets).
     """
 
     weight_bounds = (1e-4, 1e4)
@@ -97,16 +97,8 @@ class Timo(Mixture):
     def _fold_texts(self, support: np.ndarray, labels: np.ndarray, learn: np.ndarray) -> np.ndarray:
         return self.texts_ if self.text_features is not None else self._texts(support[learn], labels[learn])
 
-    def _chosen(self) -> dict[str, Any]:
-        return {"alpha": self.alpha_, "gamma": self.gamma_, "prompts": self.prompts_}
-
-    def _held_out_pair(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> Pair:
-        pairs = np.empty((2, len(plan.rows), len(self.classes_)), dtype=support.dtype)
-        for learn, choose in plan.folds():
-            chosen = {"alpha": 1.0, "gamma": self.gamma_, "prompts": self.prompts_}
-            fold = self._refitted(support[learn], labels[learn], chosen)
-            pairs[:, np.searchsorted(plan.rows, choose)] = fold._components(support[choose])
-        return pairs[0], pairs[1]
+    def _other_choices(self) -> dict[str, Any]:
+        return {"gamma": self.gamma_, "prompts": self.prompts_}
 
     def _learn_extra(self, support: np.ndarray, labels: np.ndarray) -> None:
         self.weighed_ = self._weighed(self.texts_, support, labels, self.gamma_)
@@ -116,7 +108,7 @@ class Timo(Mixture):
         return queries @ self.coef_.T + self.intercept_, queries @ self.weighed_.T
 
     def _matches(self, texts: np.ndarray, support: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """m, how well each prompt fits its class's examples (classes, prompts)."""
+        """m, the cosine of each prompt to the mean of its class (classes, prompts)."""
         means = unit_or_zero(class_means(support, labels, len(texts)))
         return np.einsum("cpd,cd->cp", texts, means)
 

@@ -13,11 +13,10 @@ from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut, Suppo
 from recollect.classifiers.heads.mixing import best_of_intervals, correct_interval
 
 TIP_PRESETS = {"paper": 1.0, "official": 100.0}
-"""Factor of the text scores: 1 as LIxP prints it, 100 as Tip-Adapter's code has it."""
+"""Factor of the text scores: 1 in LIxP, 100 in Tip-Adapter's code."""
 
 BETA_GRID = np.geomspace(1.0, 50.0, 24)
-"""Sharpness values that cross-validation tries; the weight is exact for each."""
-
+"""Candidates of beta in cross-validation; alpha is exact for each."""
 
 TIP_X_SCALE = 2.0
 """Inverse temperature of TIP-X's zero-shot distributions in the public code."""
@@ -36,7 +35,7 @@ def affinity(similarity: np.ndarray, beta: float) -> np.ndarray:
 
 
 class ZeroShotClassifier(EmbeddingClassifier):
-    """Nearest class text; the support set only names the classes.
+    """Nearest class text; the support set only defines the classes.
 
     Args:
         text_features: (classes, width), in the order of ``classes_``.
@@ -99,19 +98,19 @@ class TipAdapter(EmbeddingClassifier):
         return self.combine(self._text_similarity(support, labels, plan), cache)
 
     def combine(self, text_similarity: np.ndarray, cache: np.ndarray) -> np.ndarray:
-        """Scores from the queries' similarities to the texts and what the cache holds for each class."""
+        """Scores from similarities to the texts and sums of the cache for each class."""
         return TIP_PRESETS[self.preset] * text_similarity + self.alpha_ * cache
 
 
 class CrossValidatedTipAdapter(TipAdapter):
     """Tip-Adapter with alpha and beta chosen by cross-validation on the support set (LIxP, section 3.1.2).
 
-    Each example is scored by the others (up to four shots without one example of each class; ``alpha`` and ``beta`` as
-    given at one shot). For each beta of a log grid from 1 to 50 the best alpha is found exactly; the smallest beta wins
-    ties. A class from which an example is absent sums over fewer, so its sum is scaled up to all.
+    Scores of held-out examples (`HoldOut`) decide; at one shot ``alpha`` and ``beta`` are used as given. For each beta
+    of a log grid from 1 to 50 the best alpha is found exactly; the smallest beta wins ties. Sums over a class with
+    held-out examples are scaled up to the whole class.
 
     Attributes:
-        alpha_, beta_: what was chosen.
+        alpha_, beta_: the chosen values.
     """
 
     def _choose(self, support: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
@@ -140,21 +139,20 @@ def held_out_blocks(
     block: int = 64,
     known: SupportSimilarity | None = None,
 ) -> Iterator[tuple[slice, np.ndarray]]:
-    """What Tip-Adapter's cache holds for each class, ``sum exp(-beta (1 - f·F))``, at every beta, without the examples
-    that are absent with a row; scaled to the whole class, so that a weight chosen on it fits the whole support.
+    """Tip-Adapter's cache ``sum exp(-beta (1 - f·F))`` over each class for held-out rows, at every beta.
 
-    Adding rows class by class is far cheaper than a product with one-hot labels, and a block of queries stays in the
-    processor's cache while all betas read it.
+    Sums are scaled up to the whole class, so that a weight chosen on them suits the whole support. Adding rows class by
+    class is far cheaper than a product with one-hot labels, and a block of rows stays in the processor's cache.
 
     Args:
         support, labels: unit rows (examples, width), (examples,); every class has examples.
-        plan: which rows are asked for.
-        weights: of the examples, one or several sets of them (examples,) or (sets, examples).
+        plan: its rows are scored.
+        weights: of the examples, (examples,) or several sets (sets, examples).
         block: rows at a time.
-        known: similarities of the support, where they are known.
+        known: similarities of the support, if known.
 
     Yields:
-        Places within ``plan.rows``, and their sums (betas x sets, rows, classes), beta by beta.
+        Positions within ``plan.rows`` and their sums (betas x sets, rows, classes), beta by beta.
     """
     classes = int(labels.max()) + 1
     sets = [None] if weights is None else [torch.from_numpy(each)[:, None] for each in np.atleast_2d(weights)]
@@ -179,9 +177,9 @@ def held_out_sums(
     weights: np.ndarray | None = None,
     known: SupportSimilarity | None = None,
 ) -> np.ndarray:
-    """All blocks of `held_out_blocks` together: (betas x sets, held, classes)."""
+    """All blocks of `held_out_blocks`: (betas x sets, held, classes)."""
     sets = 1 if weights is None else len(np.atleast_2d(weights))
-    # Made at once: small blocks that stay between large ones that go would leave holes of several times their size.
+    # Allocated at once: blocks kept between larger temporary ones would fragment memory.
     together = np.empty((len(betas) * sets, len(plan.rows), int(labels.max()) + 1), dtype=support.dtype)
     for rows, sums in held_out_blocks(support, labels, plan, betas, weights, known=known):
         together[:, rows] = sums
@@ -190,7 +188,7 @@ def held_out_sums(
 
 @dataclass(frozen=True)
 class Choice:
-    """The best of several mixtures ``base + a extra``, each with its exact weight."""
+    """The best mixture ``base + weight extra``: its accuracy, weight and parameters."""
 
     right: float
     weight: float
@@ -203,14 +201,14 @@ def best_mixture(
     parameters: Sequence[tuple[float, ...]],
     bounds: tuple[float, float] = (0.0, np.inf),
 ) -> Choice:
-    """The parameters and weight at which ``base + a extra`` is right most often; the first of equals.
+    """The parameters and weight at which ``base + weight extra`` is most accurate; the first of equals.
 
-    Only the interval of each row is kept for each choice, never all scores together.
+    Only the interval of each row is kept for each candidate, not all scores.
 
     Args:
-        blocks: places of rows, and for each choice in turn the base (choices or 1, rows, classes) and the extra.
+        blocks: rows, and for each candidate in turn the base (candidates or 1, rows, classes) and the extra.
         labels: (rows,).
-        parameters: what the choices are.
+        parameters: the candidates.
     """
     lower, upper = np.empty((2, len(parameters), len(labels)))
     for rows, bases, extras in blocks:
@@ -226,19 +224,19 @@ def best_mixture(
 
 
 class TipX(EmbeddingClassifier):
-    """Tip-Adapter plus a cache by how alike the zero-shot distributions are (Udandarao et al., 2023, SuS-X).
+    """Tip-Adapter plus a cache of similar zero-shot distributions (Udandarao et al., 2023, SuS-X).
 
-    ``scale f·W + alpha exp(-beta (1 - f·F)) L - gamma psi(KL(P_f || P_F)) L`` with ``P = softmax(2 f·W)``: the public
-    code divides by a temperature of 0.5, far flatter than the model's own. The divergences are one matrix product,
-    ``KL = -H(P_f) - P_f·log P_F``. psi maps them linearly onto the range of the cosines; both ranges are those of the
-    support set (of the tested batch in the public code), so that a query is scored by itself.
+    ``scale f·W + alpha exp(-beta (1 - f·F)) L - gamma psi(KL(P_f || P_F)) L`` with ``P = softmax(2 f·W)`` (temperature
+    0.5 in the public code). The divergences are one matrix product, ``KL = -H(P_f) - P_f·log P_F``. psi maps them
+    linearly onto the range of the cosines; both ranges are those of the support set (of the tested batch in the public
+    code), so each query is scored by itself.
 
     Args:
         text_features: class texts W, in the order of ``classes_``.
-        alpha, beta, gamma: weight and sharpness of Tip-Adapter's cache, weight of the divergence cache; None chooses
-            them on held-out examples, alpha exactly.
-        scale: factor of the text scores, the model's own.
-        preset: ``published`` seeks within the public code's ranges: alpha 0.1-50, beta 1-50, gamma 0.1-30.
+        alpha, beta, gamma: weight and sharpness of Tip-Adapter's cache, weight of the divergence cache; by default
+            chosen on held-out examples, alpha exactly.
+        scale: the model's factor of the text scores.
+        preset: ``published`` searches the public code's ranges: alpha 0.1-50, beta 1-50, gamma 0.1-30.
     """
 
     def __init__(
@@ -265,14 +263,13 @@ class TipX(EmbeddingClassifier):
         self.alpha_, self.beta_, self.gamma_ = self._choose(support, labels)
 
     def _ranges(self, support: np.ndarray, block: int = 128) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Least and greatest cosine and divergence of two examples, some rows at a time: all pairs of 32,000 examples
-        would take 12 GB."""
+        """Ranges of the cosines and divergences between examples, block by block (all pairs of 32,000 take 12 GB)."""
         ends = np.tile([np.inf, -np.inf], (2, 1))
         for start in range(0, len(support), block):
             rows = support[start : start + block]
             own = np.arange(len(rows)), np.arange(start, start + len(rows))
             for place, matrix in enumerate((rows @ support.T, self._divergence(rows))):
-                matrix[own] = matrix[own[0], own[1] - 1]  # with another one, not with itself
+                matrix[own] = matrix[own[0], own[1] - 1]  # replaces the pair of an example with itself
                 ends[place] = min(ends[place, 0], matrix.min()), max(ends[place, 1], matrix.max())
         (nearest, farthest), (low, high) = ends.tolist()
         return (nearest, farthest), (low, high)
@@ -305,7 +302,7 @@ class TipX(EmbeddingClassifier):
 
     def _held_out_likeness(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut, rows: slice) -> np.ndarray:
         asked = plan.rows[rows]
-        if plan.one_by_one:  # what is absent is the row itself, from which it does not diverge
+        if plan.one_by_one:  # only the row itself is held out, whose divergence is 0
             sums = self._likeness_sums(support[asked])
             sums[np.arange(len(asked)), labels[asked]] -= self._psi(0.0)
         else:
@@ -315,7 +312,7 @@ class TipX(EmbeddingClassifier):
         return sums / plan.kept(asked).astype(support.dtype)
 
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
-        if self.text_features is None:  # what stands in for the texts knows the examples
+        if self.text_features is None:  # the class means depend on the held-out examples
             return super()._held_out(support, labels, plan)
         scores = self.scale * self._text_similarity(support, labels, plan)
         for rows, (cache,) in held_out_blocks(support, labels, plan, np.array([self.beta_])):

@@ -1,5 +1,5 @@
-"""Heads that are trained, beside each other: at few shots and classes a step costs what it takes to call it, so that
-problems of one size (folds, strengths, draws) are one problem with one more axis."""
+"""Trained heads, stacked: at few shots the overhead of a step dominates, so problems of the same size (folds, settings,
+draws) are trained as one problem with an additional axis."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -12,31 +12,31 @@ from recollect.classifiers.heads.base import EmbeddingClassifier
 from recollect.classifiers.heads.holdout import HoldOut
 
 Problem = tuple["TrainedHead", np.ndarray, np.ndarray]
-"""A model that has its texts and settings, and the examples and labels that it is trained on."""
+"""An unfitted model with its texts and settings, and the examples and labels it is trained on."""
 
 MOST_STACKED = 2**22
-"""Most numbers (examples x width) of problems that are trained in one stack: 16 MiB."""
+"""Maximum size (examples x width) of one stack: 16 MiB."""
 
 
 class TrainedHead(EmbeddingClassifier):
-    """A classifier trained by gradient: a subclass writes ``_train_stack``, and ``_choosing`` if it chooses something.
+    """A classifier trained by gradient descent, together with the models of its hold-out folds.
 
-    What says how far it can be trusted is trained beside it: the models of its folds, or of its stand-ins.
+    A subclass defines ``_train_stack``, and ``_choosing`` if it has settings to choose.
     """
 
     _on_folds: "list[Any] | None" = None
     _on_stand_ins: "list[Any] | None" = None
 
     def _train_stack(self, models: Any, supports: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> None:
-        """Train models with as many examples each, and the same settings but what they chose."""
+        """Train models that have the same number of examples and the same settings except those chosen."""
         raise NotImplementedError
 
     def _choosing(self, support: np.ndarray, labels: np.ndarray) -> Iterator[list[Problem]]:
-        """Set what it chooses; what is to be trained for that is yielded, and trained when it goes on."""
+        """Choose settings; the problems it yields are trained when the generator resumes."""
         yield from ()
 
     def learning(self, support: np.ndarray, labels: np.ndarray) -> Iterator[list[Problem]]:
-        """All of a fit, as `_choosing`."""
+        """A whole fit as a generator of problems, as in `_choosing`."""
         if hasattr(self, "text_features"):
             self.texts_ = self._texts(support, labels)
         yield from self._choosing(support, labels)
@@ -59,16 +59,15 @@ class TrainedHead(EmbeddingClassifier):
         _train([(self, support, labels)])
 
     def _copy(self, support: np.ndarray, labels: np.ndarray, chosen: dict[str, Any] | None = None) -> Any:
-        """A copy with what was chosen, to be trained on these examples."""
-        copy = type(self)(**{**self.get_params(deep=False), **(self._chosen() if chosen is None else chosen)})
-        copy.classes_, copy.n_features_in_ = self.classes_, self.n_features_in_
+        """An unfitted copy to be trained on these examples."""
+        copy = self._copied(chosen)
         if hasattr(self, "text_features"):
             copy.texts_ = self.texts_ if self.text_features is not None else copy._texts(support, labels)
         copy._settle()
         return copy
 
     def _settle(self) -> None:
-        """Take what is given as chosen."""
+        """Use the settings that were given as the chosen ones."""
 
     def _without(
         self, support: np.ndarray, labels: np.ndarray, learn: np.ndarray, chosen: dict[str, Any] | None = None
@@ -79,29 +78,27 @@ class TrainedHead(EmbeddingClassifier):
         models, self._on_stand_ins = self._on_stand_ins, None
         if models is None:
             return super()._guessed_temperature(support, labels)
-        return self._suited(models, support, labels)
+        return self._fitted_temperature(models, support, labels)
 
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
         models, self._on_folds = self._on_folds, None
         if models is None:
             return super()._held_out(support, labels, plan)
-        scores = np.empty((len(plan.rows), len(self.classes_)), dtype=support.dtype)
-        for model, (_, choose) in zip(models, plan.folds(), strict=True):
-            scores[np.searchsorted(plan.rows, choose)] = model._scores(support[choose])
-        return scores
+        each = iter(models)
+        return plan.scored(lambda _, choose: next(each)._scores(support[choose]), (len(self.classes_),), support.dtype)
 
 
 def fit_together(
     estimators: Sequence[TrainedHead], supports: Sequence[np.ndarray], labels: Sequence[np.ndarray]
 ) -> None:
-    """As `fit_checked` of each, several with the same settings."""
+    """`fit_checked` of several estimators with the same settings."""
     for estimator, support, own in zip(estimators, supports, labels, strict=True):
         estimator.classes_, estimator.n_features_in_ = np.arange(int(own.max()) + 1), support.shape[1]
     _in_step([each.learning(*rows) for each, *rows in zip(estimators, supports, labels, strict=True)])
 
 
 def _in_step(fits: Iterable[Iterator[list[Problem]]]) -> None:
-    """Go on with all fits, and train what they ask for together, until they are done."""
+    """Advance all fits together, training the problems they yield in common stacks."""
     going = list(fits)
     while going:
         asked = [next(fit, None) for fit in going]
@@ -110,7 +107,7 @@ def _in_step(fits: Iterable[Iterator[list[Problem]]]) -> None:
 
 
 def _train(problems: Iterable[Problem]) -> None:
-    """Train problems of one size in stacks."""
+    """Train problems of the same size in stacks."""
     sizes: dict[tuple[int, ...], list[Problem]] = {}
     for problem in problems:
         sizes.setdefault(problem[1].shape, []).append(problem)
@@ -122,6 +119,6 @@ def _train(problems: Iterable[Problem]) -> None:
 
 
 def stacked(arrays: Sequence[np.ndarray]) -> Tensor:
-    """Arrays of one shape beside each other, single precision (or whole numbers)."""
+    """Stack arrays of one shape, in single precision (or integers)."""
     found = torch.from_numpy(np.stack(arrays))
     return found.float() if found.is_floating_point() else found

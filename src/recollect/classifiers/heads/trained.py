@@ -1,4 +1,4 @@
-"""Methods that train a little on the support set: linear probe, CLIP-Adapter, Tip-Adapter-F, APE-T."""
+"""Heads trained on the support set: linear probe, CLIP-Adapter, Tip-Adapter-F, APE-T."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ from recollect.core.types import TEXT_SCALE
 
 
 class LinearProbe(EmbeddingClassifier):
-    """Logistic regression whose regularisation is chosen on held-out parts of the support set.
+    """Logistic regression with regularisation chosen by cross-validation on the support set.
 
     Args:
         strengths: inverse regularisation strengths C to choose from; the smallest wins ties.
@@ -55,7 +55,7 @@ class LinearProbe(EmbeddingClassifier):
         return {"strengths": (self.C_,)}
 
     def _model(self, strength: float, support: np.ndarray, labels: np.ndarray) -> LogisticRegression:
-        with warnings.catch_warnings():  # a class for nearly every example looks like regression to scikit-learn
+        with warnings.catch_warnings():  # scikit-learn takes one shot per class for regression
             warnings.filterwarnings("ignore", message="The number of unique classes is greater than 50%")
             return LogisticRegression(C=strength, max_iter=self.max_iter).fit(support, labels)
 
@@ -65,12 +65,12 @@ class LinearProbe(EmbeddingClassifier):
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a head is trained: cosine from the optimiser's rate to zero, over shuffled batches.
+    """Training of a head over shuffled batches, with a cosine from the optimiser's learning rate to zero.
 
     Attributes:
         epochs: passes over the support set.
-        batch: examples a step.
-        warm_up: rate of a first epoch that the cosine starts after; None for none.
+        batch: examples per step.
+        warm_up: constant learning rate of an epoch before the cosine; None for none.
     """
 
     epochs: int
@@ -89,10 +89,10 @@ def fit_by_gradient(
     """Train on shuffled batches of the support set.
 
     Args:
-        optimiser: of what is trained; its rate is the highest.
+        optimiser: its learning rate is the highest one.
         loss: from row indices of the support set to the loss.
         count: rows of the support set.
-        after: called after each step with its rate.
+        after: called after each step with its learning rate.
     """
     steps = -(-count // schedule.batch)
     warm = steps if schedule.warm_up is not None and schedule.epochs > 1 else 0
@@ -113,7 +113,7 @@ def fit_by_gradient(
 
 
 def summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy, a mean over the rows of each problem (problems, rows, classes), summed over the problems."""
+    """Cross-entropy of logits (problems, rows, classes): mean over rows, sum over problems."""
     summed = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
     return summed / labels.shape[1]
 
@@ -127,15 +127,15 @@ def make_generator(random_state: Any) -> torch.Generator:
 class ClipAdapter(TrainedHead):
     """A residual bottleneck on the image embedding (Gao et al., 2023): ``norm(r MLP(f) + (1 - r) f)·W``.
 
-    Trained as its code is, by CoOp's recipe: stochastic gradient descent with momentum 0.9, weight decay 5e-4, rate
-    0.002 falling along a cosine after one epoch at 1e-5, batches of 32, and 200, 100 or 50 epochs at eight shots and
-    more, at two, and at one. Without views: a support set of embeddings has none.
+    Trained by CoOp's recipe, as in the public code: SGD with momentum 0.9, weight decay 5e-4, learning rate 0.002 along
+    a cosine after one epoch at 1e-5, batches of 32, and 200, 100 or 50 epochs at eight or more shots, at two, and at
+    one. No augmentation, since the support set consists of embeddings.
 
     Args:
         text_features: class texts W, in the order of ``classes_``.
         ratio: weight r of the bottleneck.
-        reduction: the bottleneck is this many times narrower.
-        epochs, learning_rate, batch: None epochs are CoOp's for the number of shots.
+        reduction: factor by which the bottleneck is narrower.
+        epochs, learning_rate, batch: by default CoOp's epochs for the number of shots.
         scale: inverse temperature of the text scores.
         random_state: seed of initial weights and shuffling.
 
@@ -259,17 +259,16 @@ class TipAdapterF(TrainedHead):
 
 
 class ApeTrained(TrainedHead):
-    """APE-T: a learned residual for each class on the channels that tell classes apart, added to its text and to its
-    keys, and a learned weight for each example (Zhu et al., 2023, section 3.3, as in the public code).
+    """APE-T: a learned residual for each class on the most discriminative channels, added to its text and to its keys,
+    and a learned weight for each example (Zhu et al., 2023, section 3.3, as in the public code).
 
-    All channels are kept, nothing is normalised again, and values have no divergence:
-    ``scale f·W' + alpha exp(-beta (1 - f·F')) diag(weights) L``. Trained at alpha 2 and beta 1; both are then chosen
-    on folds, each trained by itself, alpha exactly.
+    ``scale f·W' + alpha exp(-beta (1 - f·F')) diag(weights) L`` with all channels, neither renormalisation nor
+    divergence. Trained at alpha 2 and beta 1; both are then chosen on separately trained folds, alpha exactly.
 
     Args:
         text_features: class texts W, in the order of ``classes_``.
-        alpha, beta: weight and sharpness of the cache; None chooses.
-        channels: share of the channels that have a residual.
+        alpha, beta: weight and sharpness of the cache; chosen by default.
+        channels: share of channels with a residual.
         similarity_weight: w of the channels' score.
         scale: factor of the text scores, the model's own.
         epochs, learning_rate: of AdamW.
@@ -300,7 +299,7 @@ class ApeTrained(TrainedHead):
 
     def _settle(self) -> None:
         if not 0 < self.channels <= 1:
-            raise ValueError(f"channels is a share between 0 and 1, got {self.channels}")
+            raise ValueError(f"channels must be above 0 and at most 1, got {self.channels}")
         self.alpha_ = 2.0 if self.alpha is None else self.alpha
         self.beta_ = 1.0 if self.beta is None else self.beta
 

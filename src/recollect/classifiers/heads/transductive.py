@@ -1,7 +1,7 @@
-"""Transductive classification: a folder of pictures without labels is classified as a whole (TransCLIP, StatA).
+"""Transductive classification of a whole folder of unlabelled pictures (TransCLIP, StatA).
 
-These read all tested pictures at once, so that their figures stand apart from those of classifiers that score each
-picture by itself; they are not in the table of few-shot methods.
+Their figures are not comparable with those of classifiers that score pictures separately, so they are not few-shot
+methods.
 """
 
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ _NEIGHBOURS = 3
 SUREST = 8
 ROUNDS, STEPS = 10, 5
 LIKELIHOOD_SCALE = 1 / 50
-"""As published: neighbours in the graph, rows that a class's first mean is made of, rounds of means and variances,
-steps of assignments within each, and what the log-likelihood is divided by (chosen for CLIP's 512 channels)."""
+"""As published: neighbours in the graph, rows in a class's initial mean, rounds of means and variances, assignment
+steps per round, and the factor of the log-likelihood (chosen for CLIP's 512 channels)."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What was found of a pool.
+    """Class probabilities and Gaussians of a pool.
 
     Attributes:
         probabilities: (pool, classes).
         means: unit-norm (classes, width).
-        variances: of each channel, (width,) shared, or (classes, width).
+        variances: of each channel, shared (width,) or per class (classes, width).
     """
 
     probabilities: np.ndarray
@@ -36,7 +36,7 @@ class Assignment:
 
     @property
     def labels(self) -> np.ndarray:
-        """The likeliest class of each row (pool,)."""
+        """The most probable class of each row (pool,)."""
         return self.probabilities.argmax(axis=1)
 
 
@@ -52,17 +52,17 @@ def trans_clip(
 ) -> Assignment:
     """TransCLIP (Zanella et al., 2024): a Gaussian mixture with one variance, texts and neighbours as priors.
 
-    ``z_i`` goes as ``y_i^lambda exp(l_i / 50 + sum_j (w_ij + w_ji) z_j / 6)``, with the zero-shot probabilities y, the
-    log-likelihoods l of the mixture and the cosines w to the three nearest rows. It supposes that all classes occur;
-    where few do, `stat_a` is the better one.
+    ``z_i`` is proportional to ``y_i^lambda exp(l_i / 50 + sum_j (w_ij + w_ji) z_j / 6)`` with zero-shot probabilities
+    y, log-likelihoods l and cosines w to the three nearest rows. It assumes that all classes occur; otherwise prefer
+    `stat_a`.
 
     Args:
-        pool: unit rows (pool, width), no labels.
+        pool: unlabelled unit rows (pool, width).
         texts: unit class texts (classes, width).
         scale: the model's inverse temperature.
-        support, labels: labelled rows (examples, width), (examples,), of every class; they start the means and enter
-            means and variances with ``weight`` each, and lambda is 0.5 in place of 1.
-        weight: of one labelled row against one of the pool.
+        support, labels: labelled rows (examples, width), (examples,), of every class; they initialise the means and
+            enter means and variances with ``weight`` each, and lambda is 0.5 instead of 1.
+        weight: of a labelled row relative to one of the pool.
     """
     pool, texts = _checked(pool, texts)
     first = softmax(scale * pool @ texts.T)
@@ -70,7 +70,7 @@ def trans_clip(
     means = _surest_means(pool, first)
     if support is not None:
         if labels is None or len(labels) != len(support) or len(np.unique(labels)) != len(texts):
-            raise ValueError(f"labelled rows need one label each, and some of each of the {len(texts)} classes")
+            raise ValueError(f"each labelled row needs a label, and each of the {len(texts)} classes a row")
         power, anchors = 0.5, (unit_rows(support.astype(np.float64), "support"), np.eye(len(texts))[labels] * weight)
         means = unit_or_zero(anchors[1].T @ anchors[0])
     variances = np.full(pool.shape[1], 1 / pool.shape[1])
@@ -88,17 +88,17 @@ def trans_clip(
 def stat_a(
     pool: np.ndarray, texts: np.ndarray, *, scale: float = 100.0, alpha: float = 1.0, rounds: int = ROUNDS
 ) -> Assignment:
-    """StatA (Zanella et al., 2025): as TransCLIP, but each class is anchored to its text the more the fewer it has.
+    """StatA (Zanella et al., 2025): TransCLIP with classes anchored to their texts.
 
-    A class has its own variance, and with ``beta_c = n_c / (n_c + alpha)`` for the n_c rows that are likeliest of it,
-    ``mu_c = norm(beta mean_c + (1 - beta) t_c)`` and ``s_c = beta S_c + (1 - beta)(S_0 + (t_c - mu_c)^2)``, where S_0
-    is the variance of the pool about the texts. So classes that do not occur stay with their texts.
+    The fewer rows a class has, the stronger the anchor. With ``beta_c = n_c / (n_c + alpha)`` for the n_c rows assigned
+    to c, ``mu_c = norm(beta mean_c + (1 - beta) t_c)`` and ``s_c = beta S_c + (1 - beta)(S_0 + (t_c - mu_c)^2)``, where
+    S_0 is the variance of the pool around the texts.
 
     Args:
-        pool: unit rows (pool, width), no labels.
+        pool: unlabelled unit rows (pool, width).
         texts: unit class texts (classes, width).
         scale: the model's inverse temperature.
-        alpha: weight of the anchor in rows; infinite keeps the texts as means.
+        alpha: weight of the anchor in rows; infinity keeps the texts as means.
     """
     pool, texts = _checked(pool, texts)
     first = softmax(scale * pool @ texts.T)
@@ -120,29 +120,27 @@ def _checked(pool: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, np.ndarra
     if pool.ndim != 2 or texts.ndim != 2 or pool.shape[1] != texts.shape[1]:
         raise ValueError(f"pool has shape {pool.shape}, texts {texts.shape}: both need rows of one width")
     if len(pool) <= _NEIGHBOURS:
-        raise ValueError(
-            f"a pool of {len(pool)} rows has no {_NEIGHBOURS} neighbours to each; classify them one by one"
-        )
+        raise ValueError(f"the pool needs more than {_NEIGHBOURS} rows, got {len(pool)}")
     if not (np.isfinite(pool).all() and np.isfinite(texts).all()):
         raise ValueError("pool or texts: embeddings hold NaN or infinity")
     return unit_rows(pool.astype(np.float64), "pool"), unit_rows(texts.astype(np.float64), "texts")
 
 
 def _surest_means(pool: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Mean of each class's likeliest rows, weighted by how likely they are."""
+    """Mean of each class's most probable rows, weighted by probability."""
     rows = best_first(first, axis=0)[:SUREST]
     weights = np.take_along_axis(first, rows, axis=0)
     return unit_or_zero(np.einsum("kc,kcd->cd", weights, pool[rows]))
 
 
 def _graph(pool: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The nearest other rows of each row, and their cosines, negative ones as 0: (pool, neighbours) each."""
+    """Nearest other rows of each row and their cosines, clipped at 0: (pool, neighbours) each."""
     rows = torch.from_numpy(pool)
     places, cosines = np.empty((2, len(pool), _NEIGHBOURS))
     for start in range(0, len(pool), 512):
         near = rows[start : start + 512] @ rows.T
         own = torch.arange(len(near))
-        near[own, start + own] = -torch.inf  # itself, not "the first column": a twin is a neighbour like any other
+        near[own, start + own] = -torch.inf  # only the row itself: duplicates are neighbours
         values, found = near.topk(_NEIGHBOURS, dim=1)
         places[start : start + 512], cosines[start : start + 512] = found.numpy(), values.numpy()
     return places.astype(np.int64), np.maximum(cosines, 0)
@@ -157,19 +155,19 @@ def _assign(
     graph: tuple[np.ndarray, np.ndarray],
     power: float,
 ) -> np.ndarray:
-    """Some steps of the assignments at fixed means and variances."""
+    """Assignment steps at fixed means and variances."""
     places, cosines = graph
     fixed = power * np.log(np.maximum(first, 1e-30)) + LIKELIHOOD_SCALE * _log_likelihood(pool, means, variances)
     for _ in range(STEPS):
         pulled = (cosines[:, :, None] * assigned[places]).sum(axis=1)
-        for neighbour in range(_NEIGHBOURS):  # those that have it for a neighbour pull too
+        for neighbour in range(_NEIGHBOURS):  # the reverse edges
             np.add.at(pulled, places[:, neighbour], cosines[:, neighbour, None] * assigned)
         assigned = softmax(fixed + pulled / (2 * _NEIGHBOURS))
     return assigned
 
 
 def _log_likelihood(pool: np.ndarray, means: np.ndarray, variances: np.ndarray) -> np.ndarray:
-    """Of each row under each class's Gaussian, up to a constant: (pool, classes)."""
+    """Log-likelihood of each row under each class's Gaussian, up to a constant: (pool, classes)."""
     sharp = np.broadcast_to(1 / variances, means.shape)
     squares = pool**2 @ sharp.T - 2 * pool @ (means * sharp).T + (means**2 * sharp).sum(axis=1)
     widths = np.log(sharp).sum(axis=1) if variances.ndim == 2 else 0.0

@@ -1,4 +1,4 @@
-"""How far a classifier can be trusted: nested held-out accuracy, and the one rule for when figures are shown."""
+"""Nested held-out accuracy, and the rule for when figures are shown."""
 
 import math
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from recollect.classifiers.heads.calibration import expected_calibration_error
 from recollect.classifiers.heads.holdout import turns
 
 ENOUGH_EXAMPLES = 10
-"""Fewest held-out examples (or clicks) a share may be reported from: of nine, a single one moves it by 11 points."""
+"""Minimum number of held-out examples (or clicks) to report a share: one of nine moves it by 11 points."""
 
 TOO_FEW = "too few examples to tell"
-"""What is shown in place of a figure that too few examples support, in every interface."""
+"""Shown instead of a figure in every interface where there are too few examples."""
 
 
 def enough_to_tell(examples: int) -> bool:
-    """Whether a share measured on this many examples may be shown; where it may not, show `TOO_FEW`."""
+    """Whether to show a share measured on this many examples; otherwise show `TOO_FEW`."""
     return examples >= ENOUGH_EXAMPLES
 
 
@@ -26,45 +26,25 @@ def share_text(share: float | None, examples: int) -> str:
     """A share as text, ``87.5 % of 24``, or `TOO_FEW`.
 
     Args:
-        share: between 0 and 1; None if it was not measured.
-        examples: how many it was measured on.
+        share: between 0 and 1; None if not measured.
+        examples: number of examples it was measured on.
     """
     if share is None or not enough_to_tell(examples):
         return TOO_FEW
     return f"{100 * share:.1f} % of {examples}"
 
 
-def conformal_groups(counts: np.ndarray, alpha: float) -> np.ndarray:
-    """The calibration group of each class: its own, or one shared by all classes with too few examples.
-
-    A class of n held-out examples can be ruled out at error rate ``alpha`` only if ``n >= 1 / alpha - 1``. Classes with
-    fewer share a group, the "null cluster" of clustered conformal prediction (Ding et al., 2023): its sets hold the
-    true class with probability 1 - alpha over the pictures of all its classes, not for each class by itself.
-
-    Args:
-        counts: held-out examples of each class (classes,).
-        alpha: error rate, 0 < alpha < 1.
-
-    Returns:
-        Group of each class, 0 to the number of groups - 1 (classes,).
-    """
-    small = counts < math.ceil(1 / alpha - 1 - 1e-9)
-    group = np.cumsum(~small) - 1
-    group[small] = int((~small).sum())
-    return group
-
-
 MANY_EXAMPLES = 512
-"""Beyond so many examples, four folds measure well enough, and each fit takes longer."""
+"""Above this many examples four folds suffice."""
 
 
 @dataclass(frozen=True)
 class HeldOutCheck:
-    """What a classifier says of examples that neither taught it nor chose anything about it.
+    """Accuracy and calibration on examples that were used neither to fit nor to choose anything.
 
     Attributes:
-        examples: how many were held out.
-        accuracy: share that is right (0 to 1).
+        examples: number of held-out examples.
+        accuracy: on them (0 to 1).
         interval: 95 % interval of the accuracy of the final classifier on new pictures (`accuracy_interval`).
         calibration_error: expected calibration error of the probabilities.
     """
@@ -80,17 +60,17 @@ def held_out_check(
 ) -> HeldOutCheck | None:
     """Accuracy and calibration by nested cross-validation.
 
-    In each of up to eight folds (four beyond `MANY_EXAMPLES` examples), ``learn`` does everything with the other
-    examples: it chooses method and settings, and fits the temperature. So no choice was made on the examples it is
-    tested on. The folds learn from fewer examples than the final classifier, which makes the figure slightly too low.
+    In each of up to eight folds (four above `MANY_EXAMPLES` examples), ``learn`` chooses method and settings and fits
+    the temperature on the other examples. Folds learn from fewer examples than the final classifier, so the accuracy is
+    slightly too low.
 
     Args:
         learn: from unit-norm examples and labels 0 to C - 1 to a fitted classifier.
         support: unit-norm examples (n, width).
-        labels: (n,). The only example of a class is learned from in every fold.
+        labels: (n,). The only example of a class is part of every fold's training set.
 
     Returns:
-        None with too few examples to tell.
+        None with too few examples.
     """
     several = (np.bincount(labels) > 1)[labels]
     if not enough_to_tell(int(several.sum())):
@@ -110,19 +90,19 @@ def held_out_check(
 
 
 INTERVAL_WIDTH = 1.3
-"""The measured accuracy varies more than that of independent examples, since folds share examples. Chosen on three
-sets; results/few-shot/trust.json has the coverage on others."""
+"""Widens the interval, since folds share examples. Chosen on three data sets; results/few-shot/trust.json has the
+coverage on others."""
 
 
 def accuracy_interval(share: float, count: int, learned: float = 1.0) -> tuple[float, float]:
-    """95 % interval of an accuracy measured on ``count`` held-out examples: Wilson's (1927), `INTERVAL_WIDTH` as wide.
+    """95 % interval of an accuracy on ``count`` held-out examples: Wilson's (1927), widened by `INTERVAL_WIDTH`.
 
-    The final classifier learns from more examples than the folds do, and errors fall at most as fast as the inverse
-    square root of the number of examples. So the upper end is that of an error smaller by this factor.
+    The final classifier learns from more examples than the folds. Errors decrease at most with the square root of the
+    number of examples, so the upper end assumes an error that is smaller by this factor.
 
     Args:
-        share: that was right (0 to 1).
-        count: examples that were held out.
+        share: measured accuracy (0 to 1).
+        count: number of held-out examples.
         learned: share of all examples that a fold learned from, 0 < learned <= 1.
     """
     z = INTERVAL_WIDTH * 1.959964

@@ -1,4 +1,4 @@
-"""None of these, whatever the method: embeddings that are far from the mean of every class."""
+"""Open-set rule for any method: embeddings far from every class mean are "none of these"."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from recollect.classifiers.heads.trust import enough_to_tell
 
 UNKNOWN_RATE = 0.05
-"""Share of pictures of the classes that may be called "none of these".
+"""Share of pictures of the classes that may be rejected.
 
 At 0.02 more than 70 % of the pictures of other classes of the same data set were accepted, at 0.05 about 60 %.
 """
@@ -22,10 +22,8 @@ class UnknownRule:
     Attributes:
         means: unit-norm class means.
         threshold: the cosine.
-        rejected: share of pictures of the classes called "none of these" by mistake; None with too few examples to
-            tell.
-        accepted: share of pictures of a class that is not among these called one of them by mistake; None with too few
-            examples to tell, and where no two classes have two examples.
+        rejected: estimated share of pictures of the classes that are rejected; None with too few examples.
+        accepted: estimated share of pictures of other classes that are accepted; None with too few examples.
     """
 
     means: Float[np.ndarray, "classes width"]
@@ -38,24 +36,24 @@ class UnknownRule:
         return (rows @ self.means.T).max(axis=1)
 
     def is_unknown(self, rows: Float[np.ndarray, "n width"]) -> Bool[np.ndarray, " n"]:
-        """Which unit rows are none of the classes."""
+        """Which unit rows belong to none of the classes."""
         if not len(self.means):
             return np.zeros(len(rows), dtype=bool)
         return self.similarity(rows) < self.threshold
 
 
 def unknown_rule(features: np.ndarray, labels: np.ndarray, rate: float = UNKNOWN_RATE) -> UnknownRule:
-    """The rule from labelled examples, and how often it is wrong.
+    """The rule from labelled examples, with its error rates.
 
-    Each example is compared with the class means without itself: with all of them it is a picture of the classes,
-    without its own class it is a picture of another one. The threshold is the ``floor(rate (n + 1))``-th smallest
-    cosine of the first kind, and at least the smallest, so ``rejected`` is ``rank / (n + 1)``. The only example of a
-    class has no mean of its own class to be compared with, so at one shot ``rejected`` is an upper bound.
+    Each example is compared with class means that exclude it: with all of them as a picture of the classes, and without
+    its own class as a picture of another one. The threshold is the smallest cosine of the first kind with rank
+    ``max(1, floor(rate (n + 1)))``, so ``rejected`` is ``rank / (n + 1)``; at one shot, where the example's own class
+    has no mean, that is an upper bound.
 
     Args:
-        features: unit-norm examples (n, width), no picture twice.
-        labels: their classes (n,), 0 to C - 1, all of which occur.
-        rate: share of pictures of the classes that may be rejected, where n is large enough to tell.
+        features: unit-norm examples (n, width), each picture once.
+        labels: their classes (n,), 0 to C - 1; every class occurs.
+        rate: share of pictures of the classes that may be rejected.
     """
     count, width = features.shape
     if count < 2:

@@ -8,15 +8,15 @@ from recollect.core.ordering import best_first
 
 
 def top_similar(similarity: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and similarities of the ``k`` largest entries of each row, largest first, the first of equals first."""
+    """Indices and values of the ``k`` largest entries of each row, largest first; ties by lower index."""
     width = similarity.shape[1]
     if k >= width:
         part = np.broadcast_to(np.arange(width), similarity.shape)
     else:
-        # Values are partitioned faster than indices: whatever reaches the k-th largest value is near.
+        # Partitioning values is faster than partitioning indices.
         border = np.partition(similarity, width - k, axis=1)[:, width - k, None]
         near = similarity >= border
-        if np.count_nonzero(near) > k * len(near):  # equals at the border: those with lower index go first
+        if np.count_nonzero(near) > k * len(near):  # ties at the border
             part = np.sort(best_first(similarity)[:, :k], axis=1)
         else:
             part = np.flatnonzero(near).reshape(len(near), k) - width * np.arange(len(near))[:, None]
@@ -26,10 +26,10 @@ def top_similar(similarity: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def counters(weights: np.ndarray, voters: np.ndarray, classes: int) -> np.ndarray:
-    """Sum of the weights that fall to each class: (queries, classes).
+    """Sum of the weights of each class: (queries, classes).
 
     Args:
-        weights: (queries, k), or (k,) if the same for all.
+        weights: (queries, k), or (k,) for all queries.
         voters: class index of each neighbour (queries, k), nearest first.
     """
     weights = np.broadcast_to(weights, voters.shape)
@@ -39,14 +39,14 @@ def counters(weights: np.ndarray, voters: np.ndarray, classes: int) -> np.ndarra
 
 
 HELD_BLOCK = 256
-"""Held-out examples at a time."""
+"""Block size of held-out examples."""
 
 SHARED_NEIGHBOURS = 32
-"""Neighbours that votes of different kinds find together: the most that any of them asks for as published."""
+"""Number of neighbours that the voting methods find together: the largest published k."""
 
 
 class _Voting(EmbeddingClassifier):
-    """Scores are the share of votes of each class; ties go to the class met first."""
+    """Scores are shares of votes; ties go to the class of the nearest example."""
 
     k: int
 
@@ -67,14 +67,14 @@ class _Voting(EmbeddingClassifier):
         return self.vote(*top_similar(cosines(queries, self.support_), self.k_))
 
     def vote(self, neighbours: np.ndarray, similarity: np.ndarray) -> np.ndarray:
-        """Shares of the votes, given the ``k_`` nearest examples of each query, nearest first."""
+        """Shares of votes from the ``k_`` nearest examples of each query, nearest first."""
         voters = self.labels_[neighbours]
         weights = self._weights(similarity)
         votes = counters(weights, voters, len(self.classes_))
         votes *= 1e9 / weights.sum(axis=-1, keepdims=True)
-        # Rounding leaves equal shares unequal; what is equal to nine digits is a tie, and the nearest decides.
+        # Shares equal to nine digits are ties, which the nearest example decides.
         np.rint(votes, out=votes)
-        # Of several values for one place the last is kept: backwards, that is the first met.
+        # Of several assignments to one entry the last counts, so assign from far to near.
         k, rows = voters.shape[1], np.arange(len(voters))[:, None]
         votes[rows, voters[:, ::-1]] += (1 - np.arange(k) / k)[::-1] / 10
         votes *= 1e-9
@@ -105,12 +105,12 @@ class _Voting(EmbeddingClassifier):
         return scores / scores.sum(axis=1, keepdims=True)
 
     def _logits(self, scores: np.ndarray) -> np.ndarray:
-        # As if a tenth of the votes were for no class in particular: a class without votes is unlikely, not impossible.
+        # Adds a tenth of the votes spread over all classes, so that a class without votes is unlikely, not impossible.
         return np.log(scores + 0.1 / scores.shape[1])
 
 
 class PluralityVoting(_Voting):
-    """Each of the nearest examples has one vote; k is capped at the shots of a class (Nakata et al., 2022).
+    """One vote per neighbour; k is at most the number of shots (Nakata et al., 2022).
 
     Args:
         k: number of neighbours.

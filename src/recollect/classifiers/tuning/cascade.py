@@ -1,5 +1,4 @@
-"""CasPL's cascade: prompts that bring a small model nearer to a larger one on pictures without labels, then any other
-prompt learner behind them."""
+"""CasPL: prompts that distil a larger model on unlabelled pictures, followed by another prompt learner."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,10 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recollect.classifiers.heads.trained import Schedule
+from recollect.classifiers.texts import learned_scale
 from recollect.classifiers.tuning.classifier import TunedClassifier
-from recollect.classifiers.tuning.learners import DEPTH, Learner, Lesson, PromptLearning, PromptSRC, Tokens, _layers
+from recollect.classifiers.tuning.learners import DEPTH, Learner, PromptLearning, PromptSRC, PromptTask, Tokens, _layers
 from recollect.classifiers.tuning.prompts import Prompts, check_family, prompt_tokens
-from recollect.classifiers.tuning.shots import Crops, LabelledPictures, descend, frozen_copy, learned_factor
+from recollect.classifiers.tuning.shots import Crops, LabelledPictures, descend, frozen_copy
 from recollect.classifiers.tuning.weights import TEMPLATE
 from recollect.core.types import ImageLike
 from recollect.data.prompts import fill
@@ -22,11 +22,11 @@ from recollect.models.transformers.encoder import TransformersEncoder
 
 @dataclass(frozen=True)
 class BoostingPrompts:
-    """CasPL's first phase (Wu et al., 2024): tokens in both towers under which a small model's probabilities match
-    those of a larger one, on all pictures of the domain, without labels.
+    """CasPL's first phase (Wu et al., 2024): tokens in both towers that match a small model's probabilities to those of
+    a larger one on unlabelled pictures of the domain.
 
-    The paper gives the plan (KL between the logits, then frozen); its constants are not public, so these are ours: 8
-    tokens in the first 9 blocks, 20 epochs of SGD, the larger model's zero-shot probabilities at its own scale.
+    The paper defines the loss (KL between the logits); its constants are not public. Ours: 8 tokens in the first 9
+    blocks, 20 epochs of SGD, the larger model's zero-shot probabilities at its own scale.
 
     Attributes:
         tokens, depth: of each tower.
@@ -50,24 +50,24 @@ class BoostingPrompts:
     def fit(
         self, encoder: DualEncoder, teacher: DualEncoder, pictures: Sequence[ImageLike], names: tuple[str, ...]
     ) -> Prompts:
-        """Learn from the larger ``teacher`` on ``pictures``, whose labels nobody gives.
+        """Learn from the larger ``teacher`` on unlabelled ``pictures``.
 
-        Both see the same crop. The teacher's transform may be another: it is given the crop as a picture.
+        Both see the same crop; the teacher gets it as a picture, since its transform may differ.
         """
         frozen = frozen_copy(encoder)
         check_family(frozen, image=True)
         start = [_layers(frozen, tower, "", self.tokens, self.depth, self.seed) for tower in ("text", "image")]
         learner = Tokens(*start).to(frozen.device)
         tokens = prompt_tokens(frozen, [fill(self.template, name) for name in names], self.tokens)
-        lesson = Lesson(frozen, names, learned_factor(encoder), tokens)
+        task = PromptTask(frozen, names, learned_scale(encoder), tokens)
         texts = teacher.embed_texts([fill(self.template, name) for name in names])
-        wanted, crops = learned_factor(teacher), Crops(frozen, pictures, self.flip, self.seed).stream()
+        wanted, crops = learned_scale(teacher), Crops(frozen, pictures, self.flip, self.seed).stream()
 
         def loss(rows: Tensor) -> Tensor:
             pixels = crops(rows)
             shown = teacher.embed_images(_as_bytes(frozen, pixels))
             targets = F.log_softmax(wanted * shown @ texts.T, dim=1).to(pixels.device)
-            return match_loss(learner, lesson, pixels, targets)
+            return match_loss(learner, task, pixels, targets)
 
         optimiser = torch.optim.SGD(learner.parameters(), lr=self.learning_rate, momentum=0.9, weight_decay=5e-4)
         epochs = max(1, round(self.effort * self.epochs)) if self.epochs and self.effort else 0
@@ -75,15 +75,15 @@ class BoostingPrompts:
         return learner.prompts().detached()
 
 
-def match_loss(learner: Learner, lesson: Lesson, pixels: Tensor, targets: Tensor) -> Tensor:
-    """Mean over pictures of ``KL(teacher || student)`` between class probabilities; ``targets`` are logarithms."""
-    images, texts = (F.normalize(raw, dim=1) for raw in learner(lesson, pixels))
-    found = F.log_softmax(lesson.scale * images @ texts.T, dim=1)
+def match_loss(learner: Learner, task: PromptTask, pixels: Tensor, targets: Tensor) -> Tensor:
+    """Mean over pictures of ``KL(teacher || student)``; ``targets`` are log probabilities."""
+    images, texts = (F.normalize(raw, dim=1) for raw in learner(task, pixels))
+    found = F.log_softmax(task.scale * images @ texts.T, dim=1)
     return F.kl_div(found, targets, reduction="batchmean", log_target=True)
 
 
 def _as_bytes(encoder: TransformersEncoder, pixels: Tensor) -> list[ImageLike]:
-    """Crops as pictures again."""
+    """Crops converted back to pictures."""
     transform = encoder.transform
     mean, std = (torch.tensor(values, device=pixels.device).view(3, 1, 1) for values in (transform.mean, transform.std))
     rounded = ((pixels.float() * std + mean) * 255).round().clamp(0, 255).byte()
@@ -92,8 +92,9 @@ def _as_bytes(encoder: TransformersEncoder, pixels: Tensor) -> list[ImageLike]:
 
 @dataclass(frozen=True)
 class CascadedPrompts:
-    """CasPL: `BoostingPrompts` on unlabelled pictures, frozen, and another learner's prompts behind them, whose loss is
-    as it was. It reads more pictures than the shots, and a larger model: its figures stand apart from few-shot ones.
+    """CasPL: frozen `BoostingPrompts`, then another learner with its own loss.
+
+    It uses unlabelled pictures and a larger model, so its figures are not comparable with few-shot ones.
 
     Attributes:
         boosting: the first phase.

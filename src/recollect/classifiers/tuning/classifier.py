@@ -1,4 +1,4 @@
-"""What tuning leaves: an encoder, perhaps with prompts in it, and one text embedding for each class."""
+"""The result of tuning: an encoder, learned prompts if any, and one text embedding per class."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,15 +26,15 @@ TUNED_FORMAT = 1
 
 @dataclass(frozen=True)
 class TunedClassifier:
-    """Classifies pictures by the nearest class text, both as tuned.
+    """Classifies pictures by the nearest class text after tuning.
 
     Attributes:
-        encoder: the tuned copy; one without prompts is a model like any other (`DualEncoder.save`).
+        encoder: the tuned copy; without prompts it can be saved like any model (`DualEncoder.save`).
         names: of the classes.
         texts: unit-norm class embeddings (classes, width).
         scale: factor of the cosines.
-        prompts: that stand in the towers while they embed.
-        template: what a class text is, with ``{}`` for the name; None where each class learned tokens of its own.
+        prompts: learned tokens of the towers.
+        template: class text with ``{}`` for the name; None if each class learned its own tokens.
     """
 
     encoder: TransformersEncoder
@@ -51,20 +51,20 @@ class TunedClassifier:
 
     @torch.no_grad()
     def embed_names(self, names: Sequence[str]) -> Float[Tensor, "n width"]:
-        """Unit-norm embeddings of names, also others than those learned, by the tuned text tower.
+        """Unit-norm embeddings of any names by the tuned text tower.
 
         Raises:
-            ValueError: each class learned tokens of its own, so that other names have none.
+            ValueError: each class learned its own tokens, so other names have none.
         """
         if self.template is None:
-            raise ValueError("each class learned tokens of its own: other names have none")
+            raise ValueError("each class learned its own tokens: other names have none")
         return class_texts(self.encoder, names, self.template, self.prompts)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the model, its prompts and the classes into a folder, whole or not at all; `open` reads it.
+        """Write model, prompts and classes into a new folder, atomically.
 
         Raises:
-            UserError: something is there already.
+            UserError: the folder exists.
         """
         with fresh_folder(folder, "tuned classifier") as unfinished:
             self.encoder.save(unfinished / "model")
@@ -80,10 +80,10 @@ class TunedClassifier:
 
     @classmethod
     def open(cls, folder: str | Path, device: str | None = None) -> "TunedClassifier":
-        """Read what `save` wrote.
+        """Open a saved classifier.
 
         Raises:
-            UserError: not such a folder, or damaged.
+            UserError: not a tuned classifier, or damaged.
         """
         folder = Path(folder)
         about = read_json(folder / "tuned.json")
@@ -105,18 +105,18 @@ class TunedClassifier:
         return cls(encoder, tuple(about["names"]), tensors["texts"], about["scale"], prompts, about["template"])
 
     def scores(self, images: Sequence[ImageLike]) -> Float[np.ndarray, "n classes"]:
-        """``scale`` times the cosines to the class texts; a softmax of them is the trained probability."""
+        """``scale`` times the cosines to the class texts: logits of the trained probabilities."""
         return (self.scale * self.embed_images(images) @ self.texts.T).numpy()
 
     def predict(self, images: Sequence[ImageLike]) -> list[str]:
-        """The likeliest name for each picture."""
+        """The most probable name of each picture."""
         return [self.names[place] for place in self.scores(images).argmax(axis=1)]
 
 
 def class_texts(
     encoder: TransformersEncoder, names: Sequence[str], template: str, prompts: Sequence[Prompts] = ()
 ) -> Float[Tensor, "classes width"]:
-    """Unit-norm class embeddings under prompts."""
+    """Unit-norm class embeddings, with learned prompts if given."""
     texts = [fill(template, name) for name in names]
     room = sum(each.text_tokens for each in prompts)
     with prompted(encoder, prompts):
@@ -125,5 +125,5 @@ def class_texts(
 
 @torch.no_grad()
 def unit_texts(raw: Tensor) -> Float[Tensor, "classes width"]:
-    """Unit-norm float32 on the CPU, without graph."""
+    """Detached unit-norm float32 rows on the CPU."""
     return F.normalize(raw.detach().float(), dim=1).cpu()

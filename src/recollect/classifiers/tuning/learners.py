@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recollect.classifiers.heads.trained import Schedule
+from recollect.classifiers.texts import learned_scale
 from recollect.classifiers.tuning.classifier import TunedClassifier, class_texts
 from recollect.classifiers.tuning.prompts import (
     Prompts,
@@ -20,7 +21,7 @@ from recollect.classifiers.tuning.prompts import (
     token_width,
     word_vectors,
 )
-from recollect.classifiers.tuning.shots import Crops, LabelledPictures, class_loss, descend, frozen_copy, learned_factor
+from recollect.classifiers.tuning.shots import Crops, LabelledPictures, class_loss, descend, frozen_copy
 from recollect.classifiers.tuning.weights import TEMPLATE
 from recollect.core.seeding import torch_generator
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
@@ -28,22 +29,22 @@ from recollect.models.dual import DualEncoder
 from recollect.models.transformers.encoder import TransformersEncoder
 
 DEPTH = 9
-"""Blocks that MaPLe and PromptSRC give tokens of their own."""
+"""Number of blocks with tokens in MaPLe and PromptSRC."""
 
-_SPREAD = 0.02  # of the normal distribution that tokens are drawn from
+_SPREAD = 0.02  # standard deviation of random initial tokens
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """What a learner may read while it learns.
+class PromptTask:
+    """Inputs of a learner's loss.
 
     Attributes:
         encoder: frozen.
         names: of the classes.
         scale: factor of the cosines.
         tokens: of the class texts, with room for the prompts.
-        before: learners that stand in front and are frozen (CasPL).
-        references: unit-norm class embeddings of the model without prompts, where the learner keeps to them.
+        before: frozen prompts that come first (CasPL).
+        references: unit-norm class embeddings of the model without prompts, for losses that use them.
     """
 
     encoder: TransformersEncoder
@@ -59,16 +60,16 @@ class Learner(nn.Module, ABC):
 
     @abstractmethod
     def prompts(self) -> Prompts:
-        """The tokens as they are now, with a graph."""
+        """The current tokens, with gradients."""
 
-    def forward(self, lesson: Lesson, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Raw embeddings of pictures and classes under the prompts."""
-        with prompted(lesson.encoder, (*lesson.before, self.prompts())):
-            return lesson.encoder.encode_images(pixels), lesson.encoder.encode_texts(lesson.tokens)
+    def forward(self, task: PromptTask, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Raw embeddings of pictures and classes with the prompts."""
+        with prompted(task.encoder, (*task.before, self.prompts())):
+            return task.encoder.encode_images(pixels), task.encoder.encode_texts(task.tokens)
 
 
 class Tokens(Learner):
-    """Tokens that are learned one by one, independently of each other."""
+    """Independent tokens."""
 
     def __init__(self, text: Sequence[Tensor], image: Sequence[Tensor] = ()) -> None:
         super().__init__()
@@ -79,7 +80,7 @@ class Tokens(Learner):
 
 
 class CoupledTokens(Learner):
-    """Tokens of the image tower that are linear maps of those of the text tower, layer by layer (MaPLe)."""
+    """Image tokens that are linear maps of the text tokens, layer by layer (MaPLe)."""
 
     def __init__(self, text: Sequence[Tensor], maps: Sequence[nn.Linear]) -> None:
         super().__init__()
@@ -92,15 +93,15 @@ class CoupledTokens(Learner):
 
 @dataclass(frozen=True, kw_only=True)
 class PromptLearning(ABC):
-    """How prompts are learned: by SGD with momentum 0.9 and weight decay 5e-4, a cosine after one epoch at 1e-5, random
-    crops; the towers stay as they are, and what the last epoch leaves counts.
+    """Learns prompts of frozen towers by SGD with momentum 0.9, weight decay 5e-4, a cosine after one epoch at 1e-5 and
+    random crops.
 
     Attributes:
         learning_rate, batch: of SGD.
-        epochs: None takes the published number.
+        epochs: the published number by default.
         flip: mirror half of the crops.
-        effort: share of the published epochs, at least one.
-        seed: of start, crops and order.
+        effort: share of the published epochs; at least one is run.
+        seed: of initialisation, crops and order.
     """
 
     learning_rate: float = 2e-3
@@ -111,57 +112,57 @@ class PromptLearning(ABC):
     seed: int = 0
 
     reads_images = False
-    """Whether the image tower gets tokens too."""
+    """Whether the image tower has tokens too."""
 
     @abstractmethod
     def start(self, encoder: TransformersEncoder, shots: LabelledPictures) -> Learner:
-        """The learner as it begins."""
+        """The initial learner."""
 
     @property
     def text(self) -> str:
-        """What stands behind the learned tokens, with ``{}`` for the name."""
+        """Text after the learned tokens, with ``{}`` for the name."""
         return "{}."
 
     @property
     @abstractmethod
     def room(self) -> int:
-        """Tokens before each text."""
+        """Number of tokens before each text."""
 
     def usual_epochs(self, shots: int) -> int:
         """The published number of epochs."""
         return 50
 
-    def loss(self, lesson: Lesson, learner: Learner, pixels: Tensor, labels: Tensor) -> Tensor:
-        """What is minimised; here the cross-entropy of the classes."""
-        images, texts = learner(lesson, pixels)
-        return class_loss(images, texts, labels, lesson.scale)
+    def loss(self, task: PromptTask, learner: Learner, pixels: Tensor, labels: Tensor) -> Tensor:
+        """The loss; by default the cross-entropy of the classes."""
+        images, texts = learner(task, pixels)
+        return class_loss(images, texts, labels, task.scale)
 
     def references(self, encoder: TransformersEncoder, names: Sequence[str]) -> Tensor | None:
-        """Class embeddings of the frozen model that the loss reads; None where it reads none."""
+        """Class embeddings of the frozen model, if the loss uses them."""
         return None
 
     def fit(self, encoder: DualEncoder, shots: LabelledPictures, before: tuple[Prompts, ...] = ()) -> TunedClassifier:
         """Learn prompts for ``shots``.
 
         Args:
-            before: frozen prompts of another learner that stand in front (CasPL).
+            before: frozen prompts of another learner that come first (CasPL).
 
         Raises:
-            UserError: a model whose towers take no tokens.
+            UserError: the model's towers cannot have tokens.
         """
         frozen = frozen_copy(encoder)
         check_family(frozen, self.reads_images)
         room = sum(each.text_tokens for each in before) + self.room
         tokens = prompt_tokens(frozen, [fill(self.text, name) for name in shots.names], room)
         references = self.references(frozen, shots.names)
-        lesson = Lesson(frozen, shots.names, learned_factor(encoder), tokens, before, references)
+        task = PromptTask(frozen, shots.names, learned_scale(encoder), tokens, before, references)
         learner = self.start(frozen, shots).to(frozen.device)
-        self._learn(lesson, learner, shots)
-        return self._classifier(lesson, learner, shots)
+        self._learn(task, learner, shots)
+        return self._classifier(task, learner, shots)
 
-    def _learn(self, lesson: Lesson, learner: Learner, shots: LabelledPictures) -> None:
-        crops = Crops(lesson.encoder, shots.pictures, self.flip, self.seed).stream()
-        labels = torch.from_numpy(shots.labels).to(lesson.encoder.device)
+    def _learn(self, task: PromptTask, learner: Learner, shots: LabelledPictures) -> None:
+        crops = Crops(task.encoder, shots.pictures, self.flip, self.seed).stream()
+        labels = torch.from_numpy(shots.labels).to(task.encoder.device)
         usual = self.usual_epochs(shots.shots) if self.epochs is None else self.epochs
         epochs = max(1, round(self.effort * usual)) if usual and self.effort else 0
         optimiser = torch.optim.SGD(learner.parameters(), lr=self.learning_rate, momentum=0.9, weight_decay=5e-4)
@@ -169,7 +170,7 @@ class PromptLearning(ABC):
         descend(
             f"tune {type(self).__name__.lower()}",
             optimiser,
-            lambda rows: self.loss(lesson, learner, crops(rows), labels[rows]),
+            lambda rows: self.loss(task, learner, crops(rows), labels[rows]),
             len(labels),
             Schedule(epochs, self.batch, 1e-5),
             self.seed,
@@ -179,15 +180,15 @@ class PromptLearning(ABC):
             average.finish()
 
     def averaging(self, learner: Learner, epochs: int, steps: int) -> "EpochAverage | None":
-        """What the final prompts are averaged by; None takes the last epoch's."""
+        """Average over epochs of the final prompts; None uses the last epoch."""
         return None
 
-    def _classifier(self, lesson: Lesson, learner: Learner, shots: LabelledPictures) -> TunedClassifier:
-        prompts, frozen = (*lesson.before, learner.prompts().detached()), lesson.encoder
+    def _classifier(self, task: PromptTask, learner: Learner, shots: LabelledPictures) -> TunedClassifier:
+        prompts, frozen = (*task.before, learner.prompts().detached()), task.encoder
         with torch.no_grad():
             texts = class_texts(frozen, shots.names, self.text, prompts)
         own = any(tokens.ndim == 3 for each in prompts for tokens in each.text)
-        return TunedClassifier(frozen, shots.names, texts, lesson.scale, prompts, None if own else self.text)
+        return TunedClassifier(frozen, shots.names, texts, task.scale, prompts, None if own else self.text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +197,7 @@ class CoOp(PromptLearning):
 
     Attributes:
         tokens: 16 as published, drawn from N(0, 0.02).
-        words: begin from these words' own embeddings instead, e.g. "a photo of a".
+        words: initialise from the embeddings of these words instead, e.g. "a photo of a".
         per_class: each class learns its own tokens.
     """
 
@@ -222,12 +223,11 @@ class CoOp(PromptLearning):
 
 @dataclass(frozen=True, kw_only=True)
 class KgCoOp(CoOp):
-    """KgCoOp (Yao et al., 2023): CoOp whose class embeddings are held near those of a template, by
-    ``8 (1 - mean cos(w, w_template))``.
+    """KgCoOp (Yao et al., 2023): CoOp with the penalty ``8 (1 - mean cos(w, w_template))`` on class embeddings.
 
     Attributes:
-        template: that the frozen embeddings are made with; published with the data set's own.
-        weight: of the distance.
+        template: of the frozen embeddings; the data set's own in the paper.
+        weight: of the penalty.
     """
 
     tokens: int = 4
@@ -242,24 +242,24 @@ class KgCoOp(CoOp):
     def references(self, encoder: TransformersEncoder, names: Sequence[str]) -> Tensor:
         return encoder.embed_texts([fill(self.template, name) for name in names]).to(encoder.device)
 
-    def loss(self, lesson: Lesson, learner: Learner, pixels: Tensor, labels: Tensor) -> Tensor:
-        images, texts = learner(lesson, pixels)
-        assert lesson.references is not None
-        near = (F.normalize(texts, dim=1) * lesson.references).sum(dim=1).mean()
-        return class_loss(images, texts, labels, lesson.scale) + self.weight * (1 - near)
+    def loss(self, task: PromptTask, learner: Learner, pixels: Tensor, labels: Tensor) -> Tensor:
+        images, texts = learner(task, pixels)
+        assert task.references is not None
+        near = (F.normalize(texts, dim=1) * task.references).sum(dim=1).mean()
+        return class_loss(images, texts, labels, task.scale) + self.weight * (1 - near)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaPLe(PromptLearning):
-    """MaPLe (Khattak et al., 2023): tokens in the first blocks of both towers; the image tower's are linear maps of the
-    text tower's, one map for each block.
+    """MaPLe (Khattak et al., 2023): tokens in the first blocks of both towers; those of the image tower are linear maps
+    of those of the text tower, one map per block.
 
-    The input's two tokens begin as "a photo", and "of a NAME." stays behind them; deeper ones begin from N(0, 0.02).
+    The two input tokens are initialised as "a photo", followed by "of a NAME."; deeper ones from N(0, 0.02).
 
     Attributes:
         tokens: of each block.
-        depth: blocks that have tokens; no more than a tower has.
-        words: that the input's tokens begin as.
+        depth: number of blocks with tokens.
+        words: initial input tokens.
     """
 
     learning_rate: float = 3.5e-3
@@ -286,7 +286,7 @@ class MaPLe(PromptLearning):
         inputs, outputs = token_width(encoder, "text"), token_width(encoder, "image")
         count = min(len(text), token_layers(encoder, "image"))
         maps = []
-        for number in range(count):  # as torch begins a Linear, from a generator of its own
+        for number in range(count):  # initialised like torch's Linear, with a separate generator
             made = nn.Linear(inputs, outputs).to(encoder.dtype)
             bound = inputs**-0.5
             for name, parameter in made.named_parameters():
@@ -299,17 +299,15 @@ class MaPLe(PromptLearning):
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSRC(PromptLearning):
-    """PromptSRC (Khattak et al., 2023): independent tokens in the first blocks of both towers, held to the frozen model
-    by three terms, and averaged over the epochs.
+    """PromptSRC (Khattak et al., 2023): independent tokens in the first blocks of both towers, with three penalties.
 
     ``CE + 25 mean|w - w_frozen| + 10 mean|f - f_frozen| + KL(p_frozen || p) / (B C)`` over entries of unit embeddings;
-    the frozen class embeddings are means over many templates. The final tokens are the mean over epochs with Gaussian
-    weights.
+    frozen class embeddings are means over many templates. Final tokens are a mean over epochs with Gaussian weights.
 
     Attributes:
         tokens: of each block in each tower.
-        depth: blocks that have tokens.
-        words: that the text tower's input begins as.
+        depth: number of blocks with tokens.
+        words: initial input tokens of the text tower.
         text_weight, image_weight: of the two distances.
         templates: of the frozen class embeddings.
         peak, spread: mean and standard deviation of the epochs' weights, in epochs.
@@ -340,15 +338,15 @@ class PromptSRC(PromptLearning):
         means = [encoder.embed_texts([fill(each, name) for each in self.templates]).mean(dim=0) for name in names]
         return F.normalize(torch.stack(means), dim=1).to(encoder.device)
 
-    def loss(self, lesson: Lesson, learner: Learner, pixels: Tensor, labels: Tensor) -> Tensor:
-        assert lesson.references is not None
+    def loss(self, task: PromptTask, learner: Learner, pixels: Tensor, labels: Tensor) -> Tensor:
+        assert task.references is not None
         with torch.no_grad():
-            frozen = F.normalize(lesson.encoder.encode_images(pixels), dim=1)
-            before = F.log_softmax(lesson.scale * frozen @ lesson.references.T, dim=1)
-        images, texts = (F.normalize(raw, dim=1) for raw in learner(lesson, pixels))
-        logits = lesson.scale * images @ texts.T
+            frozen = F.normalize(task.encoder.encode_images(pixels), dim=1)
+            before = F.log_softmax(task.scale * frozen @ task.references.T, dim=1)
+        images, texts = (F.normalize(raw, dim=1) for raw in learner(task, pixels))
+        logits = task.scale * images @ texts.T
         found = F.cross_entropy(logits, labels)
-        found = found + self.text_weight * (texts - lesson.references).abs().mean()
+        found = found + self.text_weight * (texts - task.references).abs().mean()
         found = found + self.image_weight * (images - frozen).abs().mean()
         divergence = F.kl_div(F.log_softmax(logits, dim=1), before, reduction="sum", log_target=True)
         return found + divergence / logits.numel()
@@ -359,11 +357,11 @@ class PromptSRC(PromptLearning):
 
 
 class EpochAverage:
-    """The mean of a learner's parameters over epochs with given weights.
+    """Weighted mean of a learner's parameters over epochs.
 
     Args:
-        weights: of each epoch, sum 1.
-        steps: of an epoch.
+        weights: of each epoch, with sum 1.
+        steps: per epoch.
     """
 
     def __init__(self, learner: Learner, weights: Sequence[float], steps: int) -> None:
@@ -380,7 +378,7 @@ class EpochAverage:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Put the mean in the parameters' place."""
+        """Replace the parameters by their mean."""
         for total, parameter in zip(self.sums, self.learner.parameters(), strict=True):
             parameter.copy_(total)
 
@@ -390,7 +388,7 @@ def _draw(shape: tuple[int, ...], seed: int, what: str, like: Tensor) -> Tensor:
 
 
 def _begin(encoder: TransformersEncoder, words: str, tokens: int, seed: int) -> Tensor:
-    """Tokens of the text tower's input: the words' own embeddings, as many as fit, and the rest drawn."""
+    """Initial input tokens of the text tower: embeddings of the words, and random ones for the rest."""
     drawn = _draw((tokens, token_width(encoder, "text")), seed, "text 0", next(encoder.parameters()))
     if words:
         vectors = word_vectors(encoder, words)[:tokens]
@@ -399,7 +397,7 @@ def _begin(encoder: TransformersEncoder, words: str, tokens: int, seed: int) -> 
 
 
 def _layers(encoder: TransformersEncoder, tower: str, words: str, tokens: int, depth: int, seed: int) -> list[Tensor]:
-    """Tokens of the first ``depth`` blocks of a tower, or of all it has."""
+    """Initial tokens of the first ``depth`` blocks of a tower, at most all."""
     like = next(encoder.parameters())
     width = token_width(encoder, tower)
     count = min(depth, token_layers(encoder, tower))

@@ -1,4 +1,4 @@
-"""Tuning methods by their names in tables."""
+"""Tuning methods by name."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -11,7 +11,7 @@ from recollect.models.dual import DualEncoder
 
 
 class TuningMethod(Protocol):
-    """Settings of a method, and what fits it."""
+    """Settings of a method, with ``fit``."""
 
     def fit(self, encoder: DualEncoder, shots: LabelledPictures) -> TunedClassifier:
         """Tune a copy of ``encoder``."""
@@ -19,7 +19,7 @@ class TuningMethod(Protocol):
 
 
 MakeTuning = Callable[[float, bool, int], TuningMethod]
-"""From the share of the published steps, whether crops are mirrored, and the seed."""
+"""From effort (share of the published steps), flip and seed to a method."""
 
 TUNING_METHODS: Mapping[str, MakeTuning] = {
     "clip-lora": lambda effort, flip, seed: ClipLora(effort=effort, flip=flip, seed=seed),
@@ -29,7 +29,6 @@ TUNING_METHODS: Mapping[str, MakeTuning] = {
     "maple": lambda effort, flip, seed: MaPLe(effort=effort, flip=flip, seed=seed),
     "promptsrc": lambda effort, flip, seed: PromptSRC(effort=effort, flip=flip, seed=seed),
 }
-"""Each with the constants of its public code; they need pictures, not embeddings. `CascadedPrompts` (``caspl``) needs a
-larger model and pictures without labels besides."""
+"""Methods with the constants of their public code; `CascadedPrompts` (``caspl``) also needs a larger model."""
 
 CASCADE = "caspl"

@@ -1,9 +1,9 @@
-"""Learned tokens inside both towers of a CLIP or SigLIP of transformers, by hooks: no weight is touched.
+"""Learned tokens inside both towers of a CLIP or SigLIP of transformers, by hooks.
 
-Texts: room for n tokens is made before the text, behind the start token where the tokenizer writes one, so that
-positions, masks and the search for the end token stay right; the learned vectors take the place of the token embeddings
-there (positions are added), and of what deeper layers are given there. Pictures: n tokens are appended behind the
-patches; deeper layers find theirs in the same places; a pooling that reads all tokens is not shown them.
+Texts: n filler tokens are inserted after the start token (if any), so that positions, masks and the search for the end
+token remain correct; learned vectors replace their embeddings (plus positions) and the inputs of deeper layers there.
+Pictures: n tokens are appended to the patches and replaced in deeper layers; they are removed before a pooling that
+reads all tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,12 +22,11 @@ from recollect.models.transformers.families import is_naflex, is_siglip, pooling
 
 @dataclass(frozen=True)
 class Prompts:
-    """Tokens of one learner, layer by layer: the first entry enters at the input, the next replaces it in the second
-    block, and so on; after the last one what the block before made of them goes on.
+    """Tokens of one learner: the first entry is inserted at the input, each next one replaces it in the next block.
 
     Attributes:
-        text: of each of the first layers (tokens, width), or for every class its own (classes, tokens, width).
-        image: the same of the image tower (tokens, width).
+        text: of each of the first blocks (tokens, width), or separate for each class (classes, tokens, width).
+        image: the same for the image tower (tokens, width).
     """
 
     text: tuple[Float[Tensor, "*classes tokens width"], ...] = ()
@@ -35,50 +34,48 @@ class Prompts:
 
     @property
     def text_tokens(self) -> int:
-        """Tokens before each text."""
+        """Number of tokens before each text."""
         return self.text[0].shape[-2] if self.text else 0
 
     @property
     def image_tokens(self) -> int:
-        """Tokens behind each picture's patches."""
+        """Number of tokens after each picture's patches."""
         return self.image[0].shape[-2] if self.image else 0
 
     def detached(self) -> "Prompts":
-        """The same values without graph."""
+        """A detached copy."""
         return Prompts(*(tuple(each.detach().clone() for each in side) for side in (self.text, self.image)))
 
 
 def check_family(encoder: TransformersEncoder, image: bool = False) -> None:
-    """Raise UserError unless tokens can be put into this model's towers."""
+    """Raise UserError unless this model's towers can have tokens."""
     config = encoder.model.config
     if pooling(config) == "first" or not hasattr(encoder.model.text_model, "embeddings"):
-        raise UserError("prompts can be learned in CLIP and SigLIP models; this one's text tower is of another kind.")
+        raise UserError("prompts need a CLIP or SigLIP model; this text tower is of another kind.")
     if image and (is_naflex(config) or not hasattr(encoder.model.vision_model, "post_layernorm")):
-        raise UserError(
-            "prompts cannot be put into this model's image tower. Take a method for texts alone, e.g. coop."
-        )
+        raise UserError("this image tower cannot have prompts. Choose a method for texts only, e.g. coop.")
 
 
 def token_width(encoder: TransformersEncoder, tower: str) -> int:
-    """Width of a tower's tokens."""
+    """Token width of a tower."""
     config = encoder.model.config
     return int((config.text_config if tower == "text" else config.vision_config).hidden_size)
 
 
 def token_layers(encoder: TransformersEncoder, tower: str) -> int:
-    """Blocks of a tower."""
+    """Number of blocks of a tower."""
     return len((encoder.model.text_model if tower == "text" else encoder.model.vision_model).encoder.layers)
 
 
 def first_place(encoder: TransformersEncoder) -> int:
-    """Where the tokens before a text begin: behind CLIP's start token; SigLIP has none."""
+    """Position of the first prompt token: after CLIP's start token; SigLIP has none."""
     return 0 if is_siglip(encoder.model.config) else 1
 
 
 def prompt_tokens(encoder: TransformersEncoder, texts: Sequence[str], room: int) -> dict[str, Tensor]:
-    """Token ids of texts with ``room`` places for prompts before them; the total length stays the tower's.
+    """Token ids of texts with ``room`` filler tokens for prompts; the total length remains the tower's.
 
-    The places hold a token of the text, so that nothing takes them for its end.
+    The filler is a token of the text, so that it cannot be taken for the end token.
     """
     start, form = first_place(encoder), encoder.text
     tokens = encoder.tokenizer(
@@ -95,7 +92,7 @@ def prompt_tokens(encoder: TransformersEncoder, texts: Sequence[str], room: int)
 
 
 def word_vectors(encoder: TransformersEncoder, words: str) -> Float[Tensor, "tokens width"]:
-    """The token embeddings of some words, to begin from."""
+    """Token embeddings of words, as initial prompts."""
     ids = encoder.tokenizer(words, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
     embedding = encoder.model.text_model.embeddings.token_embedding
     return embedding(ids.to(encoder.device)).detach().clone()
@@ -103,9 +100,9 @@ def word_vectors(encoder: TransformersEncoder, words: str) -> Float[Tensor, "tok
 
 @contextmanager
 def prompted(encoder: TransformersEncoder, prompts: Sequence[Prompts]) -> Iterator[None]:
-    """Let the towers read the tokens of one learner or, in cascade, of several, while the block runs.
+    """Insert the tokens of one or several learners into the towers within the block.
 
-    Texts must come from `prompt_tokens` with room for all of them; the first learner's stand first.
+    Texts must come from `prompt_tokens` with room for all of them.
     """
     with ExitStack() as stack:
         _prompt_texts(encoder, [each for each in prompts if each.text], stack)
@@ -144,7 +141,7 @@ def _prompt_images(encoder: TransformersEncoder, prompts: Sequence[Prompts], sta
         return (given[0][:, : -sum(counts)], *given[1:])
 
     stack.callback(tower.embeddings.register_forward_hook(at_input).remove)
-    if is_siglip(encoder.model.config):  # its pooling attends to every token; CLIP's reads the first
+    if is_siglip(encoder.model.config):  # its pooling attends to all tokens; CLIP's reads the first
         stack.callback(tower.post_layernorm.register_forward_pre_hook(before_pooling).remove)
     _replace_deeper(tower.encoder.layers, [each.image for each in prompts], starts, stack)
 
@@ -165,7 +162,7 @@ def _replace_deeper(
 
 
 def _put(states: Tensor, vectors: Tensor, start: int) -> Tensor:
-    """``states`` (n, tokens, width) with ``vectors`` in the places from ``start`` on."""
+    """``states`` (n, tokens, width) with ``vectors`` from position ``start`` on."""
     start = start % states.shape[1]
     vectors = vectors.to(states.dtype).expand(len(states), -1, -1)
     return torch.cat([states[:, :start], vectors, states[:, start + vectors.shape[1] :]], dim=1)

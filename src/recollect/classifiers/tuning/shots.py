@@ -1,4 +1,4 @@
-"""What tuning reads: a few labelled pictures, in a new crop each time, and the classes' names."""
+"""Labelled pictures, random crops and the training loop of tuning."""
 
 import copy
 import math
@@ -15,7 +15,7 @@ from recollect.classifiers.heads.trained import Schedule, fit_by_gradient
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed, seed_default_generators
-from recollect.core.types import TEXT_SCALE, ImageLike
+from recollect.core.types import ImageLike
 from recollect.models.dual import DualEncoder
 from recollect.models.transformers.encoder import TransformersEncoder
 
@@ -38,43 +38,36 @@ class LabelledPictures:
         if len(self.pictures) != len(self.labels):
             raise ValueError(f"{len(self.pictures)} pictures, but {len(self.labels)} labels")
         if len(self.names) < 2 or set(np.unique(self.labels).tolist()) != set(range(len(self.names))):
-            raise ValueError(f"labels are 0 to {len(self.names) - 1}, each at least once, of two classes or more")
+            raise ValueError(f"labels must be 0 to {len(self.names) - 1}, each at least once, of two or more classes")
         if any(isinstance(picture, np.ndarray) and picture.ndim == 1 for picture in self.pictures):
-            raise UserError("tuning needs pictures, and these are vectors. Take a method that reads embeddings.")
+            raise UserError("tuning needs pictures, got vectors. Choose a method that reads embeddings.")
 
     @property
     def shots(self) -> int:
-        """Examples of a class, on average, at least one."""
+        """Average number of examples per class, at least one."""
         return max(1, round(len(self.labels) / len(self.names)))
 
 
 def frozen_copy(encoder: DualEncoder) -> TransformersEncoder:
-    """A copy that tuning may change, with nothing that learns yet.
+    """A copy to tune, with all parameters frozen.
 
     Raises:
         UserError: not a model of transformers.
     """
     if not isinstance(encoder, TransformersEncoder):
-        raise UserError("tuning is for CLIP and SigLIP checkpoints of transformers, and this model is another.")
+        raise UserError("tuning needs a CLIP or SigLIP checkpoint of transformers.")
     twin = copy.deepcopy(encoder).eval()
     twin.requires_grad_(False)
     return twin
 
 
-def learned_factor(encoder: DualEncoder) -> float:
-    """The model's own factor of the cosines; CLIP's where it stores none. SigLIP's bias is the same for all classes."""
-    return float(encoder.scale or TEXT_SCALE)
-
-
 @dataclass(frozen=True)
 class Crops:
-    """Random crops of 8 to 100 % of each picture's area, half of them mirrored, as all published recipes have them.
+    """Random crops of 8 to 100 % of each picture's area, half of them mirrored, as in all published recipes.
 
     Attributes:
-        encoder: whose transform they end in.
-        pictures: to draw from.
-        flip: off for letters, signs and maps.
-        seed: of the draws.
+        encoder: its transform is applied to the crops.
+        flip: mirror half of the crops; wrong for letters, signs and maps.
     """
 
     encoder: DualEncoder
@@ -83,7 +76,7 @@ class Crops:
     seed: int = 0
 
     def stream(self) -> Callable[[Tensor], Tensor]:
-        """A function from rows to new crops of them, pixels (rows, 3, size, size) on the encoder's device."""
+        """A function from rows to new crops, pixels (rows, 3, size, size) on the encoder's device."""
         transform = replace(self.encoder.transform, training=True, scale=(0.08, 1.0), flip=self.flip)
         random = np.random.default_rng(derive_seed("crops", self.seed))
 
@@ -95,12 +88,12 @@ class Crops:
 
 
 def class_loss(images: Tensor, texts: Tensor, labels: Tensor, scale: float) -> Tensor:
-    """Cross-entropy of the classes at ``scale`` times the cosines of raw embeddings (n, width), (classes, width)."""
+    """Cross-entropy of ``scale`` times the cosines of raw embeddings (n, width) and (classes, width)."""
     return F.cross_entropy(scale * F.normalize(images, dim=1) @ F.normalize(texts, dim=1).T, labels)
 
 
 def by_steps(steps: int, count: int, batch: int, warm_up: float | None = None) -> Schedule:
-    """The passes over ``count`` rows that make at least ``steps`` steps; none for no steps."""
+    """A schedule of at least ``steps`` steps over ``count`` rows."""
     return Schedule(math.ceil(steps / max(1, math.ceil(count / batch))), batch, warm_up)
 
 
@@ -113,13 +106,13 @@ def descend(
     seed: int,
     after: Callable[[float], None] | None = None,
 ) -> None:
-    """Train on shuffled rows along a cosine; the same seed gives the same steps.
+    """Train on shuffled rows; the same seed gives the same steps.
 
     Args:
-        what: for the progress line.
-        loss: of the rows that it is given.
-        count: how many rows there are.
-        after: called after each step with its rate.
+        what: title of the progress line.
+        loss: from row indices to the loss.
+        count: number of rows.
+        after: called after each step with its learning rate.
     """
     steps = schedule.epochs * math.ceil(count / schedule.batch)
     generator = torch.Generator().manual_seed(derive_seed("tuning", seed) % 2**63)
@@ -135,7 +128,7 @@ def descend(
 
 @contextmanager
 def own_randomness(seed: int) -> Iterator[None]:
-    """Dropout and such draw from ``seed`` inside, and the caller's draws go on untouched."""
+    """Seeds dropout inside the block and restores the caller's random state."""
     with torch.random.fork_rng(devices=[]):
         seed_default_generators(derive_seed("dropout", seed) % 2**63)
         yield

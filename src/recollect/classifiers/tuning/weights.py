@@ -1,4 +1,4 @@
-"""Tuning weights with a few pictures: CLIP-LoRA and 2SFS. The result is a model like any other."""
+"""Methods that tune weights: CLIP-LoRA and 2SFS."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from recollect.classifiers.texts import learned_scale
 from recollect.classifiers.tuning.classifier import TunedClassifier, unit_texts
 from recollect.classifiers.tuning.shots import (
     Crops,
@@ -15,7 +16,6 @@ from recollect.classifiers.tuning.shots import (
     class_loss,
     descend,
     frozen_copy,
-    learned_factor,
 )
 from recollect.core.seeding import torch_generator
 from recollect.data.prompts import fill
@@ -29,19 +29,19 @@ _ATTENDING = frozenset({"q_proj", "k_proj", "v_proj", "query", "key", "value", "
 
 
 def _embedder(encoder: TransformersEncoder, template: str) -> Callable[[tuple[str, ...]], Tensor]:
-    """From names to raw class embeddings, with a graph where something learns."""
+    """From names to raw class embeddings, with gradients."""
     return lambda names: encoder.encode_texts(encoder.tokenize([fill(template, name) for name in names]))
 
 
 @dataclass(frozen=True)
 class ClipLora:
-    """CLIP-LoRA (Zanella and Ben Ayed, 2024): low-rank changes of queries, keys and values in every block of both
-    towers, learned by the cross-entropy of the classes; the same settings for every data set and number of shots.
+    """CLIP-LoRA (Zanella and Ben Ayed, 2024): low-rank updates of queries, keys and values in every block of both
+    towers, trained by the cross-entropy of the classes, with the same settings for every data set and number of shots.
 
     Attributes:
-        rank: of the change ``B A / sqrt(rank)``; A begins Kaiming uniform, B zero.
-        dropout: of what A reads.
-        steps_per_shot: 500 as published; the rate follows a cosine over all of them.
+        rank: of the update ``B A / sqrt(rank)``; A starts Kaiming uniform, B zero.
+        dropout: of A's input.
+        steps_per_shot: 500 as published; the learning rate follows a cosine.
         learning_rate, weight_decay, batch: of AdamW.
         template: one prompt.
         flip: mirror half of the crops.
@@ -61,10 +61,10 @@ class ClipLora:
     seed: int = 0
 
     def fit(self, encoder: DualEncoder, shots: LabelledPictures) -> TunedClassifier:
-        """Tune a copy of ``encoder``; the changes are added to its weights."""
+        """Tune a copy of ``encoder``; the updates are merged into its weights."""
         tuned = frozen_copy(encoder)
         sites = {name: layer for name, layer in adapter_sites(tuned).items() if name.rpartition(".")[2] in _ATTENDING}
-        adapters, scale = self.start(sites), learned_factor(encoder)
+        adapters, scale = self.start(sites), learned_scale(encoder)
         crops = Crops(tuned, shots.pictures, self.flip, self.seed).stream()
         labels = torch.from_numpy(shots.labels).to(tuned.device)
         embed, learned = _embedder(tuned, self.template), [*adapters.down.values(), *adapters.up.values()]
@@ -104,12 +104,12 @@ class ClipLora:
 
 @dataclass(frozen=True)
 class TwoStageTuning:
-    """2SFS (Farina et al., 2025): first all LayerNorms of both towers learn, then, on the towers so tuned, the class
-    embeddings alone; the same settings for every data set and number of shots.
+    """2SFS (Farina et al., 2025): trains all LayerNorms of both towers, then only the class embeddings, with the same
+    settings for every data set and number of shots.
 
     Attributes:
-        steps_per_shot: 300 as published, of both stages together.
-        first_share: share of them that the norms learn in.
+        steps_per_shot: 300 as published, both stages together.
+        first_share: share of steps for the norms.
         learning_rate, weight_decay, batch: of AdamW, in each stage along a cosine.
         template: one prompt.
         flip: mirror half of the crops.
@@ -128,8 +128,8 @@ class TwoStageTuning:
     seed: int = 0
 
     def fit(self, encoder: DualEncoder, shots: LabelledPictures) -> TunedClassifier:
-        """Tune a copy of ``encoder``. Names that were not learned are embedded by its tuned text tower."""
-        tuned, scale = frozen_copy(encoder), learned_factor(encoder)
+        """Tune a copy of ``encoder``; other names are embedded by its tuned text tower."""
+        tuned, scale = frozen_copy(encoder), learned_scale(encoder)
         labels = torch.from_numpy(shots.labels).to(tuned.device)
         embed, steps = _embedder(tuned, self.template), self.effort * self.steps_per_shot * shots.shots
         first, second = (round(share * steps) for share in (self.first_share, 1 - self.first_share))

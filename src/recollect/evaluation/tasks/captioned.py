@@ -1,4 +1,4 @@
-"""Suites of captioned sets to search, by name: EFSA's nine."""
+"""Suites of captioned data sets: EFSA's nine."""
 
 import json
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ class CaptionedEntry:
 
     Attributes:
         name: as in ``--copies NAME=SOURCE``.
-        title, domain: as the paper prints them.
-        spec: address of the hub copy with its split; None where one needs a copy of one's own.
-        split: that is searched; own copies are asked for the same.
-        size: pictures, as printed there, rounded.
-        seen: whether the hub copy was read on a public page or in the paper; false means from memory.
+        title, domain: as in the paper.
+        spec: address of the hub copy with its split, if there is one.
+        split: that is searched, also of other copies.
+        size: number of pictures in the paper, rounded.
+        seen: whether the hub copy was found on a public page or in the paper; otherwise from memory.
     """
 
     name: str
@@ -34,7 +34,7 @@ class CaptionedEntry:
     seen: bool
 
     def address(self, place: str | None = None) -> str:
-        """Where it is read from: one's own copy, else the hub's.
+        """Address of the given copy, or of the hub copy.
 
         Raises:
             UserError: there is neither.
@@ -61,13 +61,13 @@ def captioned_suite(name: str) -> tuple[CaptionedEntry, ...]:
 def captioned_specs(
     name: str, copies: Sequence[str] = (), columns: Columns | None = None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Addresses of the sets of a suite that can be opened, and for the others why not.
+    """Addresses of the data sets of a suite that can be opened, and error messages of the others.
 
     Args:
-        copies: ``NAME=SOURCE`` of one's own.
+        copies: ``NAME=SOURCE`` of other copies.
 
     Raises:
-        UserError: no such suite or set, or none can be opened.
+        UserError: no such suite or data set, or none can be opened.
     """
     entries = captioned_suite(name)
     own = {}

@@ -1,4 +1,4 @@
-"""Public benchmark sets: the suites of the papers, by name, and how to open each set."""
+"""Public benchmark data sets: the suites of the papers, and how to open each data set."""
 
 import json
 import re
@@ -23,7 +23,7 @@ _NAME_RULES: Mapping[str, str] = {
     "wnid": r"^n\d{8}[-_]",  # "n02085620-Chihuahua"
     "place": r"^/?[a-z]/",  # "/a/apartment_building/outdoor"; further slashes become spaces
 }
-"""What to take away from a set's own class names."""
+"""Patterns to remove from a data set's class names."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,18 @@ class Entry:
 
     Attributes:
         name: of the set, as in ``recollect evaluate ... --data NAME``.
-        title: as the paper prints it.
+        title: as in the paper.
         type: what the pictures show.
         spec: address of the hub copy, in the form of `open_source`.
-        columns: columns of the hub copy that have unusual names.
+        columns: unusual column names of the hub copy.
         support, query: splits; ``support`` is None for a zero-shot set.
-        support_size, query_size, classes: as the paper prints them.
+        support_size, query_size, classes: as in the paper.
         metric: "top-1", "mean per class" or "mean average precision".
         licence: of the data.
-        tfds: name in TensorFlow Datasets, which the papers read.
-        seen: for hub, tfds and licence, whether it was read on a public page; false means from memory.
-        note: what else a reader should know.
-        several_labels: an image may show several classes, so that there is no single label to predict.
+        tfds: name in TensorFlow Datasets, which the papers used.
+        seen: whether hub, tfds and licence were read on a public page; otherwise from memory.
+        note: further remarks.
+        multilabel: an image may show several classes, so that there is no single label to predict.
     """
 
     name: str
@@ -61,25 +61,24 @@ class Entry:
     tfds: str
     seen: Mapping[str, bool]
     note: str = ""
-    several_labels: bool = False
+    multilabel: bool = False
     _names: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def open(self, place: str | None = None, templates: tuple[str, ...] = GENERAL_TEMPLATES) -> ClassificationTask:
         """Open the set as a task.
 
         Args:
-            place: your own copy, in the form of `open_source`; by default the copy on the hub. Its splits must have
-                the same names.
+            place: another source with the same splits (see `open_source`); the hub copy by default.
             templates: prompt templates for the class names.
 
         Raises:
-            UserError: it cannot be opened, its number of classes is not the paper's, or it has several labels an image.
+            UserError: it cannot be opened, its number of classes differs from the paper's, or it is multilabel.
         """
-        if self.several_labels:
+        if self.multilabel:
             raise UserError(
                 f"{self.name}: images have several labels; `recollect evaluate multilabel --data {self.spec}` tests it."
             )
-        # Columns are the hub copy's; one's own copy has the usual names.
+        # These columns are the hub copy's; other copies have the usual names.
         columns = Columns() if place else self.columns
         division = Division(support=self.support, query=self.query)
         task = classification_task(
@@ -143,7 +142,7 @@ def _entry(row: Mapping[str, Any]) -> Entry:
         tfds=facts["tfds"]["name"],
         seen={key: facts[key]["seen"] for key in ("hub", "tfds", "licence")},
         note=" ".join(note for note in (facts.get("note"), row.get("note")) if note),
-        several_labels=facts.get("several_labels", False),
+        multilabel=facts.get("multilabel", False),
         _names={key: facts[key] for key in ("names", "rename", "rename_by_index") if key in facts},
     )
 

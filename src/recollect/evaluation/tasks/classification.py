@@ -26,10 +26,9 @@ class ClassificationTask:
         class_names: readable names; labels of ``support`` and ``query`` index them.
         templates: prompt templates with ``{}`` for the class name.
         class_texts: explicit prompts of every class, in place of templates and names.
-        group: what is asked, where several tasks of a source belong together: ``script``, ``attributes``, ...
-        shift: how it departs from the task without one: ``faces``, ``styles``; ``names`` and ``synonyms`` ask the same
-            classes under both names.
-        metric: that its set is judged by.
+        group: kind of task, if a source has several: ``script``, ``attributes``, ...
+        shift: distribution shift: ``faces``, ``styles``; ``names`` and ``synonyms`` are the same classes under both.
+        metric: usual metric of the data set.
     """
 
     name: str
@@ -44,18 +43,18 @@ class ClassificationTask:
 
 
 RENAMED = ("names", "synonyms")
-"""The two shifts that ask the same classes under their usual names and under other words."""
+"""The two shifts with the same classes under their usual names and under synonyms."""
 
 
 @dataclass(frozen=True)
 class Division:
-    """Which images are examples and which are tested.
+    """Division of images into examples and tested ones.
 
     Attributes:
         support: split to draw examples from; None for a task without examples (zero-shot only).
         query: split to test on; None takes the test split, else the validation split.
-        within: divide this one split into both instead, class by class: for sets with a single split, and for those
-            whose classes (not images) are split, such as Omniglot.
+        within: divide this split into both instead, class by class, e.g. for data sets whose classes (not images) are
+            split, such as Omniglot.
         query_share: share of each class that ``within`` tests on.
         seed: of that division.
     """
@@ -77,17 +76,16 @@ def classification_task(
 ) -> ClassificationTask:
     """Open a labelled source as a task.
 
-    Classes are those that occur in either part, in the source's order, the same in both.
+    Both parts have the same classes, those that occur in either, in the source's order.
 
     Args:
         spec: a source with labels and class names (see `open_source`).
         name: of the task; by default the source's.
-        division: which images are examples and which are tested; where it names no tested split, ``?split=`` of the
-            address does.
+        division: into examples and tested images; ``?split=`` of the address is the tested split if it names none.
 
     Raises:
-        UserError: no such split, no class names, a test class without examples, a tested image that is an example too,
-            fewer than two classes.
+        UserError: no such split, no class names, a test class without examples, overlapping splits, or fewer than two
+            classes.
     """
     division = division or Division()
     support, query = _parts(spec, division, columns)
@@ -103,7 +101,7 @@ def classification_task(
             "classes are split instead of images, divide one split: --within test."
         )
     if len(present) < 2:
-        raise UserError(f"{spec}: only one class, '{names[present[0]]}'; there is nothing to tell apart")
+        raise UserError(f"{spec}: only one class, '{names[present[0]]}'. Two or more are needed.")
     kept = tuple(names[label] for label in present)
     renumber = np.full(len(names), NO_LABEL, dtype=np.int64)
     renumber[present] = np.arange(len(present))
@@ -122,7 +120,7 @@ def keep_classes(task: ClassificationTask, kept: np.ndarray) -> ClassificationTa
         kept: their labels, ascending; at least two.
     """
     if len(kept) < 2:
-        raise UserError(f"{task.name}: {len(kept)} classes are left; there is nothing to tell apart")
+        raise UserError(f"{task.name}: only {len(kept)} classes are left. Two or more are needed.")
     renumber = np.full(len(task.class_names), NO_LABEL, dtype=np.int64)
     renumber[kept] = np.arange(len(kept))
     names = tuple(task.class_names[label] for label in kept)
@@ -137,8 +135,8 @@ def keep_classes(task: ClassificationTask, kept: np.ndarray) -> ClassificationTa
 def class_name_shift(task: ClassificationTask) -> tuple[ClassificationTask, ClassificationTask]:
     """The same images under their usual class names and under synonyms (prefix conditioning, appendix B).
 
-    Only classes with a synonym that is not nearly the name itself are kept: one that shares no word with it and
-    whose spelling is less than 0.7 alike (`difflib`). The source must have been opened with a column of synonyms.
+    Only classes with a synonym that shares no word with the name and has a similarity below 0.7 (`difflib`) are kept.
+    The source must have a column of synonyms.
 
     Raises:
         UserError: fewer than two classes have such a synonym.
@@ -155,7 +153,7 @@ def class_name_shift(task: ClassificationTask) -> tuple[ClassificationTask, Clas
 
 
 def _synonyms(task: ClassificationTask) -> dict[int, str]:
-    """For each class that has one, the first synonym that is not nearly its name."""
+    """The first sufficiently different synonym of each class that has one."""
     labels = task.query.labels
     found = {}
     for label in np.unique(labels[labels != NO_LABEL]).tolist():
@@ -182,8 +180,8 @@ def _parts(spec: str, division: Division, columns: Columns | None) -> tuple[Sour
         support = sources.open_source(spec, split=division.support, kind="label", columns=columns)
         if shared := shared_images(support, query):
             raise UserError(
-                f"{spec}: {shared} of {len(query)} tested images are examples too (split '{division.support}', tested "
-                f"'{split}'). Name other splits with --support and --query, or divide one: --within {split}."
+                f"{spec}: {shared} of {len(query)} tested images of split '{split}' are also examples (split "
+                f"'{division.support}'). Name other splits with --support and --query, or divide one: --within {split}."
             )
         return support, query
     whole = sources.open_source(spec, split=division.within, kind="label", columns=columns)
@@ -197,15 +195,15 @@ def _parts(spec: str, division: Division, columns: Columns | None) -> tuple[Sour
 
 
 def shared_images(support: Source, query: Source) -> int:
-    """How many tested images are examples too."""
-    if isinstance(support, TableSource) and isinstance(query, TableSource):  # rows of one table, whatever the split
+    """Number of tested images that are also examples."""
+    if isinstance(support, TableSource) and isinstance(query, TableSource):  # rows of the same table
         return int(np.isin(query.rows, support.rows).sum())
     return len(query) if support.fingerprint == query.fingerprint else 0
 
 
 def _as_addressed(spec: str, division: Division, columns: Columns | None) -> Division:
-    """The division where an address names a split, ``photos.parquet?split=val``: that one is tested, and divided where
-    there are no others to draw examples from."""
+    """The division for an address that names a split (``photos.parquet?split=val``): it is tested, and divided if there
+    is no split to draw examples from."""
     said = sources.split_of(spec)
     if said is None or division.query is not None or division.within is not None:
         return division

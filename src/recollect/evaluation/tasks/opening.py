@@ -1,4 +1,4 @@
-"""From what a user names to the tasks that it stands for."""
+"""Opens classification tasks from sources and suites."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,21 +21,21 @@ from recollect.evaluation.tasks.classification import (
 Purpose = Literal["few-shot", "zero-shot"]
 
 WORLD_TASKS: Table[Callable[[str, Purpose], Sequence[ClassificationTask]]] = Table("tasks")
-"""By world: a function of the address of a generated source and a purpose to tasks."""
+"""For each generated world, a function from its address and a purpose to tasks."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which tasks to open.
+    """Tasks to open.
 
     Attributes:
-        data: sources with labels and class names; a generated source stands for the tasks of its world.
-        suite: sets of the catalogue, e.g. lixp-21.
-        copies: ``NAME=SOURCE``: read a set of the suite from one's own copy instead of the hub.
-        division: which images are examples and which are tested.
+        data: sources with labels and class names; a generated source selects the tasks of its world.
+        suite: data sets of the catalogue, e.g. lixp-21.
+        copies: ``NAME=SOURCE``: read a data set of the suite from another source than the hub.
+        division: into examples and tested images.
         templates: prompt templates with ``{}`` for the class name; CLIP's 80 by default.
-        columns: where the names of columns are unusual.
-        synonyms: instead of each set, its classes that have a synonym, under their names and under the synonyms.
+        columns: names of unusual columns.
+        synonyms: replace each task by its classes with synonyms, once with names and once with synonyms.
     """
 
     data: Sequence[str] = ()
@@ -49,7 +49,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class OpenedTasks:
-    """Tasks, and why sets of the suite were left out."""
+    """Tasks, and reasons why data sets of the suite were left out."""
 
     tasks: tuple[ClassificationTask, ...]
     left_out: tuple[str, ...] = ()
@@ -58,11 +58,10 @@ class OpenedTasks:
 def open_tasks(selection: Selection, purpose: Purpose) -> OpenedTasks:
     """Open everything that is selected.
 
-    A set of a suite that cannot be opened (no network, terms not accepted, several labels an image) stops nothing: it
-    is left out and named.
+    Data sets of a suite that cannot be opened (no network, terms not accepted, multilabel) are left out and listed.
 
     Raises:
-        UserError: nothing was named, or none of it can be opened.
+        UserError: nothing was named, or nothing can be opened.
     """
     if not selection.data and not selection.suite:
         raise UserError("no data was named. Name it with --data SOURCE ... or --suite lixp-21.")

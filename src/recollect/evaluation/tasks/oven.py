@@ -1,13 +1,12 @@
-"""OVEN (Hu et al., 2023): pictures of entities to be named among all of Wikipedia's, from its published files.
+"""OVEN (Hu et al., 2023): entity recognition among all of Wikipedia, from its published files.
 
-The form is that of the authors' release page (github.com/open-vision-language/oven) and of the code that they point to
-(github.com/edchengg/oven_eval), read there in 2026. The data themselves could not be downloaded where this was written:
+The format follows the release page (github.com/open-vision-language/oven) and github.com/edchengg/oven_eval, read in
+2026; it was not tested on the data themselves:
 
 - ``oven_SET_PART.jsonl``, SET entity or query, PART train, val or test: on each line ``data_id``, ``image_id``,
-  ``question``, ``entity_id`` (Wikidata's), ``entity_text`` and ``data_split``. The last holds ``_seen`` or ``_unseen``
+  ``question``, ``entity_id`` (Wikidata's), ``entity_text`` and ``data_split``, which contains ``_seen`` or ``_unseen``
   (such as ``entity_val_unseen``): whether the entity occurs in training.
-- pictures ``oven_images/NN/IMAGE_ID.ext``, where NN are the first two digits of the number; the shards of the snapshot
-  unpacked beside the annotations (``NN/IMAGE_ID.ext``) do as well.
+- pictures ``oven_images/NN/IMAGE_ID.ext`` with NN the first two digits of the number, or ``NN/IMAGE_ID.ext``.
 - ``Wiki6M_ver_1_0_title_only.jsonl``: ``wikidata_id`` and ``wikipedia_title`` of the six million candidates.
 """
 
@@ -51,24 +50,24 @@ class _Address:
 
 
 def is_oven(spec: str) -> bool:
-    """Whether an address is one of OVEN."""
+    """Whether this is an address of OVEN."""
     return spec.startswith(_PREFIX)
 
 
 def open_oven(spec: str, templates: tuple[str, ...]) -> tuple[ClassificationTask, Bool[np.ndarray, " classes"]]:
-    """A part of OVEN as a task over its candidates, and which of these were trained on.
+    """A part of OVEN as a task over its candidates, and whether each of them is seen.
 
-    Candidates are the six million titles where their file lies in the folder, else the entities of all annotations that
-    lie there. The question is not read: a dual encoder compares the picture with the names. Texts of all candidates are
-    held at once: at a width of 768 six million take 18 GB; give one template rather than CLIP's 80.
+    Candidates are the six million titles if their file is in the folder, else the entities of all annotations there.
+    The question is not used. Texts of all candidates are in memory (18 GB for six million at a width of 768), so use
+    one template rather than CLIP's 80.
 
     Args:
         spec: ``oven:FOLDER``, with ``?set=query`` for the other set and ``?part=test`` for another part.
         templates: prompt templates for the entities' names.
 
     Raises:
-        UserError: no such folder, set, part or file; a file of another form; annotations without entities; more than
-            one picture in a hundred is missing; no row of seen or of unseen entities.
+        UserError: no such folder, set, part or file; another file format; annotations without entities; more than 1 %
+            of the pictures are missing; no row of seen or of unseen entities.
     """
     address = _parse(spec)
     file = address.folder / f"oven_{address.set}_{address.part}.jsonl"

@@ -1,4 +1,4 @@
-"""Images and texts that should find each other."""
+"""Retrieval tasks: images and their matching texts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,16 +14,16 @@ from recollect.data.sources.derived import Joined, Subset
 
 @dataclass(frozen=True)
 class RetrievalTask:
-    """Images and texts that should find each other.
+    """Images and their matching texts.
 
     Attributes:
         name: appears in reports and file names.
         images: the pool of images.
-        texts: the pool of texts, each once, however many images it describes.
-        matches: for each text the images that it truly describes, ascending.
-        counts: how many captions in the data read exactly so; weights for scores by caption instead of by text.
+        texts: the pool of distinct texts.
+        matches: the images that each text describes, ascending.
+        counts: number of captions with each text; weights for scores by caption instead of by text.
         domains: of each image.
-        ambiguous: of each image, whether its picture also stands for another text, so that a miss is no error.
+        ambiguous: whether each image also matches another text, so that a miss is not an error.
     """
 
     name: str
@@ -38,14 +38,13 @@ class RetrievalTask:
 def retrieval_task(
     specs: str | Sequence[str], *, name: str | None = None, split: str | None = "test", columns: Columns | None = None
 ) -> RetrievalTask:
-    """Open captioned sources as one pool to search in both ways; several make a multi-domain pool (EFSA, Table 3).
+    """Open captioned sources as one pool; several sources make a multi-domain pool (EFSA, Table 3).
 
-    A caption that occurs with several images is a true match of all of them. An image whose source names no domain
-    has its source's name for one.
+    A caption of several images is a true match of all of them. The domain of an image defaults to its source's name.
 
     Args:
-        specs: one source with captions, or several to merge.
-        split: of each; a split inside a spec (``?split=``) goes before it.
+        specs: one or several sources with captions.
+        split: of each, unless its address has ``?split=``.
 
     Raises:
         UserError: no such source or split, or no captions.
@@ -56,14 +55,14 @@ def retrieval_task(
     )
     images: Source = sources[0] if len(sources) == 1 else Joined(sources)
     if any(source.endless for source in sources):
-        raise UserError(f"{images.name}: an endless stream. Say how many to search, e.g. {specs[0]}?size=1000.")
+        raise UserError(f"{images.name}: infinite source. Limit it, e.g. {specs[0]}?size=1000.")
     owners: dict[str, dict[int, int]] = {}
     for index in range(len(images)):
         for text in images.texts(index):
             images_of = owners.setdefault(" ".join(text.split()), {})
             images_of[index] = images_of.get(index, 0) + 1
     if not owners:
-        raise UserError(f"{images.name}: no captions to search by. Name their column with --caption-column.")
+        raise UserError(f"{images.name}: no captions. Name their column with --caption-column.")
     fallback = [source.name for source in sources for _ in range(len(source))]
     domains = images.values("domain")
     return RetrievalTask(
@@ -78,10 +77,10 @@ def retrieval_task(
 
 
 def keep_images(task: RetrievalTask, kept: np.ndarray) -> RetrievalTask:
-    """The task with some of its images; texts that describe none of them are no longer asked.
+    """The task with some of its images, without texts that match none of them.
 
     Args:
-        kept: places of the images in ``task.images``, ascending.
+        kept: ascending indices into ``task.images``.
     """
     if len(kept) == len(task.images):
         return task
