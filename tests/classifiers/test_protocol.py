@@ -18,6 +18,7 @@ from recollect.classifiers.heads.calibration import expected_calibration_error
 from recollect.classifiers.heads.engine import run_protocol
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
 from recollect.classifiers.heads.protocol import FewShotTask, Protocol, nested_supports
+from recollect.core.errors import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -210,12 +211,12 @@ def test_more_shots_than_a_class_has(task):
 
 @pytest.mark.parametrize("shots", [(), (0, 1), (2, 1), (1, 1)])
 def test_shots_ascend_from_one(shots):
-    with pytest.raises(ValueError):
+    with pytest.raises(UserError):
         Protocol(("prototype",), shots, (0,))
 
 
 def test_an_unknown_method_is_named_with_those_there_are():
-    with pytest.raises(ValueError, match="'knn'"):
+    with pytest.raises(UserError, match="'knn'"):
         Protocol(("knn",))
 
 

@@ -143,11 +143,11 @@ def test_caspl_reads_the_whole_support_without_labels(clip, colours, monkeypatch
 
 
 def test_bad_requests_are_refused(clip, colours, encoder, task):
-    with pytest.raises(ValueError):
+    with pytest.raises(UserError):
         TuningRequest(("cocoop",))
-    with pytest.raises(ValueError):
+    with pytest.raises(UserError):
         TuningRequest(("coop",), effort=0.0)
-    with pytest.raises(ValueError):
+    with pytest.raises(UserError):
         TuningRequest(("caspl",))
     with pytest.raises(UserError):
         few_shot(encoder, task, Protocol((), (1,), (0,)), model="m", tuning=TuningRequest(("coop",)))

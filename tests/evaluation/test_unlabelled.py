@@ -124,5 +124,5 @@ def test_a_stream_comes_in_an_order_that_the_seed_draws(monkeypatch):
 def test_vectors_have_no_views_and_unknown_methods_are_named(encoder, task):
     with pytest.raises(UserError):
         zero_shot(encoder, task, model="m", methods=("zero",))
-    with pytest.raises(ValueError, match="'tpt'"):
+    with pytest.raises(UserError, match="'tpt'"):
         zero_shot(encoder, task, model="m", methods=("tpt",))

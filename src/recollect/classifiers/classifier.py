@@ -31,6 +31,7 @@ from recollect.classifiers.texts import learned_scale
 from recollect.core.errors import UserError
 from recollect.core.files import beside
 from recollect.core.types import Encoder, Kind
+from recollect.core.validation import check_choice, check_number
 from recollect.core.words import counted
 from recollect.data.sources.images import PIXEL_DIGESTS
 from recollect.models import load_model
@@ -78,8 +79,7 @@ class Classifier:
     estimator: EmbeddingClassifier = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.asked != BEST and self.asked not in FEW_SHOT_METHODS:
-            raise UserError(f"--method {self.asked}: no such method. Choose best or {', '.join(FEW_SHOT_METHODS)}.")
+        check_choice(self.asked, (BEST, *FEW_SHOT_METHODS), "--method: method")
         if len(self.classes) < 2:
             raise UserError(f"{counted(len(self.classes), 'class')}; a classifier needs two or more")
         if not self.without_examples:
@@ -319,8 +319,7 @@ class Classifier:
         Raises:
             UserError: too few examples to calibrate on, or alpha is not between 0 and 1.
         """
-        if not 0 < alpha < 1:
-            raise UserError(f"alpha must be between 0 and 1, got {alpha:g}")
+        check_number("alpha", alpha, above=0, below=1)
         if not self.enough_examples:
             held = len(self.estimator.loo_rows_)
             raise UserError(

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as dump_tensors
 
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, user_errors
 from recollect.core.files import atomic_path, fresh_folder, locked, read_json, write_json, write_text
 
 Restored = TypeVar("Restored")
@@ -73,10 +73,9 @@ def load_classifier(folder: Path, restore: Callable[[dict[str, Any], dict[str, n
                 raise UserError(f"{folder}: {record['numbers']} is missing. Copy the folder again.") from None
     if _digest(data) != record["numbers_digest"]:
         raise UserError(f"{folder}: {record['numbers']} is damaged (its checksum differs). Copy the folder again.")
-    try:
+    kinds = (SafetensorError, KeyError, TypeError, ValueError, IndexError)
+    with user_errors(f"{folder}: cannot be opened", *kinds, then=". Copy the folder again."):
         return restore(record, load_tensors(data))
-    except (SafetensorError, KeyError, TypeError, ValueError, IndexError) as error:
-        raise UserError(f"{folder}: cannot be opened ({error}). Copy the folder again.") from error
 
 
 def _checked(record: Any, folder: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from recollect.cli.evaluate_run import (
 )
 from recollect.cli.memory_reading import with_memory
 from recollect.cli.parser import warn_unused
-from recollect.core.errors import UserError, user_errors
+from recollect.core.errors import UserError
 from recollect.core.progress import output
 from recollect.core.validation import check_number, refuse
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
@@ -176,12 +176,9 @@ def _protocol(options: FewShot) -> Protocol:
     names = {"all": tuple(FEW_SHOT_METHODS), "paper": PAPER_METHODS}
     asked = [name for name in options.methods if name not in _TUNING]
     methods = tuple(dict.fromkeys(name for each in asked for name in names.get(each, (each,))))
-    try:
-        shots = tuple(sorted(set(options.shots))) if options.shots else _SHOTS
-        short: ShortClasses = "all" if options.small_classes == "all" else "refuse"
-        return Protocol(methods, shots, tuple(range(options.seeds)), short_classes=short)
-    except ValueError as error:
-        raise UserError(f"--methods, --shots: {error}") from None
+    shots = tuple(sorted(set(options.shots))) if options.shots else _SHOTS
+    short: ShortClasses = "all" if options.small_classes == "all" else "refuse"
+    return Protocol(methods, shots, tuple(range(options.seeds)), short_classes=short)
 
 
 def _tuning(options: FewShot) -> TuningRequest:
@@ -189,8 +186,7 @@ def _tuning(options: FewShot) -> TuningRequest:
     untaught = CASCADE in methods and options.teacher is None
     refuse((untaught, "--methods caspl: learns from a larger model. Name it with --teacher MODEL."))
     teacher = load_model(options.teacher, options.model.device) if options.teacher else None
-    with user_errors("--effort", ValueError):
-        return TuningRequest(methods, options.effort, options.flip, teacher, options.held_out)
+    return TuningRequest(methods, options.effort, options.flip, teacher, options.held_out)
 
 
 def _reachable(options: FewShot, protocol: Protocol, fewest: int) -> Protocol:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recollect.core.errors import UserError
 from recollect.core.files import write_json
+from recollect.core.validation import check_choice
 from recollect.evaluation.results import Result
 
 CLIP_BENCHMARK_TASKS = {
@@ -30,9 +30,7 @@ def as_clip_benchmark(result: Result) -> dict[str, Any]:
     Raises:
         UserError: the protocol has no counterpart.
     """
-    if result.protocol not in CLIP_BENCHMARK_TASKS:
-        known = ", ".join(CLIP_BENCHMARK_TASKS)
-        raise UserError(f"{result.protocol}: CLIP_benchmark has no such task. It has counterparts of {known}.")
+    check_choice(result.protocol, CLIP_BENCHMARK_TASKS, "CLIP_benchmark: counterpart of protocol")
     return {
         "dataset": result.data,
         "model": "recollect",

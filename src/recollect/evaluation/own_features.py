@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recollect.classifiers.heads.protocol import FewShotTask, Protocol
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, user_errors
 from recollect.core.types import TEXT_SCALE
 from recollect.data.sources.images import note
 from recollect.evaluation.few_shot import check_shots, large_enough, protocol_rows
@@ -220,14 +220,12 @@ def few_shot_features(features: OwnFeatures, protocol: Protocol, *, model: str, 
         raise UserError(f"{features.name}: only one class, '{classes[0]}'. Two or more are needed.")
     check_shots(features.name, classes.tolist(), counts, protocol)
     support, queries = (np.searchsorted(classes, part.labels) for part in (features.support, features.queries))
-    try:
+    with user_errors(features.name, ValueError):
         task = FewShotTask(
             features.support.vectors, support, features.queries.vectors, queries, features.texts, features.scale,
             features.prompts,
         )  # fmt: skip
         rows = protocol_rows(features.name, task, protocol)
-    except ValueError as error:
-        raise UserError(f"{features.name}: {error}") from None
     settings: dict[str, Any] = {"classes": len(classes), "queries": len(queries), "pool": len(support)}
     settings |= {"scale": features.scale}
     settings |= protocol.settings()
@@ -247,18 +245,14 @@ def _digest(features: OwnFeatures) -> str:
 
 
 def _array(path: Path) -> np.ndarray:
-    try:
+    then = ". Save text as np.array(labels, dtype=str)."
+    with user_errors(f"{path}: not a .npy file of numbers or text", ValueError, OSError, EOFError, then=then):
         return np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        objects = ". Save text as np.array(labels, dtype=str)" if "Object arrays" in str(error) else ""
-        raise UserError(f"{path}: not a .npy file of numbers or text ({error}){objects}") from None
 
 
 def _table(path: Path) -> pa.Table:
-    try:
+    with user_errors(f"{path}: not a Parquet file", pa.ArrowException, OSError):
         return pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path}: not a Parquet file ({error})") from None
 
 
 def _column(path: Path, table: pa.Table, usual: Sequence[str], named: str | None, what: str) -> str:

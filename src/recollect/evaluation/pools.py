@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from recollect.core.errors import UserError
+from recollect.core.validation import refuse
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.generated import is_generated
@@ -62,8 +63,7 @@ def open_pools(selection: PoolSelection) -> list[CaptionedPool]:
     Raises:
         UserError: no data, no such source, or captions of another source.
     """
-    if not selection.data:
-        raise UserError("no data was named. Name it with --data SOURCE ...")
+    refuse((not selection.data, "no data. Name it with --data SOURCE ..."))
     words = [None] * len(selection.data) if selection.captions is None else selection.captions.split(",")
     if len(words) == 1:
         words *= len(selection.data)

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from recollect import __version__
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, user_errors
 from recollect.core.files import read_json, write_json
 from recollect.core.types import Encoder, Source
+from recollect.core.validation import refuse
 
 RESULT_FORMAT = 1
 """Version of the files."""
@@ -124,10 +125,13 @@ def check_place(path: Path | None) -> None:
     """
     if path is None or not path.exists():
         return
-    if path.is_dir() and path.suffix == ".json":
-        raise UserError(f"--out {path}: is a folder. Name a file, or a folder that does not end in .json.")
-    if path.is_file() and path.suffix != ".json":
-        raise UserError(f"--out {path}: is a file. Name a folder, or a file that ends in .json.")
+    refuse(
+        (
+            path.is_dir() and path.suffix == ".json",
+            f"--out {path}: is a folder. Use a name without .json.",
+        ),
+        (path.is_file() and path.suffix != ".json", f"--out {path}: is a file. Name a folder, or a .json file."),
+    )
     if path.is_file():
         _identities(path)
 
@@ -173,11 +177,8 @@ def load_result(path: str | Path) -> Result:
     if not isinstance(value, dict) or value.get("format") != RESULT_FORMAT:
         found = value.get("format") if isinstance(value, dict) else type(value).__name__
         raise UserError(f"{path}: not a result of format {RESULT_FORMAT} (found {found}). Evaluate again.")
-    fields = {key: item for key, item in value.items() if key != "format"}
-    try:
-        return Result(**fields)
-    except TypeError as error:
-        raise UserError(f"{path}: not a result file ({error})") from None
+    with user_errors(f"{path}: not a result file", TypeError):
+        return Result(**{key: item for key, item in value.items() if key != "format"})
 
 
 def load_results(folder: str | Path) -> list[Result]:

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int64, Shaped
 from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Kind, caption_prefix
+from recollect.core.validation import check_choice
 from recollect.data.sources.derived import Joined
 from recollect.efsa.corruption import PoolCaptions
 from recollect.efsa.cost import Cost, measured
@@ -270,8 +271,8 @@ def compare_methods(
     Raises:
         UserError: no such method, or it lacks captions or a teacher.
     """
-    if unknown := [name for name in comparison.methods if name not in SEARCH_METHODS]:
-        raise UserError(f"no method '{unknown[0]}'. Choose from: {', '.join(SEARCH_METHODS)}.")
+    for name in comparison.methods:
+        check_choice(name, SEARCH_METHODS, "--methods: method")
     captions = captions or PoolCaptions((None,) * len(task.images))
     features = image_features(encoder, task.images, cache)
     captions = replace(captions, captions=tuple(captions.captions[row] for row in features.rows))

@@ -19,6 +19,7 @@ from recollect.classifiers.tuning.shots import LabelledPictures
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, ImageLike, Source
+from recollect.core.validation import check_choice, check_number
 from recollect.data.sources.derived import Subset
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.models.dual import DualEncoder
@@ -45,12 +46,11 @@ class TuningRequest:
     held_out: bool = False
 
     def __post_init__(self) -> None:
-        if unknown := [name for name in self.methods if name not in (*TUNING_METHODS, CASCADE)]:
-            raise ValueError(f"unknown method {unknown[0]!r}; choose from {', '.join(TUNING_METHODS)}, {CASCADE}")
-        if self.methods and not self.effort > 0:
-            raise ValueError(f"effort must be above 0, got {self.effort:g}")
+        for name in self.methods:
+            check_choice(name, (*TUNING_METHODS, CASCADE), "--methods: method")
+        check_number("--effort", self.effort, above=0)
         if CASCADE in self.methods and not isinstance(self.teacher, DualEncoder):
-            raise ValueError("caspl needs a larger model as teacher")
+            raise UserError("caspl needs a larger model as teacher")
 
     def settings(self) -> dict[str, Any]:
         """Settings for a `Result`."""

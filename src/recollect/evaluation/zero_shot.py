@@ -9,6 +9,7 @@ from recollect.classifiers.heads.base import softmax
 from recollect.classifiers.heads.calibration import calibration_error, expected_calibration_error
 from recollect.classifiers.texts import learned_scale
 from recollect.core.types import Encoder, Kind
+from recollect.core.validation import check_choice
 from recollect.evaluation.features import (
     FeatureCache,
     class_prompts,
@@ -64,10 +65,10 @@ def zero_shot(
         what it ``reads``: a folder, a stream or views.
 
     Raises:
-        ValueError: no such method.
+        UserError: no such method.
     """
-    if unknown := [name for name in methods if name not in UNLABELLED_METHODS]:
-        raise ValueError(f"unknown method {unknown[0]!r}; choose from {', '.join(UNLABELLED_METHODS)}")
+    for name in methods:
+        check_choice(name, UNLABELLED_METHODS, "--methods: method")
     texts = class_text_features(encoder, task, prefix)
     query = image_features(encoder, task.query, cache)
     scores = query.images @ texts.T

@@ -16,6 +16,7 @@ from recollect.classifiers.heads.holdout import SupportSimilarity
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS, PROMPT_METHODS
 from recollect.classifiers.heads.together import TrainedHead, fit_together
 from recollect.core.types import TEXT_SCALE, Metric
+from recollect.core.validation import check_choice, refuse
 
 ShortClasses = Literal["refuse", "all"]
 
@@ -44,12 +45,13 @@ class Protocol:
     short_classes: ShortClasses = "refuse"
 
     def __post_init__(self) -> None:
-        if unknown := [name for name in self.methods if name not in FEW_SHOT_METHODS]:
-            raise ValueError(f"unknown method {unknown[0]!r}; choose from {', '.join(FEW_SHOT_METHODS)}")
-        if not self.shots or list(self.shots) != sorted(set(self.shots)) or self.shots[0] < 1:
-            raise ValueError(f"shots must be ascending and at least 1, got {list(self.shots)}")
-        if not self.seeds:
-            raise ValueError("no seeds: name at least one")
+        for name in self.methods:
+            check_choice(name, FEW_SHOT_METHODS, "--methods: method")
+        ascending = list(self.shots) == sorted(set(self.shots)) and min(self.shots, default=0) >= 1
+        refuse(
+            (not ascending, f"--shots: must be ascending and at least 1, got {list(self.shots)}"),
+            (not self.seeds, "no seeds: name at least one"),
+        )
 
     def settings(self) -> dict[str, Any]:
         """The settings that determine the figures."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from recollect.classifiers.tuning.prompts import Prompts, prompt_tokens, prompted
 from recollect.core.checksums import check_seal, sealed
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, user_errors
 from recollect.core.files import fresh_folder, read_json, write_json
 from recollect.core.types import ImageLike
 from recollect.data.prompts import fill
@@ -92,10 +92,8 @@ class TunedClassifier:
         check_seal(about, folder / "tuned.json")
         encoder = load_model(str(folder / "model"), device)
         assert isinstance(encoder, TransformersEncoder)
-        try:
+        with user_errors(f"{folder}/tuned.safetensors: damaged", SafetensorError, OSError):
             tensors = load_file(folder / "tuned.safetensors")
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{folder}/tuned.safetensors: damaged ({error})") from None
 
         def side(number: int, name: str) -> tuple[Tensor, ...]:
             keys = (f"{number}.{name}.{layer}" for layer in range(len(tensors)))

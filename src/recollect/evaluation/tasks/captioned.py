@@ -8,8 +8,10 @@ from importlib import resources
 from typing import Any
 
 from recollect.core.errors import UserError
+from recollect.core.validation import check_choice
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
+from recollect.evaluation.tasks.catalogue import own_copies
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,7 @@ def captioned_suite(name: str) -> tuple[CaptionedEntry, ...]:
         UserError: no such suite.
     """
     suites = _read()["suites"]
-    if name not in suites:
-        raise UserError(f"{name}: no such suite of captioned sets; there are {', '.join(suites)}")
-    return tuple(_entry(row) for row in suites[name]["entries"])
+    return tuple(_entry(row) for row in suites[check_choice(name, suites, "suite of captioned data sets")]["entries"])
 
 
 def captioned_specs(
@@ -70,13 +70,7 @@ def captioned_specs(
         UserError: no such suite or data set, or none can be opened.
     """
     entries = captioned_suite(name)
-    own = {}
-    for text in copies:
-        key, equals, place = text.partition("=")
-        if not equals or key not in {entry.name for entry in entries}:
-            shown = ", ".join(entry.name for entry in entries)
-            raise UserError(f"--copies {text}: write NAME=SOURCE with a set of {name}: {shown}")
-        own[key] = place
+    own = own_copies(copies, [entry.name for entry in entries])
     found, left_out = [], []
     for entry in entries:
         try:

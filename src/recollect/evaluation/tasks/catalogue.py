@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
@@ -12,6 +12,7 @@ import numpy as np
 
 from recollect.core.errors import UserError
 from recollect.core.types import Source
+from recollect.core.validation import check_choice
 from recollect.data.prompts import GENERAL_TEMPLATES, readable
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.derived import Subset
@@ -114,9 +115,22 @@ def suite(name: str) -> tuple[Entry, ...]:
         UserError: no such suite.
     """
     suites = _read("suites.json")["suites"]
-    if name not in suites:
-        raise UserError(f"{name}: no such suite; there are {', '.join(suites)}")
-    return tuple(_entry(row) for row in suites[name]["entries"])
+    return tuple(_entry(row) for row in suites[check_choice(name, suites, "suite")]["entries"])
+
+
+def own_copies(copies: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """Sources by name, from ``NAME=SOURCE``.
+
+    Raises:
+        UserError: another form, or no such name.
+    """
+    found = {}
+    for text in copies:
+        name, _, place = text.partition("=")
+        if not place:
+            raise UserError(f"--copies {text}: write NAME=SOURCE, e.g. {names[0]}=data/{names[0]}.parquet")
+        found[check_choice(name, names, "--copies: data set")] = place
+    return found
 
 
 def _entry(row: Mapping[str, Any]) -> Entry:

@@ -6,10 +6,11 @@ from typing import Literal
 
 from recollect.core.errors import UserError
 from recollect.core.plugins import Table
+from recollect.core.validation import check_choice
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.generated import is_generated
-from recollect.evaluation.tasks.catalogue import suite
+from recollect.evaluation.tasks.catalogue import own_copies, suite
 from recollect.evaluation.tasks.classification import (
     RENAMED,
     ClassificationTask,
@@ -86,9 +87,7 @@ def open_tasks(selection: Selection, purpose: Purpose) -> OpenedTasks:
 
 def _generated_tasks(spec: str, purpose: Purpose) -> Sequence[ClassificationTask]:
     world = spec.partition(":")[0]
-    if world not in WORLD_TASKS:
-        raise UserError(f"{spec}: this world has no tasks. Choose one of: {', '.join(WORLD_TASKS)}.")
-    return WORLD_TASKS[world](spec, purpose)
+    return WORLD_TASKS[check_choice(world, WORLD_TASKS, "--data: tasks of world")](spec, purpose)
 
 
 def _both_names(task: ClassificationTask) -> tuple[ClassificationTask, ClassificationTask]:
@@ -99,9 +98,7 @@ def _both_names(task: ClassificationTask) -> tuple[ClassificationTask, Classific
 def _open_suite(selection: Selection) -> tuple[list[ClassificationTask], list[str]]:
     assert selection.suite is not None
     entries = suite(selection.suite)
-    copies = dict(_copy(text) for text in selection.copies)
-    if unknown := sorted(copies.keys() - {entry.name for entry in entries}):
-        raise UserError(f"--copies {unknown[0]}: {selection.suite} has {', '.join(entry.name for entry in entries)}")
+    copies = own_copies(selection.copies, [entry.name for entry in entries])
     tasks: list[ClassificationTask] = []
     left_out = []
     for entry in entries:
@@ -112,10 +109,3 @@ def _open_suite(selection: Selection) -> tuple[list[ClassificationTask], list[st
             continue
         tasks.append(replace(task, metric="mean per class" if entry.metric == "mean per class" else "top-1"))
     return tasks, left_out
-
-
-def _copy(text: str) -> tuple[str, str]:
-    name, equals, place = text.partition("=")
-    if not equals or not place:
-        raise UserError(f"--copies {text}: write NAME=SOURCE, e.g. eurosat=data/eurosat.parquet")
-    return name, place
