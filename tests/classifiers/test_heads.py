@@ -50,7 +50,7 @@ def test_clap_holds_a_class_the_more_the_better_its_text():
 
 @pytest.mark.parametrize("factor", [10.0, 1000.0])
 def test_clap_ends_at_the_minimum_of_its_loss(factor):
-    """Whatever the factor: an implicit step that takes no heed of the momentum beside it holds a tenth as much."""
+    """For any factor; an implicit step that ignores the momentum would have a tenth of the effect."""
     support, labels, _, _, texts = world((8,) * 4, noise=1.5, seed=2)
     texts = unit(texts + 0.3 * texts[[1, 2, 3, 0]])
     images, anchors, own = torch.tensor(support), torch.tensor(texts), torch.tensor(labels)

@@ -137,7 +137,7 @@ def test_trust_is_measured_on_the_queries(task, name):
 def test_one_shot_has_nothing_left_out_and_zero_shot_no_sets(task):
     rows = {row["method"]: row for row in run_protocol(task, Protocol(("zero-shot", "gda"), (1,), (0,)))}
     for name in ("loo", "coverage", "set_size"):
-        assert name not in rows["gda"], "no example can be held out, so none of these can be told"
+        assert name not in rows["gda"], "no example can be held out, so there are no such figures"
         assert name not in rows["zero-shot"]
     assert 0 <= rows["zero-shot"]["ece"] <= 100
 
@@ -163,7 +163,7 @@ def test_supports_are_nested_and_from_their_classes():
 
 
 def test_a_class_with_fewer_examples_gives_all_that_it_has(task):
-    """As each estimator by itself, on what there is; and the draws are those of the larger classes."""
+    """Equal to each estimator fitted separately on the available examples; larger classes keep their draws."""
     short = np.concatenate([np.flatnonzero(task.support_labels != 1), np.flatnonzero(task.support_labels == 1)[:3]])
     few = FewShotTask(
         task.support[short], task.support_labels[short], task.queries, task.query_labels, task.texts, task.scale

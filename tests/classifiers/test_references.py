@@ -112,7 +112,7 @@ def slow_gda(query, support, labels, texts, alpha):
 
 
 def slow_dmn(query, support, labels, texts, alpha):
-    """The class text lies in the memory with the examples; both scores are distributions."""
+    """The memory has the class text and the examples; both scores are distributions."""
     reads = []
     for label, text in enumerate(texts):
         members = [text, *(row for row, own in zip(support, labels, strict=True) if own == label)]
@@ -179,7 +179,7 @@ def test_cross_validation_picks_the_best_pair_of_its_grid(world):
     def held_out_scores(index, alpha, beta):
         scores = np.array([support[index] @ text for text in texts])
         for row, (other, label) in enumerate(zip(support, labels, strict=True)):
-            if row != index:  # four examples of its own class stand for five
+            if row != index:  # four examples of its own class are scaled up to five
                 factor = SHOTS / (SHOTS - 1) if label == labels[index] else 1.0
                 scores[label] += alpha * factor * math.exp(-beta * (1 - support[index] @ other))
         return scores
@@ -206,7 +206,7 @@ def test_ties_go_to_the_class_met_first():
 @settings(deadline=None, max_examples=20)
 @given(st.integers(0, 10**6), st.sampled_from([np.float32, np.float64]))
 def test_what_else_is_asked_decides_no_vote(seed, kind):
-    """Every example is there twice, under two labels, so that all votes are ties, which the nearest decides."""
+    """Every example occurs twice, with two labels, so all votes are ties, which the nearest decides."""
     random = np.random.default_rng(seed)
     count, width, classes = (int(random.integers(*bounds)) for bounds in ((4, 40), (2, 300), (2, 5)))
     rows = Normalizer().transform(random.normal(size=(count + 8, width))).astype(kind)

@@ -155,7 +155,7 @@ def test_twins_are_neighbours_and_nothing_is_its_own():
 
 
 def slow_stream(rows, texts, scale, alpha, beta):
-    """TDA written out: what is kept is chosen anew from all rows seen so far."""
+    """TDA written out: kept rows are chosen again from all rows so far."""
     found, seen = [], []
     for row in rows:
         p = zero_shot(row[None], texts, scale)[0]

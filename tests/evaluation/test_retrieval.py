@@ -89,7 +89,7 @@ def test_recall_is_that_of_a_loop(problem, k, domain):
 
 
 def test_a_source_is_divided_into_domains_or_is_one(problem):
-    """Names that are drawn in several styles, and names in one: neither is a domain beside the others."""
+    """Names that are drawn in several styles, and names in one: neither is a separate domain."""
     encoder, task = problem
     for styled, expected in (
         (12, {"pool": 20, "all": 20}),  # most are in both styles: the source is one domain

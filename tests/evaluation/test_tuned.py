@@ -1,4 +1,4 @@
-"""Tuning in the few-shot protocol: the draws of all methods, beside them, and by name."""
+"""Tuning methods in the few-shot protocol."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def colours():
     return ClassificationTask("colours", support, query, NAMES, ("a photo of a {}.",))
 
 
-def test_tuned_rows_stand_beside_the_others_and_are_what_the_method_gives_alone(clip, colours):
+def test_tuned_rows_equal_those_of_the_method_alone(clip, colours):
     request = TuningRequest(("2sfs", "maple"), effort=0.005)
     result = few_shot(clip, colours, Protocol(("prototype",), (1, 2), (0, 3)), model="m", tuning=request)
     keys = [(row["method"], row["shots"], row["seed"]) for row in result.rows if row["method"] != "prototype"]
@@ -95,7 +95,7 @@ def test_held_out_shots_are_scored_by_models_that_were_tuned_without_them(clip, 
     assert len(files) == 2
 
 
-def test_trust_in_a_tuned_model_is_what_the_methods_on_embeddings_say():
+def test_trust_figures_of_tuned_models_equal_those_of_methods_on_embeddings():
     """The same scores, held out and tested, by a classifier of those that measure themselves."""
     random = np.random.default_rng(0)
     own, labels = np.repeat(np.arange(3), 12), random.integers(3, size=40)

@@ -1,4 +1,4 @@
-"""Classification by names that reads a folder, a stream or views: beside the plain ensemble, and never a label."""
+"""Zero-shot methods that read a folder, a stream or views, but no labels."""
 
 from dataclasses import replace
 

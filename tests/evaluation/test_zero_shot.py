@@ -76,7 +76,7 @@ def test_the_calibration_error_is_that_of_the_models_own_probabilities(encoder, 
 
 
 def test_a_probe_that_has_lost_a_class_says_so(encoder, task):
-    """All its pictures are broken: its column would stand for the class after it."""
+    """All its pictures are broken; its column would be taken for the next class."""
     left = replace(task, support=Subset(task.support, np.flatnonzero(task.support.labels != 2)))
     assert linear_probe(encoder, task, model="m").rows[0]["value"] > 50
     with pytest.raises(UserError, match="'class 2'"):

@@ -1,4 +1,4 @@
-"""Tokens inside the towers: against the words they stand for, and against the towers written out."""
+"""Tokens inside the towers, compared with words and with the towers written out."""
 
 import pytest
 import torch

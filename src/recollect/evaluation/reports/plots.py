@@ -1,4 +1,4 @@
-"""Figures as pure functions of tables; each returns a matplotlib figure and leaves saving to the caller."""
+"""Figures as pure functions of tables; each returns a matplotlib figure."""
 
 import itertools
 import os
@@ -20,7 +20,7 @@ LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 1)))
-"""Of lines that may lie on each other, beside their colours."""
+"""Line styles that distinguish overlapping lines."""
 
 PANELS_IN_A_ROW = 5
 
@@ -42,7 +42,7 @@ METHOD_NAMES = {
     "tip-adapter-f": "Tip-Adapter-F",
     "ape-t": "APE-T",
 }
-"""Names in figures: LIxP's own for its classifiers, in the order of its Table 1, then its peers."""
+"""Names in figures: LIxP's classifiers in the order of its Table 1, then others."""
 
 
 def new_figure(columns: int = 1, rows: int = 1, width: float = 4.2, height: float = 3.2) -> tuple[Figure, np.ndarray]:
@@ -64,14 +64,14 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
 
 def colours_of(names: Sequence[str], colours: Mapping[str, str] | None) -> dict[str, str]:
-    """A colour for each name: its own where ``colours`` has it, else the next of `LINE_COLOURS` that is free."""
+    """A colour for each name: from ``colours``, or the next unused one of `LINE_COLOURS`."""
     own = dict(colours or {})
     free = (colour for colour in LINE_COLOURS if colour not in own.values())
     return {name: own[name] if name in own else next(free, LINE_COLOURS[-1]) for name in names}
 
 
 def _curve(axis: Axes, frame: pd.DataFrame, label: str, colour: str, place: int, count: int) -> None:
-    """One of ``count`` curves; each is moved a little to its side, so that curves that agree can all be seen."""
+    """One of ``count`` curves, with a small horizontal offset to keep equal curves visible."""
     curve = mean_over_tasks(frame, ["shots"]).groupby("shots").agg(["mean", "std"]).sort_index()
     aside = 2 ** (0.1 * (place - (count - 1) / 2))
     axis.errorbar(
@@ -93,7 +93,7 @@ def few_shot_curves(
     Args:
         frame: tidy few-shot results.
         zero_shot: mean zero-shot accuracy of each model, drawn as a dotted line in its colour.
-        colours: by model; by order where one has none.
+        colours: by model; by order for the others.
     """
     shown = colours_of(models, colours)
     rows = -(-len(methods) // PANELS_IN_A_ROW)
@@ -150,7 +150,7 @@ def gain_against_examples(frame: pd.DataFrame, model: str, baseline: str, method
     axis.set_xlabel("support examples (classes × shots)")
     axis.set_ylabel("relative gain (%)")
     axis.axhline(0, color="0.3", linewidth=0.8)
-    # minor ticks between neighbouring sizes would be written over each other
+    # labels of minor ticks would overlap
     sizes = np.unique(table["examples"])
     least, most = np.log10(sizes[[0, -1]]).round()
     ticks = sizes if len(sizes) <= 8 else 10.0 ** np.arange(least, most + 1)
@@ -176,7 +176,7 @@ def gain_against_examples(frame: pd.DataFrame, model: str, baseline: str, method
 
 
 def _apart(across: pd.Series, up: pd.Series) -> list[float]:
-    """Heights of names beside points: their own, or higher where the name of a point below would lie there."""
+    """Heights of point labels, moved up where they would overlap."""
     heights, line = list(map(float, up)), 0.045 * float(np.ptp([0.0, *up]))
     for x in set(across):
         column = sorted((place for place, each in enumerate(across) if each == x), key=lambda place: heights[place])
@@ -186,17 +186,17 @@ def _apart(across: pd.Series, up: pd.Series) -> list[float]:
 
 
 def seeds_of(frame: pd.DataFrame, words: str) -> str:
-    """How many training seeds a figure rests on: ``words`` with their number, or that it is one."""
+    """Note on the number of training seeds."""
     count = frame["training_seed"].nunique()
     return "one training seed" if count == 1 else words.format(count)
 
 
 _NOTE_LINE = 0.125
-"""Inches of a line of a note."""
+"""Height of a line of a note in inches."""
 
 
 def say_beneath(figure: Figure, words: str) -> None:
-    """A note below a figure, in lines that it is wide enough for; it grows by them, so that no panel shrinks."""
+    """Add a note below a figure and increase its height accordingly."""
     lines = _wrapped_to(words, figure)
     width, height = figure.get_size_inches()
     figure.set_size_inches(width, height + _NOTE_LINE * (lines.count("\n") + 1))
@@ -204,7 +204,7 @@ def say_beneath(figure: Figure, words: str) -> None:
 
 
 def sets_of(frame: pd.DataFrame) -> str:
-    """Which sets a mean is over; what all names begin with stands once."""
+    """Names of the data sets of a mean, without their common prefix."""
     names = [str(name) for name in dict.fromkeys(frame["data"])]
     if len(names) == 1:
         return names[0]
@@ -215,5 +215,5 @@ def sets_of(frame: pd.DataFrame) -> str:
 
 
 def _wrapped_to(words: str, figure: Figure) -> str:
-    """Lines that a figure is wide enough for, at the size of a note."""
+    """Text wrapped to the width of a figure."""
     return textwrap.fill(words, int(16 * figure.get_figwidth()), break_on_hyphens=False)
