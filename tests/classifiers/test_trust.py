@@ -13,6 +13,7 @@ from classifiers.worlds import CLASSIFIERS, QUICK, unit, world
 from recollect import classifiers
 from recollect.classifiers.heads import base, calibration
 from recollect.classifiers.heads.calibration import (
+    conformal_groups,
     conformal_p,
     conformal_thresholds,
     expected_calibration_error,
@@ -20,7 +21,7 @@ from recollect.classifiers.heads.calibration import (
     log_softmax,
 )
 from recollect.classifiers.heads.holdout import HoldOut
-from recollect.classifiers.heads.trust import TOO_FEW, conformal_groups, enough_to_tell, share_text
+from recollect.classifiers.heads.trust import TOO_FEW, enough_to_tell, share_text
 
 METHODS = CLASSIFIERS
 
