@@ -44,5 +44,5 @@ def test_own_copies_are_read_in_the_same_split_and_the_others_are_named(tmp_path
 def test_unknown_names_are_refused():
     with pytest.raises(UserError, match="efsa-8"):
         captioned_suite("efsa-8")
-    with pytest.raises(UserError, match="NAME=SOURCE"):
+    with pytest.raises(UserError, match="--copies"):
         captioned_specs("efsa-9", ("imagenet=a.parquet",))
