@@ -1,5 +1,5 @@
 # Two commands on a fresh machine with Python 3.11 or newer:
-#   make demo   the main job, on the built-in data: demo/report.html
+#   make demo   the main job on real pictures: demo/report.html (make demo PICTURES=DIR: on yours)
 #   make test   lint, types, room order and the whole test suite
 # Also: make docs (the site, strictly,
 # into site/), make results (the pages of figures from the files in results/), make figures (their
@@ -7,7 +7,6 @@
 SHELL       := /bin/bash
 .SHELLFLAGS := -o pipefail -ec
 PYTHON ?= python3
-SCALE  ?= default
 OUT    ?= demo
 BIN    := .venv/bin
 PYTHONS ?= python3.11 python3.12 python3.13
@@ -27,7 +26,7 @@ setup: .venv/.installed
 	touch $@
 
 demo: setup
-	$(BIN)/recollect-papers demo --out $(OUT) --scale $(SCALE)
+	$(BIN)/recollect demo --out $(OUT) $(if $(PICTURES),--pictures "$(PICTURES)")
 
 lint: style types
 

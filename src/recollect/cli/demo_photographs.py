@@ -1,0 +1,82 @@
+"""Pictures for the demo: crops of photographs that the package scikit-image carries."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageEnhance
+
+from recollect.core.errors import UserError
+from recollect.core.files import fresh_folder
+from recollect.core.seeding import numpy_generator
+
+CROPS = 24
+_SIDE = 320
+_SHARES = (0.35, 0.9)
+_MOST_TURNED = 12
+
+
+@dataclass(frozen=True)
+class Photograph:
+    """A file of scikit-image's data folder.
+
+    Attributes:
+        file: its name.
+        words: what it shows.
+        source: who made it, and its license, as scikit-image's documentation says.
+    """
+
+    file: str
+    words: str
+    source: str
+
+
+QUERIES = ("a cat", "a rocket at night", "a cup of coffee", "an astronaut")
+
+PHOTOGRAPHS = (
+    Photograph("astronaut.png", "astronaut", "Eileen Collins, NASA; public domain"),
+    Photograph("camera.png", "photographer with a tripod", "Lav Varshney; CC0"),
+    Photograph("chelsea.png", "cat", "Stefan van der Walt; CC0"),
+    Photograph("coffee.png", "cup of coffee", "Rachel Michetti, courtesy of Pikolo Espresso Bar; CC0"),
+    Photograph("coins.png", "old coins", "Brooklyn Museum; no known copyright restrictions"),
+    Photograph("rocket.jpg", "rocket launch", "SpaceX; public domain"),
+)
+
+
+def make_pictures(folder: Path) -> Path:
+    """Write ``CROPS`` crops of each photograph to a folder of its name; they are the same in every run.
+
+    Raises:
+        UserError: scikit-image is not installed, or something else is in the folder.
+    """
+    if folder.is_dir():
+        return folder
+    try:
+        import skimage
+    except ImportError:
+        raise UserError(
+            "the demo's photographs come with scikit-image: pip install 'recollect[demo]'. Or name a folder of your "
+            "own pictures with --pictures."
+        ) from None
+    data = Path(skimage.__file__).parent / "data"
+    with fresh_folder(folder, "folder of pictures") as unfinished:
+        for photograph in PHOTOGRAPHS:
+            (unfinished / photograph.words).mkdir()
+            whole = Image.open(data / photograph.file).convert("RGB")
+            for number in range(CROPS):
+                generator = numpy_generator("demo", photograph.words, number)
+                crop(whole, generator).save(unfinished / photograph.words / f"{number:02}.jpg", quality=90)
+    return folder
+
+
+def crop(picture: Image.Image, generator: np.random.Generator) -> Image.Image:
+    """A random part of a picture, turned a little, perhaps mirrored, with other light."""
+    turned = picture.rotate(generator.uniform(-_MOST_TURNED, _MOST_TURNED), Image.Resampling.BICUBIC)
+    shorter = min(picture.size)
+    side = int(shorter * generator.uniform(*_SHARES) ** 0.5)
+    left, top = (int(generator.uniform(0, length - side)) for length in picture.size)
+    part = turned.crop((left, top, left + side, top + side)).resize((_SIDE, _SIDE), Image.Resampling.BICUBIC)
+    if generator.random() < 0.5:
+        part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    part = ImageEnhance.Brightness(part).enhance(generator.uniform(0.7, 1.3))
+    return ImageEnhance.Color(part).enhance(generator.uniform(0.5, 1.4))

@@ -1,0 +1,48 @@
+"""The demo finds, names and sorts: its page shows pictures, and its index can be searched."""
+
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recollect import Index
+from recollect.cli.demo_photographs import CROPS, PHOTOGRAPHS, make_pictures
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two classes that any tower tells apart: light and dark noise."""
+    generator = np.random.default_rng(0)
+    for name, low in (("light", 200), ("dark", 0)):
+        (tmp_path / "own" / name).mkdir(parents=True)
+        for number in range(8):
+            pixels = generator.integers(low, low + 55, (48, 48, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "own" / name / f"{number}.png")
+    return tmp_path / "own"
+
+
+def test_the_demo_of_own_pictures_leaves_a_page_and_an_index(folder, trained, recollect, tmp_path):
+    before = sorted(file.stat().st_mtime_ns for file in folder.rglob("*.png"))
+    recollect("demo", "--pictures", str(folder), "--model", str(trained[0]), "--out", str(tmp_path / "out"))
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert len(re.findall(r'src="data:image/jpeg', page)) >= 6
+    assert not re.search(r'(src|href)="(?!data:)', page)  # one file
+    assert len(Index.open(tmp_path / "out" / "index")) == 16
+    assert sorted(file.stat().st_mtime_ns for file in folder.rglob("*.png")) == before
+
+
+def test_a_folder_without_pictures_is_refused(trained, recollect, tmp_path):
+    (tmp_path / "empty").mkdir()
+    run = recollect(
+        "demo", "--pictures", str(tmp_path / "empty"), "--model", str(trained[0]), "--out", str(tmp_path), check=False
+    )
+    assert run.returncode == 2
+
+
+def test_the_photographs_are_cut_the_same_way_every_time(tmp_path):
+    pytest.importorskip("skimage")
+    one, other = (make_pictures(tmp_path / name) for name in ("one", "other"))
+    files = sorted(file.relative_to(one) for file in one.rglob("*.jpg"))
+    assert len(files) == CROPS * len(PHOTOGRAPHS)
+    assert all((one / file).read_bytes() == (other / file).read_bytes() for file in files)
