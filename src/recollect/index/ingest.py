@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from PIL import Image
 
 from recollect.core.errors import UserError
 from recollect.core.files import may_be_there
@@ -512,7 +513,17 @@ def _prepared(encoder: Encoder, image: ImageLike) -> Any:
     transform = getattr(encoder, "transform", None)
     if transform is None or transform.packs or (isinstance(image, np.ndarray) and image.ndim == 1):
         return image
-    return transform(image)
+    return transform(_reduced(image, transform.needed))
+
+
+def _reduced(image: ImageLike, needed: int) -> ImageLike:
+    """A large picture averaged over squares of pixels, with sides of at least twice what is needed.
+
+    Bicubic resizing of a whole photograph takes longer than decoding it.
+    """
+    if not isinstance(image, Image.Image) or (factor := min(image.size) // (2 * needed)) < 2:
+        return image
+    return image.reduce(factor)
 
 
 def _stacked(images: list[Any]) -> Any:
