@@ -31,7 +31,7 @@ _NEIGHBORS = 10
 
 
 @dataclass(frozen=True)
-class Taught:
+class DemoClasses:
     """What five examples of each class teach.
 
     Attributes:
@@ -105,7 +105,7 @@ def _found(index: Index, encoder: Encoder, words: str) -> dict[str, Any]:
     return {"words": words, "hits": [(thumbnail(hit.picture, _SIDE), f"{hit.score:.2f}") for hit in hits]}
 
 
-def _teach(index: Index, encoder: Encoder, labels: Mapping[str, str]) -> Taught | None:
+def _teach(index: Index, encoder: Encoder, labels: Mapping[str, str]) -> DemoClasses | None:
     """Teach from ``SHOTS`` pictures of each class, and name the others; None without two classes of enough pictures."""
     counts = Counter(labels.values())
     classes = sorted(name for name, count in counts.items() if count > SHOTS)
@@ -137,10 +137,10 @@ def _teach(index: Index, encoder: Encoder, labels: Mapping[str, str]) -> Taught 
         )
         for name in classes
     }
-    return Taught(classifier, float((named == right).mean()), by_name, by_name_read, len(others), sorted_into)
+    return DemoClasses(classifier, float((named == right).mean()), by_name, by_name_read, len(others), sorted_into)
 
 
-def _described(taught: Taught) -> dict[str, Any]:
+def _described(taught: DemoClasses) -> dict[str, Any]:
     checked = taught.classifier.calibration
     held_out = share_text(checked["accuracy"], int(checked["examples"])) if checked else ""
     return {

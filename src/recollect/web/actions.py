@@ -17,7 +17,7 @@ from recollect.index.transfer import Transfer, copy_pictures, move_back, move_pi
 from recollect.web.label_store import LabelStore
 from recollect.web.library import Library
 
-Kind = Literal["copy", "move", "remove", "delete"]
+ActionKind = Literal["copy", "move", "remove", "delete"]
 
 _KEPT = 50
 _FOLDERS = 5
@@ -35,7 +35,7 @@ class Done:
         revision: of the labels then; an older action is undone after later changes of labels.
     """
 
-    kind: Kind
+    kind: ActionKind
     ids: Sequence[str]
     files: Sequence[tuple[str, str]] = field(default=())
     revision: int = 0
@@ -72,7 +72,7 @@ class Actions:
             "trash": sorted(trash)[:_FOLDERS],
         }
 
-    def act(self, kind: Kind, ids: Sequence[str], folder: str = "") -> dict[str, Any]:
+    def act(self, kind: ActionKind, ids: Sequence[str], folder: str = "") -> dict[str, Any]:
         """Copy or move pictures to a folder, remove them from the index, or also move their files to the trash.
 
         Raises:
@@ -111,7 +111,7 @@ class Actions:
             moved = move_pictures(index, ids, to, files)
             if files is None:
                 index.remove(ids)
-            kind: Kind = "move" if files is not None else "delete"
+            kind: ActionKind = "move" if files is not None else "delete"
             self._done = [*self._done, Done(kind, list(ids), moved.files, self.labels.revision)][-_KEPT:]
         return {"kind": kind, "pictures": moved.pictures, "files": len(moved.files), "missing": len(moved.missing)}
 
