@@ -82,7 +82,7 @@ class ListBody(_Body):
     label: int | None = None
     show: Annotated[str, Field(max_length=410)] = "doubtful"
     start: Annotated[int, Field(ge=0)] = 0
-    count: Annotated[int, Field(ge=1, le=20_000)] = 60
+    count: Annotated[int, Field(ge=1, le=MOST_TILES)] = 60
     version: int | None = None
     revision: int | None = None
     arrange: Literal["score", "newest", "oldest", "name"] = "score"
@@ -95,7 +95,13 @@ class ListBody(_Body):
 
     def answer(self, session: Session) -> dict[str, Any]:
         """The list."""
-        return session.answer(self.ask(), self.start, min(self.count, MOST_TILES), self.version, self.revision)
+        return session.answer(self.ask(), self.start, self.count, self.version, self.revision)
+
+
+class IdsBody(ListBody):
+    """Which ids of a list."""
+
+    count: Annotated[int, Field(ge=1, le=20_000)] = 60
 
 
 class LabelBody(_Body):
@@ -263,7 +269,7 @@ def _listing(app: FastAPI, session: Session) -> None:
         return Response(found, media_type="application/octet-stream")
 
     @app.post("/api/ids")
-    def ids(body: ListBody) -> dict[str, Any]:
+    def ids(body: IdsBody) -> dict[str, Any]:
         end = body.start + body.count
         return {"ids": session.ask(lambda: session.ids(body.ask(), body.start, end, body.version, body.revision))}
 
