@@ -60,6 +60,8 @@ def test_rows_are_as_wide_as_the_list_and_pictures_keep_their_shape(browser, alb
     tab = Tab(browser, album, size)
     shapes = {each.path.name: each.width / each.height for each in Index.open(album.folder).pictures(
         Index.open(album.folder).ids)}  # fmt: skip
+    tab.calm()  # the timeline comes with the counts, and takes some width
+    tab.tab.wait_for_selector("#timeline")
     width = tab.tab.evaluate("document.querySelector('#grid').clientWidth")
     rows = rows_of(tab)
     assert len(rows) > 3
