@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from pictures import picture
 from recollect.data.sources import open_source
 from recollect.models import load_model
-from recollect.models.starter import NAME_GAIN, NAME_PULL, SHARE, SHARPNESS
+from recollect.models.starter import NAME_GAIN, NAME_PULL, NAME_SHARPNESS, SHARE
 from recollect.models.towers import NamedFeatures, NamedTexts, ResidualMlp
 from recollect.training.feature_store import FeatureStore
 from recollect.training.starter import (
@@ -44,7 +44,7 @@ def part(head, tower):
 
 def embedded(head, classifier, options, images, texts, pull=NAME_PULL):
     image_head = NamedFeatures(images.shape[1], len(classifier.weights), texts.shape[1], SHARE)
-    weights = {"weight": SHARPNESS * classifier.weights, "bias": SHARPNESS * classifier.bias}
+    weights = {"weight": NAME_SHARPNESS * classifier.weights, "bias": NAME_SHARPNESS * classifier.bias}
     image_head.classifier.load_state_dict(weights)
     image_head.load_state_dict(part(head, "visual_projection."), strict=False)
     text_head = NamedTexts(texts.shape[1], options.hidden, images.shape[1] + texts.shape[1], pull, NAME_GAIN)

@@ -28,8 +28,8 @@ from recollect.models.starter import (
     IMAGE_TOWER,
     NAME_GAIN,
     NAME_PULL,
+    NAME_SHARPNESS,
     SHARE,
-    SHARPNESS,
     TEXT_TOWER,
     TRAINED_SHARE,
     class_names,
@@ -152,7 +152,7 @@ def fit_head(
     """
     options = options or HeadOptions()
     entries = captions.texts.shape[1]
-    sharpened = ImagenetClassifier(SHARPNESS * classifier.weights, SHARPNESS * classifier.bias)
+    sharpened = ImagenetClassifier(NAME_SHARPNESS * classifier.weights, NAME_SHARPNESS * classifier.bias)
     image_head = _image_head(captions.images, names, sharpened)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(options.seed)

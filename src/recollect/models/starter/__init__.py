@@ -27,7 +27,7 @@ IMAGE_TOWER, TEXT_TOWER = "efficientnet-lite0", "minilm-l6-v2"
 FEATURES = 1280
 """Of EfficientNet-Lite0."""
 
-SHARPNESS = 0.5
+NAME_SHARPNESS = 0.5
 """Factor of the classifier's logits. At 1 most pictures expect a single name, which finds things but no scenes."""
 
 
@@ -74,7 +74,7 @@ def empty_starter(hidden: int) -> TransformersEncoder:
         name_pull=NAME_PULL,
         name_gain=NAME_GAIN,
     )
-    classifier = {"weight": SHARPNESS * weights, "bias": SHARPNESS * bias}
+    classifier = {"weight": NAME_SHARPNESS * weights, "bias": NAME_SHARPNESS * bias}
     encoder.model.visual_projection.classifier.load_state_dict(classifier)
     encoder.preset = STARTER
     return encoder
