@@ -7,8 +7,7 @@ runs, and tau_context starts low.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from recollect.training.optimiser import Optimiser
-from recollect.training.options import Data, Model, ObjectiveOptions, Recipe
+from recollect.training.options import Data, Model, ObjectiveOptions, Optimiser, Recipe
 from recollect.training.recipes import as_clip, with_context
 
 
