@@ -157,7 +157,7 @@ def test_what_is_tested_on_is_opened_before_anything_is_trained(own, papers, tmp
         find_study("lixp/table-3").load()(options)
     assert "left out: gone: " in capsys.readouterr().out
     search = Job("m", recipes.RECIPES["latents-siglip"](), StudyEvaluation(retrieval=(f"{own}/entities.csv?split=no",)))
-    with pytest.raises(UserError, match="no split 'no'"):
+    with pytest.raises(UserError, match="split 'no'"):
         runs.run([search], tmp_path, 1)
 
 

@@ -110,7 +110,7 @@ def test_entities_are_recognised_with_a_memory(recollect, model, memory, fusion,
     assert (result["settings"]["classes"], result["settings"]["unseen classes"]) == (3, 1)
     assert result["settings"]["reads"]["rows"] == 60
     assert "harmonic" in done.stdout
-    for more, message in (((), "missing: --data"), (("--data", shapes, "--unseen", "x"), "no split 'x'")):
+    for more, message in (((), "missing: --data"), (("--data", shapes, "--unseen", "x"), "split 'x'")):
         done = recollect("evaluate", "entities", model, *more, check=False)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert message in done.stderr

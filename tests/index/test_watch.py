@@ -8,7 +8,7 @@ from PIL import Image
 
 from index_rows import write_picture
 from recollect.core.errors import UserError
-from recollect.index import Index, watch
+from recollect.index import Index
 from recollect.index.watch import FolderWatch, folder_state
 
 
@@ -169,19 +169,3 @@ def test_a_watch_continues_where_another_ended_and_changes_no_other_source(follo
     assert encoder.images == 0
     assert index.refresh()
     assert index.info().sources == {"photos": 10, "more": 1}
-
-
-def test_a_folder_with_a_double_colon_in_its_name_is_followed(tmp_path, encoder):
-    folder = tmp_path / "2024::summer"
-    for number in range(3):
-        write_picture(folder / f"{number}.png", number)
-    index = Index.create(width=encoder.width, model=encoder.fingerprint)
-    index._encoder = encoder
-    follower = FolderWatch(index, folder)
-    assert follower.poll(settled=True).added == 3
-    (folder / "0.png").unlink()
-    write_picture(folder / "new.png", 9)
-    report = follower.poll(settled=True)
-    assert (report.added, report.gone) == (1, 1)
-    assert index.pictures(index.find(["new.png"]))[0].path == folder / "new.png"
-    assert watch.folder_state(folder).keys() == {str(folder / name) for name in ("1.png", "2.png", "new.png")}

@@ -105,9 +105,7 @@ def test_a_head_is_trained_to_the_same_bytes_and_opens(tmp_path):
     table = pd.DataFrame({"image": [data(25 * i) for i in range(8)], "caption": [f"number {i}" for i in range(8)]})
     table.to_parquet(tmp_path / "pairs.parquet")
     source = open_source(str(tmp_path / "pairs.parquet"))
-    options = HeadOptions(hidden=8, steps=2, batch=8)
-    files = [
-        train_starter(source, tmp_path / f"{name}.safetensors", options, FeatureStore(tmp_path / name)) for name in "ab"
-    ]
+    options, store = HeadOptions(hidden=8, steps=2, batch=8), FeatureStore(tmp_path / "features")
+    files = [train_starter(source, tmp_path / f"{name}.safetensors", options, store) for name in "ab"]
     assert files[0].read_bytes() == files[1].read_bytes()
     assert load_model(files[0], "cpu").embed_texts(["number 3"]).shape == (1, 1280 + 384)

@@ -36,7 +36,8 @@ def run_retrieval(options: Retrieval) -> None:
         (not options.depths, "--depths: name at least one."),
     )
     check_number("--depths", min(options.depths), least=1)
-    check_number("--queries", options.queries or 1, least=1)
+    if options.queries is not None:
+        check_number("--queries", options.queries, least=1)
     _warn_unused(options, methods)
     for spec in options.data:
         split_for(spec, options.split, "test")

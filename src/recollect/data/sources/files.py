@@ -88,7 +88,8 @@ def open_tables(
         refuse((not files, f"{place}: no file matches this pattern"))
         return _open_files(files, Path(os.path.commonpath([file.parent for file in files])), path.name, lost_share)
     local = path.suffix.lower() in {*_TABLES, ".tar"} or not HUB_ID.fullmatch(place)
-    refuse((local, f"{place}: no such file or folder{near_names(path)}"))
+    if local:
+        raise UserError(f"{place}: no such file or folder{near_names(path)}")
     refuse_slip(place, "file or folder")
     return _open_hub(place, config, revision)
 

@@ -171,9 +171,8 @@ def as_images(pictures: Picture | Sequence[Picture]) -> Sequence[ImageLike | Pat
     Raises:
         UserError: no such file or folder, or something that is no picture.
     """
-    url = isinstance(pictures, str) and "://" in pictures
-    refuse((url, f"{pictures!r}: a URL; pictures are read from files. Download it first."))
     if isinstance(pictures, str | Path):
+        refuse(("://" in str(pictures), f"{pictures}: a URL; pictures are read from files. Download it first."))
         return find_images(Path(pictures).expanduser())
     if isinstance(pictures, Image.Image):
         return [pictures]
