@@ -123,8 +123,8 @@ def test_every_figure_of_curves_is_drawn_with_its_numbers(options, asked, number
     assert any(papers_words("efsa", f"figure-{number}") in note for note in table.notes)
 
 
-def test_figure_3_counts_what_episodes_change(options):
-    """Against the ranks that the evaluation itself finds."""
+def test_figure_3_counts_what_episodes_change(options, table_3):
+    """Against the ranks that the evaluation of Table 3 finds."""
     report = run("figure-3", options)
     before, after = (_first_hits(options.out, method) for method in ("zero-shot", "episode"))
     said = report.notes[0]
