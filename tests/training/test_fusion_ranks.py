@@ -120,7 +120,8 @@ def same_runs(folder: Path, whole_run) -> None:
     file = Path("model", joint_runs.FUSION, "fusion.safetensors")
     weights = [load_file(folder / name / file) for name in ("one", "two")]
     for name, value in weights[0].items():
-        torch.testing.assert_close(weights[1][name], value, atol=1e-5, rtol=1e-4)
+        # as a whole: Adam divides by the gradient's size, so a weight whose gradients nearly cancel follows rounding
+        assert torch.linalg.vector_norm(weights[1][name] - value) <= 1e-4 * torch.linalg.vector_norm(value) + 1e-4, name
 
 
 @pytest.fixture
