@@ -154,3 +154,18 @@ def test_looking_for_duplicates_can_be_stopped_on_the_page(browser, page, monkey
     tab.tab.click(".found button")
     tab.wait("document.querySelector('.found').textContent.includes('Stopped')")
     tab.clean()
+
+
+def test_an_answer_that_comes_late_does_not_mix_into_another_list(browser, photos):
+    tab, held = Tab(browser, photos), []
+    tab.tab.route("**/api/duplicates?*kind=identical*", lambda route: held.append(route))
+    tab.tab.click("#show-duplicates")
+    with tab.tab.expect_response(lambda answer: "kind=near-identical" in answer.url):
+        tab.tab.click(".found button:has-text('Near')")
+    tab.tab.wait_for_selector(".alike >> nth=2")
+    with tab.tab.expect_response(lambda answer: "kind=identical" in answer.url) as late:
+        held.pop().continue_()
+    late.value.finished()
+    tab.tab.evaluate("fetch('/api/info').then((answer) => answer.text())")  # by then the page has read it
+    assert tab.tab.locator(".alike").count() == 3
+    tab.clean()

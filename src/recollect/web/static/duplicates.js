@@ -82,8 +82,9 @@ export class Duplicates {
 
   async fetch() {
     if (this.rest > this.groups.length) {
-      const { groups } = await api.duplicates(this.where(), this.kind, this.groups.length);
-      const start = this.groups.length;
+      const list = this.groups, start = list.length;
+      const { groups } = await api.duplicates(this.where(), this.kind, start);
+      if (list !== this.groups || start !== list.length) return; // another kind was chosen, or these groups are here
       this.groups.push(...groups);
       this.list.append(...groups.map((group, place) => this.group(group, start + place)));
     }
