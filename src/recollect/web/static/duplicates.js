@@ -36,6 +36,7 @@ export class Duplicates {
       await new Promise((resolve) => setTimeout(resolve, POLL));
       if (mine !== this.following || this.place.hidden) return;
       found = await api.duplicates(this.where());
+      if (mine !== this.following) return;
     }
     await this.show(found);
   }

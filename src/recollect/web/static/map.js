@@ -50,7 +50,9 @@ export class PictureMap {
 
   async load(version, where) {
     if (this.points && this.version === version && this.where === where) return this.method;
-    Object.assign(this, { images: new Map(), where, groups: null }, await api.map(where));
+    const mine = this.asked = {}, answer = await api.map(where);
+    if (mine !== this.asked) return this.method; // another filter was chosen meanwhile
+    Object.assign(this, { images: new Map(), where, groups: null }, answer);
     this.select([]);
     return this.method;
   }
@@ -223,6 +225,7 @@ export class MapTools {
     const { map } = this, by = this.by.value;
     if (by === "none") { map.color(null); this.legend.replaceChildren(); return; }
     const { names, groups } = await api.mapGroups(by, this.where());
+    if (by !== this.by.value) return; // another coloring was chosen meanwhile
     if (groups.length !== map.ids.length) return; // the library has changed; the next load paints again
     map.color(Int16Array.from(groups, (group) => (group < COLORS.length ? group : -1)));
     const rest = names.length > COLORS.length || groups.includes(-1) ? [[t("map.others"), ""]] : [];
