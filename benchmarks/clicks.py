@@ -1,14 +1,15 @@
 """How many clicks find a class: a simulated clicker on labelled sets, beside a forest's loop and random order.
 
-    python benchmarks/clicks.py MODEL eurosat.parquet emoji.parquet:group:test --classes 5 --clicks 300 --rows 2500
+    python benchmarks/clicks.py starter eurosat.parquet emoji.parquet:group:test --classes 5 --clicks 300 --rows 2500
     recollect-papers results docs/page.md
 
 Each class of a set is looked for among its pictures by a clicker who is always right. What counts is the list
 that the page would show: clicked Yes first, clicked No last, the others by score; its average precision after every
 round of 20 clicks. Ours asks `next_to_label`. The forest's loop is what LightlyStudio 1.2 does, on the same embeddings
 (`RandomForestClassifier(class_weight="balanced", random_state=42)`; ten random pictures that it calls Yes, ten that it
-does not). *Random order* clicks at random and ranks as ours. These start from the same ten Yes and ten No, which count
-as 20 clicks; *from words* starts from the class's name and no click.
+does not), and four variants of it (`FORESTS`): a person may as well click what it finds likeliest or least certain, or
+let it grow more trees. *Random order* clicks at random and ranks as ours. These start from the same ten Yes and ten No,
+which count as 20 clicks, drawn anew for each start; *from words* starts from the class's name and no click.
 
 What can be reached at all is measured beside: the average precision of pictures that were held out, five parts in turn,
 by classifiers that were taught with every label of the others (the best of three kinds). Where that is low, the
@@ -74,24 +75,42 @@ class Ours:
 
 
 class Forest:
-    """The forest's loop."""
+    """The forest's loop.
 
-    def __init__(self, pool: np.ndarray, random: np.random.Generator) -> None:
-        self.pool, self.random = pool, random
+    Args:
+        pick: ``sides``: half of the clicks among what the forest calls Yes, half among the rest, at random;
+            ``likely``: what it finds likeliest; ``uncertain``: what is nearest to one half.
+    """
+
+    def __init__(self, pool: np.ndarray, random: np.random.Generator, trees: int = 100, pick: str = "sides") -> None:
+        self.pool, self.random, self.trees, self.pick = pool, random, trees, pick
 
     def learn(self, marks: dict[int, int]) -> np.ndarray:
         """Scores of the pool."""
         rows = np.array(list(marks))
-        forest = RandomForestClassifier(class_weight="balanced", random_state=42)
+        forest = RandomForestClassifier(self.trees, class_weight="balanced", random_state=42)
         forest.fit(self.pool[rows], np.array(list(marks.values())))
         self.yes = forest.predict_proba(self.pool)[:, list(forest.classes_).index(1)]
         return self.yes
 
     def next(self, free: np.ndarray) -> np.ndarray:
         """What to click."""
+        if self.pick != "sides":
+            wanted = self.yes[free] if self.pick == "likely" else -np.abs(self.yes[free] - 0.5)
+            return free[np.argsort(-wanted, kind="stable")[:ROUND]]
         sides = (free[self.yes[free] > 0.5], free[self.yes[free] <= 0.5])
         picks = [self.random.choice(side, min(ROUND // 2, len(side)), replace=False) for side in sides]
         return np.concatenate(picks)
+
+
+FORESTS: dict[str, dict[str, Any]] = {
+    "forest": {},
+    "forest, likeliest": {"pick": "likely"},
+    "forest, least certain": {"pick": "uncertain"},
+    "forest of 300": {"trees": 300},
+    "forest of 300, least certain": {"trees": 300, "pick": "uncertain"},
+}
+"""The first as LightlyStudio has it."""
 
 
 def shown(scores: np.ndarray, marks: dict[int, int]) -> np.ndarray:
@@ -169,8 +188,8 @@ def looked_for(spec: str, model: Any, rows: int) -> tuple[str, np.ndarray, np.nd
     return name, image_features(model, Subset(source, some)).images, labels[some], called
 
 
-def measure(spec: str, model: Any, classes: int, most: int, rows: int) -> dict[str, Any]:
-    """Every loop on every class of a set."""
+def measure(spec: str, model: Any, classes: int, most: int, rows: int, starts: int) -> dict[str, Any]:
+    """Every loop on every class of a set, from several starts."""
     called, pool, labels, names = looked_for(spec, model, rows)
     random = numpy_generator(0, "clicks", called)
     counts = np.bincount(labels, minlength=len(names))
@@ -181,24 +200,24 @@ def measure(spec: str, model: Any, classes: int, most: int, rows: int) -> dict[s
     for c, text in track(list(zip(chosen.tolist(), texts, strict=True)), called, unit="classes"):
         truth = labels == c
         best = with_all_labels(pool, truth)
-        rng = numpy_generator(0, "start", called, c)
-        yes, no = (
-            rng.choice(np.flatnonzero(truth), 10, replace=False),
-            rng.choice(np.flatnonzero(~truth), 10, replace=False),
-        )
-        start = dict.fromkeys(yes.tolist(), 1) | dict.fromkeys(no.tolist(), -1)
-        loops: dict[str, tuple[Ours | Forest, dict[int, int]]] = {
-            "ours": (Ours(pool, None, rng), start),
-            "ours from words": (Ours(pool, text, rng), {}),
-            "forest": (Forest(pool, rng), start),
-            "random order": (Ours(pool, None, rng, ask=False), start),
-        }
-        for name, (loop, marks) in loops.items():
-            found = run(loop, truth, marks, most)
-            share = first_at(found["clicks"], found["precision"], SHARE * best)
-            found |= {"all_labels": round(best, 4), "reached_share": share, "in_class": int(truth.sum())}
-            results.setdefault(name, []).append({"class": names[c], **found})
-    return {"set": called, "pictures": len(pool), "classes": len(chosen), "budget": most, "loops": results}
+        for start in range(starts):
+            rng = numpy_generator(0, "start", called, c, start)
+            yes = rng.choice(np.flatnonzero(truth), 10, replace=False)
+            no = rng.choice(np.flatnonzero(~truth), 10, replace=False)
+            first = dict.fromkeys(yes.tolist(), 1) | dict.fromkeys(no.tolist(), -1)
+            loops: dict[str, tuple[Ours | Forest, dict[int, int]]] = {
+                "ours": (Ours(pool, None, rng), first),
+                **({"ours from words": (Ours(pool, text, rng), {})} if not start else {}),  # nothing is drawn there
+                **{name: (Forest(pool, rng, **settings), first) for name, settings in FORESTS.items()},
+                "random order": (Ours(pool, None, rng, ask=False), first),
+            }
+            for name, (loop, marks) in loops.items():
+                found = run(loop, truth, marks, most)
+                share = first_at(found["clicks"], found["precision"], SHARE * best)
+                found |= {"all_labels": round(best, 4), "reached_share": share, "in_class": int(truth.sum())}
+                results.setdefault(name, []).append({"class": names[c], "start": start, **found})
+    about = {"pictures": len(pool), "classes": len(chosen), "starts": starts, "budget": most}
+    return {"set": called, **about, "loops": results}
 
 
 def summary(found: dict[str, Any], goal: float | None) -> dict[str, str]:
@@ -221,12 +240,13 @@ def main() -> None:
     parser.add_argument("data", nargs="+", help="a Parquet file; FILE:COLUMN:SPLIT names its classes by another column")
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--clicks", type=int, default=500)
+    parser.add_argument("--starts", type=int, default=2, help="draws of the first ten Yes and ten No")
     parser.add_argument("--rows", type=int, default=4000, help="pictures of a set, at most")
     parser.add_argument("--out", type=Path, default=Path("results/page/clicks"))
     given = parser.parse_args()
     model = load_model(given.model)
     for spec in given.data:
-        found = measure(spec, model, given.classes, given.clicks, given.rows)
+        found = measure(spec, model, given.classes, given.clicks, given.rows, given.starts)
         about = {"format": 1, "command": this_command(), "model": model.fingerprint}
         write_json(given.out / f"{found['set']}.json", about | found)
         for goal in GOALS:

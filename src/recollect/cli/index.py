@@ -385,7 +385,7 @@ class FindDuplicates:
 class ExportIndex:
     """Write an index to one file: .parquet with vectors, a map and neighbors (for embedding-atlas), .csv, or .json.
 
-    The .json file has the format of COCO captions.
+    The .json file has the format of COCO.
     """
 
     index: IndexPlace
@@ -396,6 +396,8 @@ class ExportIndex:
     """Map of the pictures in a .parquet file: principal components, or t-SNE (up to 50,000 pictures)."""
     k: int = 10
     """Neighbors of each picture in a .parquet file."""
+    coco: Literal["captions", "labels"] = "captions"
+    """Annotations of a .json file."""
 
     def run(self) -> None:
         """Write."""
@@ -408,7 +410,9 @@ class ExportIndex:
         check_writable(self.out, "--out")
         if self.out.suffix != ".parquet":
             warn_unused(self, "map", "k", why="they are for .parquet files.")
-        count = export_index(Index.open(self.index), self.out, self.map, self.k)
+        if self.out.suffix != ".json":
+            warn_unused(self, "coco", why="it is for .json files.")
+        count = export_index(Index.open(self.index), self.out, self.map, self.k, self.coco)
         output().print(printable(f"{counted(count, 'picture')}: {self.out}"), highlight=False, soft_wrap=True)
 
 

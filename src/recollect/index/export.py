@@ -1,4 +1,4 @@
-"""Write an index for other tools: Parquet with vectors, a map and neighbors; CSV; or COCO captions (JSON)."""
+"""Write an index for other tools: Parquet with vectors, a map and neighbors; CSV; or COCO (JSON)."""
 
 import csv
 import json
@@ -20,26 +20,29 @@ if TYPE_CHECKING:
     from recollect.index.index import Index
 
 MapMethod = Literal["pca", "tsne"]
+CocoKind = Literal["captions", "labels"]
 
 _TSNE_ROWS = 50_000  # above, t-SNE takes hours
 _BLOCK = 1_024
 _FACTS = ("width", "height", "taken", "camera", "folder", "phash")
 
 
-def export_index(index: "Index", out: Path, method: MapMethod = "pca", k: int = 10) -> int:
+def export_index(index: "Index", out: Path, method: MapMethod = "pca", k: int = 10, coco: CocoKind = "captions") -> int:
     """Write the pictures of an index to one file; its ending says the format. Labels include those given by hand.
 
     ``.parquet``: id, captions, labels, source, path, width, height, taken, camera, folder, phash, metadata (JSON),
     image_vector, text_vector (null without a caption), x and y (a map of the image vectors), and neighbors: the k
     nearest other pictures as ``{"ids": row numbers, "distances": 1 - cosine}``, which embedding-atlas reads.
     ``.csv``: the same without vectors, map and neighbors; several captions, labels and paths as JSON lists.
-    ``.json``: COCO captions (``images`` and ``annotations``).
+    ``.json``: COCO captions (``images`` and ``annotations``), or COCO labels: ``categories``, and an annotation for
+    each label of a picture, whose box is the whole picture. Tools that read boxes reject captions among them.
 
     Args:
         index: pictures that are changed meanwhile are written as they were, except on Milvus.
         out: the file.
         method: of the map: principal components, or t-SNE.
         k: neighbors of each picture.
+        coco: what the annotations of ``.json`` are.
 
     Returns:
         How many pictures were written.
@@ -50,7 +53,7 @@ def export_index(index: "Index", out: Path, method: MapMethod = "pca", k: int = 
     writers: dict[str, Callable[[Index], int]] = {
         ".parquet": lambda index: _write_parquet(index, out, method, k),
         ".csv": lambda index: _write_csv(index, out),
-        ".json": lambda index: _write_coco(index, out),
+        ".json": lambda index: _write_coco(index, out, coco),
     }
     if out.suffix not in writers:
         raise UserError(f"--out {out}: cannot be written; the name must end in {', '.join(writers)}")
@@ -114,18 +117,26 @@ def _write_csv(index: "Index", out: Path) -> int:
     return written
 
 
-def _write_coco(index: "Index", out: Path) -> int:
+def _write_coco(index: "Index", out: Path, kind: CocoKind) -> int:
     images, annotations = list[dict[str, Any]](), list[dict[str, Any]]()
+    numbers: dict[str, int] = {}  # of labels; COCO counts categories from 1
     for _, pictures in _blocks(index, index.ids):
         for each in pictures:
             number = len(images)
             about = {"id": number, "file_name": str(each.path or each.id), "width": each.width, "height": each.height}
             images.append(about)
+            if kind == "captions":
+                found: list[dict[str, Any]] = [{"caption": caption} for caption in each.captions]
+            else:
+                width, height = each.width or 0, each.height or 0
+                box = {"bbox": [0, 0, width, height], "area": width * height, "iscrowd": 0}
+                labels = dict.fromkeys(each.labels)
+                found = [{"category_id": numbers.setdefault(name, len(numbers) + 1), **box} for name in labels]
             annotations += [
-                {"id": len(annotations) + place, "image_id": number, "caption": caption}
-                for place, caption in enumerate(each.captions)
+                {"id": len(annotations) + place, "image_id": number, **one} for place, one in enumerate(found, start=1)
             ]
-    write_json(out, {"images": images, "annotations": annotations})
+    categories = {"categories": [{"id": id, "name": name} for name, id in numbers.items()]} if numbers else {}
+    write_json(out, {"images": images, "annotations": annotations, **categories})
     return len(images)
 
 

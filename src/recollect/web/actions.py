@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from recollect.core.errors import UserError
-from recollect.index.export import export_index
+from recollect.index.export import CocoKind, export_index
 from recollect.index.transfer import Transfer, copy_pictures, move_back, move_pictures, trash_of
 from recollect.web.label_store import LabelStore
 from recollect.web.library import Library
@@ -32,13 +32,13 @@ class Done:
         kind: what was done.
         ids: to which pictures.
         files: old and new places.
-        revision: of the labels then; an older action is undone after later changes of labels.
+        after: the latest change of labels then (`LabelStore.latest`); later ones are undone first.
     """
 
     kind: ActionKind
     ids: Sequence[str]
     files: Sequence[tuple[str, str]] = field(default=())
-    revision: int = 0
+    after: int = 0
 
 
 class Actions:
@@ -90,7 +90,11 @@ class Actions:
                 moved = move_pictures(index, ids, None)
             if kind in ("remove", "delete"):
                 index.remove(ids)
-            self._done = [*self._done, Done(kind, list(ids), moved.files, self.labels.revision)][-_KEPT:]
+            return self._note(kind, ids, moved)
+
+    def _note(self, kind: ActionKind, ids: Sequence[str], moved: Transfer) -> dict[str, Any]:
+        """Keep an action for `undo`; returns what was done."""
+        self._done = [*self._done, Done(kind, list(ids), moved.files, self.labels.latest)][-_KEPT:]
         return {"kind": kind, "pictures": moved.pictures, "files": len(moved.files), "missing": len(moved.missing)}
 
     def set_aside(self, ids: Sequence[str], files: Sequence[str] | None = None, folder: str = "") -> dict[str, Any]:
@@ -111,17 +115,21 @@ class Actions:
             moved = move_pictures(index, ids, to, files)
             if files is None:
                 index.remove(ids)
-            kind: ActionKind = "move" if files is not None else "delete"
-            self._done = [*self._done, Done(kind, list(ids), moved.files, self.labels.revision)][-_KEPT:]
-        return {"kind": kind, "pictures": moved.pictures, "files": len(moved.files), "missing": len(moved.missing)}
+            return self._note("move" if files is not None else "delete", ids, moved)
+
+    def pending(self) -> dict[str, Any] | None:
+        """What `undo` would take back; None if there is nothing, or if labels were changed since."""
+        if not self._done or self._done[-1].after < self.labels.latest:
+            return None
+        return {"do": self._done[-1].kind, "pictures": len(self._done[-1].ids)}
 
     def undo(self) -> dict[str, Any] | None:
-        """Take the last action back; None if there is none, or if labels were changed since.
+        """Take the last action back; None as in `pending`.
 
         Copies are deleted, moved files return, and removed pictures are in the index again.
         """
         with self._lock:
-            if not self._done or self._done[-1].revision != self.labels.revision:
+            if (undone := self.pending()) is None:
                 return None
             done, index = self._done[-1], self.library.index
             if done.kind == "copy":
@@ -134,19 +142,15 @@ class Actions:
                 removed = {each.id for each in index.removed()}
                 index.restore([id for id in done.ids if id in removed])
             self._done.pop()
-            return {"do": done.kind, "pictures": len(done.ids)}
+            return undone
 
-    def export(self, ids: Sequence[str], ending: str) -> Path:
-        """Write pictures to a temporary file (see `export_index`), which the caller deletes with its folder.
-
-        Args:
-            ending: ``.csv``, ``.parquet`` or ``.json`` (COCO).
-        """
+    def export(self, ids: Sequence[str], ending: str, coco: CocoKind = "captions") -> Path:
+        """Write pictures to a temporary file (see `export_index`), which the caller deletes with its folder."""
         index = self.library.index
         some = index if len(ids) == len(self.library.view().ids) else index.with_vectors(ids, index.vectors(ids))
         folder = Path(tempfile.mkdtemp(prefix="recollect-"))
         try:
-            export_index(some, folder / f"pictures{ending}")
+            export_index(some, folder / f"pictures{ending}", coco=coco)
         except BaseException:
             shutil.rmtree(folder)
             raise

@@ -156,7 +156,7 @@ class ActBody(PicturesBody):
 class ExportBody(PicturesBody):
     """Which file to write about some pictures."""
 
-    kind: Literal["csv", "parquet", "coco"]
+    kind: Literal["csv", "parquet", "coco", "coco-labels"]
 
 
 class SaveBody(_Body):
@@ -396,7 +396,7 @@ def _labelling(app: FastAPI, session: Session) -> None:
     teacher, labels = session.teacher, session.labels
 
     def state() -> dict[str, Any]:
-        return {"revision": labels.revision, **labels.pending()}
+        return {"revision": labels.revision, **session.pending()}
 
     @app.get("/api/classes")
     def every() -> dict[str, Any]:
@@ -430,7 +430,7 @@ def _labelling(app: FastAPI, session: Session) -> None:
 
     @app.post("/api/undo")
     def undo() -> dict[str, Any]:
-        return {"undone": teacher.undo(), **state()}
+        return {"undone": session.undo(), **state()}
 
     @app.post("/api/redo")
     def redo() -> dict[str, Any]:
@@ -484,16 +484,13 @@ def _selecting(app: FastAPI, session: Session) -> None:
         session.library.refresh()
         return done
 
-    @app.post("/api/selection/undo")
-    def undo() -> dict[str, Any]:
-        undone = actions.undo()
-        session.library.refresh()
-        return {"undone": undone}
-
     @app.post("/api/selection/export")
     def export(body: ExportBody) -> Response:
-        ending = ".json" if body.kind == "coco" else f".{body.kind}"
-        file = actions.export(body.chosen(session), ending)
+        ids = body.chosen(session)
+        if body.kind in ("csv", "parquet"):
+            file = actions.export(ids, f".{body.kind}")
+        else:
+            file = actions.export(ids, ".json", "labels" if body.kind == "coco-labels" else "captions")
         return FileResponse(file, filename=file.name, background=BackgroundTask(shutil.rmtree, file.parent))
 
 

@@ -106,6 +106,13 @@ class LabelStore:
             self._catch_up()
             return self._seen
 
+    @property
+    def latest(self) -> int:
+        """Number of the latest change that was not taken back; 0 if there is none."""
+        with self._lock:
+            self._catch_up()
+            return self._done[-1] if self._done else 0
+
     def create(self, name: str, text: str = "") -> ClickedClass:
         """Add a class.
 

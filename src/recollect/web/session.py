@@ -416,6 +416,21 @@ class Session:
         adding = self.adder.progress()
         return adding if adding is not None else self.progress() if self.progress is not None else None
 
+    # ---------------------------------------------------------------- undo
+
+    def pending(self) -> dict[str, Any]:
+        """What `undo` would take back, and what redo would make again: labels and marks."""
+        pending = self.labels.pending()
+        return {**pending, "undo": self.actions.pending() or pending["undo"]}
+
+    def undo(self) -> dict[str, Any] | None:
+        """Take the latest change back, of whichever kind: of labels, or of pictures and their files."""
+        if self.actions.pending() is None:
+            return self.teacher.undo()
+        undone = self.actions.undo()
+        self.library.refresh()
+        return undone
+
     def close(self) -> None:
         """Close the labels."""
         self.labels.close()

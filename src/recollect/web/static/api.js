@@ -43,7 +43,6 @@ export const api = {
   plan: (chosen) => call("POST", "/api/selection/plan", chosen),
   act: (what) => call("POST", "/api/selection/act", what),
   exported: (what) => call("POST", "/api/selection/export", what),
-  undoAction: () => call("POST", "/api/selection/undo"),
   showFile: (id) => call("POST", `/api/show/${encodeURIComponent(id)}`),
   upload: (file) => call("POST", "/api/pictures", file, file.type || "application/octet-stream"),
   item: (id) => call("GET", `/api/items/${encodeURIComponent(id)}`),

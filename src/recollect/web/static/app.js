@@ -49,7 +49,7 @@ viewer.dialog.addEventListener("close", () => { // the address follows, whoever 
 const grid = new Grid(get("grid"), { open: look, mark: guarded(clicked), pick: (...click) => selection.pick(...click), picked: (id) => selection.has(id) });
 const timeline = new Timeline(grid);
 const map = new PictureMap(get("map"), look);
-const duplicates = new Duplicates(get("duplicates"), { where, look, changed: () => renew() });
+const duplicates = new Duplicates(get("duplicates"), { where, look, changed: () => renew(), classes: () => classes });
 
 // the neighbor of a picture that was opened from the visible list
 function beside(tile, by) {
@@ -165,7 +165,13 @@ const classes = new Classes(begin, (answer, mode, ask, options) => {
   view("grid");
   const none = ["next", "clicked"].includes(mode);
   present({ answer, ask, said: (found) => timed(found, t(found.total || !none ? `status.${mode}` : `status.${mode}.none`, { n: found.total })) }, options);
-}, guarded(changed), where);
+}, guarded(async (undone) => { await changed(); if (undone && undone.class === undefined) await returned(); }), where);
+
+// pictures came back by an undo
+async function returned() {
+  await renew();
+  if (!get("duplicates").hidden) await duplicates.refresh();
+}
 
 const selection = new Selection({ classes, changed: async () => { await changed(); await renew(); } });
 selection.attach(grid);
@@ -350,11 +356,13 @@ const moves = { ArrowLeft: () => grid.focus - 1, ArrowRight: () => grid.focus + 
 document.addEventListener("keydown", (event) => {
   const { key } = event;
   if (viewer.dialog.open && !document.querySelector("dialog.question")) { viewed(event); return; }
-  if (event.target.matches("input:not([type=range], [type=checkbox]), select, canvas") || document.querySelector("dialog[open]") || get("grid").hidden) {
+  if (event.target.matches("input:not([type=range], [type=checkbox]), select") || document.querySelector("dialog[open]")) {
     if (key === "Escape") event.target.blur();
     return;
   }
   if ((event.ctrlKey || event.metaKey) && key.toLowerCase() === "z") { event.preventDefault(); if (event.shiftKey) classes.redo(); else classes.undo(); return; }
+  if (key === "?") { event.preventDefault(); help(); return; }
+  if (get("grid").hidden) return;
   if ((event.ctrlKey || event.metaKey) && key.toLowerCase() === "a") { event.preventDefault(); selection.all(); return; }
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.target.matches("button, a, summary, [role=button]") && (key === " " || key === "Enter")) return;
@@ -368,7 +376,6 @@ document.addEventListener("keydown", (event) => {
   else if (key === "s") selection.toggle(grid.focus);
   else if (key === "Escape") selection.clear();
   else if (key === "/") get("words").focus();
-  else if (key === "?") help();
   else if (/^[1-9]$/.test(key) && classes.list[key - 1]) clickedByKey(1, classes.list[key - 1].class);
   else return;
   event.preventDefault();

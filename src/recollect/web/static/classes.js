@@ -4,9 +4,9 @@ import { confirmed } from "./dialogs.js";
 import { percent, t } from "./strings.js";
 
 export class Classes {
-  // where: the filter that pictures are shown by
+  // changed: called after labels changed, and after an undo with what was undone; where: the filter that pictures are shown by
   constructor(begin, show, changed, where) {
-    Object.assign(this, { begin, show, changed, where, list: [], active: null, mode: "likely", revision: -1 });
+    Object.assign(this, { begin, show, changed, where, list: [], active: null, mode: "likely", revision: -1, pending: {} });
     const get = (id) => document.getElementById(id);
     Object.assign(this, { place: get("classes"), about: get("about"), cut: get("cut"), stop: get("stop"), name: get("class-name"), text: get("class-text"), file: get("save-name"), hint: get("classes-hint"), saved: get("saved"), buttons: { undo: get("undo"), redo: get("redo") } });
     for (const action of ["load", "choose", "create", "mark", "undo", "redo", "drop", "save", "rank", "tell"]) this[action] = guarded(this[action].bind(this));
@@ -42,6 +42,7 @@ export class Classes {
 
   // says on the buttons what they would undo and redo
   offer(pending) {
+    this.pending = pending;
     for (const [action, button] of Object.entries(this.buttons)) {
       const change = pending[action];
       button.textContent = change ? t(`${action}.what`, { what: this.described(change) }) : t(action);
@@ -118,7 +119,8 @@ export class Classes {
 
   async undo() {
     const { undone, redo } = await api.undo();
-    await (undone ? this.tellChange("undo.done", redo) : notice(t("undo.none")));
+    if (!undone) { notice(t("undo.none")); return; }
+    await this.tellChange("undo.done", undone.class === undefined ? undone : redo); // of labels, the one that knows names
   }
 
   async redo() {
@@ -129,7 +131,7 @@ export class Classes {
   async tellChange(key, change) { // name the change that was undone or redone
     await this.load();
     notice(t(key, { what: this.described(change) }));
-    await this.changed();
+    await this.changed(change);
   }
 
   async drop(key) {

@@ -1,19 +1,19 @@
 // Duplicates side by side: choose what to keep, see what would go, then remove or move it.
-import { api, element, guarded, named, notice, opens, thumb } from "./api.js";
+import { api, element, guarded, named, offer, opens, thumb } from "./api.js";
 import { asked, confirmed } from "./dialogs.js";
 import { bytes, number, t } from "./strings.js";
 
 const KINDS = ["identical", "near-identical", "similar"], POLL = 400;
 
 export class Duplicates {
-  // where: the filter that pictures are shown by; look: opens a picture; changed: pictures left or came back
-  constructor(place, { where, look, changed }) {
-    Object.assign(this, { place, where, look, changed, kind: null, groups: [], gone: new Map(), undoable: 0 });
+  // where: the filter that pictures are shown by; look: opens a picture; changed: pictures left; classes: they know what can be undone
+  constructor(place, { where, look, changed, classes }) {
+    Object.assign(this, { place, where, look, changed, classes, kind: null, groups: [], gone: new Map() });
     this.head = element("div", "found"); this.list = element("div", "groups"); this.bar = element("div", "resolve");
     this.more = element("button", "", t("duplicates.show"));
     this.more.addEventListener("click", guarded(() => this.fetch()));
     place.append(this.head, this.list, this.more, this.bar);
-    for (const action of ["load", "remove", "move", "undo", "stop", "again"]) this[action] = guarded(this[action].bind(this));
+    for (const action of ["load", "remove", "move", "stop", "again"]) this[action] = guarded(this[action].bind(this));
     this.more.hidden = true;
   }
 
@@ -147,9 +147,8 @@ export class Duplicates {
     this.bar.replaceChildren(say, ...[
       this.kind === "identical" ? null : button("duplicates.remove", this.remove, n, "main"),
       button("duplicates.move", this.move, chosen.some(({ files }) => files.some((file) => file.path)), this.kind === "identical" ? "main" : ""),
-      button("duplicates.undo", this.undo, this.undoable),
     ].filter(Boolean));
-    this.bar.hidden = !this.groups.length && !this.undoable;
+    this.bar.hidden = !this.groups.length;
   }
 
   // every picture or file that would go, next to the one that stays
@@ -179,20 +178,11 @@ export class Duplicates {
 
   async resolve(what) {
     const { pictures, files, missing } = await api.resolveDuplicates(what);
-    this.undoable += 1;
-    notice([files ? t("duplicates.moved", { n: files }) : t("duplicates.removed", { n: pictures }), missing ? t("duplicates.missing", { n: missing }) : ""].join(" "));
     await this.refresh();
-  }
-
-  async undo() {
-    const { undone } = await api.undoAction();
-    this.undoable = undone ? this.undoable - 1 : 0;
-    notice(undone ? t("duplicates.undone", { n: undone.pictures }) : t("undo.none"));
-    await this.refresh();
-  }
-
-  async refresh() {
-    await this.show(await api.duplicates(this.where()));
     await this.changed();
+    await this.classes().load();
+    offer([files ? t("duplicates.moved", { n: files }) : t("duplicates.removed", { n: pictures }), missing ? t("duplicates.missing", { n: missing }) : ""].join(" "), t("undo"), () => this.classes().undo());
   }
+
+  async refresh() { await this.show(await api.duplicates(this.where())); }
 }

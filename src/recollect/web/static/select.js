@@ -147,7 +147,7 @@ export class Selection {
   async save(kind) {
     if (!kind) return;
     const data = await api.exported({ ...this.chosen, kind }), link = element("a");
-    link.href = URL.createObjectURL(data); link.download = `pictures${kind === "coco" ? ".json" : `.${kind}`}`;
+    link.href = URL.createObjectURL(data); link.download = `pictures${kind.startsWith("coco") ? ".json" : `.${kind}`}`;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
   }
@@ -179,10 +179,7 @@ export class Selection {
     this.clear();
     await this.changed();
     const text = t(`select.done.${kind}`, { n: pictures });
-    offer(missing ? `${text} ${t("select.missing", { n: missing })}` : text, t("undo"), guarded(async () => {
-      const { undone } = await api.undoAction();
-      await this.changed();
-      notice(undone ? t("select.undone") : t("undo.none"));
-    }));
+    await this.classes.load();
+    offer(missing ? `${text} ${t("select.missing", { n: missing })}` : text, t("undo"), () => this.classes.undo());
   }
 }

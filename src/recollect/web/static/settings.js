@@ -6,7 +6,9 @@ import { language, languages, t } from "./strings.js";
 const KEYS = [
   ["help.search", [["/", "help.search.focus"], ["Enter", "help.open"], ["Esc", "help.close"]]],
   ["help.move", [["← ↑ → ↓", "help.arrows"], ["Home End", "help.ends"], ["PgUp PgDn", "help.pages"]]],
-  ["labels", [["␣", "help.yes"], ["x", "help.no"], ["1 – 9", "help.label"], ["u", "undo"], ["r", "redo"]]],
+  ["select", [["s", "help.select"], ["Ctrl A", "help.select.all"], ["f", "help.favorite"]]],
+  ["viewer", [["← →", "help.arrows"], ["+ −", "help.zoom"], ["0", "help.whole"], ["i", "help.info"]]],
+  ["labels", [["␣", "help.yes"], ["x", "help.no"], ["1 – 9", "help.label"], ["u  Ctrl Z", "undo"], ["r", "redo"]]],
   ["view.map", [["+ −", "help.zoom"], ["Enter", "help.middle"], ["⇧", "help.loop"]]],
 ];
 const THEMES = ["system", "light", "dark"];

@@ -127,6 +127,10 @@ const STRINGS = {
   "change.drop": ["the removal of {name}", "Entfernen von {name}"],
   "change.mark": ["{mark} for {name}", "{mark} für {name}"],
   "change.marks": ["{mark} for {name} on {n} pictures", "{mark} für {name} bei {n} Bildern"],
+  "change.copy": ["copying {n} {n:picture|pictures}", "Kopieren von {n} {n:Bild|Bildern}"],
+  "change.move": ["moving {n} {n:picture|pictures}", "Verschieben von {n} {n:Bild|Bildern}"],
+  "change.remove": ["removing {n} {n:picture|pictures}", "Entfernen von {n} {n:Bild|Bildern}"],
+  "change.delete": ["deleting {n} {n:picture|pictures}", "Löschen von {n} {n:Bild|Bildern}"],
   "change.none": ["no mark", "keine Markierung"],
   "change.unmark": ["a mark taken away for {name}", "entfernte Markierung für {name}"],
   "classifier.name": ["Classifier name", "Name des Klassifikators"],
@@ -216,8 +220,6 @@ const STRINGS = {
   "duplicates.removed": ["Removed {n} {n:picture|pictures} from the library.", "{n} {n:Bild|Bilder} aus der Sammlung entfernt."],
   "duplicates.moved": ["Moved {n} {n:file|files}.", "{n} {n:Datei|Dateien} verschoben."],
   "duplicates.missing": ["{n} {n:picture has|pictures have} no file here.", "{n} {n:Bild hat|Bilder haben} hier keine Datei."],
-  "duplicates.undo": ["Undo", "Rückgängig"],
-  "duplicates.undone": ["{n} {n:picture is|pictures are} back.", "{n} {n:Bild ist|Bilder sind} zurück."],
   "kind.identical": ["Identical", "Identisch"],
   "kind.identical.title": ["The same pixels in several files.", "Dieselben Pixel in mehreren Dateien."],
   "kind.near-identical": ["Near-identical", "Fast identisch"],
@@ -253,7 +255,8 @@ const STRINGS = {
   "select.done.remove": ["{n} {n:picture|pictures} removed.", "{n} {n:Bild|Bilder} entfernt."],
   "select.done.delete": ["{n} {n:picture|pictures} deleted.", "{n} {n:Bild|Bilder} gelöscht."],
   "select.missing": ["The files of {n} others are gone.", "Die Dateien von {n} anderen fehlen."],
-  "select.undone": ["Undone.", "Rückgängig gemacht."],
+  "select.coco": ["COCO, captions", "COCO, Bildunterschriften"],
+  "select.coco.labels": ["COCO, labels", "COCO, Labels"],
 
   // settings, help, adding a folder, nothing to show
   "settings": ["Settings", "Einstellungen"],
@@ -286,6 +289,11 @@ const STRINGS = {
   "help.label": ["Yes for that label", "Ja für dieses Label"],
   "help.zoom": ["Zoom", "Zoomen"],
   "help.middle": ["Open the picture in the middle", "Das Bild in der Mitte öffnen"],
+  "help.favorite": ["Make it a favorite, or not", "Zum Favoriten machen oder nicht"],
+  "help.select": ["Select it, or not", "Auswählen oder nicht"],
+  "help.select.all": ["Select all results", "Alle Ergebnisse auswählen"],
+  "help.info": ["Show or hide details", "Details zeigen oder verbergen"],
+  "help.whole": ["The whole picture", "Das ganze Bild"],
   "help.loop": ["Drag with Shift to draw around pictures", "Mit Umschalttaste ziehen, um Bilder zu umkreisen"],
 
   // the server
