@@ -155,7 +155,7 @@ class Clock:
 def machine() -> dict[str, Any]:
     """What the figures depend on."""
     device = best_device()
-    names = ("torch", "transformers", "numpy", "pyarrow", "pillow", "peft", "sentence-transformers", "faiss-cpu")
+    names = ("torch", "transformers", "numpy", "pyarrow", "pillow", "sentence-transformers", "faiss-cpu")
     versions = {}
     for name in names:
         try:
@@ -294,10 +294,8 @@ def steps(sizes: Sizes, clock: Clock) -> Iterator[Row]:
 
 
 def peers(sizes: Sizes, clock: Clock) -> Iterator[Row]:
-    """What others do well, beside ours: exact search (faiss, scikit-learn), LoRA (PEFT), a cached loss."""
+    """What others do well, beside ours: exact search (faiss, scikit-learn), a cached loss."""
     yield from _search(sizes, clock)
-    if find_spec("peft"):
-        yield _lora(sizes, clock)
     if find_spec("sentence_transformers"):
         yield _cached_loss(sizes, clock)
 
@@ -323,29 +321,6 @@ def _search(sizes: Sizes, clock: Clock) -> Iterator[Row]:
         if name != "ours":
             yield {"what": f"exact search, {rows:,} rows, {queries:,} queries", "peer": name, "seconds": times,
                    "peer_over_ours": times[name] / times["ours"]}  # fmt: skip
-
-
-def _lora(sizes: Sizes, clock: Clock) -> Row:
-    import peft
-
-    from recollect.training.adapted import add_adapters
-
-    rows = max(4, sizes.peer_rows // 32)
-    texts = [f"{number} photos of a cat" for number in range(200)]
-    mine, theirs = (build_model("tiny", texts=texts).to(clock.device) for _ in range(2))
-    towers = add_adapters(mine, 8, 8.0, "none", "tiny", 0)
-    config = peft.LoraConfig(r=8, lora_alpha=8, target_modules=sorted(towers.adapters.down))
-    peft.inject_adapter_in_model(config, theirs.model)
-    inputs = random_inputs(mine, rows)
-    objective = ContrastiveObjective().to(clock.device)
-    times = clock.best(
-        {
-            "ours": step_of(towers, objective, inputs, StepOptions()),
-            "PEFT": step_of(theirs, objective, inputs, StepOptions()),
-        }
-    )
-    return {"what": f"LoRA step, tiny towers, batch {rows}", "peer": "PEFT", "seconds": times,
-            "peer_over_ours": times["PEFT"] / times["ours"]}  # fmt: skip
 
 
 class _Words(nn.Module):

@@ -15,8 +15,7 @@ from recollect.efsa.methods import SEARCH_METHODS, MethodOptions, SearchContext,
 from recollect.efsa.options import EpisodeOptions, RewardOptions, TuningOptions
 from recollect.efsa.pixels import PixelCache
 from recollect.efsa.rlcf import RewardSearcher, Teacher
-from recollect.efsa.sequential import inject_adapters
-from recollect.models.lora.layers import AdapterOptions, adapter_sites, initial_adapters
+from recollect.models.lora import AdapterOptions, adapter_sites, add_lora, initial_weights
 
 QUERIES = ["a red snowman", "large river", "the bridge right of a tree"]
 EPISODE = EpisodeOptions.paper(k=6, rank=4, scale=15.0, at_once=2)
@@ -50,7 +49,7 @@ def test_text_to_text_finds_the_images_whose_captions_are_nearest(encoder, make_
 def reference_tuning(encoder, pictures, captions, options, tuning):
     """PEFT's layers and torch's optimiser, one batch after the other, each loss a double loop."""
     model = copy.deepcopy(encoder)
-    inject_adapters(model, initial_adapters(adapter_sites(model), options.adapters))
+    add_lora(model, *initial_weights(adapter_sites(model), options.adapters), options.scale)
     learned = [each for name, each in model.named_parameters() if "lora_" in name]
     for name, each in model.named_parameters():
         each.requires_grad_("lora_" in name)

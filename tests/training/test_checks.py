@@ -85,9 +85,9 @@ def test_an_option_without_effect_is_a_warning_and_the_run_goes_on(name, tmp_pat
 
 
 def test_adapters_that_could_not_be_saved_and_weights_that_could_not_be_split_are_refused_at_once(monkeypatch):
-    monkeypatch.setattr("recollect.models.lora.files.find_spec", lambda name: None)
+    monkeypatch.setattr("recollect.models.lora.find_spec", lambda name: None)
     recipe = Recipe(model=Model("m/m", lora=2), data=Data(captions=("none.csv",)))
-    with pytest.raises(UserError, match=r"saving adapters needs PEFT: pip install 'recollect\[adapters\]'"):
+    with pytest.raises(UserError, match="PEFT"):
         check_at_once(recipe, None, resumed=False)
     monkeypatch.setattr(torch, "__version__", "2.9.1")
     with pytest.raises(UserError, match="--shard-weights: needs torch"):

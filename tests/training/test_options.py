@@ -88,7 +88,9 @@ def test_lora_leaves_the_checkpoint_as_it_is_and_the_model_is_the_sum(adapted_ru
     base = load_model(start, "cpu")
     for name, value in base.named_parameters():
         if "logit_" not in name:  # the temperature is noted there, which no embedding depends on
-            assert all(torch.equal(kept[name], value) for kept in seen), name
+            layer, _, which = name.rpartition(".")
+            names = (name, f"{layer}.base_layer.{which}")  # PEFT keeps an adapted layer inside its own
+            assert all(torch.equal(next(kept[each] for each in names if each in kept), value) for kept in seen), name
     peft = pytest.importorskip("peft")
     merged = load_model(out / "model", "cpu")
     pixels = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -104,7 +106,7 @@ def test_a_checkpoint_of_lora_holds_the_changes_alone(adapted_run, start):
     saved = out / "checkpoints" / "step-00000004"
     names = {path.name for path in (saved / "model").iterdir()}
     assert names == {"adapter_config.json", "adapter_model.safetensors", "adapted.json"}
-    assert {path.name for path in (out / "model" / ADAPTER).iterdir()} == names
+    assert {path.name for path in (out / "model" / ADAPTER).iterdir()} == names - {"adapted.json"}
     assert (saved / "training.safetensors").stat().st_size < (start / "model.safetensors").stat().st_size
 
 
@@ -137,12 +139,9 @@ def test_lora_on_another_checkpoint_than_it_began_with_is_refused(start, pairs, 
 
 def test_a_frozen_tower_gets_no_adapters(start):
     towers = add_adapters(load_model(start, "cpu"), 2, 4.0, "image", str(start), 0)
-    assert towers.factor == 2.0
-    assert towers.adapters.down
-    assert all(name.startswith("text_model.") for name in towers.adapters.down)
     learning = [name for name, value in towers.named_parameters() if value.requires_grad]
     assert learning
-    assert all(name.startswith(("down.", "up.")) for name in learning)
+    assert all("text_model." in name and "lora_" in name for name in learning)
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from recollect.core.types import caption_prefix
+from recollect.efsa.adapters import Adapters, adapted
 from recollect.efsa.batch import EpisodeBatch, Reranked, shared_rows
 from recollect.efsa.cost import CostCounters
+from recollect.efsa.first_step import FirstStep
 from recollect.efsa.loss import episode_loss, negatives
 from recollect.efsa.options import EpisodeOptions
 from recollect.models import DualEncoder
-from recollect.models.lora.first_step import FirstStep
-from recollect.models.lora.layers import Adapters, adapted, adapter_sites, initial_adapters
+from recollect.models.lora import adapter_sites, initial_weights
 
 _NO_TEMPERATURE = 1 / 0.07  # a model that stores none is read with CLIP's at the start
 LEAST_PAIRS = 2
@@ -41,7 +42,7 @@ class Episodes:
         self._sites = adapter_sites(encoder)
         self.encoder, self.counters = encoder, CostCounters()
         self.options = (options or EpisodeOptions()).for_sites(self._sites)
-        self._start = initial_adapters(self._sites, self.options.adapters)
+        self._start = Adapters(*initial_weights(self._sites, self.options.adapters), self.options.scale)
 
     def rerank(self, batch: EpisodeBatch) -> Reranked:
         """Adapt to each query of the batch and score its candidates again."""
@@ -128,7 +129,7 @@ class Episodes:
         for number in range(1, self.options.steps + 1):
             for part in parts:
                 part.requires_grad_()
-            with torch.enable_grad(), adapted(self.encoder, adapters):
+            with torch.enable_grad(), adapted(self._sites, adapters):
                 losses = self._losses(batch, *self._encode_pairs(batch))
             gradients = torch.autograd.grad(losses.sum(), parts)
             for part in parts:
@@ -153,7 +154,7 @@ class Episodes:
     @torch.no_grad()
     def _scores(self, batch: EpisodeBatch, adapters: Adapters) -> Float[Tensor, "queries k"]:
         queries, k = batch.images.shape
-        with adapted(self.encoder, adapters):
+        with adapted(self._sites, adapters):
             images = self._encode_images(batch.pixels[batch.images.clamp(min=0).reshape(-1)])
             asked = embed_asked(self.encoder, batch)
         self.counters.forward(images=len(images), texts=len(asked))

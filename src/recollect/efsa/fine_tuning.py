@@ -14,14 +14,14 @@ from recollect.core.seeding import numpy_generator
 from recollect.core.types import caption_prefix
 from recollect.efsa.batch import number_texts
 from recollect.efsa.cost import CostCounters
-from recollect.efsa.episodes import LEAST_PAIRS, contrast_scale, frozen
+from recollect.efsa.episodes import LEAST_PAIRS, contrast_scale
 from recollect.efsa.loss import episode_loss, negatives
 from recollect.efsa.options import EpisodeOptions, TuningOptions
 from recollect.efsa.pixels import PixelCache
 from recollect.efsa.rerank import NO_CAPTIONS
 from recollect.index import Index
 from recollect.models import DualEncoder
-from recollect.models.lora.layers import Adapters, adapted, adapter_sites, initial_adapters, merge_adapters
+from recollect.models.lora import adapter_sites, add_lora, initial_weights, merged
 
 _BLOCK = 512
 
@@ -79,17 +79,16 @@ def fine_tune(
     if len(ids) < LEAST_PAIRS:
         raise UserError(NO_CAPTIONS)
     sites = adapter_sites(encoder)
-    start = initial_adapters(sites, episode.adapters)
-    halves = [{name: each.clone().requires_grad_() for name, each in half.items()} for half in (start.down, start.up)]
-    adapters = Adapters(halves[0], halves[1], start.scale)
-    learned = [each for half in halves for each in half.values()]
+    tuned = copy.deepcopy(encoder).eval()
+    add_lora(tuned, *initial_weights(sites, episode.adapters), episode.scale)
+    learned = [each for each in tuned.parameters() if each.requires_grad]
     rate = episode.for_sites(sites).rate if options.learning_rate is None else options.learning_rate
     optimiser = torch.optim.AdamW(learned, lr=rate, weight_decay=episode.weight_decay)
-    with frozen(encoder), progress("fine-tune", options.epochs * len(ids), "images") as counter:
+    with progress("fine-tune", options.epochs * len(ids), "images") as counter:
         for epoch in range(options.epochs):
             for batch in _batches(index, ids, options, epoch, pixels):
-                with torch.enable_grad(), adapted(encoder, adapters):
-                    loss = _loss(encoder, batch, episode)
+                with torch.enable_grad():
+                    loss = _loss(tuned, batch, episode)
                 if not bool(loss.isfinite()):
                     raise UserError("fine-tuning: the loss is not finite. Lower the learning rate.")
                 optimiser.zero_grad()
@@ -99,10 +98,7 @@ def fine_tune(
                 if counters is not None:
                     counters.forward(images=len(batch.numbers), texts=len(batch.numbers))
                     counters.backward(images=len(batch.numbers), texts=len(batch.numbers))
-    tuned = copy.deepcopy(encoder).eval()
-    down, up = ({name: each.detach() for name, each in half.items()} for half in halves)
-    merge_adapters(tuned, Adapters(down, up, start.scale))
-    return tuned
+    return merged(tuned)
 
 
 def _loss(encoder: DualEncoder, batch: _Pairs, options: EpisodeOptions) -> Tensor:

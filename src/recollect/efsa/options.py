@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from recollect.core.errors import UserError
 
 if TYPE_CHECKING:
-    from recollect.models.lora.layers import AdapterOptions
+    from recollect.models.lora import AdapterOptions
 
 
 BLOCKS_RATE, HEADS_RATE = 1.5e-3, 2e-2
@@ -122,14 +122,14 @@ class EpisodeOptions:
 
     def for_sites(self, sites: Iterable[str]) -> "EpisodeOptions":
         """The same with the learning rate that adapters of these layers take where none is named."""
-        from recollect.models.lora.layers import without_blocks  # heavy, as below
+        from recollect.models.lora import without_blocks  # heavy, as below
 
         return self if self.learning_rate or not without_blocks(sites) else replace(self, learning_rate=HEADS_RATE)
 
     @property
     def adapters(self) -> "AdapterOptions":
         """How the adapters begin."""
-        from recollect.models.lora.layers import AdapterOptions  # heavy, and a command line only needs the settings
+        from recollect.models.lora import AdapterOptions  # heavy, and a command line only needs the settings
 
         return AdapterOptions(self.rank, self.scale, self.both_xavier, self.seed)
 

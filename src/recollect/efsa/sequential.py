@@ -7,15 +7,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recollect.core.errors import UserError
 from recollect.core.types import caption_prefix
+from recollect.efsa.adapters import Adapters
 from recollect.efsa.batch import EpisodeBatch, Reranked
 from recollect.efsa.cost import CostCounters
 from recollect.efsa.episodes import LEAST_PAIRS, as_reranked, contrast_scale, embed_asked, similarities
 from recollect.efsa.loss import episode_loss, negatives
 from recollect.efsa.options import EpisodeOptions
 from recollect.models import DualEncoder
-from recollect.models.lora.layers import Adapters, adapter_sites, initial_adapters, transformers_model
+from recollect.models.lora import adapter_sites, add_lora, initial_weights
 
 
 class OneAtATime:
@@ -97,17 +97,13 @@ class SequentialEpisodes(OneAtATime):
     def _prepare(self) -> list[nn.Parameter]:
         sites = adapter_sites(self._copy)
         self.options = self.options.for_sites(sites)
-        start = initial_adapters(sites, self.options.adapters)
-        inject_adapters(self._copy, start)
-        modules = dict(transformers_model(self._copy).named_modules())
+        layers: dict[str, Any] = add_lora(
+            self._copy, *initial_weights(sites, self.options.adapters), self.options.scale
+        )
         self._names = list(sites)
-        layers: list[Any] = [modules[name] for name in sites]
-        self._down = [layer.lora_A["default"].weight for layer in layers]
-        self._up = [layer.lora_B["default"].weight for layer in layers]
-        learned: list[nn.Parameter] = [*self._down, *self._up]
-        for each in learned:
-            each.requires_grad_()
-        return learned
+        self._down = [layer.lora_A["default"].weight for layer in layers.values()]
+        self._up = [layer.lora_B["default"].weight for layer in layers.values()]
+        return [*self._down, *self._up]
 
     def adapt(self, batch: EpisodeBatch) -> Adapters:
         """Every query's adapters after its episode."""
@@ -132,27 +128,3 @@ class FullEpisodes(OneAtATime):
         for each in learned:
             each.requires_grad_()
         return learned
-
-
-def inject_adapters(encoder: DualEncoder, adapters: Adapters) -> None:
-    """Let PEFT add adapters to ``encoder``, in place, with the weights of one set."""
-    peft = _peft()
-    rank = len(next(iter(adapters.down.values())))
-    config = peft.LoraConfig(r=rank, lora_alpha=adapters.scale * rank, target_modules=list(adapters.down))
-    model = transformers_model(encoder)
-    peft.inject_adapter_in_model(config, model)
-    modules = dict(model.named_modules())
-    with torch.no_grad():
-        for name in adapters.down:
-            layer: Any = modules[name]
-            layer.to(adapters.down[name])  # PEFT makes adapters in float32
-            layer.lora_A["default"].weight.copy_(adapters.down[name])
-            layer.lora_B["default"].weight.copy_(adapters.up[name])
-
-
-def _peft() -> Any:
-    try:
-        import peft
-    except ImportError:
-        raise UserError("episodes by PEFT need it: pip install 'recollect[adapters]'") from None
-    return peft

@@ -1,74 +1,54 @@
 """LoRA: a checkpoint that stays as it is while low-rank changes of its layers learn (Hu et al., 2022)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recollect.core.files import read_json
+from recollect.core.files import read_json, write_json
 from recollect.core.types import Kind
 from recollect.core.validation import refuse
 from recollect.models import DualEncoder
 from recollect.models.dual import Tower
-from recollect.models.lora.files import ADAPTER_RECORD, load_adapters, save_adapters
-from recollect.models.lora.layers import (
+from recollect.models.lora import (
     AdapterOptions,
-    Adapters,
     adapter_sites,
-    initial_adapters,
-    merge_adapters,
-    named_sites,
-    one_set,
+    add_lora,
+    initial_weights,
+    load_lora,
+    merged,
+    save_lora,
 )
 
 ADAPTER = "adapter"
 """Sub-folder of a finished run with its adapter in PEFT's format."""
 
+_RECORD = "adapted.json"
 _TOWERS: Mapping[Tower, str] = {"image": "vision_model.", "text": "text_model."}
 
 
 class AdaptedTowers(nn.Module):
-    """A dual encoder whose layers compute ``W + scale · B A`` ; only A and B learn.
+    """A dual encoder with LoRA adapters; only they learn.
 
-    A checkpoint holds A and B alone (`save`); the finished model is the encoder with them added to its weights, which
-    opens as any other, and beside it the adapter as PEFT reads it (`publish`).
+    A checkpoint holds the adapters alone (`save`). The finished model is the encoder with the adapters merged into its
+    weights, which opens as any other, and the adapters in PEFT's format (`publish`).
 
     Args:
-        encoder: of transformers; all of it is frozen.
-        adapters: one set for all rows.
-        base: where the encoder came from, for PEFT's record.
+        encoder: after `recollect.models.lora.add_lora`.
+        base: path or hub id of the encoder, for PEFT's record.
+        fingerprint: of the encoder without adapters.
     """
 
-    def __init__(self, encoder: DualEncoder, adapters: Adapters, base: str) -> None:
+    def __init__(self, encoder: DualEncoder, base: str, fingerprint: str) -> None:
         super().__init__()
-        self.encoder, self.base = encoder, base
-        self.factor, self._names = adapters.scale, list(adapters.down)
-        self.fingerprint = encoder.fingerprint
-        encoder.requires_grad_(False)
-        self.down, self.up = (
-            nn.ParameterDict({_key(name): nn.Parameter(each.clone()) for name, each in half.items()})
-            for half in (adapters.down, adapters.up)
-        )
-        for name, layer in named_sites(encoder, adapters).items():
-            layer.forward = self._forward(name, layer)  # type: ignore[assignment,method-assign]
-
-    def _forward(self, name: str, layer: nn.Linear) -> Callable[[Tensor], Tensor]:
-        down, up, factor = self.down[_key(name)], self.up[_key(name)], self.factor
-        return lambda rows: one_set(rows, layer.weight, layer.bias, down, up, factor)
+        self.encoder, self.base, self.fingerprint = encoder, base, fingerprint
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.encoder.device
-
-    @property
-    def adapters(self) -> Adapters:
-        """A and B as they are now."""
-        down, up = ({name: half[_key(name)] for name in self._names} for half in (self.down, self.up))
-        return Adapters(down, up, self.factor)
 
     def tokenize(self, texts: Sequence[str], kinds: Sequence[Kind]) -> dict[str, Tensor]:
         """What `encode_texts` reads."""
@@ -87,24 +67,16 @@ class AdaptedTowers(nn.Module):
         self.encoder.set_scale(scale, bias)
 
     def save(self, folder: Path) -> Path:
-        """Write A and B, as PEFT reads them, and which encoder they change."""
-        return save_adapters(folder, self.adapters, self.base, self._about())
+        """Write the adapters, and which encoder they belong to."""
+        save_lora(folder, self.encoder, self.base)
+        record = {"base": self.fingerprint, "scale": self.encoder.scale, "bias": self.encoder.bias}
+        write_json(folder / _RECORD, record)
+        return folder
 
-    def _about(self) -> dict[str, Any]:
-        return {"base": self.fingerprint, "scale": self.encoder.scale, "bias": self.encoder.bias}
-
-    @torch.no_grad()
     def publish(self, folder: Path) -> Path:
-        """Write the encoder with the changes added to its weights, and the changes alone in its folder `ADAPTER`."""
-        sites = named_sites(self.encoder, self.adapters)
-        before = {name: layer.weight.clone() for name, layer in sites.items()}
-        merge_adapters(self.encoder, self.adapters)
-        try:
-            self.encoder.save(folder)
-        finally:
-            for name, layer in sites.items():
-                layer.weight.copy_(before[name])
-        save_adapters(folder / ADAPTER, self.adapters, self.base, self._about())
+        """Write the encoder with the adapters merged, and the adapters alone in its folder `ADAPTER`."""
+        merged(self.encoder).save(folder)
+        save_lora(folder / ADAPTER, self.encoder, self.base)
         return folder
 
 
@@ -119,12 +91,14 @@ def add_adapters(
         freeze: a tower that gets none.
 
     Raises:
-        UserError: a tower has no such layers, or PEFT, which writes them, is not installed.
+        UserError: a tower has no such layers, or PEFT is not installed.
     """
     options = AdapterOptions(rank=rank, scale=(rank if alpha is None else alpha) / rank, seed=seed)
     left_out = tuple(prefix for tower, prefix in _TOWERS.items() if tower == freeze)
     sites = {name: layer for name, layer in adapter_sites(encoder).items() if not name.startswith(left_out)}
-    return AdaptedTowers(encoder, initial_adapters(sites, options), base)
+    fingerprint = encoder.fingerprint
+    add_lora(encoder, *initial_weights(sites, options), options.scale)
+    return AdaptedTowers(encoder, base, fingerprint)
 
 
 def adapt_again(encoder: DualEncoder, folder: Path, base: str) -> AdaptedTowers:
@@ -133,14 +107,10 @@ def adapt_again(encoder: DualEncoder, folder: Path, base: str) -> AdaptedTowers:
     Raises:
         UserError: the encoder is not the one that they change.
     """
-    towers = AdaptedTowers(encoder, load_adapters(folder, encoder), base)
-    record = read_json(folder / ADAPTER_RECORD)
-    changed = record["base"] != towers.fingerprint
+    record, fingerprint = read_json(folder / _RECORD), encoder.fingerprint
+    changed = record["base"] != fingerprint
     refuse((changed, f"{base}: not the checkpoint that this run started from. Restore it, or choose another --out."))
+    load_lora(folder, encoder)
     if record["scale"] is not None:
-        towers.set_scale(record["scale"], record["bias"])
-    return towers
-
-
-def _key(name: str) -> str:
-    return name.replace(".", "/")  # a dot has a meaning in the names of parameters
+        encoder.set_scale(record["scale"], record["bias"])
+    return AdaptedTowers(encoder, base, fingerprint)

@@ -15,7 +15,7 @@ from recollect.data.sources.images import note
 from recollect.data.sources.opening import split_of
 from recollect.models import PRESETS, DualEncoder, PatchEncoder
 from recollect.models.dual import Tower
-from recollect.models.lora.files import check_peft
+from recollect.models.lora import check_peft
 from recollect.models.parts import check_model_place
 from recollect.models.patches import PatchTowers
 from recollect.models.presets import SmallPreset

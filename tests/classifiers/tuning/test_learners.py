@@ -82,7 +82,7 @@ def test_another_seed_draws_other_crops_another_order_and_other_tokens(encoder, 
     assert not torch.equal(tokens[0].image[0], tokens[1].image[0])
     maps = [each.weight for each in MaPLe().start(encoder, shots).maps]
     sites = {name: torch.nn.Linear(6, 6) for name in ("one", "two")}
-    downs = list(ClipLora().start(sites).down.values())
+    downs = list(ClipLora().start(sites)[0].values())
     for layers in (tokens[0].image, tokens[0].text, maps, downs):  # each block, map and layer draws for itself
         assert len({layer.detach().numpy().tobytes() for layer in layers}) == len(layers) > 1
 

@@ -20,7 +20,7 @@ from recollect.classifiers.tuning.shots import (
 from recollect.core.seeding import torch_generator
 from recollect.data.prompts import fill
 from recollect.models.dual import DualEncoder
-from recollect.models.lora.layers import Adapters, adapter_sites, merge_adapters, replaced_forward
+from recollect.models.lora import adapter_sites, add_lora, merged
 from recollect.models.transformers.encoder import TransformersEncoder
 
 TEMPLATE = "a photo of a {}."
@@ -64,42 +64,35 @@ class ClipLora:
         """Tune a copy of ``encoder``; the updates are merged into its weights."""
         tuned = frozen_copy(encoder)
         sites = {name: layer for name, layer in adapter_sites(tuned).items() if name.rpartition(".")[2] in _ATTENDING}
-        adapters, scale = self.start(sites), learned_scale(encoder)
+        scale = learned_scale(encoder)
         crops = Crops(tuned, shots.pictures, self.flip, self.seed).stream()
         labels = torch.from_numpy(shots.labels).to(tuned.device)
-        embed, learned = _embedder(tuned, self.template), [*adapters.down.values(), *adapters.up.values()]
-
-        def changed(name: str, layer: nn.Linear) -> Callable[[Tensor], Tensor]:
-            down, up = adapters.down[name], adapters.up[name]
-            return lambda rows: (
-                F.linear(rows, layer.weight, layer.bias)
-                + adapters.scale * F.linear(F.linear(F.dropout(rows, self.dropout), down), up)
-            )
+        embed = _embedder(tuned, self.template)
+        for layer in add_lora(tuned, *self.start(sites), self.rank**-0.5, self.dropout).values():
+            layer.train()  # for dropout
+        learned = [parameter for parameter in tuned.parameters() if parameter.requires_grad]
 
         def loss(rows: Tensor) -> Tensor:
             return class_loss(tuned.encode_images(crops(rows)), embed(shots.names), labels[rows], scale)
 
         optimiser = torch.optim.AdamW(learned, lr=self.learning_rate, weight_decay=self.weight_decay)
         schedule = by_steps(round(self.effort * self.steps_per_shot * shots.shots), len(labels), self.batch)
-        with replaced_forward(sites, changed):
-            descend("tune clip-lora", optimiser, loss, len(labels), schedule, self.seed)
-        merge_adapters(tuned, adapters)
+        descend("tune clip-lora", optimiser, loss, len(labels), schedule, self.seed)
+        tuned = merged(tuned)
         with torch.no_grad():
-            texts = unit_texts(embed(shots.names))
+            texts = unit_texts(_embedder(tuned, self.template)(shots.names))
         return TunedClassifier(tuned, shots.names, texts, scale, (), self.template)
 
-    def start(self, sites: Mapping[str, nn.Linear]) -> Adapters:
-        """The change as it begins: none, since B is zero."""
+    def start(self, sites: Mapping[str, nn.Linear]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """A and B of each layer as they begin."""
 
         def down(name: str, layer: nn.Linear) -> Tensor:
             drawn = torch.empty(self.rank, layer.in_features, dtype=torch.float64)
             nn.init.kaiming_uniform_(drawn, a=5**0.5, generator=torch_generator(self.seed, "clip-lora", name))
-            return nn.Parameter(drawn.to(layer.weight))
+            return drawn.to(layer.weight)
 
-        up = {
-            name: nn.Parameter(layer.weight.new_zeros(layer.out_features, self.rank)) for name, layer in sites.items()
-        }
-        return Adapters({name: down(name, layer) for name, layer in sites.items()}, up, self.rank**-0.5)
+        up = {name: layer.weight.new_zeros(layer.out_features, self.rank) for name, layer in sites.items()}
+        return {name: down(name, layer) for name, layer in sites.items()}, up
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from recollect.models.lora.layers import Adapters, replaced_forward
+from recollect.efsa.adapters import Adapters, replaced_forward
 
 
 class FirstStep:

@@ -1,0 +1,145 @@
+"""Adapters of many queries at once, against one query at a time and against plain autograd."""
+
+import pytest
+import torch
+
+from dual_encoders import sentences
+from recollect.efsa.adapters import Adapters, adapted
+from recollect.efsa.first_step import FirstStep
+from recollect.models.lora import AdapterOptions, adapter_sites, initial_weights
+
+
+@pytest.fixture
+def encoder(make_encoder, family):
+    return make_encoder(family).double().requires_grad_(False)
+
+
+@pytest.fixture
+def pixels(encoder):
+    return draw_pixels(encoder, 5)
+
+
+def draw_pixels(encoder, rows, seed=2):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, 3, encoder.transform.size, encoder.transform.size, generator=generator).double()
+
+
+def begin(sites, **options):
+    options = AdapterOptions(**options)
+    return Adapters(*initial_weights(sites, options), options.scale)
+
+
+def randomised(sites, queries, seed=0, rank=3):
+    """Adapters with nothing zero."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(queries, *shape, generator=generator, dtype=torch.float64) * 0.3
+
+    down = {name: draw(rank, layer.in_features) for name, layer in sites.items()}
+    return Adapters(down, {name: draw(layer.out_features, rank) for name, layer in sites.items()}, 0.7)
+
+
+def only(adapters, query):
+    down, up = ({name: each[[query]] for name, each in half.items()} for half in (adapters.down, adapters.up))
+    return Adapters(down, up, adapters.scale)
+
+
+def both_towers(encoder, pixels, texts):
+    return encoder.encode_images(pixels.double()), encoder.encode_texts(encoder.tokenize(texts))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("each", [1, 3])
+def test_many_sets_are_each_query_by_itself(encoder, grad, each):
+    """With 3 pictures each query's weights are made; with one row of text its rows pass through A and B."""
+    sites = adapter_sites(encoder)
+    adapters = randomised(sites, 2)
+    images = draw_pixels(encoder, 2 * each)
+    texts = sentences(2 * each)
+    with torch.set_grad_enabled(grad), adapted(sites, adapters):
+        together = both_towers(encoder, images, texts)
+    for query in range(2):
+        mine = slice(query * each, (query + 1) * each)
+        with torch.no_grad(), adapted(sites, only(adapters, query)):
+            alone = both_towers(encoder, images[mine], texts[mine])
+        for all_rows, rows in zip(together, alone, strict=True):
+            torch.testing.assert_close(all_rows[mine], rows, atol=1e-12, rtol=1e-12)
+
+
+def test_one_a_may_serve_every_query(encoder, pixels):
+    sites = adapter_sites(encoder)
+    adapters = randomised(sites, 5)
+    shared = Adapters({name: each[0] for name, each in adapters.down.items()}, adapters.up, adapters.scale)
+    spread = Adapters({name: each.expand(5, -1, -1) for name, each in shared.down.items()}, shared.up, shared.scale)
+    with torch.no_grad():
+        with adapted(sites, shared):
+            one = encoder.encode_images(pixels.double())
+        with adapted(sites, spread):
+            many = encoder.encode_images(pixels.double())
+    torch.testing.assert_close(one, many, atol=1e-12, rtol=1e-12)
+
+
+def test_the_model_is_untouched_even_after_an_error(encoder, pixels):
+    sites = adapter_sites(encoder)
+    before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+    attributes = {name: set(vars(module)) for name, module in encoder.named_modules()}
+    with pytest.raises(KeyboardInterrupt), adapted(sites, randomised(sites, 5)):
+        encoder.encode_images(pixels.double())
+        raise KeyboardInterrupt
+    after = encoder.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    assert {name: set(vars(module)) for name, module in encoder.named_modules()} == attributes
+
+
+def test_the_first_gradient_is_each_query_s_own(encoder):
+    """Queries share pictures and captions; each one's gradient of B is autograd's on its own rows alone."""
+    sites = adapter_sites(encoder)
+    start = begin(sites, rank=3, scale=0.4)
+    generator = torch.Generator().manual_seed(5)
+    images = draw_pixels(encoder, 4)
+    tokens = encoder.tokenize(sentences(4))
+    lists = torch.tensor([[0, 1, 2], [1, 2, 3], [2, 0, 1]])  # rows of the union that each query counts
+    weights = torch.randn(2, 3, 3, encoder.width, generator=generator).double()
+
+    collector = FirstStep(sites, start, 3)
+    with collector.recording():
+        outputs = encoder.encode_images(images), encoder.encode_texts(tokens)
+    for raw, own in zip(outputs, weights, strict=True):
+        for query in range(3):  # one pass a query: rows that it does not count have no gradient
+            gradients = torch.zeros_like(raw).index_add(0, lists[query], own[query])
+            collector.backward(raw, gradients, torch.full((4,), query), keep=True)
+
+    for query in range(3):
+        up = {name: each[None].clone().requires_grad_() for name, each in start.up.items()}
+        with adapted(sites, Adapters(start.down, up, start.scale)):
+            raw_images = encoder.encode_images(images)[lists[query]]
+            raw_texts = encoder.encode_texts(tokens)[lists[query]]
+        loss = (raw_images * weights[0, query]).sum() + (raw_texts * weights[1, query]).sum()
+        for name, wanted in zip(up, torch.autograd.grad(loss, list(up.values())), strict=True):
+            torch.testing.assert_close(collector.gradient[name][query], wanted[0], atol=1e-12, rtol=1e-10)
+
+
+def test_rows_in_the_order_of_the_queries_give_the_same_gradient(make_encoder):
+    """The fast path, one product for all queries, against rows that must be put in order first."""
+    encoder = make_encoder("clip").double().requires_grad_(False)
+    sites = adapter_sites(encoder)
+    start = begin(sites, rank=3)
+    tokens = encoder.tokenize(sentences(6))
+    gradients = torch.randn(6, encoder.width, generator=torch.Generator().manual_seed(0)).double()
+    found = []
+    for order in ([0, 1, 2, 3, 4, 5], [5, 0, 3, 1, 4, 2]):
+        collector = FirstStep(sites, start, 2)
+        with collector.recording():
+            raw = encoder.encode_texts({name: each[order] for name, each in tokens.items()})
+        collector.backward(raw, gradients[order], torch.tensor([0, 0, 0, 1, 1, 1])[order])
+        found.append(collector.gradient)
+    for name in sites:
+        torch.testing.assert_close(found[0][name], found[1][name], atol=1e-13, rtol=1e-11)
+
+
+def test_the_short_cut_refuses_another_start(make_encoder):
+    sites = adapter_sites(make_encoder("clip"))
+    with pytest.raises(ValueError, match="B = 0"):
+        FirstStep(sites, begin(sites, rank=2, both_xavier=True), 2)
