@@ -5,7 +5,9 @@ import pytest
 
 from index_rows import unit
 from recollect.core.nearest import ExactNeighbours
-from recollect.index import Index, Rows, ann
+from recollect.index import Index, Rows
+from recollect.index.acceleration import lowest_mean, recall_of
+from recollect.index.stores.ivf import open_inverted_file, vector_keys
 
 WIDTH = 16
 
@@ -57,28 +59,28 @@ def test_the_recall_that_is_stated_is_the_one_it_has(large):
 def test_a_row_that_finds_only_itself_has_found_nothing():
     exact = ExactNeighbours(np.arange(11)[None], np.linspace(1, 0.5, 11, dtype=np.float32)[None])
     alone = ExactNeighbours(np.array([[0]]), np.ones((1, 1), dtype=np.float32))
-    assert ann.recall_of(alone, exact, np.array([0])) == 0
-    assert ann.recall_of(exact, exact, np.array([0])) == 1
+    assert recall_of(alone, exact, np.array([0])) == 0
+    assert recall_of(exact, exact, np.array([0])) == 1
 
 
 def test_the_recall_is_that_of_the_kind_of_queries_that_is_found_worst():
     recalls = np.array([1, 1, 0.5, 0.7], dtype=np.float32)
-    assert ann.lowest_mean(recalls, np.array([0, 0, 1, 1])) == pytest.approx(0.6)
-    assert ann.lowest_mean(recalls, np.array([1, 1, 0, 0])) == pytest.approx(0.6)
+    assert lowest_mean(recalls, np.array([0, 0, 1, 1])) == pytest.approx(0.6)
+    assert lowest_mean(recalls, np.array([1, 1, 0, 0])) == pytest.approx(0.6)
 
 
 def test_probes_are_chosen_for_either_kind_of_queries(large):
     """Words and pictures are apart here, so that more cells are probed for one than for the other."""
     matrix = large.store.matrix()
     for about in large.accelerators():
-        made = ann.open_ann(large.store.cache, about.by)
+        made = open_inverted_file(large.store.cache, about.by)
         for by in ("image", "text"):
-            places = np.flatnonzero(ann.vector_keys(matrix, by) >= 0)[:: 24_000 // 300]
+            places = np.flatnonzero(vector_keys(matrix, by) >= 0)[:: 24_000 // 300]
             queries = matrix.unit(by, places)
             exact = matrix.nearest(queries, 11, about.by, matrix.searchable(about.by, None, False))
             selves = places if by == about.by else np.full(len(places), -1)
             found = made.search(matrix, queries, 11)
-            assert ann.recall_of(found, exact, selves).mean() >= about.recall - 0.05
+            assert recall_of(found, exact, selves).mean() >= about.recall - 0.05
 
 
 def test_what_it_finds_is_scored_exactly(large):

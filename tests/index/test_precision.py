@@ -7,7 +7,7 @@ import pytest
 from index_rows import make_rows, unit
 from recollect.index import Index
 from recollect.index.export import export_index
-from recollect.index.rows import unit as unit_rows
+from recollect.index.rows import unit_rows
 
 WIDE = 48
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from index_rows import WIDTH, make_rows, unit
 from recollect.core.errors import UserError
-from recollect.index import Index, Rows
-from recollect.index.filters import parse_filter
+from recollect.index import Index, Rows, parse_filter
 
 FILTERS = (
     "source = 'emoji'",

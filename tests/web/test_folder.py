@@ -74,7 +74,7 @@ def done(page):
 
 
 def test_pictures_can_be_searched_while_others_are_indexed(photos, opened, monkeypatch):
-    monkeypatch.setattr("recollect.index.ingest.BLOCK", 10)
+    monkeypatch.setattr("recollect.index.samples.BLOCK", 10)
     monkeypatch.setattr("recollect.index.ingest._EARLY", 0.0)
     encoder = Slow()
     page = opened(photos, encoder)

@@ -437,13 +437,13 @@ class Accelerate:
         from recollect.core.files import check_writable, write_json
         from recollect.core.progress import output
         from recollect.index import Index
-        from recollect.index.ann import drop_accelerators
+        from recollect.index.acceleration import drop_accelerators
 
         check_writable(self.out, "--out")
         index = Index.open(self.index)
         if self.drop:
             warn_unused(self, "recall", "out", why="nothing is measured with --drop.")
-            drop_accelerators(index.store)  # type: ignore[arg-type]
+            drop_accelerators(index.store)
             output().print("every search is exact", highlight=False)
             return
         made = index.accelerate(self.recall)

@@ -1,4 +1,7 @@
-"""Arrow arrays to and from NumPy without ``pyarrow.array`` and ``to_numpy``, which import pandas: most of a second."""
+"""Arrow arrays to and from NumPy.
+
+Those of texts and integers do without ``pyarrow.array`` and ``to_numpy``, which import pandas: most of a second.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -35,3 +38,35 @@ def positions(found: Any) -> Int64[np.ndarray, " n"]:
     if found.null_count:
         places[np.unpackbits(np.frombuffer(valid, dtype=np.uint8), bitorder="little")[some] == 0] = -1
     return places
+
+
+def vector_matrix(column: Any) -> np.ndarray:
+    """A column of fixed-size lists as a (rows, width) array in its stored precision."""
+    array = _one_array(column)
+    width = array.type.list_size
+    return array.flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+
+
+def caption_matrix(column: Any) -> tuple[np.ndarray, np.ndarray]:
+    """A column of lists of vectors as (all captions, width) and the number of captions per row."""
+    import pyarrow.compute as pc
+
+    array = _one_array(column)
+    counts = pc.list_value_length(array).to_numpy(zero_copy_only=False).astype(np.int64)
+    return vector_matrix(array.flatten()), counts
+
+
+def vector_array(vectors: np.ndarray, type: Any) -> Any:
+    """The inverse of `vector_matrix`: an Arrow array of a type of fixed-size lists."""
+    import pyarrow as pa
+
+    flat = np.ascontiguousarray(vectors, dtype=type.value_type.to_pandas_dtype()).reshape(-1)
+    return pa.FixedSizeListArray.from_arrays(pa.array(flat), type.list_size)
+
+
+def _one_array(column: Any) -> Any:
+    import pyarrow as pa
+
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)

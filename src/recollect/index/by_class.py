@@ -13,7 +13,8 @@ from recollect.core.types import Encoder
 from recollect.data.prompts import fill
 from recollect.data.sources.images import BrokenImageError
 from recollect.index.index import Index
-from recollect.index.rows import By, Picture, as_png
+from recollect.index.picture import Picture, as_png
+from recollect.index.rows import By
 
 _QUERIES = 256
 _BLOCK = 256

@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from recollect.index.filter_parser import parse_filter
 from recollect.index.index import Index
-from recollect.index.rows import COLUMNS, By, File, Record, Rows
+from recollect.index.picture import File
+from recollect.index.rows import COLUMNS, By, Record, Rows
 from recollect.index.stores.base import Store
 from recollect.index.stores.ram import RamStore
 
@@ -38,7 +40,7 @@ def check_store(create: Callable[[Record], Store], reopen: Callable[[], Store]) 
         AssertionError: naming the promise that is broken.
     """
     store, reference = create(_RECORD), RamStore(_RECORD)
-    assert isinstance(store, Store), f"{type(store).__name__} lacks a method of Store"
+    assert isinstance(store, Store), f"{type(store).__name__} is no subclass of Store"
     index, wanted = Index(store), Index(reference)
     _check_equal(index, wanted, "an empty store")
     before = index.version
@@ -87,8 +89,6 @@ def _check_equal(index: Index, wanted: Index, what: str) -> None:
 
 
 def _matches(index: Index, where: str) -> bool:
-    from recollect.index.filters import parse_filter
-
     return any(table.num_rows for table in index.store.scan(["id"], parse_filter(where)))
 
 

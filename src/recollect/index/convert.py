@@ -13,7 +13,11 @@ import numpy as np
 
 from recollect.core.errors import UserError
 from recollect.core.files import locked
-from recollect.index.rows import File, Record, Rows, unit, vector_matrix
+from recollect.index.arrow import vector_matrix
+from recollect.index.changes import ChangeableIndex
+from recollect.index.picture import File
+from recollect.index.rows import Record, Rows, unit_rows
+from recollect.index.stores.lance import LanceStore, open_database
 
 _TABLE, _LOCK, _REMOVED = "pairs", ".writers", "removed.jsonl"
 _OLD = (f"{_TABLE}.lance", "cache", "index", _REMOVED)
@@ -41,16 +45,13 @@ def convert_memory(folder: Path) -> int:
     Raises:
         UserError: the memory is damaged, or older than format 2.
     """
-    from recollect.index.index import Index
-    from recollect.index.stores.lance import LanceStore
-
     with locked(folder / _LOCK):
         if not is_memory(folder):  # another process converted it
-            return len(Index.open(folder))
+            return int(LanceStore(str(folder)).count())
         table, record = _opened(folder)
         unfinished = folder / ".converting"
         shutil.rmtree(unfinished, ignore_errors=True)
-        index = Index(LanceStore.create(str(unfinished), record))
+        index = ChangeableIndex(LanceStore.create(str(unfinished), record))
         pictures = _pictures(table)
         for start in range(0, len(pictures), _ROWS):
             index.insert(_rows(list(pictures.items())[start : start + _ROWS], table, record))
@@ -67,10 +68,8 @@ def convert_memory(folder: Path) -> int:
 
 
 def _opened(folder: Path) -> tuple[Any, Record]:
-    from recollect.index.stores.lance import _database
-
     try:
-        table = _database(folder).open_table(_TABLE)
+        table = open_database(folder).open_table(_TABLE)
         known = json.loads(table.schema.metadata[b"recollect"])
     except UserError:
         raise
@@ -95,7 +94,7 @@ def _rows(pictures: list[tuple[str, list[int]]], table: Any, record: Record) -> 
     flat = [row for _, rows in pictures for row in rows]
     part = table.take(flat)
     columns = {name: part[name].to_pylist() for name in part.column_names if "vector" not in name}
-    images, texts = (unit(vector_matrix(part[f"{by}_vector"]), record.width, "memory") for by in ("image", "text"))
+    images, texts = (unit_rows(vector_matrix(part[f"{by}_vector"]), record.width, "memory") for by in ("image", "text"))
     made = Rows(image_vectors=np.empty((0, record.width), dtype=np.float32))
     made_images, start = [], 0
     lists: dict[str, list[Any]] = {name: [] for name in ("ids", "captions", "caption_vectors", "files", "labels")}

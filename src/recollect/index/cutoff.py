@@ -7,7 +7,7 @@ from jaxtyping import Float, Float32, Int64
 
 from recollect.core.seeding import numpy_generator
 
-SHARE = 0.9
+CAPTION_SHARE = 0.9
 LEAST_CAPTIONS = 20
 MOST_CAPTIONS = 2_048
 _ROUNDING = 1e-6
@@ -65,7 +65,7 @@ def learn_cut_off(
     images: Float32[np.ndarray, "images width"],
     texts: Float32[np.ndarray, "texts width"],
     owners: Int64[np.ndarray, " texts"],
-    share: float = SHARE,
+    share: float = CAPTION_SHARE,
     seed: int = 0,
 ) -> CutOff:
     """The score that a share of captions give at least to their own picture.

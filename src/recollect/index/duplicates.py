@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float32, Int64, UInt64
@@ -15,13 +14,11 @@ from recollect.core.progress import progress
 from recollect.core.types import ImageLike
 from recollect.data.sources.images import BrokenImageError
 from recollect.index import annotations
+from recollect.index.contents import IndexContents
 from recollect.index.phash import near_hashes, phash_numbers, runs
 from recollect.index.rows import ROUNDING
 from recollect.index.same_picture import PreparedPicture, near_identical
 from recollect.index.sketches import EDGE, Sketches
-
-if TYPE_CHECKING:
-    from recollect.index.index import Index
 
 HASH_BITS = 7
 """Pictures whose perceptual hashes differ in at most this many bits are compared by pixels."""
@@ -64,11 +61,10 @@ class Duplicates:
         return [id for group in self.near_identical for id in group[1:]]
 
 
-def find_duplicates(index: "Index", threshold: float, everything: bool = True) -> Duplicates:
+def find_duplicates(index: IndexContents, threshold: float, everything: bool = True) -> Duplicates:
     """Compare the pictures of an index with one another; see `Index.duplicates`."""
     if not 0 < threshold <= 1:
         raise UserError(f"--threshold {threshold:g}: a cosine above 0, at most 1")
-    index = index.snapshot()
     facts = _Facts.read(index)
     count = len(facts.ids)
     if not count:
@@ -236,7 +232,7 @@ class _Facts:
     identical: tuple[tuple[str, ...], ...]
 
     @classmethod
-    def read(cls, index: "Index") -> "_Facts":
+    def read(cls, index: IndexContents) -> "_Facts":
         ids, hashes, described = list[str](), list[str](), annotations.labelled_ids(index.annotations)
         identical = list[tuple[str, ...]]()
         for table in index.store.scan(["id", "phash", "captions", "files"]):

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float32
@@ -14,10 +14,8 @@ from recollect.core.errors import UserError
 from recollect.core.files import atomic_path, write_json
 from recollect.core.progress import progress
 from recollect.index.annotations import LABELLED, labels_named
-from recollect.index.rows import Picture
-
-if TYPE_CHECKING:
-    from recollect.index.index import Index
+from recollect.index.index import Index
+from recollect.index.picture import Picture
 
 MapMethod = Literal["pca", "tsne"]
 CocoKind = Literal["captions", "labels"]
@@ -27,7 +25,7 @@ _BLOCK = 1_024
 _FACTS = ("width", "height", "taken", "camera", "folder", "phash")
 
 
-def export_index(index: "Index", out: Path, method: MapMethod = "pca", k: int = 10, coco: CocoKind = "captions") -> int:
+def export_index(index: Index, out: Path, method: MapMethod = "pca", k: int = 10, coco: CocoKind = "captions") -> int:
     """Write the pictures of an index to one file; its ending says the format. Labels include those given by hand.
 
     ``.parquet``: id, captions, labels, source, path, width, height, taken, camera, folder, phash, metadata (JSON),
@@ -67,7 +65,7 @@ def export_index(index: "Index", out: Path, method: MapMethod = "pca", k: int = 
     return writers[out.suffix](index)
 
 
-def _write_parquet(index: "Index", out: Path, method: MapMethod, k: int) -> int:
+def _write_parquet(index: Index, out: Path, method: MapMethod, k: int) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -102,7 +100,7 @@ def _write_parquet(index: "Index", out: Path, method: MapMethod, k: int) -> int:
     return len(ids)
 
 
-def _write_csv(index: "Index", out: Path) -> int:
+def _write_csv(index: Index, out: Path) -> int:
     ids, written = index.ids, 0
     with atomic_path(out) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -117,7 +115,7 @@ def _write_csv(index: "Index", out: Path) -> int:
     return written
 
 
-def _write_coco(index: "Index", out: Path, kind: CocoKind) -> int:
+def _write_coco(index: Index, out: Path, kind: CocoKind) -> int:
     images, annotations = list[dict[str, Any]](), list[dict[str, Any]]()
     numbers: dict[str, int] = {}  # of labels; COCO counts categories from 1
     for _, pictures in _blocks(index, index.ids):
@@ -140,7 +138,7 @@ def _write_coco(index: "Index", out: Path, kind: CocoKind) -> int:
     return len(images)
 
 
-def _blocks(index: "Index", ids: list[str]) -> Iterator[tuple[int, list[Picture]]]:
+def _blocks(index: Index, ids: list[str]) -> Iterator[tuple[int, list[Picture]]]:
     given = labels_named(index.annotations, LABELLED) or {}
     for first in range(0, len(ids), _BLOCK):
         pictures = index.pictures(ids[first : first + _BLOCK])
@@ -174,7 +172,7 @@ def _lists_or_null(vectors: np.ndarray, there: np.ndarray) -> Any:
     return pa.ListArray.from_arrays(pa.array(offsets), flat, mask=pa.array(~there))
 
 
-def _neighbors(index: "Index", pictures: list[Picture], images: np.ndarray, k: int, row_of: dict[str, int]) -> Any:
+def _neighbors(index: Index, pictures: list[Picture], images: np.ndarray, k: int, row_of: dict[str, int]) -> Any:
     import pyarrow as pa
 
     kind = pa.struct([("ids", pa.list_(pa.int64())), ("distances", pa.list_(pa.float32()))])

@@ -2,16 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float32
 
 from recollect.index import annotations
+from recollect.index.contents import IndexContents
 from recollect.index.filters import Filter
-
-if TYPE_CHECKING:
-    from recollect.index.index import Index
 
 FACETS = ("folder", "month", "camera", "label", "source")
 """Built-in facets. A folder's count includes the folders below it; a month is ``2022-07``."""
@@ -21,7 +19,9 @@ Arrangement = Literal["newest", "oldest", "name"]
 _COLUMN = {"folder": "folder", "month": "taken", "camera": "camera", "label": "labels", "source": "files"}
 
 
-def count_facets(index: "Index", names: Sequence[str], where: str | Filter | None) -> dict[str, list[tuple[str, int]]]:
+def count_facets(
+    index: IndexContents, names: Sequence[str], where: str | Filter | None
+) -> dict[str, list[tuple[str, int]]]:
     """The values of each facet with how many pictures have them, the most frequent first; months the latest first.
 
     Args:
@@ -45,7 +45,7 @@ def count_facets(index: "Index", names: Sequence[str], where: str | Filter | Non
     return {name: _sorted(name, each) for name, each in counts.items()}
 
 
-def arranged(index: "Index", by: Arrangement, where: str | Filter | None = None) -> list[str]:
+def arranged(index: IndexContents, by: Arrangement, where: str | Filter | None = None) -> list[str]:
     """Ids of all pictures, or of those that satisfy a filter, by date or file name; without a date they come last.
 
     Pictures of the same date or name stay in the order of the rows.
@@ -73,7 +73,7 @@ def arranged(index: "Index", by: Arrangement, where: str | Filter | None = None)
     return list(all_ids.take(pa.array(out)).to_pylist())
 
 
-def aspect_ratios(index: "Index") -> Float32[np.ndarray, " rows"]:
+def aspect_ratios(index: IndexContents) -> Float32[np.ndarray, " rows"]:
     """Width over height of each picture in the order of `Index.ids`; 1 where unknown."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -131,7 +131,7 @@ def _sources(column: Any) -> Iterable[tuple[str, int]]:
     return found.items()
 
 
-def _given(index: "Index", name: str, where: str | Filter | None) -> Counter[str]:
+def _given(index: IndexContents, name: str, where: str | Filter | None) -> Counter[str]:
     labels = annotations.labels_named(index.annotations, name) or {}
     known = labels and {str(id) for table in index.scan(["id"], where) for id in table["id"].to_pylist()}
     return Counter(value for id, values in labels.items() if id in known for value in set(values))

@@ -1,4 +1,4 @@
-"""One filter language for every store, parsed here.
+"""One filter language for every store; `recollect.index.filter_parser` reads it.
 
 ``folder = 'Norway' and taken > '2022' and label in ('boat', 'harbour') and not caption like '%flag%'``
 
@@ -8,15 +8,12 @@ sources, paths), a comparison holds if it holds for any of them; ``!=`` and ``no
 """
 
 import json
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Int64
-
-from recollect.core.errors import UserError
 
 Value = str | int | float | bool
 Operator = Literal["=", "!=", "<", "<=", ">", ">=", "like", "not like"]
@@ -30,15 +27,30 @@ NAMES = (*TEXTS, *NUMBERS)
 SEVERAL = frozenset({"caption", "label", "source", "path", "folder"})
 """Names that may have several values per picture."""
 
+PHYSICAL = {"caption": "captions", "label": "labels", "source": "files", "path": "files"}
+"""The column behind a filter's name, where they differ; names that are none of `NAMES` are in ``metadata``."""
+
+
 _SHOWN = 30
 
 _OPPOSITE: dict[Operator, Operator] = {
     "=": "!=", "!=": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">", "like": "not like", "not like": "like",
 }  # fmt: skip
-_TOKEN = re.compile(
-    r"\s*(?:(?P<string>'(?:[^']|'')*')|(?P<number>-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_]\w*)"
-    r'|"(?P<quoted>[^"\\]+)"|(?P<sign><=|>=|!=|<>|==|=|<|>|\(|\)|,))'
-)
+
+
+def asked_value(name: str, value: Any) -> Any:
+    """A value of the column behind a name as filters see it: None where missing, a list where there may be several."""
+    if name in ("source", "path"):
+        return [file[name] for file in value if file[name]]
+    if name == "folder":
+        return _folder_names(value) if value else None
+    return json.loads(value) if name == "metadata" else value or None
+
+
+def _folder_names(folder: str) -> list[str]:
+    """What a filter may call a folder: each of its parts, and each folder above it."""
+    parts = folder.split("/")
+    return list(dict.fromkeys([folder, *parts, *("/".join(parts[:depth]) for depth in range(2, len(parts)))]))
 
 
 class FilterColumns:
@@ -133,40 +145,6 @@ class Condition:
         """What it asks about."""
         return frozenset({self.name})
 
-    def milvus(self) -> str:
-        """As Milvus reads it.
-
-        Raises:
-            UserError: Milvus cannot compare several values in this way.
-        """
-        name = "id" if self.name == "id" else f"facts[{json.dumps(self.name, ensure_ascii=False)}]"
-        value = milvus_text(self.value) if isinstance(self.value, str) else json.dumps(self.value)
-        if self.name in SEVERAL:
-            return self._milvus_several(name, value)
-        if self.operator == "!=":  # Milvus also lets != hold between values of two types
-            if isinstance(self.value, bool):
-                return f"{name} == {json.dumps(not self.value)}"
-            return f"({name} < {value} or {name} > {value})"
-        if self.operator == "not like":
-            # `not` would also hold for missing values; every string that exists is >= "".
-            return f'({name} >= "" and not ({name} like {value}))'
-        return f"{name} {'==' if self.operator == '=' else self.operator} {value}"
-
-    def _milvus_several(self, name: str, value: str) -> str:
-        """Lists are also stored as one text with a line per value, which ``like '%words%'`` reads."""
-        lines = f'facts["{self.name} lines"]'
-        inner = str(self.value).strip("%")
-        if self.operator in ("=", "!="):
-            held = f"json_contains({name}, {value})"
-        elif self.operator in ("like", "not like") and str(self.value) == f"%{inner}%" and not {*"%\n"} & {*inner}:
-            held = f"{lines} like {value}"
-        else:
-            raise UserError(
-                f"{self.name} {self.operator} {self.value!r}: Milvus compares the {self.name}s of a picture only by "
-                "=, !=, in and like '%words%'"
-            )
-        return f'({lines} >= "" and not ({held}))' if self.operator in ("!=", "not like") else held
-
 
 @dataclass(frozen=True)
 class Among:
@@ -194,10 +172,6 @@ class Among:
         """What it asks about."""
         return frozenset({"id"})
 
-    def milvus(self) -> str:
-        """As Milvus reads it."""
-        return f"id {'in' if self.inside else 'not in'} [{', '.join(map(milvus_text, sorted(self.ids)))}]"
-
 
 @dataclass(frozen=True)
 class Junction:
@@ -220,26 +194,8 @@ class Junction:
         """What its parts ask about."""
         return frozenset[str]().union(*(part.names for part in self.parts))
 
-    def milvus(self) -> str:
-        """As Milvus reads it."""
-        return "(" + f" {self.word} ".join(part.milvus() for part in self.parts) + ")"
-
 
 Filter = Condition | Among | Junction
-
-
-def parse_filter(where: "str | Filter") -> Filter:
-    """Read a filter; one that was read already is returned as it is.
-
-    Raises:
-        UserError: it is malformed; the message says where.
-    """
-    if not isinstance(where, str):
-        return where
-    parser = _Parser(where)
-    parsed = parser.either()
-    parser.end()
-    return parsed
 
 
 def with_labels(where: Filter, labels: Callable[[str], Mapping[str, Collection[str]] | None]) -> Filter:
@@ -267,12 +223,6 @@ def unknown_names(where: Filter, known: Iterable[str]) -> str:
     return f": no column {' or '.join(missing)}; there are {', '.join(names[:_SHOWN])}{more}"
 
 
-def milvus_text(text: str) -> str:
-    """A text as Milvus reads it: its escapes are those of C, without JSON's ``\\u``."""
-    escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-    return '"' + "".join(escapes.get(char, char) for char in text) + '"'
-
-
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "=": np.equal, "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal,
 }  # fmt: skip
@@ -291,126 +241,3 @@ def _arrow(values: list[str]) -> Any:
     import pyarrow as pa
 
     return pa.array(values, pa.string())
-
-
-class _Parser:
-    """Recursive descent with one token of look-ahead."""
-
-    def __init__(self, text: str) -> None:
-        self.text, self.place = text, 0
-        self.group, self.word, self.after = "", "", 0
-        self.step()
-
-    def step(self) -> None:
-        self.place = self.after
-        found = _TOKEN.match(self.text, self.place)
-        if found is None:
-            if self.text[self.place :].strip():
-                self.fail("cannot read this")
-            self.group, self.word = "end", ""
-            return
-        self.group = str(found.lastgroup)
-        self.word = found[self.group]
-        self.after = found.end()
-
-    def fail(self, why: str) -> None:
-        rest = self.text[self.place :].strip()
-        where = f"at '{rest[:30]}'" if rest else "at its end"
-        raise UserError(
-            f'filter "{self.text}": {why} {where}. '
-            "Write e.g. folder = 'Norway' and year >= 2020 and caption like '%cat%'."
-        )
-
-    def keyword(self, *words: str) -> str | None:
-        """Take the next token if it is one of these words."""
-        word = self.word.lower()
-        if self.group in {"name", "sign"} and word in words:
-            self.step()
-            return word
-        return None
-
-    def either(self) -> Filter:
-        parts = [self.both()]
-        while self.keyword("or"):
-            parts.append(self.both())
-        return parts[0] if len(parts) == 1 else Junction("or", tuple(parts))
-
-    def both(self) -> Filter:
-        parts = [self.single()]
-        while self.keyword("and"):
-            parts.append(self.single())
-        return parts[0] if len(parts) == 1 else Junction("and", tuple(parts))
-
-    def single(self) -> Filter:
-        if self.keyword("not"):
-            return self.single().negated()
-        if self.keyword("("):
-            inner = self.either()
-            if not self.keyword(")"):
-                self.fail("a ')' is missing")
-            return inner
-        return self.comparison()
-
-    def comparison(self) -> Filter:
-        if self.group not in {"name", "quoted"}:
-            self.fail("expected a name")
-        name = self.word
-        self.step()
-        negated = self.keyword("not") is not None
-        if self.keyword("in"):
-            found: Filter = self.choice(name)
-        elif self.keyword("like"):
-            found = Condition(name, "like", self.pattern())
-        else:
-            sign = self.keyword("=", "==", "!=", "<>", "<", "<=", ">", ">=") if not negated else None
-            if sign is None:
-                self.fail("expected one of = != < <= > >= in like")
-            operator: Any = {"==": "=", "<>": "!="}.get(str(sign), sign)
-            found = Condition(name, operator, self.value())
-        self.check(found)
-        return found.negated() if negated else found
-
-    def choice(self, name: str) -> Filter:
-        if not self.keyword("("):
-            self.fail("'in' needs a list such as ('a', 'b')")
-        parts = [Condition(name, "=", self.value())]
-        while self.keyword(","):
-            parts.append(Condition(name, "=", self.value()))
-        if not self.keyword(")"):
-            self.fail("a ')' is missing")
-        return parts[0] if len(parts) == 1 else Junction("or", tuple(parts))
-
-    def pattern(self) -> str:
-        value = self.value()
-        if not isinstance(value, str) or "\\" in value:
-            self.fail("'like' needs a text with % for any characters and without a backslash,")
-        return str(value)
-
-    def value(self) -> Value:
-        group, word = self.group, self.word
-        if group == "string":
-            self.step()
-            return word[1:-1].replace("''", "'")
-        if group == "number":
-            self.step()
-            return int(word) if re.fullmatch(r"-?\d{1,15}", word) else float(word)
-        if group == "name" and word.lower() in {"true", "false"}:
-            self.step()
-            return word.lower() == "true"
-        self.fail("expected a 'text', a number, true or false")
-        raise AssertionError
-
-    def check(self, found: Filter) -> None:
-        """Reject comparisons that can never hold."""
-        for part in found.parts if isinstance(found, Junction) else (found,):
-            assert isinstance(part, Condition)
-            text = isinstance(part.value, str)
-            if (part.name in TEXTS and not text) or (part.name in NUMBERS and text):
-                kind = "a text" if part.name in TEXTS else "a number"
-                self.fail(f"{part.name} is {kind}, and is compared with {part.value!r} before this,")
-            if isinstance(part.value, bool) and part.operator not in {"=", "!="}:
-                self.fail("true and false have no order,")
-
-    def end(self) -> None:
-        if self.group != "end":
-            self.fail("expected 'and' or 'or'")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 from PIL import Image
 
 from recollect.data.sources.images import BrokenImageError
+from recollect.index.picture import Picture
 from recollect.index.query import Query
-from recollect.index.rows import Picture
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,99 +1,37 @@
 """`Index`: pictures embedded by one model, which can be searched, looked up, filtered and changed."""
 
-import re
-import sys
 import uuid
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
 
 from recollect.core.errors import UserError
-from recollect.core.files import beside
-from recollect.core.types import Encoder, ImageLike, Kind, Source, caption_prefix
+from recollect.core.types import Encoder, Kind, Source, caption_prefix
+from recollect.core.validation import check_number
 from recollect.index import annotations
+from recollect.index.acceleration import accelerate
+from recollect.index.changes import ChangeableIndex
 from recollect.index.convert import convert_memory, is_memory
-from recollect.index.cutoff import LEAST_CAPTIONS, MOST_CAPTIONS, SHARE, CutOff, learn_cut_off
 from recollect.index.duplicates import Duplicates, find_duplicates
+from recollect.index.embedded import encoder_and_name
 from recollect.index.facets import FACETS, count_facets
-from recollect.index.filters import NAMES, Filter, parse_filter, unknown_names, with_labels
-from recollect.index.hits import CAPTIONS, MODEL, Hit, Hits, Reranker
-from recollect.index.lookup import Excluded, Found, look_up
-from recollect.index.query import Asked, Query, QueryEncoder, Term, as_query, check_terms, embed_queries
-from recollect.index.rows import (
-    COLUMNS,
-    FACTS,
-    PHYSICAL,
-    ROUNDING,
-    By,
-    File,
-    Picture,
-    Record,
-    Rows,
-    VectorPrecision,
-    asked_value,
-    merged,
-    picture_of,
-    plain,
-    unit,
-)
-from recollect.index.stores.base import Store
-from recollect.index.stores.lance import TABLE, Compaction, LanceStore, verify_folder
-from recollect.index.stores.local import LocalStore
+from recollect.index.filters import Filter
+from recollect.index.hits import MODEL
+from recollect.index.ingest import IngestReport, ingest
+from recollect.index.rows import COLUMNS, FACTS, Record, Rows, VectorPrecision, unit_rows
+from recollect.index.samples import IngestOptions
+from recollect.index.search import NEAR
+from recollect.index.stores.ivf import Accelerator
+from recollect.index.stores.lance import Compaction, LanceStore
+from recollect.index.stores.lance_files import TABLE, verify_folder
 from recollect.index.stores.ram import RamStore
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import torch
 
-    from recollect.index.ann import Accelerator
-    from recollect.index.ingest import IngestOptions, IngestReport
-    from recollect.models.starter.words import StarterWords
-
-NEAR = 0.94
-"""Cosine from which two pictures count as near-duplicates (RECO, section 4.1)."""
-
-NO_LEARNT_CUT = "nothing is cut: the cut-off was learnt from captions, and this query has a picture"
-
-_UNSURE = 2.0**-12  # far more than single precision and rounding can be off by
-_ROWS_OF_A_COMMIT = 2_048
-_ALLOWED_COLUMN = re.compile(r"[^\s\"'(),][^\"]*")
-
-Vectors = Any
-"""A tensor or an array (queries, width)."""
-
-
-@dataclass(frozen=True)
-class IndexInfo:
-    """What an index holds.
-
-    Attributes:
-        pictures, texts: how many pictures, and how many of them have a caption.
-        captions: how many captions there are.
-        sources: pictures of each source.
-        places: folders, files or hub ids of each source.
-        columns: names that filters know, with their type.
-        removed: pictures that the user removed.
-    """
-
-    address: str
-    pictures: int
-    texts: int
-    captions: int
-    sources: dict[str, int]
-    places: dict[str, tuple[str, ...]]
-    columns: dict[str, str]
-    removed: int
-    record: Record
-    version: int
-    accelerators: "tuple[Accelerator, ...]" = ()
-
-
-class Index:
+class Index(ChangeableIndex):
     """Pictures with their captions and vectors, in RAM, on disk or on a server.
 
     >>> index = Index.open("indexes/holidays")                                        # doctest: +SKIP
@@ -107,24 +45,10 @@ class Index:
 
     Attributes:
         scored_by: what hits say about their scores.
+        report: what became of the samples of the last `add`.
     """
 
-    scored_by = MODEL
-
-    def __init__(
-        self, store: Store, encoder: Encoder | None = None, read: Callable[[str], ImageLike] | None = None
-    ) -> None:
-        self.store = store
-        self.report: IngestReport | None = None
-        self._read = read
-        self._labels: Path | None = None
-        self._encoder = encoder
-        self._cut: tuple[int, float, int, CutOff] | None = None
-        self._starter: tuple[StarterWords | None] | None = None
-        if encoder is not None:
-            self.check_encoder(encoder, "the model")
-
-    # ------------------------------------------------------------------ making and opening
+    report: IngestReport | None = None
 
     @classmethod
     def build(
@@ -152,7 +76,7 @@ class Index:
         Raises:
             UserError: the model or source cannot be opened, or ``out`` is an index of another model.
         """
-        encoder, name_of_model = open_encoder(model)
+        encoder, name_of_model = encoder_and_name(model)
         if out is not None and cls.exists(out):
             index = cls.open(out, encoder)
         else:
@@ -212,7 +136,7 @@ class Index:
         if "://" not in str(address) and is_memory(Path(address)):
             convert_memory(Path(address))
         store = _store_kind(str(address))(str(address), version)
-        return cls(store, None if model is None else open_encoder(model)[0])
+        return cls(store, None if model is None else encoder_and_name(model)[0])
 
     @staticmethod
     def exists(address: str | Path) -> bool:
@@ -253,7 +177,7 @@ class Index:
             model = {"model": encoder.fingerprint, "prefix": caption_prefix(encoder)}
         record = replace(self.record, width=vectors.shape[1], precision="float32", key=uuid.uuid4().hex, **model)
         facts = self.store.rows(list(ids), FACTS)
-        rows = Rows(image_vectors=unit(vectors, vectors.shape[1], self.address), ids=facts["id"].to_pylist())
+        rows = Rows(image_vectors=unit_rows(vectors, vectors.shape[1], self.address), ids=facts["id"].to_pylist())
         table = rows.complete(record, self.address).table(record)
         for name in FACTS:
             table = table.set_column(table.column_names.index(name), table.schema.field(name), facts[name])
@@ -263,413 +187,26 @@ class Index:
         made._encoder, made._labels, made.scored_by = encoder or self._encoder, self.annotations, scored_by
         return made
 
-    # ------------------------------------------------------------------ facts
-
-    @property
-    def address(self) -> str:
-        """What the user calls it."""
-        return self.store.address
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder of an index on disk."""
-        return self.store.folder if isinstance(self.store, LanceStore) else None
-
-    @property
-    def annotations(self) -> Path | None:
-        """The SQLite file for clicks and labels, in the folder of an index on disk; it need not exist."""
-        return self._labels if self.folder is None else self.folder / annotations.ANNOTATIONS
-
-    @property
-    def record(self) -> Record:
-        """Width, model and precision."""
-        return self.store.record
-
-    @property
-    def width(self) -> int:
-        """Entries of a vector."""
-        return self.record.width
-
-    @property
-    def version(self) -> int:
-        """Grows with every change."""
-        return self.store.version()
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes whenever the rows do."""
-        return f"{self.record.key}-{self.version}"
-
-    @property
-    def ids(self) -> list[str]:
-        """All pictures that the user did not remove, in the order of the rows."""
-        if isinstance(self.store, LocalStore):
-            return list(self.store.visible_ids().to_pylist())
-        return [id for table in self.store.scan(["id"]) for id in table["id"].to_pylist()]
-
-    def __len__(self) -> int:
-        return int(self.store.count())  # type: ignore[attr-defined]
-
-    @property
-    def texts(self) -> int:
-        """How many pictures have a caption."""
-        return int(self.store.count(spoken=True))  # type: ignore[attr-defined]
-
-    def __repr__(self) -> str:
-        return f"Index({self.address!r}, {len(self):,} pictures, width {self.width})"
-
-    @property
-    def encoder(self) -> Encoder:
-        """The model that made the vectors.
-
-        Raises:
-            UserError: it cannot be opened, or is another model now.
-        """
-        if self._encoder is None:
-            self.open_model()
-        assert self._encoder is not None
-        return self._encoder
-
-    def open_model(
-        self, named: str | None = None, device: "torch.device | str | None" = None, option: str = "--model"
-    ) -> tuple[Encoder, str]:
-        """Open the model of the index.
-
-        Args:
-            named: where it is now; where it was when the index was made by default.
-            device: where to compute; the best there is by default.
-            option: what names the model on the command line, for messages.
-
-        Returns:
-            The model, and what opened it.
-
-        Raises:
-            UserError: it cannot be opened, or is another model.
-        """
-        name = named or beside(self.record.model_name, self.address)
-        if not name:
-            raise UserError(f"{self.address}: does not say which model embedded it. Name it with {option}.")
-        try:
-            encoder = open_encoder(name, device)[0]
-        except UserError as error:
-            if named is not None:
-                raise
-            raise UserError(
-                f"{self.address}: its model {self.record.model_name} cannot be opened; say where it is with {option}. "
-                f"({error})"
-            ) from error
-        self.check_encoder(encoder, name)
-        self._encoder = encoder
-        return encoder, name
-
-    def check_encoder(self, encoder: Encoder, what: str) -> None:
-        """Reject a model other than the one that made the vectors, or one that reads texts differently.
-
-        Raises:
-            UserError: naming both.
-        """
-        self.check_model(encoder.fingerprint, what)
-        if caption_prefix(encoder) != self.record.prefix:
-            before, now = ("no prefix" if each is None else f"a {each} prefix"
-                           for each in (self.record.prefix, caption_prefix(encoder)))  # fmt: skip
-            raise UserError(
-                f"{self.address}: its texts were read with {before}, but {what} reads them with {now}, so they cannot "
-                "be compared. Build the index again."
-            )
-
-    def check_model(self, fingerprint: str, what: str) -> None:
-        """Reject a model other than the one that made the vectors.
-
-        Raises:
-            UserError: naming both.
-        """
-        if fingerprint != self.record.model:
-            raise UserError(
-                f"{self.address}: embedded by {self.record.model_name or 'a model'} ({self.record.model[:12]}), but "
-                f"{what} is another model ({fingerprint[:12]}). Use that model, or build another index with this one."
-            )
-
-    def info(self) -> IndexInfo:
-        """Count what it holds."""
-        sources, places, captions = Counter[str](), dict[str, dict[str, None]](), 0
-        for table in self.store.scan(["files", "captions"]):
-            captions += sum(map(len, table["captions"].to_pylist()))
-            for files in table["files"].to_pylist():
-                sources.update({file["source"] for file in files})
-                for file in files:
-                    places.setdefault(file["source"], {})[file["place"]] = None
-        removed = sum(table.num_rows for table in self.store.scan(["id"], removed=True))
-        return IndexInfo(
-            self.address, len(self), self.texts, captions, dict(sources),
-            {source: tuple(filter(None, each)) for source, each in places.items()},
-            self.columns(), removed, self.record, self.version, self.accelerators(),
-        )  # fmt: skip
-
-    def columns(self) -> dict[str, str]:
-        """Every name that filters know, with the type of its values."""
-        from recollect.index.filters import NUMBERS
-
-        built_in = {name: "number" if name in NUMBERS else "text" for name in NAMES}
-        labels = dict.fromkeys(annotations.label_names(self.annotations), "text")
-        return built_in | self.store.filter_keys() | labels  # type: ignore[attr-defined]
-
-    # ------------------------------------------------------------------ look-up and search
-
-    def lookup(
+    def add(
         self,
-        vectors: Vectors,
-        k: int,
-        by: By = "image",
-        read: By | None = None,
-        where: str | Filter | None = None,
-        exclude: Excluded | None = None,
-        max_score: float | None = None,
-        exact: bool = False,
-    ) -> Found:
-        """The k pictures nearest to each query, many queries at a time.
-
-        Args:
-            vectors: (queries, width), unit norm.
-            k: pictures for each query; a picture counts once, however many captions it has.
-            by: compare with the pictures themselves, or with their captions: then a picture's score is that of its best
-                caption, and only pictures with a caption are searched.
-            read: also return vectors of the pictures: their own, or those of their captions (only pictures with a
-                caption are searched then). By ``text`` that is the caption that matched; by ``image`` the caption, or
-                the normalised mean of several.
-            where: search only pictures that satisfy a filter (see `recollect.index.filters`).
-            exclude: a set of ids that no query may find, or a sequence with one entry per query: an id, several, None.
-            max_score: pass over pictures with at least this score, such as near-duplicates of the query.
-            exact: do not use an approximate index; exclusions and filters never do.
-
-        Returns:
-            Ids, scores and vectors of shape (queries, k), best first; equal scores in the order of the rows. Empty
-            places at the end where fewer pictures are left.
-
-        Raises:
-            UserError: k below 1, vectors of another width or norm, a malformed filter, or one that nothing satisfies.
-        """
-        if k < 1:
-            raise UserError(f"k = {k}: ask for at least 1 picture")
-        queries = self._queries(vectors)
-        condition = self._filter(where)
-        found = look_up(self.store, queries, k, by, read, condition, exclude, max_score, exact)
-        if where is not None and len(queries) and not (found.scores > -np.inf).any():
-            self.ids_where(where)  # raises the error that says why
-        return found
-
-    def search(
-        self,
-        query: Asked | Sequence[Asked],
-        k: int = 10,
+        source: str | Path | Source,
         *,
-        where: str | Filter | None = None,
-        exclude: Collection[str] = (),
-        min_score: float | CutOff | None = None,
-        page: int = 1,
-        encoder: Encoder | None = None,
-        exact: bool = False,
-        by: By = "image",
-        rerank: Reranker | None = None,
-    ) -> Hits:
-        """The k best pictures for a query.
+        name: str = "",
+        options: IngestOptions | None = None,
+        on_block: Callable[[IngestReport, int], None] | None = None,
+    ) -> IngestReport:
+        """Add the pictures of a source, or bring the index up to date with it (see `recollect.index.ingest`).
 
         Args:
-            query: words, a `Path`, a PIL image, an image array (height, width, 3), a vector (width,), a `Query`, or a
-                list of these, which are added: ``["a red boat", Path("like-this.jpg"), Minus("people")]``.
-            k: pictures of a page.
-            where: search only pictures that satisfy a filter, e.g. ``folder = 'Norway' and taken > '2022'``.
-            exclude: ids that may not be found.
-            min_score: leave out pictures with a lower score; a learnt cut-off has its own score for each query.
-            page: 1 for the k best, 2 for the next k, ...
-            encoder: embeds the query; the model of the index by default.
-            exact: do not use an approximate index.
-            by: compare the query with the pictures, or with their captions.
-            rerank: ranks the first pictures again, such as `recollect.efsa.EpisodeReranker`.
+            name: what the index calls the source; its own name by default.
+            options: how samples become rows.
+            on_block: called after each block of samples, with the counts so far and the number of samples.
 
         Raises:
-            UserError: the filter is malformed or nothing satisfies it, a picture cannot be opened, or the terms of the
-                query cancel out.
+            UserError: the source cannot be read, its name belongs to another source, or too many pictures are broken.
         """
-        many = self.search_many([as_query(query)], k, where=where, exclude=exclude, min_score=min_score, page=page,
-                                encoder=encoder, exact=exact, by=by, rerank=rerank)  # fmt: skip
-        return many[0]
-
-    def search_many(
-        self,
-        queries: Sequence[Asked | Sequence[Asked]],
-        k: int = 10,
-        *,
-        where: str | Filter | None = None,
-        exclude: Collection[str] = (),
-        min_score: float | CutOff | None = None,
-        page: int = 1,
-        encoder: Encoder | None = None,
-        exact: bool = False,
-        by: By = "image",
-        rerank: Reranker | None = None,
-    ) -> list[Hits]:
-        """`search` for several queries, which are embedded and looked up together."""
-        if k < 1 or page < 1:
-            raise UserError(f"k = {k}, page = {page}: both count from 1")
-        asked = [as_query(query) for query in queries]
-        for query in asked:
-            check_terms(query)
-        real = [query for query in asked if not query.empty]
-        pictures_by = len(self) if by == "image" else self.texts
-        searched = pictures_by if where is None else len(self.ids_where(where))
-        if not real or not searched:
-            return [Hits((), str(query), query_notes(query, self._encoder), searched=searched) for query in asked]
-        embeds = encoder or self._embeds(real)
-        vectors = embed_queries(embeds, real, self.record.prefix)
-        asked_for = min(max(page * k, rerank.depth if rerank else 0), searched)
-        found = self.lookup(vectors, asked_for, by, where=where, exclude=frozenset(exclude) or None, exact=exact)
-        pictures = {each.id: each for each in self.pictures([id for id in dict.fromkeys(found.ids.ravel()) if id])}
-        scored_by = self.scored_by if by == "image" else CAPTIONS
-        ranked = []
-        for row, query in enumerate(real):
-            hits = [
-                Hit(pictures[id], score, scored_by, score, rank)
-                for rank, (id, score) in enumerate(zip(found.ids[row], found.scores[row].tolist(), strict=True), 1)
-                if id
-            ]
-            ranked.append(Hits(hits, str(query), query_notes(query, embeds), 1, searched))
-        if rerank is not None:
-            ranked = rerank.rerank(real, ranked)
-        rows = iter(range(len(real)))
-        made = []
-        for query in asked:
-            if query.empty:
-                made.append(Hits((), str(query), ("empty query",), searched=searched))
-                continue
-            row = next(rows)
-            limit, notes = _limit(query, min_score, vectors[row])
-            made.append(page_of(ranked[row].with_hits(ranked[row].hits, notes), k, page, limit))
-        return made
-
-    def query_vector(self, query: Asked | Sequence[Asked], encoder: Encoder | None = None) -> Float32[np.ndarray, " w"]:
-        """The unit-norm vector that `search` looks up for a query."""
-        asked = as_query(query)
-        return embed_queries(encoder or self._embeds([asked]), [asked], self.record.prefix)[0]
-
-    def picture_term(self, id: str, weight: float = 1.0) -> Term:
-        """A picture of the index as a term of a query; its stored vector is used.
-
-        Raises:
-            UserError: the picture does not exist.
-        """
-        self._check_known([id])
-        return Term(vector=self.vectors([id])[0], weight=weight, name=f"picture {id[:8]}")
-
-    def near(self, vectors: Vectors, threshold: float = NEAR, by: By = "image") -> list[str]:
-        """The ids of all pictures with a cosine of at least ``threshold`` to any of the vectors.
-
-        The comparison is exact. A cosine that rounding to half precision can have lowered below the threshold counts.
-        """
-        queries, near = self._queries(vectors), dict[str, None]()
-        k, count = 32, len(self)
-        while len(queries) and count:
-            found = look_up(self.store, queries, min(k, count), by, by, exact=True)
-            assert found.vectors is not None
-            wide = np.einsum("qw,qkw->qk", queries.astype(np.float64), found.vectors.astype(np.float64))
-            reach = (found.scores >= threshold - _UNSURE) & (wide >= threshold - ROUNDING)
-            near |= dict.fromkeys(found.ids[reach].tolist())
-            queries = queries[found.scores[:, -1] >= threshold - _UNSURE] if k < count else queries[:0]
-            k *= 8
-        return list(near)
-
-    def cut_off(self, share: float = SHARE, seed: int = 0) -> CutOff:
-        """The score that ``share`` of captions give to their own picture, learnt from at most 2,048 captions.
-
-        Raises:
-            UserError: fewer than 20 pictures have a caption.
-        """
-        if self._cut is None or self._cut[:3] != (self.version, share, seed):
-            from recollect.core.seeding import numpy_generator
-
-            images = self.vectors()
-            drawn = numpy_generator("captions", seed).permutation(len(images))[: 4 * MOST_CAPTIONS]
-            ids = self.ids
-            texts = self.vectors([ids[row] for row in drawn.tolist()], "text")
-            spoken = np.flatnonzero(texts.any(axis=1) & images[drawn].any(axis=1))[:MOST_CAPTIONS]
-            if len(spoken) < LEAST_CAPTIONS:
-                raise UserError(
-                    f"{self.address}: a cut-off is learnt from {LEAST_CAPTIONS} captions or more; {len(spoken)} were "
-                    "found. Write some with `recollect caption`, or name a score."
-                )
-            cut = learn_cut_off(images, texts[spoken], drawn[spoken].astype(np.int64), share, seed)
-            self._cut = self.version, share, seed, cut
-        return self._cut[3]
-
-    # ------------------------------------------------------------------ reading
-
-    def pictures(self, ids: Sequence[str]) -> list[Picture]:
-        """Pictures in the order of their ids; removed ones too.
-
-        Raises:
-            UserError: an id does not exist.
-        """
-        wanted = [str(id) for id in ids]
-        rows = {row["id"]: row for row in self.store.rows(list(dict.fromkeys(wanted)), FACTS).to_pylist()}
-        _check_all(self.address, wanted, rows)
-        made = {id: picture_of(row, self.address, self._stored_bytes, self._read) for id, row in rows.items()}
-        return [made[id] for id in wanted]
-
-    def _stored_bytes(self, id: str) -> bytes | None:
-        rows = self.store.rows([id], ["image"])
-        return rows["image"][0].as_py() if rows.num_rows else None
-
-    def vectors(self, ids: Sequence[str] | None = None, by: By = "image") -> Float32[np.ndarray, "n width"]:
-        """Unit-norm vectors in the order of ``ids``, or of `ids` of the whole index.
-
-        A picture with several captions has their normalised mean; one without a caption or image has zeros.
-
-        Raises:
-            UserError: an id does not exist.
-        """
-        if ids is None:
-            return self.store.vectors(by)
-        distinct, places = np.unique(np.asarray(ids, dtype=object).astype(str), return_inverse=True)
-        if not len(distinct):
-            return np.empty((0, self.width), dtype=np.float32)
-        self._check_known(distinct.tolist())
-        return self.store.vectors(by, distinct.tolist())[places]
-
-    def matrix(self, by: By = "image") -> tuple[list[str], Float32[np.ndarray, "n width"]]:
-        """All ids and their vectors."""
-        return self.ids, self.store.vectors(by)
-
-    def values(self, name: str, ids: Sequence[str] | None = None) -> list[Any]:
-        """A column that filters know: a value per picture, a list where there may be several, None where missing."""
-        labels = annotations.labels_named(self.annotations, name)
-        if labels is not None:
-            return [labels.get(id) for id in (self.ids if ids is None else ids)]
-        by_id: dict[str, Any] = {}
-        column = PHYSICAL.get(name, name) if name in NAMES else "metadata"
-        tables = self.store.scan(["id", column]) if ids is None else [self.store.rows(list(ids), [column])]
-        for table in tables:
-            for id, value in zip(table["id"].to_pylist(), table[column].to_pylist(), strict=True):
-                by_id[id] = asked_value(column, value).get(name) if column == "metadata" else asked_value(name, value)
-        return [by_id.get(id) for id in (self.ids if ids is None else ids)]
-
-    def ids_where(self, where: str | Filter) -> list[str]:
-        """The ids of all pictures that satisfy a filter, in the order of the rows.
-
-        Raises:
-            UserError: the filter is malformed, or nothing satisfies it.
-        """
-        condition = self._filter(where)
-        ids = [id for table in self.store.scan(["id"], condition) for id in table["id"].to_pylist()]
-        if not ids:
-            raise self._nothing_satisfies(where)
-        return ids
-
-    def scan(self, columns: Sequence[str], where: str | Filter | None = None) -> "Iterator[pa.Table]":
-        """Columns of all pictures, or of those that satisfy a filter, in batches; always in the same order.
-
-        Raises:
-            UserError: the filter is malformed.
-        """
-        return self.store.scan(columns, self._filter(where))
+        self.report = ingest(self, source, name, options or IngestOptions(), on_block)
+        return self.report
 
     def facets(
         self, names: Sequence[str] = FACETS, where: str | Filter | None = None
@@ -680,34 +217,6 @@ class Index:
             UserError: the filter is malformed, or nothing satisfies it.
         """
         return count_facets(self, names, where)
-
-    def find(self, names: Sequence[str]) -> list[str]:
-        """The ids of pictures named by id, by the first letters of one (8 or more), or by a file of theirs.
-
-        A file is named by its path, or by its path within the source.
-
-        Raises:
-            UserError: a name fits no picture, or several.
-        """
-        known = set(self.store.rows(list(names), ["id"])["id"].to_pylist()) if names else set()
-        if known >= set(names):
-            return list(names)
-        named: dict[str, set[str]] = {}
-        for table in self.store.scan(["id", "files"]):
-            for id, files in zip(table["id"].to_pylist(), table["files"].to_pylist(), strict=True):
-                for name in {each for file in files for each in (file["path"], file["key"]) if each}:
-                    named.setdefault(name, set()).add(id)
-                for name in names:
-                    if len(name) >= 8 and id.startswith(name):
-                        named.setdefault(name, set()).add(id)
-        found = []
-        for name in names:
-            here = {name} if name in known else named.get(name) or named.get(str(Path(name).resolve()), set())
-            if len(here) != 1:
-                what = "no picture" if not here else f"{len(here)} pictures"
-                raise UserError(f"{self.address}: {what} called {name!r}. Use an id or the path of a file.")
-            found.append(next(iter(here)))
-        return found
 
     def duplicates(self, threshold: float = NEAR, everything: bool = True) -> Duplicates:
         """Find pictures that are in the index more than once.
@@ -725,248 +234,12 @@ class Index:
         Raises:
             UserError: a threshold outside of (0, 1].
         """
-        return find_duplicates(self, threshold, everything)
-
-    # ------------------------------------------------------------------ changing
-
-    def add(
-        self,
-        source: str | Path | Source,
-        *,
-        name: str = "",
-        options: "IngestOptions | None" = None,
-        on_block: "Callable[[IngestReport, int], None] | None" = None,
-    ) -> "IngestReport":
-        """Add the pictures of a source, or bring the index up to date with it (see `recollect.index.ingest`).
-
-        Args:
-            name: what the index calls the source; its own name by default.
-            options: how samples become rows.
-            on_block: called after each block of samples, with the counts so far and the number of samples.
-
-        Raises:
-            UserError: the source cannot be read, its name belongs to another source, or too many pictures are broken.
-        """
-        from recollect.index.ingest import IngestOptions, ingest
-
-        self.report = ingest(self, source, name, options or IngestOptions(), on_block)
-        return self.report
-
-    def insert(self, rows: Rows) -> int:
-        """Insert rows given as arrays, or replace those with the same ids; all or none.
-
-        Returns:
-            How many were replaced.
-
-        Raises:
-            UserError: vectors of another width or norm, or an id used twice.
-        """
-        if not len(rows):
-            return 0
-        complete = rows.complete(self.record, self.address)
-        with self.store.writing():
-            known = self.store.rows(complete.ids, ["id"]).num_rows
-            self.store.upsert(complete.table(self.record))
-        return int(known)
-
-    def remove(self, ids: Collection[str] | None = None, *, where: str | Filter | None = None) -> int:
-        """Remove pictures from the index, and keep them out when their source is read again; no file is touched.
-
-        `restore` brings them back as they were.
-
-        Returns:
-            How many were removed.
-
-        Raises:
-            UserError: an id does not exist, or nothing satisfies the filter; then nothing is removed.
-        """
-        if (ids is None) == (where is None):
-            raise ValueError("give ids or a filter, not both")
-        wanted = self.ids_where(where) if where is not None else list(dict.fromkeys(ids or ()))
-        self._check_known(wanted)
-        return self._change(wanted, lambda rows: replace(rows, removed=[True] * len(rows)))
-
-    def restore(self, ids: Collection[str] | None = None) -> int:
-        """Bring back pictures that were removed: some, or all of them.
-
-        Raises:
-            UserError: a picture was not removed; then none is brought back.
-        """
-        removed = [id for table in self.store.scan(["id"], removed=True) for id in table["id"].to_pylist()]
-        wanted = removed if ids is None else list(dict.fromkeys(ids))
-        if missing := set(wanted) - set(removed):
-            raise UserError(f"{self.address}: picture {next(id for id in wanted if id in missing)!r} was not removed")
-        return self._change(wanted, lambda rows: replace(rows, removed=[False] * len(rows)))
-
-    def removed(self) -> list[Picture]:
-        """Pictures that the user removed."""
-        return self.pictures([id for table in self.store.scan(["id"], removed=True) for id in table["id"].to_pylist()])
-
-    def forget(self, source: str) -> int:
-        """Drop a source: its files, and the pictures that have no other file. They come back if it is added again.
-
-        Returns:
-            How many pictures are gone.
-
-        Raises:
-            UserError: the source does not exist.
-        """
-        with self.store.writing():
-            mine = [
-                id
-                for table in self.store.scan(["id", "files"], removed=None)
-                for id, files in zip(table["id"].to_pylist(), table["files"].to_pylist(), strict=True)
-                if any(file["source"] == source for file in files)
-            ]
-            if not mine:
-                known = ", ".join(sorted(self.info().sources)) or "none"
-                raise UserError(f"{self.address}: no source called {source!r}; there are: {known}")
-            return self.drop_files(mine, lambda file: file.source == source)
-
-    def drop_files(self, ids: Sequence[str], dropped: Callable[[File], bool]) -> int:
-        """Take files from pictures, and delete those that are left without one; returns how many were deleted.
-
-        A picture that the user removed stays, so that it is known wherever it turns up again.
-        """
-        gone = 0
-        for start in range(0, len(ids), _ROWS_OF_A_COMMIT):
-            with self.store.writing():
-                rows = Rows.of_table(self.store.rows(ids[start : start + _ROWS_OF_A_COMMIT], COLUMNS))
-                files = [tuple(file for file in each if not dropped(file)) for each in rows.files]
-                kept = [place for place, each in enumerate(files) if each or rows.removed[place]]
-                if kept:
-                    self.upsert_merged(replace(rows, files=files).take(kept))
-                lost = [id for place, id in enumerate(rows.ids) if place not in set(kept)]
-                if lost:
-                    self.store.delete(lost)
-                gone += len(lost)
-        return gone
-
-    def rename_files(self, ids: Sequence[str], renamed: Mapping[str, str]) -> None:
-        """Note where files of some pictures are now, after they were moved on disk.
-
-        Args:
-            renamed: the new path of each old one.
-        """
-        for start in range(0, len(ids), _ROWS_OF_A_COMMIT):
-            with self.store.writing():
-                rows = Rows.of_table(self.store.rows(ids[start : start + _ROWS_OF_A_COMMIT], COLUMNS))
-                files = [tuple(replace(file, path=renamed.get(file.path, file.path)) for file in each)
-                         for each in rows.files]  # fmt: skip
-                self.store.upsert(replace(rows, files=files).complete(self.record, self.address).table(self.record))
-
-    def set_captions(self, captions: Mapping[str, str | Sequence[str]], by: str = "") -> int:
-        """Give pictures captions of the user's own, or of a model; those of their sources stay behind them.
-
-        Args:
-            captions: a text, or several, for each id; an empty text takes the user's captions away.
-            by: the model that wrote them.
-
-        Returns:
-            How many pictures have changed.
-
-        Raises:
-            UserError: an id does not exist; then nothing is changed.
-        """
-        given = {id: [each] if isinstance(each, str) else list(each) for id, each in captions.items()}
-        texts = {id: [text.strip() for text in each if text.strip()] for id, each in given.items()}
-
-        def changed(rows: Rows) -> Rows:
-            own = [
-                {key: value for key, value in each.items() if key not in ("captions", "by")}
-                | ({"captions": texts[id], "by": by} if texts[id] else {})
-                for id, each in zip(rows.ids, rows.own, strict=True)
-            ]
-            return replace(rows, own=own)
-
-        return self._change(list(texts), changed, merge=True)
-
-    def set_values(self, name: str, values: Mapping[str, Any]) -> int:
-        """Give pictures a value in a column of the user's own, which filters then know; None takes it away.
-
-        Returns:
-            How many pictures have changed.
-
-        Raises:
-            UserError: an id does not exist, or the name is one of the built-in ones; then nothing is changed.
-        """
-        if name in NAMES or not _ALLOWED_COLUMN.fullmatch(name):
-            raise UserError(f"column {name!r}: choose another name; these are taken: {', '.join(NAMES)}")
-
-        def changed(rows: Rows) -> Rows:
-            own = []
-            for id, each in zip(rows.ids, rows.own, strict=True):
-                own.append({**each, "values": {**each.get("values", {}), name: plain(values[id])}})
-            return replace(rows, own=own)
-
-        return self._change(list(values), changed, merge=True)
-
-    def _change(self, ids: list[str], change: Callable[[Rows], Rows], merge: bool = False) -> int:
-        """Rewrite rows in commits of 2,048; returns how many differ."""
-        self._check_known(ids)
-        count = 0
-        for start in range(0, len(ids), _ROWS_OF_A_COMMIT):
-            with self.store.writing():
-                rows = Rows.of_table(self.store.rows(ids[start : start + _ROWS_OF_A_COMMIT], COLUMNS))
-                made = change(rows)
-                pairs = zip(rows.own, made.own, rows.removed, made.removed, strict=True)
-                places = [place for place, (own, new, out, now) in enumerate(pairs) if (own, out) != (new, now)]
-                if places and merge:
-                    self.upsert_merged(made.take(places))
-                elif places:
-                    self.store.upsert(made.take(places).complete(self.record, self.address).table(self.record))
-                count += len(places)
-        return count
-
-    def upsert_merged(self, rows: Rows) -> None:
-        """Write rows whose captions, labels and metadata follow from their files and what the user set.
-
-        Vectors of captions that a row had are kept, others are embedded.
-        """
-        facts = [merged(files, own) for files, own in zip(rows.files, rows.own, strict=True)]
-        known: list[dict[str, np.ndarray]] = [
-            dict(zip(captions, vectors, strict=True))
-            for captions, vectors in zip(rows.captions, rows.caption_vectors, strict=True)
-        ]
-        missing = dict.fromkeys(
-            text for each, vectors in zip(facts, known, strict=True) for text in each["captions"] if text not in vectors
-        )
-        made: dict[str, np.ndarray] = {}
-        if missing:
-            embedded = self.encoder.embed_texts(list(missing), self.record.prefix).numpy()
-            made = dict(zip(missing, embedded, strict=True))
-        vectors = [
-            np.array([old[text] if text in old else made[text] for text in each["captions"]], dtype=np.float32).reshape(
-                -1, self.width
-            )
-            for each, old in zip(facts, known, strict=True)
-        ]
-        rows = replace(
-            rows,
-            captions=[each["captions"] for each in facts],
-            caption_vectors=vectors,
-            labels=[each["labels"] for each in facts],
-            metadata=[each["metadata"] for each in facts],
-        )
-        self.store.upsert(rows.complete(self.record, self.address).table(self.record))
-
-    # ------------------------------------------------------------------ upkeep
-
-    def refresh(self) -> bool:
-        """Read what other processes have written since; returns whether anything changed."""
-        before = self.version
-        return self.store.version(newest=True) != before
+        return find_duplicates(self.snapshot(), threshold, everything)
 
     def snapshot(self) -> "Index":
-        """This version, to read from while others write."""
-        if isinstance(self.store, LanceStore):
-            return Index(LanceStore(self.address, self.version), self._encoder)
-        return self
-
-    def warm(self) -> None:
-        """Make now what the first look-up would make: the matrix of the vectors."""
-        if isinstance(self.store, LocalStore):
-            self.store.matrix()
+        """This version, to read from while others write; the index itself where its store keeps no versions."""
+        store = self.store.snapshot()
+        return self if store is self.store else Index(store, self._encoder)
 
     @staticmethod
     def examine(address: str | Path) -> list[str]:
@@ -983,9 +256,9 @@ class Index:
 
     def verify(self) -> list[str]:
         """Read everything, and report what is damaged: one line for each file or picture."""
-        return [*self.store.verify(), *annotations.annotation_damage(self.annotations)]  # type: ignore[attr-defined]
+        return [*self.store.verify(), *annotations.annotation_damage(self.annotations)]
 
-    def accelerate(self, target: float = 0.999) -> "list[Accelerator]":
+    def accelerate(self, target: float = 0.999) -> list[Accelerator]:
         """Make look-ups in a large index fast, at a recall that is measured on its own rows.
 
         As few cells of an inverted file (faiss) are read as find the ``target`` share of the ten nearest. What they
@@ -998,16 +271,7 @@ class Index:
         Raises:
             UserError: the index is not on disk, faiss is not installed, or an impossible target.
         """
-        from recollect.index.ann import accelerate
-
-        return accelerate(self, target)
-
-    def accelerators(self) -> "tuple[Accelerator, ...]":
-        """What was measured of them."""
-        if not isinstance(self.store, LocalStore):
-            return ()
-        kinds: tuple[By, ...] = ("image", "text")
-        return tuple(ann.about for by in kinds if (ann := self.store.accelerator(by)) is not None)
+        return accelerate(self.store, target)
 
     def compact(self, keep_days: float = 1.0) -> Compaction | None:
         """Join small files, and free what deleted rows and versions older than ``keep_days`` take up.
@@ -1018,107 +282,8 @@ class Index:
         Raises:
             UserError: a negative number of days.
         """
-        if not 0 <= keep_days < float("inf"):
-            raise UserError(f"--keep-days {keep_days:g}: from 0 on, and finite")
+        check_number("--keep-days", keep_days, least=0)
         return self.store.compact(keep_days) if isinstance(self.store, LanceStore) else None
-
-    # ------------------------------------------------------------------ inside
-
-    def _embeds(self, queries: Sequence[Query]) -> QueryEncoder | None:
-        """What embeds these queries; None where all their terms are vectors."""
-        terms = [term for query in queries for term in query.terms if term.vector is None]
-        if terms and all(term.words is not None for term in terms) and self._words is not None:
-            return self._words
-        return self.encoder if terms else None
-
-    @property
-    def _words(self) -> "StarterWords | None":
-        """Embeds words without PyTorch, in an index of the starter whose model is not open."""
-        from recollect.models.pretrained import STARTER
-
-        if self._encoder is not None or self.record.model_name != STARTER or "torch" in sys.modules:
-            return None
-        if self._starter is None:
-            from recollect.models.starter.words import starter_words
-
-            self._starter = (starter_words(self.record.model),)
-        return self._starter[0]
-
-    def _queries(self, vectors: Vectors) -> Float32[np.ndarray, "queries width"]:
-        queries = vectors.detach().cpu().numpy() if hasattr(vectors, "detach") else np.asarray(vectors)
-        return unit(queries, self.width, f"{self.address}: queries")
-
-    def _filter(self, where: str | Filter | None) -> Filter | None:
-        if where is None:
-            return None
-        path = self.annotations
-        return with_labels(parse_filter(where), lambda name: annotations.labels_named(path, name))
-
-    def _nothing_satisfies(self, where: str | Filter) -> UserError:
-        why = unknown_names(parse_filter(where), self.columns())
-        return UserError(f"{self.address}: no picture satisfies {where}{why}")
-
-    def _check_known(self, ids: Sequence[str]) -> None:
-        if ids:
-            _check_all(self.address, ids, set(self.store.rows(list(ids), ["id"])["id"].to_pylist()))
-
-
-def page_of(hits: Hits, k: int, page: int, min_score: float | None) -> Hits:
-    """One page of the best hits, without those below a cut-off."""
-    kept, notes, cut = list(hits), hits.notes, None
-    if min_score is not None:
-        scores = [hit.score if hit.model_score is None else hit.model_score for hit in hits]
-        kept = [hit for hit, score in zip(hits, scores, strict=True) if score >= min_score]
-        if below := [score for score in scores if score < min_score]:  # whatever was not found scores lower still
-            cut = hits.searched - len(kept)
-            what = f"{cut:,} of {hits.searched:,} pictures score below {min_score:.4g} and are left out"
-            notes = (*notes, f"{what} (best {max(below):.3f})")
-    first = (page - 1) * k
-    return Hits(kept[first : first + k], hits.query, notes, first + 1, hits.searched, cut)
-
-
-def _limit(query: Query, min_score: float | CutOff | None, vector: np.ndarray) -> tuple[float | None, tuple[str, ...]]:
-    if not isinstance(min_score, CutOff):
-        return min_score, ()
-    if not query.words_alone:
-        return None, (NO_LEARNT_CUT,)
-    return min_score.score_for(vector), ()
-
-
-def query_notes(query: Query, encoder: QueryEncoder | None) -> tuple[str, ...]:
-    """What to say about words that the model reads only in part, or that name a file."""
-    notes = [query.hint] if query.hint else []
-    words = [term.words for term in query.terms if term.words is not None]
-    most = getattr(encoder, "longest_text", None)
-    if words and most is not None:
-        longest = max(encoder.text_lengths(words, caption_prefix(encoder)))  # type: ignore[union-attr]
-        if longest > most:
-            notes.append(f"the query has {longest} tokens; the model reads the first {most} and ignores the rest")
-    return tuple(notes)
-
-
-def _check_all(address: str, wanted: Sequence[str], known: Collection[str]) -> None:
-    missing = [id for id in wanted if id not in known]
-    if missing:
-        raise UserError(
-            f"{address}: no picture with id {missing[0]!r} ({len(missing):,} of {len(wanted):,} are missing)"
-        )
-
-
-def open_encoder(model: Encoder | str | Path | None, device: "torch.device | str | None" = None) -> tuple[Encoder, str]:
-    """A model, and the name that opens it again; the starter by default."""
-    if not isinstance(model, str | Path | None):
-        return model, str(getattr(model, "name", ""))
-    from recollect.models import load_model
-    from recollect.models.pretrained import STARTER
-
-    name = STARTER if model is None else str(model)
-    encoder = load_model(name, device)
-    if name == STARTER:
-        from recollect.models.starter.words import note_starter
-
-        note_starter(encoder)
-    return encoder, name
 
 
 def _store_kind(address: str) -> Any:

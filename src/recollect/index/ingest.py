@@ -5,66 +5,31 @@ source, gets another file and is not embedded again; a file that holds another p
 written in commits of whole blocks, so that a call that was killed continues where it was when it is made again.
 """
 
-import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image
 
 from recollect.core.errors import UserError
 from recollect.core.files import may_be_there
 from recollect.core.progress import progress
-from recollect.core.types import NO_LABEL, Encoder, ImageLike, Sample, Source
-from recollect.data.prompts import fill
-from recollect.data.sources.images import BrokenImageError, note
-from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter, blocks_ahead
-from recollect.index.exif import PictureFacts, picture_facts
-from recollect.index.phash import phash_of
-from recollect.index.rows import COLUMNS, ROUNDING, File, Rows, as_png, picture_id, plain
+from recollect.core.types import Source
+from recollect.data.sources.images import note
+from recollect.data.sources.reading import BrokenCounter
+from recollect.index.changes import ChangeableIndex
+from recollect.index.picture import File
+from recollect.index.rows import COLUMNS, ROUNDING, Rows
+from recollect.index.samples import BLOCK, Failed, IngestOptions, IngestOutcome, ReadPicture, SampleReader, Unchanged
 
 if TYPE_CHECKING:
     from recollect.data.sources.columns import Columns
-    from recollect.index.index import Index
-
-BLOCK = 256
-"""Samples that are embedded together."""
 
 _COMMIT = 16 * BLOCK  # rows of a commit, at most: what a kill can lose
 _EARLY, _LATER = 1.0, 0.1  # seconds between early commits, at least, and as a share of the time so far
-
-KeptPictures = Literal["source", "bytes", "path", "none"]
-"""What an index stores of a picture: bytes or path as the source has it, always one of them, or nothing."""
-
-
-@dataclass(frozen=True)
-class IngestOptions:
-    """How samples become rows.
-
-    Attributes:
-        captions: all captions of a sample, or only the first.
-        template: makes a caption of a class name, for samples with a label and no caption; None makes none.
-        pictures: what to store of them.
-        limit: read only so many samples; then nothing is dropped because the source lacks it.
-        near: leave out pictures with at least this cosine to one that is there (RECO: 0.94); None keeps them.
-        broken_share: stop when more than this share of the pictures cannot be read.
-        engine: embed in this process, or on a Ray cluster.
-        early: commit within seconds at first, so that pictures can be searched while others are still read.
-    """
-
-    captions: Literal["all", "first"] = "all"
-    template: str | None = None
-    pictures: KeptPictures = "source"
-    limit: int | None = None
-    near: float | None = None
-    broken_share: float = BROKEN_SHARE
-    engine: Literal["local", "ray"] = "local"
-    early: bool = False
 
 
 @dataclass
@@ -106,7 +71,7 @@ class IngestReport:
 
 
 def ingest(
-    index: "Index",
+    index: ChangeableIndex,
     source: str | Path | Source,
     name: str = "",
     options: IngestOptions | None = None,
@@ -127,7 +92,7 @@ def ingest(
     known = _Known.read(index, called)
     _check_name(index, known, source, called, bool(name))
     stop = len(source) if options.limit is None else min(options.limit, len(source))
-    reader = Reader(index.encoder, source, called, options, known.files, frozenset(known.ids))
+    reader = SampleReader(index.encoder, source, called, options, known.files, frozenset(known.ids))
     writer = _Writer(index, options, known, IngestReport())
     counted = BrokenCounter(options.broken_share, "--broken-share")
     with progress(f"embed {source.name}", stop, "pictures") as counter:
@@ -159,7 +124,7 @@ def open_pictures(spec: str, split: str | None = None, columns: "Columns | None"
     return open_source(spec, split=split, columns=columns, keep_textless=True)
 
 
-def _blocks(reader: "Reader", stop: int, engine: str) -> "Iterator[list[Outcome]]":
+def _blocks(reader: SampleReader, stop: int, engine: str) -> Iterator[list[IngestOutcome]]:
     if engine == "ray":
         from recollect.index.ray import ray_blocks
 
@@ -167,7 +132,7 @@ def _blocks(reader: "Reader", stop: int, engine: str) -> "Iterator[list[Outcome]
     return reader.blocks(range(stop))
 
 
-def _check_name(index: "Index", known: "_Known", source: Source, called: str, given: bool) -> None:
+def _check_name(index: ChangeableIndex, known: "_Known", source: Source, called: str, given: bool) -> None:
     """Reject a source whose name belongs to another one, unless the user gave it that name."""
     if given or not known.places or source.place in known.places:
         return
@@ -193,7 +158,7 @@ class _Known:
     places: set[str] = field(default_factory=set)
 
     @classmethod
-    def read(cls, index: "Index", called: str) -> "_Known":
+    def read(cls, index: ChangeableIndex, called: str) -> "_Known":
         found = cls()
         for table in index.store.scan(["id", "files", "removed"], removed=None):
             columns = (table[name].to_pylist() for name in ("id", "files", "removed"))
@@ -207,165 +172,6 @@ class _Known:
         return found
 
 
-@dataclass(frozen=True)
-class Read:
-    """A sample whose picture was decoded; ``vector`` is None where its picture is known."""
-
-    id: str
-    file: File
-    facts: PictureFacts
-    phash: str
-    folder: str
-    stored: bytes | None
-    image: Any = None
-    vector: np.ndarray | None = None
-
-
-@dataclass(frozen=True)
-class Unchanged:
-    """A sample that is as it was; ``file`` says where it is now."""
-
-    file: File
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A sample that cannot be read."""
-
-    message: str
-    key: str
-
-
-Outcome = Read | Unchanged | Failed
-
-
-@dataclass(frozen=True)
-class Reader:
-    """Reads and embeds the samples of a source; it can be sent to another process.
-
-    Attributes:
-        encoder: embeds pictures.
-        source: where samples come from.
-        called: what the index calls it.
-        options: how samples become rows.
-        known: files of the source that the index has, by key and stamp.
-        ids: of all pictures that need not be embedded.
-    """
-
-    encoder: Encoder
-    source: Source
-    called: str
-    options: IngestOptions
-    known: Mapping[str, Mapping[str, tuple[str, File]]] = field(default_factory=dict)
-    ids: frozenset[str] = frozenset()
-
-    def blocks(self, indices: Sequence[int]) -> Iterator[list[Outcome]]:
-        """Embedded blocks in order; pictures are decoded in threads while the encoder has the block before."""
-        for block in blocks_ahead(self._read, indices, BLOCK):
-            yield self._embedded(block)
-
-    def _embedded(self, block: list[Outcome]) -> list[Outcome]:
-        new = {each.id: each.image for each in block if isinstance(each, Read) and each.id not in self.ids}
-        vectors = (
-            dict(zip(new, self.encoder.embed_images(_stacked(list(new.values()))).numpy(), strict=True)) if new else {}
-        )
-        return [
-            replace(each, image=None, vector=vectors.get(each.id)) if isinstance(each, Read) else each for each in block
-        ]
-
-    def _read(self, index: int) -> Outcome:
-        key = ""
-        try:
-            original = self.source.original(index)
-            name = self.source.picture_key(index, original)
-            key = name or ""
-            if isinstance(original, Path) and name is not None:
-                same = self._by_stat(index, name, original)
-                if same is not None:
-                    return same
-            encoded = _bytes_of(original)
-            if name is not None and encoded is not None:
-                content, sample = _hash(encoded), None
-            else:
-                sample = self.source.read(index)
-                name, content = sample.id, picture_id(sample.image)
-            key = name
-            file = self._file(index, name, original, content, sample)
-            if file.stamp in self.known.get(name, ()):
-                return Unchanged(replace(file, said=self.known[name][file.stamp][1].said))
-            sample = sample or self.source.read(index)
-            file = replace(file, said=json.dumps(self._said(sample), ensure_ascii=False))
-            return self._taken(sample, file, original, encoded)
-        except BrokenImageError as error:
-            return Failed(str(error), key)
-
-    def _taken(self, sample: Sample, file: File, original: bytes | Path | None, encoded: bytes | None) -> Read:
-        id = picture_id(sample.image)
-        stored = self._stored(original, encoded, sample.image)
-        facts = picture_facts(sample.image, encoded)
-        folder = Path(file.key).parent.as_posix() if file.path else "."
-        folder = Path(file.place).name if file.path and folder == "." else "" if folder == "." else folder
-        image = None if id in self.ids else _prepared(self.encoder, sample.image)
-        return Read(id, file, facts, phash_of(sample.image), folder, stored, image)
-
-    def _by_stat(self, index: int, key: str, path: Path) -> Unchanged | None:
-        """The file as the index knows it, where neither it nor what the source says about it has changed."""
-        entries = self.known.get(key, {})
-        try:
-            now = path.stat()
-        except OSError:
-            return None
-        for _, file in entries.values():
-            same = (file.size, file.mtime, file.ctime) == (now.st_size, now.st_mtime_ns, now.st_ctime_ns)
-            same = same and file.path == self._path(path)
-            if same and file.stamp.endswith(f"-{self._facts(index, None)}"):
-                return Unchanged(file)
-        return None
-
-    def _facts(self, index: int, sample: Sample | None) -> str:
-        """Changes whenever what the source says about a sample, or what is made of it, does."""
-        made = (self.options.captions, self.options.template, self.options.pictures)
-        return _hash(f"{made} {self.source.facts(index, sample)}".encode())
-
-    def _file(self, index: int, key: str, original: bytes | Path | None, content: str, sample: Sample | None) -> File:
-        file = File(self.called, key, place=self.source.place, stamp=f"{content}-{self._facts(index, sample)}")
-        if not isinstance(original, Path):
-            return file
-        try:
-            now = os.stat(original)
-        except OSError as error:
-            raise BrokenImageError(f"{original}: cannot be read ({error.strerror})") from None
-        return replace(file, path=self._path(original), size=now.st_size, mtime=now.st_mtime_ns, ctime=now.st_ctime_ns)
-
-    def _path(self, path: Path) -> str:
-        return "" if self.options.pictures == "none" else str(path)
-
-    def _stored(self, original: bytes | Path | None, encoded: bytes | None, image: ImageLike) -> bytes | None:
-        """The encoded picture that the index stores; None where a file has it, or none is wanted."""
-        keep, named = self.options.pictures, isinstance(original, Path)
-        if keep == "none" or (isinstance(image, np.ndarray) and image.ndim == 1):
-            return None
-        if keep == "path" and not named:
-            raise UserError(f"{self.source.name}: its pictures are not files. Use --pictures bytes or none.")
-        if named:
-            return encoded if keep == "bytes" else None
-        return encoded or as_png(image)
-
-    def _said(self, sample: Sample) -> dict[str, Any]:
-        """What a sample says: captions, label and other columns."""
-        texts = tuple(text.strip() for text in sample.texts if text.strip())
-        labelled = sample.label != NO_LABEL and bool(self.source.class_names)
-        label = self.source.class_names[sample.label] if labelled else ""
-        if sample.kind == "label" or not texts:
-            made = labelled and self.options.template is not None
-            texts = (fill(str(self.options.template), label),) if made else () if sample.kind == "label" else texts
-        if self.options.captions == "first":
-            texts = texts[:1]
-        metadata = {key: plain(value) for key, value in sample.extra.items() if value is not None}
-        said = {"captions": texts, "labels": [label] if label else [], "metadata": metadata}
-        return {key: value for key, value in said.items() if value}
-
-
 class _Writer:
     """Writes what was read in commits.
 
@@ -376,16 +182,16 @@ class _Writer:
         report: counts.
     """
 
-    def __init__(self, index: "Index", options: IngestOptions, known: _Known, report: IngestReport) -> None:
+    def __init__(self, index: ChangeableIndex, options: IngestOptions, known: _Known, report: IngestReport) -> None:
         self.index, self.options, self.known, self.report = index, options, known, report
         self.seen: set[tuple[str, str]] = set()
         self.keys: set[str] = set()
-        self._waiting: dict[str, list[Read]] = {}
+        self._waiting: dict[str, list[ReadPicture]] = {}
         self._moved: dict[str, list[File]] = {}
         self._count = 0
         self._began = self._committed = time.monotonic()
 
-    def take(self, outcome: Outcome) -> None:
+    def take(self, outcome: IngestOutcome) -> None:
         """Count a sample, and write when enough are waiting."""
         self.report.read += 1
         if isinstance(outcome, Failed):
@@ -415,7 +221,7 @@ class _Writer:
         if before != file:  # the same picture in another place, or written again
             self._moved.setdefault(id, []).append(file)
 
-    def _near(self, read: Read) -> bool:
+    def _near(self, read: ReadPicture) -> bool:
         """Whether a near-duplicate is there or waiting; then the picture is left out."""
         if self.options.near is None or read.vector is None:
             return False
@@ -462,7 +268,7 @@ class _Writer:
             self.report.kept_out += len(reads) if there.removed[row] else 0
         return replace(there, files=files, images=images)
 
-    def _row(self, reads: list[Read]) -> Rows:
+    def _row(self, reads: list[ReadPicture]) -> Rows:
         """A new picture."""
         first = reads[0]
         self.report.copies += len(reads) - 1
@@ -506,38 +312,3 @@ def _joined(parts: Sequence[Rows], width: int) -> Rows:
     vectors = np.concatenate([part.image_vectors for part in filled if part.image_vectors is not None])
     names = [name for name in Rows.__dataclass_fields__ if name != "image_vectors"]
     return Rows(vectors, **{name: [each for part in filled for each in getattr(part, name)] for name in names})
-
-
-def _prepared(encoder: Encoder, image: ImageLike) -> Any:
-    """What the image tower reads, made in the reading thread so that large pictures are not kept."""
-    transform = getattr(encoder, "transform", None)
-    if transform is None or transform.packs or (isinstance(image, np.ndarray) and image.ndim == 1):
-        return image
-    return transform(_reduced(image, transform.needed))
-
-
-def _reduced(image: ImageLike, needed: int) -> ImageLike:
-    """A large picture averaged over squares of pixels, with sides of at least twice what is needed.
-
-    Bicubic resizing of a whole photograph takes longer than decoding it.
-    """
-    if not isinstance(image, Image.Image) or (factor := min(image.size) // (2 * needed)) < 2:
-        return image
-    return image.reduce(factor)
-
-
-def _stacked(images: list[Any]) -> Any:
-    import torch
-
-    return torch.stack(images) if all(isinstance(each, torch.Tensor) for each in images) else images
-
-
-def _bytes_of(original: bytes | Path | None) -> bytes | None:
-    try:
-        return original.read_bytes() if isinstance(original, Path) else original
-    except OSError as error:
-        raise BrokenImageError(f"{error.filename}: cannot be read ({error.strerror})") from None
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""Embed a large source on a Ray cluster: the blocks of `Reader.blocks`, in the same order."""
+"""Embed a large source on a Ray cluster: the blocks of `SampleReader.blocks`, in the same order."""
 
 import logging
 import os
@@ -10,15 +10,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import current_thread, main_thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from recollect.core.errors import UserError
 from recollect.core.types import best_device
-
-if TYPE_CHECKING:
-    from recollect.index.ingest import Outcome, Reader
+from recollect.index.samples import BLOCK, IngestOutcome, SampleReader
 
 _ENVIRONMENT = {
     "GRPC_VERBOSITY": "NONE",  # otherwise Ray's parts warn about too many pings on a busy machine
@@ -32,7 +30,7 @@ _AHEAD = 2
 """Blocks per worker that are embedded before the first of them is written."""
 
 
-def ray_blocks(reader: "Reader", stop: int) -> "Iterator[list[Outcome]]":
+def ray_blocks(reader: SampleReader, stop: int) -> Iterator[list[IngestOutcome]]:
     """What ``reader.blocks(range(stop))`` yields, embedded by the workers of a Ray cluster.
 
     The cluster is the one that ``RAY_ADDRESS`` names, or one on this machine's cores. Encoder and source are sent to
@@ -88,9 +86,7 @@ def _no_stderr() -> Iterator[None]:
         os.close(kept)
 
 
-def _blocks(ray: Any, reader: "Reader", stop: int) -> "Iterator[list[Outcome]]":
-    from recollect.index.ingest import BLOCK
-
+def _blocks(ray: Any, reader: SampleReader, stop: int) -> Iterator[list[IngestOutcome]]:
     if isinstance(reader.encoder, torch.nn.Module):
         reader.encoder.to("cpu")  # each worker moves its copy to its own device
     cards = int(ray.cluster_resources().get("GPU", 0))
@@ -118,6 +114,6 @@ class _Worker:
         if isinstance(reader.encoder, torch.nn.Module):
             self.reader = replace(reader, encoder=reader.encoder.to(best_device()))
 
-    def embed(self, start: int, stop: int) -> "list[Outcome]":
+    def embed(self, start: int, stop: int) -> list[IngestOutcome]:
         """The outcomes of one block of samples."""
         return [outcome for block in self.reader.blocks(range(start, stop)) for outcome in block]

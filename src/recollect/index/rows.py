@@ -1,21 +1,19 @@
 """One row of an index is one picture: its files, captions, vectors and everything else known about it."""
 
 import hashlib
-import io
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Float32
-from PIL import Image
 
 from recollect.core.errors import UserError
-from recollect.core.types import ImageLike, Kind
-from recollect.data.sources.images import BrokenImageError, decode, pixel_digest
+from recollect.core.types import Kind
+from recollect.data.sources.images import pixel_digest
+from recollect.index.arrow import caption_matrix, vector_array, vector_matrix
+from recollect.index.picture import PICTURE_FACTS, File
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,147 +77,6 @@ class Record:
             raise UserError(f"{where}: not an index of recollect (its record is unreadable: {error})") from None
 
 
-@dataclass(frozen=True)
-class File:
-    """One place that a picture comes from.
-
-    Attributes:
-        source: name of the source.
-        key: stable name of the sample within the source: a relative path, an id, or a digest.
-        path: the file; empty where the source is not a folder of files.
-        place: the folder, file or hub id of the source.
-        size: of the file in bytes, 0 where unknown.
-        mtime: modification time in nanoseconds, 0 where unknown.
-        ctime: when the file itself last changed (its name, place or bytes), in nanoseconds.
-        stamp: changes when the file or what the source says about it changes.
-        said: JSON of the captions, labels and metadata that this sample contributed.
-    """
-
-    source: str
-    key: str
-    path: str = ""
-    place: str = ""
-    size: int = 0
-    mtime: int = 0
-    ctime: int = 0
-    stamp: str = ""
-    said: str = "{}"
-
-
-@dataclass(frozen=True)
-class Picture:
-    """One row as a reader sees it; the pixels are read by `open`.
-
-    Attributes:
-        id: digest of the decoded pixels (of the vector or text where there are no pixels).
-        captions: every caption, the user's own first.
-        labels: class names that its sources give.
-        files: where it comes from.
-        width, height: in pixels; 0 where unknown.
-        taken: when the picture was taken (EXIF), as ``2022-07-01T12:00:00``; empty where unknown.
-        camera: maker and model (EXIF).
-        folder: the folder of its first file within the source, such as ``Norway/Bergen``; a filter may name any part,
-            or a folder above it.
-        phash: perceptual hash, 16 hexadecimal digits.
-        metadata: the user's own columns.
-        captioned_by: model that wrote the user's captions, if one did.
-        removed: whether the user removed it.
-        where: what to call it in messages.
-    """
-
-    id: str
-    captions: tuple[str, ...] = ()
-    labels: tuple[str, ...] = ()
-    files: tuple[File, ...] = ()
-    width: int = 0
-    height: int = 0
-    taken: str = ""
-    camera: str = ""
-    folder: str = ""
-    phash: str = ""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    captioned_by: str = ""
-    removed: bool = False
-    where: str = ""
-    _bytes: Callable[[], bytes | None] = field(default=lambda: None, repr=False, compare=False)
-    _read: Callable[[], ImageLike] | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def caption(self) -> str:
-        """The first caption, or an empty string."""
-        return self.captions[0] if self.captions else ""
-
-    @property
-    def source(self) -> str:
-        """The source of its first file, or an empty string."""
-        return self.files[0].source if self.files else ""
-
-    @property
-    def path(self) -> Path | None:
-        """Its first file that exists; the first one if none does; None if it has none."""
-        paths = [Path(file.path) for file in self.files if file.path]
-        return next((path for path in paths if path.exists()), paths[0] if paths else None)
-
-    def encoded(self) -> bytes | None:
-        """The encoded picture as stored in the index or in its file, not decoded; None where there is none."""
-        stored = self._bytes()
-        return self._file_bytes() if stored is None else stored
-
-    def _file_bytes(self) -> bytes | None:
-        if (path := self.path) is None:
-            return None
-        try:
-            return path.read_bytes()
-        except OSError:
-            decode(path, self.where)  # raises the error that says why
-            raise
-
-    def read(self) -> ImageLike:
-        """What an image tower reads: the decoded picture, or the array that the source of the index gives.
-
-        Raises:
-            BrokenImageError: as `open`.
-        """
-        return self.open() if self._read is None else self._read()
-
-    def open(self, needed: int = 0) -> Image.Image:
-        """Decode the picture.
-
-        Args:
-            needed: shorter side in pixels above which detail is of no use; large JPEGs are then decoded faster, smaller
-                than they are. 0 decodes all of it.
-
-        Raises:
-            BrokenImageError: the index stores no picture, its file is gone or damaged, or holds other pixels now; or it
-                is a vector of a world without pictures.
-        """
-        if self._read is not None:
-            image = self._read()
-            if isinstance(image, np.ndarray) and image.ndim != 3:
-                raise BrokenImageError(f"{self.where}: a vector, not a picture")
-            return image if isinstance(image, Image.Image) else Image.fromarray(image)
-        stored = self._bytes()
-        data = self._file_bytes() if stored is None else stored
-        if data is None:
-            raise BrokenImageError(f"{self.where}: the index stores no picture for it")
-        written = stored is None and self._written_since()
-        picture = decode(data, self.where, needed=0 if written else needed)
-        if written and len(self.id) == 32 and pixel_digest(picture) != self.id:
-            raise BrokenImageError(
-                f"{self.where}: {self.path} holds another picture now. Update the index with `recollect index add`."
-            )
-        return picture
-
-    def _written_since(self) -> bool:
-        """Whether its file was written after it was indexed, so that it may hold other pixels."""
-        path = self.path
-        file = next((file for file in self.files if file.path and Path(file.path) == path), None)
-        if file is None or path is None or not file.mtime:
-            return False
-        found = path.stat()
-        return (found.st_size, found.st_mtime_ns) != (file.size, file.mtime)
-
-
 @dataclass
 class Rows:
     """Pictures by column; every field is empty or has one entry per picture.
@@ -272,8 +129,8 @@ class Rows:
         texts = [np.asarray(each, dtype=np.float32).reshape(-1, record.width) for each in texts]
         if [len(each) for each in captions] != [len(each) for each in texts]:
             raise ValueError("every caption needs one vector")
-        filled: dict[str, Any] = {"captions": captions, "image_vectors": unit(vectors, record.width, where)}
-        flat = unit(np.concatenate([np.zeros((0, record.width)), *texts]), record.width, where)
+        filled: dict[str, Any] = {"captions": captions, "image_vectors": unit_rows(vectors, record.width, where)}
+        flat = unit_rows(np.concatenate([np.zeros((0, record.width)), *texts]), record.width, where)
         filled["caption_vectors"] = np.split(flat, np.cumsum([len(each) for each in texts])[:-1]) if count else []
         for name, empty in _EMPTY.items():
             filled[name] = list(getattr(self, name)) or [empty] * count
@@ -303,8 +160,8 @@ class Rows:
         flat = np.concatenate([np.zeros((0, record.width), dtype=np.float32), *self.caption_vectors])
         offsets = np.concatenate([[0], np.cumsum([len(each) for each in self.caption_vectors])]).astype(np.int32)
         made: dict[str, Any] = {
-            "image_vector": _vector_array(self.image_vectors, vector),
-            "caption_vectors": pa.ListArray.from_arrays(pa.array(offsets), _vector_array(flat, vector)),
+            "image_vector": vector_array(self.image_vectors, vector),
+            "caption_vectors": pa.ListArray.from_arrays(pa.array(offsets), vector_array(flat, vector)),
             "id": self.ids,
             "image": self.images,
             "files": [[asdict(file) for file in each] for each in self.files],
@@ -331,7 +188,7 @@ class Rows:
             images=columns["image"],
             metadata=[json.loads(each) for each in columns["metadata"]],
             own=[json.loads(each) for each in columns["own"]],
-            **{name: columns[name] for name in ("labels", *_PLAIN, "removed")},
+            **{name: columns[name] for name in ("labels", *PICTURE_FACTS, "removed")},
         )
 
     def take(self, places: Sequence[int]) -> "Rows":
@@ -345,39 +202,19 @@ class Rows:
         return Rows(**{each.name: pick(getattr(self, each.name)) for each in fields(self)})
 
 
-_PLAIN: Mapping[str, Any] = {"width": 0, "height": 0, "taken": "", "camera": "", "folder": "", "phash": ""}
 _EMPTY: Mapping[str, Any] = {
-    "files": (), "labels": (), **_PLAIN, "images": None, "metadata": {}, "own": {}, "removed": False,
+    "files": (), "labels": (), **PICTURE_FACTS, "images": None, "metadata": {}, "own": {}, "removed": False,
 }  # fmt: skip
 _FILE_NUMBERS = frozenset({"size", "mtime", "ctime"})
 
 COLUMNS = (
-    "id", "files", "captions", "caption_vectors", "image_vector", "labels", *_PLAIN, "image", "metadata", "own",
+    "id", "files", "captions", "caption_vectors", "image_vector", "labels", *PICTURE_FACTS, "image", "metadata", "own",
     "removed",
 )  # fmt: skip
 """Columns of an index, in order."""
 
 FACTS = tuple(name for name in COLUMNS if name not in {"caption_vectors", "image_vector", "image"})
 """Columns that make a `Picture`: everything but vectors and pixels."""
-
-
-PHYSICAL = {"caption": "captions", "label": "labels", "source": "files", "path": "files"}
-"""The column behind a filter's name, where they differ; names that are none of `filters.NAMES` are in ``metadata``."""
-
-
-def asked_value(name: str, value: Any) -> Any:
-    """A value of the column behind a name as filters see it: None where missing, a list where there may be several."""
-    if name in ("source", "path"):
-        return [file[name] for file in value if file[name]]
-    if name == "folder":
-        return _folder_names(value) if value else None
-    return json.loads(value) if name == "metadata" else value or None
-
-
-def _folder_names(folder: str) -> list[str]:
-    """What a filter may call a folder: each of its parts, and each folder above it."""
-    parts = folder.split("/")
-    return list(dict.fromkeys([folder, *parts, *("/".join(parts[:depth]) for depth in range(2, len(parts)))]))
 
 
 def schema(record: Record) -> "pa.Schema":
@@ -392,38 +229,6 @@ def schema(record: Record) -> "pa.Schema":
         "image": pa.large_binary(), "removed": pa.bool_(),
     }  # fmt: skip
     return pa.schema([(name, types.get(name, pa.string())) for name in COLUMNS], {"recollect": record.to_json()})
-
-
-def picture_of(
-    row: Mapping[str, Any],
-    address: str,
-    stored: Callable[[str], bytes | None],
-    read: Callable[[str], ImageLike] | None = None,
-) -> Picture:
-    """A row of `FACTS` as a reader sees it.
-
-    Args:
-        row: by column name.
-        address: of the index, for messages.
-        stored: returns the encoded picture that the index stores for an id, or None.
-        read: returns the picture of an id, where the index reads pictures from a source.
-    """
-    id, own = row["id"], json.loads(row["own"])
-    files = tuple(File(**file) for file in row["files"])
-    name = next((file.path or file.key for file in files), id)
-    return Picture(
-        id=id,
-        captions=tuple(row["captions"]),
-        labels=tuple(row["labels"]),
-        files=files,
-        metadata=json.loads(row["metadata"]),
-        captioned_by=own.get("by", ""),
-        removed=row["removed"],
-        where=f"{address}, picture '{name}'",
-        _bytes=lambda: stored(id),
-        _read=None if read is None else partial(read, id),
-        **{name: row[name] for name in _PLAIN},
-    )
 
 
 def merged(files: Sequence[File], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -452,20 +257,7 @@ def digest_of(vector: np.ndarray, captions: Sequence[str] = ()) -> str:
     return hashlib.blake2b("\0".join(captions).encode(), digest_size=16).hexdigest()
 
 
-def picture_id(image: ImageLike) -> str:
-    """Id of a picture: the digest of its decoded pixels, or of the vector in worlds without pixels."""
-    return pixel_digest(image)
-
-
-def as_png(image: ImageLike) -> bytes:
-    """A picture of a source that has no encoded bytes, encoded without loss."""
-    picture = Image.fromarray(image) if isinstance(image, np.ndarray) else image
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def unit(vectors: np.ndarray, width: int, what: str) -> Float32[np.ndarray, "rows width"]:
+def unit_rows(vectors: np.ndarray, width: int, what: str) -> Float32[np.ndarray, "rows width"]:
     """Vectors with their norm divided out; rows of zeros stay.
 
     Raises:
@@ -485,29 +277,6 @@ def unit(vectors: np.ndarray, width: int, what: str) -> Float32[np.ndarray, "row
     return (vectors / np.where(norms > 0, norms, 1)).astype(np.float32)
 
 
-def vector_matrix(column: Any) -> np.ndarray:
-    """A column of fixed-size lists as a (rows, width) array in its stored precision."""
-    import pyarrow as pa
-
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
-    width = array.type.list_size
-    return array.flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
-
-
-def caption_matrix(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    """A column of lists of vectors as (all captions, width) and the number of captions per row."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
-    counts = pc.list_value_length(array).to_numpy(zero_copy_only=False).astype(np.int64)
-    return vector_matrix(array.flatten()), counts
-
-
 def plain(value: Any) -> Any:
     """What JSON can hold of a value: NumPy numbers become numbers, other objects their text, NaN None."""
     if isinstance(value, Mapping):
@@ -523,13 +292,6 @@ def plain(value: Any) -> Any:
 
 def _dumped(value: Mapping[str, Any]) -> str:
     return json.dumps(plain(value), ensure_ascii=False)
-
-
-def _vector_array(vectors: np.ndarray, type: Any) -> Any:
-    import pyarrow as pa
-
-    flat = np.ascontiguousarray(vectors, dtype=type.value_type.to_pandas_dtype()).reshape(-1)
-    return pa.FixedSizeListArray.from_arrays(pa.array(flat), type.list_size)
 
 
 def _check_ids(ids: Sequence[str], where: str) -> None:

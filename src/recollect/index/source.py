@@ -9,7 +9,8 @@ from recollect.core.errors import UserError
 from recollect.core.types import Encoder, ImageLike, Source, caption_prefix
 from recollect.data.sources.reading import MOST_BROKEN, readable_blocks
 from recollect.index.index import Index
-from recollect.index.rows import File, Record, Rows
+from recollect.index.picture import File
+from recollect.index.rows import Record, Rows
 from recollect.index.stores.ram import RamStore
 
 

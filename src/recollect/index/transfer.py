@@ -6,14 +6,11 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from recollect.core.errors import UserError
 from recollect.data.sources.images import BrokenImageError
-from recollect.index.rows import File, Picture
-
-if TYPE_CHECKING:
-    from recollect.index.index import Index
+from recollect.index.index import Index
+from recollect.index.picture import File, Picture
 
 TRASH = ".recollect-trash"
 """Folder for deleted files, at the top of their source; sources do not read hidden folders."""
@@ -37,7 +34,7 @@ class Transfer:
     missing: list[str] = field(default_factory=list)
 
 
-def copy_pictures(index: "Index", ids: Sequence[str], folder: Path) -> Transfer:
+def copy_pictures(index: Index, ids: Sequence[str], folder: Path) -> Transfer:
     """Copy one file of each picture to a folder, or write the picture that the index stores.
 
     A name that is taken gets a number: ``boat (2).jpg``.
@@ -68,7 +65,7 @@ def copy_pictures(index: "Index", ids: Sequence[str], folder: Path) -> Transfer:
 
 
 def move_pictures(
-    index: "Index", ids: Sequence[str], folder: Path | None, files: Collection[str] | None = None
+    index: Index, ids: Sequence[str], folder: Path | None, files: Collection[str] | None = None
 ) -> Transfer:
     """Move every file of some pictures to a folder, and note their new places in the index.
 
@@ -103,7 +100,7 @@ def move_pictures(
     return done
 
 
-def move_back(index: "Index", ids: Sequence[str], files: Sequence[tuple[str, str]]) -> int:
+def move_back(index: Index, ids: Sequence[str], files: Sequence[tuple[str, str]]) -> int:
     """Undo `move_pictures`: each file returns to its old place, under another name if that is taken now.
 
     Returns:
@@ -158,7 +155,7 @@ def _reserved(target: Path, source: Path | None = None) -> Iterator[Path]:
         raise
 
 
-def _pictures(index: "Index", ids: Sequence[str]) -> Iterator[Picture]:
+def _pictures(index: Index, ids: Sequence[str]) -> Iterator[Picture]:
     for start in range(0, len(ids), _BLOCK):
         yield from index.pictures(ids[start : start + _BLOCK])
 

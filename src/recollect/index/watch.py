@@ -9,7 +9,8 @@ from pathlib import Path
 from recollect.core.errors import UserError
 from recollect.data.sources.images import PICTURE_ENDINGS, note
 from recollect.index.index import Index
-from recollect.index.ingest import IngestOptions, IngestReport
+from recollect.index.ingest import IngestReport
+from recollect.index.samples import IngestOptions
 
 FolderState = dict[str, tuple[int, int, int]]
 """Size, modification time and change time of every picture. The change time cannot be set by programs that copy or

@@ -11,9 +11,9 @@ from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import NO_LABEL, Encoder, Sample, Source, caption_prefix
 from recollect.data.prompts import SIMPLE_TEMPLATES, fill
+from recollect.data.sources.images import pixel_digest
 from recollect.data.sources.reading import BrokenCounter, read_ahead
 from recollect.index import Index, Rows
-from recollect.index.rows import picture_id
 
 _BLOCK = 256
 
@@ -25,7 +25,7 @@ class Pairs:
     Attributes:
         images, texts: unit-norm embeddings.
         captions: the texts.
-        pictures: ids of the pictures, as an index has them (`recollect.index.rows.picture_id`).
+        pictures: ids of the pictures, as an index has them (`recollect.data.sources.images.pixel_digest`).
         model: fingerprint of the model.
         sources: name of the source of each pair.
         origins: fingerprint of that source.
@@ -102,7 +102,7 @@ def embed_pairs(encoder: Encoder, sources: Sequence[Source], limit: int | None, 
                     images.append(encoder.embed_images([each.image for _, each, _ in there]).numpy())
                     texts.append(encoder.embed_texts([text for _, _, text in there], prefix).numpy())
                 captions += [text for _, _, text in there]
-                pictures += [picture_id(each.image) for _, each, _ in there]
+                pictures += [pixel_digest(each.image) for _, each, _ in there]
                 ordinals += [place for place, _, _ in there]
                 names += [source.name] * len(there)
                 origins += [origin] * len(there)

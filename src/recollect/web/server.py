@@ -17,7 +17,7 @@ from recollect.core.files import check_writable
 from recollect.core.progress import output, printable
 from recollect.core.types import Encoder
 from recollect.index import Index
-from recollect.index.index import open_encoder
+from recollect.index.embedded import encoder_and_name
 from recollect.web.label_store import LabelStore
 from recollect.web.session import Session
 
@@ -190,7 +190,7 @@ def folder_page(folder: Path, model: Encoder | str | None = None, **options: Any
     from recollect.web.folder import FolderFiller, check_folder, open_folder
 
     check_folder(folder)
-    encoder, name = open_encoder(model)
+    encoder, name = encoder_and_name(model)
     index = open_folder(folder, encoder, name)
     filler = FolderFiller(Index.open(index.address, encoder), folder)
     page = Page(index, **options)

@@ -276,7 +276,7 @@ class Session:
         return {"cut": {"score": limit, "above": above, "share": cut.share, "captions": cut.captions}}
 
     def _notes(self, query: Query) -> list[str]:
-        from recollect.index.index import query_notes
+        from recollect.index.search import query_notes
 
         return list(query_notes(query, self.library.index.encoder))
 

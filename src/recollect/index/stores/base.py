@@ -1,16 +1,18 @@
 """What an index asks of the place that keeps its rows."""
 
-from abc import abstractmethod
+import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float32, Int64
 
 from recollect.core.errors import UserError
-from recollect.index.filters import Filter
+from recollect.index.filters import Filter, FilterColumns
 from recollect.index.rows import By, Record
 
 if TYPE_CHECKING:
@@ -40,47 +42,51 @@ class Nearest:
     read: Callable[[np.ndarray, By, np.ndarray | None], Float32[np.ndarray, "some width"]]
 
 
-@runtime_checkable
-class Store(Protocol):
+class Store(ABC):
     """Rows in RAM, on disk or on a server. Every method raises `UserError` where the place itself is at fault.
 
     Rows that the user removed stay in the store with ``removed`` set; `scan`, `nearest` and `vectors` leave them out.
+    A new store has the eight abstract methods; those after them have defaults that are right for any store. Where all
+    vectors fit on this machine, `recollect.index.stores.local.LocalStore` has three of the eight already.
 
     Attributes:
         address: what the user calls it.
         record: what the index says about itself.
+        folder: of an index on disk.
     """
 
     address: str
     record: Record
+    folder: Path | None = None
 
+    @abstractmethod
     def version(self, newest: bool = False) -> int:
         """Grows with every change. Reads are of one version until ``newest`` moves on to what others wrote."""
-        ...
 
+    @abstractmethod
     def writing(self) -> AbstractContextManager[None]:
         """Held while rows are looked up and changed: one writer at a time, who sees the newest version."""
-        ...
 
+    @abstractmethod
     def upsert(self, rows: "pa.Table") -> None:
         """Insert rows, or replace those with the same ids; on disk all of them or none."""
-        ...
 
+    @abstractmethod
     def delete(self, ids: Sequence[str]) -> None:
         """Delete rows; ids that do not exist are ignored."""
-        ...
 
+    @abstractmethod
     def rows(self, ids: Sequence[str], columns: Sequence[str]) -> "pa.Table":
         """Columns of the rows that exist, in the order of ``ids``, with ``id`` first; removed rows included."""
-        ...
 
+    @abstractmethod
     def scan(
         self, columns: Sequence[str], where: Filter | None = None, removed: bool | None = False
     ) -> "Iterator[pa.Table]":
         """Columns of all rows in batches, always in the same order; ``removed`` None includes removed rows, True only
         these."""
-        ...
 
+    @abstractmethod
     def nearest(
         self,
         queries: Float32[np.ndarray, "queries width"],
@@ -96,28 +102,41 @@ class Store(Protocol):
             spoken: only rows with a caption.
             exact: use no approximate index.
         """
-        ...
 
+    @abstractmethod
     def vectors(self, by: By, ids: Sequence[str] | None = None) -> Float32[np.ndarray, "rows width"]:
         """Unit-norm vectors in the order of ``ids``, or of `scan`; a mean where a row has several captions, zeros where
         it has none."""
-        ...
 
+    def ids(self) -> list[str]:
+        """The ids of all visible rows, in the order of `scan`."""
+        return [id for table in self.scan(["id"]) for id in table["id"].to_pylist()]
 
-class StoreBase:
-    """Defaults for what only stores on disk do."""
-
-    def verify(self) -> list[str]:
-        """One line for each damaged file."""
-        return []
+    def count(self, spoken: bool = False) -> int:
+        """How many rows are visible, or how many of them have a caption."""
+        tables = self.scan(["captions"])
+        return sum(bool(each) or not spoken for table in tables for each in table["captions"].to_pylist())
 
     def filter_keys(self) -> dict[str, str]:
         """Keys of the metadata with the type of their values."""
-        return {}
+        values = [json.loads(each) for table in self.scan(["metadata"]) for each in table["metadata"].to_pylist()]
+        return FilterColumns(len(values), lambda _: values).keys()
 
-    @abstractmethod
-    def count(self, spoken: bool = False) -> int:
-        """How many pictures are visible, or how many of them have a caption."""
+    def snapshot(self) -> "Store":
+        """A store that keeps reading this version while others write; itself where there are no versions."""
+        return self
+
+    def warm(self) -> None:
+        """Make now what the first look-up would make."""
+        return
+
+    def accelerators(self) -> tuple[Any, ...]:
+        """What was measured of approximate indexes (see `recollect.index.acceleration.Accelerator`)."""
+        return ()
+
+    def verify(self) -> list[str]:
+        """One line for each damaged file or row."""
+        return []
 
 
 def mean_of_captions(

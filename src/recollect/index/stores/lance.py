@@ -1,15 +1,12 @@
 """An index on disk: one Lance table in a folder. Every change is a version, published last, whole or not at all."""
 
-import hashlib
-import json
 import os
 import shutil
 import threading
 import warnings
-import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
@@ -18,18 +15,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from recollect.core.checksums import CHECKSUMS, damaged_files, note_checksums, read_checksums
+from recollect.core.checksums import note_checksums
 from recollect.core.errors import UserError
-from recollect.core.files import fresh_folder, locked, told_if_full, write_text
+from recollect.core.files import fresh_folder, locked, told_if_full
+from recollect.index.arrow import caption_matrix, vector_matrix
 from recollect.index.rows import COLUMNS, FACTS, Record, schema
 from recollect.index.stores.base import DamagedIndexError
+from recollect.index.stores.lance_files import CACHE, HINT, TABLE, TableView, verify_folder
 from recollect.index.stores.local import ROW, LocalStore
 
-TABLE = "pictures"
 LOCK = ".writers"
-CACHE = "cache"
-_HINT = "_versions/latest_version_hint.json"
-_VIEW = "view.json"
 _SCAN = 8_192
 _IDS = 2_048  # ids of one SQL condition
 
@@ -60,6 +55,8 @@ class LanceStore(LocalStore):
         UserError: not an index, or damaged.
     """
 
+    folder: Path
+
     def __init__(self, address: str, version: int | None = None) -> None:
         self.address, self.folder, self.pinned = address, Path(address), version is not None
         self._asked = version
@@ -70,7 +67,7 @@ class LanceStore(LocalStore):
         if not (self.folder / f"{TABLE}.lance").is_dir():
             held = ", ".join(sorted(entry.name for entry in self.folder.iterdir())[:5]) or "nothing"
             raise UserError(f"{address}: not an index (it holds {held}). Name the folder that holds {TABLE}.lance.")
-        self._view = None if self.pinned else View.read(self.folder)
+        self._view = None if self.pinned else TableView.read(self.folder)
         self.record = self._view.record if self._view is not None else self._opened()
 
     @cached_property
@@ -81,7 +78,7 @@ class LanceStore(LocalStore):
 
     def _opened(self) -> Record:
         with self._reported():
-            self.__dict__["table"] = table = _database(self.folder).open_table(TABLE)
+            self.__dict__["table"] = table = open_database(self.folder).open_table(TABLE)
             if self._asked is not None:
                 table.checkout(self._asked)
             metadata = table.schema.metadata or {}
@@ -90,7 +87,7 @@ class LanceStore(LocalStore):
             raise UserError(f"{self.address}: not an index of recollect, though it holds a Lance table")
         return Record.from_json(metadata[b"recollect"].decode(), self.address)
 
-    def _viewed(self) -> "View | None":
+    def _viewed(self) -> "TableView | None":
         """The view, as long as the table is not open."""
         return None if "table" in self.__dict__ else self._view
 
@@ -102,8 +99,12 @@ class LanceStore(LocalStore):
             UserError: the folder exists and is not empty.
         """
         with told_if_full(address), fresh_folder(address, "index") as unfinished:
-            _database(unfinished).create_table(TABLE, schema=schema(record))
+            open_database(unfinished).create_table(TABLE, schema=schema(record))
         return cls(address)
+
+    def snapshot(self) -> "LanceStore":
+        """This version."""
+        return LanceStore(self.address, self.version())
 
     @staticmethod
     def exists(address: str) -> bool:
@@ -145,13 +146,13 @@ class LanceStore(LocalStore):
     def _note_checksums(self) -> None:
         """A full disk costs only the checksums; the next change notes them."""
         try:
-            note_checksums(self.folder, self._written_once(), [self.folder / f"{TABLE}.lance" / _HINT])
+            note_checksums(self.folder, self._written_once(), [self.folder / f"{TABLE}.lance" / HINT])
         except OSError:
             return
 
     def _written_once(self) -> list[Path]:
         table = self.folder / f"{TABLE}.lance"
-        hint = table / _HINT
+        hint = table / HINT
         return [
             file for file in sorted(table.rglob("*")) if file.is_file() and file != hint and ".tmp" not in file.name
         ]
@@ -209,7 +210,7 @@ class LanceStore(LocalStore):
             return view.numbers
         numbers = super().row_numbers()
         if not self.pinned and not getattr(self._held, "depth", 0):
-            View(self.version(), self.record, numbers).write(self.folder)
+            TableView(self.version(), self.record, numbers).write(self.folder)
         return numbers
 
     def batches(self, columns: Sequence[str], first: int = 0, removed: bool | None = False) -> Iterator[Any]:
@@ -251,8 +252,6 @@ class LanceStore(LocalStore):
         return verify_folder(self.folder) or self._row_damage()
 
     def _row_damage(self) -> list[str]:
-        from recollect.index.rows import caption_matrix, vector_matrix
-
         found = list[str]()
         try:
             for table in self.batches(["id", "image_vector", "caption_vectors"], removed=None):
@@ -275,119 +274,6 @@ class LanceStore(LocalStore):
         return _reported(self.address)
 
 
-@dataclass(frozen=True)
-class View:
-    """What a search needs to know of the newest version, so that it need not import lancedb, which takes seconds.
-
-    It is kept in the cache, and holds as long as the files of the table are the same ones.
-
-    Attributes:
-        version: of the table.
-        record: of the index.
-        numbers: rising row numbers of the visible rows.
-    """
-
-    version: int
-    record: Record
-    numbers: Int64[np.ndarray, " rows"]
-
-    @classmethod
-    def read(cls, folder: Path) -> "View | None":
-        """The view of the newest version; None where nobody noted it, or it is damaged."""
-        try:
-            about = cls._about(folder)
-            if about["files"] != _files_digest(folder):
-                return None
-            numbers = [np.arange(first, last + 1, dtype=np.int64) for first, last in about["numbers"]]
-            record = Record.from_json(json.dumps(about["record"]), str(folder))
-            return cls(about["version"], record, np.concatenate([np.empty(0, dtype=np.int64), *numbers]))
-        except (OSError, ValueError, KeyError, TypeError, UserError):
-            return None
-
-    @staticmethod
-    def intact(folder: Path) -> bool:
-        """Whether the file agrees with its checksum."""
-        try:
-            return bool(View._about(folder))
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
-
-    @staticmethod
-    def _about(folder: Path) -> dict[str, Any]:
-        noted = json.loads((folder / CACHE / _VIEW).read_text(encoding="utf-8"))
-        if noted["crc32"] != _crc32(noted["view"]):
-            raise ValueError("differs from its checksum")
-        return dict(noted["view"])
-
-    def write(self, folder: Path) -> None:
-        """Note it, unless a newer version exists already or the folder cannot be written to."""
-        files = _files_digest(folder)
-        versions = (int(file.stem) for file in (folder / f"{TABLE}.lance" / "_versions").glob("*.manifest"))
-        if max((each if each < 2**63 else 2**64 - 1 - each for each in versions), default=-1) != self.version:
-            return
-        ends = np.flatnonzero(np.diff(self.numbers) != 1)
-        firsts, lasts = np.append(0, ends + 1), np.append(ends, len(self.numbers) - 1)
-        runs = [self.numbers[each].tolist() for each in (firsts, lasts)] if len(self.numbers) else [[], []]
-        about = {
-            "files": files, "version": self.version, "record": asdict(self.record),
-            "numbers": list(zip(*runs, strict=True)),
-        }  # fmt: skip
-        with suppress(OSError, UserError):
-            (folder / CACHE).mkdir(exist_ok=True)
-            about = json.loads(json.dumps(about))
-            write_text(folder / CACHE / _VIEW, json.dumps({"view": about, "crc32": _crc32(about)}))
-
-
-def _crc32(about: Any) -> int:
-    return zlib.crc32(json.dumps(about, sort_keys=True).encode())
-
-
-def _files_digest(folder: Path) -> str:
-    """Changes with every commit, and when a file of the table is deleted or written again."""
-    digest = hashlib.blake2b(digest_size=16)
-    for file in sorted((folder / f"{TABLE}.lance").rglob("*")):
-        if file.name != Path(_HINT).name and file.is_file():
-            found = file.stat()
-            digest.update(f"{file.relative_to(folder)} {found.st_size} {found.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
-
-
-def verify_folder(folder: Path) -> list[str]:
-    """One line for each file of an index that differs from its checksum; the index need not open.
-
-    Files without a checksum, because a writer was killed, are skipped. Lance's version hint is written again and
-    again: where a writer was killed it is only checked to name a version that exists.
-    """
-    table, known = folder / f"{TABLE}.lance", read_checksums(folder)
-    hint = f"{TABLE}.lance/{_HINT}"
-    there = {file.relative_to(folder).as_posix() for file in table.rglob("*") if file.is_file()}
-    found = damaged_files(folder, [name for name in known if name != hint and name in there])
-    if not known and (folder / CHECKSUMS).exists():
-        found = damaged_files(folder)
-    if hint in known and not there - known.keys():
-        found += damaged_files(folder, [hint])
-    elif (table / _HINT).exists() and not _names_a_version(table / _HINT):
-        found.append(f"{table / _HINT}: names no version of the table")
-    if not (folder / CHECKSUMS).exists():
-        found.append(f"{folder / CHECKSUMS}: is missing, so nothing was compared with its checksum")
-    if (folder / CACHE / _VIEW).exists() and not View.intact(folder):
-        found.append(f"{folder / CACHE / _VIEW}: differs from its checksum")
-    for part in sorted((folder / CACHE).glob("*")) if (folder / CACHE).is_dir() else []:
-        if part.is_dir() and not part.name.startswith("."):
-            missing = not (part / CHECKSUMS).exists()
-            found += [f"{part / CHECKSUMS}: is missing"] if missing else damaged_files(part)
-    return found
-
-
-def _names_a_version(hint: Path) -> bool:
-    try:
-        version = json.loads(hint.read_text())["version"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    names = {file.stem for file in hint.parent.glob("*.manifest")}
-    return bool({str(version), str(2**64 - 1 - version)} & names) if isinstance(version, int) else False
-
-
 @contextmanager
 def _reported(address: str) -> Iterator[None]:
     """Turn errors of the library into one line that names the index."""
@@ -406,11 +292,11 @@ def _reported(address: str) -> Iterator[None]:
         ) from error
 
 
-def _database(path: Path) -> Any:
+def open_database(path: Path) -> Any:
     try:
         import lancedb
     except ImportError:
-        raise UserError("an index on disk needs lancedb: pip install 'recollect[memory]'") from None
+        raise UserError("an index on disk needs lancedb: pip install 'recollect[index]'") from None
     os.environ.setdefault("LANCE_LOG", "error")
     return lancedb.connect(str(path))
 

@@ -6,16 +6,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from recollect.core.nearest import ExactNeighbours
-from recollect.index.filters import Filter, FilterColumns
-from recollect.index.rows import FACTS, PHYSICAL, By, Record, asked_value, caption_matrix, vector_matrix
-from recollect.index.stores.base import Nearest, StoreBase
-from recollect.index.stores.matrix import Matrix, MatrixBatch, open_matrix, within
+from recollect.index.arrow import caption_matrix, vector_matrix
+from recollect.index.filters import PHYSICAL, Filter, FilterColumns, asked_value
+from recollect.index.rows import FACTS, By
+from recollect.index.stores.base import Nearest, Store
+from recollect.index.stores.ivf import Accelerator, InvertedFile, open_inverted_file
+from recollect.index.stores.matrix import Matrix, open_matrix
+from recollect.index.stores.parts import MatrixBatch, within
 
 ROW = "_rowid"
 """Column of a batch with the store's row numbers."""
@@ -26,26 +29,19 @@ _FILTERS = 16  # filters whose rows are kept
 _MOST_COSINE = 1.02
 
 
-class LocalStore(StoreBase):
+class LocalStore(Store):
     """Rows that a scan reads batch by batch, with a row number each that never gets another content.
 
-    Subclasses have the methods of `Store` that write, `version`, and the two below.
+    A store of this kind is six methods long: `version`, `writing`, `upsert`, `delete` and `rows` of `Store`, and
+    `batches`; `recollect.index.stores.ram.RamStore` is the shortest.
 
     Attributes:
-        address: what the user calls it.
-        record: what the index says about itself.
         cache: folder for what can be derived from the rows; None keeps it in this process's memory.
         tidy: whether parts of the matrix may be joined; not for readers of an old version.
     """
 
-    address: str
-    record: Record
     cache: Path | None = None
     tidy = True
-
-    @abstractmethod
-    def version(self, newest: bool = False) -> int:
-        """As in `Store`."""
 
     @abstractmethod
     def batches(self, columns: Sequence[str], first: int = 0, removed: bool | None = False) -> Iterator[Any]:
@@ -161,7 +157,7 @@ class LocalStore(StoreBase):
         spoken: bool = False,
         exact: bool = False,
     ) -> Nearest:
-        """By exact products, or by faiss where `recollect.index.ann` made an index of this version."""
+        """By exact products, or by faiss where `recollect.index.acceleration` made an index of this version."""
         matrix = self.matrix()
         found = self._search(matrix, queries, k, by, where, spoken, exact)
         if not _plausible(found.scores):  # a part was damaged after it was mapped
@@ -182,34 +178,36 @@ class LocalStore(StoreBase):
         self, matrix: Matrix, queries: np.ndarray, k: int, by: By, among: Int64[np.ndarray, " some"] | None
     ) -> ExactNeighbours | None:
         """What an approximate index finds; None where there is none, or exact look-up is faster."""
-        ann = self.accelerator(by)
+        made = self.inverted_file(by)
         spoken = among is None or len(among) == len(matrix) or by == "text"
-        if ann is None or k > _MOST_APPROXIMATE or len(queries) > _FEW_QUERIES or not spoken:
+        if made is None or k > _MOST_APPROXIMATE or len(queries) > _FEW_QUERIES or not spoken:
             return None
-        return ann.search(matrix, queries, k)
+        return made.search(matrix, queries, k)
 
     @cached_property
-    def _accelerators(self) -> dict[By, Any]:
+    def _inverted_files(self) -> dict[By, InvertedFile | None]:
         return {}
 
-    def accelerator(self, by: By) -> Any:
+    def inverted_file(self, by: By) -> InvertedFile | None:
         """The approximate index of images or captions; None where there is none."""
-        if by not in self._accelerators:
-            from recollect.index.ann import open_ann
+        if by not in self._inverted_files:
+            self._inverted_files[by] = open_inverted_file(self.cache, by)
+        return self._inverted_files[by]
 
-            self._accelerators[by] = open_ann(self.cache, by)
-        return self._accelerators[by]
+    def accelerators(self) -> tuple[Accelerator, ...]:
+        """What was measured of the approximate indexes."""
+        return tuple(made.about for by in get_args(By) if (made := self.inverted_file(by)) is not None)
 
-    def keep_accelerator(self, ann: Any) -> None:
+    def keep_accelerator(self, made: InvertedFile) -> None:
         """Use an approximate index from now on."""
-        self._accelerators[ann.about.by] = ann
+        self._inverted_files[made.about.by] = made
 
     def forget_accelerators(self) -> None:
         """Open them again when they are needed."""
-        self._accelerators.clear()
+        self._inverted_files.clear()
 
     def vectors(self, by: By, ids: Sequence[str] | None = None) -> Float32[np.ndarray, "rows width"]:
-        """Unit-norm vectors in the order of ``ids``, or of all visible rows in the order of `visible_ids`."""
+        """Unit-norm vectors in the order of ``ids``, or of all visible rows in the order of `ids`."""
         matrix = self.matrix()
         if ids is None:
             return matrix.whole(by)
@@ -223,12 +221,17 @@ class LocalStore(StoreBase):
         has = matrix.counts > 0
         return int(has.sum() if matrix.alive is None else (has & matrix.alive).sum())
 
-    def visible_ids(self) -> Any:
-        """Arrow array of the ids of all visible rows."""
+    def ids(self) -> list[str]:
+        """From the matrix."""
         import pyarrow as pa
 
         matrix = self.matrix()
-        return matrix.ids if matrix.alive is None else matrix.ids.filter(pa.array(matrix.alive))
+        visible = matrix.ids if matrix.alive is None else matrix.ids.filter(pa.array(matrix.alive))
+        return list(visible.to_pylist())
+
+    def warm(self) -> None:
+        """Write and map the matrix of the vectors."""
+        self.matrix()
 
 
 def _plausible(scores: np.ndarray) -> bool:

@@ -1,6 +1,5 @@
 """An index on a Milvus server, for those who outgrow one machine; Milvus Lite keeps it in a file."""
 
-import base64
 import hashlib
 import json
 import logging
@@ -16,17 +15,26 @@ from jaxtyping import Float32, Int64
 
 from recollect.core.errors import UserError
 from recollect.core.files import cache_folder, locked
-from recollect.index.filters import NAMES, SEVERAL, Filter, FilterColumns, milvus_text
-from recollect.index.rows import PHYSICAL, By, Record, asked_value, caption_matrix, schema, unit, vector_matrix
-from recollect.index.stores.base import Nearest, StoreBase, mean_of_captions
+from recollect.index.arrow import caption_matrix, vector_matrix
+from recollect.index.filters import Filter
+from recollect.index.rows import By, Record, unit_rows
+from recollect.index.stores.base import Nearest, Store, mean_of_captions
+from recollect.index.stores.milvus_filter import among, milvus_filter, milvus_text
+from recollect.index.stores.milvus_rows import (
+    arrow_table,
+    caption_key,
+    caption_rows,
+    captions_schema,
+    fields_of,
+    picture_rows,
+    pictures_schema,
+)
 
 _RECORD, _VERSION = "recollect.record", "recollect.version"
-_LONGEST = 65_535  # bytes of a text field; there are no binary fields, so pictures are stored as base64
 _ROWS = 256  # a message has at most 64 MB
 _QUERIES = 512
 _PAGE = 1_000
 _MOST = 16_384  # results of a query
-_JSON = ("files", "captions", "labels", "metadata", "own")  # columns that are stored as JSON texts
 _CAPTIONS = "_captions"
 """Ending of the collection with the captions, which is kept next to that with the pictures."""
 
@@ -56,7 +64,7 @@ class _Address:
         return cls(f"http://{host}" if host else place, token, collection, index)
 
 
-class MilvusStore(StoreBase):
+class MilvusStore(Store):
     """See `recollect.index.stores.base.Store`.
 
     Pictures and captions are two collections. The default index, FLAT, is exact; ``?index=AUTOINDEX`` lets the server
@@ -100,7 +108,7 @@ class MilvusStore(StoreBase):
         client = _client(place, address)
         with _reported(_without_password(address)):
             # that with the pictures last: it makes the index exist
-            for name, made in ((place.collection + _CAPTIONS, _captions_schema), (place.collection, _pictures_schema)):
+            for name, made in ((place.collection + _CAPTIONS, captions_schema), (place.collection, pictures_schema)):
                 if client.has_collection(name):  # left behind by a writer that was killed
                     client.drop_collection(name)
                 index = client.prepare_index_params()
@@ -148,52 +156,16 @@ class MilvusStore(StoreBase):
             self._count_version()
             for start in range(0, rows.num_rows, _ROWS):
                 some = rows.slice(start, _ROWS)
-                pictures, captions = self._pictures(some), self._caption_rows(some)
+                pictures, captions = (
+                    picture_rows(some, self.record, self.address),
+                    caption_rows(some, self.record, self.address),
+                )
                 for first in range(0, len(captions), _ROWS):
                     self.client.upsert(self._collections[1], captions[first : first + _ROWS])
                 self.client.upsert(self._collections[0], pictures)
                 keys = [row["key"] for row in captions]
-                stale = f"{_among('id', some['id'].to_pylist())} and not ({_among('key', keys)})"
+                stale = f"{among('id', some['id'].to_pylist())} and not ({among('key', keys)})"
                 self.client.delete(self._collections[1], filter=stale)
-
-    def _pictures(self, rows: Any) -> list[dict[str, Any]]:
-        vectors = self._rounded(vector_matrix(rows["image_vector"]))
-        found = []
-        names = [name for name in rows.column_names if "vector" not in name]
-        for row, vector in zip(rows.select(names).to_pylist(), vectors, strict=True):
-            facts = _facts(row)
-            made = {**row, "vector": vector, "has_image": bool(vector.any()), "count": len(row["captions"])}
-            made |= {name: json.dumps(row[name], ensure_ascii=False) if not isinstance(row[name], str) else row[name]
-                     for name in _JSON}  # fmt: skip
-            made |= {"image": base64.b64encode(row["image"] or b"").decode(), "facts": facts}
-            for name, value in made.items():
-                text = json.dumps(value) if name == "facts" else value
-                if isinstance(text, str) and len(text.encode()) > _LONGEST:
-                    hint = " Use --pictures path or --pictures none." if name == "image" else ""
-                    raise UserError(
-                        f"{self.address}, picture '{row['id']}': its {name} has more than {_LONGEST:,} bytes, the most "
-                        f"that Milvus stores.{hint}"
-                    )
-            found.append(made)
-        return found
-
-    def _caption_rows(self, rows: Any) -> list[dict[str, Any]]:
-        flat, counts = caption_matrix(rows["caption_vectors"])
-        vectors, found, start = self._rounded(flat), list[dict[str, Any]](), 0
-        names = [name for name in rows.column_names if "vector" not in name and name != "image"]
-        for row, count in zip(rows.select(names).to_pylist(), counts.tolist(), strict=True):
-            facts = _facts(row)
-            for entry, caption in enumerate(row["captions"]):
-                made = {"key": _caption_key(row["id"], entry, caption), "id": row["id"], "entry": entry}
-                made |= {"vector": vectors[start + entry], "removed": row["removed"], "facts": facts}
-                found.append(made)
-            start += count
-        return found
-
-    def _rounded(self, vectors: np.ndarray) -> Float32[np.ndarray, "rows width"]:
-        """The vectors that an index on disk would read back."""
-        stored = vectors.reshape(-1, self.record.width).astype(self.record.precision).astype(np.float32)
-        return unit(stored, self.record.width, self.address)
 
     def delete(self, ids: Sequence[str]) -> None:
         """First the pictures, then their captions."""
@@ -201,7 +173,7 @@ class MilvusStore(StoreBase):
             self._count_version()
             for name in self._collections:
                 for some in _chunks(ids):
-                    self.client.delete(name, filter=_among("id", some))
+                    self.client.delete(name, filter=among("id", some))
 
     def rows(self, ids: Sequence[str], columns: Sequence[str]) -> Any:
         """Rows in the order of their ids."""
@@ -209,48 +181,30 @@ class MilvusStore(StoreBase):
         found: dict[str, dict[str, Any]] = {}
         with self._reported():
             for some in _chunks(list(dict.fromkeys(ids))):
-                wanted = _fields(names)
-                rows = self.client.query(self._collections[0], filter=_among("id", some), output_fields=wanted)
+                wanted = fields_of(names)
+                rows = self.client.query(self._collections[0], filter=among("id", some), output_fields=wanted)
                 found |= {row["id"]: dict(row) for row in rows}
-        return self._table([found[id] for id in ids if id in found], names)
+        return self._arrow([found[id] for id in ids if id in found], names)
 
     def scan(self, columns: Sequence[str], where: Filter | None = None, removed: bool | None = False) -> Iterator[Any]:
         """In the order of ids."""
         clauses = [] if removed is None and where is None else [f"removed == {'true' if removed else 'false'}"]
-        clauses += [where.milvus()] if where is not None else []
-        for rows in self._all(self._collections[0], _fields(["id", *columns]), " and ".join(clauses) or 'id >= ""'):
-            yield self._table(rows, list(columns))
+        clauses += [milvus_filter(where)] if where is not None else []
+        for rows in self._all(self._collections[0], fields_of(["id", *columns]), " and ".join(clauses) or 'id >= ""'):
+            yield self._arrow(rows, list(columns))
 
-    def _table(self, rows: list[dict[str, Any]], names: list[str]) -> Any:
-        """Rows as Milvus returns them, as an Arrow table in the schema of the index."""
-        import pyarrow as pa
-
-        kept = schema(self.record)
+    def _arrow(self, rows: list[dict[str, Any]], names: list[str]) -> Any:
         captions = self._caption_vectors(rows) if "caption_vectors" in names else []
-        arrays = []
-        for name in names:
-            kind = kept.field(name).type
-            if name == "image_vector":
-                matrix = np.array([row["vector"] for row in rows], dtype=np.float32).reshape(-1, self.record.width)
-                arrays.append(pa.array(list(matrix.astype(self.record.precision)), kind))
-            elif name == "caption_vectors":
-                arrays.append(pa.array([list(each.astype(self.record.precision)) for each in captions], kind))
-            elif name in ("files", "captions", "labels"):
-                arrays.append(pa.array([json.loads(row[name]) for row in rows], kind))
-            elif name == "image":
-                arrays.append(pa.array([base64.b64decode(row[name]) or None for row in rows], kind))
-            else:
-                arrays.append(pa.array([row[name] for row in rows], kind))
-        return pa.table(arrays, schema=pa.schema([(name, kept.field(name).type) for name in names]))
+        return arrow_table(rows, names, self.record, captions)
 
     def _caption_vectors(self, rows: list[dict[str, Any]]) -> list[np.ndarray]:
         """The vectors of the captions of each row."""
-        keys = [[_caption_key(row["id"], *each) for each in enumerate(json.loads(row["captions"]))] for row in rows]
+        keys = [[caption_key(row["id"], *each) for each in enumerate(json.loads(row["captions"]))] for row in rows]
         found: dict[str, np.ndarray] = {}
         with self._reported():
             for some in _chunks([key for each in keys for key in each]):
                 answer = self.client.query(
-                    self._collections[1], filter=_among("key", some), output_fields=["key", "vector"]
+                    self._collections[1], filter=among("key", some), output_fields=["key", "vector"]
                 )
                 found |= {row["key"]: np.array(row["vector"], dtype=np.float32) for row in answer}
         if missing := next((key for each in keys for key in each if key not in found), None):
@@ -274,7 +228,7 @@ class MilvusStore(StoreBase):
         clauses = ["removed == false"]
         if by == "image":
             clauses += ["has_image == true", *(["count > 0"] if spoken else [])]
-        clauses += [where.milvus()] if where is not None else []
+        clauses += [milvus_filter(where)] if where is not None else []
         asked = min(k, _MOST)
         if k > _MOST and self._count(collection, "") > _MOST:
             raise UserError(f"{self.address}: k = {k:,}, but Milvus finds at most {_MOST:,} pictures for a query")
@@ -311,7 +265,7 @@ class MilvusStore(StoreBase):
     def _valid_keys(self, ids: list[str]) -> set[str]:
         table = self.rows(ids, ["captions"])
         pairs = zip(table["id"].to_pylist(), table["captions"].to_pylist(), strict=True)
-        return {_caption_key(id, *each) for id, captions in pairs for each in enumerate(captions)}
+        return {caption_key(id, *each) for id, captions in pairs for each in enumerate(captions)}
 
     def _read(self, ids: list[str], by: By, which: np.ndarray | None) -> Float32[np.ndarray, "some width"]:
         distinct = list(dict.fromkeys(ids))
@@ -320,7 +274,7 @@ class MilvusStore(StoreBase):
             return self.vectors(by, distinct)[places]
         flat, counts = caption_matrix(self.rows(distinct, ["captions", "caption_vectors"])["caption_vectors"])
         first = np.cumsum(counts) - counts
-        return unit(flat.astype(np.float32), self.record.width, self.address)[first[places] + which]
+        return unit_rows(flat.astype(np.float32), self.record.width, self.address)[first[places] + which]
 
     def vectors(self, by: By, ids: Sequence[str] | None = None) -> Float32[np.ndarray, "rows width"]:
         """Vectors in the order of ``ids``, or of `scan`."""
@@ -328,20 +282,15 @@ class MilvusStore(StoreBase):
         found = [np.zeros((0, self.record.width), dtype=np.float32)]
         for table in self.scan(names) if ids is None else [self.rows(list(ids), names)]:
             if by == "image":
-                found.append(unit(vector_matrix(table["image_vector"]), self.record.width, self.address))
+                found.append(unit_rows(vector_matrix(table["image_vector"]), self.record.width, self.address))
             else:
                 flat, counts = caption_matrix(table["caption_vectors"])
-                found.append(mean_of_captions(unit(flat, self.record.width, self.address), counts))
+                found.append(mean_of_captions(unit_rows(flat, self.record.width, self.address), counts))
         return np.concatenate(found)
 
     def count(self, spoken: bool = False) -> int:
         """Counted by the server."""
         return self._count(self._collections[0], "removed == false" + (" and count > 0" if spoken else ""))
-
-    def filter_keys(self) -> dict[str, str]:
-        """Keys of the metadata with the type of their values."""
-        values = [json.loads(each) for table in self.scan(["metadata"]) for each in table["metadata"].to_pylist()]
-        return FilterColumns(len(values), lambda _: values).keys()
 
     def verify(self) -> list[str]:
         """Vectors that are not of unit norm; files are the server's own matter."""
@@ -388,66 +337,6 @@ class MilvusStore(StoreBase):
 
     def _reported(self) -> Any:
         return _reported(self.address)
-
-
-def _pictures_schema(client: Any, width: int) -> Any:
-    from pymilvus import DataType
-
-    made = client.create_schema(auto_id=False, enable_dynamic_field=False)
-    made.add_field("id", DataType.VARCHAR, is_primary=True, max_length=512)
-    made.add_field("vector", DataType.FLOAT_VECTOR, dim=width)
-    for name in (*_JSON, "taken", "camera", "folder", "phash", "image"):
-        made.add_field(name, DataType.VARCHAR, max_length=_LONGEST)
-    for name in ("width", "height", "count"):
-        made.add_field(name, DataType.INT64)
-    for name in ("has_image", "removed"):
-        made.add_field(name, DataType.BOOL)
-    made.add_field("facts", DataType.JSON)
-    return made
-
-
-def _captions_schema(client: Any, width: int) -> Any:
-    from pymilvus import DataType
-
-    made = client.create_schema(auto_id=False, enable_dynamic_field=False)
-    made.add_field("key", DataType.VARCHAR, is_primary=True, max_length=600)
-    made.add_field("id", DataType.VARCHAR, max_length=512)
-    made.add_field("vector", DataType.FLOAT_VECTOR, dim=width)
-    made.add_field("entry", DataType.INT64)
-    made.add_field("removed", DataType.BOOL)
-    made.add_field("facts", DataType.JSON)
-    return made
-
-
-def _facts(row: dict[str, Any]) -> dict[str, Any]:
-    """What filters ask about, as `Filter.milvus` reads it; missing values are left out."""
-    found: dict[str, Any] = json.loads(row["metadata"])
-    for name in NAMES:
-        if name == "id":
-            continue
-        value = asked_value(name, row[PHYSICAL.get(name, name)])
-        if value is None or value == []:
-            continue
-        found[name] = value
-        if name in SEVERAL:
-            found[f"{name} lines"] = "\n".join(value)
-    return found
-
-
-def _fields(names: Sequence[str]) -> list[str]:
-    """The fields of the collection with the pictures that some columns are made from."""
-    made = {"image_vector": "vector", "caption_vectors": "captions"}
-    return list(dict.fromkeys(made.get(name, name) for name in names))
-
-
-def _caption_key(id: str, entry: int, caption: str) -> str:
-    """Changes with the caption, so that a stale vector is never taken for that of a new caption."""
-    return f"{id}#{entry}#{hashlib.blake2b(caption.encode(), digest_size=8).hexdigest()}"
-
-
-def _among(name: str, values: Sequence[str]) -> str:
-    """A filter for some ids or keys; pymilvus's own would read a backslash as an escape."""
-    return f"{name} in [{', '.join(map(milvus_text, values))}]"
 
 
 def _chunks(ids: Sequence[str]) -> Iterator[list[str]]:

@@ -1,0 +1,280 @@
+"""What an index holds: its pictures, vectors and columns, read, filtered and counted."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from recollect.core.errors import UserError
+from recollect.core.types import Encoder, ImageLike
+from recollect.index import annotations
+from recollect.index.filter_parser import parse_filter
+from recollect.index.filters import NAMES, NUMBERS, PHYSICAL, Filter, asked_value, unknown_names, with_labels
+from recollect.index.picture import Picture, picture_of
+from recollect.index.rows import FACTS, By, Record
+from recollect.index.stores.base import Store
+from recollect.index.stores.ivf import Accelerator
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class IndexInfo:
+    """What an index holds.
+
+    Attributes:
+        pictures, texts: how many pictures, and how many of them have a caption.
+        captions: how many captions there are.
+        sources: pictures of each source.
+        places: folders, files or hub ids of each source.
+        columns: names that filters know, with their type.
+        removed: pictures that the user removed.
+    """
+
+    address: str
+    pictures: int
+    texts: int
+    captions: int
+    sources: dict[str, int]
+    places: dict[str, tuple[str, ...]]
+    columns: dict[str, str]
+    removed: int
+    record: Record
+    version: int
+    accelerators: tuple[Accelerator, ...] = ()
+
+
+class IndexContents:
+    """A store read as pictures.
+
+    Args:
+        store: keeps the rows.
+        encoder: the model that made the vectors; opened when first needed if None.
+        read: returns the picture of an id, where pictures are not files or bytes in the index.
+    """
+
+    def __init__(
+        self, store: Store, encoder: Encoder | None = None, read: Callable[[str], ImageLike] | None = None
+    ) -> None:
+        self.store = store
+        self._encoder, self._read = encoder, read
+        self._labels: Path | None = None
+
+    @property
+    def address(self) -> str:
+        """What the user calls it."""
+        return self.store.address
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of an index on disk."""
+        return self.store.folder
+
+    @property
+    def annotations(self) -> Path | None:
+        """The SQLite file for clicks and labels, in the folder of an index on disk; it need not exist."""
+        return self._labels if self.folder is None else self.folder / annotations.ANNOTATIONS
+
+    @property
+    def record(self) -> Record:
+        """Width, model and precision."""
+        return self.store.record
+
+    @property
+    def width(self) -> int:
+        """Entries of a vector."""
+        return self.record.width
+
+    @property
+    def version(self) -> int:
+        """Grows with every change."""
+        return self.store.version()
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes whenever the rows do."""
+        return f"{self.record.key}-{self.version}"
+
+    @property
+    def ids(self) -> list[str]:
+        """All pictures that the user did not remove, in the order of the rows."""
+        return self.store.ids()
+
+    def __len__(self) -> int:
+        return self.store.count()
+
+    @property
+    def texts(self) -> int:
+        """How many pictures have a caption."""
+        return self.store.count(spoken=True)
+
+    def __repr__(self) -> str:
+        return f"Index({self.address!r}, {len(self):,} pictures, width {self.width})"
+
+    def info(self) -> IndexInfo:
+        """Count what it holds."""
+        sources, places, captions = Counter[str](), dict[str, dict[str, None]](), 0
+        for table in self.store.scan(["files", "captions"]):
+            captions += sum(map(len, table["captions"].to_pylist()))
+            for files in table["files"].to_pylist():
+                sources.update({file["source"] for file in files})
+                for file in files:
+                    places.setdefault(file["source"], {})[file["place"]] = None
+        removed = sum(table.num_rows for table in self.store.scan(["id"], removed=True))
+        return IndexInfo(
+            self.address, len(self), self.texts, captions, dict(sources),
+            {source: tuple(filter(None, each)) for source, each in places.items()},
+            self.columns(), removed, self.record, self.version, self.accelerators(),
+        )  # fmt: skip
+
+    def columns(self) -> dict[str, str]:
+        """Every name that filters know, with the type of its values."""
+        built_in = {name: "number" if name in NUMBERS else "text" for name in NAMES}
+        labels = dict.fromkeys(annotations.label_names(self.annotations), "text")
+        return built_in | self.store.filter_keys() | labels
+
+    def refresh(self) -> bool:
+        """Read what other processes have written since; returns whether anything changed."""
+        before = self.version
+        return self.store.version(newest=True) != before
+
+    def warm(self) -> None:
+        """Make now what the first look-up would make: the matrix of the vectors."""
+        self.store.warm()
+
+    def accelerators(self) -> tuple[Accelerator, ...]:
+        """What was measured of approximate indexes (see `Index.accelerate`)."""
+        return self.store.accelerators()
+
+    def pictures(self, ids: Sequence[str]) -> list[Picture]:
+        """Pictures in the order of their ids; removed ones too.
+
+        Raises:
+            UserError: an id does not exist.
+        """
+        wanted = [str(id) for id in ids]
+        rows = {row["id"]: row for row in self.store.rows(list(dict.fromkeys(wanted)), FACTS).to_pylist()}
+        check_known(self.address, wanted, rows)
+        made = {id: picture_of(row, self.address, self._stored_bytes, self._read) for id, row in rows.items()}
+        return [made[id] for id in wanted]
+
+    def _stored_bytes(self, id: str) -> bytes | None:
+        rows = self.store.rows([id], ["image"])
+        return rows["image"][0].as_py() if rows.num_rows else None
+
+    def vectors(self, ids: Sequence[str] | None = None, by: By = "image") -> Float32[np.ndarray, "n width"]:
+        """Unit-norm vectors in the order of ``ids``, or of `ids` of the whole index.
+
+        A picture with several captions has their normalised mean; one without a caption or image has zeros.
+
+        Raises:
+            UserError: an id does not exist.
+        """
+        if ids is None:
+            return self.store.vectors(by)
+        distinct, places = np.unique(np.asarray(ids, dtype=object).astype(str), return_inverse=True)
+        if not len(distinct):
+            return np.empty((0, self.width), dtype=np.float32)
+        self._check_known(distinct.tolist())
+        return self.store.vectors(by, distinct.tolist())[places]
+
+    def matrix(self, by: By = "image") -> tuple[list[str], Float32[np.ndarray, "n width"]]:
+        """All ids and their vectors."""
+        return self.ids, self.store.vectors(by)
+
+    def values(self, name: str, ids: Sequence[str] | None = None) -> list[Any]:
+        """A column that filters know: a value per picture, a list where there may be several, None where missing."""
+        labels = annotations.labels_named(self.annotations, name)
+        if labels is not None:
+            return [labels.get(id) for id in (self.ids if ids is None else ids)]
+        by_id: dict[str, Any] = {}
+        column = PHYSICAL.get(name, name) if name in NAMES else "metadata"
+        tables = self.store.scan(["id", column]) if ids is None else [self.store.rows(list(ids), [column])]
+        for table in tables:
+            for id, value in zip(table["id"].to_pylist(), table[column].to_pylist(), strict=True):
+                by_id[id] = asked_value(column, value).get(name) if column == "metadata" else asked_value(name, value)
+        return [by_id.get(id) for id in (self.ids if ids is None else ids)]
+
+    def ids_where(self, where: str | Filter) -> list[str]:
+        """The ids of all pictures that satisfy a filter, in the order of the rows.
+
+        Raises:
+            UserError: the filter is malformed, or nothing satisfies it.
+        """
+        condition = self._filter(where)
+        ids = [id for table in self.store.scan(["id"], condition) for id in table["id"].to_pylist()]
+        if not ids:
+            raise self._nothing_satisfies(where)
+        return ids
+
+    def scan(self, columns: Sequence[str], where: str | Filter | None = None) -> "Iterator[pa.Table]":
+        """Columns of all pictures, or of those that satisfy a filter, in batches; always in the same order.
+
+        Raises:
+            UserError: the filter is malformed.
+        """
+        return self.store.scan(columns, self._filter(where))
+
+    def removed(self) -> list[Picture]:
+        """Pictures that the user removed."""
+        return self.pictures([id for table in self.store.scan(["id"], removed=True) for id in table["id"].to_pylist()])
+
+    def find(self, names: Sequence[str]) -> list[str]:
+        """The ids of pictures named by id, by the first letters of one (8 or more), or by a file of theirs.
+
+        A file is named by its path, or by its path within the source.
+
+        Raises:
+            UserError: a name fits no picture, or several.
+        """
+        known = set(self.store.rows(list(names), ["id"])["id"].to_pylist()) if names else set()
+        if known >= set(names):
+            return list(names)
+        named: dict[str, set[str]] = {}
+        for table in self.store.scan(["id", "files"]):
+            for id, files in zip(table["id"].to_pylist(), table["files"].to_pylist(), strict=True):
+                for name in {each for file in files for each in (file["path"], file["key"]) if each}:
+                    named.setdefault(name, set()).add(id)
+                for name in names:
+                    if len(name) >= 8 and id.startswith(name):
+                        named.setdefault(name, set()).add(id)
+        found = []
+        for name in names:
+            here = {name} if name in known else named.get(name) or named.get(str(Path(name).resolve()), set())
+            if len(here) != 1:
+                what = "no picture" if not here else f"{len(here)} pictures"
+                raise UserError(f"{self.address}: {what} called {name!r}. Use an id or the path of a file.")
+            found.append(next(iter(here)))
+        return found
+
+    def _filter(self, where: str | Filter | None) -> Filter | None:
+        if where is None:
+            return None
+        path = self.annotations
+        return with_labels(parse_filter(where), lambda name: annotations.labels_named(path, name))
+
+    def _nothing_satisfies(self, where: str | Filter) -> UserError:
+        why = unknown_names(parse_filter(where), self.columns())
+        return UserError(f"{self.address}: no picture satisfies {where}{why}")
+
+    def _check_known(self, ids: Sequence[str]) -> None:
+        if ids:
+            check_known(self.address, ids, set(self.store.rows(list(ids), ["id"])["id"].to_pylist()))
+
+
+def check_known(address: str, wanted: Sequence[str], known: Collection[str]) -> None:
+    """Reject ids that no picture has.
+
+    Raises:
+        UserError: naming the first.
+    """
+    missing = [id for id in wanted if id not in known]
+    if missing:
+        raise UserError(
+            f"{address}: no picture with id {missing[0]!r} ({len(missing):,} of {len(wanted):,} are missing)"
+        )

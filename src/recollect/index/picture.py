@@ -1,0 +1,199 @@
+"""A picture of an index as a reader sees it, and the files it comes from."""
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from recollect.core.types import ImageLike
+from recollect.data.sources.images import BrokenImageError, decode, pixel_digest
+
+PICTURE_FACTS: Mapping[str, Any] = {"width": 0, "height": 0, "taken": "", "camera": "", "folder": "", "phash": ""}
+"""What an index knows of every picture, with the values of one of which nothing is known."""
+
+
+@dataclass(frozen=True)
+class File:
+    """One place that a picture comes from.
+
+    Attributes:
+        source: name of the source.
+        key: stable name of the sample within the source: a relative path, an id, or a digest.
+        path: the file; empty where the source is not a folder of files.
+        place: the folder, file or hub id of the source.
+        size: of the file in bytes, 0 where unknown.
+        mtime: modification time in nanoseconds, 0 where unknown.
+        ctime: when the file itself last changed (its name, place or bytes), in nanoseconds.
+        stamp: changes when the file or what the source says about it changes.
+        said: JSON of the captions, labels and metadata that this sample contributed.
+    """
+
+    source: str
+    key: str
+    path: str = ""
+    place: str = ""
+    size: int = 0
+    mtime: int = 0
+    ctime: int = 0
+    stamp: str = ""
+    said: str = "{}"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One row as a reader sees it; the pixels are read by `open`.
+
+    Attributes:
+        id: digest of the decoded pixels (of the vector or text where there are no pixels).
+        captions: every caption, the user's own first.
+        labels: class names that its sources give.
+        files: where it comes from.
+        width, height: in pixels; 0 where unknown.
+        taken: when the picture was taken (EXIF), as ``2022-07-01T12:00:00``; empty where unknown.
+        camera: maker and model (EXIF).
+        folder: the folder of its first file within the source, such as ``Norway/Bergen``; a filter may name any part,
+            or a folder above it.
+        phash: perceptual hash, 16 hexadecimal digits.
+        metadata: the user's own columns.
+        captioned_by: model that wrote the user's captions, if one did.
+        removed: whether the user removed it.
+        where: what to call it in messages.
+    """
+
+    id: str
+    captions: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    files: tuple[File, ...] = ()
+    width: int = 0
+    height: int = 0
+    taken: str = ""
+    camera: str = ""
+    folder: str = ""
+    phash: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    captioned_by: str = ""
+    removed: bool = False
+    where: str = ""
+    _bytes: Callable[[], bytes | None] = field(default=lambda: None, repr=False, compare=False)
+    _read: Callable[[], ImageLike] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def caption(self) -> str:
+        """The first caption, or an empty string."""
+        return self.captions[0] if self.captions else ""
+
+    @property
+    def source(self) -> str:
+        """The source of its first file, or an empty string."""
+        return self.files[0].source if self.files else ""
+
+    @property
+    def path(self) -> Path | None:
+        """Its first file that exists; the first one if none does; None if it has none."""
+        paths = [Path(file.path) for file in self.files if file.path]
+        return next((path for path in paths if path.exists()), paths[0] if paths else None)
+
+    def encoded(self) -> bytes | None:
+        """The encoded picture as stored in the index or in its file, not decoded; None where there is none."""
+        stored = self._bytes()
+        return self._file_bytes() if stored is None else stored
+
+    def _file_bytes(self) -> bytes | None:
+        if (path := self.path) is None:
+            return None
+        try:
+            return path.read_bytes()
+        except OSError:
+            decode(path, self.where)  # raises the error that says why
+            raise
+
+    def read(self) -> ImageLike:
+        """What an image tower reads: the decoded picture, or the array that the source of the index gives.
+
+        Raises:
+            BrokenImageError: as `open`.
+        """
+        return self.open() if self._read is None else self._read()
+
+    def open(self, needed: int = 0) -> Image.Image:
+        """Decode the picture.
+
+        Args:
+            needed: shorter side in pixels above which detail is of no use; large JPEGs are then decoded faster, smaller
+                than they are. 0 decodes all of it.
+
+        Raises:
+            BrokenImageError: the index stores no picture, its file is gone or damaged, or holds other pixels now; or it
+                is a vector of a world without pictures.
+        """
+        if self._read is not None:
+            image = self._read()
+            if isinstance(image, np.ndarray) and image.ndim != 3:
+                raise BrokenImageError(f"{self.where}: a vector, not a picture")
+            return image if isinstance(image, Image.Image) else Image.fromarray(image)
+        stored = self._bytes()
+        data = self._file_bytes() if stored is None else stored
+        if data is None:
+            raise BrokenImageError(f"{self.where}: the index stores no picture for it")
+        written = stored is None and self._written_since()
+        picture = decode(data, self.where, needed=0 if written else needed)
+        if written and len(self.id) == 32 and pixel_digest(picture) != self.id:
+            raise BrokenImageError(
+                f"{self.where}: {self.path} holds another picture now. Update the index with `recollect index add`."
+            )
+        return picture
+
+    def _written_since(self) -> bool:
+        """Whether its file was written after it was indexed, so that it may hold other pixels."""
+        path = self.path
+        file = next((file for file in self.files if file.path and Path(file.path) == path), None)
+        if file is None or path is None or not file.mtime:
+            return False
+        found = path.stat()
+        return (found.st_size, found.st_mtime_ns) != (file.size, file.mtime)
+
+
+def picture_of(
+    row: Mapping[str, Any],
+    address: str,
+    stored: Callable[[str], bytes | None],
+    read: Callable[[str], ImageLike] | None = None,
+) -> Picture:
+    """A row of `FACTS` as a reader sees it.
+
+    Args:
+        row: by column name.
+        address: of the index, for messages.
+        stored: returns the encoded picture that the index stores for an id, or None.
+        read: returns the picture of an id, where the index reads pictures from a source.
+    """
+    id, own = row["id"], json.loads(row["own"])
+    files = tuple(File(**file) for file in row["files"])
+    name = next((file.path or file.key for file in files), id)
+    return Picture(
+        id=id,
+        captions=tuple(row["captions"]),
+        labels=tuple(row["labels"]),
+        files=files,
+        metadata=json.loads(row["metadata"]),
+        captioned_by=own.get("by", ""),
+        removed=row["removed"],
+        where=f"{address}, picture '{name}'",
+        _bytes=lambda: stored(id),
+        _read=None if read is None else partial(read, id),
+        **{name: row[name] for name in PICTURE_FACTS},
+    )
+
+
+def as_png(image: ImageLike) -> bytes:
+    """A picture of a source that has no encoded bytes, encoded without loss."""
+    picture = Image.fromarray(image) if isinstance(image, np.ndarray) else image
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()

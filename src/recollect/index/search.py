@@ -1,0 +1,266 @@
+"""Search and look-up in an index."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from recollect.core.errors import UserError
+from recollect.core.seeding import numpy_generator
+from recollect.core.types import Encoder, ImageLike, caption_prefix
+from recollect.core.validation import check_number
+from recollect.index.cutoff import CAPTION_SHARE, LEAST_CAPTIONS, MOST_CAPTIONS, CutOff, learn_cut_off
+from recollect.index.embedded import EmbeddedIndex
+from recollect.index.filters import Filter
+from recollect.index.hits import CAPTIONS, MODEL, Hit, Hits, Reranker
+from recollect.index.lookup import Excluded, Found, look_up
+from recollect.index.query import Asked, Query, QueryEncoder, Term, as_query, check_terms, embed_queries
+from recollect.index.rows import ROUNDING, By, unit_rows
+from recollect.index.stores.base import Store
+
+NEAR = 0.94
+"""Cosine from which two pictures count as near-duplicates (RECO, section 4.1)."""
+
+NO_LEARNT_CUT = "nothing is cut: the cut-off was learnt from captions, and this query has a picture"
+
+_UNSURE = 2.0**-12  # far more than single precision and rounding can be off by
+
+Vectors = Any
+"""A tensor or an array (queries, width)."""
+
+
+class SearchableIndex(EmbeddedIndex):
+    """An index that can be searched.
+
+    Attributes:
+        scored_by: what hits say about their scores.
+    """
+
+    scored_by = MODEL
+
+    def __init__(
+        self, store: Store, encoder: Encoder | None = None, read: Callable[[str], ImageLike] | None = None
+    ) -> None:
+        super().__init__(store, encoder, read)
+        self._cut: tuple[int, float, int, CutOff] | None = None
+
+    def lookup(
+        self,
+        vectors: Vectors,
+        k: int,
+        by: By = "image",
+        read: By | None = None,
+        where: str | Filter | None = None,
+        exclude: Excluded | None = None,
+        max_score: float | None = None,
+        exact: bool = False,
+    ) -> Found:
+        """The k pictures nearest to each query, many queries at a time.
+
+        Args:
+            vectors: (queries, width), unit norm.
+            k: pictures for each query; a picture counts once, however many captions it has.
+            by: compare with the pictures themselves, or with their captions: then a picture's score is that of its best
+                caption, and only pictures with a caption are searched.
+            read: also return vectors of the pictures: their own, or those of their captions (only pictures with a
+                caption are searched then). By ``text`` that is the caption that matched; by ``image`` the caption, or
+                the normalised mean of several.
+            where: search only pictures that satisfy a filter (see `recollect.index.filters`).
+            exclude: a set of ids that no query may find, or a sequence with one entry per query: an id, several, None.
+            max_score: pass over pictures with at least this score, such as near-duplicates of the query.
+            exact: do not use an approximate index; exclusions and filters never do.
+
+        Returns:
+            Ids, scores and vectors of shape (queries, k), best first; equal scores in the order of the rows. Empty
+            places at the end where fewer pictures are left.
+
+        Raises:
+            UserError: k below 1, vectors of another width or norm, a malformed filter, or one that nothing satisfies.
+        """
+        check_number("k", k, least=1)
+        queries = self._queries(vectors)
+        condition = self._filter(where)
+        found = look_up(self.store, queries, k, by, read, condition, exclude, max_score, exact)
+        if where is not None and len(queries) and not (found.scores > -np.inf).any():
+            self.ids_where(where)  # raises the error that says why
+        return found
+
+    def search(
+        self,
+        query: Asked | Sequence[Asked],
+        k: int = 10,
+        *,
+        where: str | Filter | None = None,
+        exclude: Collection[str] = (),
+        min_score: float | CutOff | None = None,
+        page: int = 1,
+        encoder: Encoder | None = None,
+        exact: bool = False,
+        by: By = "image",
+        rerank: Reranker | None = None,
+    ) -> Hits:
+        """The k best pictures for a query.
+
+        Args:
+            query: words, a `Path`, a PIL image, an image array (height, width, 3), a vector (width,), a `Query`, or a
+                list of these, which are added: ``["a red boat", Path("like-this.jpg"), Minus("people")]``.
+            k: pictures of a page.
+            where: search only pictures that satisfy a filter, e.g. ``folder = 'Norway' and taken > '2022'``.
+            exclude: ids that may not be found.
+            min_score: leave out pictures with a lower score; a learnt cut-off has its own score for each query.
+            page: 1 for the k best, 2 for the next k, ...
+            encoder: embeds the query; the model of the index by default.
+            exact: do not use an approximate index.
+            by: compare the query with the pictures, or with their captions.
+            rerank: ranks the first pictures again, such as `recollect.efsa.EpisodeReranker`.
+
+        Raises:
+            UserError: the filter is malformed or nothing satisfies it, a picture cannot be opened, or the terms of the
+                query cancel out.
+        """
+        many = self.search_many([as_query(query)], k, where=where, exclude=exclude, min_score=min_score, page=page,
+                                encoder=encoder, exact=exact, by=by, rerank=rerank)  # fmt: skip
+        return many[0]
+
+    def search_many(
+        self,
+        queries: Sequence[Asked | Sequence[Asked]],
+        k: int = 10,
+        *,
+        where: str | Filter | None = None,
+        exclude: Collection[str] = (),
+        min_score: float | CutOff | None = None,
+        page: int = 1,
+        encoder: Encoder | None = None,
+        exact: bool = False,
+        by: By = "image",
+        rerank: Reranker | None = None,
+    ) -> list[Hits]:
+        """`search` for several queries, which are embedded and looked up together."""
+        check_number("k", k, least=1)
+        check_number("page", page, least=1)
+        asked = [as_query(query) for query in queries]
+        for query in asked:
+            check_terms(query)
+        real = [query for query in asked if not query.empty]
+        pictures_by = len(self) if by == "image" else self.texts
+        searched = pictures_by if where is None else len(self.ids_where(where))
+        if not real or not searched:
+            return [Hits((), str(query), query_notes(query, self._encoder), searched=searched) for query in asked]
+        embeds = encoder or self._embeds(real)
+        vectors = embed_queries(embeds, real, self.record.prefix)
+        asked_for = min(max(page * k, rerank.depth if rerank else 0), searched)
+        found = self.lookup(vectors, asked_for, by, where=where, exclude=frozenset(exclude) or None, exact=exact)
+        pictures = {each.id: each for each in self.pictures([id for id in dict.fromkeys(found.ids.ravel()) if id])}
+        scored_by = self.scored_by if by == "image" else CAPTIONS
+        ranked = []
+        for row, query in enumerate(real):
+            hits = [
+                Hit(pictures[id], score, scored_by, score, rank)
+                for rank, (id, score) in enumerate(zip(found.ids[row], found.scores[row].tolist(), strict=True), 1)
+                if id
+            ]
+            ranked.append(Hits(hits, str(query), query_notes(query, embeds), 1, searched))
+        if rerank is not None:
+            ranked = rerank.rerank(real, ranked)
+        rows = iter(range(len(real)))
+        made = []
+        for query in asked:
+            if query.empty:
+                made.append(Hits((), str(query), ("empty query",), searched=searched))
+                continue
+            row = next(rows)
+            limit, notes = _limit(query, min_score, vectors[row])
+            made.append(page_of(ranked[row].with_hits(ranked[row].hits, notes), k, page, limit))
+        return made
+
+    def query_vector(self, query: Asked | Sequence[Asked], encoder: Encoder | None = None) -> Float32[np.ndarray, " w"]:
+        """The unit-norm vector that `search` looks up for a query."""
+        asked = as_query(query)
+        return embed_queries(encoder or self._embeds([asked]), [asked], self.record.prefix)[0]
+
+    def picture_term(self, id: str, weight: float = 1.0) -> Term:
+        """A picture of the index as a term of a query; its stored vector is used.
+
+        Raises:
+            UserError: the picture does not exist.
+        """
+        self._check_known([id])
+        return Term(vector=self.vectors([id])[0], weight=weight, name=f"picture {id[:8]}")
+
+    def near(self, vectors: Vectors, threshold: float = NEAR, by: By = "image") -> list[str]:
+        """The ids of all pictures with a cosine of at least ``threshold`` to any of the vectors.
+
+        The comparison is exact. A cosine that rounding to half precision can have lowered below the threshold counts.
+        """
+        queries, near = self._queries(vectors), dict[str, None]()
+        k, count = 32, len(self)
+        while len(queries) and count:
+            found = look_up(self.store, queries, min(k, count), by, by, exact=True)
+            assert found.vectors is not None
+            wide = np.einsum("qw,qkw->qk", queries.astype(np.float64), found.vectors.astype(np.float64))
+            reach = (found.scores >= threshold - _UNSURE) & (wide >= threshold - ROUNDING)
+            near |= dict.fromkeys(found.ids[reach].tolist())
+            queries = queries[found.scores[:, -1] >= threshold - _UNSURE] if k < count else queries[:0]
+            k *= 8
+        return list(near)
+
+    def cut_off(self, share: float = CAPTION_SHARE, seed: int = 0) -> CutOff:
+        """The score that ``share`` of captions give to their own picture, learnt from at most 2,048 captions.
+
+        Raises:
+            UserError: fewer than 20 pictures have a caption.
+        """
+        if self._cut is None or self._cut[:3] != (self.version, share, seed):
+            images = self.vectors()
+            drawn = numpy_generator("captions", seed).permutation(len(images))[: 4 * MOST_CAPTIONS]
+            ids = self.ids
+            texts = self.vectors([ids[row] for row in drawn.tolist()], "text")
+            spoken = np.flatnonzero(texts.any(axis=1) & images[drawn].any(axis=1))[:MOST_CAPTIONS]
+            if len(spoken) < LEAST_CAPTIONS:
+                raise UserError(
+                    f"{self.address}: a cut-off is learnt from {LEAST_CAPTIONS} captions or more; {len(spoken)} were "
+                    "found. Write some with `recollect caption`, or name a score."
+                )
+            cut = learn_cut_off(images, texts[spoken], drawn[spoken].astype(np.int64), share, seed)
+            self._cut = self.version, share, seed, cut
+        return self._cut[3]
+
+    def _queries(self, vectors: Vectors) -> Float32[np.ndarray, "queries width"]:
+        queries = vectors.detach().cpu().numpy() if hasattr(vectors, "detach") else np.asarray(vectors)
+        return unit_rows(queries, self.width, f"{self.address}: queries")
+
+
+def page_of(hits: Hits, k: int, page: int, min_score: float | None) -> Hits:
+    """One page of the best hits, without those below a cut-off."""
+    kept, notes, cut = list(hits), hits.notes, None
+    if min_score is not None:
+        scores = [hit.score if hit.model_score is None else hit.model_score for hit in hits]
+        kept = [hit for hit, score in zip(hits, scores, strict=True) if score >= min_score]
+        if below := [score for score in scores if score < min_score]:  # whatever was not found scores lower still
+            cut = hits.searched - len(kept)
+            what = f"{cut:,} of {hits.searched:,} pictures score below {min_score:.4g} and are left out"
+            notes = (*notes, f"{what} (best {max(below):.3f})")
+    first = (page - 1) * k
+    return Hits(kept[first : first + k], hits.query, notes, first + 1, hits.searched, cut)
+
+
+def _limit(query: Query, min_score: float | CutOff | None, vector: np.ndarray) -> tuple[float | None, tuple[str, ...]]:
+    if not isinstance(min_score, CutOff):
+        return min_score, ()
+    if not query.words_alone:
+        return None, (NO_LEARNT_CUT,)
+    return min_score.score_for(vector), ()
+
+
+def query_notes(query: Query, encoder: QueryEncoder | None) -> tuple[str, ...]:
+    """What to say about words that the model reads only in part, or that name a file."""
+    notes = [query.hint] if query.hint else []
+    words = [term.words for term in query.terms if term.words is not None]
+    most = getattr(encoder, "longest_text", None)
+    if words and most is not None:
+        longest = max(encoder.text_lengths(words, caption_prefix(encoder)))  # type: ignore[union-attr]
+        if longest > most:
+            notes.append(f"the query has {longest} tokens; the model reads the first {most} and ignores the rest")
+    return tuple(notes)

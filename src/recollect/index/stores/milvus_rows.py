@@ -1,0 +1,152 @@
+"""Rows of an index as Milvus stores them, and back."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from recollect.core.errors import UserError
+from recollect.index.arrow import caption_matrix, vector_matrix
+from recollect.index.filters import NAMES, PHYSICAL, SEVERAL, asked_value
+from recollect.index.rows import Record, schema, unit_rows
+
+_LONGEST = 65_535  # bytes of a text field; there are no binary fields, so pictures are stored as base64
+_JSON = ("files", "captions", "labels", "metadata", "own")  # columns that are stored as JSON texts
+
+
+def pictures_schema(client: Any, width: int) -> Any:
+    """Of the collection with the pictures."""
+    from pymilvus import DataType
+
+    made = client.create_schema(auto_id=False, enable_dynamic_field=False)
+    made.add_field("id", DataType.VARCHAR, is_primary=True, max_length=512)
+    made.add_field("vector", DataType.FLOAT_VECTOR, dim=width)
+    for name in (*_JSON, "taken", "camera", "folder", "phash", "image"):
+        made.add_field(name, DataType.VARCHAR, max_length=_LONGEST)
+    for name in ("width", "height", "count"):
+        made.add_field(name, DataType.INT64)
+    for name in ("has_image", "removed"):
+        made.add_field(name, DataType.BOOL)
+    made.add_field("facts", DataType.JSON)
+    return made
+
+
+def captions_schema(client: Any, width: int) -> Any:
+    """Of the collection with the captions."""
+    from pymilvus import DataType
+
+    made = client.create_schema(auto_id=False, enable_dynamic_field=False)
+    made.add_field("key", DataType.VARCHAR, is_primary=True, max_length=600)
+    made.add_field("id", DataType.VARCHAR, max_length=512)
+    made.add_field("vector", DataType.FLOAT_VECTOR, dim=width)
+    made.add_field("entry", DataType.INT64)
+    made.add_field("removed", DataType.BOOL)
+    made.add_field("facts", DataType.JSON)
+    return made
+
+
+def _facts(row: dict[str, Any]) -> dict[str, Any]:
+    """What filters ask about, as `milvus_filter` reads it; missing values are left out."""
+    found: dict[str, Any] = json.loads(row["metadata"])
+    for name in NAMES:
+        if name == "id":
+            continue
+        value = asked_value(name, row[PHYSICAL.get(name, name)])
+        if value is None or value == []:
+            continue
+        found[name] = value
+        if name in SEVERAL:
+            found[f"{name} lines"] = "\n".join(value)
+    return found
+
+
+def fields_of(names: Sequence[str]) -> list[str]:
+    """The fields of the collection with the pictures that some columns are made from."""
+    made = {"image_vector": "vector", "caption_vectors": "captions"}
+    return list(dict.fromkeys(made.get(name, name) for name in names))
+
+
+def caption_key(id: str, entry: int, caption: str) -> str:
+    """Changes with the caption, so that a stale vector is never taken for that of a new caption."""
+    return f"{id}#{entry}#{hashlib.blake2b(caption.encode(), digest_size=8).hexdigest()}"
+
+
+def picture_rows(rows: Any, record: Record, address: str) -> list[dict[str, Any]]:
+    """Rows of an index as Milvus stores them.
+
+    Raises:
+        UserError: a field has more bytes than Milvus stores.
+    """
+    vectors = _rounded(vector_matrix(rows["image_vector"]), record, address)
+    found = []
+    names = [name for name in rows.column_names if "vector" not in name]
+    for row, vector in zip(rows.select(names).to_pylist(), vectors, strict=True):
+        facts = _facts(row)
+        made = {**row, "vector": vector, "has_image": bool(vector.any()), "count": len(row["captions"])}
+        made |= {name: json.dumps(row[name], ensure_ascii=False) if not isinstance(row[name], str) else row[name]
+                 for name in _JSON}  # fmt: skip
+        made |= {"image": base64.b64encode(row["image"] or b"").decode(), "facts": facts}
+        for name, value in made.items():
+            text = json.dumps(value) if name == "facts" else value
+            if isinstance(text, str) and len(text.encode()) > _LONGEST:
+                hint = " Use --pictures path or --pictures none." if name == "image" else ""
+                raise UserError(
+                    f"{address}, picture '{row['id']}': its {name} has more than {_LONGEST:,} bytes, the most "
+                    f"that Milvus stores.{hint}"
+                )
+        found.append(made)
+    return found
+
+
+def caption_rows(rows: Any, record: Record, address: str) -> list[dict[str, Any]]:
+    """The captions of rows of an index as Milvus stores them, each with what filters ask about its picture."""
+    flat, counts = caption_matrix(rows["caption_vectors"])
+    vectors, found, start = _rounded(flat, record, address), list[dict[str, Any]](), 0
+    names = [name for name in rows.column_names if "vector" not in name and name != "image"]
+    for row, count in zip(rows.select(names).to_pylist(), counts.tolist(), strict=True):
+        facts = _facts(row)
+        for entry, caption in enumerate(row["captions"]):
+            made = {"key": caption_key(row["id"], entry, caption), "id": row["id"], "entry": entry}
+            made |= {"vector": vectors[start + entry], "removed": row["removed"], "facts": facts}
+            found.append(made)
+        start += count
+    return found
+
+
+def _rounded(vectors: np.ndarray, record: Record, address: str) -> Float32[np.ndarray, "rows width"]:
+    """The vectors that an index on disk would read back."""
+    stored = vectors.reshape(-1, record.width).astype(record.precision).astype(np.float32)
+    return unit_rows(stored, record.width, address)
+
+
+def arrow_table(
+    rows: list[dict[str, Any]], names: list[str], record: Record, captions: Sequence[np.ndarray] = ()
+) -> Any:
+    """Rows as Milvus returns them, as an Arrow table in the schema of the index.
+
+    Args:
+        names: of the columns.
+        captions: the vectors of each row's captions, where they are wanted.
+    """
+    import pyarrow as pa
+
+    kept = schema(record)
+    arrays = []
+    for name in names:
+        kind = kept.field(name).type
+        if name == "image_vector":
+            matrix = np.array([row["vector"] for row in rows], dtype=np.float32).reshape(-1, record.width)
+            arrays.append(pa.array(list(matrix.astype(record.precision)), kind))
+        elif name == "caption_vectors":
+            arrays.append(pa.array([list(each.astype(record.precision)) for each in captions], kind))
+        elif name in ("files", "captions", "labels"):
+            arrays.append(pa.array([json.loads(row[name]) for row in rows], kind))
+        elif name == "image":
+            arrays.append(pa.array([base64.b64decode(row[name]) or None for row in rows], kind))
+        else:
+            arrays.append(pa.array([row[name] for row in rows], kind))
+    return pa.table(arrays, schema=pa.schema([(name, kept.field(name).type) for name in names]))
