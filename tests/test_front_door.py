@@ -65,8 +65,6 @@ def test_no_public_name_stands_for_two_things():
     places = defaultdict(list)
     for file in PACKAGE.rglob("*.py"):
         where = file.relative_to(PACKAGE).parts
-        if where[0] == "index":  # its names are short, and are used through its front door
-            continue
         for name in set().union(*map(names_of, ast.parse(file.read_text(encoding="utf-8")).body)):
             if not name.startswith("_"):
                 places[name].append("/".join(where))

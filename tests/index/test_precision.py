@@ -7,7 +7,7 @@ import pytest
 from index_rows import make_rows, unit
 from recollect.index import Index
 from recollect.index.export import export_index
-from recollect.index.rows import unit_rows
+from recollect.index.rows import unit_vectors
 
 WIDE = 48
 
@@ -53,7 +53,7 @@ def test_nearly_equal_vectors_are_ranked_alike_on_every_store(half):
     generator = np.random.default_rng(2)
     middle = unit(generator.normal(size=(1, WIDE)))
     rows = make_rows(60, width=WIDE)
-    rows.image_vectors = unit_rows(unit(middle + 3e-2 * generator.normal(size=(60, WIDE))), WIDE, "rows")
+    rows.image_vectors = unit_vectors(unit(middle + 3e-2 * generator.normal(size=(60, WIDE))), WIDE, "rows")
     queries = unit(middle + 3e-2 * generator.normal(size=(20, WIDE)))
     half.insert(rows)
     other = Index.create(width=WIDE, model="m", precision="float16")

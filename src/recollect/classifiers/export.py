@@ -15,7 +15,7 @@ from recollect.core.files import fresh_folder
 from recollect.core.types import Encoder
 from recollect.index import By, Index
 from recollect.index.arrow import caption_matrix
-from recollect.index.rows import unit_rows
+from recollect.index.rows import unit_vectors
 from recollect.models.export import (
     IMAGE_FILE,
     TEXT_FILE,
@@ -89,7 +89,7 @@ def _keys(index: Index, ids: list[str], by: By, vectors: int) -> Float[np.ndarra
         flat, counts = caption_matrix(index.store.rows(ids, ["caption_vectors"])["caption_vectors"])
         places = np.arange(counts.max())[None]
         first = (np.cumsum(counts) - counts)[:, None]
-        keys = unit_rows(flat, index.width, index.address)[first + np.where(places < counts[:, None], places, 0)]
+        keys = unit_vectors(flat, index.width, index.address)[first + np.where(places < counts[:, None], places, 0)]
     if (size := 4 * (1 + vectors) * keys.size) > MOST_BYTES:
         raise UserError(
             f"{index.address}: the vectors of {len(ids):,} pictures take {size / 2**30:.1f} GiB, more than one ONNX "

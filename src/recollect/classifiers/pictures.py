@@ -19,7 +19,7 @@ from recollect.core.types import Encoder, ImageLike
 from recollect.core.words import counted
 from recollect.data.sources.images import (
     BrokenImageError,
-    Picture,
+    PictureInput,
     as_images,
     as_picture,
     decode,
@@ -46,17 +46,17 @@ Example = tuple[Path | InMemory, str]
 """A picture and the class it shows."""
 
 Place = str | Path
-Examples = Place | Mapping[str, Picture | Iterable[Picture]] | Iterable[tuple[Picture, str]]
+Examples = Place | Mapping[str, PictureInput | Iterable[PictureInput]] | Iterable[tuple[PictureInput, str]]
 """Examples of each class (`Classifier.teach`)."""
 
-File = TypeVar("File", Path, Path | InMemory)
+_File = TypeVar("_File", Path, Path | InMemory)
 
 
 @dataclass(frozen=True)
-class PictureFiles(Generic[File]):
+class PictureFiles(Generic[_File]):
     """Embeddings of readable pictures, and error messages of the others (``broken``)."""
 
-    files: tuple[File, ...]
+    files: tuple[_File, ...]
     features: np.ndarray
     digests: tuple[str, ...]
     broken: tuple[str, ...]
@@ -121,7 +121,7 @@ def example_pairs(examples: Examples) -> list[Example]:
     return pairs
 
 
-def _pictures(given: Picture | Iterable[Picture]) -> Iterator[Path | ImageLike]:
+def _pictures(given: PictureInput | Iterable[PictureInput]) -> Iterator[Path | ImageLike]:
     """Pictures of one class: one or several, or all of a folder. Files are not opened yet."""
     if isinstance(given, str | Path):
         yield from find_images(Path(given))
@@ -218,13 +218,13 @@ def _names_file(file: Path) -> Mapping[str, Sequence[str]] | Sequence[str]:
     return values
 
 
-def embed_files(encoder: Encoder, files: Sequence[File], what: str, block: int = 64) -> PictureFiles[File]:
+def embed_files(encoder: Encoder, files: Sequence[_File], what: str, block: int = 64) -> PictureFiles[_File]:
     """Decode and embed files or pictures in memory, skipping unreadable ones.
 
     Raises:
         UserError: none can be read.
     """
-    kept: list[File] = []
+    kept: list[_File] = []
     digests: list[str] = []
     features: list[np.ndarray] = []
     broken: list[str] = []

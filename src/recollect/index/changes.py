@@ -10,7 +10,7 @@ import numpy as np
 from recollect.core.errors import UserError
 from recollect.index.filters import NAMES, Filter
 from recollect.index.picture import File
-from recollect.index.rows import COLUMNS, Rows, merged, plain
+from recollect.index.rows import COLUMNS, Rows, merged_facts, plain
 from recollect.index.search import SearchableIndex
 
 _ROWS_OF_A_COMMIT = 2_048
@@ -196,7 +196,7 @@ class ChangeableIndex(SearchableIndex):
 
         Vectors of captions that a row had are kept, others are embedded.
         """
-        facts = [merged(files, own) for files, own in zip(rows.files, rows.own, strict=True)]
+        facts = [merged_facts(files, own) for files, own in zip(rows.files, rows.own, strict=True)]
         known: list[dict[str, np.ndarray]] = [
             dict(zip(captions, vectors, strict=True))
             for captions, vectors in zip(rows.captions, rows.caption_vectors, strict=True)

@@ -16,7 +16,7 @@ from recollect.core.files import locked
 from recollect.index.arrow import vector_matrix
 from recollect.index.changes import ChangeableIndex
 from recollect.index.picture import File
-from recollect.index.rows import Record, Rows, unit_rows
+from recollect.index.rows import Record, Rows, unit_vectors
 from recollect.index.stores.lance import LanceStore, open_database
 
 _TABLE, _LOCK, _REMOVED = "pairs", ".writers", "removed.jsonl"
@@ -94,7 +94,8 @@ def _rows(pictures: list[tuple[str, list[int]]], table: Any, record: Record) -> 
     flat = [row for _, rows in pictures for row in rows]
     part = table.take(flat)
     columns = {name: part[name].to_pylist() for name in part.column_names if "vector" not in name}
-    images, texts = (unit_rows(vector_matrix(part[f"{by}_vector"]), record.width, "memory") for by in ("image", "text"))
+    vectors = (vector_matrix(part[f"{by}_vector"]) for by in ("image", "text"))
+    images, texts = (unit_vectors(each, record.width, "index") for each in vectors)
     made = Rows(image_vectors=np.empty((0, record.width), dtype=np.float32))
     made_images, start = [], 0
     lists: dict[str, list[Any]] = {name: [] for name in ("ids", "captions", "caption_vectors", "files", "labels")}

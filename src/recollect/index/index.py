@@ -22,7 +22,7 @@ from recollect.index.facets import FACETS, count_facets
 from recollect.index.filters import Filter
 from recollect.index.hits import MODEL
 from recollect.index.ingest import IngestReport, ingest
-from recollect.index.rows import COLUMNS, FACTS, Record, Rows, VectorPrecision, unit_rows
+from recollect.index.rows import COLUMNS, FACTS, Record, Rows, VectorPrecision, unit_vectors
 from recollect.index.samples import IngestOptions
 from recollect.index.search import NEAR
 from recollect.index.stores.ivf import Accelerator
@@ -177,7 +177,7 @@ class Index(ChangeableIndex):
             model = {"model": encoder.fingerprint, "prefix": caption_prefix(encoder)}
         record = replace(self.record, width=vectors.shape[1], precision="float32", key=uuid.uuid4().hex, **model)
         facts = self.store.rows(list(ids), FACTS)
-        rows = Rows(image_vectors=unit_rows(vectors, vectors.shape[1], self.address), ids=facts["id"].to_pylist())
+        rows = Rows(image_vectors=unit_vectors(vectors, vectors.shape[1], self.address), ids=facts["id"].to_pylist())
         table = rows.complete(record, self.address).table(record)
         for name in FACTS:
             table = table.set_column(table.column_names.index(name), table.schema.field(name), facts[name])

@@ -129,8 +129,8 @@ class Rows:
         texts = [np.asarray(each, dtype=np.float32).reshape(-1, record.width) for each in texts]
         if [len(each) for each in captions] != [len(each) for each in texts]:
             raise ValueError("every caption needs one vector")
-        filled: dict[str, Any] = {"captions": captions, "image_vectors": unit_rows(vectors, record.width, where)}
-        flat = unit_rows(np.concatenate([np.zeros((0, record.width)), *texts]), record.width, where)
+        filled: dict[str, Any] = {"captions": captions, "image_vectors": unit_vectors(vectors, record.width, where)}
+        flat = unit_vectors(np.concatenate([np.zeros((0, record.width)), *texts]), record.width, where)
         filled["caption_vectors"] = np.split(flat, np.cumsum([len(each) for each in texts])[:-1]) if count else []
         for name, empty in _EMPTY.items():
             filled[name] = list(getattr(self, name)) or [empty] * count
@@ -142,7 +142,7 @@ class Rows:
         ]
         for row, own in enumerate(filled["own"]):
             given = {"captions": captions[row], "labels": filled["labels"][row], "metadata": filled["metadata"][row]}
-            if given != merged(filled["files"][row], own):  # rows given as arrays, which no file speaks for
+            if given != merged_facts(filled["files"][row], own):  # rows given as arrays, which no file speaks for
                 filled["own"][row] = {**own, "said": plain(given)}
         for name, values in filled.items():
             if len(values) != count:
@@ -231,7 +231,7 @@ def schema(record: Record) -> "pa.Schema":
     return pa.schema([(name, types.get(name, pa.string())) for name in COLUMNS], {"recollect": record.to_json()})
 
 
-def merged(files: Sequence[File], own: Mapping[str, Any]) -> dict[str, Any]:
+def merged_facts(files: Sequence[File], own: Mapping[str, Any]) -> dict[str, Any]:
     """Captions, labels and metadata of a row: the union over its files, then what the user set.
 
     The user's captions come first; the user's values replace those of the sources, and None removes one.
@@ -257,7 +257,7 @@ def digest_of(vector: np.ndarray, captions: Sequence[str] = ()) -> str:
     return hashlib.blake2b("\0".join(captions).encode(), digest_size=16).hexdigest()
 
 
-def unit_rows(vectors: np.ndarray, width: int, what: str) -> Float32[np.ndarray, "rows width"]:
+def unit_vectors(vectors: np.ndarray, width: int, what: str) -> Float32[np.ndarray, "rows width"]:
     """Vectors with their norm divided out; rows of zeros stay.
 
     Raises:

@@ -16,7 +16,7 @@ from recollect.index.filters import Filter
 from recollect.index.hits import CAPTIONS, MODEL, Hit, Hits, Reranker
 from recollect.index.lookup import Excluded, Found, look_up
 from recollect.index.query import Asked, Query, QueryEncoder, Term, as_query, check_terms, embed_queries
-from recollect.index.rows import ROUNDING, By, unit_rows
+from recollect.index.rows import ROUNDING, By, unit_vectors
 from recollect.index.stores.base import Store
 
 NEAR = 0.94
@@ -229,7 +229,7 @@ class SearchableIndex(EmbeddedIndex):
 
     def _queries(self, vectors: Vectors) -> Float32[np.ndarray, "queries width"]:
         queries = vectors.detach().cpu().numpy() if hasattr(vectors, "detach") else np.asarray(vectors)
-        return unit_rows(queries, self.width, f"{self.address}: queries")
+        return unit_vectors(queries, self.width, f"{self.address}: queries")
 
 
 def page_of(hits: Hits, k: int, page: int, min_score: float | None) -> Hits:

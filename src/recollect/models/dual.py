@@ -23,7 +23,7 @@ from recollect.core.files import fresh_folder, write_json
 from recollect.core.progress import progress
 from recollect.core.types import ImageLike, Kind
 from recollect.core.validation import check_number, refuse
-from recollect.data.sources.images import Picture, as_images, opened
+from recollect.data.sources.images import PictureInput, as_images, opened
 from recollect.data.sources.reading import blocks_ahead
 from recollect.data.transforms import ImageTransform
 
@@ -137,7 +137,7 @@ class DualEncoder(nn.Module, ABC):
 
     def embed_images(
         self,
-        images: Tensor | Picture | Sequence[Picture],
+        images: Tensor | PictureInput | Sequence[PictureInput],
         *,
         batch_size: int | None = None,
         show_progress: bool = False,

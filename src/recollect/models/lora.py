@@ -26,7 +26,7 @@ _SMALL_TOWERS = ("image_tower.", "text_head.")  # of this package's own small en
 _BLOCK = re.compile(r"\.\d+\.")  # a layer of a numbered block; heads and projections behind the blocks have none
 _WEIGHTS = "adapter_model.safetensors"
 
-Model = TypeVar("Model", bound=nn.Module)
+_Model = TypeVar("_Model", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def add_lora(
     return layers
 
 
-def merged(encoder: Model) -> Model:
+def merged(encoder: _Model) -> _Model:
     """A copy of a model with `add_lora`'s changes added to its weights, and PEFT's layers gone."""
     from peft.tuners.lora import LoraLayer
 

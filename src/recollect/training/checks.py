@@ -38,7 +38,7 @@ _COLUMNS: dict[str, Kind | None] = {
 _LOOKED_AT = 1000
 """Captions of a source, for how many have a word with a definition."""
 
-Found = Iterator[tuple[bool, str]]
+_Found = Iterator[tuple[bool, str]]
 """Whether something is wrong or has no effect, and the words for it."""
 
 
@@ -120,7 +120,7 @@ def _labelled(recipe: Recipe, needs: Collection[str] | None) -> bool:
     return OBJECTIVES[recipe.objective.base].labelled if needs is None else "labels" in needs
 
 
-def _kind_errors(recipe: Recipe, kinds: Sequence[Kind | None], needs: Collection[str] | None) -> Found:
+def _kind_errors(recipe: Recipe, kinds: Sequence[Kind | None], needs: Collection[str] | None) -> _Found:
     """What a recipe needs of the kinds of its sources, each None where it is not known yet."""
     known = None not in kinds
     missing = next((kind for kind in recipe.model.prefixes if kind not in kinds), None)
@@ -132,7 +132,7 @@ def _kind_errors(recipe: Recipe, kinds: Sequence[Kind | None], needs: Collection
     yield needs is None and _labelled(recipe, needs) and unlabelled, words
 
 
-def _source_warnings(recipe: Recipe, sources: Sequence[Source], needs: Collection[str] | None) -> Found:
+def _source_warnings(recipe: Recipe, sources: Sequence[Source], needs: Collection[str] | None) -> _Found:
     data, kinds = recipe.data, [source.kind for source in sources]
     yield data.sampling == "equal" and len(set(kinds)) == 1, "--data.sampling equal: all sources are of one kind"
     yield data.sampling == "debiased" and len(kinds) == 1, "--data.sampling debiased: there is one source"
@@ -159,7 +159,7 @@ def _has_no_columns(spec: str) -> bool:
     return spec.startswith(OBJECT) or is_generated(spec)
 
 
-def _machine_warnings(recipe: Recipe, place: ProcessRanks) -> Found:
+def _machine_warnings(recipe: Recipe, place: ProcessRanks) -> _Found:
     idle = recipe.precision == "tf32" and place.device.type != "cuda"
     yield idle, f"--precision tf32: it is for NVIDIA GPUs, and this run computes on {place.device}"
 
@@ -197,7 +197,7 @@ class ModelParts:
         return cls(False, False, isinstance(model, PatchEncoder), model.recomputable, prefixes)
 
 
-def _model_errors(options: Model, parts: ModelParts) -> Found:
+def _model_errors(options: Model, parts: ModelParts) -> _Found:
     start = options.start
     for name, on in (("gated", options.gated), ("lora", options.lora is not None)):
         words = "is a preset, whose weights are drawn at random. Name a checkpoint with --model."

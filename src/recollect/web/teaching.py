@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from recollect.classifiers.clicks.active_learning import next_to_label
-from recollect.classifiers.clicks.cutoff import CutOff, cut_off
+from recollect.classifiers.clicks.cutoff import ClickCutOff, cut_off
 from recollect.classifiers.clicks.model import ClickFit, ClickModel
 from recollect.core.errors import UserError
 from recollect.core.ordering import best_first
@@ -65,9 +65,9 @@ class Taught:
     model: ClickModel
     fit: ClickFit
     latest: np.ndarray
-    _cuts: dict[str, CutOff | None] = field(default_factory=dict, repr=False)
+    _cuts: dict[str, ClickCutOff | None] = field(default_factory=dict, repr=False)
 
-    def cut(self, shown: ShownRows) -> CutOff | None:
+    def cut(self, shown: ShownRows) -> ClickCutOff | None:
         """The cut-off, with figures about a selection."""
         if shown.where not in self._cuts:
             self._cuts[shown.where] = cut_off(self.fit, shown.rows)

@@ -11,7 +11,7 @@ from recollect.classifiers.heads.trust import enough_to_tell
 
 
 @dataclass(frozen=True)
-class CutOff:
+class ClickCutOff:
     """The cut-off with its measured quality.
 
     Figures other than ``probability`` and ``above`` refer to the rows that `cut_off` is asked about. Clicked rows are
@@ -81,7 +81,7 @@ def platt(scores: np.ndarray, marks: np.ndarray, weights: np.ndarray) -> tuple[f
     return float(a), float(b)
 
 
-def cut_off(fit: ClickFit, among: Int64[np.ndarray, " some"] | None = None) -> CutOff | None:
+def cut_off(fit: ClickFit, among: Int64[np.ndarray, " some"] | None = None) -> ClickCutOff | None:
     """Probabilities of Yes and the cut at one half; None until there are two Yes and two No.
 
     Platt's sigmoid on leave-one-out scores of the clicks and, with their small weight, of the weak No. Clicked pictures
@@ -112,7 +112,7 @@ def cut_off(fit: ClickFit, among: Int64[np.ndarray, " some"] | None = None) -> C
     stop = stop_rule(yes, no, precision, coverage, reached)
     found = int((some >= 0.5).sum())
     wrong = int((marks[left] < 0).sum())
-    return CutOff(
+    return ClickCutOff(
         probability, probability >= 0.5, found, len(marks), precision, wrong, coverage, expected, reached, stop
     )
 

@@ -156,11 +156,11 @@ def files_below(folder: Path) -> list[Path]:
     return files
 
 
-Picture = ImageLike | bytes | str | Path
+PictureInput = ImageLike | bytes | str | Path
 """A picture in memory, as numbers or encoded, its file, or a folder of them."""
 
 
-def as_images(pictures: Picture | Sequence[Picture]) -> Sequence[ImageLike | Path]:
+def as_images(pictures: PictureInput | Sequence[PictureInput]) -> Sequence[ImageLike | Path]:
     """One picture or many, in any usual form, as a sequence of pictures; files are not opened yet.
 
     Args:

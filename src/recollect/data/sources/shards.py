@@ -27,7 +27,7 @@ class Member:
     size: int
 
 
-Rows = list[list[Member]]
+MemberRows = list[list[Member]]
 """The files of each sample: consecutive members whose names agree up to the first dot."""
 
 
@@ -71,13 +71,13 @@ class ShardState:
         return f"{file}: {self.beyond:,} files follow the end mark, {self.files:,} come before it"
 
 
-def read_shard(file: BinaryIO, size: int) -> tuple[Rows, ShardState]:
+def read_shard(file: BinaryIO, size: int) -> tuple[MemberRows, ShardState]:
     """Read all headers of an open tar.
 
     Args:
         size: of the file, in bytes.
     """
-    rows: Rows = []
+    rows: MemberRows = []
     files, place, cut = 0, 0, size == 0
     with suppress(tarfile.ReadError), tarfile.open(fileobj=file, mode="r:") as archive:
         for member in archive:

@@ -17,15 +17,15 @@ from recollect.core.errors import UserError
 from recollect.core.files import cache_folder, locked
 from recollect.index.arrow import caption_matrix, vector_matrix
 from recollect.index.filters import Filter
-from recollect.index.rows import By, Record, unit_rows
+from recollect.index.rows import By, Record, unit_vectors
 from recollect.index.stores.base import Nearest, Store, mean_of_captions
 from recollect.index.stores.milvus_filter import among, milvus_filter, milvus_text
 from recollect.index.stores.milvus_rows import (
     arrow_table,
-    caption_key,
     caption_rows,
     captions_schema,
     fields_of,
+    key_of_caption,
     picture_rows,
     pictures_schema,
 )
@@ -199,7 +199,7 @@ class MilvusStore(Store):
 
     def _caption_vectors(self, rows: list[dict[str, Any]]) -> list[np.ndarray]:
         """The vectors of the captions of each row."""
-        keys = [[caption_key(row["id"], *each) for each in enumerate(json.loads(row["captions"]))] for row in rows]
+        keys = [[key_of_caption(row["id"], *each) for each in enumerate(json.loads(row["captions"]))] for row in rows]
         found: dict[str, np.ndarray] = {}
         with self._reported():
             for some in _chunks([key for each in keys for key in each]):
@@ -265,7 +265,7 @@ class MilvusStore(Store):
     def _valid_keys(self, ids: list[str]) -> set[str]:
         table = self.rows(ids, ["captions"])
         pairs = zip(table["id"].to_pylist(), table["captions"].to_pylist(), strict=True)
-        return {caption_key(id, *each) for id, captions in pairs for each in enumerate(captions)}
+        return {key_of_caption(id, *each) for id, captions in pairs for each in enumerate(captions)}
 
     def _read(self, ids: list[str], by: By, which: np.ndarray | None) -> Float32[np.ndarray, "some width"]:
         distinct = list(dict.fromkeys(ids))
@@ -274,7 +274,7 @@ class MilvusStore(Store):
             return self.vectors(by, distinct)[places]
         flat, counts = caption_matrix(self.rows(distinct, ["captions", "caption_vectors"])["caption_vectors"])
         first = np.cumsum(counts) - counts
-        return unit_rows(flat.astype(np.float32), self.record.width, self.address)[first[places] + which]
+        return unit_vectors(flat.astype(np.float32), self.record.width, self.address)[first[places] + which]
 
     def vectors(self, by: By, ids: Sequence[str] | None = None) -> Float32[np.ndarray, "rows width"]:
         """Vectors in the order of ``ids``, or of `scan`."""
@@ -282,10 +282,10 @@ class MilvusStore(Store):
         found = [np.zeros((0, self.record.width), dtype=np.float32)]
         for table in self.scan(names) if ids is None else [self.rows(list(ids), names)]:
             if by == "image":
-                found.append(unit_rows(vector_matrix(table["image_vector"]), self.record.width, self.address))
+                found.append(unit_vectors(vector_matrix(table["image_vector"]), self.record.width, self.address))
             else:
                 flat, counts = caption_matrix(table["caption_vectors"])
-                found.append(mean_of_captions(unit_rows(flat, self.record.width, self.address), counts))
+                found.append(mean_of_captions(unit_vectors(flat, self.record.width, self.address), counts))
         return np.concatenate(found)
 
     def count(self, spoken: bool = False) -> int:

@@ -12,7 +12,7 @@ from jaxtyping import Float32
 from recollect.core.errors import UserError
 from recollect.index.arrow import caption_matrix, vector_matrix
 from recollect.index.filters import NAMES, PHYSICAL, SEVERAL, asked_value
-from recollect.index.rows import Record, schema, unit_rows
+from recollect.index.rows import Record, schema, unit_vectors
 
 _LONGEST = 65_535  # bytes of a text field; there are no binary fields, so pictures are stored as base64
 _JSON = ("files", "captions", "labels", "metadata", "own")  # columns that are stored as JSON texts
@@ -70,7 +70,7 @@ def fields_of(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(made.get(name, name) for name in names))
 
 
-def caption_key(id: str, entry: int, caption: str) -> str:
+def key_of_caption(id: str, entry: int, caption: str) -> str:
     """Changes with the caption, so that a stale vector is never taken for that of a new caption."""
     return f"{id}#{entry}#{hashlib.blake2b(caption.encode(), digest_size=8).hexdigest()}"
 
@@ -110,7 +110,7 @@ def caption_rows(rows: Any, record: Record, address: str) -> list[dict[str, Any]
     for row, count in zip(rows.select(names).to_pylist(), counts.tolist(), strict=True):
         facts = _facts(row)
         for entry, caption in enumerate(row["captions"]):
-            made = {"key": caption_key(row["id"], entry, caption), "id": row["id"], "entry": entry}
+            made = {"key": key_of_caption(row["id"], entry, caption), "id": row["id"], "entry": entry}
             made |= {"vector": vectors[start + entry], "removed": row["removed"], "facts": facts}
             found.append(made)
         start += count
@@ -120,7 +120,7 @@ def caption_rows(rows: Any, record: Record, address: str) -> list[dict[str, Any]
 def _rounded(vectors: np.ndarray, record: Record, address: str) -> Float32[np.ndarray, "rows width"]:
     """The vectors that an index on disk would read back."""
     stored = vectors.reshape(-1, record.width).astype(record.precision).astype(np.float32)
-    return unit_rows(stored, record.width, address)
+    return unit_vectors(stored, record.width, address)
 
 
 def arrow_table(
