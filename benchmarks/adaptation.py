@@ -43,8 +43,8 @@ from recollect.evaluation.intervals import Kinds, percentiles
 from recollect.evaluation.retrieval import merged_tasks
 from recollect.evaluation.tasks.retrieval import RetrievalTask, retrieval_task
 from recollect.models import load_model
-from recollect.models.patches import PatchEncoder
 from recollect.training.locked import lock_source
+from recollect_papers.towers.patches import PatchEncoder
 from recording import this_command
 
 STYLES = "domain=noto,fluent_flat,openmoji_line&ambiguous=false"

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 
 from recollect.evaluation.reports import plots
 from recollect.index import Hit, Hits, Picture
-from recollect.models import patches
 from recollect.reco.encoder import RetrievalEnhancedEncoder
 from recollect.training import locked
 from recollect_papers import plots as paper_plots
@@ -23,6 +22,7 @@ from recollect_papers.demo import report as module
 from recollect_papers.demo.context import NO_MASK, SIGLIP, SIGLIXP, SPANS, DemoFindings, conclusions, worlds
 from recollect_papers.demo.reading import Readings
 from recollect_papers.demo.report import demo
+from recollect_papers.towers import patches
 from recollect_papers.worlds.glyph_table import glyph_table
 
 PROJECTED = SPANS[f"{SIGLIP}+span"]

@@ -7,10 +7,11 @@ import pytest
 import torch
 from PIL import Image
 
-from recollect.models import build_model, patches
+from recollect.models import build_model
 from recollect.training.recipes import RECIPES
 from recollect_papers.runs import Job, StudyEvaluation, _shares_stem
 from recollect_papers.stems import SharedStem
+from recollect_papers.towers import patches
 
 
 @pytest.fixture(scope="module")

@@ -63,7 +63,7 @@ def place(tmp_path_factory):
     Some pictures of the index have no caption, and some have several.
     """
     folder = tmp_path_factory.mktemp("all")
-    model = build_model("tiny-conv", texts=["dark", "bright", "a red bridge"], seed=0)
+    model = build_model("tiny", texts=["dark", "bright", "a red bridge"], seed=0)
     model.save(folder / "model")
     rows = Rows(
         ids=[f"row {i}" for i in range(20)],

@@ -16,12 +16,12 @@ from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.stream import BatchStream
 from recollect.data.definitions import Glossary, Knowledge
 from recollect.data.sources import open_source
-from recollect.models import build_model, load_model, patches
+from recollect.models import build_model, load_model
 from recollect.objectives import ContrastiveObjective
 from recollect.testing import SampleList
 from recollect.training import feature_store, locked
 from recollect.training.feature_store import FeatureStore
-from recollect.training.locked import fit_patches, lock_source
+from recollect.training.locked import lock_source
 from recollect.training.locked_towers import LockedTowers, TextFeatures, possible_texts
 from recollect.training.loop import train
 from recollect.training.options import Data, Model
@@ -32,7 +32,6 @@ from recollect.training.step import Inputs, train_step
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(patches, "_PATCHES", 2000)
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ def pictures(source):
 
 
 def recipe_for(start, pairs, **model):
-    recipe = replace(RECIPES["siglixp-locked"](), steps=3, batch_size=16, log_every=1, checkpoint_every=2)
+    recipe = replace(RECIPES["siglixp-tiny"](), steps=3, batch_size=16, log_every=1, checkpoint_every=2)
     return replace(recipe, model=Model(str(start), **model), data=Data(captions=(str(pairs),)))
 
 
@@ -120,19 +119,6 @@ def test_a_frozen_and_locked_image_tower_does_not_learn_at_all(pairs, checkpoint
     before, after = (load_file(each / "model.safetensors") for each in (checkpoint, folder))
     assert all(torch.equal(before[name], after[name]) for name in before if name.startswith("vision_model."))
     assert any(not torch.equal(before[name], after[name]) for name in before if name.startswith("text_model."))
-
-
-def test_patches_are_fitted_trained_and_opened_as_any_model(pairs, tmp_path):
-    recipe = recipe_for("patches", pairs, locked="image")
-    model = load_model(train(recipe, tmp_path / "one", device="cpu"), "cpu")
-    again = load_model(train(recipe, tmp_path / "two", device="cpu"), "cpu")
-    other = load_model(train(replace(recipe, seed=1), tmp_path / "three", device="cpu"), "cpu")
-    assert model.fingerprint == again.fingerprint != other.fingerprint
-    assert model.stem_fingerprint("image") == other.stem_fingerprint("image"), "seeds share features"
-    source = open_source(str(pairs))
-    features = lock_source(model, source).features[:, 0]
-    expected = torch.nn.functional.normalize(model.eval().project_images(features).detach(), dim=1)
-    torch.testing.assert_close(model.embed_images(pictures(source)), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_second_run_embeds_nothing(pairs, checkpoint, tmp_path, monkeypatch):
@@ -278,31 +264,6 @@ def test_a_made_world_is_embedded_up_to_a_bound(monkeypatch, checkpoint):
     assert len(kept) == 40
     assert kept.labels.tolist() == [-1] * 40
     assert kept.batch(np.array([3, 39]), 0)[1] == [kept.texts(3)[0], kept.texts(39)[0]]
-
-
-def test_a_dictionary_is_fitted_once_for_all_seeds_and_text_towers(pairs, monkeypatch):
-    source = open_source(str(pairs))
-    one, two = (build_model("patches", texts=["noise"], seed=seed) for seed in (0, 1))
-    with monkeypatch.context() as nowhere:
-        nowhere.setenv("RECOLLECT_CACHE", "/proc/none")
-        fit_patches(one, (source,))  # what cannot be kept is fitted each time
-    fit_patches(one, (source,))
-    monkeypatch.setattr(patches.PatchFeatures, "fit", None)
-    for other in (two, build_model("patches-transformer", texts=["noise"], seed=0)):
-        fit_patches(other, (source,))
-        assert one.stem_fingerprint("image") == other.stem_fingerprint("image")
-
-
-@pytest.mark.parametrize("setting", sorted(patches.MAKE_FEATURES))
-def test_another_setting_of_the_features_is_another_dictionary(setting, pairs, monkeypatch):
-    source, fitted = open_source(str(pairs)), []
-    monkeypatch.setattr(patches.PatchFeatures, "fit", lambda *_: fitted.append(setting))
-    before = build_model("patches", texts=["noise"])
-    fit_patches(before, (source,))
-    settings = before.dictionary.settings
-    before.dictionary.settings = replace(settings, **{setting: getattr(settings, setting) + 1})
-    fit_patches(before, (source,))
-    assert len(fitted) == 2
 
 
 def test_no_room_for_the_features_is_said_in_one_line(pairs, checkpoint, monkeypatch):

@@ -1,9 +1,10 @@
-"""Small models for the generated worlds."""
+"""Small models for studies on a CPU."""
 
 from collections.abc import Mapping
 
-from recollect.models.presets import SmallPreset
-from recollect.models.small import BagOfWords, GlyphTowers, VectorTowers
+from recollect_papers.towers.build import SmallPreset
+from recollect_papers.towers.patches import PatchTowers
+from recollect_papers.towers.small import BagOfWords, GlyphTowers, VectorTowers, WordTransformer
 
 PRESETS: Mapping[str, SmallPreset] = {
     "vector-mlp": SmallPreset(
@@ -23,5 +24,17 @@ PRESETS: Mapping[str, SmallPreset] = {
     "glyph-strong": SmallPreset(
         "glyph world, to compare with A: the same convnet, plain head, linear text tower of full rank",
         GlyphTowers(BagOfWords(256)),
+    ),
+    "tiny-conv": SmallPreset(
+        "32 px, small convnet and a transformer over words; learns much faster than tiny in short runs",
+        GlyphTowers(WordTransformer(64)),
+    ),
+    "patches": SmallPreset(
+        "32 px, a fitted dictionary of patches and a head; a bag of words and an MLP",
+        PatchTowers(BagOfWords(128, hidden=256)),
+    ),
+    "patches-transformer": SmallPreset(
+        "patches and a transformer over words, so that prefixes and word order count; slower",
+        PatchTowers(WordTransformer(64)),
     ),
 }

@@ -12,10 +12,8 @@ if TYPE_CHECKING:
     from recollect.models.attention import TextAttention
     from recollect.models.dual import DualEncoder
     from recollect.models.loading import load_model
-    from recollect.models.patches import PatchEncoder
     from recollect.models.presets import PRESETS, build_model
     from recollect.models.pretrained import PRETRAINED
-    from recollect.models.small import GlyphEncoder, SmallEncoder, VectorEncoder
     from recollect.models.transformers.encoder import TransformersEncoder
 
 __getattr__, _, _ = lazy_loader.attach(
@@ -24,10 +22,8 @@ __getattr__, _, _ = lazy_loader.attach(
         "attention": ["TextAttention"],
         "dual": ["DualEncoder"],
         "loading": ["load_model"],
-        "patches": ["PatchEncoder"],
         "presets": ["PRESETS", "build_model"],
         "pretrained": ["PRETRAINED"],
-        "small": ["GlyphEncoder", "SmallEncoder", "VectorEncoder"],
         "transformers.encoder": ["TransformersEncoder"],
     },
 )
@@ -36,12 +32,8 @@ __all__ = [
     "PRESETS",
     "PRETRAINED",
     "DualEncoder",
-    "GlyphEncoder",
-    "PatchEncoder",
-    "SmallEncoder",
     "TextAttention",
     "TransformersEncoder",
-    "VectorEncoder",
     "build_model",
     "load_model",
 ]

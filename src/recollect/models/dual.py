@@ -21,7 +21,7 @@ from recollect.core.checksums import sealed
 from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder, write_json
 from recollect.core.progress import progress
-from recollect.core.types import ImageLike, Kind
+from recollect.core.types import ImageLike, Kind, Source
 from recollect.core.validation import check_number, refuse
 from recollect.data.sources.images import PictureInput, as_images, opened
 from recollect.data.sources.reading import blocks_ahead
@@ -51,10 +51,12 @@ class DualEncoder(nn.Module, ABC):
         transform: from a picture to what the image tower reads, for evaluation.
         prefixes: for each kind of source that has prefix tokens, those tokens (prefix conditioning, §3.2).
         preset: name of the preset it was built from; empty for a checkpoint from elsewhere.
-        reads_vectors: whether its images are vectors of the latent world.
+        reads_vectors: whether its images are vectors instead of pictures.
+        has_dropout: whether `set_dropout` has an effect.
     """
 
     reads_vectors: ClassVar[bool] = False
+    has_dropout: ClassVar[bool] = False
     width: int
     transform: ImageTransform
     prefixes: dict[Kind, tuple[str, ...]]
@@ -242,6 +244,12 @@ class DualEncoder(nn.Module, ABC):
     def refine_images(self, embeddings: Tensor) -> Tensor:
         """The embeddings as they are."""
         return embeddings
+
+    def prepare(self, sources: Sequence[Source]) -> None:
+        """Set what a new model takes from its training data apart from gradients; nothing by default."""
+
+    def set_dropout(self, share: float) -> None:
+        """Drop this share of the features in training, if the model has a head with dropout."""
 
     def freeze(self, tower: Tower) -> None:
         """Leave one tower as it is while the other learns (Zhai et al., 2022, freeze the image tower)."""

@@ -18,11 +18,9 @@ from recollect.core.files import fresh_folder, write_json
 from recollect.core.validation import refuse
 from recollect.models.dual import DualEncoder
 from recollect.models.fast import silent_export
-from recollect.models.patches import PatchEncoder
-from recollect.models.small import SentenceTower, SmallEncoder, VectorEncoder
 from recollect.models.transformers.encoder import TransformersEncoder
 
-IMAGE_FILE, TEXT_FILE, EXPORT_FILE, VOCABULARY_FILE = "image.onnx", "text.onnx", "export.json", "vocabulary.json"
+IMAGE_FILE, TEXT_FILE, EXPORT_FILE = "image.onnx", "text.onnx", "export.json"
 EXPORT_FORMAT = 2
 """1: only towers of transformers."""
 
@@ -37,13 +35,7 @@ class ImageTower(nn.Module):
         self.model = model
 
     def forward(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
-        return F.normalize(self._raw(pixels), dim=-1)
-
-    def _raw(self, pixels: Tensor) -> Tensor:
-        if isinstance(self.model, PatchEncoder):  # whose pieces of a batch no graph can count
-            _, head = self.model._image_parts()
-            return head(self.model.dictionary.at_once(pixels))
-        return self.model.encode_images(pixels)
+        return F.normalize(self.model.encode_images(pixels), dim=-1)
 
 
 class TextTower(nn.Module):
@@ -56,24 +48,18 @@ class TextTower(nn.Module):
 
     def forward(self, ids: Tensor, mask: Tensor | None = None) -> Float[Tensor, "n width"]:
         tokens = (ids,) if mask is None else (ids, mask)  # a variadic signature is more than torch 2.9 can trace
-        return F.normalize(self._raw(dict(zip(self.names, tokens, strict=True))), dim=-1)
-
-    def _raw(self, tokens: dict[str, Tensor]) -> Tensor:
-        if isinstance(self.model, SmallEncoder) and not isinstance(self.model.text_head, SentenceTower):
-            # the sum of word vectors, of which that of padding is zero, in words that ONNX has
-            return self.model.text_head(F.embedding(tokens["input_ids"], self.model.word_vectors.weight).sum(dim=1))
-        return self.model.encode_texts(tokens)
+        return F.normalize(self.model.encode_texts(dict(zip(self.names, tokens, strict=True))), dim=-1)
 
 
-def check_exportable(model: object) -> DualEncoder:
+def check_exportable(model: object) -> TransformersEncoder:
     """The model, where it can be written as ONNX here.
 
     Raises:
         UserError: the extra ``onnx`` is not installed, the model is of another kind, or it reads pictures of any shape.
     """
     kind = type(model).__name__
-    if not isinstance(model, TransformersEncoder | SmallEncoder):
-        raise UserError(f"{kind}: only models that recollect saves or transformers provides can be exported.")
+    if not isinstance(model, TransformersEncoder):
+        raise UserError(f"{kind}: only models of transformers can be exported.")
     naflex = "NaFlex models cannot be exported. Name a checkpoint of one size: google/siglip2-base-patch16-256"
     absent = find_spec("onnx") is None or find_spec("onnxscript") is None
     refuse(
@@ -86,14 +72,13 @@ def check_exportable(model: object) -> DualEncoder:
 def export_onnx(model: DualEncoder, folder: str | Path) -> Path:
     """Write both towers as ONNX, with what a program needs to feed them.
 
-    ``image.onnx`` takes ``pixels`` (n, 3, size, size), float32, transformed as ``export.json`` says (a model of the
-    world of vectors takes these, (n, inputs)), and gives ``embeddings`` (n, width) of norm 1. ``text.onnx`` takes the
-    tokenizer's outputs by their names, int64, padded as ``export.json`` says, and gives the same. The number of rows is
-    free in both, that of tokens where the tower does not want all texts of one length. The tokenizer and image
-    processor are stored with them, or ``vocabulary.json`` for a model that reads words.
+    ``image.onnx`` takes ``pixels`` (n, 3, size, size), float32, transformed as ``export.json`` says, and gives
+    ``embeddings`` (n, width) of norm 1. ``text.onnx`` takes the tokenizer's outputs by their names, int64, padded as
+    ``export.json`` says, and gives the same. The number of rows is free in both, that of tokens where the tower does
+    not want all texts of one length. The tokenizer and image processor are stored with them.
 
     Args:
-        model: any that `load_model` opens, on any device, in float32; it is left as it was.
+        model: of transformers, on any device, in float32; it is left as it was.
         folder: a new one; written whole or not at all.
 
     Returns:
@@ -123,26 +108,16 @@ def at_rest(model: DualEncoder) -> Iterator[None]:
 
 def write_record(model: DualEncoder, folder: Path, more: dict[str, Any]) -> None:
     """Write ``export.json`` and the tokenizer."""
-    if isinstance(model, SmallEncoder):
-        numbers = {word: number for number, word in enumerate(model.words.words, start=1)}
-        prefixes = {token: len(numbers) + 1 + i for i, token in enumerate(_prefix_tokens(model))}
-        write_json(folder / VOCABULARY_FILE, numbers | prefixes)
-    elif isinstance(model, TransformersEncoder):
-        model.processor.save_pretrained(folder)
+    assert isinstance(model, TransformersEncoder), "checked"
+    model.processor.save_pretrained(folder)
     record = {"format": EXPORT_FORMAT, "fingerprint": model.fingerprint, "width": model.width}
     temperature = {"scale": model.scale, "bias": model.bias}
     read = {"text": text_inputs(model), "prefixes": model.prefixes, "transform": asdict(model.transform)}
     write_json(folder / EXPORT_FILE, record | temperature | read | more)
 
 
-def _prefix_tokens(model: SmallEncoder) -> list[str]:
-    return [token for tokens in model.prefixes.values() for token in tokens]
-
-
 def _tokens(model: DualEncoder) -> tuple[dict[str, Tensor], list[str]]:
     """Tokens of two texts, and which of them have as many columns as a text has tokens."""
-    if isinstance(model, SmallEncoder):
-        return {"input_ids": torch.ones(2, 3, dtype=torch.int64)}, ["input_ids"]
     tokens, short = model.tokenize(_TRIAL_TEXTS), model.tokenize(_TRIAL_TEXTS[-1:])
     return tokens, [name for name in tokens if tokens[name].shape[1:] != short[name].shape[1:]]
 
@@ -157,8 +132,7 @@ def text_inputs(model: DualEncoder) -> dict[str, Any]:
 def write_image_graph(tower: nn.Module, model: DualEncoder, file: Path, outputs: list[str]) -> None:
     """Write a module of ``pixels``, the input of the model's image tower."""
     size = model.transform.size
-    shape = (model.settings.inputs,) if isinstance(model, VectorEncoder) else (3, size, size)  # type: ignore[attr-defined]
-    _export(tower, {"pixels": torch.zeros(2, *shape)}, file, outputs, ({0: _any("n")},))
+    _export(tower, {"pixels": torch.zeros(2, 3, size, size)}, file, outputs, ({0: _any("n")},))
 
 
 def write_text_graph(
@@ -170,14 +144,14 @@ def write_text_graph(
         make: the module, from the names of its inputs.
     """
     tokens, free = _tokens(model)
-    rows, places = _any("n"), _any("tokens", model.longest_text if isinstance(model, SmallEncoder) else None)
+    rows, places = _any("n"), _any("tokens")
     shapes = tuple({0: rows, 1: places} if name in free else {0: rows} for name in tokens)
     _export(make(list(tokens)), tokens, file, outputs, shapes)
 
 
-def _any(name: str, most: int | None = None) -> Any:
+def _any(name: str) -> Any:
     # one row goes too, but torch 2.9 refuses to promise it
-    return torch.export.Dim(name, min=2, max=most)
+    return torch.export.Dim(name, min=2)
 
 
 def _export(

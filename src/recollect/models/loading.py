@@ -20,7 +20,6 @@ from recollect.core.files import read_json
 from recollect.core.types import chosen_device
 from recollect.core.validation import refuse
 from recollect.data.transforms import ImageTransform
-from recollect.models.architectures import ENCODERS, restore_small
 from recollect.models.dual import MODEL_FORMAT, RECORD, DualEncoder
 from recollect.models.float32 import MadeInFloat32
 from recollect.models.hub_check import asked_once
@@ -34,13 +33,15 @@ from recollect.models.parts import (
     open_weights,
     unreachable,
 )
+from recollect.models.presets import PRESETS, RestorablePreset
 from recollect.models.pretrained import STARTER
-from recollect.models.small import WEIGHTS, SmallEncoder
 from recollect.models.starter import STARTER_HEAD, open_starter
 from recollect.models.transformers.encoder import TransformersEncoder, quiet
 from recollect.models.transformers.families import TextFormat
 from recollect.models.transformers.gated import GATED_WEIGHTS, load_gated
 from recollect.models.transformers.processors import transform_of
+
+WEIGHTS = "model.safetensors"
 
 _UNFIT = (KeyError, TypeError, AttributeError, ValueError, RuntimeError)
 """What opening parts that do not fit together raises."""
@@ -66,8 +67,8 @@ def load_model(path_or_hub_id: str | Path = STARTER, device: torch.device | str 
         return open_starter(STARTER_HEAD if name == STARTER else name).to(chosen).eval()
     with asked_once(name), torch.inference_mode(False), MadeInFloat32():
         record, file = _record(name)
-        if record.get("architecture") in {encoder.architecture for encoder in ENCODERS.values()}:
-            encoder: DualEncoder = _open_small(name, record)
+        if record.get("architecture", TransformersEncoder.architecture) != TransformersEncoder.architecture:
+            encoder: DualEncoder = _open_other(name, record)
         else:
             encoder = _open_checkpoint(name, record)
         if file is not None:  # last: only now is all there that the hub has to give
@@ -95,10 +96,13 @@ def _record(name: str) -> tuple[dict[str, Any], Path | None]:
     return record, Path(file) if file else None
 
 
-def _open_small(name: str, record: dict[str, Any]) -> SmallEncoder:
+def _open_other(name: str, record: dict[str, Any]) -> DualEncoder:
+    preset = PRESETS.get(record.get("preset", ""))
+    if not isinstance(preset, RestorablePreset):
+        raise UserError(f"{name}: a {record['architecture']} model. Install the package that it was trained with.")
     weights = _tensors(name, WEIGHTS)
     with user_errors(f"{name}: {RECORD} and {WEIGHTS} do not fit together", *_UNFIT):
-        return restore_small(record, weights)
+        return preset.restore(record, weights)
 
 
 def _open_checkpoint(name: str, record: dict[str, Any]) -> TransformersEncoder:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 import transformers
+from torch import Tensor
 
 from recollect.core.errors import UserError, user_errors
 from recollect.core.files import refuse_slip
 from recollect.core.plugins import Table
 from recollect.core.seeding import derive_seed, seed_default_generators
-from recollect.core.types import ImageLike, Kind
+from recollect.core.types import Kind
 from recollect.core.validation import check_choice, refuse
 from recollect.data.transforms import ImageTransform
-from recollect.models.architectures import AnyTowers, build_small
-from recollect.models.dual import DualEncoder
-from recollect.models.patches import PatchEncoder, PatchTowers
-from recollect.models.small import BagOfWords, GlyphTowers, WordTransformer
-from recollect.models.tokenizers import WordTokenizer, train_unigram
+from recollect.models.dual import DualEncoder, Tower
+from recollect.models.tokenizers import train_unigram
 from recollect.models.transformers.encoder import TransformersEncoder, quiet
 from recollect.models.transformers.processors import processor_of
 
@@ -39,8 +38,85 @@ class Transformer:
     mlp: int = 4
 
 
+@runtime_checkable
+class Preset(Protocol):
+    """A model that is built from nothing.
+
+    Attributes:
+        summary: one line for help texts.
+        own_words: whether its text tower makes its own vocabulary, and takes no tokenizer.
+        has_dropout: see `DualEncoder.has_dropout`.
+        recomputable: see `DualEncoder.recomputable`.
+    """
+
+    @property
+    def summary(self) -> str: ...
+    @property
+    def own_words(self) -> bool: ...
+    @property
+    def has_dropout(self) -> bool: ...
+    @property
+    def recomputable(self) -> tuple[Tower, ...]: ...
+
+    def encoder(
+        self,
+        name: str,
+        texts: Sequence[str] | None,
+        tokenizer: transformers.PreTrainedTokenizerBase | str | None,
+        seed: int,
+    ) -> DualEncoder:
+        """The model, initialised from ``seed`` alone; see `build_model`."""
+        ...
+
+
+@runtime_checkable
+class RestorablePreset(Protocol):
+    """A preset whose models are not of transformers, and which opens them."""
+
+    def restore(self, record: dict[str, Any], weights: dict[str, Tensor]) -> DualEncoder:
+        """The model that was saved with this ``recollect.json`` and these weights."""
+        ...
+
+
+class TransformersPreset(ABC):
+    """Towers of transformers with a tokenizer trained on the captions."""
+
+    own_words, has_dropout = False, False
+    recomputable: ClassVar[tuple[Tower, ...]] = ("image", "text")
+    vocabulary: int
+    length: int
+
+    @abstractmethod
+    def build(
+        self, tokenizer: transformers.PreTrainedTokenizerBase
+    ) -> tuple[transformers.PreTrainedModel, transformers.ProcessorMixin, ImageTransform]:
+        """The towers, initialised from torch's current random state, and what prepares their inputs."""
+
+    def encoder(
+        self,
+        name: str,
+        texts: Sequence[str] | None,
+        tokenizer: transformers.PreTrainedTokenizerBase | str | None,
+        seed: int,
+    ) -> TransformersEncoder:
+        """See `Preset.encoder`."""
+        if tokenizer is None:
+            if texts is None:
+                raise UserError(f"{name}: needs captions to make a tokenizer from, or a tokenizer.")
+            reader = train_unigram(texts, self.vocabulary, self.length)
+        else:
+            reader = _open_tokenizer(tokenizer) if isinstance(tokenizer, str) else copy.deepcopy(tokenizer)
+        incomplete = reader.pad_token_id is None or reader.eos_token_id is None
+        refuse((incomplete, f"{name}: the tokenizer has no padding token or no end token. Use another one."))
+        with torch.random.fork_rng(devices=[]), quiet():
+            seed_default_generators(derive_seed(seed, "model"))
+            encoder = TransformersEncoder(*self.build(reader), name)
+        encoder.set_scale(10.0, -10.0)  # SigLIP's values at the start; an objective brings its own
+        return encoder
+
+
 @dataclass(frozen=True)
-class SiglipPreset:
+class SiglipPreset(TransformersPreset):
     """A ViT with attention pooling and a BERT-type text tower, as in SigLIP and LIxP.
 
     Attributes:
@@ -66,8 +142,6 @@ class SiglipPreset:
     def build(
         self, tokenizer: transformers.PreTrainedTokenizerBase
     ) -> tuple[transformers.PreTrainedModel, transformers.ProcessorMixin, ImageTransform]:
-        """The towers, initialised from torch's current random state, and what prepares their inputs."""
-
         def tower(size: Transformer) -> dict[str, Any]:
             return {
                 "hidden_size": size.width,
@@ -98,7 +172,7 @@ class SiglipPreset:
 
 
 @dataclass(frozen=True)
-class SwinPreset:
+class SwinPreset(TransformersPreset):
     """A Swin transformer and CLIP's causal text tower, as in prefix conditioning (UniCL's towers).
 
     Attributes:
@@ -129,7 +203,6 @@ class SwinPreset:
     def build(
         self, tokenizer: transformers.PreTrainedTokenizerBase
     ) -> tuple[transformers.PreTrainedModel, transformers.ProcessorMixin, ImageTransform]:
-        """The towers, initialised from torch's current random state, and what prepares their inputs."""
         image = transformers.SwinConfig(
             image_size=self.size,
             patch_size=self.patch,
@@ -156,16 +229,6 @@ class SwinPreset:
         processor = transformers.VisionTextDualEncoderProcessor(processor_of(transform), tokenizer)
         return transformers.VisionTextDualEncoderModel(config), processor, transform
 
-
-@dataclass(frozen=True)
-class SmallPreset:
-    """Towers of the studies; their text tower reads words, not pieces of words."""
-
-    summary: str
-    towers: AnyTowers
-
-
-Preset = SiglipPreset | SwinPreset | SmallPreset
 
 PRESETS: Table[Preset] = Table(
     "presets",
@@ -194,18 +257,6 @@ PRESETS: Table[Preset] = Table(
         "vit-b-16": SiglipPreset("LIxP's ViT-B/16 at 256 px", Transformer(768, 12, 12), Transformer(768, 12, 12)),
         "vit-l-16": SiglipPreset("LIxP's ViT-L/16 at 256 px", Transformer(1024, 24, 16), Transformer(1024, 24, 16)),
         "swin-t": SwinPreset("prefix conditioning's Swin-T at 224 px with CLIP's text tower"),
-        "tiny-conv": SmallPreset(
-            "for a CPU: 32 px, small convnet and a transformer over words; learns much faster than tiny in short runs",
-            GlyphTowers(WordTransformer(64)),
-        ),
-        "patches": SmallPreset(
-            "for a CPU: 32 px, a fitted dictionary of patches and a head; a bag of words and an MLP",
-            PatchTowers(BagOfWords(128, hidden=256)),
-        ),
-        "patches-transformer": SmallPreset(
-            "for a CPU: patches and a transformer over words, so that prefixes and word order count; slower",
-            PatchTowers(WordTransformer(64)),
-        ),
     },
 )
 
@@ -214,7 +265,6 @@ def build_model(
     preset: str,
     *,
     texts: Sequence[str] | None,
-    pictures: Sequence[ImageLike] | None = None,
     tokenizer: transformers.PreTrainedTokenizerBase | str | None = None,
     prefixes: Sequence[Kind] = (),
     prefix_length: int = 1,
@@ -225,8 +275,6 @@ def build_model(
     Args:
         preset: a name of `PRESETS`.
         texts: captions to train the tokenizer on, or to take the words from; not needed if ``tokenizer`` is given.
-        pictures: to fit the dictionary of ``patches`` to; the other presets need none. Without them it is to be fitted
-            before the model is used (`PatchEncoder.fit`).
         tokenizer: one to use instead, or the folder or hub id of one.
         prefixes: kinds of source that get prefix tokens (prefix conditioning).
         prefix_length: prefix tokens of a kind.
@@ -235,36 +283,8 @@ def build_model(
     Raises:
         UserError: an unknown preset; neither texts nor a tokenizer.
     """
-    chosen = PRESETS[check_choice(preset, PRESETS, "preset")]
-    if isinstance(chosen, SmallPreset):
-        refuse((tokenizer is not None, f"{preset}: its text tower reads words, not tokens. Omit the tokenizer."))
-        encoder: DualEncoder = build_small(chosen.towers, WordTokenizer.trained_on(_given(texts, preset)), preset, seed)
-        if pictures is not None and isinstance(encoder, PatchEncoder):
-            encoder.fit(pictures)
-    else:
-        encoder = _build_transformers(preset, chosen, texts, tokenizer, seed)
+    encoder = PRESETS[check_choice(preset, PRESETS, "preset")].encoder(preset, texts, tokenizer, seed)
     encoder.add_prefixes(prefixes, length=prefix_length, seed=seed)
-    return encoder
-
-
-def _build_transformers(
-    name: str,
-    preset: SiglipPreset | SwinPreset,
-    texts: Sequence[str] | None,
-    tokenizer: transformers.PreTrainedTokenizerBase | str | None,
-    seed: int,
-) -> TransformersEncoder:
-    if tokenizer is None:
-        reader = train_unigram(_given(texts, name), preset.vocabulary, preset.length)
-    else:
-        reader = _open_tokenizer(tokenizer) if isinstance(tokenizer, str) else copy.deepcopy(tokenizer)
-    incomplete = reader.pad_token_id is None or reader.eos_token_id is None
-    refuse((incomplete, f"{name}: the tokenizer has no padding token or no end token. Use another one."))
-    with torch.random.fork_rng(devices=[]), quiet():
-        seed_default_generators(derive_seed(seed, "model"))
-        model, processor, transform = preset.build(reader)
-        encoder = TransformersEncoder(model, processor, transform, name)
-    encoder.set_scale(10.0, -10.0)  # SigLIP's values at the start; an objective brings its own
     return encoder
 
 
@@ -272,9 +292,3 @@ def _open_tokenizer(name: str) -> transformers.PreTrainedTokenizerBase:
     refuse_slip(name, "folder")
     with user_errors(f"{name}: not a tokenizer", OSError, ValueError, ImportError, KeyError), quiet():
         return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-
-
-def _given(texts: Sequence[str] | None, preset: str) -> Sequence[str]:
-    if texts is None:
-        raise UserError(f"{preset}: needs captions to make a tokenizer from, or a tokenizer.")
-    return texts

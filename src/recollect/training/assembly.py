@@ -31,21 +31,20 @@ from recollect.data.sources.generated import is_generated
 from recollect.data.sources.images import note
 from recollect.data.sources.opening import split_of
 from recollect.data.transforms import ImageTransform
-from recollect.models import PRESETS, DualEncoder, PatchEncoder, TransformersEncoder, build_model, load_model
+from recollect.models import PRESETS, DualEncoder, TransformersEncoder, build_model, load_model
 from recollect.models.transformers.texts import TextTokens
 from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
 from recollect.training.adapted import AdaptedTowers, adapt_again, add_adapters
 from recollect.training.checkpoints import CONTENT, WHOLE_CONTENT, WRITTEN, Facts
 from recollect.training.checks import (
     OBJECT,
-    ModelParts,
     check_at_once,
     check_model,
     check_sources,
     say_defined,
     warn_of_model,
 )
-from recollect.training.locked import LockedSource, fit_patches, lock_source
+from recollect.training.locked import LockedSource, lock_source
 from recollect.training.locked_towers import LockedTowers, TextFeatures
 from recollect.training.options import FIRST_BIAS, CopiesBy, Data, Model, ObjectiveOptions, Recipe
 from recollect.training.ranks import ProcessRanks, check_agreement, first_makes
@@ -271,16 +270,15 @@ def start_model(
         check_model(options, model)
     else:
         texts = None
-        tokenizer = None if ModelParts.of_preset(options.start).words else options.tokenizer
+        tokenizer = None if PRESETS[options.start].own_words else options.tokenizer
         if tokenizer is None:
             texts = [text for source in sources for text in corpus(source, _MOST_TEXTS // len(sources))]
             if knowledge is not None:
                 told = (knowledge.of_name(text) or knowledge.of_caption(text) for text in texts)
                 texts = [*texts, *dict.fromkeys(ending for endings in told for ending in endings)]
         model = build_model(options.start, texts=texts, tokenizer=tokenizer, seed=seed)
-        if isinstance(model, PatchEncoder):
-            first_makes(partial(fit_patches, model, sources))
-    if options.dropout is not None and isinstance(model, PatchEncoder):
+        first_makes(partial(model.prepare, sources))
+    if options.dropout is not None:
         model.set_dropout(options.dropout)
     for kind in dict.fromkeys(options.prefixes):
         model.add_prefixes((kind,), length=options.prefixes.count(kind), seed=seed)

@@ -13,12 +13,10 @@ from recollect.data.definitions import Knowledge
 from recollect.data.sources.generated import is_generated
 from recollect.data.sources.images import note
 from recollect.data.sources.opening import split_of
-from recollect.models import PRESETS, DualEncoder, PatchEncoder
+from recollect.models import PRESETS, DualEncoder
 from recollect.models.dual import Tower
 from recollect.models.lora import check_peft
 from recollect.models.parts import check_model_place
-from recollect.models.patches import PatchTowers
-from recollect.models.presets import SmallPreset
 from recollect.models.pretrained import PRETRAINED
 from recollect.objectives import OBJECTIVES
 from recollect.training.options import Model, Recipe
@@ -186,15 +184,13 @@ class ModelParts:
     def of_preset(cls, name: str) -> "ModelParts":
         """Those that a preset will have."""
         preset = PRESETS[name]
-        if isinstance(preset, SmallPreset):
-            return cls(True, True, isinstance(preset.towers, PatchTowers), (), {})
-        return cls(True, False, False, ("image", "text"), {})
+        return cls(True, preset.own_words, preset.has_dropout, preset.recomputable, {})
 
     @classmethod
     def of_checkpoint(cls, model: DualEncoder) -> "ModelParts":
         """Those of a model that was opened."""
         prefixes = {kind: len(tokens) for kind, tokens in model.prefixes.items()}
-        return cls(False, False, isinstance(model, PatchEncoder), model.recomputable, prefixes)
+        return cls(False, False, model.has_dropout, model.recomputable, prefixes)
 
 
 def _model_errors(options: Model, parts: ModelParts) -> _Found:

@@ -6,10 +6,8 @@ LiT (Zhai et al., 2022) with a projection. Files are named by what they depend o
 the samples and the crops, but not the head, so that every run and every seed on the same tower shares them.
 """
 
-import json
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from recollect.core.errors import UserError, user_errors
+from recollect.core.errors import user_errors
 from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
 from recollect.core.types import NO_LABEL, BatchRead, ImageLike, Kind, Sample, Source
@@ -28,7 +26,6 @@ from recollect.data.sources.images import BrokenImageError
 from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter, read_ahead
 from recollect.data.transforms import ImageTransform
 from recollect.models import DualEncoder
-from recollect.models.patches import FIT_PICTURES, MAKE_FEATURES, PatchEncoder
 from recollect.training.feature_store import FeatureStore
 
 MADE_ROWS = 20_000
@@ -166,7 +163,7 @@ def _embed(
         for start in range(0, count, _BLOCK):
             indices = np.arange(start, min(start + _BLOCK, count))
             for view in range(views):
-                read = _read_pictures(source, indices, view, crops.needed if view else encoder.transform.needed)
+                read = read_pictures(source, indices, view, crops.needed if view else encoder.transform.needed)
                 good = [(index, image) for index, image in read if not isinstance(image, BrokenImageError)]
                 if view == 0:
                     broken = [str(image) for _, image in read if isinstance(image, BrokenImageError)]
@@ -201,7 +198,7 @@ def _crops(
     return encoder.transform.normalise(torch.from_numpy(np.stack(pixels)))
 
 
-def _read_pictures(
+def read_pictures(
     source: Source, indices: np.ndarray, view: int, needed: int
 ) -> list[tuple[int, ImageLike | BrokenImageError]]:
     """The images of some samples, or why they cannot be read; a made world draws another picture for each view."""
@@ -212,40 +209,3 @@ def _read_pictures(
     (read,) = read_ahead(source, indices.tolist(), len(indices), needed=needed, extra=False)
     pictures = [outcome if isinstance(outcome, BrokenImageError) else outcome.image for outcome in read]
     return list(zip(indices.tolist(), pictures, strict=True))
-
-
-def fit_patches(encoder: PatchEncoder, sources: Sequence[Source], store: FeatureStore | None = None) -> None:
-    """Fit the encoder's dictionary to pictures spread evenly over the sources, unless that was done before.
-
-    It depends on the sources and on the settings that make features, not on the run's seed, its head or its text tower,
-    so that all of them share features.
-
-    Raises:
-        UserError: no picture can be read.
-    """
-    store = store or FeatureStore()
-    settings = {name: value for name, value in asdict(encoder.dictionary.settings).items() if name in MAKE_FEATURES}
-    key = (
-        "patches",
-        json.dumps(settings, sort_keys=True),
-        encoder.transform.key,
-        *(source.fingerprint for source in sources),
-    )
-    if kept := store.load(*key):
-        encoder.dictionary.load_state_dict(kept)
-        return
-    sizes = [min(len(source), 2**31) for source in sources]
-    pictures: list[ImageLike] = []
-    with progress("fit patches", None, "pictures") as counter:
-        for source, size in zip(sources, sizes, strict=True):
-            wanted = max(1, round(FIT_PICTURES * size / sum(sizes)))
-            indices = np.unique(np.linspace(0, size - 1, min(size, wanted)).astype(np.int64))
-            for start in range(0, len(indices), _BLOCK):
-                read = _read_pictures(source, indices[start : start + _BLOCK], 0, encoder.transform.needed)
-                pictures += [
-                    encoder.transform.pixels(image) for _, image in read if not isinstance(image, BrokenImageError)
-                ]
-                counter.advance(len(read))
-        encoder.fit(pictures)
-    with suppress(OSError, UserError):  # no room: they are fitted again next time
-        store.save(encoder.dictionary.state_dict(), *key)

@@ -18,7 +18,6 @@ from recollect.core.types import Source
 from recollect.core.validation import refuse
 from recollect.data.sources.images import note
 from recollect.models import TransformersEncoder
-from recollect.models.small import SmallEncoder
 from recollect.objectives import Objective
 from recollect.training import checkpoints
 from recollect.training.assembly import Parts, assemble_recipe, object_spec
@@ -285,10 +284,8 @@ class _Run:
         assert self.metrics is not None, "the first process has the metrics"
         # From the file, because a run resumed after its last step logs nothing more.
         encoder = self.model.encoder
-        own = isinstance(encoder, SmallEncoder) or (
-            isinstance(encoder, TransformersEncoder) and encoder.gated is not None
-        )
-        card = model_card(as_json(self.recipe), self.state.seen, self.metrics.last, plain=not own)
+        plain = isinstance(encoder, TransformersEncoder) and encoder.gated is None
+        card = model_card(as_json(self.recipe), self.state.seen, self.metrics.last, plain=plain)
         checkpoints.save_model(self.out / "model", self.model, card)
 
     def step(self, inputs: Inputs, composition: Mapping[str, int]) -> dict[str, float]:

@@ -30,7 +30,7 @@ class Model:
         freeze: a tower that keeps its weights.
         locked: towers whose head alone learns (the projection; SigLIP's pooling MLP), or nothing where the tower
             is frozen too. Features before the head are computed once and kept, so that large batches cost little.
-        dropout: share of the features that the head of ``patches`` drops; its own by default.
+        dropout: share of the features that the head drops, in models with such a head; its own by default.
         views: of a locked image tower: how many crops of each picture are computed; 1 takes the picture as it is.
         lora: rank of LoRA adapters of every attention and MLP layer, which are trained instead of the weights. The
             finished model has them merged, and PEFT reads them from its folder too.

@@ -1,6 +1,6 @@
 """Recipes: functions that return a full configuration, listed in `RECIPES`.
 
-Recipes named after a paper's models have the paper's values. The tiny, small and locked recipes have values for short
+Recipes named after a paper's models have the paper's values. The tiny and small recipes have values for short
 runs: a log-temperature moves by about one learning rate a step, so temperatures learn 10 times faster and tau_context
 starts low.
 """
@@ -65,37 +65,6 @@ def siglip_small() -> Recipe:
 def siglixp_small() -> Recipe:
     """SigLIxP: siglip-small with the context objective."""
     return with_context(siglip_small(), tau=0.01)
-
-
-# --- A locked image tower, on a CPU ----------------------------------------------------------------------------------
-
-
-def siglip_locked() -> Recipe:
-    """SigLIP on a locked tower of patches: batch 4,096, minutes on a CPU; any pictures with captions."""
-    return Recipe(
-        model=Model("patches", locked="image"),
-        data=Data(captions=("glyphs:captions",)),
-        objective=ObjectiveOptions(scale=10.0, bias=-10.0),
-        optimiser=Optimiser(learning_rate=1e-3, weight_decay=1e-2, temperature_factor=10.0),
-        steps=400,
-        batch_size=4096,
-        checkpoint_every=100,
-    )
-
-
-def siglixp_locked() -> Recipe:
-    """SigLIxP: siglip-locked with the context objective."""
-    return with_context(siglip_locked(), tau=0.01, alpha=0.7)
-
-
-def clip_locked() -> Recipe:
-    """CLIP on a locked tower of patches: batch 4,096, minutes on a CPU."""
-    return as_clip(siglip_locked())
-
-
-def clixp_locked() -> Recipe:
-    """CLIxP: clip-locked with the context objective."""
-    return with_context(clip_locked(), tau=0.01, alpha=0.7)
 
 
 # --- LIxP's own runs (section 4.1, Appendix A) ------------------------------------------------------------------------
@@ -261,10 +230,6 @@ RECIPES: Table[Callable[[], Recipe]] = Table(
         "clixp-tiny": clixp_tiny,
         "siglip-small": siglip_small,
         "siglixp-small": siglixp_small,
-        "siglip-locked": siglip_locked,
-        "siglixp-locked": siglixp_locked,
-        "clip-locked": clip_locked,
-        "clixp-locked": clixp_locked,
         "siglip-vit-s-16": siglip_vit_s_16,
         "lixp-vit-s-16": lixp_vit_s_16,
         "siglip-vit-b-16": siglip_vit_b_16,

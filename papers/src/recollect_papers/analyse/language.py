@@ -10,8 +10,8 @@ from sklearn.neighbors import NearestNeighbors
 
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind
-from recollect.models.small import SmallEncoder
 from recollect.models.transformers.encoder import TransformersEncoder
+from recollect_papers.towers.small import SmallEncoder
 
 PREFIX_NAMES: dict[Kind | None, str] = {"label": "label prefix", "caption": "caption prefix", None: "no prefix"}
 """What the paper calls prompt prefix, caption prefix and unconditional model."""

@@ -1,13 +1,24 @@
 """The patch tower: features that nobody trains, against a slow reference, and the dictionary they come from."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from recollect.core.errors import UserError
-from recollect.models import PatchEncoder, build_model, load_model, patches
-from recollect.models.patches import PatchFeatures, PatchTowers
-from recollect.models.small import BagOfWords
+from recollect.data.sources import open_source
+from recollect.models import build_model, load_model
+from recollect.training.loop import train
+from recollect.training.options import Data
+from recollect.training.recipes import RECIPES
+from recollect_papers.towers import patches
+from recollect_papers.towers.patches import PatchEncoder, PatchFeatures, PatchTowers
+from recollect_papers.towers.small import BagOfWords
+
+captions = pytest.fixture(lambda: ["a photo of a cat", "two red dogs"])
 
 SETTINGS = PatchTowers(BagOfWords(8), size=14, patch=4, stride=3, centroids=7, pool=2, colour=2)
 
@@ -86,7 +97,9 @@ def test_centroids_are_the_means_of_what_is_nearest_to_them():
 def test_the_dictionary_depends_on_the_pictures_and_not_on_the_seed(photos, few_patches, captions):
     def fitted(seed, pictures):
         torch.manual_seed(99 + seed)
-        return build_model("patches", texts=captions, pictures=list(pictures), seed=seed)
+        encoder = build_model("patches", texts=captions, seed=seed)
+        encoder.fit(list(pictures))
+        return encoder
 
     one, other, third = fitted(0, photos), fitted(1, photos), fitted(0, photos[:20])
     assert one.stem_fingerprint("image") == other.stem_fingerprint("image") != third.stem_fingerprint("image")
@@ -107,7 +120,8 @@ def test_a_tower_without_a_dictionary_says_so(captions, few_patches):
 
 
 def test_only_the_head_learns_and_dropout_is_kept(photos, few_patches, captions, tmp_path):
-    encoder = build_model("patches", texts=captions, pictures=list(photos))
+    encoder = build_model("patches", texts=captions)
+    encoder.fit(list(photos))
     encoder.set_dropout(0.5)
     heads = {id(parameter) for parameter in encoder.head_parameters("image")}
     image = {id(parameter) for parameter in encoder.tower_parameters("image") if parameter.requires_grad}
@@ -116,3 +130,52 @@ def test_only_the_head_learns_and_dropout_is_kept(photos, few_patches, captions,
     assert opened.settings.dropout == 0.5
     assert [module.p for module in opened.image_tower.modules() if isinstance(module, torch.nn.Dropout)] == [0.5]
     torch.testing.assert_close(opened.embed_images(list(photos[:3])), encoder.embed_images(list(photos[:3])))
+
+
+@pytest.fixture
+def pairs(tmp_path, monkeypatch):
+    """Thirty pictures of noise with a caption each; the cache is the test's own."""
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
+    folder, random = tmp_path / "pairs", np.random.default_rng(0)
+    folder.mkdir()
+    lines = []
+    for number in range(30):
+        Image.fromarray(random.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+        lines.append(json.dumps({"path": f"{number}.png", "captions": [f"noise number {number} in many colours"]}))
+    (folder / "pairs.jsonl").write_text("\n".join(lines))
+    return folder / "pairs.jsonl"
+
+
+def test_patches_are_fitted_trained_and_opened_as_any_model(pairs, few_patches, tmp_path):
+    recipe = replace(RECIPES["siglixp-locked"](), steps=3, batch_size=16, data=Data(captions=(str(pairs),)))
+    one, again, other = (
+        load_model(train(replace(recipe, seed=seed), tmp_path / name, device="cpu"), "cpu")
+        for name, seed in (("one", 0), ("two", 0), ("three", 1))
+    )
+    assert one.fingerprint == again.fingerprint != other.fingerprint
+    assert one.stem_fingerprint("image") == other.stem_fingerprint("image"), "seeds share features"
+
+
+def test_a_dictionary_is_fitted_once_for_all_seeds_and_text_towers(pairs, few_patches, monkeypatch):
+    source = open_source(str(pairs))
+    one, two = (build_model("patches", texts=["noise"], seed=seed) for seed in (0, 1))
+    with monkeypatch.context() as nowhere:
+        nowhere.setenv("RECOLLECT_CACHE", "/proc/none")
+        one.prepare((source,))  # what cannot be kept is fitted each time
+    one.prepare((source,))
+    monkeypatch.setattr(patches.PatchFeatures, "fit", None)
+    for other in (two, build_model("patches-transformer", texts=["noise"], seed=0)):
+        other.prepare((source,))
+        assert one.stem_fingerprint("image") == other.stem_fingerprint("image")
+
+
+@pytest.mark.parametrize("setting", sorted(patches.MAKE_FEATURES))
+def test_another_setting_of_the_features_is_another_dictionary(setting, pairs, monkeypatch):
+    source, fitted = open_source(str(pairs)), []
+    monkeypatch.setattr(patches.PatchFeatures, "fit", lambda *_: fitted.append(setting))
+    before = build_model("patches", texts=["noise"])
+    before.prepare((source,))
+    settings = before.dictionary.settings
+    before.dictionary.settings = replace(settings, **{setting: getattr(settings, setting) + 1})
+    before.prepare((source,))
+    assert len(fitted) == 2

@@ -1,13 +1,19 @@
-"""The kinds of small towers there are: how each is built from its settings, and opened again."""
+"""Small towers built from settings, and opened again."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 
+from recollect.core.errors import UserError
 from recollect.core.seeding import derive_seed, seed_default_generators
-from recollect.models.patches import PatchEncoder, PatchTowers
-from recollect.models.small import (
+from recollect.core.validation import refuse
+from recollect.models.dual import Tower
+from recollect_papers.towers.patches import PatchEncoder, PatchTowers
+from recollect_papers.towers.small import (
     BagOfWords,
     GlyphEncoder,
     GlyphTowers,
@@ -16,7 +22,7 @@ from recollect.models.small import (
     VectorTowers,
     WordTransformer,
 )
-from recollect.models.tokenizers import WordTokenizer
+from recollect_papers.towers.words import WordTokenizer
 
 AnyTowers = VectorTowers | GlyphTowers | PatchTowers
 
@@ -27,6 +33,41 @@ ENCODERS: dict[type, type[SmallEncoder]] = {
 }
 
 
+@dataclass(frozen=True)
+class SmallPreset:
+    """Small towers; their text tower reads words, not pieces of words (`recollect.models.presets.Preset`)."""
+
+    summary: str
+    towers: AnyTowers
+    own_words = True
+    recomputable: tuple[Tower, ...] = ()
+
+    @property
+    def has_dropout(self) -> bool:
+        return ENCODERS[type(self.towers)].has_dropout
+
+    def encoder(
+        self,
+        name: str,
+        texts: Sequence[str] | None,
+        tokenizer: transformers.PreTrainedTokenizerBase | str | None,
+        seed: int,
+    ) -> SmallEncoder:
+        """New towers that know the words of ``texts``.
+
+        Raises:
+            UserError: no texts, or a tokenizer.
+        """
+        refuse((tokenizer is not None, f"{name}: its text tower reads words, not tokens. Omit the tokenizer."))
+        if texts is None:
+            raise UserError(f"{name}: needs captions to take its words from.")
+        return build_small(self.towers, WordTokenizer.trained_on(texts), name, seed)
+
+    def restore(self, record: dict[str, Any], weights: dict[str, Tensor]) -> SmallEncoder:
+        """See `recollect.models.presets.RestorablePreset`."""
+        return open_small(record, weights)
+
+
 def build_small(settings: AnyTowers, words: WordTokenizer, preset: str, seed: int) -> SmallEncoder:
     """Towers as ``settings`` say, initialised from ``seed`` alone."""
     with torch.random.fork_rng(devices=[]):
@@ -34,7 +75,7 @@ def build_small(settings: AnyTowers, words: WordTokenizer, preset: str, seed: in
         return ENCODERS[type(settings)](settings, words, preset)  # type: ignore[call-arg]
 
 
-def restore_small(record: dict[str, Any], weights: dict[str, Tensor]) -> SmallEncoder:
+def open_small(record: dict[str, Any], weights: dict[str, Tensor]) -> SmallEncoder:
     """The encoder that a record and its weights describe.
 
     Raises:

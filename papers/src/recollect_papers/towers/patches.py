@@ -7,8 +7,10 @@ is added. The dictionary is fitted to pictures in seconds and is the same for ev
 of a source are computed once and read by any number of trainings.
 """
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
@@ -17,12 +19,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recollect.core.errors import UserError
+from recollect.core.progress import progress
 from recollect.core.seeding import numpy_generator
-from recollect.core.types import ImageLike
+from recollect.core.types import ImageLike, Source
+from recollect.data.sources.images import BrokenImageError
 from recollect.data.transforms import ImageTransform
 from recollect.models.dual import DualEncoder
-from recollect.models.small import BagOfWords, SmallEncoder, WordTransformer
-from recollect.models.tokenizers import WordTokenizer
+from recollect.training.feature_store import FeatureStore
+from recollect.training.locked import read_pictures
+from recollect_papers.towers.small import BagOfWords, SmallEncoder, WordTransformer
+from recollect_papers.towers.words import WordTokenizer
 
 FIT_PICTURES = 10_000
 """Pictures that the dictionary is fitted to; more change nothing that could be measured."""
@@ -32,6 +38,7 @@ _STANDARDISED_BY = 4_096  # pictures whose features give each feature's mean and
 _CONTRAST = 10.0  # added to a patch's variance, of brightness 0…255: flat patches stay flat
 _WHITENING = 0.1  # added to the eigenvalues: directions that are noise alone are not blown up
 _TINY = 1e-4
+_BLOCK = 256
 _AT_ONCE = 64  # pictures: their distances to 384 centroids take 19 MB
 
 
@@ -198,6 +205,7 @@ class PatchEncoder(SmallEncoder):
     """The patch tower with a text tower that reads words; mainly for `locked` training."""
 
     architecture = "patches"
+    has_dropout = True
 
     def __init__(self, settings: PatchTowers, words: WordTokenizer, preset: str = "") -> None:
         super().__init__(nn.Sequential(PatchFeatures(settings), PatchHead(settings)), settings, words, preset)
@@ -226,6 +234,41 @@ class PatchEncoder(SmallEncoder):
         if len(pictures) == 0:
             raise UserError("the patch tower is fitted to pictures, and there are none. Name a source with pictures.")
         self.dictionary.fit(np.stack([self.transform.pixels(picture) for picture in pictures]))
+
+    def prepare(self, sources: Sequence[Source]) -> None:
+        """Fit the dictionary to pictures spread evenly over the sources, unless that was done before.
+
+        It depends on the sources and on the settings that make features, not on the run's seed, its head or its text
+        tower, so that all of them share features.
+
+        Raises:
+            UserError: no picture can be read.
+        """
+        store, settings = FeatureStore(), asdict(self.dictionary.settings)
+        key = (
+            "patches",
+            json.dumps({name: settings[name] for name in MAKE_FEATURES}, sort_keys=True),
+            self.transform.key,
+            *(source.fingerprint for source in sources),
+        )
+        if kept := store.load(*key):
+            self.dictionary.load_state_dict(kept)
+            return
+        sizes = [min(len(source), 2**31) for source in sources]
+        pictures: list[ImageLike] = []
+        with progress("fit patches", None, "pictures") as counter:
+            for source, size in zip(sources, sizes, strict=True):
+                wanted = max(1, round(FIT_PICTURES * size / sum(sizes)))
+                indices = np.unique(np.linspace(0, size - 1, min(size, wanted)).astype(np.int64))
+                for start in range(0, len(indices), _BLOCK):
+                    read = read_pictures(source, indices[start : start + _BLOCK], 0, self.transform.needed)
+                    pictures += [
+                        self.transform.pixels(each) for _, each in read if not isinstance(each, BrokenImageError)
+                    ]
+                    counter.advance(len(read))
+            self.fit(pictures)
+        with suppress(OSError, UserError):  # no room: they are fitted again next time
+            store.save(self.dictionary.state_dict(), *key)
 
     def set_dropout(self, share: float) -> None:
         """Drop this share of the features in training; no embedding changes."""

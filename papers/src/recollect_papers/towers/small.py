@@ -23,7 +23,7 @@ from recollect.data.transforms import ImageTransform
 from recollect.models.attention import TextAttention
 from recollect.models.dual import DualEncoder, Tower
 from recollect.models.prefixes import SPREAD, prefix_words
-from recollect.models.tokenizers import WordTokenizer
+from recollect_papers.towers.words import WordTokenizer
 
 _PADDING, _END = "<pad>", "<end>"
 

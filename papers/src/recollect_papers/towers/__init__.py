@@ -1,0 +1,1 @@
+"""Small dual encoders for studies, which train in seconds on one core."""
