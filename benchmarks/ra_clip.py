@@ -11,7 +11,7 @@ nothing was trained on (noto), there also with their pictures of the six styles 
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +19,11 @@ from recollect import cli
 from recollect.cli.parser import Arg, script_options
 from recollect.core.files import read_json, write_json
 from recollect.evaluation.results import summarise
+from recollect.training.loop import train
+from recollect.training.options import Data
+from recollect.training.recipes import RECIPES
 from recollect_papers.lixp.sets import HELD_STYLES
+from recollect_papers.reco.ra_clip import joint_recipe, train_joint
 from recollect_papers.study import StudyTable
 from recording import this_command, where
 
@@ -71,13 +75,17 @@ class Trial:
         """Some of the emoji."""
         return f"{self.options.data}?{filters}"
 
-    def model(self, name: str, pairs: str, *words: str | Path) -> Path:
+    def model(self, name: str, pairs: str, memory: Path | None = None, searcher: Path | None = None) -> Path:
         """A model by the recipe clip-locked; with a memory it learns to read."""
-        out, kind = self.folder / name, ("ra-clip", "clip-locked") if words else ("clip-locked",)
+        out = self.folder / name
         if not (out / "model").exists():
-            how = ("--steps", self.options.steps, "--batch-size", self.options.batch, "--seed", self.seed)
-            resume = ("--resume",) if out.exists() else ()
-            said("train", *kind, *words, "--captions", pairs, *map(str, how), "--out", out, *resume)
+            sizes = {"steps": self.options.steps, "batch_size": self.options.batch, "seed": self.seed}
+            recipe = replace(RECIPES["clip-locked"](), data=Data(captions=(pairs,)), **sizes)
+            if memory is None:
+                train(recipe, out, resume=out.exists())
+            else:
+                reading = replace(joint_recipe(recipe), data=recipe.data, memory=str(memory), searcher=str(searcher))
+                train_joint(reading, out, resume=out.exists())
         return out / "model"
 
     def memory(self, name: str, model: Path, *sources: str) -> Path:
@@ -110,7 +118,7 @@ class Trial:
         known = self.memory("known", searcher, first)
         grown = self.memory("grown", searcher, first, new)
         plain, both = self.model("plain", second), self.model("both", whole)
-        reads = self.model("reads", second, "--memory", known, "--searcher", searcher)
+        reads = self.model("reads", second, known, searcher)
         fusion = ("--fusion", reads / "fusion", "--searcher", searcher)
         for asked, pool in (("six styles", new), (STYLE, held)):
             yield "plain model of the same pairs", asked, self.found(plain, pool)

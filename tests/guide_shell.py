@@ -22,7 +22,6 @@ METHODS = ["zero-shot", "prototype", "tip-adapter-cv"]  # "all" trains some of t
 # Sizes of the guides, cut to what a test has time for: option, and what is put in its place.
 SMALL: dict[str, dict[str, list[str]]] = {
     "train": {"--steps": ["2"], "--batch-size": ["8"], "--device": ["cpu"]},
-    "train ra-clip": {"--steps": ["2"], "--batch-size": ["8"], "--device": ["cpu"]},
     "train reco": {"--epochs": ["1"], "--batch-size": ["8"], "--device": ["cpu"]},
     "evaluate few-shot": {"--methods": METHODS, "--shots": ["1", "2"], "--seeds": ["1"]},
     "evaluate retrieval": {"--queries": ["4"]},

@@ -13,9 +13,7 @@ from torch import nn
 from recollect.index import Index
 from recollect.models import build_model
 from recollect.objectives import ContextObjective, ContrastiveObjective
-from recollect.reco import joint as joint_runs
 from recollect.reco.block import FusionModule, FusionSettings
-from recollect.reco.joint import ReadingTowers
 from recollect.reco.learning import FusionTowers
 from recollect.reco.objective import TERMS, FusionObjective
 from recollect.reco.pairs import Pairs
@@ -24,6 +22,8 @@ from recollect.training.options import Data
 from recollect.training.ranks import ranks, shard_of_this_process, sum_gradients
 from recollect.training.recipes import RECIPES
 from recollect.training.step import Inputs, StepOptions, train_step
+from recollect_papers.reco import ra_clip as joint_runs
+from recollect_papers.reco.ra_clip import ReadingTowers
 
 BATCH, PLACES, WIDTH, READS, K = 12, 4, 8, 6, 2
 CASES = [

@@ -27,9 +27,6 @@ COMMANDS: dict[str, Command] = {
     "train": Command("recollect.cli.train:Train", "train or post-train a dual encoder by a recipe"),
     "train reco": Command("recollect.cli.train_reco:TrainReco", "teach a frozen model to read an index"),
     "train starter": Command("recollect.cli.train_starter:TrainStarter", "train the text head of the default model"),
-    "train ra-clip": Command(
-        "recollect.cli.train_ra_clip:TrainRaClip", "train a dual encoder whose images read an index"
-    ),
     "evaluate zero-shot": Command("recollect.cli.evaluate:ZeroShot", "classify by class names alone"),
     "evaluate few-shot": Command(
         "recollect.cli.evaluate:FewShot", "classify with a few labelled images, every method and draw"

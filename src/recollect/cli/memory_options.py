@@ -26,8 +26,7 @@ class MemoryOptions:
     read_where: Annotated[str | None, Arg(rare=True)] = None
     """Read only rows that satisfy a filter, e.g. "source = 'emoji' and domain != 'noto'"."""
     searcher: Annotated[str | None, Arg(rare=True)] = None
-    """Where the model that embedded the memory is now, for a fusion of `recollect train ra-clip`; by default where it
-    was then."""
+    """The model that embedded the memory, for a fusion that reads another model's memory (default: where it was)."""
     near: Annotated[float | None, Arg(rare=True)] = None
     """Leave out rows whose image has at least this cosine with a tested image; 0.94 in RECO."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from recollect.cli.parser import Arg, parse, value_of, warn_unused
 from recollect.core.validation import check_choice, check_number, refuse
@@ -34,8 +34,6 @@ SHOWN: Mapping[str, str] = {
 """Fields of a recipe that help lists, and their options; every other field is an option too, by its dotted name."""
 
 _SOURCES = ("sources", "captions", "labels")
-
-_Train = TypeVar("_Train", bound="Train")
 
 
 @dataclass(frozen=True)
@@ -72,14 +70,14 @@ class Train:
     """Make a new repository of --push-to public."""
 
     @classmethod
-    def parse(cls: type[_Train], words: list[str], prog: str) -> _Train:
+    def parse(cls, words: list[str], prog: str) -> "Train":
         """Read the command line; its first word names the recipe, which sets the defaults of all other options.
 
         Raises:
             UserError: no such recipe, or a wrong option.
         """
         first = words[0] if words and not words[0].startswith("-") else None
-        command = parse(cls, words, prog, cls.of_recipe(first) if first else cls())
+        command = parse(cls, words, prog, cls(name=first, recipe=named_recipe(first)) if first else cls())
         late = command.name != first
         refuse((late, f"{command.name}: name the recipe before its options: {prog} {command.name} ..."))
         if first is None and (config := value_of("--config", words)):
@@ -93,11 +91,6 @@ class Train:
             data = replace(data, **kept)  # type: ignore[arg-type]
             command = replace(command, recipe=replace(command.recipe, data=data))
         return command
-
-    @classmethod
-    def of_recipe(cls: type[_Train], name: str) -> _Train:
-        """The command with a recipe's defaults."""
-        return cls(name=name, recipe=named_recipe(name))
 
     def hooks(self) -> "list[Hook]":
         """What to measure while training.
@@ -126,6 +119,7 @@ class Train:
         from recollect.core.files import check_writable
         from recollect.core.progress import output
         from recollect.models.hub import check_push, push_model
+        from recollect.training.loop import train
         from recollect.training.run_folder import check_free
         from recollect.training.trackers import check_trackers
 
@@ -146,18 +140,12 @@ class Train:
             check_free(out, self.resume)
         if self.push_to and first:
             check_push(self.push_to)
-        model = self._train(out)
+        model = train(self.recipe, out, resume=self.resume, device=self.device, hooks=self.hooks(), trackers=self.track)
         if not first:
             return
         if self.push_to:
             console.print(f"pushed: {push_model(model, self.push_to, private=not self.public)}", highlight=False)
         console.print(f"model: {model}\nmetrics: {out / 'metrics.jsonl'}", highlight=False)
-
-    def _train(self, out: Path) -> Path:
-        """The folder of the trained model."""
-        from recollect.training.loop import train
-
-        return train(self.recipe, out, resume=self.resume, device=self.device, hooks=self.hooks(), trackers=self.track)
 
 
 def named_recipe(name: str) -> Recipe:

@@ -76,22 +76,22 @@ class JointRecipe(Recipe):
         """
         super().check()
         if not self.memory:
-            raise UserError("no index to read. Name one with --memory; `recollect index build` makes it.")
+            raise UserError("no index to read: name one as memory. `recollect index build` makes it.")
         if self.k < 1:
-            raise UserError(f"--k {self.k}: must be at least 1.")
+            raise UserError(f"k {self.k}: must be at least 1.")
         if not -1 <= self.max_score < float("inf"):
-            raise UserError(f"--max-score {self.max_score:g}: a cosine, or a number above 1 to pass over nothing near.")
+            raise UserError(f"max_score {self.max_score:g}: a cosine, or a number above 1 to pass over nothing near.")
         for option, on in (
-            ("--lora", self.model.lora is not None),
-            ("--compile", self.compile),
-            ("--shard-weights", self.shard_weights),
+            ("lora", self.model.lora is not None),
+            ("compile", self.compile),
+            ("shard_weights", self.shard_weights),
         ):
             if on:
                 raise UserError(f"{option}: is not for towers that learn together with their reading. Leave it out.")
         context = self.objective.context
         if context is not None and (context.options.separate or context.options.augmented != "none"):
             raise UserError(
-                "--objective.context.options: pictures that read a memory look up their own batch alone. Leave out "
+                "objective.context.options: pictures that read an index look up their own batch alone. Leave out "
                 "separate and augmented."
             )
 
@@ -214,7 +214,7 @@ def train_joint(
     recipe.check()
     check_at_once(recipe, None, resumed=resume)  # before the searcher is opened
     index = Index.open(recipe.memory).snapshot()
-    searcher, _ = index.open_model(recipe.searcher, device, "--searcher")
+    searcher, _ = index.open_model(recipe.searcher, device, "searcher")
     check_k(index, recipe.k, spoken=True)
 
     def assemble(given: Recipe, place: ProcessRanks, saved: Path | None) -> Parts:

@@ -11,18 +11,19 @@ from PIL import Image
 from torch.nn import functional
 
 from recollect import cli
+from recollect.cli.train_hooks import measuring_hooks
 from recollect.core.errors import UserError
 from recollect.data.sources import open_source
 from recollect.index import Index
 from recollect.models import build_model, load_model
-from recollect.reco import joint
 from recollect.reco.block import FusionModule, FusionSettings
 from recollect.reco.encoder import RetrievalEnhancedEncoder, open_encoder
 from recollect.training.assembly import sample_mark
-from recollect.training.loop import train
+from recollect.training.loop import Hook, train
 from recollect.training.options import Data, Model
 from recollect.training.ranks import ProcessRanks
 from recollect.training.recipes import RECIPES
+from recollect_papers.reco import ra_clip as joint
 
 K = 3
 MOST = 0.999999  # of random filters all pictures look alike: only a picture itself is so near to itself
@@ -53,32 +54,18 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
 
 
-def command(world, out, *words):
-    options = ("--memory", world / "memory", "--data", world / "pairs.csv", "--model.start", "tiny", "--k", K)
-    sizes = ("--steps", 4, "--batch-size", 8, "--log-every", 1, "--data.broken-share", 0.1, "--max-score", MOST)
-    return cli.main([str(word) for word in ("train", "ra-clip", *options, *sizes, "--out", out, *words)])
+def recipe_of(world, **changed):
+    data = Data(captions=(str(world / "pairs.csv"),), broken_share=0.1)
+    plain = replace(joint.joint_recipe(RECIPES["clip-tiny"]()), steps=4, batch_size=8, log_every=1, checkpoint_every=2)
+    return replace(plain, **{"data": data, "memory": str(world / "memory"), "k": K, "max_score": MOST} | changed)
 
 
 @pytest.fixture(scope="module")
 def trained(world, tmp_path_factory):
     out = tmp_path_factory.mktemp("trained") / "run"
-    measured = ("--evaluate", f"retrieval={world}/reference.csv?split=all", "--evaluate-every", 4)
-    assert command(world, out, "--checkpoint-every", 2, *measured) == 0
+    measure = measuring_hooks((f"retrieval={world}/reference.csv?split=all",))
+    joint.train_joint(recipe_of(world), out, device="cpu", hooks=[Hook(4, measure)])
     return out
-
-
-def recipe_of(world, **changed):
-    data = Data(captions=(str(world / "pairs.csv"),), broken_share=0.1)
-    given = replace(
-        joint.joint_recipe(RECIPES["clip-tiny"]()),
-        data=data,
-        memory=str(world / "memory"),
-        k=K,
-        max_score=MOST,
-        steps=2,
-        batch_size=8,
-    )
-    return replace(given, **changed)
 
 
 def readable_rows(source, locked):
@@ -154,7 +141,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(world, trained, tmp_p
     run = tmp_path / "run"
     shutil.copytree(trained, run)
     shutil.rmtree(run / "model"), shutil.rmtree(run / "checkpoints" / "step-00000004")
-    assert command(world, run, "--checkpoint-every", 2, "--resume") == 0
+    joint.train_joint(recipe_of(world), run, resume=True, device="cpu")
     for file in ("model.safetensors", f"{joint.FUSION}/fusion.safetensors"):
         assert (run / "model" / file).read_bytes() == (trained / "model" / file).read_bytes()
     assert (run / "metrics.jsonl").read_text().count("\n") == 4
@@ -180,73 +167,42 @@ def test_commands_read_with_it_and_find_what_was_measured_while_it_trained(world
     assert {name.rpartition("/")[2]: value for name, value in figures.items()} == pytest.approx(values)
 
 
-def test_a_run_begins_with_a_named_recipe_or_with_anothers(trained, monkeypatch, capsys):
-    begun = []
-    monkeypatch.setattr(joint, "train_joint", lambda recipe, out, **rest: begun.append((recipe, out)) or out)
-    words = ["train", "ra-clip", "siglip-tiny", "--memory", "mine", "--data", "pairs.csv"]
-    assert cli.main(words) == 0
-    assert cli.main(["train", "ra-clip", "--config", str(trained / "recipe.json"), "--out", "there"]) == 0
-    (named, out), (again, _) = begun
-    siglip = RECIPES["siglip-tiny"]()
-    assert (named.objective, named.steps, named.memory, str(out)) == (
-        siglip.objective,
-        siglip.steps,
-        "mine",
-        "runs/ra-clip",
-    )
-    assert (again.k, again.steps, again.objective.base) == (K, 4, "softmax")
-    assert cli.main(["train", "ra-clip", "siglip-tinny", "--memory", "mine", "--data", "pairs.csv"]) == 2
-    assert "Did you mean 'siglip-tiny'?" in capsys.readouterr().err
-    assert cli.main(["train", "--config", str(trained / "recipe.json")]) == 2
-    assert "recipe.json: there is no option" in capsys.readouterr().err
+def test_a_run_without_the_index_is_refused(world):
     with pytest.raises(ValueError, match="JointRecipe"):
-        train(named, trained / "unused")  # which would train without the memory
+        train(recipe_of(world), world / "unused")
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("changed", "message"),
     [
-        (("--memory", ""), "--memory"),
-        (("--k", 50), "k = 50"),
-        (("--compile",), "--compile: is not for towers that learn together with their reading"),
-        (("--data", "glyphs:captions"), "an endless stream"),
-        (("--searcher", "{run}/model"), "another model"),
-        (("--k", 0), "--k 0: must be at least 1"),
+        ({"memory": ""}, "memory"),
+        ({"k": 50}, "k = 50"),
+        ({"compile": True}, "compile"),
+        ({"model": Model("tiny", lora=2)}, "lora"),
+        ({"data": Data(captions=("glyphs:captions",))}, "an endless stream"),
+        ({"searcher": "{run}/model"}, "another model"),
+        ({"k": 0}, "k 0"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_leaves_nothing(world, trained, tmp_path, capsys, words, message):
-    given = [str(word).replace("{run}", str(trained)) for word in words]
-    options = {
-        "--memory": world / "memory",
-        "--data": world / "pairs.csv",
-        "--model.start": "tiny",
-        "--out": tmp_path / "run",
-    }
-    rest = given if given[0] not in options else []
-    options |= dict([given]) if not rest else {}
-    line = [str(word) for pair in options.items() for word in pair]
-    assert cli.main(["train", "ra-clip", *line, *rest]) == 2
-    assert message in capsys.readouterr().err
+def test_what_cannot_be_is_refused_and_leaves_nothing(world, trained, tmp_path, changed, message):
+    given = {name: value.replace("{run}", str(trained)) if isinstance(value, str) else value
+             for name, value in changed.items()}  # fmt: skip
+    with pytest.raises(UserError, match=message):
+        joint.train_joint(recipe_of(world, **given), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
 
 
-def test_contradictions_are_errors_before_the_searcher_is_opened(world, tmp_path, monkeypatch, capsys):
-    monkeypatch.delattr(joint.Index, "open_model")
-    assert command(world, tmp_path / "run", "--lora", "2") == 2
-    assert "lora" in capsys.readouterr().err
-
-
-def test_a_full_disk_is_one_line_and_leaves_no_run(world, tmp_path, monkeypatch, capsys):
+def test_a_full_disk_is_one_line_and_leaves_no_run(world, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(joint.FeatureStore, "save", full)
-    assert command(world, tmp_path / "run") == 2
-    assert "what the pictures read could not be written (No space left" in capsys.readouterr().err
+    with pytest.raises(UserError, match="No space left"):
+        joint.train_joint(recipe_of(world), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_goes_on_with_the_memory_that_it_began_with_only(world, trained, tmp_path, capsys):
+def test_a_run_goes_on_with_the_memory_that_it_began_with_only(world, trained, tmp_path):
     run, memory = tmp_path / "run", tmp_path / "memory"
     shutil.copytree(trained, run), shutil.copytree(world / "memory", memory)
     shutil.rmtree(run / "model"), shutil.rmtree(run / "checkpoints" / "step-00000004")
@@ -254,8 +210,8 @@ def test_a_run_goes_on_with_the_memory_that_it_began_with_only(world, trained, t
     changed = Index.open(kept)
     changed.remove(changed.ids[:1])
     try:
-        assert command(world, run, "--checkpoint-every", 2, "--resume") == 2
-        assert "memory" in capsys.readouterr().err
+        with pytest.raises(UserError, match="memory"):
+            joint.train_joint(recipe_of(world), run, resume=True, device="cpu")
         assert not (run / "model").exists()
     finally:
         shutil.rmtree(kept), shutil.copytree(memory, kept)
