@@ -274,6 +274,8 @@ def test_a_damaged_small_model(captions, tmp_path):
     (folder / "recollect.json").write_text(json.dumps(record | {"vocabulary": record["vocabulary"][:-1]}))
     assert "do not fit together" in refusal(folder)
     (folder / "recollect.json").write_text(json.dumps({"format": 1, "architecture": "vectors"}))
+    assert "a vectors model" in refusal(folder)
+    (folder / "recollect.json").write_text(json.dumps({"format": 1, "architecture": "vectors", "preset": "vector-mlp"}))
     assert "do not fit together" in refusal(folder)
     (folder / "model.safetensors").write_bytes(b"half")
     assert "model.safetensors is missing or damaged" in refusal(folder)
