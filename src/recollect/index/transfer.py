@@ -127,6 +127,19 @@ def move_file(source: Path, target: Path) -> Path:
     return free
 
 
+def write_new(target: Path, data: bytes) -> Path:
+    """Write a file without ever replacing another; returns where it is.
+
+    Raises:
+        UserError: its folder cannot be written to.
+    """
+    with _told(target.parent):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _reserved(target, None) as free:
+            free.write_bytes(data)
+    return free
+
+
 def trash_of(file: File) -> Path:
     """Where a deleted file goes: on the same disk, at the top of its source."""
     path, place = Path(file.path), Path(file.place)

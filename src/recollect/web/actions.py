@@ -14,6 +14,7 @@ from typing import Any, Literal
 from recollect.core.errors import UserError
 from recollect.index.export import CocoKind, export_index
 from recollect.index.transfer import Transfer, copy_pictures, move_back, move_pictures, trash_of
+from recollect.web.folder import absolute
 from recollect.web.label_store import LabelStore
 from recollect.web.library import Library
 
@@ -79,7 +80,7 @@ class Actions:
             UserError: the folder is not an absolute path or cannot be written to, or a picture is gone.
         """
         index = self.library.index
-        to = _folder(folder) if kind in ("copy", "move") else Path()
+        to = absolute(folder) if kind in ("copy", "move") else Path()
         with self._lock:
             moved = Transfer(len(ids))
             if kind == "copy":
@@ -110,7 +111,7 @@ class Actions:
         """
         if not folder and files is None:
             return self.act("remove", ids)
-        index, to = self.library.index, _folder(folder)
+        index, to = self.library.index, absolute(folder)
         with self._lock:
             moved = move_pictures(index, ids, to, files)
             if files is None:
@@ -155,18 +156,6 @@ class Actions:
             shutil.rmtree(folder)
             raise
         return folder / f"pictures{ending}"
-
-
-def _folder(name: str) -> Path:
-    """The folder that a user named.
-
-    Raises:
-        UserError: it is not an absolute path.
-    """
-    folder = Path(name).expanduser()
-    if not (name and folder.is_absolute()):
-        raise UserError(f"{name or 'no folder'}: name a folder from the top, such as {Path.home() / 'Pictures'}")
-    return folder
 
 
 def _same(old: str, new: str) -> bool:

@@ -22,7 +22,7 @@ from recollect.index.facets import FACETS
 from recollect.index.rows import plain
 from recollect.web.actions import file_manager, show_file
 from recollect.web.duplicates import KINDS
-from recollect.web.guard import Guard
+from recollect.web.libraries import Libraries
 from recollect.web.library import FULL_SIDE, VIEW_SIDE
 from recollect.web.session import Ask, SearchTerm, Session
 
@@ -43,6 +43,7 @@ STATIC = (
     "duplicates.js",
     "settings.js",
     "search.js",
+    "searches.js",
     "classes.js",
     "map.js",
     "sorted.js",
@@ -171,6 +172,19 @@ class FolderBody(_Body):
     folder: Annotated[str, Field(min_length=1, max_length=4096)]
 
 
+class PlaceBody(_Body):
+    """A library to switch to: an index, or a folder of pictures."""
+
+    place: Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+class SearchBody(_Body):
+    """A search to save, by its address in the page; without one it is removed."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    address: Annotated[str, Field(min_length=1, max_length=8000)] | None = None
+
+
 class ResolveBody(_Body):
     """Duplicates to remove or to move; see `Actions.set_aside`."""
 
@@ -179,14 +193,8 @@ class ResolveBody(_Body):
     folder: Annotated[str, Field(max_length=4096)] = ""
 
 
-def create_app(session: Session, hosts: frozenset[str], token: str | None = None, embedded: bool = False) -> Guard:
-    """The whole page as an ASGI application.
-
-    Args:
-        hosts: by which it may be called; empty for any.
-        token: what a browser must know; None for whoever can reach it.
-        embedded: let a notebook on this machine show it in a cell.
-    """
+def create_app(session: Session, libraries: Libraries) -> FastAPI:
+    """The page of one library as an ASGI application, which needs a `Guard`."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     _errors(app)
     _static(app)
@@ -197,7 +205,8 @@ def create_app(session: Session, hosts: frozenset[str], token: str | None = None
     _labelling(app, session)
     _saving(app, session)
     _selecting(app, session)
-    return Guard(app, hosts, token, embedded)
+    _switching(app, session, libraries)
+    return app
 
 
 def _errors(app: FastAPI) -> None:
@@ -247,6 +256,7 @@ def _listing(app: FastAPI, session: Session) -> None:
             "model": index.record.model_name.rstrip("/").rsplit("/")[-1],
             "damaged": session.labels.damaged,
             "filling": filling,
+            "adds_to": str(session.adder.place),
             "address": index.address,
         }
 
@@ -286,6 +296,31 @@ def _listing(app: FastAPI, session: Session) -> None:
         from starlette.concurrency import run_in_threadpool
 
         return {"upload": await run_in_threadpool(session.upload, data)}
+
+    @app.post("/api/added")
+    async def keep(request: Request, name: Annotated[str, Query(min_length=1, max_length=250)]) -> dict[str, Any]:
+        from starlette.concurrency import run_in_threadpool
+
+        kept = await run_in_threadpool(session.adder.keep, name, await request.body())
+        return {"file": str(kept), "folder": str(kept.parent), "watched": session.adder.watched is not None}
+
+
+def _switching(app: FastAPI, session: Session, libraries: Libraries) -> None:
+    @app.get("/api/libraries")
+    def known() -> dict[str, Any]:
+        return {"libraries": libraries.known(session)}
+
+    @app.post("/api/libraries")
+    def switch(body: PlaceBody) -> dict[str, Any]:
+        return {"key": libraries.open(body.place)}
+
+    @app.get("/api/searches")
+    def saved() -> dict[str, Any]:
+        return {"searches": session.searches.all()}
+
+    @app.post("/api/searches")
+    def save_search(body: SearchBody) -> dict[str, Any]:
+        return {"searches": session.searches.save(body.name, body.address)}
 
 
 def _looking(app: FastAPI, session: Session) -> None:

@@ -19,6 +19,7 @@ POLL = 3.0
 
 _OPTIONS = IngestOptions(broken_share=1.0, early=True)
 _UNSAFE = re.compile(r"[^\w.-]+")
+_DIGEST = re.compile(r"-[0-9a-f]{10}$")
 
 
 def data_directory() -> Path:
@@ -33,6 +34,39 @@ def index_of_folder(folder: Path, model: str = "") -> Path:
     place = folder.resolve()
     digest = hashlib.blake2b(f"{place}\n{model}".encode(), digest_size=5).hexdigest()
     return data_directory() / "indexes" / f"{_UNSAFE.sub('-', place.name)[:60] or 'folder'}-{digest}"
+
+
+def folder_name(address: Path) -> str:
+    """What to call the index at an address: in the data directory without the digest that `index_of_folder` adds."""
+    name = address.resolve().name
+    return _DIGEST.sub("", name) if address.resolve().parent.parent == data_directory().resolve() else name
+
+
+def absolute(place: str) -> Path:
+    """The path that a user named.
+
+    Raises:
+        UserError: it is not an absolute path.
+    """
+    path = Path(place).expanduser()
+    if not (place and path.is_absolute()):
+        raise UserError(f"{place or 'no folder'}: name a folder from the top, such as {Path.home() / 'Pictures'}")
+    return path
+
+
+def pictures_in(place: str) -> Path | None:
+    """The folder of pictures at a place; None where it is an index.
+
+    Raises:
+        UserError: nothing is there.
+    """
+    path = Path(place).expanduser()
+    if "://" in place:
+        return None
+    if not path.is_dir():
+        what = "not a folder" if path.exists() else "no such folder"
+        raise UserError(f"{place}: {what}. Name an index, or a folder of pictures.")
+    return None if any((path / f"{name}.lance").is_dir() for name in ("pictures", "pairs")) else path
 
 
 def check_folder(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import hmac
 import json
+import re
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -19,6 +20,7 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'"
 )
+_PAGE = re.compile(r"/(library/\w+/)?")
 NOTEBOOKS = "http://localhost:* http://127.0.0.1:*"
 """Who may show an embedded page in a frame."""
 
@@ -66,7 +68,7 @@ class Guard:
             if hmac.compare_digest(given.encode(), self.token.encode()):
                 # not Strict, which is not sent where the page is opened by a link of another site
                 cookie = f"{_cookie(scope)}={self.token}; HttpOnly; SameSite=Lax; Path=/"
-                await _answer(send, 303, "", {"location": "/", "set-cookie": cookie})
+                await _answer(send, 303, "", {"location": scope["path"], "set-cookie": cookie})
             else:
                 await _answer(send, 401, "wrong token")
             return
@@ -104,7 +106,7 @@ class Guard:
         return any(hmac.compare_digest(each.encode(), known) for each in (given, cookies.get(name, "")))
 
     async def _limited(self, scope: Any, receive: Any, send: Any, headers: dict[str, str]) -> None:
-        limit = PICTURE_LIMIT if scope["path"] == "/api/pictures" else JSON_LIMIT
+        limit = PICTURE_LIMIT if scope["path"].endswith(("/api/pictures", "/api/added")) else JSON_LIMIT
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length) > limit:
             await _drain(receive, 4 * limit)
@@ -150,7 +152,7 @@ def _followed(scope: Any, headers: dict[str, str], embedded: bool) -> bool:
     """Whether the page is opened by a link, or in a frame that may show it; that changes nothing."""
     into = headers.get("sec-fetch-dest")
     window = headers.get("sec-fetch-mode") == "navigate" and (into == "document" or (embedded and into == "iframe"))
-    return bool(window and scope["method"] == "GET" and scope["path"] == "/")
+    return bool(window and scope["method"] == "GET" and _PAGE.fullmatch(scope["path"]))
 
 
 def _cookie(scope: Any) -> str:

@@ -10,7 +10,7 @@ import webbrowser
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable
@@ -18,11 +18,10 @@ from recollect.core.progress import output, printable
 from recollect.core.types import Encoder
 from recollect.index import Index
 from recollect.index.embedded import encoder_and_name
+from recollect.web.folder import FolderFiller, check_folder, open_folder, pictures_in
 from recollect.web.label_store import LabelStore
+from recollect.web.libraries import Libraries
 from recollect.web.session import Session
-
-if TYPE_CHECKING:
-    from recollect.web.folder import FolderFiller
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PORT = 8517
@@ -62,6 +61,7 @@ class Page:
             import uvicorn
 
             from recollect.web.api import create_app
+            from recollect.web.guard import Guard
         except ImportError:
             raise UserError("the page needs fastapi and uvicorn: pip install 'recollect[web]'") from None
         check_address(host, port, token)
@@ -75,7 +75,8 @@ class Page:
             raise
         self.session.local = host in LOOPBACK
         hosts = frozenset(LOOPBACK) if host in LOOPBACK else frozenset[str]()
-        app = create_app(self.session, hosts, token, embedded)
+        self.libraries = Libraries(self.session, lambda other: _session(other, None, None), create_app)
+        app = Guard(self.libraries, hosts, token, embedded)
         self.listening.listen(128)  # so that a browser that opens the address now is answered
         config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off")
         self._server = uvicorn.Server(config)
@@ -125,6 +126,7 @@ class Page:
 
     def close(self) -> None:
         """Close the files."""
+        self.libraries.close()
         self.session.close()
         self.listening.close()
 
@@ -164,7 +166,7 @@ def serve(
     port = 0 if port == PORT and not wait else port  # several cells may each show a page
     options: dict[str, Any] = {"host": host, "port": port, "token": token, "labels": labels, "out": out,
                                "embedded": not wait}  # fmt: skip
-    if not isinstance(index, Index) and (folder := _pictures_in(str(index))) is not None:
+    if not isinstance(index, Index) and (folder := pictures_in(str(index))) is not None:
         page, filler = folder_page(folder, model, **options)
         filler.start()
         if not wait:
@@ -181,20 +183,19 @@ def serve(
     return None
 
 
-def folder_page(folder: Path, model: Encoder | str | None = None, **options: Any) -> "tuple[Page, FolderFiller]":
+def folder_page(folder: Path, model: Encoder | str | None = None, **options: Any) -> tuple[Page, FolderFiller]:
     """The page of a folder, and what fills its index once it is started.
 
     Raises:
         UserError: the folder has no pictures, or as `Page`.
     """
-    from recollect.web.folder import FolderFiller, check_folder, open_folder
-
     check_folder(folder)
     encoder, name = encoder_and_name(model)
     index = open_folder(folder, encoder, name)
     filler = FolderFiller(Index.open(index.address, encoder), folder)
     page = Page(index, **options)
-    page.session.progress, page.session.library.name = filler.progress, folder.resolve().name
+    page.session.fill(filler)
+    page.session.library.name = folder.resolve().name
     return page, filler
 
 
@@ -216,21 +217,6 @@ def _in_notebook() -> bool:
 def _has_screen() -> bool:
     """Whether a browser can open a window; a text browser would take over the terminal."""
     return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
-def _pictures_in(place: str) -> Path | None:
-    """The folder of pictures at a place; None where it is an index.
-
-    Raises:
-        UserError: nothing is there.
-    """
-    path = Path(place).expanduser()
-    if "://" in place:
-        return None
-    if not path.is_dir():
-        what = "not a folder" if path.exists() else "no such folder"
-        raise UserError(f"{place}: {what}. Name an index, or a folder of pictures.")
-    return None if any((path / f"{name}.lance").is_dir() for name in ("pictures", "pairs")) else path
 
 
 def check_address(host: str, port: int, token: str | None) -> None:

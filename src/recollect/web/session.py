@@ -24,9 +24,11 @@ from recollect.web.actions import Actions
 from recollect.web.adaptive import Adaptive
 from recollect.web.adding import FolderAdder
 from recollect.web.duplicates import DuplicateFinder
+from recollect.web.folder import FolderFiller
 from recollect.web.label_store import LabelStore
 from recollect.web.layout import Layout, lay_out
 from recollect.web.library import Library, View
+from recollect.web.searches import SavedSearches
 from recollect.web.sorting import Sorting
 from recollect.web.teaching import ShownRows, Teaching
 
@@ -124,7 +126,8 @@ class Session:
         self._cut: tuple[int, CutOff | None] | None = None
         self._preparing = threading.Lock()
         self.local = False  # whether only this machine can open the page
-        self.progress: Callable[[], dict[str, Any] | None] | None = None
+        self.filler: FolderFiller | None = None
+        self.searches = SavedSearches(out.parent / "searches.json")
 
     def ask(self, question: Callable[[], Answer]) -> Answer:
         """Answer a question; once more if the files of the open version were cleared away meanwhile.
@@ -414,7 +417,12 @@ class Session:
     def filling(self) -> dict[str, Any] | None:
         """Progress of the folder that is being indexed; None when there is none."""
         adding = self.adder.progress()
-        return adding if adding is not None else self.progress() if self.progress is not None else None
+        return adding if adding is not None else self.filler.progress() if self.filler is not None else None
+
+    def fill(self, filler: FolderFiller) -> None:
+        """Show the progress of what fills this library from a folder, and put pictures that are added there."""
+        self.filler = filler
+        self.adder.watched = filler.folder
 
     # ---------------------------------------------------------------- undo
 

@@ -32,40 +32,45 @@ export const only = (where, first = "?") => (where ? `${first}where=${encodeURIC
 export const PAGE = 60; // tiles of a page of a list
 
 export const api = {
-  info: () => call("GET", "/api/info"),
-  addFolder: (folder) => call("POST", "/api/folders", { folder }),
-  filters: () => call("GET", "/api/filters"),
-  list: (ask) => call("POST", "/api/list", { count: PAGE, ...ask }),
-  shapes: (ask) => call("POST", "/api/shapes", ask),
-  facets: (names, where) => call("GET", `/api/facets?names=${names.join(",")}${only(where, "&")}`),
-  ids: (ask) => call("POST", "/api/ids", ask),
-  markAll: (key, chosen) => call("POST", `/api/selection/marks/${key}`, chosen),
-  plan: (chosen) => call("POST", "/api/selection/plan", chosen),
-  act: (what) => call("POST", "/api/selection/act", what),
-  exported: (what) => call("POST", "/api/selection/export", what),
-  showFile: (id) => call("POST", `/api/show/${encodeURIComponent(id)}`),
-  upload: (file) => call("POST", "/api/pictures", file, file.type || "application/octet-stream"),
-  item: (id) => call("GET", `/api/items/${encodeURIComponent(id)}`),
-  classes: () => call("GET", "/api/classes"),
-  create: (name, text) => call("POST", "/api/classes", { name, text }),
-  drop: (key) => call("DELETE", `/api/classes/${key}`),
-  summary: (key, where) => call("GET", `/api/classes/${key}${only(where)}`),
-  mark: (key, ids, mark, listing) => call("POST", `/api/classes/${key}/marks`, { ids, mark, listing: { count: PAGE, ...listing } }),
-  marks: (key, ids, mark) => call("POST", `/api/classes/${key}/marks`, { ids, mark }),
-  undo: () => call("POST", "/api/undo"),
-  redo: () => call("POST", "/api/redo"),
-  save: (name) => call("POST", "/api/save", { name }),
-  map: (where) => call("GET", `/api/map${only(where)}`),
-  mapGroups: (by, where) => call("GET", `/api/map/groups?by=${by}${only(where, "&")}`),
-  duplicates: (where, kind = "", start = 0) => call("GET", `/api/duplicates?kind=${kind}&start=${start}${only(where, "&")}`),
-  findDuplicates: () => call("POST", "/api/duplicates"),
-  stopDuplicates: () => call("DELETE", "/api/duplicates"),
-  resolveDuplicates: (what) => call("POST", "/api/duplicates/resolve", what),
+  info: () => call("GET", "api/info"),
+  addFolder: (folder) => call("POST", "api/folders", { folder }),
+  addFile: (file) => call("POST", `api/added?name=${encodeURIComponent(file.name)}`, file, file.type || "application/octet-stream"),
+  libraries: () => call("GET", "api/libraries"),
+  openLibrary: (place) => call("POST", "api/libraries", { place }),
+  searches: () => call("GET", "api/searches"),
+  saveSearch: (name, address) => call("POST", "api/searches", { name, address }),
+  filters: () => call("GET", "api/filters"),
+  list: (ask) => call("POST", "api/list", { count: PAGE, ...ask }),
+  shapes: (ask) => call("POST", "api/shapes", ask),
+  facets: (names, where) => call("GET", `api/facets?names=${names.join(",")}${only(where, "&")}`),
+  ids: (ask) => call("POST", "api/ids", ask),
+  markAll: (key, chosen) => call("POST", `api/selection/marks/${key}`, chosen),
+  plan: (chosen) => call("POST", "api/selection/plan", chosen),
+  act: (what) => call("POST", "api/selection/act", what),
+  exported: (what) => call("POST", "api/selection/export", what),
+  showFile: (id) => call("POST", `api/show/${encodeURIComponent(id)}`),
+  upload: (file) => call("POST", "api/pictures", file, file.type || "application/octet-stream"),
+  item: (id) => call("GET", `api/items/${encodeURIComponent(id)}`),
+  classes: () => call("GET", "api/classes"),
+  create: (name, text) => call("POST", "api/classes", { name, text }),
+  drop: (key) => call("DELETE", `api/classes/${key}`),
+  summary: (key, where) => call("GET", `api/classes/${key}${only(where)}`),
+  mark: (key, ids, mark, listing) => call("POST", `api/classes/${key}/marks`, { ids, mark, listing: { count: PAGE, ...listing } }),
+  marks: (key, ids, mark) => call("POST", `api/classes/${key}/marks`, { ids, mark }),
+  undo: () => call("POST", "api/undo"),
+  redo: () => call("POST", "api/redo"),
+  save: (name) => call("POST", "api/save", { name }),
+  map: (where) => call("GET", `api/map${only(where)}`),
+  mapGroups: (by, where) => call("GET", `api/map/groups?by=${by}${only(where, "&")}`),
+  duplicates: (where, kind = "", start = 0) => call("GET", `api/duplicates?kind=${kind}&start=${start}${only(where, "&")}`),
+  findDuplicates: () => call("POST", "api/duplicates"),
+  stopDuplicates: () => call("DELETE", "api/duplicates"),
+  resolveDuplicates: (what) => call("POST", "api/duplicates/resolve", what),
 };
 
-export const thumb = (id) => `/api/thumbs/${encodeURIComponent(id)}`;
-export const picture = (id, full) => `/api/pictures/${encodeURIComponent(id)}${full ? "?full=1" : ""}`;
-export const original = (id) => `/api/originals/${encodeURIComponent(id)}`;
+export const thumb = (id) => `api/thumbs/${encodeURIComponent(id)}`;
+export const picture = (id, full) => `api/pictures/${encodeURIComponent(id)}${full ? "?full=1" : ""}`;
+export const original = (id) => `api/originals/${encodeURIComponent(id)}`;
 export const named = (tile) => tile.caption || tile.name || tile.id;
 
 export function element(kind, className, text) {

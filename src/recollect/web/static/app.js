@@ -7,8 +7,9 @@ import { Duplicates } from "./duplicates.js";
 import { Grid } from "./grid.js";
 import { MapTools, PictureMap } from "./map.js";
 import { Episode, SearchBox } from "./search.js";
+import { Searches } from "./searches.js";
 import { Selection } from "./select.js";
-import { help, settings } from "./settings.js";
+import { addFiles, help, libraries, settings } from "./settings.js";
 import { Sorted } from "./sorted.js";
 import { percent, t, translate } from "./strings.js";
 import { Viewer } from "./viewer.js";
@@ -73,6 +74,7 @@ function remember(replace = false) {
   const before = location.search || location.pathname;
   if (now === before) return;
   if (replace) history.replaceState(null, "", now); else history.pushState(null, "", now);
+  searches.note();
 }
 
 async function follow() { // what the address says
@@ -207,6 +209,15 @@ const sorted = new Sorted(begin, (answer, ask, options) => {
   present({ answer, ask, said: (found) => timed(found, t("pictures", { n: found.total })) }, options);
 }, where);
 
+// saved and recent searches; a picture that was dropped has no address
+const searches = new Searches({
+  now: () => {
+    const { words, terms, where: typed } = search.asked(), named = terms.map(({ name, weight }) => `${weight < 0 ? "−" : ""}${name || t("search.picture")}`);
+    return { address: address.base(location.search), name: terms.some(({ upload }) => upload) ? "" : [...named, words, ...Object.values(browse.chosen), typed].filter(Boolean).join(", ") };
+  },
+  go: guarded(async (to) => { if (narrow.matches) sidebar(false); history.pushState(null, "", to ? `?${to}` : location.pathname); await follow(); searches.note(); }),
+});
+
 const browse = new Browse(() => get("where").value.trim(), () => search.run());
 const search = new SearchBox(begin, (answer, { ask, where: filter, current }) => {
   const told = (found) => [timed(found, t(found.arranged !== undefined ? "status.arranged" : ask.terms.length ? "status.best" : "pictures", { n: found.total }) + cutOff(found)), ...found.notes ?? []].join("; ");
@@ -221,6 +232,7 @@ const search = new SearchBox(begin, (answer, { ask, where: filter, current }) =>
   filter: () => browse.filter,
   arrange: (searched) => (searched ? state.arrange || "score" : ["oldest", "name"].includes(state.arrange) ? state.arrange : "newest"),
   failed: (reason) => { view("grid"); empty(reason.includes("no picture satisfies") ? t("empty.filter", { filter: browse.filter }) : reason); status(""); },
+  add: addFiles,
   fresh: () => { state.arrange = ""; if (narrow.matches) sidebar(false); },
 });
 
@@ -261,7 +273,7 @@ function limit(filter, { total, of }) {
     chip.addEventListener("click", guarded(() => browse.choose(name, null)));
     return chip;
   }));
-  for (const kind of ["csv", "parquet"]) document.querySelector(`.links a[href*="labels.${kind}"]`).href = `/api/labels.${kind}${only(filter)}`;
+  for (const kind of ["csv", "parquet"]) document.querySelector(`.links a[href*="labels.${kind}"]`).href = `api/labels.${kind}${only(filter)}`;
   get("links-note").textContent = filter ? t("scope.filtered") : "";
   if (other) classes.tell();
 }
@@ -425,6 +437,7 @@ document.addEventListener("server", ({ detail: there }) => {
   if (there) { notice(t("server.back")); grid.retry(); }
 });
 
+for (const id of ["memory", "open-libraries"]) get(id).addEventListener("click", guarded(libraries));
 const openSettings = guarded(async () => settings(await api.info()));
 get("open-settings").addEventListener("click", openSettings);
 get("open-help").addEventListener("click", help);
@@ -446,8 +459,10 @@ guarded(async () => {
   state.version = info.version;
   fillingShown(info);
   await classes.load();
+  await searches.load();
   followed = null;
   await follow();
+  searches.note();
   followed = address.base(location.search);
   get("grid").focus();
   setTimeout(watch, info.filling ? 1000 : 4000);

@@ -4,11 +4,11 @@ import { t } from "./strings.js";
 
 export class SearchBox {
   // begin: starts a question; returns whether it is still the latest one. label: whose marks tiles show; filter: which
-  // pictures; arrange: their order; fresh: called before a new search
-  constructor(begin, show, idle, { label, filter, arrange, fresh, failed }) {
-    Object.assign(this, { begin, show, idle, label, filter, arrange, fresh, failed, terms: [], questions: 0 });
+  // pictures; arrange: their order; fresh: called before a new search; add: takes pictures dropped to be added
+  constructor(begin, show, idle, { label, filter, arrange, fresh, failed, add }) {
+    Object.assign(this, { begin, show, idle, label, filter, arrange, fresh, failed, add, terms: [], questions: 0 });
     const get = (id) => document.getElementById(id);
-    Object.assign(this, { form: get("search"), words: get("words"), where: get("where"), chips: get("terms"), box: document.querySelector(".box"), file: get("file"), adapt: get("adapt") });
+    Object.assign(this, { form: get("search"), words: get("words"), where: get("where"), chips: get("terms"), box: document.querySelector(".box"), file: get("file"), adapt: get("adapt"), zone: get("drop-add") });
     this.form.addEventListener("submit", (event) => { event.preventDefault(); this.fresh(); this.run(); });
     get("plus").addEventListener("click", () => this.keep(1));
     get("minus").addEventListener("click", () => this.keep(-1));
@@ -22,8 +22,11 @@ export class SearchBox {
     for (const kind of ["dragover", "dragleave", "drop"]) document.addEventListener(kind, (event) => {
       if (!event.dataTransfer?.types.includes("Files")) return; // words go where they are dropped
       event.preventDefault();
-      this.box.classList.toggle("over", kind === "dragover");
-      if (kind === "drop") this.upload(event.dataTransfer.files);
+      const toAdd = event.target === this.zone, over = kind === "dragover";
+      this.box.classList.toggle("over", over && !toAdd); this.zone.classList.toggle("over", over && toAdd);
+      this.zone.hidden = kind === "drop" || kind === "dragleave" && !event.relatedTarget; // it stays while the pointer is in the window
+      if (kind === "drop" && toAdd) this.add([...event.dataTransfer.files]);
+      else if (kind === "drop") this.upload(event.dataTransfer.files);
     });
     document.addEventListener("paste", (event) => { if (event.clipboardData?.files.length) { event.preventDefault(); this.upload(event.clipboardData.files); } });
     this.upload = guarded(this.upload.bind(this));

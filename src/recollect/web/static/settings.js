@@ -45,15 +45,19 @@ function choice(label, options, value, change) {
 
 export function settings(info) {
   if (document.querySelector("dialog[open]")) return;
-  const add = element("button", "", t("folder.add"));
+  const add = element("button", "", t("folder.add")), file = element("input"), pictures = element("button", "", t("add.files")), row = element("div", "modes");
   add.addEventListener("click", guarded(addFolder));
+  Object.assign(file, { type: "file", accept: "image/*", multiple: true, hidden: true });
+  file.addEventListener("change", () => { addFiles([...file.files]); document.querySelector(".sheet")?.close(); });
+  pictures.addEventListener("click", () => file.click());
+  row.append(add, pictures, file);
   const about = element("dl");
-  for (const [name, value] of [[t("settings.library"), info.name], [t("settings.place"), info.address], [t("settings.model"), info.model]]) about.append(element("dt", "", name), element("dd", "", value));
+  for (const [name, value] of [[t("settings.library"), info.name], [t("settings.place"), info.address], [t("settings.model"), info.model], [t("settings.adds"), info.adds_to]]) about.append(element("dt", "", name), element("dd", "", value));
   dialog(
     t("settings"),
     choice(t("settings.theme"), THEMES.map((each) => [each, t(`settings.theme.${each}`)]), read("theme") ?? "system", (value) => { write("theme", value); theme(value); }),
     choice(t("settings.language"), languages, language, (value) => { write("language", value); location.reload(); }),
-    about, add,
+    about, row,
   );
 }
 
@@ -69,6 +73,38 @@ export function help() {
   box.append(...parts);
   dialog(t("help"), box);
 }
+
+// which library to show: those that are known, or another by its path
+export async function libraries() {
+  if (document.querySelector("dialog[open]")) return;
+  const { libraries: known } = await api.libraries(), list = element("ul", "libraries"), other = element("button", "", t("libraries.other"));
+  const show = (key) => { location.href = key ? `/library/${key}/` : "/"; };
+  list.append(...known.map(({ key, name, place, current }) => {
+    const item = element("li"), button = element("button", current ? "chosen" : "");
+    button.append(element("b", "", name), element("span", "", place));
+    button.setAttribute("aria-pressed", current);
+    button.addEventListener("click", () => show(key));
+    item.append(button);
+    return item;
+  }));
+  other.addEventListener("click", guarded(async () => {
+    const place = await asked(t("libraries.ask"), t("folder.name"), t("libraries.open"));
+    if (place) show((await api.openLibrary(place)).key);
+  }));
+  dialog(t("libraries"), list, other);
+}
+
+// pictures from this browser become files in a folder of the library
+export const addFiles = guarded(async (files) => {
+  let kept = null, n = 0;
+  const refused = [];
+  for (const file of files) {
+    notice(t("add.busy", { n: n + 1, of: files.length }));
+    try { kept = await api.addFile(file); n++; } catch (error) { if (error.gone) throw error; refused.push(error.message); }
+  }
+  if (kept && !kept.watched) await api.addFolder(kept.folder);
+  notice([kept ? t("add.done", { n, folder: kept.folder }) : "", ...refused].filter(Boolean).join(" "));
+});
 
 async function addFolder() {
   const folder = await asked(t("folder.ask"), t("folder.name"), t("folder.add.do"));

@@ -1,6 +1,9 @@
 // One picture in the full window, with everything known about it.
 import { api, element, guarded, named, notice, original, picture } from "./api.js";
-import { t } from "./strings.js";
+import { language, t } from "./strings.js";
+
+// a date as people write it; files may have dates that are none
+const when = (text) => { const date = new Date(text); return Number.isNaN(date.getTime()) ? text : date.toLocaleString(language, { dateStyle: "medium", timeStyle: text.includes("T") ? "short" : undefined }); };
 
 const MOST_ZOOM = 12, DOUBLE = 2.5, SWIPE = 60;
 
@@ -131,6 +134,7 @@ export class Viewer {
     this.copy.hidden = !this.path;
     this.show.hidden = !this.path || !item.can_show;
     const { width, height, ...others } = facts, size = width ? { [t("viewer.size")]: `${width} × ${height}` } : {};
+    if (others.taken) others.taken = when(others.taken);
     const known = Object.fromEntries(Object.entries(others).map(([name, value]) => [t(`viewer.${name}`), value]));
     const rows = { ...(files.length ? { [t("viewer.file", { n: files.length })]: files.join("\n") } : {}), ...size, ...known, ...exif, ...metadata };
     this.about.replaceChildren(...Object.entries(rows).flatMap(([name, value]) => [element("dt", "", name), element("dd", "", typeof value === "object" ? JSON.stringify(value) : String(value))]));

@@ -1,0 +1,156 @@
+"""Switching between libraries, adding pictures by dropping them, and saved searches."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from browsing import WIDTHS, Tab
+from colours import COLOURS, paint, shade
+from pages import colour_index, start
+from pictures import encoded
+from recollect.web import folder as folders
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """The page of one index, next to a smaller one and to a folder of pictures; all open with the same model."""
+    monkeypatch.setenv("RECOLLECT_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(folders, "POLL", 0.05)
+    colour_index(tmp_path / "indexes/large")
+    colour_index(tmp_path / "indexes/small", rows=9)
+    for number in range(4):
+        paint(tmp_path / "Ärger & Co" / f"red {number}.png", COLOURS["red"], number)
+    running, stop = start(tmp_path / "indexes/large")
+    yield running
+    stop()
+
+
+def libraries(page, prefix=""):
+    return {each["name"]: each for each in page.call(f"{prefix}/api/libraries")[1]["libraries"]}
+
+
+def until(question, seconds=60):
+    end = time.monotonic() + seconds
+    while not (found := question()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return found
+
+
+def test_each_library_has_an_address_and_labels_of_its_own(photos):
+    known = libraries(photos)
+    assert list(known) == ["large", "small"]
+    assert known["large"]["current"]
+    small = f"/library/{known['small']['key']}"
+    assert photos.call(f"{small}/api/info")[1]["pictures"] == 9
+    assert photos.call("/api/info")[1]["pictures"] == 60
+    assert libraries(photos, small)["small"]["current"]
+    photos.call(f"{small}/api/classes", {"name": "warm"})
+    assert photos.call("/api/classes")[1]["classes"] == []
+    assert (photos.folder.parent / "small" / "annotations.sqlite").exists()
+    assert b"<!doctype html>" in photos.call(f"{small}/", raw=True)[1][0]
+    status, answer = photos.call("/library/0123456789/api/info")
+    assert status == 404
+    assert "not known" in answer["error"]
+
+
+def test_a_folder_of_pictures_is_opened_filled_and_watched(photos, tmp_path):
+    folder = tmp_path / "Ärger & Co"
+    status, answer = photos.call("/api/libraries", {"place": str(folder)})
+    assert status == 200, answer
+    opened = f"/library/{answer['key']}"
+    until(lambda: photos.call(f"{opened}/api/info")[1]["pictures"] == 4)
+    paint(folder / "green.png", COLOURS["green"], 9)
+    until(lambda: photos.call(f"{opened}/api/info")[1]["pictures"] == 5)
+    assert photos.call("/api/info")[1]["pictures"] == 60
+    for place, said in (("relative", "from the top"), (str(tmp_path / "none"), "no such folder")):
+        status, answer = photos.call("/api/libraries", {"place": place})
+        assert status == 400
+        assert said in answer["error"]
+
+
+def test_a_dropped_picture_is_copied_added_and_never_overwrites(photos, tmp_path):
+    place = Path(photos.call("/api/info")[1]["adds_to"])
+    assert place.is_relative_to(tmp_path / "home")
+    for number, name in enumerate(("../../new.png", "new.png")):
+        kept = photos.call(f"/api/added?name={name}", encoded(shade(COLOURS["red"], 100 + number)))[1]
+        assert Path(kept["file"]).parent == place
+    assert len(list(place.iterdir())) == 2
+    assert photos.call("/api/added?name=text.png", b"not a picture")[0] == 400
+    assert len(list(place.iterdir())) == 2
+    assert photos.call("/api/folders", {"folder": str(place)})[0] == 200
+    until(lambda: photos.call("/api/info")[1]["pictures"] == 62)
+
+
+def test_pictures_dropped_on_the_library_of_a_folder_go_to_that_folder(photos, tmp_path):
+    folder = tmp_path / "Ärger & Co"
+    key = photos.call("/api/libraries", {"place": str(folder)})[1]["key"]
+    kept = photos.call(f"/library/{key}/api/added?name=blue.png", encoded(shade(COLOURS["blue"], 50)))[1]
+    assert kept == {"file": str(folder / "Added/blue.png"), "folder": str(folder / "Added"), "watched": True}
+    until(lambda: photos.call(f"/library/{key}/api/info")[1]["pictures"] == 5)
+
+
+def test_saved_searches_are_kept_for_all_tabs_and_can_be_removed(photos):
+    assert photos.call("/api/searches")[1]["searches"] == {}
+    photos.call("/api/searches", {"name": "warm ones", "address": "q=red"})
+    photos.call("/api/searches", {"name": "cold", "address": "q=blue"})
+    assert photos.call("/api/searches")[1]["searches"] == {"warm ones": "q=red", "cold": "q=blue"}
+    photos.call("/api/searches", {"name": "warm ones", "address": None})
+    assert photos.call("/api/searches")[1]["searches"] == {"cold": "q=blue"}
+    file = photos.folder / "page/searches.json"
+    assert json.loads(file.read_text()) == {"cold": "q=blue"}
+
+
+@pytest.mark.parametrize("size", WIDTHS)
+def test_a_search_is_saved_found_again_and_another_library_is_shown(browser, photos, size):
+    tab = Tab(browser, photos, size)
+    shown = lambda: tab.tab.is_visible("#browse") or tab.tab.click("#toggle-browse")  # noqa: E731
+    tab.search("red")
+    shown()
+    tab.tab.click("#searches .more")
+    tab.tab.fill(".question input", "my reds")
+    tab.tab.click(".question .main")
+    tab.tab.wait_for_selector("#searches .word:has-text('my reds')")
+    if size == "phone":
+        tab.tab.click("#close-browse")
+    tab.search("blue")
+    shown()
+    tab.wait("document.querySelector('#searches').textContent.includes('blue')")
+    tab.tab.click("#searches .word:has-text('my reds')")
+    tab.wait("document.querySelector('#words').value === 'red'")
+    tab.shows("red")
+    shown()
+    tab.tab.click("#open-libraries")
+    tab.tab.click(".libraries button:has-text('small')")
+    tab.wait("document.querySelector('#status')?.textContent.startsWith('9 pictures')")
+    assert "/library/" in tab.tab.url
+    tab.tab.reload()
+    tab.wait("document.querySelector('.tile.focus img')?.naturalWidth > 0")
+    tab.wait("document.querySelector('#status').textContent.startsWith('9 pictures')")
+    tab.clean()
+
+
+def test_pictures_are_dropped_to_search_or_to_add(browser, photos):
+    tab = Tab(browser, photos)
+    drop = """([target, name, bytes]) => {
+      const files = new DataTransfer();
+      files.items.add(new File([new Uint8Array(bytes)], name, { type: "image/png" }));
+      const about = { dataTransfer: files, bubbles: true, cancelable: true };
+      const send = (place, kind) => place.dispatchEvent(new DragEvent(kind, about));
+      send(document.body, "dragover");
+      if (document.querySelector("#drop-add").hidden) throw new Error("no place to add is offered");
+      send(document.querySelector(target), "drop");
+    }"""
+    data = list(encoded(shade(COLOURS["red"], 77)))
+    tab.tab.evaluate(drop, ["#grid", "red.png", data])
+    tab.tab.wait_for_selector(".term img")
+    tab.shows("red")
+    assert tab.tab.is_hidden("#drop-add")
+    tab.tab.click(".term button:last-child")
+    tab.wait("document.querySelector('#status').textContent.startsWith('60 pictures')")
+    tab.tab.evaluate(drop, ["#drop-add", "new.png", data])
+    tab.wait("document.querySelector('#status').textContent.startsWith('61 pictures')")
+    assert photos.call("/api/info")[1]["pictures"] == 61
+    tab.clean()
