@@ -186,6 +186,18 @@ def test_a_picture_with_a_caption_of_its_own_is_kept(shots):
     assert index.duplicates().near_identical[0][0] == gray
 
 
+def test_of_equal_size_the_file_that_was_compressed_less_is_kept(tmp_path):
+    (tmp_path / "photos").mkdir()
+    for number in range(6):  # ids are digests: one picture alone would be kept by chance every other time
+        scene(number).save(tmp_path / "photos" / f"{number}.png")
+        scene(number).save(tmp_path / "photos" / f"{number}.jpg", quality=85)
+    index = Index.build(tmp_path / "photos", Thumbnails())
+    groups = [[each.path for each in index.pictures(group)] for group in index.duplicates().near_identical]
+    assert len(groups) == 6
+    for kept, other in groups:
+        assert kept.stat().st_size > other.stat().st_size
+
+
 def test_removing_duplicates_can_be_undone_and_deletes_no_file(shots, tmp_path):
     index = Index.build(shots, Thumbnails(), out=tmp_path / "index")
     ids, files = set(index.ids), sorted(shots.iterdir())

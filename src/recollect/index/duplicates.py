@@ -73,7 +73,10 @@ def find_duplicates(index: IndexContents, threshold: float, everything: bool = T
     pairs, cut = candidate_pairs(facts.hashes, facts.vectors, everything)
     if cut:
         skipped.append("Some pictures with very common perceptual hashes were not compared.")
-    prefer = {place: (facts.ids[place] not in facts.described, facts.ids[place]) for place in np.unique(pairs).tolist()}
+    prefer = {
+        place: (facts.ids[place] not in facts.described, -facts.sizes[place], facts.ids[place])
+        for place in np.unique(pairs).tolist()
+    }
     found = near_identical_groups(
         pairs, lambda places: [each.open for each in index.pictures([facts.ids[place] for place in places])], prefer
     )
@@ -134,7 +137,7 @@ def near_identical_groups(
     Args:
         pairs: which pictures to compare, by number.
         pictures: finds pictures by number; each result decodes one, or raises `BrokenImageError`.
-        prefer: sort key of each picture; of equal first entries, color is kept before gray and large before small.
+        prefer: sort key of each picture; of equal first entries, color is kept before gray and more pixels before fewer.
     """
     places = np.unique(pairs)
     sketches = Sketches.empty(len(places))
@@ -223,9 +226,10 @@ def candidate_pairs(
 
 @dataclass(frozen=True)
 class _Facts:
-    """Pictures with a vector: ids, hashes and vectors in one order; ``described`` have a caption or a user's label."""
+    """Pictures with a vector, in one order; ``sizes`` are bytes, ``described`` have a caption or a user's label."""
 
     ids: list[str]
+    sizes: list[int]
     hashes: UInt64[np.ndarray, " pictures"]
     vectors: Float32[np.ndarray, "pictures width"]
     described: set[str]
@@ -233,7 +237,8 @@ class _Facts:
 
     @classmethod
     def read(cls, index: IndexContents) -> "_Facts":
-        ids, hashes, described = list[str](), list[str](), annotations.labelled_ids(index.annotations)
+        ids, hashes, sizes = list[str](), list[str](), list[int]()
+        described = annotations.labelled_ids(index.annotations)
         identical = list[tuple[str, ...]]()
         for table in index.store.scan(["id", "phash", "captions", "files"]):
             ids += table["id"].to_pylist()
@@ -242,6 +247,7 @@ class _Facts:
             for id, captions, files in rows:
                 if captions:
                     described.add(id)
+                sizes.append(max((file["size"] or 0 for file in files), default=0))
                 names = dict.fromkeys(file["path"] or f"{file['source']}:{file['key']}" for file in files)
                 if len(names) > 1:
                     identical.append(tuple(names))
@@ -252,6 +258,7 @@ class _Facts:
         chosen = np.flatnonzero(has).tolist()
         return cls(
             [ids[place] for place in chosen],
+            [sizes[place] for place in chosen],
             phash_numbers([hashes[place] for place in chosen]),
             vectors if has.all() else vectors[has],
             described,
