@@ -17,7 +17,7 @@ from recollect.data.sources.columns import Columns
 from recollect.data.sources.derived import Joined, Subset, corpus
 from recollect.data.sources.images import find_images
 from recollect.data.sources.table import Origin
-from recollect.index.watch import folder_state
+from recollect.index.watch import pictures_below
 
 
 def test_parquet_with_captions(make, shade):
@@ -171,7 +171,7 @@ def test_a_folder_is_the_same_pictures_to_all_who_read_it_and_kinds_that_nobody_
     assert capsys.readouterr().err.count(said) == 1
     assert [file.name for file in find_images(root)] == names
     assert capsys.readouterr().err.count(said) == 1
-    assert sorted(Path(file).name for file in folder_state(root)) == sorted(names)
+    assert sorted(Path(file).name for file in pictures_below(root)) == sorted(names)
     for name in names:
         next(root.rglob(name)).unlink()
     for refuse in (lambda: open_source(str(root)), lambda: find_images(root)):

@@ -67,6 +67,19 @@ def test_building_adding_and_watching_agree_about_copies(followed, photos, tmp_p
     assert set(index.ids) == set(built.ids), "the copy keeps the row"
 
 
+def test_the_state_of_a_folder_is_small_and_changes_with_names_sizes_and_times(photos):
+    before = folder_state(photos)
+    assert folder_state(photos) == before
+    (photos / "home" / "2.png").rename(photos / "home" / "two.png")
+    renamed = folder_state(photos)
+    os.utime(photos / "home" / "two.png", (1e9, 1e9))
+    touched = folder_state(photos)
+    (photos / "home" / "two.png").unlink()
+    states = {before, renamed, touched, folder_state(photos)}
+    assert len(states) == 4
+    assert all(state.digest < 2**128 for state in states), "no path is kept"
+
+
 def test_a_half_copied_picture_is_read_when_it_is_whole(followed, photos):
     index, follower = followed
     follower.poll(settled=True)
@@ -110,7 +123,7 @@ def test_unreadable_folders_and_files_remove_nothing(followed, photos, monkeypat
     """Root may read everything, so the system calls refuse here."""
     index, follower = followed
     os.symlink(".", photos / "again")  # a loop for those who follow links
-    assert len(folder_state(photos)) == 12
+    assert folder_state(photos).pictures == 12
     follower.poll(settled=True)
     (photos / "home" / "2.png").unlink()
 

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -30,6 +31,9 @@ MIN_IMAGES = 64
 
 MIN_COSINE = 0.9999
 """Between features of the graph and of PyTorch."""
+
+_AT_A_TIME = 16
+"""Pictures in one run of a graph: the runtime keeps the memory of its largest run, 2 GB for 256 pictures."""
 
 _TRIAL_IMAGES = 4
 _State = tuple[tuple[int, int], ...]
@@ -51,8 +55,8 @@ class ImageGraph:
 
     def __call__(self, pixels: Float[Tensor, "n channels rows columns"]) -> Float[Tensor, "n features"]:
         """The features of ``pixels``."""
-        (made,) = self.session.run(None, {"pixels": pixels.contiguous().numpy()})
-        return torch.from_numpy(made)
+        parts = [self.session.run(None, {"pixels": part.contiguous().numpy()})[0] for part in pixels.split(_AT_A_TIME)]
+        return torch.from_numpy(np.concatenate(parts))
 
 
 class _Stem(nn.Module):

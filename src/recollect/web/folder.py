@@ -4,18 +4,20 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, caption_prefix
-from recollect.data.sources.images import PICTURE_ENDINGS, files_below, pictures_among
+from recollect.data.sources.images import files_below, pictures_among
 from recollect.index import Index, IngestOptions, IngestReport
-from recollect.index.watch import FolderWatch
+from recollect.index.watch import FolderWatch, pictures_below
 
 POLL = 3.0
-"""Seconds between two looks for changes in the folder."""
+"""Seconds between two polls of the folder, at least."""
+
+_POLL_SHARE = 0.05
+"""Share of the time that polling may take; a scan of a million files takes many seconds."""
 
 _OPTIONS = IngestOptions(broken_share=1.0, early=True)
 _UNSAFE = re.compile(r"[^\w.-]+")
@@ -78,7 +80,7 @@ def check_folder(folder: Path) -> None:
     if not folder.is_dir():
         what = "not a folder" if folder.exists() else "no such folder"
         raise UserError(f"{folder}: {what}. Name a folder with pictures, or an index.")
-    if next(_pictures(folder), None) is None:
+    if next(pictures_below(folder), None) is None:
         pictures_among(files_below(folder), folder)  # raises the error that says what is there
 
 
@@ -151,7 +153,7 @@ class FolderFiller:
             except (UserError, OSError) as error:
                 self._note = " ".join(str(error).split()) if self.folder.is_dir() else self._gone()
             self._busy = False
-            self._stop.wait(POLL)
+            self._stop.wait(max(POLL, self._watch.scan_seconds / _POLL_SHARE))
 
     def _gone(self) -> str:
         return f"{self.folder} cannot be read now. Its pictures stay in the library; indexing goes on when it is back."
@@ -160,10 +162,3 @@ class FolderFiller:
 class _StoppedError(Exception):
     pass
 
-
-def _pictures(folder: Path) -> Iterator[str]:
-    for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in files:
-            if Path(name).suffix.lower() in PICTURE_ENDINGS and not name.startswith("."):
-                yield os.path.join(place, name)
