@@ -27,6 +27,9 @@ class FolderState(NamedTuple):
     digest: int = 0
 
 
+_UNREAD = FolderState()
+
+
 @dataclass
 class FolderWatch:
     """Keeps an index up to date with a folder of pictures, by the same upsert as `Index.add`.
@@ -50,8 +53,8 @@ class FolderWatch:
     on_block: Callable[[IngestReport, int], None] | None = None
     scan_seconds: float = field(default=0.0, init=False)
     """What the last scan of the folder took."""
-    _before: FolderState = FolderState()
-    _done: FolderState = FolderState()
+    _before: FolderState = _UNREAD
+    _done: FolderState = _UNREAD
 
     def __post_init__(self) -> None:
         if not self.folder.is_dir():

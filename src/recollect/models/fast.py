@@ -32,8 +32,9 @@ MIN_IMAGES = 64
 MIN_COSINE = 0.9999
 """Between features of the graph and of PyTorch."""
 
-_AT_A_TIME = 16
-"""Pictures in one run of a graph: the runtime keeps the memory of its largest run, 2 GB for 256 pictures."""
+_AT_A_TIME = 8
+"""Pictures in one run of a graph. EfficientNet-Lite0 embeds 1.5 times as many per CPU second as with 128, since its
+layers fit a cache, and the runtime keeps the memory of its largest run: 0.2 GB instead of 2."""
 
 _TRIAL_IMAGES = 4
 _State = tuple[tuple[int, int], ...]

@@ -161,4 +161,3 @@ class FolderFiller:
 
 class _StoppedError(Exception):
     pass
-
