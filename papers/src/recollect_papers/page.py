@@ -26,14 +26,11 @@ from typing import Any
 from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_text
 from recollect.evaluation.results import Summary
-from recollect_papers.records import read_records
 from recollect_papers.study import StudyTable, over
 
 _MARK = re.compile(r"<!-- (table|cell|words|value) ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL)
 
 RECORDS: Mapping[str, str] = {
-    "lixp/real": "recollect_papers.lixp.real_tables:tables",
-    "prefix/readings": "recollect_papers.prefix.real_tables:tables",
     "page/clicks": "recollect_papers.clicks:click_tables",
 }
 """Folders of runs, one file each, and what makes tables of them."""
@@ -103,7 +100,7 @@ def read_results(folder: Path, name: str) -> KeptResults:
     """
     path = folder / name
     if name in RECORDS:
-        records = read_records(path)
+        records = [read_json(file) for file in sorted(path.glob("*.json"))]
         if not records:
             raise UserError(f"{path}: no runs there")
         module, function = RECORDS[name].split(":")

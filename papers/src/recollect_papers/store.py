@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
@@ -23,6 +24,11 @@ _NAMING = (".csv", ".tsv", ".jsonl")
 def content_key(*parts: Any, size: int = 8) -> str:
     """A hash of JSON values, for the name of a file or folder; ``size`` bytes, twice as many letters."""
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=size).hexdigest()
+
+
+def slug(name: str) -> str:
+    """A name as a part of file names."""
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
 
 
 def content(spec: str, split: str | None = "all", kind: Kind | None = None) -> str:

@@ -1,0 +1,300 @@
+"""Real pictures and texts as the starter's towers see them: each embedded once and kept by content in the user's cache.
+
+Towers are EfficientNet-Lite0 and MiniLM, without any head (`recollect.models.starter`). `MadeData` stands in for them
+where a study only has to show that it runs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from jaxtyping import Float, Int64, Shaped
+from torch import Tensor
+
+from recollect.core.errors import UserError
+from recollect.core.seeding import numpy_generator
+from recollect.core.types import NO_LABEL, Source
+from recollect.data.sources import open_source
+from recollect.data.sources.derived import Subset
+from recollect.models import DualEncoder
+from recollect.models.starter import empty_starter
+from recollect.training.feature_store import FeatureStore
+from recollect.training.locked import lock_source
+from recollect.training.locked_towers import embed_texts_once
+from recollect_papers.store import content_key, file_content
+
+EXAMPLES, QUERIES = 24, 600
+"""Pictures of a class to draw examples from, and pictures to classify."""
+
+_TEXT_HEAD = 1  # no head is used
+
+
+@dataclass(frozen=True)
+class FeatureSet:
+    """One data set; every field but ``name`` and ``class_names`` has an entry for each picture.
+
+    Attributes:
+        images: features of the image tower.
+        captions: texts that describe each picture.
+        labels: number of its class, or -1.
+        class_names: by number.
+        splits, domains: names, "" where the set has none.
+    """
+
+    name: str
+    images: Float[Tensor, "pictures features"]
+    captions: Sequence[tuple[str, ...]]
+    labels: Int64[np.ndarray, " pictures"]
+    class_names: tuple[str, ...]
+    splits: Shaped[np.ndarray, " pictures"]
+    domains: Shaped[np.ndarray, " pictures"]
+
+    def rows(self, *splits: str) -> Int64[np.ndarray, " rows"]:
+        """Pictures of some splits."""
+        return np.flatnonzero(np.isin(self.splits, splits))
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What each data set is for.
+
+    Attributes:
+        training: captioned sets; their split ``train`` is trained on.
+        choosing, testing: labelled sets: settings are chosen on the first, figures come from the second. Of each the
+            splits that are asked.
+        choosing_pool: captioned set and split whose retrieval settings are chosen on.
+        pools: captioned sets and splits that are searched in the tables.
+    """
+
+    training: tuple[str, ...]
+    choosing: Mapping[str, tuple[str, ...]]
+    testing: Mapping[str, tuple[str, ...]]
+    choosing_pool: tuple[str, str]
+    pools: Mapping[str, str]
+
+
+class RealData(Protocol):
+    """Where studies get features from."""
+
+    roles: Roles
+
+    def get(self, name: str) -> FeatureSet:
+        """A data set by name."""
+
+    def classes(self, name: str) -> FeatureSet:
+        """A sample of a labelled set, to classify: pictures of split ``train`` to learn from, and others."""
+
+    def concepts(self) -> FeatureSet:
+        """Emoji that no head is trained on, in many styles (``domains``); a class is a concept."""
+
+    def texts(self, texts: Sequence[str]) -> Float[Tensor, "texts entries"]:
+        """Features of the text tower."""
+
+    def digest(self, *names: str) -> str:
+        """Changes with the content of these data sets."""
+
+
+ROLES = Roles(
+    training=("coco_captions", "flickr8k"),
+    choosing={"eurosat": ("test",), "dtd10": ("test",), "caltech101": ("test",), "pacs": ("test",),
+              "rsicd_captions": ("val",)},
+    testing={"imagenette": ("test",), "resisc12": ("test",), "flowers12": ("test",), "butterfly10": ("test",),
+             "grocery": ("test",), "gtsrb": ("test",), "ucm_captions": ("val", "test")},
+    choosing_pool=("flickr8k", "val"),
+    pools={"flickr8k": "test", "coco_captions": "val"},
+)  # fmt: skip
+
+
+@dataclass
+class StarterData:
+    """Parquet files in a folder of the user's, through the starter's towers.
+
+    Attributes:
+        folder: of the files, ``NAME.parquet`` each.
+        roles: see `Roles`.
+    """
+
+    folder: Path
+    roles: Roles = ROLES
+    _sets: dict[str, FeatureSet] = field(default_factory=dict)
+    _texts: dict[str, Tensor] = field(default_factory=dict)
+    _encoder: DualEncoder | None = None
+
+    @property
+    def encoder(self) -> DualEncoder:
+        """Both towers."""
+        if self._encoder is None:
+            self._encoder = empty_starter(_TEXT_HEAD)
+        return self._encoder
+
+    def get(self, name: str) -> FeatureSet:
+        """A data set by the name of its file.
+
+        Raises:
+            UserError: there is no such file, or a package of the extra ``starter`` is missing.
+        """
+        if name not in self._sets:
+            self._sets[name] = self._read(name, None)
+        return self._sets[name]
+
+    def classes(self, name: str) -> FeatureSet:
+        """At most `EXAMPLES` pictures of a class to learn from, and `QUERIES` others.
+
+        Raises:
+            UserError: see `get`.
+        """
+        key = f"{name} classes"
+        if key not in self._sets:
+            self._sets[key] = self._read(name, (*self.roles.choosing.get(name, ()), *self.roles.testing.get(name, ())))
+        return self._sets[key]
+
+    def concepts(self) -> FeatureSet:
+        """The test concepts of ``emoji``, those left out whose picture stands for another concept too."""
+        if "concepts" not in self._sets:
+            found = self._read("emoji?split=test&ambiguous=False", None)
+            names = sorted({captions[0] for captions in found.captions})
+            numbers = {name: number for number, name in enumerate(names)}
+            labels = np.array([numbers[captions[0]] for captions in found.captions])
+            self._sets["concepts"] = replace(found, labels=labels, class_names=tuple(names))
+        return self._sets["concepts"]
+
+    def _read(self, name: str, asked: tuple[str, ...] | None) -> FeatureSet:
+        name, _, filters = name.partition("?")
+        file = self._file(name)
+        source: Source = open_source(f"{file}?{filters}".rstrip("?"), split="all")
+        names = tuple(source.class_names or ())
+        if filters:  # there is one split, and domains are values of the source
+            domains = np.array([str(value) for value in source.values("domain")])
+            locked = lock_source(self.encoder, source)
+            return FeatureSet(
+                name, locked.features[:, 0], [locked.texts(row) for row in range(len(locked))], locked.labels, names,
+                np.full(len(locked), "test"), domains[locked.rows],
+            )  # fmt: skip
+        table = pq.read_table(
+            file, columns=[each for each in ("split", "domain") if each in pq.read_schema(file).names]
+        )
+        nothing = np.full(len(source), "")
+        columns = {key: np.array(table[key].to_pylist(), dtype=str) for key in table.column_names}
+        splits, domains = columns.get("split", nothing), columns.get("domain", nothing)
+        rows = np.arange(len(source))
+        if asked is not None:
+            rows = _sample(name, source.labels, splits, asked)
+            source = Subset(source, rows)
+        locked = lock_source(self.encoder, source)
+        rows = rows[locked.rows]
+        captions = [locked.texts(row) for row in range(len(locked))]
+        return FeatureSet(name, locked.features[:, 0], captions, locked.labels, names, splits[rows], domains[rows])
+
+    def _file(self, name: str) -> Path:
+        file = self.folder / f"{name}.parquet"
+        if not file.is_file():
+            raise UserError(
+                f"{self.folder}: no {file.name} there. Name the folder of the real pictures: --data FOLDER."
+            )
+        return file
+
+    def texts(self, texts: Sequence[str]) -> Float[Tensor, "texts entries"]:
+        """Features of texts, by MiniLM."""
+        new = sorted(set(texts) - self._texts.keys(), key=lambda text: (len(text), text))  # little padding
+        if new:
+            found = embed_texts_once(self.encoder, new, None, FeatureStore())
+            self._texts |= dict(zip(new, found, strict=True))
+        return torch.stack([self._texts[text] for text in texts])
+
+    def digest(self, *names: str) -> str:
+        """Of the files."""
+        return content_key([file_content(self._file(name)) for name in names])
+
+
+@dataclass
+class MadeData:
+    """Vectors instead of pictures: classes and attributes, seen through random maps with noise, and texts of words."""
+
+    roles: Roles = Roles(
+        ("pairs",), {"a": ("test",)}, {"b": ("test",), "c": ("test",)}, ("pairs", "val"), {"pairs": "test"}
+    )
+    _sets: dict[str, FeatureSet] = field(default_factory=dict)
+
+    def get(self, name: str) -> FeatureSet:
+        """A made set: ``pairs`` has captions, all others classes."""
+        if name not in self._sets:
+            self._sets[name] = self._made(name)
+        return self._sets[name]
+
+    def classes(self, name: str) -> FeatureSet:
+        """The same."""
+        return self.get(name)
+
+    def concepts(self) -> FeatureSet:
+        """Things of their own, in two styles."""
+        found = self.get("concepts")
+        names = tuple(f"{name} of it" for name in found.class_names)
+        captions = [(names[label],) for label in found.labels]
+        domains = np.array(["noto", "twemoji"])[np.arange(len(found.labels)) % 2]
+        return replace(found, captions=captions, domains=domains, class_names=names)
+
+    def _made(self, name: str) -> FeatureSet:
+        draw, classes, each = numpy_generator("made set", name), 6, 60
+        known = [f"thing{number}" for number in range(classes)] if name == "pairs" else [
+            f"{name}{number}" for number in range(classes)]  # fmt: skip
+        labels = np.repeat(np.arange(classes), each)
+        colors = draw.integers(0, 4, len(labels))
+        words = [(known[label], f"color{color}") for label, color in zip(labels, colors, strict=True)]
+        mixing = numpy_generator("made pictures").normal(size=(16, 40))
+        latent = np.array([_word(a) + _word(b) for a, b in words])
+        images = latent @ mixing + draw.normal(size=(len(labels), 40))
+        splits = np.array(["train", "train", "test", "val"])[np.arange(len(labels)) % 4]
+        captions = [(f"{a} of {b}", f"the {a} {b}") for a, b in words]
+        return FeatureSet(
+            name,
+            torch.from_numpy(images).float(),
+            captions,
+            labels.astype(np.int64),
+            tuple(known),
+            splits,
+            np.full(len(labels), ""),
+        )
+
+    def texts(self, texts: Sequence[str]) -> Float[Tensor, "texts entries"]:
+        """The mean of the vectors of their words."""
+        found = np.array([np.mean([_word(word.strip(".")) for word in text.split()], axis=0) for text in texts])
+        return torch.nn.functional.normalize(torch.from_numpy(found).float(), dim=1)
+
+    def digest(self, *names: str) -> str:
+        """The same always."""
+        return "made"
+
+
+def _word(word: str) -> np.ndarray:
+    return numpy_generator("made word", word).normal(size=16)
+
+
+def _sample(name: str, labels: np.ndarray, splits: np.ndarray, asked: tuple[str, ...]) -> Int64[np.ndarray, " rows"]:
+    draw = numpy_generator("sample", name)
+    order = draw.permutation(np.flatnonzero((splits == "train") & (labels != NO_LABEL)))
+    taken = [row for label in np.unique(labels[order]) for row in order[labels[order] == label][:EXAMPLES]]
+    query = draw.permutation(np.flatnonzero(np.isin(splits, asked) & (labels != NO_LABEL)))[:QUERIES]
+    return np.sort(np.concatenate([taken, query]))
+
+
+def open_data(data: Sequence[str], smoke: bool) -> Any:
+    """The data of a study's options.
+
+    Raises:
+        UserError: no folder was named.
+    """
+    if smoke:
+        return MadeData()
+    if not data:
+        raise UserError("These are real pictures: name the folder of their Parquet files, --data FOLDER.")
+    return StarterData(Path(data[0]).expanduser())
+
+
+def labelled(found: FeatureSet, *splits: str) -> Int64[np.ndarray, " rows"]:
+    """Pictures of some splits that have a class."""
+    rows = found.rows(*splits)
+    return rows[found.labels[rows] != NO_LABEL]

@@ -1,0 +1,232 @@
+"""Heads on the features of locked towers: what every study on real pictures trains, in seconds to minutes."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from recollect.core.types import EncoderBase, Kind
+from recollect.models.towers import ResidualMlp
+from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
+from recollect_papers.real.data import RealData
+from recollect_papers.store import content_key
+
+ImageHead = Literal["none", "linear", "mlp", "residual"]
+_WARMUP, _TEMPERATURE_RATE = 20, 1e-2
+
+
+@dataclass(frozen=True)
+class HeadRecipe:
+    """What is trained on features, and how.
+
+    Attributes:
+        image: the image side: ``none`` leaves the standardized features as they are (LiT); ``linear`` and ``mlp`` (a
+            linear map plus one hidden layer) map them to ``width``; ``residual`` adds an MLP that starts at zero.
+        width: of the embeddings, where the image head maps.
+        hidden: width of hidden layers.
+        loss: base loss.
+        alpha, tau: of the context objective; without context where alpha is None.
+        steps, batch, learning_rate, weight_decay, dropout: of AdamW with a cosine schedule; dropout is of the inputs
+            of hidden layers.
+    """
+
+    image: ImageHead = "mlp"
+    width: int = 512
+    hidden: int = 512
+    loss: str = "sigmoid"
+    alpha: float | None = None
+    tau: float = 0.01
+    steps: int = 400
+    batch: int = 512
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    dropout: float = 0.2
+
+
+@dataclass(frozen=True)
+class FeaturePairs:
+    """Features to train on.
+
+    Attributes:
+        images: of the image tower.
+        texts: of the text tower.
+        owner: row of ``images`` that a text describes, ascending.
+    """
+
+    images: Float[Tensor, "pictures features"]
+    texts: Float[Tensor, "texts entries"]
+    owner: Int64[Tensor, " texts"]
+
+
+def training_pairs(data: RealData, names: Sequence[str]) -> FeaturePairs:
+    """All captioned pictures of the training splits."""
+    images, texts, owner, start = [], [], [], 0
+    for name in names:
+        found = data.get(name)
+        rows = [row for row in found.rows("train").tolist() if found.captions[row]]
+        images.append(found.images[rows])
+        texts += [text for row in rows for text in found.captions[row]]
+        owner += [start + place for place, row in enumerate(rows) for _ in found.captions[row]]
+        start += len(rows)
+    return FeaturePairs(torch.cat(images), data.texts(texts), torch.tensor(owner))
+
+
+class ImageSide(nn.Module):
+    """Standardizes features and applies the head."""
+
+    def __init__(self, features: Float[Tensor, "n inputs"], recipe: HeadRecipe) -> None:
+        super().__init__()
+        inputs = features.shape[1]
+        self.kind, self.dropout = recipe.image, recipe.dropout
+        self.mean, self.std = features.mean(0), features.std(0) + 1e-3
+        self.width = inputs if recipe.image in {"none", "residual"} else recipe.width
+        if recipe.image == "linear":
+            self.head: nn.Module = nn.Linear(inputs, recipe.width)
+        elif recipe.image == "mlp":
+            self.head = ResidualMlp(inputs, recipe.hidden, recipe.width)
+        elif recipe.image == "residual":
+            self.head = nn.Sequential(nn.Linear(inputs, recipe.hidden), nn.GELU(), nn.Linear(recipe.hidden, inputs))
+            nn.init.zeros_(self.head[2].weight)
+            nn.init.zeros_(self.head[2].bias)
+
+    def forward(self, features: Float[Tensor, "n inputs"]) -> Float[Tensor, "n width"]:
+        """Raw embeddings."""
+        inputs = (features - self.mean) / self.std
+        if self.kind == "none":
+            return inputs
+        if self.kind == "residual":
+            return inputs + self.head(F.dropout(inputs, self.dropout, self.training))
+        return _mapped(self.head, inputs, self.dropout) if self.kind == "mlp" else self.head(inputs)
+
+
+class TextSide(nn.Module):
+    """Centers features, brings them to variance 1 and applies a linear map plus one hidden layer."""
+
+    def __init__(self, features: Float[Tensor, "n inputs"], width: int, recipe: HeadRecipe) -> None:
+        super().__init__()
+        self.center, self.dropout = features.mean(0), recipe.dropout
+        self.factor = 1 / (features - self.center).std()
+        self.head = ResidualMlp(features.shape[1], recipe.hidden, width)
+
+    def forward(self, features: Float[Tensor, "n inputs"]) -> Float[Tensor, "n width"]:
+        """Raw embeddings."""
+        return _mapped(self.head, (features - self.center) * self.factor, self.dropout)
+
+
+def _mapped(head: nn.Module, inputs: Tensor, dropout: float) -> Tensor:
+    assert isinstance(head, ResidualMlp)
+    dropped = F.dropout(inputs, dropout, head.training)
+    return head.direct(inputs) + head.down(F.gelu(head.up(dropped)))
+
+
+class FeatureModel(EncoderBase):
+    """Both sides, as an encoder whose pictures are features.
+
+    Attributes:
+        scale: inverse temperature that training came to; None without a text side.
+        report: of the last training step.
+    """
+
+    def __init__(
+        self, image: ImageSide, text: TextSide | None, data: RealData, scale: float | None, report: dict[str, float],
+        key: str,
+    ) -> None:  # fmt: skip
+        self.image, self.text, self.data, self._scale, self.report = image.eval(), text, data, scale, report
+        self.width, self._key = image.width, key
+        if text is not None:
+            text.eval()
+
+    @property
+    def scale(self) -> float | None:
+        return self._scale
+
+    @property
+    def fingerprint(self) -> str:
+        """Of what it was trained from and how."""
+        return self._key
+
+    @torch.no_grad()
+    def embed_images(self, images: Any) -> Float[Tensor, "n width"]:
+        """Unit-norm embeddings of features."""
+        features = images if isinstance(images, Tensor) else torch.from_numpy(np.stack(images))
+        return F.normalize(self.image(features.float()), dim=1)
+
+    @torch.no_grad()
+    def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
+        """Unit-norm embeddings of texts."""
+        assert self.text is not None
+        return F.normalize(self.text(self.data.texts(texts)), dim=1)
+
+
+def fit(pairs: FeaturePairs, recipe: HeadRecipe, seed: int, data: RealData) -> FeatureModel:
+    """Train both heads; with ``steps`` 0 there is no text side, and only ``image="none"`` makes sense."""
+    key = content_key(asdict(recipe), seed, len(pairs.images))
+    with torch.random.fork_rng(devices=[]), _fast_products():
+        torch.manual_seed(seed)
+        image = ImageSide(pairs.images, recipe)
+        if not recipe.steps:
+            return FeatureModel(image, None, data, None, {}, key)
+        text = TextSide(pairs.texts, image.width, recipe)
+        objective = _objective(recipe, image.width)
+        report = _train(image, text, objective, pairs, recipe, seed)
+    return FeatureModel(image, text, data, objective.scale_and_bias()[0], report, key)
+
+
+def _objective(recipe: HeadRecipe, width: int) -> Objective:
+    if recipe.alpha is None:
+        return ContrastiveObjective(recipe.loss)
+    return ContextObjective(recipe.loss, recipe.alpha, width=width, tau_context=recipe.tau)
+
+
+def _train(
+    image: ImageSide, text: TextSide, objective: Objective, pairs: FeaturePairs, recipe: HeadRecipe, seed: int
+) -> dict[str, float]:
+    weights = [parameter for side in (image, text) for parameter in side.parameters()]
+    temperatures = objective.temperatures()
+    optimizer = torch.optim.AdamW(
+        [{"params": weights, "weight_decay": recipe.weight_decay}, {"params": temperatures, "weight_decay": 0.0}],
+        lr=recipe.learning_rate,
+        betas=(0.9, 0.95),
+    )
+    report: dict[str, Tensor] = {}
+    for step, (pictures, texts) in enumerate(batches(pairs, recipe.steps, recipe.batch, seed)):
+        warm = min(1.0, (step + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * step / recipe.steps))
+        for group, rate in zip(optimizer.param_groups, (recipe.learning_rate, _TEMPERATURE_RATE), strict=True):
+            group["lr"] = rate * warm
+        loss, report = objective(image(pairs.images[pictures]), text(pairs.texts[texts]), seed=step)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+    return {name: float(value) for name, value in report.items()}
+
+
+def batches(pairs: FeaturePairs, steps: int, batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pictures without repetition in an epoch, each with one of its texts."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.bincount(pairs.owner, minlength=len(pairs.images))
+    starts, size = counts.cumsum(0) - counts, min(batch, len(pairs.images))
+    order = torch.empty(0, dtype=torch.int64)
+    for _ in range(steps):
+        if len(order) < size:
+            order = torch.randperm(len(pairs.images), generator=generator)
+        rows, order = order[:size], order[size:]
+        yield rows, starts[rows] + (torch.rand(size, generator=generator) * counts[rows]).long()
+
+
+@contextmanager
+def _fast_products() -> Iterator[None]:
+    """Matrix products may round their inputs to bfloat16, which halves the time where the CPU has units for it."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,85 @@
+"""What is measured of a model on features: few-shot accuracy, accuracy by names, recall of captioned pictures."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from recollect.classifiers.heads.engine import run_protocol
+from recollect.classifiers.heads.protocol import FewShotTask, Protocol
+from recollect.core.types import Encoder
+from recollect_papers.measurements import Measurements
+from recollect_papers.real.data import FeatureSet, RealData, labelled
+
+SHOTS = (1, 4, 16)
+METHODS = ("prototype", "softmax")
+POOL = 1000
+TEMPLATE = "a photo of a {}."
+
+
+def measure(model: Encoder, data: RealData, part: str, named: bool = True) -> Measurements:
+    """Everything that a table shows of a model.
+
+    Args:
+        part: ``choosing`` or ``testing``.
+        named: whether the model has a text side.
+    """
+    found, roles = Measurements(), data.roles
+    sets = roles.choosing if part == "choosing" else roles.testing
+    for name, splits in sets.items():
+        each = data.classes(name)
+        for shots, value in few_shot(model, each, splits).items():
+            found.add({"measure": "few-shot", "part": part, "set": name, "shots": str(shots)}, 0, value)
+        if named and each.class_names:
+            at = {"measure": "zero-shot", "part": part, "set": name}
+            found.add(at, 0, by_name(model, each, splits))
+    pools = dict([roles.choosing_pool]) if part == "choosing" else roles.pools
+    for name, split in pools.items() if named else ():
+        for k, value in recall(model, data.get(name), split).items():
+            found.add({"measure": f"R@{k}", "part": part, "set": name}, 0, value)
+    return found
+
+
+def few_shot(model: Encoder, each: FeatureSet, splits: Sequence[str]) -> dict[int, float]:
+    """Mean accuracy of prototypes and softmax voting over five draws, by shots."""
+    support, query = _of_common_classes(each, labelled(each, "train"), labelled(each, *splits))
+    classes, labels = np.unique(each.labels[support], return_inverse=True)
+    task = FewShotTask(
+        model.embed_images(each.images[support]).numpy(),
+        labels,
+        model.embed_images(each.images[query]).numpy(),
+        np.searchsorted(classes, each.labels[query]),
+        None,
+    )
+    rows = run_protocol(task, Protocol(METHODS, SHOTS))
+    top = [row for row in rows if row["metric"] == "top-1"]
+    return {shots: float(np.mean([row["value"] for row in top if row["shots"] == shots])) for shots in SHOTS}
+
+
+def _of_common_classes(each: FeatureSet, support: np.ndarray, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Without classes that have too few examples for the most shots."""
+    counts = np.bincount(each.labels[support], minlength=len(each.class_names) or 1)
+    good = np.flatnonzero(counts >= SHOTS[-1])
+    return tuple(rows[np.isin(each.labels[rows], good)] for rows in (support, query))  # type: ignore[return-value]
+
+
+def by_name(model: Encoder, each: FeatureSet, splits: Sequence[str]) -> float:
+    """Accuracy in percent of the nearest class name, one template."""
+    rows = labelled(each, *splits)
+    names = model.embed_texts([TEMPLATE.format(name.replace("_", " ")) for name in each.class_names])
+    chosen = (model.embed_images(each.images[rows]) @ names.T).argmax(1).numpy()
+    return float(100 * (chosen == each.labels[rows]).mean())
+
+
+def recall(model: Encoder, each: FeatureSet, split: str, ks: Sequence[int] = (1, 10)) -> dict[int, float]:
+    """Recall in percent from the first caption of each picture to the pictures of a split, at most 1,000."""
+    rows = [row for row in each.rows(split).tolist() if each.captions[row]][:POOL]
+    texts = model.embed_texts([each.captions[row][0] for row in rows])
+    scores = texts @ model.embed_images(each.images[rows]).T
+    better = (scores > scores.diagonal()[:, None]).sum(1)
+    return {k: float(100 * (better < k).float().mean()) for k in ks}
+
+
+def prefixed(found: Measurements, seed: int, **more: str) -> Iterator[tuple[dict[str, str], int, float]]:
+    """Figures of one model with more in their addresses, under its seed."""
+    for address, _, value in found.rows():
+        yield {**address, **more}, seed, value
