@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.core.types import EncoderBase
-from recollect_papers.analyse.energy import SpanEncoder, energy_outside, energy_split, text_span
+from recollect_papers.analyse.energy import SpanEncoder, energy_outside, text_span
 
 
 class Fixed(EncoderBase):
@@ -52,23 +52,3 @@ def test_the_control_projects_images_and_leaves_texts():
     torch.testing.assert_close(embedded[:, :2], torch.nn.functional.normalize(images[:, :2], dim=1))
     torch.testing.assert_close(encoder.embed_texts(["a"]), Fixed().embed_texts(["a"]))
     assert encoder.fingerprint != SpanEncoder(Fixed(), np.eye(3, 6)).fingerprint
-
-
-def test_energy_is_divided_by_class_and_by_span_as_sums_over_images_say():
-    generator = np.random.default_rng(0)
-    images, labels = generator.normal(size=(40, 5)), generator.integers(0, 3, 40)
-    span = np.linalg.qr(generator.normal(size=(5, 2)))[0].T
-    split = energy_split(images, labels, span)
-    centre, total, expected = images.mean(0), 0.0, np.zeros((2, 2))
-    for image, label in zip(images, labels, strict=True):
-        mean = images[labels == label].mean(0)
-        total += np.sum((image - centre) ** 2)
-        for row, part in enumerate((mean - centre, image - mean)):
-            inside = np.sum((span @ part) ** 2)
-            expected[row] += inside, np.sum(part**2) - inside
-    found = (split.between_inside, split.between_outside, split.within_inside, split.within_outside)
-    assert found == pytest.approx((expected / total).ravel(), abs=1e-12)
-    assert sum(found) == pytest.approx(1)
-    assert split.between_outside + split.within_outside == pytest.approx(energy_outside(images, span))
-    with pytest.raises(ValueError, match="same point"):
-        energy_split(np.ones((4, 5)), np.arange(4), span)

@@ -179,7 +179,7 @@ def test_a_measured_fusion_is_a_table_too(folder):
         ('<!-- value one.json "tables > 7" ".1f" --><!-- end -->', "no '7' of 'tables > 7' (no such place)"),
         ('<!-- value one.json "world" ".1f" --><!-- end -->', "'world' is not a number"),
         ('<!-- table one.json "Cost" -->', "1 mark without <!-- end -->"),
-        ('<!-- table lixp/real "Cost" --><!-- end -->', "no runs there"),
+        ('<!-- table page/clicks "Cost" --><!-- end -->', "no runs there"),
     ],
 )
 def test_a_mark_that_cannot_be_filled_is_said_in_one_line(folder, mark, message):

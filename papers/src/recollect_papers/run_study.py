@@ -62,7 +62,7 @@ class RunStudy:
             if count is not None and count < 1:
                 raise UserError(f"{option} {count}: at least 1, or leave it out")
         if self.scale != "full":
-            own = () if self.name.endswith("/real") else ("data",)  # those are of one's own pictures at any scale
+            own = ("data",) if find_study(self.name).pictures else ()
             self._warn_unused({"data", "suite", "entities", "search"}.difference(own), "needs --scale full")
         check_writable(self.out, "--out")
         options = StudyOptions(

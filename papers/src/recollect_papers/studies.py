@@ -15,6 +15,8 @@ class Study:
     module: str
     function: str
     title: str
+    pictures: bool = False
+    """Whether it reads a folder of real pictures at scale ``small`` too."""
 
     def load(self) -> Callable[[StudyOptions], StudyReport]:
         """Import the study's function."""
@@ -34,7 +36,12 @@ STUDIES: dict[str, Study] = {
     "lixp/figure-4": Study("lixp.figures", "figure_4", "post-training with context"),
     "lixp/figure-5": Study("lixp.figures", "figure_5", "gain against the number of examples"),
     "lixp/figure-6": Study("lixp.figures", "figure_6", "training dynamics"),
-    "lixp/real": Study("lixp.real", "real", "what a head on strong towers costs, and what context gives back"),
+    "lixp/real": Study(
+        "lixp.real", "real", "what a head on strong towers costs, and what context gives back", pictures=True
+    ),
+    "lixp/post-train": Study(
+        "lixp.post_train", "post_train", "a model of everyday photographs trained on with aerial ones"
+    ),
     "prefix/table-1": Study("prefix.tables", "table_1", "labels and captions together, with and without prefixes"),
     "prefix/table-2": Study("prefix.tables", "table_2", "equal and debiased sampling, with and without prefixes"),
     "prefix/table-3": Study("prefix.tables", "table_3", "linear probes"),
@@ -50,6 +57,9 @@ STUDIES: dict[str, Study] = {
     "prefix/figure-7": Study("prefix.figures", "figure_7", "map of the prompts of all classes"),
     "prefix/figure-8": Study("prefix.figures", "figure_8", "map of the images of both sources"),
     "prefix/figure-9": Study("prefix.figures", "figure_9", "map of class prompts and captions"),
+    "prefix/real": Study(
+        "prefix.real", "real", "captions and labels together on strong towers, each reading", pictures=True
+    ),
     "efsa/table-2": Study("efsa.tables", "table_2", "every way of searching, each domain a pool by itself"),
     "efsa/table-3": Study("efsa.tables", "table_3", "every way of searching, all domains in one pool"),
     "efsa/table-4": Study("efsa.tables", "table_4", "loss of an episode"),
@@ -61,13 +71,14 @@ STUDIES: dict[str, Study] = {
     "efsa/figure-4": Study("efsa.figures", "figure_4", "low-rank adapters against all parameters"),
     "efsa/figure-5": Study("efsa.figures", "figure_5", "steps of an episode"),
     "efsa/figure-6": Study("efsa.figures", "figure_6", "length of the captions"),
+    "efsa/real": Study("efsa.real", "real", "episodes, captions and mixtures on strong towers", pictures=True),
     "efsa/choices": Study("efsa.choices", "choices", "settings of episodes and baselines on validation pools"),
     "efsa/base-model": Study("efsa.choices", "base_model", "episodes as the base model gets better"),
     "reco/table-1": Study("reco.tables", "table_1", "zero-shot classification with a memory, several models"),
     "reco/table-2": Study("reco.tables", "table_2", "entities, seen and unseen, with a memory"),
     "reco/table-3": Study("reco.tables", "table_3", "uni- and cross-modal search and fusion; the mean"),
     "reco/table-4": Study("reco.tables", "table_4", "fusion of images, of texts, of both, in every mode"),
-    "reco/real": Study("reco.real", "real", "an index that knows more than the model, on strong towers"),
+    "reco/real": Study("reco.real", "real", "an index that knows more than the model, on strong towers", pictures=True),
     "reco/figure-2": Study("reco.tables", "figure_2", "search and fusion as a diagram"),
     "reco/figure-3": Study("reco.tables", "figure_3", "additional training, a memory that grows, rows that are read"),
     "reco/figure-4": Study("reco.tables", "figure_4", "what uni- and cross-modal search find"),

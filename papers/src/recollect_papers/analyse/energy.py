@@ -36,48 +36,6 @@ def energy_outside(images: np.ndarray, span: np.ndarray) -> float:
 
 
 @dataclass(frozen=True)
-class EnergySplit:
-    """How the centred images' energy is divided, as shares that add up to 1.
-
-    Attributes:
-        between_inside, between_outside: of the class means, in the span of the texts and outside it.
-        within_inside, within_outside: of the images about their class means: what tells no class apart.
-    """
-
-    between_inside: float
-    between_outside: float
-    within_inside: float
-    within_outside: float
-
-
-def energy_split(images: np.ndarray, labels: np.ndarray, span: np.ndarray) -> EnergySplit:
-    """Divide the centred images' energy by class (analysis of variance) and by the texts' span.
-
-    Args:
-        images: (n, width) image embeddings.
-        labels: (n,) their classes.
-        span: (rank, width) orthonormal, from `text_span`.
-
-    Raises:
-        ValueError: all images are the same point.
-    """
-    centred = images - images.mean(0)
-    total = float(np.sum(centred**2))
-    if not total:
-        raise ValueError("all images are the same point, so they have no energy to divide")
-    classes, members = np.unique(labels, return_inverse=True)
-    sums = np.zeros((len(classes), images.shape[1]))
-    np.add.at(sums, members, centred)
-    means = (sums / np.bincount(members)[:, None])[members]
-
-    def shares(part: np.ndarray) -> tuple[float, float]:
-        whole, inside = float(np.sum(part**2)) / total, float(np.sum((part @ span.T) ** 2)) / total
-        return inside, whole - inside
-
-    return EnergySplit(*shares(means), *shares(centred - means))
-
-
-@dataclass(frozen=True)
 class SpanEncoder(EncoderBase):
     """The projection control: another encoder's image embeddings, projected onto the span of the texts.
 

@@ -7,9 +7,10 @@ testing sets are measured afterwards, with the chosen settings alone.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
-from recollect_papers.measurements import Measurements, Paired, corrected
+from recollect_papers.measurements import FigureAddress, Measurements, Paired, corrected
 from recollect_papers.real.arms import ArmRunner, choose
 from recollect_papers.real.data import open_data
 from recollect_papers.real.heads import HeadRecipe
@@ -60,7 +61,11 @@ FAMILIES = (
     Family("CLIP, MLP head", HeadRecipe("mlp", loss="softmax"), seeds=3),
     Family("CLIP, MLP head, context", HeadRecipe("mlp", loss="softmax"), "CLIP, MLP head", ALPHAS, seeds=3),
 )
-VARIED = {"width 1,280": {"width": 1280}, "batch 2,048": {"batch": 2048}, "tau 0.003": {"tau": 0.003}}
+VARIED: Mapping[str, Mapping[str, Any]] = {
+    "width 1,280": {"width": 1280},
+    "batch 2,048": {"batch": 2048},
+    "tau 0.003": {"tau": 0.003},
+}
 """Of the MLP head, with and without context, one seed; other batches see as many pairs in all."""
 PAIRS = {family.name: family.against for family in FAMILIES if family.alphas}
 
@@ -113,11 +118,11 @@ def _form(found: Measurements) -> Formed:
 
 
 def _columns(sets: tuple[str, ...], pools: Sequence[str], show: str = "mean") -> list[Column]:
-    few = {"measure": "few-shot", "part": "testing", "set": sets}
+    few: FigureAddress = {"measure": "few-shot", "part": "testing", "set": sets}
     columns = [Column(f"{shots} shot{'s' * (shots != '1')}", {**few, "shots": shots}, show)  # type: ignore[arg-type]
                for shots in ("1", "4", "16")]  # fmt: skip
-    at = {"measure": "zero-shot", "part": "testing", "set": sets}
-    columns.append(Column("by name", at, show))  # type: ignore[arg-type]
+    named = {"measure": "zero-shot", "part": "testing", "set": sets}
+    columns.append(Column("by name", named, show))  # type: ignore[arg-type]
     for pool in pools:
         at = {"measure": "R@10", "part": "testing", "set": pool}
         columns.append(Column(f"R@10 {pool}", at, show))  # type: ignore[arg-type]
@@ -131,7 +136,7 @@ def _compared(chosen: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _gain(found: Measurements, name: str, over: str, sets: Sequence[str], measure: str) -> Paired:
-    at = {"arm": name, "measure": measure, "part": "testing"}
+    at: FigureAddress = {"arm": name, "measure": measure, "part": "testing"}
     return found.paired({**at, "shots": ("1", "4", "16")} if measure == "few-shot" else at, {"arm": over}, sets)
 
 
@@ -148,7 +153,7 @@ def _tests(found: Measurements, sets: Sequence[str]) -> Iterator[str]:
 
 
 def _by_set(sets: Sequence[str], chosen: Mapping[str, str]) -> TableForm:
-    few = {"measure": "few-shot", "part": "testing", "shots": ("1", "4", "16")}
+    few: FigureAddress = {"measure": "few-shot", "part": "testing", "shots": ("1", "4", "16")}
     columns = [Column(name, {**few, "arm": name}) for name in (TOWER, *chosen)]
     return TableForm("Few-shot accuracy set by set, mean of 1, 4 and 16 shots", ("set",),
                      [Row((name,), {"set": name}) for name in sets], columns, missing="")  # fmt: skip
@@ -160,10 +165,10 @@ def _choosing(found: Measurements) -> TableForm:
     for address, _, _ in found.rows():
         if address.get("part") == "choosing":
             at.setdefault(address["arm"], {}).setdefault(address["measure"], set()).add(address["set"])
-    few = {"measure": "few-shot", "part": "choosing", "shots": ("1", "4", "16")}
+    few: FigureAddress = {"measure": "few-shot", "part": "choosing", "shots": ("1", "4", "16")}
     sets = tuple(sorted(next(iter(at.values()))["few-shot"]))
     pool = tuple(next(iter(at.values()))["R@10"])
-    found_at = {"measure": "R@10", "part": "choosing", "set": pool}
+    found_at: FigureAddress = {"measure": "R@10", "part": "choosing", "set": pool}
     columns = [Column("few-shot", {**few, "set": sets}), Column("R@10", found_at)]
     return TableForm("What settings were chosen from", ("arm",), [Row((name,), {"arm": name}) for name in at], columns)
 

@@ -1,4 +1,4 @@
-"""The real images of ``lixp/real``: what is trained on, what settings are chosen on, and what they are tested on.
+"""Real pictures that benchmarks train on, choose settings on, and test.
 
 Files are Parquet tables in one folder of the user's; the columns are those that `recollect.data` finds by itself.
 Settings were chosen on the choosing sets alone.
@@ -23,12 +23,6 @@ TRAINING: Mapping[str, str] = {
 }
 """Drawings, aerial photographs, two kinds of everyday photographs, shop pictures, with captions."""
 
-TRAINING_PAIRS = 42_359
-"""Pictures with captions in these files when the published results were measured."""
-
-NAMED_IN = 10
-"""A class counts as spoken of if at least so many pictures' captions hold every word of its name."""
-
 
 @dataclass(frozen=True)
 class RealSet:
@@ -37,7 +31,7 @@ class RealSet:
     Attributes:
         file: its Parquet file, with filters.
         support, query: splits; with ``within`` one split is divided instead.
-        spoken: share of its classes that the captions that were trained on speak of, counted by `share_spoken`.
+        spoken: share of its classes whose names ten or more training captions hold.
         label: column of the classes, where it is not ``label``.
         named: whether its class names mean something, for zero-shot classification.
     """
@@ -78,16 +72,6 @@ TESTING: Mapping[str, RealSet] = {
     "fashion kinds": RealSet("fashion.parquet", spoken=0.54, label="class_name"),
 }
 
-MOVED = "resisc12"
-"""Stood among the foreign sets when the first results were read; the rule of words came later. Both ways are shown."""
-
-RETRIEVAL: Mapping[str, str] = {
-    "rsicd": "rsicd_captions.parquet",
-    "flickr8k": "flickr8k.parquet",
-    "fashion": "fashion.parquet",
-}
-"""Test splits to search by caption."""
-
 
 def times_spoken(names: Sequence[str], captions: Iterable[str]) -> list[int]:
     """In how many pictures' captions every word of each class name occurs, plural or not.
@@ -103,11 +87,6 @@ def times_spoken(names: Sequence[str], captions: Iterable[str]) -> list[int]:
         for place, words in enumerate(wanted):
             counts[place] += bool(words) and words <= said
     return counts
-
-
-def share_spoken(names: Sequence[str], captions: Iterable[str]) -> float:
-    """Share of class names that at least `NAMED_IN` pictures' captions speak of."""
-    return sum(count >= NAMED_IN for count in times_spoken(names, captions)) / len(names)
 
 
 def _words(text: str) -> list[str]:
@@ -130,5 +109,5 @@ def place(folder: Path, file: str) -> str:
     """
     name = file.split("?")[0]
     if not (folder / name).is_file():
-        raise UserError(f"{folder}: no {name} there. lixp/real needs the folder of its Parquet files: --data FOLDER.")
+        raise UserError(f"{folder}: no {name} there. Name the folder of the Parquet files: --data FOLDER.")
     return f"{folder}/{file}"

@@ -52,9 +52,11 @@ class ArmRunner:
             kept[tuple(names)] = training_pairs(self.data, names)
         return kept[tuple(names)]
 
-    def model(self, recipe: HeadRecipe, seed: int, training: Sequence[str] = ()) -> FeatureModel:
-        """Train a recipe."""
-        return fit(self.pairs(training or self.data.roles.training), recipe, seed, self.data)
+    def model(
+        self, recipe: HeadRecipe, seed: int, training: Sequence[str] = (), start: FeatureModel | None = None
+    ) -> FeatureModel:
+        """Train a recipe, or go on training a model."""
+        return fit(self.pairs(training or self.data.roles.training), recipe, seed, self.data, start)
 
     def heads(self, arm: str, recipe: HeadRecipe, seed: int, part: str, training: Sequence[str] = ()) -> Measurements:
         """Train a recipe with a seed and measure it on the choosing or the testing sets."""

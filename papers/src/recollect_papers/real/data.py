@@ -21,7 +21,8 @@ from recollect.core.types import NO_LABEL, Source
 from recollect.data.sources import open_source
 from recollect.data.sources.derived import Subset
 from recollect.models import DualEncoder
-from recollect.models.starter import empty_starter
+from recollect.models.pretrained import open_efficientnet
+from recollect.models.starter import IMAGE_TOWER, class_names, empty_starter
 from recollect.training.feature_store import FeatureStore
 from recollect.training.locked import lock_source
 from recollect.training.locked_towers import embed_texts_once
@@ -90,6 +91,9 @@ class RealData(Protocol):
 
     def concepts(self) -> FeatureSet:
         """Emoji that no head is trained on, in many styles (``domains``); a class is a concept."""
+
+    def named(self) -> FeatureSet:
+        """Features of things that have names and no captions."""
 
     def texts(self, texts: Sequence[str]) -> Float[Tensor, "texts entries"]:
         """Features of the text tower."""
@@ -162,6 +166,26 @@ class StarterData:
             self._sets["concepts"] = replace(found, labels=labels, class_names=tuple(names))
         return self._sets["concepts"]
 
+    def named(self) -> FeatureSet:
+        """Five features of each of ImageNet's 1,000 classes, made from the weights of the tower's own classifier.
+
+        ``x = m + 6 C (w_c - mean w) + 0.6 (r - m)``, clamped to 0…6: m and C are mean and covariance of the training
+        pictures' features, r one of these at random.
+        """
+        if "named" not in self._sets:
+            weights = open_efficientnet(IMAGE_TOWER)[1]
+            real = torch.cat([self.get(name).images for name in self.roles.training])
+            mean, count = real.mean(0), 5
+            centers = mean + 6 * (weights - weights.mean(0)) @ torch.cov(real.T)
+            drawn = real[torch.from_numpy(numpy_generator("named").integers(0, len(real), count * len(centers)))]
+            images = (centers.repeat(count, 1) + 0.6 * (drawn - mean)).clamp(0, 6)
+            labels, nothing = np.tile(np.arange(len(centers)), count), np.full(len(images), "")
+            names = tuple(own[0] for own in class_names())
+            self._sets["named"] = FeatureSet(
+                "named", images, [()] * len(images), labels, names, np.full(len(images), "train"), nothing
+            )
+        return self._sets["named"]
+
     def _read(self, name: str, asked: tuple[str, ...] | None) -> FeatureSet:
         name, _, filters = name.partition("?")
         file = self._file(name)
@@ -228,6 +252,10 @@ class MadeData:
     def classes(self, name: str) -> FeatureSet:
         """The same."""
         return self.get(name)
+
+    def named(self) -> FeatureSet:
+        """The same."""
+        return self.get("d")
 
     def concepts(self) -> FeatureSet:
         """Things of their own, in two styles."""

@@ -1,5 +1,6 @@
 """Heads on the features of locked towers: what every study on real pictures trains, in seconds to minutes."""
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,8 @@ class HeadRecipe:
         alpha, tau: of the context objective; without context where alpha is None.
         steps, batch, learning_rate, weight_decay, dropout: of AdamW with a cosine schedule; dropout is of the inputs
             of hidden layers.
+        sampling: of a batch: from all ``pictures`` alike, as much of each group (``mixed``), or of one group after the
+            other (``debiased``).
     """
 
     image: ImageHead = "mlp"
@@ -48,6 +51,7 @@ class HeadRecipe:
     learning_rate: float = 1e-3
     weight_decay: float = 0.01
     dropout: float = 0.2
+    sampling: Literal["pictures", "mixed", "debiased"] = "pictures"
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,16 @@ class FeaturePairs:
         images: of the image tower.
         texts: of the text tower.
         owner: row of ``images`` that a text describes, ascending.
+        classes: of each picture; pictures of a class are no negatives of each other, and negative numbers are of no
+            class. None where all differ.
+        groups: of each picture, for `HeadRecipe.sampling`.
     """
 
     images: Float[Tensor, "pictures features"]
     texts: Float[Tensor, "texts entries"]
     owner: Int64[Tensor, " texts"]
+    classes: Int64[Tensor, " pictures"] | None = None
+    groups: Int64[Tensor, " pictures"] | None = None
 
 
 def training_pairs(data: RealData, names: Sequence[str]) -> FeaturePairs:
@@ -92,9 +101,10 @@ class ImageSide(nn.Module):
         elif recipe.image == "mlp":
             self.head = ResidualMlp(inputs, recipe.hidden, recipe.width)
         elif recipe.image == "residual":
-            self.head = nn.Sequential(nn.Linear(inputs, recipe.hidden), nn.GELU(), nn.Linear(recipe.hidden, inputs))
-            nn.init.zeros_(self.head[2].weight)
-            nn.init.zeros_(self.head[2].bias)
+            last = nn.Linear(recipe.hidden, inputs)
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+            self.head = nn.Sequential(nn.Linear(inputs, recipe.hidden), nn.GELU(), last)
 
     def forward(self, features: Float[Tensor, "n inputs"]) -> Float[Tensor, "n width"]:
         """Raw embeddings."""
@@ -165,24 +175,34 @@ class FeatureModel(EncoderBase):
         return F.normalize(self.text(self.data.texts(texts)), dim=1)
 
 
-def fit(pairs: FeaturePairs, recipe: HeadRecipe, seed: int, data: RealData) -> FeatureModel:
-    """Train both heads; with ``steps`` 0 there is no text side, and only ``image="none"`` makes sense."""
-    key = content_key(asdict(recipe), seed, len(pairs.images))
+def fit(
+    pairs: FeaturePairs, recipe: HeadRecipe, seed: int, data: RealData, start: FeatureModel | None = None
+) -> FeatureModel:
+    """Train both heads; with ``steps`` 0 there is no text side, and only ``image="none"`` makes sense.
+
+    Args:
+        start: a model to go on from, which stays as it is (post-training); its sides must be those of ``recipe``.
+    """
+    key = content_key(asdict(recipe), seed, len(pairs.images), start and start.fingerprint)
     with torch.random.fork_rng(devices=[]), _fast_products():
         torch.manual_seed(seed)
         image = ImageSide(pairs.images, recipe)
         if not recipe.steps:
             return FeatureModel(image, None, data, None, {}, key)
         text = TextSide(pairs.texts, image.width, recipe)
-        objective = _objective(recipe, image.width)
+        objective = _objective(recipe, image.width, start)
+        if start is not None:
+            assert start.text is not None
+            image, text = copy.deepcopy(start.image).train(), copy.deepcopy(start.text).train()
         report = _train(image, text, objective, pairs, recipe, seed)
-    return FeatureModel(image, text, data, objective.scale_and_bias()[0], report, key)
+    return FeatureModel(image, text, data, report["scale"], report, key)
 
 
-def _objective(recipe: HeadRecipe, width: int) -> Objective:
+def _objective(recipe: HeadRecipe, width: int, start: FeatureModel | None) -> Objective:
+    scale = 10.0 if start is None or start.scale is None else start.scale
     if recipe.alpha is None:
-        return ContrastiveObjective(recipe.loss)
-    return ContextObjective(recipe.loss, recipe.alpha, width=width, tau_context=recipe.tau)
+        return ContrastiveObjective(recipe.loss, scale=scale)
+    return ContextObjective(recipe.loss, recipe.alpha, width=width, tau_context=recipe.tau, scale=scale)
 
 
 def _train(
@@ -196,11 +216,14 @@ def _train(
         betas=(0.9, 0.95),
     )
     report: dict[str, Tensor] = {}
-    for step, (pictures, texts) in enumerate(batches(pairs, recipe.steps, recipe.batch, seed)):
+    for step, (pictures, texts) in enumerate(batches(pairs, recipe, seed)):
         warm = min(1.0, (step + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * step / recipe.steps))
         for group, rate in zip(optimizer.param_groups, (recipe.learning_rate, _TEMPERATURE_RATE), strict=True):
             group["lr"] = rate * warm
-        loss, report = objective(image(pairs.images[pictures]), text(pairs.texts[texts]), seed=step)
+        copies = None if pairs.classes is None else pairs.classes[pictures, None]
+        loss, report = objective(
+            image(pairs.images[pictures]), text(pairs.texts[texts]), duplicate_ids=copies, seed=step
+        )
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(weights, 1.0)
@@ -208,17 +231,26 @@ def _train(
     return {name: float(value) for name, value in report.items()}
 
 
-def batches(pairs: FeaturePairs, steps: int, batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pictures without repetition in an epoch, each with one of its texts."""
+def batches(pairs: FeaturePairs, recipe: HeadRecipe, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pictures without repetition in an epoch of their group, each with one of its texts."""
     generator = torch.Generator().manual_seed(seed)
     counts = torch.bincount(pairs.owner, minlength=len(pairs.images))
-    starts, size = counts.cumsum(0) - counts, min(batch, len(pairs.images))
-    order = torch.empty(0, dtype=torch.int64)
-    for _ in range(steps):
-        if len(order) < size:
-            order = torch.randperm(len(pairs.images), generator=generator)
-        rows, order = order[:size], order[size:]
-        yield rows, starts[rows] + (torch.rand(size, generator=generator) * counts[rows]).long()
+    starts = counts.cumsum(0) - counts
+    groups = [torch.arange(len(pairs.images))]
+    if recipe.sampling != "pictures" and pairs.groups is not None:
+        groups = [(pairs.groups == group).nonzero()[:, 0] for group in pairs.groups.unique()]
+    orders = [torch.empty(0, dtype=torch.int64) for _ in groups]
+    for step in range(recipe.steps):
+        chosen = range(len(groups)) if recipe.sampling == "mixed" else [step % len(groups)]
+        parts = []
+        for group in chosen:
+            size = min(recipe.batch // len(chosen), len(groups[group]))
+            if len(orders[group]) < size:
+                orders[group] = groups[group][torch.randperm(len(groups[group]), generator=generator)]
+            parts.append(orders[group][:size])
+            orders[group] = orders[group][size:]
+        rows = torch.cat(parts)
+        yield rows, starts[rows] + (torch.rand(len(rows), generator=generator) * counts[rows]).long()
 
 
 @contextmanager

@@ -19,15 +19,13 @@ from recollect.reco.learning import FusionRecipe, paper_recipe, train_fusion
 from recollect.reco.pairs import Pairs
 from recollect.training.options import Data
 from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
+from recollect_papers.lixp.sets import HELD_STYLES
 from recollect_papers.measurements import Measurements
 from recollect_papers.real.arms import ArmRunner
 from recollect_papers.real.data import FeatureSet, RealData, open_data
 from recollect_papers.real.heads import FeatureModel, HeadRecipe
 from recollect_papers.real.measure import TEMPLATE, by_name
 from recollect_papers.study import StudyOptions, StudyTable
-
-HELD_STYLES = ("noto", "fluent_flat", "openmoji_line")
-"""Emoji styles that only queries have."""
 
 MODES: tuple[Mode, ...] = ("image", "text", "both")
 GROWTH = (1, 3)
@@ -163,8 +161,8 @@ class _Bench:
         out = Path(self._folder.name) / way.name.replace(" ", "-")
         if not out.exists():
             recipe = replace(
-                way.recipe, data=Data(captions=("pairs",)), memory=str(memory), batch_size=512, epochs=self.epochs, seed=self.seed,
-                checkpoint_every=10**9, precision="float32",
+                way.recipe, data=Data(captions=("pairs",)), memory=str(memory), batch_size=512, epochs=self.epochs,
+                seed=self.seed, checkpoint_every=10**9, precision="float32",
             )  # fmt: skip
             train_fusion(recipe, self.model, self.pairs, out, device="cpu")
         return FusionModule.open(out / "model")

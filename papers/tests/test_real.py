@@ -1,0 +1,165 @@
+"""Studies on features of strong towers: at scale smoke on made vectors, and the parts that they share."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from recollect.core.errors import UserError
+from recollect_papers import cli
+from recollect_papers.measurements import Measurements
+from recollect_papers.real.arms import ArmRunner, choose
+from recollect_papers.real.data import MadeData, labelled, open_data
+from recollect_papers.real.heads import FeaturePairs, HeadRecipe, batches, fit, training_pairs
+from recollect_papers.real.measure import by_name, few_shot, measure, recall
+from recollect_papers.studies import find_study
+from recollect_papers.study import StudyOptions
+
+SMALL = HeadRecipe(width=16, hidden=32, batch=64, steps=10)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return MadeData()
+
+
+@pytest.fixture(scope="module")
+def pairs(data):
+    return training_pairs(data, data.roles.training)
+
+
+@pytest.mark.parametrize("name", ["lixp/real", "lixp/post-train", "prefix/real", "reco/real", "efsa/real"])
+def test_a_study_that_is_run_again_reads_its_files(name, tmp_path):
+    options = StudyOptions("smoke", tmp_path, seeds=1)
+    report = find_study(name).load()(options)
+    assert report.tables
+    assert all(any(row[1:]) for table in report.tables for row in table.rows)
+    files = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*-seed*.json")}
+    assert files
+    again = find_study(name).load()(options)
+    assert again.tables == report.tables
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*-seed*.json")} == files
+
+
+@pytest.mark.parametrize("name", ["lixp/real", "prefix/real"])
+def test_without_a_folder_of_pictures_a_study_says_what_it_needs(name, tmp_path, capsys):
+    assert cli.main([name, "--scale", "small", "--out", str(tmp_path)]) == 2
+    assert "--data" in capsys.readouterr().err
+
+
+def test_a_folder_without_the_files_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"pairs\.parquet"):
+        open_data([str(tmp_path)], smoke=False).get("pairs")
+
+
+def test_the_same_seed_gives_the_same_model_and_another_another(data, pairs):
+    features = data.get("b").images
+    one, same, other = (fit(pairs, SMALL, seed, data).embed_images(features) for seed in (0, 0, 1))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_locked_image_tuning_leaves_the_features_alone(data, pairs):
+    """LiT embeds pictures as the tower does, before and after training; a residual head starts there."""
+    features = data.get("b").images
+    tower = fit(pairs, HeadRecipe("none", steps=0), 0, data).embed_images(features)
+    lit = fit(pairs, replace(SMALL, image="none"), 0, data).embed_images(features)
+    assert torch.equal(tower, lit)
+    still = fit(pairs, replace(SMALL, image="residual", learning_rate=0.0), 0, data).embed_images(features)
+    assert torch.allclose(tower, still, atol=1e-6)
+
+
+def test_training_and_context_change_the_model(data, pairs):
+    def recalled(recipe):
+        return recall(fit(pairs, recipe, 0, data), data.get("pairs"), "test")[10]
+
+    longer = replace(SMALL, steps=150, learning_rate=1e-2)
+    assert recalled(longer) > 1.5 * recalled(replace(SMALL, steps=1))
+    plain, context = (fit(pairs, replace(SMALL, alpha=alpha), 0, data) for alpha in (None, 0.5))
+    features = data.get("b").images
+    assert not torch.allclose(plain.embed_images(features), context.embed_images(features))
+    assert "tau_context" in context.report
+
+
+def test_post_training_goes_on_from_a_model_and_leaves_it_as_it_is(data, pairs):
+    first = fit(pairs, SMALL, 0, data)
+    before = first.embed_images(data.get("b").images)
+    further = training_pairs(data, ["a"])
+    still = fit(further, replace(SMALL, learning_rate=0.0), 0, data, first)
+    assert torch.equal(still.embed_images(data.get("b").images), before)
+    moved = fit(further, SMALL, 0, data, first)
+    assert not torch.equal(moved.embed_images(data.get("b").images), before)
+    assert torch.equal(first.embed_images(data.get("b").images), before)
+
+
+def test_batches_have_each_picture_once_in_an_epoch_with_a_text_of_its_own():
+    owner = torch.arange(10).repeat_interleave(3)
+    pairs = FeaturePairs(torch.zeros(10, 2), torch.zeros(30, 2), owner)
+    made = list(batches(pairs, HeadRecipe(batch=5, steps=4), 0))
+    for first, second in zip(made[::2], made[1::2], strict=True):
+        assert sorted([*first[0].tolist(), *second[0].tolist()]) == list(range(10))
+    assert all(torch.equal(owner[texts], rows) for rows, texts in made)
+    assert len({tuple(texts.tolist()) for _, texts in made}) == 4
+
+
+def test_batches_of_groups():
+    pairs = FeaturePairs(
+        torch.zeros(40, 2), torch.zeros(40, 2), torch.arange(40), groups=(torch.arange(40) >= 30).long()
+    )
+    mixed = list(batches(pairs, HeadRecipe(batch=8, steps=5, sampling="mixed"), 0))
+    assert all((rows >= 30).sum() == 4 and len(rows) == 8 for rows, _ in mixed)
+    turns = [
+        set((rows >= 30).tolist()) for rows, _ in batches(pairs, HeadRecipe(batch=8, steps=4, sampling="debiased"), 0)
+    ]
+    assert turns == [{False}, {True}, {False}, {True}]
+
+
+def test_measures_agree_with_what_can_be_counted(data, pairs):
+    model, each = fit(pairs, SMALL, 0, data), data.get("b")
+    rows = labelled(each, "test")
+    images = model.embed_images(each.images[rows])
+    names = model.embed_texts([f"a photo of a {name}." for name in each.class_names])
+    hits = [int((image @ names.T).argmax()) == label for image, label in zip(images, each.labels[rows], strict=True)]
+    assert by_name(model, each, ("test",)) == pytest.approx(100 * np.mean(hits))
+    pool = data.get("pairs")
+    rows = pool.rows("test")
+    scores = (
+        model.embed_texts([pool.captions[row][0] for row in rows]) @ model.embed_images(pool.images[rows]).T
+    ).numpy()
+    ranks = [(-own).argsort(kind="stable").tolist().index(number) for number, own in enumerate(scores)]
+    assert recall(model, pool, "test")[10] == pytest.approx(100 * np.mean(np.array(ranks) < 10))
+    found = few_shot(model, each, ("test",))
+    assert found[1] < found[16] <= 100
+
+
+def test_settings_are_chosen_without_the_testing_sets(tmp_path, data):
+    runner, found = ArmRunner(data, tmp_path), Measurements()
+    candidates = {"few": SMALL, "many": replace(SMALL, steps=100, learning_rate=1e-2)}
+    best, recipe = choose(runner, "arm", candidates, found, 1)
+    assert recipe == candidates[best]
+    assert {address["part"] for address, _, _ in found.rows()} == {"choosing"}
+    pools = [{"arm": f"arm: {name}", "measure": "R@10", "part": "choosing", "set": "pairs"} for name in candidates]
+    scores = {name: found.summary(at).mean for name, at in zip(candidates, pools, strict=True)}
+    assert scores["many"] > scores["few"]
+    assert best == "many"
+
+
+def test_a_tower_without_a_text_side_is_measured_by_examples_alone(data, pairs):
+    tower = fit(pairs, HeadRecipe("none", steps=0), 0, data)
+    found = measure(tower, data, "testing", named=False)
+    assert {address["measure"] for address, _, _ in found.rows()} == {"few-shot"}
+
+
+def test_figures_of_other_settings_are_made_again(tmp_path, data):
+    runner, made = ArmRunner(data, tmp_path), []
+
+    def make():
+        made.append(1)
+        found = Measurements()
+        found.add({"set": "a"}, 0, float(len(made)))
+        return found
+
+    for settings in ("one", "one", "two"):
+        runner.figures("arm", 0, settings, make)
+    assert len(made) == 2
