@@ -482,7 +482,7 @@ def fuse(world: World, arm: str, way: Way | None, seed: int, folder: Path) -> Fu
     assert not way.folds or world.folds is not None, "this world trains no more base models"
     folds = world.folds(way.folds) if way.folds and world.folds else []
     recipe = replace(
-        way.recipe, seed=seed, memory=str(folder / "A"), k=K, data=Data(sources=("pairs",)), checkpoint_every=10**9
+        way.recipe, seed=seed, index=str(folder / "A"), k=K, data=Data(sources=("pairs",)), checkpoint_every=10**9
     )
     frozen = Frozen(world.pairs.model, world.scale, width)
     pairs = world.pairs if world.training is None else world.training

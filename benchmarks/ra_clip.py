@@ -3,9 +3,9 @@
     python benchmarks/ra_clip.py FOLDER/emoji.parquet --out results/reco/ra-clip.json
 
 Every figure is what a command of the package says. The emoji's training concepts, in six of nine styles, are divided
-into two halves by their names: a searcher learns the first, and keeps it as a memory; RA-CLIP and a plain model learn
+into two halves by their names: a searcher learns the first, and keeps it as an index; RA-CLIP and a plain model learn
 the second, another plain model both. The test concepts are then asked for in the six styles, and in a style that
-nothing was trained on (noto), there also with their pictures of the six styles in the memory.
+nothing was trained on (noto), there also with their pictures of the six styles in the index.
 """
 
 import shutil
@@ -44,7 +44,7 @@ class Options:
     batch: int = 1024
     """Pairs of a step."""
     work: Path = Path("runs/ra-clip")
-    """Folder of models and memories; what is there is not made again."""
+    """Folder of models and indexes; what is there is not made again."""
     out: Path | None = None
     """JSON file for the figures."""
 
@@ -61,7 +61,7 @@ def said(*words: str | Path) -> None:
 
 @dataclass(frozen=True)
 class Trial:
-    """One seed: models and memories, each made once."""
+    """One seed: models and indexes, each made once."""
 
     options: Options
     seed: int
@@ -75,20 +75,20 @@ class Trial:
         """Some of the emoji."""
         return f"{self.options.data}?{filters}"
 
-    def model(self, name: str, pairs: str, memory: Path | None = None, searcher: Path | None = None) -> Path:
-        """A model by the recipe clip-locked; with a memory it learns to read."""
+    def model(self, name: str, pairs: str, index: Path | None = None, searcher: Path | None = None) -> Path:
+        """A model by the recipe clip-locked; with an index it learns to read."""
         out = self.folder / name
         if not (out / "model").exists():
             sizes = {"steps": self.options.steps, "batch_size": self.options.batch, "seed": self.seed}
             recipe = replace(RECIPES["clip-locked"](), data=Data(captions=(pairs,)), **sizes)
-            if memory is None:
+            if index is None:
                 train(recipe, out, resume=out.exists())
             else:
-                reading = replace(joint_recipe(recipe), data=recipe.data, memory=str(memory), searcher=str(searcher))
+                reading = replace(joint_recipe(recipe), data=recipe.data, index=str(index), searcher=str(searcher))
                 train_joint(reading, out, resume=out.exists())
         return out / "model"
 
-    def memory(self, name: str, model: Path, *sources: str) -> Path:
+    def index(self, name: str, model: Path, *sources: str) -> Path:
         """What a model embedded."""
         out = self.folder / name
         done = out.with_suffix(".done")
@@ -115,20 +115,20 @@ class Trial:
         first, second, whole = (self.pairs(f"split=train&{six}{half}") for half in ("&only=0/2", "&only=1/2", ""))
         new, held = self.pairs(f"split=test&{six}"), self.pairs(f"split=test&domain={STYLE}")
         searcher = self.model("searcher", first)
-        known = self.memory("known", searcher, first)
-        grown = self.memory("grown", searcher, first, new)
+        known = self.index("known", searcher, first)
+        grown = self.index("grown", searcher, first, new)
         plain, both = self.model("plain", second), self.model("both", whole)
         reads = self.model("reads", second, known, searcher)
         fusion = ("--fusion", reads / "fusion", "--searcher", searcher)
         for asked, pool in (("six styles", new), (STYLE, held)):
             yield "plain model of the same pairs", asked, self.found(plain, pool)
             yield "plain model of all pairs", asked, self.found(both, pool)
-            yield "RA-CLIP", asked, self.found(reads, pool, "--memory", known, *fusion)
-        grown_memory = ("--memory", grown, *fusion)
-        yield "RA-CLIP, the new concepts in its memory", STYLE, self.found(reads, held, *grown_memory)
-        own = self.memory("own", plain, new)
+            yield "RA-CLIP", asked, self.found(reads, pool, "--index", known, *fusion)
+        grown_index = ("--index", grown, *fusion)
+        yield "RA-CLIP, the new concepts in its memory", STYLE, self.found(reads, held, *grown_index)
+        own = self.index("own", plain, new)
         for mode in ("both", "image", "text"):
-            how = ("--memory", own, "--fusion", "mean", "--mode", mode)
+            how = ("--index", own, "--fusion", "mean", "--mode", mode)
             yield f"plain mean, the new concepts in its memory, mode {mode}", STYLE, self.found(plain, held, *how)
 
 

@@ -1,11 +1,11 @@
-"""REACT on real pictures: pairs that a memory holds of class names against as many pairs drawn from it at random.
+"""REACT on real pictures: pairs that an index holds of class names against as many pairs drawn from it at random.
 
     python benchmarks/react.py FOLDER --start patches --out results/reco/react.json
 
 FOLDER has the Parquet files of `recollect-papers lixp/real`. Half of its captioned training pictures train a base
-model; the other half, which it has not seen, is a memory. The pairs nearest to the class names of the sets in question
+model; the other half, which it has not seen, is an index. The pairs nearest to the class names of the sets in question
 are retrieved and train the model further: new gated blocks alone, the whole image tower, or its head; texts stay as
-they are. Every way is tried on as many pairs of the memory drawn at random too, and on the whole memory. Steps and
+they are. Every way is tried on as many pairs of the index drawn at random too, and on the whole index. Steps and
 rates are chosen on the choosing sets, with their class names and the first seed; the figures are of other sets. The
 tower of `patches` is no transformer, so no block can stand before its blocks: there the head alone is trained.
 """
@@ -48,7 +48,7 @@ Start = Literal["tiny", "patches"]
 Role = Literal["choosing", "testing"]
 Drawn = Literal["by image", "by text", "random"]
 DRAWN: tuple[Drawn, ...] = ("by image", "by text", "random")
-"""How pairs come from the memory: retrieved by class names, compared with its images or its texts, or at random."""
+"""How pairs come from the index: retrieved by class names, compared with its images or its texts, or at random."""
 Pairs = Drawn | Literal["whole"]
 TEMPLATES = GENERAL_TEMPLATES[::8]
 SHOTS, DRAWS = 16, (0, 1)
@@ -105,14 +105,14 @@ class Options:
     per_class: int = 10
     """Most pairs of a class."""
     work: Path = Path("runs/react")
-    """Folder of models and memories; what is there is not made again."""
+    """Folder of models and indexes; what is there is not made again."""
     out: Path | None = None
     """JSON file for the figures."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One seed: a base model, its memory, and what is trained further."""
+    """One seed: a base model, its index, and what is trained further."""
 
     options: Options
     seed: int
@@ -144,9 +144,9 @@ class Trial:
         return load_model(self.base, "cpu")
 
     @cached_property
-    def memory(self) -> Index:
+    def index(self) -> Index:
         """Of the pairs that the base model has not seen."""
-        out = self.folder / "memory"
+        out = self.folder / "index"
         done = out.with_suffix(".done")
         if not done.exists():
             shutil.rmtree(out, ignore_errors=True)  # of minutes
@@ -163,13 +163,13 @@ class Trial:
         if not about.exists():
             names = list(dict.fromkeys(name for task in self.tasks[role].values() for name in task.class_names))
             by: By = "text" if drawn == "by text" else "image"
-            hits = retrieve_by_class(self.memory, self.encoder, names, TEMPLATES, self.options.per_class, by)
-            ids = self.memory.ids
+            hits = retrieve_by_class(self.index, self.encoder, names, TEMPLATES, self.options.per_class, by)
+            ids = self.index.ids
             if drawn == "random":  # as many as by image
                 rows = numpy_generator("react", self.seed, role).choice(len(ids), len(hits), replace=False)
                 hits = [ClassHit(ids[row], names[number % len(names)], 0.0) for number, row in enumerate(rows)]
-            write_retrieved(self.memory, hits, out)
-            captions = [picture.caption for picture in self.memory.pictures([hit.id for hit in hits])]
+            write_retrieved(self.index, hits, out)
+            captions = [picture.caption for picture in self.index.pictures([hit.id for hit in hits])]
             said = [sum(times_spoken([hit.name], [text])) for hit, text in zip(hits, captions, strict=True)]
             spoken = sum(any(times_spoken(names, [text])) for text in captions)
             told = {"pairs": len(hits), "of": len(ids), "caption says its class": round(100 * float(np.mean(said)), 1)}

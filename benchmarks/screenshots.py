@@ -3,7 +3,7 @@
     recollect index build glyphs:captions --model RUN/model --limit 3000 --out indexes/glyphs
     python benchmarks/screenshots.py indexes/glyphs --words "playing card" --yes "playing card" --out docs/images
 
-RUN is a training of the demo's. Clicks go to a log of their own, so the memory stays as it was.
+RUN is a training of the demo's. Clicks go to a log of their own, so the index stays as it was.
 """
 
 import os
@@ -31,14 +31,14 @@ class Options:
     """What to show.
 
     Attributes:
-        memory: that is served.
+        index: that is served.
         words: to search by.
         yes: a class by clicks: pictures whose caption has this word.
         clicks: to make.
         out: folder of the pictures.
     """
 
-    memory: Annotated[Path, Arg(place="MEMORY")]
+    index: Annotated[Path, Arg(place="INDEX")]
     words: str = "playing card"
     yes: str = "playing card"
     clicks: int = 30
@@ -46,11 +46,11 @@ class Options:
 
 
 @contextmanager
-def served(memory: Path) -> Iterator[str]:
+def served(index: Path) -> Iterator[str]:
     """The page's address."""
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
-            [sys.executable, "-m", "recollect", "serve", str(memory), "--port", "0", "--log", f"{folder}/log.sqlite"],
+            [sys.executable, "-m", "recollect", "serve", str(index), "--port", "0", "--log", f"{folder}/log.sqlite"],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         try:
@@ -129,7 +129,7 @@ def main() -> None:
 
     options = script_options(Options)
     options.out.mkdir(parents=True, exist_ok=True)
-    with served(options.memory) as address, sync_playwright() as starter:
+    with served(options.index) as address, sync_playwright() as starter:
         browser = starter.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         desk = Camera(browser, address, "", options.out)
         phone = Camera(browser, address, "-phone", options.out)

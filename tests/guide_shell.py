@@ -74,7 +74,7 @@ def shortened(words: Sequence[str]) -> list[str]:
 
 def make_room(words: Sequence[str]) -> None:
     """A guide tells one story; what an earlier page left where this command writes goes away first."""
-    if words[0] in {"train", "memory"} and "--out" in words and "--resume" not in words:
+    if words[0] in {"train", "index"} and "--out" in words and "--resume" not in words:
         shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)
 
 

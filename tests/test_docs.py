@@ -151,7 +151,7 @@ def given(page, names):
         }
     if page.name == "README.md":
         return {}  # what stands first can be pasted as it is
-    if page.name in {"memory.md", "search.md", "few-shot.md"}:
+    if page.name in {"indexes.md", "search.md", "few-shot.md"}:
         from recollect.models import load_model
 
         return names | {"model": load_model("MODEL")}

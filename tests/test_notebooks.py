@@ -18,7 +18,7 @@ def without_numbers(text):
 
 
 def test_there_are_six_notebooks():
-    names = ["adaptive-search", "few-shot", "memory", "own-loss", "page-loop", "post-train"]
+    names = ["adaptive-search", "few-shot", "own-loss", "page-loop", "post-train", "reco"]
     assert [path.stem for path in NOTEBOOKS] == names
 
 

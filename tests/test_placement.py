@@ -72,15 +72,15 @@ def test_a_run_elsewhere_gives_the_bits_of_one_here(name, changes, place, tmp_pa
     assert all(torch.equal(found[key], whole[key]) for key in whole)
 
 
-def test_a_memory_a_fusion_and_a_classifier_made_elsewhere_are_those_made_here(place, tmp_path, monkeypatch, capsys):
+def test_an_index_a_fusion_and_a_classifier_made_elsewhere_are_those_made_here(place, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(place)
 
     def make(out, device):
         for words in (
-            f"index build pairs.csv --model model --out {out}/memory",
-            f"train reco model --memory {out}/memory --data pairs.csv --epochs 1 --batch-size 8 --out {out}/reco",
-            f"search {out}/memory 'a dark square' --k 3 --adapt --episode.k 4 --out {out}/found.json",
-            f"evaluate zero-shot model --data pictures?split=train --memory {out}/memory --fusion {out}/reco/model "
+            f"index build pairs.csv --model model --out {out}/index",
+            f"train reco model --index {out}/index --data pairs.csv --epochs 1 --batch-size 8 --out {out}/reco",
+            f"search {out}/index 'a dark square' --k 3 --adapt --episode.k 4 --out {out}/found.json",
+            f"evaluate zero-shot model --data pictures?split=train --index {out}/index --fusion {out}/reco/model "
             f"--out {out}/result",
             f"classify --support pictures --model model --images pictures --out {out}/classes",
         ):

@@ -1,4 +1,4 @@
-"""Towers that learn together with what reads a memory for them (RA-CLIP)."""
+"""Towers that learn together with what reads an index for them (RA-CLIP)."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ def noise(number):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A table of 24 pictures, of which one cannot be read, 12 of them in a memory; and the model that searches it."""
+    """A table of 24 pictures, of which one cannot be read, 12 of them in an index; and the model that searches it."""
     folder = tmp_path_factory.mktemp("joint")
     for name, numbers in (("pairs", range(24)), ("reference", range(12))):
         lines = ["path,caption"]
@@ -44,7 +44,7 @@ def world(tmp_path_factory):
             lines.append(f"{number}.png,noise of kind {number // 2}")
         (folder / f"{name}.csv").write_text("\n".join(lines))
     build_model("tiny-conv", texts=[f"noise of kind {number}" for number in range(12)]).save(folder / "searcher")
-    Index.build(open_source(str(folder / "reference.csv")), folder / "searcher", out=folder / "memory")
+    Index.build(open_source(str(folder / "reference.csv")), folder / "searcher", out=folder / "index")
     (folder / "5.png").write_bytes(b"broken")
     return folder
 
@@ -57,7 +57,7 @@ def own_cache(tmp_path, monkeypatch):
 def recipe_of(world, **changed):
     data = Data(captions=(str(world / "pairs.csv"),), broken_share=0.1)
     plain = replace(joint.joint_recipe(RECIPES["clip-tiny"]()), steps=4, batch_size=8, log_every=1, checkpoint_every=2)
-    return replace(plain, **{"data": data, "memory": str(world / "memory"), "k": K, "max_score": MOST} | changed)
+    return replace(plain, **{"data": data, "index": str(world / "index"), "k": K, "max_score": MOST} | changed)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_picture_reads_the_pairs_that_look_like_it_and_not_itself(world, monke
 
 def test_towers_and_fusion_learn_and_open_as_an_encoder_that_reads(world, trained):
     model, fusion = load_model(trained / "model", "cpu"), FusionModule.open(trained / "model" / joint.FUSION)
-    searcher, memory = load_model(world / "searcher", "cpu"), Index.open(world / "memory")
+    searcher, index = load_model(world / "searcher", "cpu"), Index.open(world / "index")
     assert fusion.settings == FusionSettings(
         model.width, read="both", modalities="image", start="gate", reads=searcher.width
     )
@@ -115,12 +115,12 @@ def test_towers_and_fusion_learn_and_open_as_an_encoder_that_reads(world, traine
     assert str(world) not in told + (trained / "model" / "README.md").read_text()  # what may be pushed
     fresh = FusionModule(fusion.settings)
     assert fusion.blocks["image"].output.weight.abs().max() > 0 == fresh.blocks["image"].output.weight.abs().max()
-    enhanced = open_encoder(model, world / "memory", trained / "model" / joint.FUSION, "image", K, searcher=searcher)
+    enhanced = open_encoder(model, world / "index", trained / "model" / joint.FUSION, "image", K, searcher=searcher)
     pictures = [noise(30), noise(31)]
     asked = searcher.embed_images(pictures)
-    hits = memory.lookup(asked, K, read="text")
+    hits = index.lookup(asked, K, read="text")
     read = [
-        torch.stack([torch.from_numpy(memory.vectors(ids.tolist(), side)) for ids in hits.ids])
+        torch.stack([torch.from_numpy(index.vectors(ids.tolist(), side)) for ids in hits.ids])
         for side in ("text", "image")
     ]
     tokens = torch.cat([model.embed_images(pictures)[:, None], fusion.adapt("image", torch.cat(read, dim=1))], dim=1)
@@ -130,7 +130,7 @@ def test_towers_and_fusion_learn_and_open_as_an_encoder_that_reads(world, traine
     assert (
         enhanced.fingerprint
         != open_encoder(
-            model, world / "memory", trained / "model" / joint.FUSION, "image", K + 1, searcher=searcher
+            model, world / "index", trained / "model" / joint.FUSION, "image", K + 1, searcher=searcher
         ).fingerprint
     )
     with pytest.raises(UserError, match="two models embed each picture"):
@@ -148,7 +148,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(world, trained, tmp_p
 
 
 def test_commands_read_with_it_and_find_what_was_measured_while_it_trained(world, trained, tmp_path):
-    reads = ("--memory", world / "memory", "--fusion", trained / "model" / joint.FUSION)  # and K as it was trained with
+    reads = ("--index", world / "index", "--fusion", trained / "model" / joint.FUSION)  # and K as it was trained with
     asked = (
         "evaluate",
         "retrieval",
@@ -175,7 +175,7 @@ def test_a_run_without_the_index_is_refused(world):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"memory": ""}, "memory"),
+        ({"index": ""}, "index"),
         ({"k": 50}, "k = 50"),
         ({"compile": True}, "compile"),
         ({"model": Model("tiny", lora=2)}, "lora"),
@@ -202,29 +202,29 @@ def test_a_full_disk_is_one_line_and_leaves_no_run(world, tmp_path, monkeypatch)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_goes_on_with_the_memory_that_it_began_with_only(world, trained, tmp_path):
-    run, memory = tmp_path / "run", tmp_path / "memory"
-    shutil.copytree(trained, run), shutil.copytree(world / "memory", memory)
+def test_a_run_goes_on_with_the_index_that_it_began_with_only(world, trained, tmp_path):
+    run, index = tmp_path / "run", tmp_path / "index"
+    shutil.copytree(trained, run), shutil.copytree(world / "index", index)
     shutil.rmtree(run / "model"), shutil.rmtree(run / "checkpoints" / "step-00000004")
-    kept = world / "memory"
+    kept = world / "index"
     changed = Index.open(kept)
     changed.remove(changed.ids[:1])
     try:
-        with pytest.raises(UserError, match="memory"):
+        with pytest.raises(UserError, match="index"):
             joint.train_joint(recipe_of(world), run, resume=True, device="cpu")
         assert not (run / "model").exists()
     finally:
-        shutil.rmtree(kept), shutil.copytree(memory, kept)
+        shutil.rmtree(kept), shutil.copytree(index, kept)
 
 
-def test_a_fusion_and_a_memory_that_do_not_belong_together_are_refused(world, trained):
+def test_a_fusion_and_an_index_that_do_not_belong_together_are_refused(world, trained):
     model, searcher = load_model(trained / "model", "cpu"), load_model(world / "searcher", "cpu")
-    memory, fusion = Index.open(world / "memory"), FusionModule.open(trained / "model" / joint.FUSION)
+    index, fusion = Index.open(world / "index"), FusionModule.open(trained / "model" / joint.FUSION)
     with pytest.raises(UserError, match="has to search"):
-        RetrievalEnhancedEncoder(model, memory, fusion, "image", K)
+        RetrievalEnhancedEncoder(model, index, fusion, "image", K)
     with pytest.raises(UserError, match="Leave out the searcher"):
         RetrievalEnhancedEncoder(
-            model, memory, FusionModule(FusionSettings(model.width)), "image", K, searcher=searcher
+            model, index, FusionModule(FusionSettings(model.width)), "image", K, searcher=searcher
         )
     with pytest.raises(UserError, match="another model"):
-        RetrievalEnhancedEncoder(model, memory, fusion, "image", K, searcher=model)
+        RetrievalEnhancedEncoder(model, index, fusion, "image", K, searcher=model)

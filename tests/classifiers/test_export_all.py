@@ -12,7 +12,7 @@ from recollect.classifiers.export import IndexReading, export_all
 from recollect.classifiers.heads.form import kernel_form
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
 from recollect.cli import main
-from recollect.cli.memory_options import MemoryOptions
+from recollect.cli.fusion_options import FusionOptions
 from recollect.core.errors import UserError
 from recollect.index import Index, Rows
 from recollect.models import build_model, load_model
@@ -72,7 +72,7 @@ def place(tmp_path_factory):
         caption_vectors=[unit(i % 5, 4 + i, model.width) for i in range(20)],
         metadata=[{"number": i} for i in range(20)],
     )
-    Index.create(folder / "memory", width=model.width, model=model.fingerprint).insert(rows)
+    Index.create(folder / "index", width=model.width, model=model.fingerprint).insert(rows)
     torch.manual_seed(0)
     fusion = FusionModule(FusionSettings(model.width), model.fingerprint)
     for block in fusion.blocks.values():  # not as it starts, but as after training
@@ -88,11 +88,11 @@ def place(tmp_path_factory):
 
 @pytest.fixture
 def encoder(place):
-    fusion, memory = FusionModule.open(place / "fusion"), Index.open(place / "memory")
-    return RetrievalEnhancedEncoder(load_model(place / "model"), memory, fusion, "both", 3, "number < 16", ["row 3"])
+    fusion, index = FusionModule.open(place / "fusion"), Index.open(place / "index")
+    return RetrievalEnhancedEncoder(load_model(place / "model"), index, fusion, "both", 3, "number < 16", ["row 3"])
 
 
-def test_tower_memory_fusion_and_classifier_are_one_graph(place, encoder, tmp_path):
+def test_tower_index_fusion_and_classifier_are_one_graph(place, encoder, tmp_path):
     files = {name: sorted((place / "examples" / name).iterdir()) for name in ("dark", "bright")}
     taught = Classifier.teach(encoder, files, model_name="model")
     folder = export_all(encoder, tmp_path / "out", taught)
@@ -104,7 +104,7 @@ def test_tower_memory_fusion_and_classifier_are_one_graph(place, encoder, tmp_pa
         return onnxruntime.InferenceSession(str(folder / file)).run(None, inputs)
 
     vectors = encoder.embed_images(asked).numpy()
-    assert np.abs(vectors - encoder.model.embed_images(asked).numpy()).max() > 0.01  # the memory is read
+    assert np.abs(vectors - encoder.model.embed_images(asked).numpy()).max() > 0.01  # the index is read
     np.testing.assert_allclose(run("image.onnx", pixels=pixels)[0], vectors, atol=1e-5)
     tokens = {name: ids.numpy() for name, ids in encoder.model.tokenize(["a red bridge", "dark"]).items()}
     texts = encoder.embed_texts(["a red bridge", "dark"]).numpy()
@@ -118,11 +118,11 @@ def test_tower_memory_fusion_and_classifier_are_one_graph(place, encoder, tmp_pa
     assert record["reads"]["k"] == 3
 
 
-def test_the_command_takes_memory_and_classifier(place, tmp_path, capsys, monkeypatch):
+def test_the_command_takes_index_and_classifier(place, tmp_path, capsys, monkeypatch):
     """That both reach the export; what it writes is tested above."""
     seen = []
     monkeypatch.setattr("recollect.classifiers.export.export_all", lambda *given: seen.append(given) or given[1])
-    reading = ["--memory", str(place / "memory"), "--fusion", str(place / "fusion"), "--k", "3"]
+    reading = ["--index", str(place / "index"), "--fusion", str(place / "fusion"), "--k", "3"]
     model, kept = str(place / "model"), str(tmp_path / "kept")
     assert main(["classify", "--support", str(place / "examples"), "--model", model, "--save", kept, *reading]) == 0
     assert main(["export", "--classifier", kept, "--out", str(tmp_path / "out"), *reading]) == 0
@@ -132,9 +132,9 @@ def test_the_command_takes_memory_and_classifier(place, tmp_path, capsys, monkey
     assert taught.classes == ("bright", "dark")
     assert main(["export", model, "--near", "0.9", *reading]) == 2
     assert "--near" in capsys.readouterr().err
-    assert main(["export", "--out", str(tmp_path / "out"), *reading]) == 2, "this memory does not say its model"
+    assert main(["export", "--out", str(tmp_path / "out"), *reading]) == 2, "this index does not say its model"
     assert "MODEL" in capsys.readouterr().err
-    monkeypatch.setattr(MemoryOptions, "model", model)
+    monkeypatch.setattr(FusionOptions, "model", model)
     assert main(["export", "--out", str(tmp_path / "out"), *reading]) == 0
     assert seen[1][0].fingerprint == encoder.fingerprint
 
@@ -154,10 +154,10 @@ def test_what_cannot_be_written_says_so_before_anything_is(place, encoder, tmp_p
 
 @pytest.mark.parametrize("read", ["both", "cross", "uni"])
 def test_what_is_exported_reads_what_the_fusion_does(place, read):
-    model, memory = load_model(place / "model"), Index.open(place / "memory")
+    model, index = load_model(place / "model"), Index.open(place / "index")
     torch.manual_seed(0)
     fusion = FusionModule(FusionSettings(model.width, read=read, start="mean"), model.fingerprint)
-    reading = RetrievalEnhancedEncoder(model, memory, fusion, "both", 3, "number < 16")
+    reading = RetrievalEnhancedEncoder(model, index, fusion, "both", 3, "number < 16")
     for modality in ("image", "text"):
         asked = torch.from_numpy(unit(5, 7, model.width))
         with torch.no_grad():

@@ -26,15 +26,15 @@ def world(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def memory(world, recollect):
+def index(world, recollect):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(world)
-        recollect("index", "build", "pairs.parquet", "--model", "MODEL", "--split", "train", "--out", "memories/pairs")
-    return world / "memories/pairs"
+        recollect("index", "build", "pairs.parquet", "--model", "MODEL", "--split", "train", "--out", "indexes/pairs")
+    return world / "indexes/pairs"
 
 
 @pytest.fixture
-def here(world, memory, monkeypatch):
+def here(world, index, monkeypatch):
     monkeypatch.chdir(world)
     return world
 
@@ -48,25 +48,25 @@ class Wrong:
 
 
 WRONG = [
-    Wrong("search memories/none red", ("memories/none", "no such index")),
-    Wrong("search memories/pairs", ("no query",)),
-    Wrong("search memories/pairs red --queries none.txt", ("none.txt", "no such file")),
-    Wrong("search memories/pairs red --out /proc/none/x.json", ("--out", "cannot be written")),
-    Wrong("search memories/pairs red --out x.txt", ("--out", ".json or .html")),
-    Wrong("search memories/pairs red --k 0", ("--k 0", "at least 1")),
-    Wrong("search memories/pairs red --min-score 3", ("--min-score 3", "between -1 and 1")),
-    Wrong("search memories/pairs red --min-score nan", ("--min-score nan",)),
-    Wrong("search memories/pairs red --min-score learnt --normalise", ("--min-score learnt",)),
-    Wrong("search memories/pairs red --model ./MODLE", ("MODLE", "no such folder")),
-    Wrong("search memories/pairs red --adapt --episode.learning-rate nan", ("learning_rate", "nan")),
-    Wrong("search memories/pairs red --adapt --episode.learning-rate -1", ("learning_rate", "-1")),
+    Wrong("search indexes/none red", ("indexes/none", "no such index")),
+    Wrong("search indexes/pairs", ("no query",)),
+    Wrong("search indexes/pairs red --queries none.txt", ("none.txt", "no such file")),
+    Wrong("search indexes/pairs red --out /proc/none/x.json", ("--out", "cannot be written")),
+    Wrong("search indexes/pairs red --out x.txt", ("--out", ".json or .html")),
+    Wrong("search indexes/pairs red --k 0", ("--k 0", "at least 1")),
+    Wrong("search indexes/pairs red --min-score 3", ("--min-score 3", "between -1 and 1")),
+    Wrong("search indexes/pairs red --min-score nan", ("--min-score nan",)),
+    Wrong("search indexes/pairs red --min-score learnt --normalise", ("--min-score learnt",)),
+    Wrong("search indexes/pairs red --model ./MODLE", ("MODLE", "no such folder")),
+    Wrong("search indexes/pairs red --adapt --episode.learning-rate nan", ("learning_rate", "nan")),
+    Wrong("search indexes/pairs red --adapt --episode.learning-rate -1", ("learning_rate", "-1")),
     Wrong("classify --support examples --images none --model MODEL", ("none", "no such folder")),
     Wrong("classify --support examples --images new --model MODEL --out /proc/none/x", ("--out", "cannot be written")),
     Wrong("classify --support examples --model MODEL --save /proc/none/x", ("--save", "cannot be written")),
     Wrong("classify --with none --images new", ("none",)),
     Wrong("classify --support examples --images new --model ./MODLE", ("MODLE", "no such folder")),
-    Wrong("caption memories/pairs --captions none.csv", ("none.csv", "no such file")),
-    Wrong("caption memories/none --model MODEL", ("memories/none",)),
+    Wrong("caption indexes/pairs --captions none.csv", ("none.csv", "no such file")),
+    Wrong("caption indexes/none --model MODEL", ("indexes/none",)),
     Wrong("train siglip-tiny --data none.parquet --out runs/new", ("none.parquet",)),
     Wrong("train siglip-tyni --data pairs.parquet", ("siglip-tyni", "Did you mean")),
     Wrong("evaluate zero-shot MODEL --data none.parquet", ("none.parquet",)),
@@ -98,7 +98,7 @@ def test_wrong_use_ends_at_once_in_one_line(recollect, here, wrong):
 
 def test_queries_may_begin_with_a_byte_order_mark(recollect, here, tmp_path):
     (tmp_path / "queries.txt").write_bytes("\ufeffa red bridge\n".encode())
-    done = recollect("search", "memories/pairs", "--queries", tmp_path / "queries.txt", "--k", 3)
+    done = recollect("search", "indexes/pairs", "--queries", tmp_path / "queries.txt", "--k", 3)
     assert "a red bridge" in done.stdout
     assert "\ufeff" not in done.stdout
 
@@ -106,8 +106,8 @@ def test_queries_may_begin_with_a_byte_order_mark(recollect, here, tmp_path):
 def test_a_memory_is_searched_from_any_folder_by_the_model_it_was_built_with(recollect, world, tmp_path, monkeypatch):
     """The model was named from the project's folder, by a relative path."""
     monkeypatch.chdir(tmp_path)
-    assert "a red bridge" in recollect("search", world / "memories/pairs", "a red bridge", "--k", 3).stdout
-    shutil.copytree(world / "memories/pairs", tmp_path / "alone")
+    assert "a red bridge" in recollect("search", world / "indexes/pairs", "a red bridge", "--k", 3).stdout
+    shutil.copytree(world / "indexes/pairs", tmp_path / "alone")
     said = recollect("search", "alone", "a red bridge", check=False).stderr
     assert "MODEL" in said
     assert "--model" in said
@@ -118,16 +118,16 @@ def test_no_name_speaks_to_the_terminal(recollect, here, tmp_path):
     done = recollect("classify", "--names", *names, "--images", "new", "--model", "MODEL", "--out", tmp_path / "[/x]")
     assert "[/b]owl\\x1b[31m" in done.stdout
     assert "[red]crane" in done.stdout
-    done = recollect("index", "remove", "memories/pairs", "--ids", "none\x1b[31m", check=False)
+    done = recollect("index", "remove", "indexes/pairs", "--ids", "none\x1b[31m", check=False)
     assert "none\\x1b[31m" in done.stderr
     assert "\x1b" not in done.stdout + done.stderr
 
 
 def test_a_learnt_cut_is_said_and_cuts(recollect, here):
-    done = recollect("search", "memories/pairs", "a red bridge", "--k", 24, "--min-score", "learnt")
+    done = recollect("search", "indexes/pairs", "a red bridge", "--k", 24, "--min-score", "learnt")
     assert "cut-off: 90% of 24 captions" in " ".join(done.stdout.split())
     assert "nothing is cut" not in done.stdout
-    done = recollect("search", "memories/pairs", "--image", "new/0.jpg", "--k", 24, "--min-score", "learnt")
+    done = recollect("search", "indexes/pairs", "--image", "new/0.jpg", "--k", 24, "--min-score", "learnt")
     assert "nothing is cut" in done.stdout
 
 

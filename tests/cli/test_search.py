@@ -191,7 +191,7 @@ def test_search_makes_a_gallery(run, index, tmp_path):
         (['"queen" + "river'], "a quote is not closed"),
         (['"queen" - "queen"'], "cancel out"),
         (['"queen" + ""'], "one of its terms is empty"),
-        (["queen", "--read.memory", "somewhere"], "--read.fusion"),
+        (["queen", "--read.index", "somewhere"], "--read.fusion"),
         (["queen", "--adapt", "--among", "captions"], "--adapt"),
     ],
 )
@@ -340,7 +340,7 @@ def test_each_source_has_captions_of_its_own_kind_and_a_pool_joins_them(run, mod
 
 
 def _damaged_search(run, index, tmp_path, *words):
-    """Three queries, one of them empty, over a memory of 24 whose odd pictures have no caption and of which two are
+    """Three queries, one of them empty, over an index of 24 whose odd pictures have no caption and of which two are
     gone from disk, by episodes of more candidates than there are."""
     for number in (3, 7):
         (tmp_path / f"{number}.png").unlink()

@@ -13,7 +13,7 @@ COMMANDS = [
     f"index accelerate none --out {NOWHERE}.json",
     f"index info none --out {NOWHERE}.json",
     f"train siglip-tiny --data none.parquet --out {NOWHERE}",
-    f"train reco NO/MODEL --memory none --data none.parquet --out {NOWHERE}",
+    f"train reco NO/MODEL --index none --data none.parquet --out {NOWHERE}",
     f"embed NO/MODEL --data none.parquet --out {NOWHERE}",
     f"evaluate zero-shot NO/MODEL --data latents:classes --out {NOWHERE}",
     f"evaluate zero-shot NO/MODEL --data latents:classes --cache {NOWHERE}",

@@ -12,7 +12,7 @@ from recollect.core.places import model_name, public_names, public_place
         ("captions=/data/me/run=1/pairs.csv?split=all", "captions=pairs.csv?split=all"),
         ("/data/run=1/pairs.csv", "pairs.csv"),
         ("~/runs/base/model", "base/model"),
-        ("../../elsewhere/memory", "memory"),
+        ("../../elsewhere/index", "index"),
         ("runs/base/model", "runs/base/model"),
         ("openai/clip-vit-base-patch32", "openai/clip-vit-base-patch32"),
         ("glyphs:labels?seed=1", "glyphs:labels?seed=1"),

@@ -135,7 +135,7 @@ def test_pairs_that_are_new_to_their_model_teach_a_fusion_to_read(tmp_path):
     memory = train.index().save(tmp_path / "memory")
     recipe = replace(
         paper_recipe(),
-        memory=memory.address,
+        index=memory.address,
         data=Data(sources=("train",)),
         k=3,
         epochs=12,

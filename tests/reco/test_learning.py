@@ -343,7 +343,7 @@ class Frozen(EncoderBase):
 
 def recipe_of(made, **changes):
     recipe = FusionRecipe(
-        data=Data(sources=("train",)), memory=made.address, fusion=FusionSettings(1, start="embedding"), k=3, epochs=12,
+        data=Data(sources=("train",)), index=made.address, fusion=FusionSettings(1, start="embedding"), k=3, epochs=12,
         batch_size=100, mask="none", newness=Newness("none"),
         optimiser=Optimiser(3e-3, weight_decay=1e-5, warmup=0.0), log_every=5, checkpoint_every=1000,
     )  # fmt: skip
@@ -618,7 +618,7 @@ def test_newness_teaches_a_fusion_to_read_pairs_that_the_model_gets_right(tmp_pa
         ({"newness": Newness("offsets", 0.0)}, "--newness-strength 0.0"),
         ({"newness": Newness("offsets", float("nan"))}, "--newness-strength nan"),
         ({"newness": Newness("offsets", 1.0, 1.5)}, "--newness-share 1.5"),
-        ({"memory": "nowhere"}, "nowhere"),
+        ({"index": "nowhere"}, "nowhere"),
     ],
 )
 def test_what_cannot_be_trained_is_one_line(world, tmp_path, changes, message):

@@ -22,7 +22,7 @@ from recollect.training.run_folder import as_json
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    """A table of 24 pictures, of which some share a caption, a model, and a memory of them."""
+    """A table of 24 pictures, of which some share a caption, a model, and an index of them."""
     folder = tmp_path_factory.mktemp("reading")
     lines = ["path,caption"]
     for number in range(24):
@@ -31,13 +31,13 @@ def pairs(tmp_path_factory):
         lines.append(f"{number}.png,noise of kind {number // 2}")
     (folder / "pairs.csv").write_text("\n".join(lines))
     build_model("tiny", texts=[f"noise of kind {number}" for number in range(12)]).save(folder / "model")
-    Index.build(open_source(str(folder / "pairs.csv")), folder / "model", out=folder / "memory")
+    Index.build(open_source(str(folder / "pairs.csv")), folder / "model", out=folder / "index")
     return folder
 
 
 def train(folder, out, *words):
-    """As the memory's own model would be named, which it knows."""
-    command = ["train", "reco", "--memory", folder / "memory", "--data", folder / "pairs.csv"]
+    """As the index's own model would be named, which it knows."""
+    command = ["train", "reco", "--index", folder / "index", "--data", folder / "pairs.csv"]
     return cli.main([str(word) for word in (*command, "--out", out, "--epochs", 1, "--k", 3, *words)])
 
 
@@ -97,20 +97,20 @@ def file_of(folder, command, **changed):
     ],
 )
 def test_the_recipe_of_a_run_is_the_input_of_another(pairs, begun, tmp_path, words):
-    first = begun(pairs / "model", "--memory", "memory", "--data", "pairs.csv", "more.csv", *words)
+    first = begun(pairs / "model", "--index", "index", "--data", "pairs.csv", "more.csv", *words)
     again = begun("--config", file_of(tmp_path, first), "--out", "there")
     assert recipe_of(again) == recipe_of(first)
-    assert (str(again.out), again.model, again.memory) == ("there", str(pairs / "model"), "memory")
+    assert (str(again.out), again.model, again.index) == ("there", str(pairs / "model"), "index")
 
 
 def test_what_is_written_beside_another_runs_recipe_goes_first(pairs, begun, tmp_path):
     words = ("--newness-strength", 3, "--mask", "id", "--split", "train", "--k", 4)
-    first = begun(pairs / "model", "--memory", "memory", "--data", "pairs.csv", *words)
+    first = begun(pairs / "model", "--index", "index", "--data", "pairs.csv", *words)
     file = file_of(tmp_path, first)
-    again = recipe_of(begun("--memory", "other", "--config", file, "--data", "more.csv?split=all", "--k", 5))
-    assert (again.memory, again.data.sources, again.k, again.mask) == ("other", ("more.csv?split=all",), 5, "id")
+    again = recipe_of(begun("--index", "other", "--config", file, "--data", "more.csv?split=all", "--k", 5))
+    assert (again.index, again.data.sources, again.k, again.mask) == ("other", ("more.csv?split=all",), 5, "id")
     paper, kept = recipe_of(begun("--config", file, "--preset", "paper", "--mask", "both")), recipe_of(first)
-    own = {name: getattr(kept, name) for name in ("model", "data", "memory", "k", "objective")}
+    own = {name: getattr(kept, name) for name in ("model", "data", "index", "k", "objective")}
     assert paper == replace(paper_recipe(), **own, mask="both")
     assert recipe_of(begun("--config", file, "--newness", "rotation")).newness == Newness("rotation", 1.0)
     assert recipe_of(begun("--config", file, "--newness", "none")).newness.kind == "none"
@@ -126,7 +126,7 @@ def test_what_is_written_beside_another_runs_recipe_goes_first(pairs, begun, tmp
     ],
 )
 def test_what_no_other_run_can_be_made_of_is_one_line(pairs, begun, tmp_path, capsys, changed, words, message):
-    first = begun(pairs / "model", "--memory", "memory", "--data", "pairs.csv?split=train")
+    first = begun(pairs / "model", "--index", "index", "--data", "pairs.csv?split=train")
     assert begun("--config", file_of(tmp_path, first, **changed), *words) is None
     error = capsys.readouterr().err
     assert message in error
@@ -144,7 +144,7 @@ def test_recipes_of_other_commands_are_refused(begun, tmp_path, capsys):
 
 
 def test_what_reads_nothing_has_no_effect(begun, capsys):
-    assert begun("--memory", "memory", "--data", "pairs.csv", "--kind", "mlp", "--k", 3)
+    assert begun("--index", "index", "--data", "pairs.csv", "--kind", "mlp", "--k", 3)
     assert "--k has no effect" in capsys.readouterr().err
 
 

@@ -136,7 +136,7 @@ def whole_run(tmp_path, monkeypatch):
     monkeypatch.setattr(joint_runs.Index, "open_model", lambda *_: (searcher, "searcher"))
     plain = joint_runs.joint_recipe(RECIPES["latents-siglip"]())
     data = Data(sources=("latents:captions?size=24",))
-    recipe = replace(plain, data=data, memory="m", k=3, max_score=2.0, steps=2, batch_size=8, log_every=1)
+    recipe = replace(plain, data=data, index="m", k=3, max_score=2.0, steps=2, batch_size=8, log_every=1)
 
     def run(name, rank):
         monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / f"{name}-cache-{rank}"))

@@ -346,9 +346,9 @@ def test_the_recipe_of_a_run_is_the_input_of_another(tmp_path, capfd):
     assert "no such file" in capfd.readouterr().err
     assert cli.main(["train", "--config", str(tmp_path)]) == 2
     assert str(tmp_path) in "".join(capfd.readouterr().err.split())
-    (tmp_path / "reco.json").write_text(json.dumps({"memory": "m", "fusion": {}}))
+    (tmp_path / "reco.json").write_text(json.dumps({"index": "m", "fusion": {}}))
     assert cli.main(["train", "--config", str(tmp_path / "reco.json")]) == 2
-    assert "there is no option memory" in " ".join(capfd.readouterr().err.split())
+    assert "there is no option index" in " ".join(capfd.readouterr().err.split())
 
 
 def test_zero_shot_accuracy_is_measured_on_the_way(tmp_path):

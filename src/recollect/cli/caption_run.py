@@ -89,6 +89,6 @@ def _print(report: CaptionReport, place: str) -> None:
 
 
 def is_index(address: str) -> bool:
-    """Whether an address is that of an index, or of a memory of an older version."""
+    """Whether an address is that of an index, also one of an older version."""
     tables = (Path(address) / f"{name}.lance" for name in ("pictures", "pairs"))
     return address.startswith("milvus://") or any(table.is_dir() for table in tables)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from recollect.cli.memory_options import MemoryOptions
+from recollect.cli.fusion_options import FusionOptions
 from recollect.cli.parser import Arg, run_by
 
 
@@ -30,7 +30,7 @@ class Classify:
     save: Path | None = None
     """Folder to keep the classifier in; the one named by --with may be replaced."""
     model: str | None = None
-    """RUN/model, any folder of a CLIP-type checkpoint, or a hub id (default: the model of --with or --memory, else
+    """RUN/model, any folder of a CLIP-type checkpoint, or a hub id (default: the model of --with or --index, else
     the starter)."""
     method: str | None = None
     """best (the default) chooses a method by leaving each example out; or tip-adapter-cv, prototype, gda, ..."""
@@ -40,6 +40,6 @@ class Classify:
     """Folder for predictions."""
     device: str | None = None
     """Where to compute, e.g. cpu or cuda (default: the fastest there is)."""
-    reading: Annotated[MemoryOptions, Arg(flat=True)] = field(default_factory=MemoryOptions)
+    reading: Annotated[FusionOptions, Arg(flat=True)] = field(default_factory=FusionOptions)
 
     run = run_by("recollect.cli.classify_run:run_classify")

@@ -15,7 +15,7 @@ from recollect.classifiers.predictions import NONE_OF_THESE, Classification, cla
 from recollect.classifiers.sheet import save_csv, save_json, save_sheet
 from recollect.cli.classify import Classify
 from recollect.cli.default_model import default_model
-from recollect.cli.memory_reading import name_with_memory, reading
+from recollect.cli.fusion_encoder import name_with_index, reading
 from recollect.cli.parser import warn_unused
 from recollect.core.files import atomic_path, beside, check_writable, new_folder, told_if_full
 from recollect.core.progress import output
@@ -83,7 +83,7 @@ def _check(options: Classify) -> None:
 
 def _apply(options: Classify, taught: Classifier, encoder: Encoder, images: list[Path], name: str) -> None:
     found = classify(taught, encoder, images, alpha=options.alpha)
-    model = name_with_memory(options.reading, name, encoder)
+    model = name_with_index(options.reading, name, encoder)
     about = _about(taught) | {"model": model, "alpha": options.alpha}
     summary = f"{counted(len(found.predictions), 'image')}; {_sentence(taught)}; model {model}"
     with told_if_full(options.out), ExitStack() as stack:  # all of them or none, so that they are of the same images

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from recollect.cli.evaluate import DataOptions, ModelOptions
-from recollect.cli.memory_options import MemoryOptions
+from recollect.cli.fusion_options import FusionOptions
 from recollect.cli.parser import Arg
 
 
@@ -25,12 +25,12 @@ class Embed:
     """images.parquet and texts.parquet, or .npy files of rows and of labels."""
     device: str | None = None
     """Where to compute, e.g. cpu or cuda (default: the fastest there is)."""
-    reading: Annotated[MemoryOptions, Arg(flat=True)] = field(default_factory=MemoryOptions)
+    reading: Annotated[FusionOptions, Arg(flat=True)] = field(default_factory=FusionOptions)
 
     def run(self) -> None:
         """Embed, write, and print where."""
         from recollect.cli.evaluate_run import check_named_data, open_data, prefix_for
-        from recollect.cli.memory_reading import name_with_memory, reading
+        from recollect.cli.fusion_encoder import name_with_index, reading
         from recollect.core.files import check_writable
         from recollect.core.places import model_name
         from recollect.core.progress import output
@@ -44,7 +44,7 @@ class Embed:
         encoder = load_model(self.model, self.device)
         for task in opened.tasks:
             read = reading(self.reading, encoder, task.query)
-            name = name_with_memory(self.reading, model_name(self.model, encoder.fingerprint), read)
+            name = name_with_index(self.reading, model_name(self.model, encoder.fingerprint), read)
             folder = self.out / task.name.replace("/", "-")
             write_embedded(read, task, folder, model=name, form=self.form, prefix=prefix_for(ModelOptions(), read))
             output().print(f"embeddings: {folder}", highlight=False, soft_wrap=True)

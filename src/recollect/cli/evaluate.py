@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from recollect.cli.memory_options import MemoryOptions
+from recollect.cli.fusion_options import FusionOptions
 from recollect.cli.parser import Arg, run_by
 from recollect.efsa.options import CaptionCorruption, EpisodeOptions, RewardOptions, TuningOptions
 
@@ -59,7 +59,7 @@ class ModelOptions:
     classes that the training labels lack; label is for the training labels' own classes."""
     seed: Annotated[int, Arg(rare=True)] = 0
     """Seed that the model was trained with, kept in the JSON files for summaries over seeds."""
-    reading: Annotated[MemoryOptions, Arg(flat=True)] = field(default_factory=MemoryOptions)
+    reading: Annotated[FusionOptions, Arg(flat=True)] = field(default_factory=FusionOptions)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from recollect.cli.evaluate_run import (
     prompt_templates,
     write_results,
 )
-from recollect.cli.memory_reading import with_memory
+from recollect.cli.fusion_encoder import with_index
 from recollect.core.progress import output
 from recollect.evaluation.entities import entities, final_score, open_entities
 from recollect.evaluation.tasks.oven import oven_pairs
@@ -31,7 +31,7 @@ def run_entities(options: Entities) -> None:
         given = {"model": name, "seed": options.model.seed, "prefix": prefix_for(options.model, encoder)}
         given["cache"] = cache
         found = entities(encoder, task, seen, **given)  # type: ignore[arg-type]
-        results.append(with_memory(found, encoder))
+        results.append(with_index(found, encoder))
     table = Table("model", "data", "entities", "images", "seen", "unseen", "harmonic mean", "calibration error")
     for result in results:
         counts = (f"{result.settings['classes']:,}", f"{result.settings['queries']:,}")

@@ -23,7 +23,7 @@ from recollect.cli.evaluate_run import (
     say_left_out,
     write_results,
 )
-from recollect.cli.memory_reading import with_memory
+from recollect.cli.fusion_encoder import with_index
 from recollect.cli.parser import warn_unused
 from recollect.core.errors import UserError
 from recollect.core.progress import output
@@ -167,7 +167,7 @@ def _of_models(options: FewShot) -> tuple[list[Result], tuple[str, ...]]:
         given["cache"] = cache
         given["tuning"] = tuning
         found = few_shot(encoder, task, replace(protocol, metric=task.metric), **given)  # type: ignore[arg-type]
-        results.append(with_memory(found, encoder))
+        results.append(with_index(found, encoder))
     return results, opened.left_out
 
 

@@ -12,7 +12,7 @@ from recollect.cli.evaluate_run import (
     prompt_templates,
     write_results,
 )
-from recollect.cli.memory_reading import with_memory
+from recollect.cli.fusion_encoder import with_index
 from recollect.cli.parser import warn_unused
 from recollect.core.files import read_lines
 from recollect.core.progress import output
@@ -43,7 +43,7 @@ def run_multilabel(options: Multilabel) -> None:
     for name, encoder, cache, task in each_on(options.model, [(task, task.query) for task in tasks]):
         given = {"model": name, "seed": options.model.seed, "prefix": prefix_for(options.model, encoder)}
         given["cache"] = cache
-        results.append(with_memory(multilabel(encoder, task, **given), encoder))  # type: ignore[arg-type]
+        results.append(with_index(multilabel(encoder, task, **given), encoder))  # type: ignore[arg-type]
     table = Table("model", "data", "classes", "images", "method", "mean average precision", "11 points")
     for result in results:
         counts = (str(result.settings["classes"]), str(result.settings["queries"]))

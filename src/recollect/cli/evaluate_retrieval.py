@@ -7,7 +7,7 @@ from rich.table import Table
 
 from recollect.cli.evaluate import Retrieval
 from recollect.cli.evaluate_run import check_models, each_on, prefix_for, say_left_out, write_results
-from recollect.cli.memory_reading import with_memory
+from recollect.cli.fusion_encoder import with_index
 from recollect.cli.parser import warn_unused
 from recollect.cli.split import split_for
 from recollect.core.progress import output
@@ -86,7 +86,7 @@ def _results(options: Retrieval, methods: tuple[str, ...], pools: Sequence[Capti
     teacher: Encoder | None = load_model(options.teacher, options.model.device) if options.teacher else None
     settings = MethodOptions(options.episode, options.tuning, options.reward, options.full_learning_rate)
     unread = options.model.reading.asked and not plain
-    refuse((unread, "--memory: cannot be combined with --methods, --captions or --queries."))
+    refuse((unread, "--index: cannot be combined with --methods, --captions or --queries."))
     seed = options.model.seed
     for name, encoder, cache, pool in each_on(options.model, [(pool, pool.task.images) for pool in pools]):
         if plain:
@@ -94,7 +94,7 @@ def _results(options: Retrieval, methods: tuple[str, ...], pools: Sequence[Capti
             found = retrieval(
                 encoder, pool.task, model=name, seed=seed, prefix=prefix, cache=cache, depths=options.depths
             )
-            yield with_memory(found, encoder)
+            yield with_index(found, encoder)
             continue
         assert isinstance(encoder, DualEncoder)
         comparison = Comparison(methods, settings, teacher, options.queries, depths=options.depths)

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from recollect.cli.default_model import default_model
 from recollect.cli.evaluate import DataOptions, ModelOptions
-from recollect.cli.memory_reading import name_with_memory, reading
+from recollect.cli.fusion_encoder import name_with_index, reading
 from recollect.cli.parser import warn_unused
 from recollect.core.files import check_writable
 from recollect.core.places import model_name
@@ -117,10 +117,10 @@ def check_models(options: ModelOptions, protocol: str) -> None:
 def each_on(
     options: ModelOptions, tested: Iterable[tuple[DataArgument, Source]]
 ) -> Iterator[tuple[str, Encoder, FeatureCache | None, DataArgument]]:
-    """Every model on every set, and its name there; with --memory it reads the memory.
+    """Every model on every set, and its name there; with --index it reads the index.
 
     Args:
-        tested: sets, each with the images that are tested, whose near-duplicates are left out of the memory.
+        tested: sets, each with the images that are tested, whose near-duplicates are left out of the index.
     """
     sets = list(tested)
     cache = FeatureCache(options.cache) if options.cache else None
@@ -129,7 +129,7 @@ def each_on(
         for data, images in sets:
             read = reading(options.reading, encoder, images, cache)
             called = model_name(name, encoder.fingerprint)
-            yield name_with_memory(options.reading, called, read), read, cache, data
+            yield name_with_index(options.reading, called, read), read, cache, data
 
 
 def prefix_for(options: ModelOptions, encoder: Encoder) -> Kind | None:

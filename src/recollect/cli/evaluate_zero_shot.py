@@ -14,7 +14,7 @@ from recollect.cli.evaluate_run import (
     say_left_out,
     write_results,
 )
-from recollect.cli.memory_reading import with_memory
+from recollect.cli.fusion_encoder import with_index
 from recollect.cli.parser import warn_unused
 from recollect.core.errors import user_errors
 from recollect.core.progress import output
@@ -40,7 +40,7 @@ def run_zero_shot(options: ZeroShot) -> None:
         given["cache"] = cache
         with user_errors(task.name, ValueError):  # e.g. too few images for a method
             found = zero_shot(encoder, task, methods=methods, **given)  # type: ignore[arg-type]
-        results.append(with_memory(found, encoder))
+        results.append(with_index(found, encoder))
     console.print(_zero_shot_table(results, methods))
     say_left_out(opened.left_out, console)
     write_results(options.model, results, console)
@@ -69,7 +69,7 @@ def run_probe(options: Probe) -> None:
     results = []
     for name, encoder, cache, task in each_on(options.model, [(task, task.query) for task in opened.tasks]):
         found = linear_probe(encoder, task, task.metric, model=name, seed=options.model.seed, cache=cache)
-        results.append(with_memory(found, encoder))
+        results.append(with_index(found, encoder))
     table = Table("model", "data", "metric", "accuracy", "C")
     for result in results:
         row = result.rows[0]

@@ -1,10 +1,10 @@
-"""``recollect export``: a model as ONNX files, with the memory it reads and the classifier it was taught."""
+"""``recollect export``: a model as ONNX files, with the index it reads and the classifier it was taught."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from recollect.cli.memory_options import MemoryOptions
+from recollect.cli.fusion_options import FusionOptions
 from recollect.cli.parser import Arg
 from recollect.core.validation import refuse
 
@@ -13,24 +13,24 @@ from recollect.core.validation import refuse
 class Export:
     """Write both towers of a model as ONNX, with its tokenizer and its image preprocessing.
 
-    With --memory and --fusion, lookup and fusion are part of the exported towers. With --classifier there is
+    With --index and --fusion, lookup and fusion are part of the exported towers. With --classifier there is
     classifier.onnx too: pixels in, calibrated probabilities out.
     """
 
     model: Annotated[str | None, Arg(place="MODEL")] = None
     """A model: RUN/model, the folder of a checkpoint, or a hub id (default: the one that --classifier was taught with,
-    or that embedded --memory)."""
+    or that embedded --index)."""
     out: Path = Path("exported")
     """A new folder."""
     classifier: Path | None = None
-    """What `recollect classify --save` wrote, taught with the same model and memory."""
-    reading: Annotated[MemoryOptions, Arg(flat=True)] = field(default_factory=MemoryOptions)
+    """What `recollect classify --save` wrote, taught with the same model and index."""
+    reading: Annotated[FusionOptions, Arg(flat=True)] = field(default_factory=FusionOptions)
 
     def run(self) -> None:
         """Open, write, and print where."""
         from recollect.classifiers.classifier import Classifier
         from recollect.classifiers.export import export_all
-        from recollect.cli.memory_reading import reading
+        from recollect.cli.fusion_encoder import reading
         from recollect.core.files import beside, check_writable
         from recollect.core.progress import output
         from recollect.models import load_model
@@ -41,7 +41,7 @@ class Export:
         classifier = Classifier.load(self.classifier) if self.classifier else None
         kept = beside(classifier.model.name, self.classifier or "") if classifier else self.reading.model
         name = self.model or kept
-        refuse((not name, "missing: MODEL. Name a model, or a --classifier or --memory that records its own."))
+        refuse((not name, "missing: MODEL. Name a model, or a --classifier or --index that records its own."))
         encoder = reading(self.reading, load_model(name, "cpu"))
         folder = export_all(encoder, self.out, classifier)
         output().print(f"exported: {folder}", highlight=False, soft_wrap=True)

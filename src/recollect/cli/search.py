@@ -18,7 +18,7 @@ Adaptation = Literal["tuned", "paper", "full"]
 class QueryReading:
     """An index that the words of queries read before they search (RECO)."""
 
-    memory: str | None = None
+    index: str | None = None
     """Its folder, or milvus://host:port/collection."""
     fusion: str | None = None
     """OUT/model of `recollect train reco`, or `mean` for the plain mean with what was found."""
@@ -139,9 +139,9 @@ class Search:
             raise UserError(f"--out {self.out}: results are written as .json or .html. Name a file that ends so.")
         if self.out is not None and self.out.is_dir():
             raise UserError(f"--out {self.out}: is a folder. Name a file.")
-        if (self.read.memory is None) != (self.read.fusion is None):
-            raise UserError("--read.memory and --read.fusion: give both, the index and what reads it, or neither")
-        if self.adapt and (self.normalise or self.among == "captions" or self.read.memory is not None):
+        if (self.read.index is None) != (self.read.fusion is None):
+            raise UserError("--read.index and --read.fusion: give both, the index and what reads it, or neither")
+        if self.adapt and (self.normalise or self.among == "captions" or self.read.index is not None):
             raise UserError("--adapt: cannot be combined with --normalise, --among captions or --read. Remove one.")
         if self.normalise and self.among == "captions":
             raise UserError("--normalise: is for searches among images. Remove it, or --among captions.")
@@ -156,7 +156,7 @@ class Search:
         if self.min_score is None:
             return None
         if self.min_score == "learnt":
-            if self.normalise or self.among == "captions" or self.read.memory is not None:
+            if self.normalise or self.among == "captions" or self.read.index is not None:
                 raise UserError("--min-score learnt: is for cosines of pictures with words. Name a score instead.")
             return None
         try:
@@ -200,14 +200,14 @@ class Search:
 
     def _encoder(self, index: "Index") -> Any:
         """What embeds the queries, and its name if that is not the model of the index."""
-        if self.read.memory is None:
+        if self.read.index is None:
             return None, None
-        from recollect.cli.memory_options import MemoryOptions
-        from recollect.cli.memory_reading import name_with_memory, reading
+        from recollect.cli.fusion_encoder import name_with_index, reading
+        from recollect.cli.fusion_options import FusionOptions
 
-        options = MemoryOptions(self.read.memory, self.read.fusion, "text", self.read.k, self.read.where)
+        options = FusionOptions(self.read.index, self.read.fusion, "text", self.read.k, self.read.where)
         encoder = reading(options, index.encoder)
-        return encoder, name_with_memory(options, index.record.model_name, encoder)
+        return encoder, name_with_index(options, index.record.model_name, encoder)
 
     def _reranker(self, index: "Index") -> Any:
         if not self.adapt:

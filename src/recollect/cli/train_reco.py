@@ -1,4 +1,4 @@
-"""``recollect train reco``: teach a frozen model to read a memory."""
+"""``recollect train reco``: teach a frozen model to read an index."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ def _optimiser() -> Optimiser:
 
 @dataclass(frozen=True)
 class TrainReco:
-    """Train the fusion that reads a memory, on top of a frozen model (RECO).
+    """Train the fusion that reads an index, on top of a frozen model (RECO).
 
     The training pairs are embedded once and their neighbours are found once; training then reads embeddings, so that
     ten epochs take minutes. The fusion learns to read by --start, --mask and --newness; --preset paper trains as RECO
@@ -25,12 +25,12 @@ class TrainReco:
     `recollect train reco --config OTHER/recipe.json` takes the options of another run.
     """
 
-    memory: str
-    """The memory to read: a folder, or milvus://host:port/collection."""
+    index: str
+    """The index to read: a folder, or milvus://host:port/collection."""
     data: Annotated[tuple[str, ...], Arg(metavar="SOURCE")]
-    """Sources of training pairs. They may also be in the memory: no pair reads itself."""
+    """Sources of training pairs. They may also be in the index: no pair reads itself."""
     model: Annotated[str | None, Arg(place="MODEL")] = None
-    """The frozen model, which embedded the memory: RUN/model, any folder of a CLIP-type checkpoint, or a hub id
+    """The frozen model, which embedded the index: RUN/model, any folder of a CLIP-type checkpoint, or a hub id
     (default: where it was then)."""
     out: Path = Path("runs/reco")
     """Folder of the run."""
@@ -65,7 +65,7 @@ class TrainReco:
     caption as it does at test; or that of the vectors that are searched; by default as the preset says: image, paper:
     searched."""
     kind: Annotated[Literal["transformer", "mlp"], Arg(rare=True)] = "transformer"
-    """The paper's block, or an MLP of the same size that reads no memory."""
+    """The paper's block, or an MLP of the same size that reads no index."""
     search: Annotated[Literal["uni", "cross"], Arg(rare=True)] = "uni"
     """Find by the vectors of the query's own modality, or of the other (Table 3)."""
     read: Annotated[Literal["cross", "uni", "both"], Arg(rare=True)] = "cross"
@@ -109,7 +109,7 @@ class TrainReco:
         begun = named("recollect.cli.train_reco_run:options_of_run")(Path(file))
         typed = {word.partition("=")[0] for word in words}
         if "--preset" in typed:
-            usual = cls(memory="", data=())
+            usual = cls(index="", data=())
             names = ("start", "mask", "newness", "newness_strength", "newness_share", "score_of")
             begun = replace(begun, **{name: getattr(usual, name) for name in names})
         command = parse(cls, words, prog, begun)

@@ -32,7 +32,7 @@ def options_of_run(file: Path) -> TrainReco:
     """
     recipe = recipe_from_json(file, FusionRecipe)
     fusion, newness = recipe.fusion, recipe.newness
-    same = ("memory", "terms", "k", "max_score", "score_of", "mask", "limit", "epochs", "crossfit", "optimiser",
+    same = ("index", "terms", "k", "max_score", "score_of", "mask", "limit", "epochs", "crossfit", "optimiser",
             "batch_size", "chunk", "seed", "log_every", "checkpoint_every")  # fmt: skip
     command = TrainReco(
         model=recipe.model.start,
@@ -59,7 +59,7 @@ def run_reco(options: TrainReco) -> None:
     replace(recipe, fusion=replace(recipe.fusion, width=1), steps=1).check()
     check_writable(options.out, "--out")
     check_free(options.out, options.resume)
-    index = Index.open(options.memory)  # what is wrong with it should show before anything is embedded
+    index = Index.open(options.index)  # what is wrong with it should show before anything is embedded
     check_k(index, options.k)
     encoder, name = index.open_model(options.model, options.device, option="MODEL")
     recipe = replace(recipe, model=Model(start=name))
@@ -75,7 +75,7 @@ def run_reco(options: TrainReco) -> None:
 def _check(options: TrainReco) -> None:
     """Warn of options without effect, and refuse models that are not there."""
     if options.kind == "mlp":
-        why = "--kind mlp reads no memory"
+        why = "--kind mlp reads no index"
         warn_unused(options, "k", "search", "read", "start", "max_score", "score_of", why=why)
     newness = options.newness or FUSION_PRESETS[options.preset]().newness.kind
     if newness == "none":
@@ -118,7 +118,7 @@ def recipe_of(options: TrainReco) -> FusionRecipe:
         log_every=options.log_every,
         checkpoint_every=options.checkpoint_every,
         fusion=FusionSettings(1, options.kind, options.search, options.read, options.modalities, start),
-        memory=options.memory,
+        index=options.index,
         terms=options.terms,
         k=options.k,
         max_score=options.max_score,

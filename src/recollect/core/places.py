@@ -1,4 +1,4 @@
-"""What results call models, memories and files: no folder of this machine, no user and no key."""
+"""What results call models, indexes and files: no folder of this machine, no user and no key."""
 
 import os
 from collections.abc import Sequence

@@ -339,7 +339,7 @@ class EncoderBase:
 
 
 def caption_prefix(encoder: Any) -> Kind | None:
-    """How captions, queries and a memory's texts are read: as captions, by a model that has a prefix for them.
+    """How captions, queries and an index's texts are read: as captions, by a model that has a prefix for them.
 
     One rule, because texts that are compared must have been read alike.
     """

@@ -19,7 +19,7 @@ class CaptionFile:
         path: of the file.
         captions: by id, those that are there.
         pictures: by id, digests of the pictures that they were written for, where that is known.
-        checked: fingerprint of the memory whose changed pictures were forgotten.
+        checked: fingerprint of the index whose changed pictures were forgotten.
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -55,7 +55,7 @@ class FusionRecipe(Recipe):
 
     Attributes:
         fusion: what to make; its width is the model's.
-        memory: the index to read: a folder, or milvus://host:port/collection.
+        index: the index to read: a folder, or milvus://host:port/collection.
         terms: of the loss; those that refine what the fusion does not are left out.
         k: pictures that each embedding reads (see `RetrievalEnhancedEncoder`).
         max_score: pass over pictures with at least this cosine to a training pair.
@@ -68,7 +68,7 @@ class FusionRecipe(Recipe):
     """
 
     fusion: FusionSettings = field(default_factory=lambda: FusionSettings(1))
-    memory: str = ""
+    index: str = ""
     terms: tuple[LossTerm, ...] = TERMS
     k: int = 10
     max_score: float = NEAR
@@ -204,13 +204,13 @@ def train_fusion(
         key = read_json(folder / _KEY)
         by_others = hashlib.blake2b(json.dumps(key["folds"]).encode(), digest_size=16).hexdigest() if folds else "none"
         seen = {"pairs": len(pairs), "content": key["pairs"], "folds": by_others}
-        return {name: seen, recipe.memory: {"content": key["index"]}}
+        return {name: seen, recipe.index: {"content": key["index"]}}
 
     def assemble(given: Recipe, place: ProcessRanks, saved: Path | None) -> Parts:
         seed_default_generators(given.seed)
         trained = {
             "k": recipe.k,
-            "memory": public_place(recipe.memory),
+            "index": public_place(recipe.index),
             "pairs": len(pairs),
             "terms": list(recipe.active_terms),
             "mask": recipe.mask,
@@ -227,7 +227,7 @@ def train_fusion(
 
 def _found(recipe: FusionRecipe, pairs: Pairs, folds: Sequence[Fold], folder: Path) -> Neighbours:
     """Stored neighbours of the same pairs in the same version of the index, or new ones."""
-    index = Index.open(recipe.memory)
+    index = Index.open(recipe.index)
     fusion = recipe.fusion
     key: dict[str, Any] = {
         "format": _NEIGHBOURS_FORMAT,

@@ -39,7 +39,7 @@ REPORT = EpisodeReport(images_gone=1)
 
 
 def test_a_page_shows_every_hit_and_escapes_what_strangers_wrote(tmp_path):
-    save_results(RESULTS, REPORT, {"memory": "m", "where": None}, tmp_path / "page.html")
+    save_results(RESULTS, REPORT, {"index": "m", "where": None}, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "a &lt;b&gt;red&lt;/b&gt; tree" in page
     assert "<b>red" not in page
@@ -76,9 +76,9 @@ def test_a_thumbnail_is_small_and_what_it_was():
 
 
 def test_a_json_file_holds_everything(tmp_path):
-    save_results(RESULTS, REPORT, {"memory": "m"}, tmp_path / "found.json")
+    save_results(RESULTS, REPORT, {"index": "m"}, tmp_path / "found.json")
     found = json.loads((tmp_path / "found.json").read_text())
-    assert found == hits_as_json(RESULTS, REPORT, {"memory": "m"})
+    assert found == hits_as_json(RESULTS, REPORT, {"index": "m"})
     assert found["report"]["images_gone"] == 1
     assert [hit["id"] for hit in found["results"][0]["hits"]] == ["one", "two", "three"]
     assert found["results"][0]["hits"][0] == {

@@ -166,7 +166,7 @@ class Bench:
             batch_size=learning.batch_size,
             seed=self.seed,
             fusion=settings,
-            memory=str(self.memory_of(arm.share)),
+            index=str(self.memory_of(arm.share)),
             terms=arm.terms,
             k=arm.k,
             max_score=learning.max_score,

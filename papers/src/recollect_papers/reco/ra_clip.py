@@ -52,7 +52,7 @@ class JointRecipe(Recipe):
     """All that decides the outcome of training towers and reading together.
 
     Attributes:
-        memory: the index to read: a folder, or milvus://host:port/collection. Training pictures may be in it:
+        index: the index to read: a folder, or milvus://host:port/collection. Training pictures may be in it:
             ``max_score`` keeps a picture from reading itself.
         searcher: the model of the index; by default the one it was made with. It does not change.
         k: pictures that each image reads (see `RetrievalEnhancedEncoder`).
@@ -62,7 +62,7 @@ class JointRecipe(Recipe):
             and of what it reads, or a mixture of both whose weight is learned.
     """
 
-    memory: str = ""
+    index: str = ""
     searcher: str | None = None
     k: int = 10
     max_score: float = NEAR
@@ -75,8 +75,8 @@ class JointRecipe(Recipe):
             UserError: naming the option.
         """
         super().check()
-        if not self.memory:
-            raise UserError("no index to read: name one as memory. `recollect index build` makes it.")
+        if not self.index:
+            raise UserError("no index to read: name one as index. `recollect index build` makes it.")
         if self.k < 1:
             raise UserError(f"k {self.k}: must be at least 1.")
         if not -1 <= self.max_score < float("inf"):
@@ -213,7 +213,7 @@ def train_joint(
     """
     recipe.check()
     check_at_once(recipe, None, resumed=resume)  # before the searcher is opened
-    index = Index.open(recipe.memory).snapshot()
+    index = Index.open(recipe.index).snapshot()
     searcher, _ = index.open_model(recipe.searcher, device, "searcher")
     check_k(index, recipe.k, spoken=True)
 
@@ -229,11 +229,11 @@ def train_joint(
         else:
             seed_default_generators(given.seed)
             settings = replace(_READS, width=_dual(towers).width, reads=index.width, start=recipe.start)
-            about = {"k": recipe.k, "memory": public_place(recipe.memory), "searcher": searcher.fingerprint}
+            about = {"k": recipe.k, "index": public_place(recipe.index), "searcher": searcher.fingerprint}
             fusion = FusionModule(settings, trained=about)
         reading = ReadingTowers(towers, fusion.train(), found["values"], found["rows"], index, searcher, recipe.k)
         pictures = _pictures(found, sources, locked=given.model.locked != "none")
-        facts = {**parts.data, recipe.memory: {"content": index.fingerprint}}
+        facts = {**parts.data, recipe.index: {"content": index.fingerprint}}
         return Parts(reading, parts.objective, parts.sources, _with_pictures(parts.feed, pictures), facts)
 
     return train(recipe, out, resume=resume, device=device, assemble=assemble, hooks=hooks, trackers=trackers)

@@ -1,4 +1,4 @@
-"""``--memory MEM --fusion F --mode both``: any command that embeds can embed with what is found in a memory (RECO)."""
+"""``--index INDEX --fusion F --mode both``: any command that embeds can embed with what is found in an index (RECO)."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -12,28 +12,28 @@ MEAN = "mean"
 
 
 @dataclass(frozen=True)
-class MemoryOptions:
-    """A memory that embeddings read (RECO)."""
+class FusionOptions:
+    """An index that embeddings read (RECO)."""
 
-    memory: str | None = None
-    """Embed with what is found in this memory: a folder, or milvus://host:port/collection."""
+    index: str | None = None
+    """Embed with what is found in this index: a folder, or milvus://host:port/collection."""
     fusion: str | None = None
-    """With --memory: the OUT/model of `recollect train reco`, or `mean`, the plain mean with what was found."""
+    """With --index: the OUT/model of `recollect train reco`, or `mean`, the plain mean with what was found."""
     mode: Annotated[Literal["image", "text", "both"] | None, Arg(rare=True)] = None
-    """Which embeddings read the memory: image, text, or both; by default all that the fusion refines."""
+    """Which embeddings read the index: image, text, or both; by default all that the fusion refines."""
     k: int | None = None
     """Rows that each embedding reads; by default as many as the fusion was trained with, 10 for `mean`."""
     read_where: Annotated[str | None, Arg(rare=True)] = None
     """Read only rows that satisfy a filter, e.g. "source = 'emoji' and domain != 'noto'"."""
     searcher: Annotated[str | None, Arg(rare=True)] = None
-    """The model that embedded the memory, for a fusion that reads another model's memory (default: where it was)."""
+    """The model that embedded the index, for a fusion that reads another model's index (default: where it was)."""
     near: Annotated[float | None, Arg(rare=True)] = None
     """Leave out rows whose image has at least this cosine with a tested image; 0.94 in RECO."""
 
     @property
     def asked(self) -> bool:
-        """Whether a memory is to be read."""
-        return self.memory is not None or self.fusion is not None
+        """Whether an index is to be read."""
+        return self.index is not None or self.fusion is not None
 
     def check(self) -> None:
         """Refuse half of what is needed.
@@ -41,20 +41,20 @@ class MemoryOptions:
         Raises:
             UserError: naming the option.
         """
-        one = self.asked and (self.memory is None or self.fusion is None)
-        refuse((one, "--memory and --fusion: give both, the index and what `recollect train reco` trained on it."))
+        one = self.asked and (self.index is None or self.fusion is None)
+        refuse((one, "--index and --fusion: give both, the index and what `recollect train reco` trained on it."))
         if not self.asked:
-            why = "no memory is read. Name one with --memory."
+            why = "no index is read. Name one with --index."
             warn_unused(self, "mode", "k", "read_where", "searcher", "near", why=why)
         if self.near is not None:
             check_number("--near", self.near, above=0, most=1)
 
     @property
     def model(self) -> str:
-        """What the memory says that it was embedded by; empty where none is read, or another model finds in it."""
-        if self.memory is None or self.searcher is not None:
+        """What the index says that it was embedded by; empty where none is read, or another model finds in it."""
+        if self.index is None or self.searcher is not None:
             return ""
         from recollect.index import Index
 
-        index = Index.open(self.memory)
+        index = Index.open(self.index)
         return beside(index.record.model_name, index.address)

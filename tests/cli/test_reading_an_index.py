@@ -1,4 +1,4 @@
-"""``--memory MEM --fusion F --mode both`` on every command that embeds."""
+"""``--index INDEX --fusion F --mode both`` on every command that embeds."""
 
 import csv
 import json
@@ -23,25 +23,25 @@ def model(trained):
 
 
 @pytest.fixture(scope="session")
-def memory(recollect, model, pairs, tmp_path_factory):
+def index(recollect, model, pairs, tmp_path_factory):
     """The captioned pairs, 60 pictures."""
-    folder = tmp_path_factory.mktemp("memory") / "pairs"
+    folder = tmp_path_factory.mktemp("index") / "pairs"
     Index.build(open_source(str(pairs)), model, out=folder)
     return folder
 
 
 @pytest.fixture(scope="session")
-def fusion(recollect, model, memory, pairs, tmp_path_factory):
+def fusion(recollect, model, index, pairs, tmp_path_factory):
     """A fusion after a few steps."""
     out = tmp_path_factory.mktemp("fusion") / "run"
-    words = ("--memory", memory, "--data", pairs, "--epochs", 20, "--batch-size", 20, "--k", 5, "--max-score", 1.01)
+    words = ("--index", index, "--data", pairs, "--epochs", 20, "--batch-size", 20, "--k", 5, "--max-score", 1.01)
     recollect("train", "reco", model, *words, "--out", out)
     return out / "model"
 
 
 @pytest.fixture(scope="session")
 def queries(tmp_path_factory, shapes):
-    """The test shapes with captions, and one picture that is in the memory."""
+    """The test shapes with captions, and one picture that is in the index."""
     folder = tmp_path_factory.mktemp("queries")
     lines = ["path,caption"]
     for number, file in enumerate(sorted((shapes / "test").glob("*/*.png"))):
@@ -56,16 +56,16 @@ def figures(path):
     return result
 
 
-def test_zero_shot_reads_the_memory_as_the_encoder_does(recollect, model, memory, fusion, shapes, tmp_path):
+def test_zero_shot_reads_the_index_as_the_encoder_does(recollect, model, index, fusion, shapes, tmp_path):
     """The command's figure is worked out again from the encoder's own two methods."""
     (tmp_path / "templates.txt").write_text("a white {} on a dark ground\n")
     words = ("evaluate", "zero-shot", model, "--data", shapes, "--templates", tmp_path / "templates.txt")
-    reading = ("--memory", memory, "--fusion", fusion, "--k", 5)
+    reading = ("--index", index, "--fusion", fusion, "--k", 5)
     values = {}
     for mode in ("image", "text", "both"):
         recollect(*words, *reading, "--mode", mode, "--out", tmp_path / f"{mode}.json")
         result = figures(tmp_path / f"{mode}.json")
-        encoder = open_encoder(load_model(model), memory, fusion, mode, 5)
+        encoder = open_encoder(load_model(model), index, fusion, mode, 5)
         source = open_source(str(shapes), split="test", kind="label")
         images = torch.cat([encoder.embed_images([source[row].image]) for row in range(len(source))])
         texts = encoder.embed_texts([f"a white {name} on a dark ground" for name in source.class_names])
@@ -73,22 +73,22 @@ def test_zero_shot_reads_the_memory_as_the_encoder_does(recollect, model, memory
         values[mode] = next(row["value"] for row in result["rows"] if row["metric"] == "top-1")
         assert values[mode] == pytest.approx(100 * right.mean())
         read = result["settings"]["reads"]
-        assert (read["version"], read["rows"], read["mode"], read["k"]) == (Index.open(memory).version, 60, mode, 5)
+        assert (read["version"], read["rows"], read["mode"], read["k"]) == (Index.open(index).version, 60, mode, 5)
         assert read["fusion"] == FusionModule.open(fusion).fingerprint
         assert f"version {read['version']}" in result["model"]
         assert read["fusion"][:8] in result["model"]
 
 
 @pytest.mark.parametrize("protocol", ["few-shot", "probe", "retrieval"])
-def test_every_evaluation_runs_with_a_memory_and_says_which(
-    recollect, model, memory, fusion, shapes, queries, protocol, tmp_path
+def test_every_evaluation_runs_with_an_index_and_says_which(
+    recollect, model, index, fusion, shapes, queries, protocol, tmp_path
 ):
     data = queries if protocol == "retrieval" else shapes
     more = {"few-shot": ("--shots", 2, "--seeds", 1), "retrieval": ("--split", "train")}.get(protocol, ())
     words = ("evaluate", protocol, model, "--data", data, *more, "--out", tmp_path / "out")
     recollect(*words)
-    recollect(*words, "--memory", memory, "--fusion", fusion, "--mode", "both", "--k", 5)
-    recollect(*words, "--memory", memory, "--fusion", "mean", "--mode", "both", "--k", 5)
+    recollect(*words, "--index", index, "--fusion", fusion, "--mode", "both", "--k", 5)
+    recollect(*words, "--index", index, "--fusion", "mean", "--mode", "both", "--k", 5)
     results = load_results(tmp_path / "out")
     assert len(results) == 3
     assert len({result.model for result in results}) == 3
@@ -99,12 +99,12 @@ def test_every_evaluation_runs_with_a_memory_and_says_which(
     assert len({str(result.rows) for result in results}) > 1
 
 
-def test_entities_are_recognised_with_a_memory(recollect, model, memory, fusion, shapes, tmp_path):
+def test_entities_are_recognised_with_an_index(recollect, model, index, fusion, shapes, tmp_path):
     """Crosses are held out of the training split, so they are the unseen entity."""
     shutil.copytree(shapes, tmp_path / "data")
     shutil.rmtree(tmp_path / "data" / "train" / "cross")
     words = ("evaluate", "entities", model, "--data", tmp_path / "data", "--out", tmp_path / "out.json")
-    done = recollect(*words, "--memory", memory, "--fusion", fusion, "--k", 5)
+    done = recollect(*words, "--index", index, "--fusion", fusion, "--k", 5)
     result = figures(tmp_path / "out.json")
     assert [row["metric"] for row in result["rows"]] == ["seen", "unseen", "harmonic mean"]
     assert (result["settings"]["classes"], result["settings"]["unseen classes"]) == (3, 1)
@@ -116,29 +116,29 @@ def test_entities_are_recognised_with_a_memory(recollect, model, memory, fusion,
         assert message in done.stderr
 
 
-def test_a_cache_keeps_apart_what_was_read_otherwise(recollect, model, memory, fusion, shapes, tmp_path):
+def test_a_cache_keeps_apart_what_was_read_otherwise(recollect, model, index, fusion, shapes, tmp_path):
     grown = tmp_path / "grown"
-    shutil.copytree(memory, grown)
+    shutil.copytree(index, grown)
     words = ("evaluate", "zero-shot", model, "--data", shapes, "--cache", tmp_path / "cache")
 
     def entries(*reading):
         recollect(*words, *reading)
         return len(list((tmp_path / "cache").iterdir()))
 
-    reading = ("--memory", grown, "--fusion", fusion)
+    reading = ("--index", grown, "--fusion", fusion)
     assert entries() == 1  # the model's own
     assert entries(*reading, "--mode", "both", "--k", 5) == 2
     assert entries(*reading, "--mode", "both", "--k", 5) == 2
     assert entries(*reading, "--mode", "image", "--k", 5) == 3
     assert entries(*reading, "--mode", "both", "--k", 6) == 4
     assert entries(*reading, "--mode", "both", "--k", 5, "--read-where", "caption like '%circle%'") == 5
-    assert entries("--memory", grown, "--fusion", "mean", "--mode", "both", "--k", 5) == 6
+    assert entries("--index", grown, "--fusion", "mean", "--mode", "both", "--k", 5) == 6
     Index.open(grown).add(open_source(str(shapes), split="train", kind="label"))
     assert entries(*reading, "--mode", "both", "--k", 5) == 7
 
 
-def test_refined_features_from_the_models_own_are_those_of_the_pictures(model, memory, fusion, shapes, tmp_path):
-    encoder = open_encoder(load_model(model), memory, fusion, "image", 5)
+def test_refined_features_from_the_models_own_are_those_of_the_pictures(model, index, fusion, shapes, tmp_path):
+    encoder = open_encoder(load_model(model), index, fusion, "image", 5)
     source, cache = open_source(str(shapes), split="test", kind="label"), FeatureCache(tmp_path / "cache")
     image_features(encoder.model, source, cache)
     found = image_features(encoder, source, cache)
@@ -148,7 +148,7 @@ def test_refined_features_from_the_models_own_are_those_of_the_pictures(model, m
 
 
 def test_near_duplicates_of_tested_images_are_left_out_and_counted(
-    recollect, model, memory, fusion, shapes, pairs, tmp_path
+    recollect, model, index, fusion, shapes, pairs, tmp_path
 ):
     test = shapes / "test"
     (tmp_path / "twice").mkdir()
@@ -156,21 +156,21 @@ def test_near_duplicates_of_tested_images_are_left_out_and_counted(
         (tmp_path / "twice" / "test" / shape).mkdir(parents=True)
         shutil.copy(test / shape / "0.png", tmp_path / "twice" / "test" / shape / "0.png")
     leaky = tmp_path / "leaky"
-    shutil.copytree(memory, leaky)
+    shutil.copytree(index, leaky)
     source = open_source(str(tmp_path / "twice"), split="test", kind="label")
     Index.open(leaky).add(source, options=IngestOptions(template="a photo of a {}."))
-    words = ("evaluate", "zero-shot", model, "--data", tmp_path / "twice", "--memory", leaky, "--fusion", fusion)
+    words = ("evaluate", "zero-shot", model, "--data", tmp_path / "twice", "--index", leaky, "--fusion", fusion)
     done = recollect(*words, "--k", 5, "--near", 0.999999, "--out", tmp_path / "near.json")
     assert "2 of 62" in done.stdout
     result = figures(tmp_path / "near.json")
     assert result["settings"]["reads"]["without"] == 2
     assert "near 0.999999" in result["model"]
-    # What is left out is not read: the same as from a memory that never held it.
+    # What is left out is not read: the same as from an index that never held it.
     base, left_out = load_model(model), Index.open(leaky)
     near = left_out.near(image_features(base, source).images, 0.999999)
     opened = FusionModule.open(fusion)
     exclude_ids = RetrievalEnhancedEncoder(base, left_out, opened, k=5, exclude_ids=near)
-    never = RetrievalEnhancedEncoder(base, Index.open(memory), opened, k=5)
+    never = RetrievalEnhancedEncoder(base, Index.open(index), opened, k=5)
     pictures = [source[row].image for row in range(2)]
     torch.testing.assert_close(exclude_ids.embed_images(pictures), never.embed_images(pictures))
     with_them = RetrievalEnhancedEncoder(base, left_out, opened, k=2)
@@ -184,9 +184,9 @@ def test_near_duplicates_of_tested_images_are_left_out_and_counted(
     assert "fewer than k = 5" in refused.stderr
 
 
-def test_classify_with_a_memory(recollect, model, memory, fusion, shapes, tmp_path):
+def test_classify_with_an_index(recollect, model, index, fusion, shapes, tmp_path):
     words = ("classify", "--support", shapes / "train", "--images", shapes / "test")
-    recollect(*words, "--memory", memory, "--fusion", fusion, "--k", 5, "--out", tmp_path / "out")
+    recollect(*words, "--index", index, "--fusion", fusion, "--k", 5, "--out", tmp_path / "out")
     assert len(list(csv.DictReader((tmp_path / "out" / "predictions.csv").open()))) == 24
     assert "version" in (tmp_path / "out" / "predictions.html").read_text()
 
@@ -194,27 +194,27 @@ def test_classify_with_a_memory(recollect, model, memory, fusion, shapes, tmp_pa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--memory", "MEMORY"], "--fusion"),
-        (["--fusion", "FUSION"], "--memory"),
-        (["--memory", "NOWHERE", "--fusion", "FUSION"], "nowhere"),
-        (["--memory", "MODEL", "--fusion", "FUSION"], "model"),
-        (["--memory", "MEMORY", "--fusion", "MODEL"], "no fusion (fusion.json is not there)"),
-        (["--memory", "MEMORY", "--fusion", "RUN"], "name that"),
-        (["--memory", "MEMORY", "--fusion", "FUSION", "--k", "61"], "k = 61"),
-        (["--memory", "MEMORY", "--fusion", "FUSION", "--k", "0"], "k = 0"),
-        (["--memory", "MEMORY", "--fusion", "FUSION", "--near", "3"], "--near 3"),
-        (["--memory", "MEMORY", "--fusion", "FUSION", "--read-where", "shape = 'x'"], "satisfies shape = 'x'"),
-        (["--memory", "MEMORY", "--fusion", "FUSION", "--read-where", "shape ="], "filter"),
-        (["--memory", "OTHER", "--fusion", "FUSION"], "is another model"),
-        (["--memory", "EMPTY", "--fusion", "FUSION"], "empty"),
+        (["--index", "INDEX"], "--fusion"),
+        (["--fusion", "FUSION"], "--index"),
+        (["--index", "NOWHERE", "--fusion", "FUSION"], "nowhere"),
+        (["--index", "MODEL", "--fusion", "FUSION"], "model"),
+        (["--index", "INDEX", "--fusion", "MODEL"], "no fusion (fusion.json is not there)"),
+        (["--index", "INDEX", "--fusion", "RUN"], "name that"),
+        (["--index", "INDEX", "--fusion", "FUSION", "--k", "61"], "k = 61"),
+        (["--index", "INDEX", "--fusion", "FUSION", "--k", "0"], "k = 0"),
+        (["--index", "INDEX", "--fusion", "FUSION", "--near", "3"], "--near 3"),
+        (["--index", "INDEX", "--fusion", "FUSION", "--read-where", "shape = 'x'"], "satisfies shape = 'x'"),
+        (["--index", "INDEX", "--fusion", "FUSION", "--read-where", "shape ="], "filter"),
+        (["--index", "OTHER", "--fusion", "FUSION"], "is another model"),
+        (["--index", "EMPTY", "--fusion", "FUSION"], "empty"),
     ],
 )
-def test_bad_input_is_one_line(recollect, trained, memory, fusion, shapes, tmp_path, words, message):
+def test_bad_input_is_one_line(recollect, trained, index, fusion, shapes, tmp_path, words, message):
     model = load_model(trained[0])
     Index.create(tmp_path / "empty", width=model.width, model=model.fingerprint)
     Index.create(tmp_path / "other", width=model.width, model="another", model_name="another")
     places = {
-        "MEMORY": memory, "FUSION": fusion, "MODEL": trained[0], "RUN": fusion.parent, "EMPTY": tmp_path / "empty",
+        "INDEX": index, "FUSION": fusion, "MODEL": trained[0], "RUN": fusion.parent, "EMPTY": tmp_path / "empty",
         "OTHER": tmp_path / "other", "NOWHERE": tmp_path / "nowhere",
     }  # fmt: skip
     words = [places.get(word, word) for word in words]
@@ -224,12 +224,12 @@ def test_bad_input_is_one_line(recollect, trained, memory, fusion, shapes, tmp_p
     assert done.stderr.count("\n") == 1
 
 
-def test_what_a_memory_cannot_be_joined_with_is_refused(recollect, model, trained, memory, fusion, pairs, shapes):
-    reading = ("--memory", memory, "--fusion", fusion, "--k", 5)
+def test_what_an_index_cannot_be_joined_with_is_refused(recollect, model, trained, index, fusion, pairs, shapes):
+    reading = ("--index", index, "--fusion", fusion, "--k", 5)
     pool = ("--data", pairs, "--split", "train")
     refusals = {
         ("evaluate", "retrieval", model, *pool, "--methods", "zero-shot", "episode", *reading):
-            "--memory",
+            "--index",
         ("evaluate", "zero-shot", *trained, "--data", shapes, *reading): "is another model",
         ("classify", "--support", shapes / "train", "--images", shapes / "test", "--model", model, *reading,
          "--near", 0.9): "here nothing is tested",

@@ -1,8 +1,8 @@
-"""Embed with what is found in a memory: what the options of `recollect.cli.memory_options` ask for."""
+"""Embed with what is found in an index: what the options of `recollect.cli.fusion_options` ask for."""
 
 from dataclasses import replace
 
-from recollect.cli.memory_options import MEAN, MemoryOptions
+from recollect.cli.fusion_options import MEAN, FusionOptions
 from recollect.core.places import public_place
 from recollect.core.progress import output
 from recollect.core.types import Encoder, Source
@@ -15,21 +15,21 @@ from recollect.reco.encoder import RetrievalEnhancedEncoder
 
 
 def reading(
-    options: MemoryOptions, encoder: Encoder, tested: Source | None = None, cache: FeatureCache | None = None
+    options: FusionOptions, encoder: Encoder, tested: Source | None = None, cache: FeatureCache | None = None
 ) -> Encoder | RetrievalEnhancedEncoder:
-    """The encoder itself, or one that reads the memory.
+    """The encoder itself, or one that reads the index.
 
     Args:
         encoder: the frozen model.
-        tested: images whose near-duplicates in the memory are left out, where that is asked; how many, is printed.
+        tested: images whose near-duplicates in the index are left out, where that is asked; how many, is printed.
         cache: of the model's own embeddings.
 
     Raises:
         UserError: a part cannot be opened, or the parts do not belong together.
     """
-    if options.memory is None or options.fusion is None:
+    if options.index is None or options.fusion is None:
         return encoder
-    index = Index.open(options.memory)
+    index = Index.open(options.index)
     if options.fusion == MEAN:
         fusion = FusionModule(FusionSettings(encoder.width, "mean"))
     else:
@@ -53,7 +53,7 @@ def reading(
     )
 
 
-def _searcher(options: MemoryOptions, index: Index, fusion: FusionModule) -> Encoder | None:
+def _searcher(options: FusionOptions, index: Index, fusion: FusionModule) -> Encoder | None:
     """The model that finds, where that is not the one whose embeddings are refined."""
     if fusion.settings.reads is None:
         own = options.searcher is not None
@@ -62,8 +62,8 @@ def _searcher(options: MemoryOptions, index: Index, fusion: FusionModule) -> Enc
     return index.open_model(options.searcher, option="--searcher")[0]
 
 
-def name_with_memory(options: MemoryOptions, model: str, encoder: Encoder) -> str:
-    """What to call a model in results: with the memory's version and the fusion's fingerprint, if it reads one."""
+def name_with_index(options: FusionOptions, model: str, encoder: Encoder) -> str:
+    """What to call a model in results: with the index's version and the fusion's fingerprint, if it reads one."""
     if not isinstance(encoder, RetrievalEnhancedEncoder):
         return model
     read = encoder.description
@@ -74,8 +74,8 @@ def name_with_memory(options: MemoryOptions, model: str, encoder: Encoder) -> st
     return f"{model} + {read['index']} version {read['version']}, {fusion}, {read['mode']}, k={read['k']}{extra}"
 
 
-def with_memory(result: Result, encoder: Encoder) -> Result:
-    """The result, saying in its settings which memory was read and how."""
+def with_index(result: Result, encoder: Encoder) -> Result:
+    """The result, saying in its settings which index was read and how."""
     if not isinstance(encoder, RetrievalEnhancedEncoder):
         return result
     return replace(result, settings={**result.settings, "reads": encoder.description})
