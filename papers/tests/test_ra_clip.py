@@ -223,8 +223,6 @@ def test_a_fusion_and_an_index_that_do_not_belong_together_are_refused(world, tr
     with pytest.raises(UserError, match="has to search"):
         RetrievalEnhancedEncoder(model, index, fusion, "image", K)
     with pytest.raises(UserError, match="Leave out the searcher"):
-        RetrievalEnhancedEncoder(
-            model, index, FusionModule(FusionSettings(model.width)), "image", K, searcher=searcher
-        )
+        RetrievalEnhancedEncoder(model, index, FusionModule(FusionSettings(model.width)), "image", K, searcher=searcher)
     with pytest.raises(UserError, match="another model"):
         RetrievalEnhancedEncoder(model, index, fusion, "image", K, searcher=model)
