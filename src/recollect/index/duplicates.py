@@ -137,7 +137,7 @@ def near_identical_groups(
     Args:
         pairs: which pictures to compare, by number.
         pictures: finds pictures by number; each result decodes one, or raises `BrokenImageError`.
-        prefer: sort key of each picture; of equal first entries, color is kept before gray and more pixels before fewer.
+        prefer: sort key of each picture; of equal first entries, color is kept before gray, more pixels before fewer.
     """
     places = np.unique(pairs)
     sketches = Sketches.empty(len(places))

@@ -453,7 +453,7 @@ guarded(async () => {
   grid.size = Number(get("size").value = kept("size") ?? get("size").value);
   grid.scores = get("show-scores").checked = kept("scores") === "1";
   const info = await api.info();
-  get("index").textContent = info.name;
+  get("memory").textContent = info.name;
   document.title = `${info.name} · recollect`;
   if (info.damaged) notice(t("labels.damaged", { n: info.damaged }));
   state.version = info.version;
