@@ -1,9 +1,13 @@
 """The look-up against a slow reference in double precision."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from index_rows import WIDTH, make_rows, unit
 from recollect.core.errors import UserError
@@ -104,3 +108,28 @@ def test_near_finds_every_picture_at_or_above_a_cosine():
     queries = index.vectors(["row 5", "row 9"])
     cosines = (index.vectors().astype(np.float64) @ queries.T.astype(np.float64)).max(axis=1)
     assert set(index.near(queries, 0.5)) == {index.ids[row] for row in np.flatnonzero(cosines >= 0.5 - 2**-21)}
+
+
+def test_pictures_can_be_named_by_their_place(index):
+    index.insert(make_rows(5))
+    assert [picture.id for picture in index] == index.ids == [index[place].id for place in range(5)]
+    assert index[-1].id == index.ids[-1]
+    with pytest.raises(IndexError):
+        index[5]
+
+
+def test_a_hit_has_a_path_and_a_picture(photos, encoder):
+    hit = Index.build(photos, encoder).search("anything", k=1)[0]
+    with Image.open(hit.path) as stored:
+        assert hit.image.tobytes() == stored.convert("RGB").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("call", "hint"),
+    [("Index('mine')", "Index.open"), ("Index.search(None, 'words', top_k=5)", "query, k,")],
+)
+def test_a_wrong_guess_is_answered_with_the_right_call(call, hint):
+    """In a process of its own, since types are not checked there."""
+    code = f"from recollect.index import Index\ntry:\n    {call}\nexcept TypeError as error:\n    print(error)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert hint in done.stdout

@@ -22,7 +22,7 @@ from recollect import Index
 index = Index.open(sys.argv[1])
 hits = index.search(sys.argv[2], k=3, where=sys.argv[3] or None)
 heavy = sorted({"torch", "transformers", "lancedb"} & set(sys.modules))
-print(json.dumps([[hit.id for hit in hits], [hit.score for hit in hits], [str(hit.file) for hit in hits], heavy]))
+print(json.dumps([[hit.id for hit in hits], [hit.score for hit in hits], [str(hit.path) for hit in hits], heavy]))
 """
 
 
@@ -70,7 +70,7 @@ def test_a_search_by_words_imports_neither_torch_nor_lancedb(folder, starter):
     assert heavy == []
     assert ids == [hit.id for hit in hits]
     assert scores == pytest.approx([hit.score for hit in hits], abs=1e-5)
-    assert files == [str(hit.file) for hit in hits]
+    assert files == [str(hit.path) for hit in hits]
     assert searched(folder, "a red boat", "width = 60")[0] == ids
 
 

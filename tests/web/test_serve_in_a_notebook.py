@@ -28,7 +28,7 @@ def test_a_search_takes_whatever_shows_a_picture_or_is_a_vector(index, tmp_path)
     asked = ["green", file, Image.open(file), np.asarray(Image.open(file)), file.read_bytes(), hit, hit.picture,
              vector, vector[None], vector.tolist()]  # fmt: skip
     for each in asked:
-        assert index.search(each, k=1)[0].file == file, type(each)
+        assert index.search(each, k=1)[0].path == file, type(each)
     with pytest.raises(UserError, match="not a query"):
         index.search([])
 

@@ -245,7 +245,7 @@ def print_results(results: "list[Hits]") -> None:
                 before = "" if hit.zero_shot_rank in (rank, None) else str(hit.zero_shot_rank)
                 table.add_row(
                     str(rank), *([] if plain else [before]), f"{hit.score:.3f}", printable(hit.id[:12]),
-                    printable(hit.caption), printable(str(hit.file or "")),
+                    printable(hit.caption), printable(str(hit.path or "")),
                 )  # fmt: skip
             console.print(table)
         if not result:

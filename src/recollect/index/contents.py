@@ -22,6 +22,8 @@ from recollect.index.stores.ivf import Accelerator
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_AT_ONCE = 1_024  # pictures that are read together
+
 
 @dataclass(frozen=True)
 class IndexInfo:
@@ -61,6 +63,9 @@ class IndexContents:
     def __init__(
         self, store: Store, encoder: Encoder | None = None, read: Callable[[str], ImageLike] | None = None
     ) -> None:
+        if isinstance(store, str | Path):
+            place = str(store)
+            raise TypeError(f"Index({place!r}): Index.open(INDEX) opens an index, Index.build(PICTURES) makes one.")
         self.store = store
         self._encoder, self._read = encoder, read
         self._labels: Path | None = None
@@ -107,6 +112,16 @@ class IndexContents:
 
     def __len__(self) -> int:
         return self.store.count()
+
+    def __getitem__(self, place: int) -> Picture:
+        """The picture at a place of `ids`; negative places count from the end."""
+        return self.pictures([self.ids[place]])[0]
+
+    def __iter__(self) -> Iterator[Picture]:
+        """All pictures, in the order of `ids`."""
+        ids = self.ids
+        for start in range(0, len(ids), _AT_ONCE):
+            yield from self.pictures(ids[start : start + _AT_ONCE])
 
     @property
     def texts(self) -> int:

@@ -56,16 +56,21 @@ class Hit:
         return self.picture.caption
 
     @property
-    def file(self) -> Path | None:
+    def path(self) -> Path | None:
         """The file of the picture, if it has one."""
         return self.picture.path
+
+    @property
+    def image(self) -> Image.Image:
+        """The picture, decoded anew each time."""
+        return self.open()
 
     def open(self) -> Image.Image:
         """Decode the picture (see `Picture.open`)."""
         return self.picture.open()
 
     def __repr__(self) -> str:
-        name = self.file or self.id
+        name = self.path or self.id
         return f"Hit({str(name)!r}, {self.score:.3f} by {self.scored_by}, {shorten(self.caption, 60)!r})"
 
 
@@ -73,7 +78,7 @@ class Hits(Sequence[Hit]):
     """The hits of one query, best first.
 
     >>> hits = index.search("a red boat", k=5)                                   # doctest: +SKIP
-    >>> len(hits), hits[0].file, [hit.score for hit in hits]                      # doctest: +SKIP
+    >>> len(hits), hits[0].path, [hit.score for hit in hits]                      # doctest: +SKIP
 
     Args:
         hits: of one page of results.
@@ -119,13 +124,13 @@ class Hits(Sequence[Hit]):
         return f"Hits({shorten(self.query, 60)!r}: {len(self)} of {self.searched:,} pictures{best})"
 
     def to_pandas(self) -> "pd.DataFrame":
-        """One row per hit: rank, score, file, caption, id, and what else is known about the picture."""
+        """One row per hit: rank, score, path, caption, id, and what else is known about the picture."""
         import pandas as pd
 
         rows: list[dict[str, Any]] = []
         for rank, hit in enumerate(self.hits, start=self.first_rank):
             picture = hit.picture
-            row = {"rank": rank, "score": hit.score, "file": str(hit.file or ""), "caption": hit.caption}
+            row = {"rank": rank, "score": hit.score, "path": str(hit.path or ""), "caption": hit.caption}
             facts = {name: getattr(picture, name) for name in ("id", "source", "width", "height", "taken", "folder")}
             rows.append({**row, **facts, "labels": list(picture.labels), **picture.metadata})
         return pd.DataFrame(rows)
@@ -159,7 +164,7 @@ class Reranker(Protocol):
 
 
 def _tile(rank: int, hit: Hit) -> str:
-    text = html.escape(shorten(hit.caption or (hit.file.name if hit.file else hit.id), 60))
+    text = html.escape(shorten(hit.caption or (hit.path.name if hit.path else hit.id), 60))
     try:
         picture = hit.open().convert("RGB")
         picture.thumbnail((_SIDE, _SIDE))

@@ -1,7 +1,9 @@
 """Search and look-up in an index."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from functools import wraps
+from inspect import signature
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from jaxtyping import Float32
@@ -26,8 +28,24 @@ NO_LEARNT_CUT = "nothing is cut: the cut-off was learnt from captions, and this 
 
 _UNSURE = 2.0**-12  # far more than single precision and rounding can be off by
 
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
 Vectors = Any
 """A tensor or an array (queries, width)."""
+
+
+def names_arguments(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Let a method that is called with an unknown argument (``top_k``) say which ones it has."""
+    known = list(signature(method).parameters)
+
+    @wraps(method)
+    def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        if unknown := [name for name in kwargs if name not in known]:
+            raise TypeError(f"{method.__name__}() has no argument {unknown[0]!r}. It has: {', '.join(known[1:])}.")
+        return method(*args, **kwargs)
+
+    return checked
 
 
 class SearchableIndex(EmbeddedIndex):
@@ -45,6 +63,7 @@ class SearchableIndex(EmbeddedIndex):
         super().__init__(store, encoder, read)
         self._cut: tuple[int, float, int, CutOff] | None = None
 
+    @names_arguments
     def lookup(
         self,
         vectors: Vectors,
@@ -86,6 +105,7 @@ class SearchableIndex(EmbeddedIndex):
             self.ids_where(where)  # raises the error that says why
         return found
 
+    @names_arguments
     def search(
         self,
         query: Asked | Sequence[Asked],
@@ -123,6 +143,7 @@ class SearchableIndex(EmbeddedIndex):
                                 encoder=encoder, exact=exact, by=by, rerank=rerank)  # fmt: skip
         return many[0]
 
+    @names_arguments
     def search_many(
         self,
         queries: Sequence[Asked | Sequence[Asked]],

@@ -79,7 +79,7 @@ def _hit(hit: Hit, rank: int) -> dict[str, Any]:
         "model_score": None if hit.model_score is None else float(hit.model_score),
         "zero_shot_rank": hit.zero_shot_rank,
         "captions": list(hit.picture.captions),
-        "path": None if hit.file is None else str(hit.file),
+        "path": None if hit.path is None else str(hit.path),
         "source": hit.picture.source,
         "metadata": dict(hit.picture.metadata),
     }
@@ -109,7 +109,7 @@ def _page(results: Sequence[Hits], report: EpisodeReport, about: Mapping[str, An
 
 def _card(hit: Hit, rank: int, pictures: Mapping[str, str | None]) -> dict[str, Any]:
     moved = 0 if hit.zero_shot_rank is None else hit.zero_shot_rank - rank
-    path = hit.file
+    path = hit.path
     return {
         "rank": rank,
         "picture": pictures[hit.id],
