@@ -10,8 +10,9 @@ import pytest
 from colours import COLOURS, ColourEncoder, shade
 from pictures import encoded
 from recollect.core.errors import UserError
+from recollect.core.files import move_file
 from recollect.index import Index
-from recollect.index.transfer import TRASH, copy_pictures, move_back, move_file, move_pictures
+from recollect.index.transfer import TRASH, copy_pictures, move_back, move_pictures
 
 
 @pytest.fixture

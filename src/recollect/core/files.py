@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from recollect.core.errors import UserError
 
@@ -63,6 +63,13 @@ def told_if_full(place: object) -> Iterator[None]:
 def reason(error: Exception) -> str:
     """The text of an exception, without the path of an `OSError`, for messages that name the path themselves."""
     return str(getattr(error, "strerror", None) or error)
+
+
+def sync_file(file: IO[Any]) -> None:
+    """Make what was written to an open file survive a power cut, and its name too."""
+    file.flush()
+    os.fsync(file.fileno())
+    sync_folder(Path(file.name).parent)
 
 
 def sync_folder(folder: Path) -> None:
@@ -173,6 +180,39 @@ def _allow(file: Path, mode: int) -> None:
     has = stat.S_IMODE(file.stat().st_mode)
     if has | mode != has:
         file.chmod(has | mode)
+
+
+@contextmanager
+def free_file(target: Path, source: Path | None = None) -> Iterator[Path]:
+    """The target, or the first free name after it, as an empty new file.
+
+    Where filling it fails it is removed again, unless ``source`` is gone: then it may be the only copy.
+    """
+    number, name = 1, target
+    while True:
+        try:
+            name.open("xb").close()
+            break
+        except FileExistsError:
+            number += 1
+            name = target.with_name(f"{target.stem} ({number}){target.suffix}")
+    try:
+        yield name
+    except BaseException:
+        if source is None or source.exists():
+            name.unlink(missing_ok=True)
+        raise
+
+
+def move_file(source: Path, target: Path) -> Path:
+    """Move a file without ever replacing another; returns where it is now."""
+    with free_file(target, source) as free:
+        try:
+            os.replace(source, free)
+        except OSError:  # another disk
+            shutil.copy2(source, free)
+            source.unlink()
+    return free
 
 
 @contextmanager

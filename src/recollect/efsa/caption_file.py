@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from recollect.core.errors import UserError
-from recollect.core.files import held, make_folder, sync_folder
+from recollect.core.files import held, make_folder, sync_file
 from recollect.core.types import Source
 
 
@@ -57,16 +57,12 @@ class CaptionFile:
         """
         pictures = pictures or {}
         make_folder(self.path.parent)
-        new = not self.path.exists()
         with self.path.open("a+b") as file, held(file):
             self._cut(file)
             for id, caption in captions.items():
                 line = {"id": id, "caption": caption} | ({"picture": pictures[id]} if id in pictures else {})
                 file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        if new:
-            sync_folder(self.path.parent)
+            sync_file(file)
         self.captions |= captions
         self.pictures |= pictures
 

@@ -1,6 +1,5 @@
 """Copy or move the files of pictures to a folder, or to a trash folder; nothing is ever overwritten."""
 
-import os
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -8,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recollect.core.errors import UserError
+from recollect.core.files import free_file, move_file
 from recollect.data.sources.images import BrokenImageError
 from recollect.index.index import Index
 from recollect.index.picture import File, Picture
@@ -54,7 +54,7 @@ def copy_pictures(index: Index, ids: Sequence[str], folder: Path) -> Transfer:
                 done.missing.append(picture.id)
                 continue
             name = path.name if path is not None else _name(picture, stored or b"")
-            with _reserved(folder / name) as target:
+            with free_file(folder / name) as target:
                 if stored is not None:
                     target.write_bytes(stored)
                 elif path is not None:
@@ -116,17 +116,6 @@ def move_back(index: Index, ids: Sequence[str], files: Sequence[tuple[str, str]]
     return len(back)
 
 
-def move_file(source: Path, target: Path) -> Path:
-    """Move a file without ever replacing another; returns where it is now."""
-    with _reserved(target, source) as free:
-        try:
-            os.replace(source, free)
-        except OSError:  # another disk
-            shutil.copy2(source, free)
-            source.unlink()
-    return free
-
-
 def write_new(target: Path, data: bytes) -> Path:
     """Write a file without ever replacing another; returns where it is.
 
@@ -135,7 +124,7 @@ def write_new(target: Path, data: bytes) -> Path:
     """
     with _told(target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _reserved(target, None) as free:
+        with free_file(target) as free:
             free.write_bytes(data)
     return free
 
@@ -144,28 +133,6 @@ def trash_of(file: File) -> Path:
     """Where a deleted file goes: on the same disk, at the top of its source."""
     path, place = Path(file.path), Path(file.place)
     return (place if file.place and path.is_relative_to(place) else path.parent) / TRASH
-
-
-@contextmanager
-def _reserved(target: Path, source: Path | None = None) -> Iterator[Path]:
-    """The target, or the first free name after it, as an empty new file.
-
-    Where filling it fails it is removed again, unless ``source`` is gone: then it may be the only copy.
-    """
-    number, name = 1, target
-    while True:
-        try:
-            name.open("xb").close()
-            break
-        except FileExistsError:
-            number += 1
-            name = target.with_name(f"{target.stem} ({number}){target.suffix}")
-    try:
-        yield name
-    except BaseException:
-        if source is None or source.exists():
-            name.unlink(missing_ok=True)
-        raise
 
 
 def _pictures(index: Index, ids: Sequence[str]) -> Iterator[Picture]:

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from recollect.core.errors import UserError, user_errors
-from recollect.core.files import hold, make_folder, read_json, sync_folder, write_json, write_text
+from recollect.core.files import hold, make_folder, read_json, sync_file, write_json, write_text
 from recollect.core.validation import refuse
 from recollect.data.sources.images import note
 from recollect.training.checkpoints import (
@@ -263,7 +263,7 @@ class Metrics:
             self.measured = max((read["step"] for _, read in kept if "evaluation" in read), default=0)
         self._file = path.open("a", encoding="utf-8")
         self._trackers: Sequence[MetricsTracker] = ()
-        self._path, self._named = path, False
+        self._path = path
 
     @contextmanager
     def shown_by(self, trackers: Sequence[MetricsTracker]) -> Iterator[None]:
@@ -290,10 +290,7 @@ class Metrics:
     def sync(self) -> None:
         """fsync, so that a checkpoint never refers to lines that are not on disk."""
         with self._full_disk():
-            os.fsync(self._file.fileno())
-        if not self._named:
-            sync_folder(self._path.parent)
-            self._named = True
+            sync_file(self._file)
 
     @contextmanager
     def _full_disk(self) -> Iterator[None]:

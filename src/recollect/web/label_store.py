@@ -15,6 +15,7 @@ from typing import Any
 
 from recollect.classifiers.predictions import looks_of
 from recollect.core.errors import UserError
+from recollect.core.files import atomic_path, move_file
 from recollect.index.annotations import LABELLED
 
 MOST_CLASSES = 200
@@ -363,18 +364,14 @@ def _backup_of(path: Path) -> Path:
 
 def _back_up(database: sqlite3.Connection, path: Path) -> None:
     """Keep a copy of a file that was just read without errors."""
-    new = path.with_name(f"{path.stem}.new-backup{path.suffix}")
-    new.unlink(missing_ok=True)
-    with closing(sqlite3.connect(new)) as copy:
+    with atomic_path(_backup_of(path)) as new, closing(sqlite3.connect(new)) as copy:
         database.backup(copy)
-    os.replace(new, _backup_of(path))
 
 
 def _salvage(path: Path) -> int:
     """Move a damaged file aside and take over what it and its backup still hold; returns how many changes are lost."""
     rows = {**_readable(_backup_of(path)), **_readable(path)}
-    aside = path.with_name(f"{path.stem}.damaged{path.suffix}")
-    os.replace(path, aside)
+    move_file(path, path.with_name(f"{path.stem}.damaged{path.suffix}"))
     for suffix in ("-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
     with closing(_connect(path)) as database:
