@@ -161,7 +161,7 @@ class _Bench:
         out = Path(self._folder.name) / way.name.replace(" ", "-")
         if not out.exists():
             recipe = replace(
-                way.recipe, data=Data(captions=("pairs",)), memory=str(memory), batch_size=512, epochs=self.epochs,
+                way.recipe, data=Data(captions=("pairs",)), index=str(memory), batch_size=512, epochs=self.epochs,
                 seed=self.seed, checkpoint_every=10**9, precision="float32",
             )  # fmt: skip
             train_fusion(recipe, self.model, self.pairs, out, device="cpu")
