@@ -36,15 +36,17 @@ from torch.nn import functional
 from recollect.core.files import atomic_path
 from recollect.data.sources import open_source
 from recollect.efsa.batch import EpisodeBatch, EpisodeQuery, number_texts
-from recollect.efsa.corruption import CaptionCorruption, content_words, corrupted_captions, held_out
 from recollect.efsa.episodes import Episodes
 from recollect.efsa.options import EpisodeOptions
 from recollect.evaluation.intervals import Kinds, percentiles
+from recollect.evaluation.pools import held_out
 from recollect.evaluation.retrieval import merged_tasks
 from recollect.evaluation.tasks.retrieval import RetrievalTask, retrieval_task
 from recollect.models import load_model
 from recollect.training.locked import lock_source
 from recollect_papers.towers.patches import PatchEncoder
+from recollect_papers.efsa.options import CaptionCorruption
+from recollect_papers.efsa.rewording import content_words, corrupted_captions
 from recording import this_command
 
 STYLES = "domain=noto,fluent_flat,openmoji_line&ambiguous=false"

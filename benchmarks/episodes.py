@@ -23,8 +23,8 @@ from recollect.efsa.batch import EpisodeBatch, EpisodeQuery
 from recollect.efsa.cost import Meter
 from recollect.efsa.episodes import Episodes
 from recollect.efsa.options import EpisodeOptions
-from recollect.efsa.sequential import SequentialEpisodes
 from recollect.models import DualEncoder, build_model
+from recollect_papers.efsa.sequential import SequentialEpisodes
 from recording import this_command, where
 
 WORDS = (

@@ -19,6 +19,7 @@ from transformers import (
 from recollect.core.types import Sample, Source
 from recollect.data.transforms import ImageTransform
 from recollect.efsa.batch import EpisodeBatch, EpisodeQuery, number_texts
+from recollect.index.source import source_index
 from recollect.models import TransformersEncoder, build_model
 from recollect.models.tokenizers import train_unigram
 from recollect.models.transformers.encoder import quiet
@@ -151,3 +152,14 @@ class Pictures(Source):
 @pytest.fixture
 def pictures():
     return Pictures([(text, f"a picture of {text}") for text in sentences(24, seed=9)])
+
+
+@pytest.fixture
+def make_index(pictures):
+    """An index of 24 pictures; each has its own caption unless others are given."""
+
+    def make(encoder, captions=None):
+        own = [pictures.texts(row)[0] for row in range(24)]
+        return source_index(encoder, pictures, own if captions is None else captions)
+
+    return make

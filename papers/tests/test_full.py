@@ -10,7 +10,7 @@ from PIL import Image
 
 from recollect.core.errors import UserError
 from recollect.data.sources import open_source
-from recollect.efsa.options import EpisodeOptions, TuningOptions
+from recollect.efsa.options import EpisodeOptions
 from recollect.evaluation.results import Result
 from recollect.evaluation.tasks import opening
 from recollect.evaluation.tasks.classification import Division, classification_task
@@ -21,6 +21,7 @@ from recollect_papers import cli, runs
 from recollect_papers.efsa import choices as efsa_choices
 from recollect_papers.efsa import tables as efsa_tables
 from recollect_papers.efsa import world as efsa_world
+from recollect_papers.efsa.options import TuningOptions
 from recollect_papers.lixp import figures as lixp_figures
 from recollect_papers.lixp import world as lixp_world
 from recollect_papers.measurements import Measurements

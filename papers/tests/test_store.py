@@ -9,12 +9,12 @@ import pytest
 from PIL import Image
 
 from recollect.core.errors import UserError
-from recollect.efsa.methods import MethodOptions
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.models import build_model
 from recollect.training.options import Data
 from recollect.training.recipes import RECIPES
 from recollect_papers import runs
+from recollect_papers.efsa.methods import MethodOptions
 from recollect_papers.efsa.world import Captions, EfsaWorld, SearchRun, searched
 from recollect_papers.runs import Job, StudyEvaluation, run
 from recollect_papers.store import content, content_key, file_content, finish, finished, kept_or_made

@@ -297,7 +297,6 @@ def test_sources_are_searched_one_by_one_or_as_one_pool(run, model, tmp_path):
     ("words", "said"),
     [
         (["--methods", "magic"], "magic"),
-        (["--methods", "rlcf"], "--teacher"),
         (["--captions", "some"], "--captions some"),
         (["--methods", "episode", "--captions", "nothing.jsonl"], "no such file"),
     ],
@@ -322,7 +321,7 @@ def test_each_source_has_captions_of_its_own_kind_and_a_pool_joins_them(run, mod
         (tmp_path / f"{name}.csv").write_text("\n".join(lines))
     written = [json.dumps({"id": f"three-{row}.png", "caption": f"a queen {'red ' * row}"}) for row in range(6)]
     (tmp_path / "three.jsonl").write_text("\n".join(written) + "\n")
-    kinds = f"reworded,column:machine,{tmp_path / 'three.jsonl'}"
+    kinds = f"true,column:machine,{tmp_path / 'three.jsonl'}"
     words = [*("--data", *(tmp_path / f"{name}.csv" for name in ("one", "two", "three"))), "--split", "all"]
     words += ["--caption-column", "caption", "--pool", "merged", "--methods", "zero-shot", "text-to-text"]
     out = tmp_path / "found.json"
@@ -334,7 +333,7 @@ def test_each_source_has_captions_of_its_own_kind_and_a_pool_joins_them(run, mod
     (result,) = json.loads(out.read_text())
     assert result["settings"]["captions"] == 18
     assert {row["k"] for row in result["rows"] if row["metric"] == "recall"} == {1, 3}
-    status, _, err = run("evaluate", "retrieval", model[1], *words, "--captions", "reworded,true")
+    status, _, err = run("evaluate", "retrieval", model[1], *words, "--captions", "held-out,true")
     assert status == 2
     assert "2 kinds for 3 sources" in err
 

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from recollect.core.errors import UserError
 from recollect.efsa.batch import number_texts, shared_rows
 from recollect.efsa.episodes import Episodes
-from recollect.efsa.methods import MethodOptions
-from recollect.efsa.options import BLOCKS_RATE, FULL_RATE, HEADS_RATE, EpisodeOptions, RewardOptions, TuningOptions
-from recollect.efsa.sequential import FullEpisodes, SequentialEpisodes
+from recollect.efsa.options import BLOCKS_RATE, HEADS_RATE, EpisodeOptions
 from recollect.models import build_model
+from recollect_papers.efsa.sequential import SequentialEpisodes
 
 BASE = EpisodeOptions.paper(k=5, rank=4)
 ALTERNATIVES = {
@@ -142,32 +141,6 @@ def test_pictures_are_embedded_once_forwards_and_once_for_each_query_backwards(m
     assert slow.counters.texts_forward == 15 + 3
 
 
-def test_full_parameters_are_plain_adamw_on_both_towers(make_encoder, make_episode_batch):
-    encoder = make_encoder("clip").double()
-    batch = make_episode_batch(encoder, holes=True)
-    options = replace(BASE, parameters="all", learning_rate=1e-3)
-    episodes = FullEpisodes(encoder, options)
-    found = episodes.rerank(batch)
-    other = copy.deepcopy(encoder)
-    towers = [*other.tower_parameters("image"), *other.tower_parameters("text")]
-    optimiser = torch.optim.AdamW(towers, lr=1e-3)
-    pairs = batch.pairs[2]
-    images = other.encode_images(batch.pixels[batch.images[2][pairs]])
-    captions = [batch.captions[number] for number in batch.texts[2][pairs].tolist()]
-    texts = other.encode_texts(other.tokenize(captions))
-    cosines = torch.nn.functional.normalize(images, dim=1) @ torch.nn.functional.normalize(texts, dim=1).T
-    own = cosines.diagonal()
-    contrastive = (other.scale * cosines).logsumexp(dim=1) - other.scale * own
-    hinge = (0.2 - own[:, None] + cosines).clamp(min=0).sum(dim=1) - 0.2  # less its own place
-    (1.7 * contrastive + 0.3 * hinge).mean().backward()
-    optimiser.step()
-    with torch.no_grad():
-        again = torch.nn.functional.normalize(other.encode_images(batch.pixels[batch.images[2]]), dim=1)
-        asked = torch.nn.functional.normalize(other.encode_texts(other.tokenize([batch.queries[2].words[0][0]])), dim=1)
-    torch.testing.assert_close(found.scores[2], (again @ asked.T)[:, 0], atol=1e-9, rtol=0)
-    assert torch.equal(episodes.rerank(batch).scores.nan_to_num(), found.scores.nan_to_num())  # it was reset
-
-
 @given(st.integers(0, 10_000), st.integers(1, 4), st.integers(2, 5), st.integers(5, 9))
 def test_shared_rows_count_every_place_once(seed, queries, k, union):
     generator = np.random.default_rng(seed)
@@ -188,11 +161,8 @@ def test_wordings_are_numbered_by_what_they_say():
 
 @pytest.mark.parametrize("rate", [float("nan"), -1.0, 0.0, float("inf")])
 def test_a_learning_rate_is_a_number_above_0(rate):
-    for make in (EpisodeOptions, TuningOptions, RewardOptions):
-        with pytest.raises(UserError, match="learning_rate"):
-            make(learning_rate=rate)
-    with pytest.raises(UserError, match="full_learning_rate"):
-        MethodOptions(full_learning_rate=rate)
+    with pytest.raises(UserError, match="learning_rate"):
+        EpisodeOptions(learning_rate=rate)
 
 
 def test_the_default_step_is_that_of_the_kind_of_model_and_a_named_one_stays(make_encoder):
@@ -202,7 +172,6 @@ def test_the_default_step_is_that_of_the_kind_of_model_and_a_named_one_stays(mak
         assert kind(make_encoder("clip")).options.rate == BLOCKS_RATE
         assert kind(heads).options.rate == HEADS_RATE
         assert kind(heads, EpisodeOptions.paper()).options.rate == 5e-4
-    assert FullEpisodes(heads).options.rate == BLOCKS_RATE
 
 
 def test_the_paper_s_settings_have_a_name():
@@ -213,7 +182,6 @@ def test_the_paper_s_settings_have_a_name():
         None,
         8,
     )
-    assert EpisodeOptions(k=8, rank=4, soft=0.5, mix=0.3).as_printed() == EpisodeOptions.paper(k=8, rank=4)
 
 
 @pytest.mark.parametrize(
@@ -235,8 +203,3 @@ def test_the_paper_s_settings_have_a_name():
 def test_settings_that_make_no_sense_are_refused(wrong):
     with pytest.raises(UserError, match=next(iter(wrong))):
         EpisodeOptions(**wrong)
-
-
-def test_all_parameters_take_a_much_smaller_step_than_adapters():
-    assert EpisodeOptions(parameters="all").rate == FULL_RATE < BLOCKS_RATE / 100
-    assert EpisodeOptions(parameters="all", learning_rate=1e-4).rate == 1e-4

@@ -10,12 +10,13 @@ import torch
 from recollect.core.errors import UserError
 from recollect.data.sources.images import BrokenImageError
 from recollect.efsa.cost import Meter
+from recollect.efsa.episodes import Episodes
 from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.pixels import PixelCache
 from recollect.efsa.rerank import EpisodeReranker, episode_reranker
-from recollect.efsa.sequential import SequentialEpisodes
 from recollect.index import Query, embed_queries
 from recollect.index.source import source_index
+from recollect_papers.efsa.sequential import FullEpisodes, SequentialEpisodes
 
 QUERIES = ["a red snowman", "large river", "the bridge right of a tree", "queen", "blue car above the umbrella"]
 OPTIONS = EpisodeOptions(k=6, rank=4, scale=15.0, at_once=2)
@@ -59,6 +60,17 @@ def test_a_search_finds_the_nearest_images(encoder, make_index, pictures):
         assert hits.query == query
 
 
+def test_text_to_text_finds_the_images_whose_captions_are_nearest(encoder, make_index, pictures):
+    captions = [None if row == 5 else pictures.texts(row)[0] for row in range(24)]
+    found = make_index(encoder, captions).search_many(QUERIES, 23, by="text")
+    for query, result in zip(QUERIES, found, strict=True):
+        asked = encoder.embed_texts([query])[0]
+        own = {str(row): float(encoder.embed_texts([text])[0] @ asked) for row, text in enumerate(captions) if text}
+        assert len(ids(result)) == 23
+        assert "5" not in ids(result)
+        assert [own[id] for id in ids(result)] == pytest.approx(sorted(own.values(), reverse=True), abs=1e-6)
+
+
 def test_an_episode_ranks_the_first_k_again_as_the_sequential_reference_does(encoder, make_index):
     index = make_index(encoder)
     plain = index.search_many(QUERIES, 10)
@@ -76,11 +88,11 @@ def test_an_episode_ranks_the_first_k_again_as_the_sequential_reference_does(enc
         assert [before[hit.zero_shot_rank - 1].id for hit in after] == ids(after)
 
 
-@pytest.mark.parametrize("parameters", ["adapters", "all"])
-def test_after_a_search_the_model_is_bit_for_bit_what_it_was(make_encoder, make_index, parameters):
+@pytest.mark.parametrize("adapt", [Episodes, FullEpisodes])
+def test_after_a_search_the_model_is_bit_for_bit_what_it_was(make_encoder, make_index, adapt):
     encoder = make_encoder("siglip")
     before = copy.deepcopy(encoder.state_dict())
-    index, rerank = make_index(encoder), EpisodeReranker(encoder, replace(OPTIONS, parameters=parameters))
+    index, rerank = make_index(encoder), EpisodeReranker(encoder, OPTIONS, adapt=adapt)
     once = [ids(hits) for hits in index.search_many(QUERIES, 6, rerank=rerank)]
     after = encoder.state_dict()
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())

@@ -8,10 +8,9 @@ import torch
 
 from recollect.core.errors import UserError
 from recollect.core.types import EncoderBase, Sample, Source
-from recollect.efsa.corruption import corrupted_captions, held_out, true_captions
-from recollect.efsa.methods import SEARCH_METHODS, MethodOptions
-from recollect.efsa.options import EpisodeOptions, TuningOptions
+from recollect.efsa.options import EpisodeOptions
 from recollect.evaluation.intervals import Kinds
+from recollect.evaluation.pools import held_out, true_captions
 from recollect.evaluation.retrieval import (
     MISSED,
     Comparison,
@@ -27,6 +26,9 @@ from recollect.evaluation.tasks.retrieval import RetrievalTask
 from recollect.index import Hit, Hits, Picture
 from recollect.models import build_model
 from recollect.testing import SampleList
+from recollect_papers.efsa.methods import MethodOptions, search_methods
+from recollect_papers.efsa.options import TuningOptions
+from recollect_papers.efsa.rewording import corrupted_captions
 
 
 class Fixed(EncoderBase):
@@ -207,11 +209,12 @@ def test_zero_shot_by_search_is_zero_shot_by_ranks(encoder):
 
 def test_every_method_is_in_one_table_with_its_cost(encoder):
     task = scenes_task()
-    comparison = Comparison(tuple(SEARCH_METHODS), OPTIONS, teacher=encoder, queries=2)
+    known = search_methods(OPTIONS, teacher=encoder)
+    comparison = Comparison(tuple(known), OPTIONS.episode, queries=2, known=known)
     result = compare_methods(encoder, task, corrupted_captions(task.images), comparison, model="tiny", seed=3)
     assert result.settings["queries"] == 4  # of two domains
     cost = {(row["method"], row["metric"]): row["value"] for row in result.rows if row["metric"] != "recall"}
-    for name in SEARCH_METHODS:
+    for name in known:
         assert set(recalls(result, name)) == set(recalls(result, "zero-shot"))
         assert cost[name, "seconds per query"] > 0
         assert all(
@@ -225,7 +228,7 @@ def test_every_method_is_in_one_table_with_its_cost(encoder):
     assert cost["episode-full", "backward_products per query"] > cost["episode", "backward_products per query"] > 0
     assert result.notes["methods"]["fine-tuning"]["preparation"]["images_backward"] == 24
     gains = [row for row in result.rows if "gain" in row]
-    assert {row["method"] for row in gains} == set(SEARCH_METHODS) - {"zero-shot"}
+    assert {row["method"] for row in gains} == set(known) - {"zero-shot"}
     for row in gains:
         before = recalls(result, "zero-shot", row["direction"])[row["domain"], row["k"]]
         assert row["gain"] == pytest.approx(row["value"] - before)
@@ -245,8 +248,8 @@ def test_every_method_is_in_one_table_with_its_cost(encoder):
 
 def test_an_episode_cannot_find_what_is_beyond_its_candidates(encoder):
     task = scenes_task()
-    options = MethodOptions(EpisodeOptions(k=5, rank=4, scale=15.0))
-    result = compare_methods(encoder, task, true_captions(task.images), Comparison(options=options), model="tiny")
+    options = EpisodeOptions(k=5, rank=4, scale=15.0)
+    result = compare_methods(encoder, task, true_captions(task.images), Comparison(episode=options), model="tiny")
     plain, again = (recalls(result, name) for name in ("zero-shot", "episode"))
     assert again["all", 5] == plain["all", 5]
     assert again["all", 10] == plain["all", 10]

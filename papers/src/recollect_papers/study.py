@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from recollect.core.files import write_json, write_text
-from recollect.efsa.options import CaptionCorruption, EpisodeOptions, RewardOptions, TuningOptions
+from recollect.efsa.options import EpisodeOptions
+from recollect_papers.efsa.options import CaptionCorruption, RewardOptions, TuningOptions
 
 Scale = Literal["smoke", "small", "full"]
 """``smoke`` shows that it runs, ``small`` that there is (or is not) an effect, ``full`` is the paper's own set-up."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from recollect.cli.fusion_options import FusionOptions
 from recollect.cli.parser import Arg, run_by
-from recollect.efsa.options import CaptionCorruption, EpisodeOptions, RewardOptions, TuningOptions
+from recollect.efsa.options import EpisodeOptions
 
 
 @dataclass(frozen=True)
@@ -154,24 +154,16 @@ class Retrieval:
     pool: Literal["single", "merged"] = "single"
     """Search every source by itself, or all as one pool of several domains."""
     methods: Annotated[tuple[str, ...], Arg(metavar="METHOD")] = ("zero-shot",)
-    """Any of zero-shot, normalised, fine-tuning, text-to-text, rlcf, episode-full, episode-paper, episode; or all."""
+    """Any of zero-shot, normalised, text-to-text, episode; or all."""
     captions: str | None = None
-    """Captions for methods that learn from them: reworded (one true text of each image in other words, in place of a
-    captioner), held-out (an image's last text, which is then no query), true (its first text, although it is a query:
-    the upper bound), column:NAME (another column), or a .jsonl file of `recollect caption`. One for each source,
-    separated by commas, or one for all."""
-    corruption: Annotated[CaptionCorruption, Arg(rare=True)] = field(default_factory=CaptionCorruption)
-    teacher: Annotated[str | None, Arg(rare=True)] = None
-    """A larger model that judges images for rlcf."""
+    """Captions for methods that learn from them: held-out (an image's last text, which is then no query), true (its
+    first text, although it is a query: the upper bound), column:NAME (another column), or a .jsonl file of `recollect
+    caption`. One for each source, separated by commas, or one for all."""
     queries: int | None = None
     """Ask at most this many texts of each domain; the pool stays whole."""
     depths: tuple[int, ...] = (1, 5, 10)
     """The k of R@k. An episode does not change R@k from its own k on: zero-shot R@16 is its upper bound."""
     episode: Annotated[EpisodeOptions, Arg(rare=True)] = field(default_factory=EpisodeOptions)
-    tuning: Annotated[TuningOptions, Arg(rare=True)] = field(default_factory=TuningOptions)
-    full_learning_rate: Annotated[float | None, Arg(rare=True)] = None
-    """Learning rate of episode-full; the episodes' own by default."""
-    reward: Annotated[RewardOptions, Arg(rare=True)] = field(default_factory=RewardOptions)
     split: str = "test"
     """Split of each source."""
     caption_column: str | None = None

@@ -11,16 +11,13 @@ from recollect.cli.fusion_encoder import with_index
 from recollect.cli.parser import warn_unused
 from recollect.cli.split import split_for
 from recollect.core.progress import output
-from recollect.core.types import Encoder
 from recollect.core.validation import check_choice, check_number, refuse
 from recollect.data.sources.columns import Columns
-from recollect.efsa.methods import SEARCH_METHODS, MethodOptions
-from recollect.efsa.options import PRINTED
+from recollect.efsa.methods import SEARCH_METHODS
 from recollect.evaluation.pools import CaptionedPool, PoolSelection, open_pools
 from recollect.evaluation.results import Result, ResultRow
 from recollect.evaluation.retrieval import DIRECTIONS, Comparison, compare_methods, retrieval
 from recollect.evaluation.tasks.captioned import captioned_specs
-from recollect.models import load_model
 from recollect.models.dual import DualEncoder
 
 
@@ -30,11 +27,7 @@ def run_retrieval(options: Retrieval) -> None:
     methods = tuple(SEARCH_METHODS) if options.methods == ("all",) else options.methods
     for name in methods:
         check_choice(name, (*SEARCH_METHODS, "all"), "--methods")
-    untaught = "rlcf" in methods and options.teacher is None
-    refuse(
-        (untaught, "--methods rlcf: needs a larger model to judge the images. Name it with --teacher MODEL."),
-        (not options.depths, "--depths: name at least one."),
-    )
+    refuse((not options.depths, "--depths: name at least one."))
     check_number("--depths", min(options.depths), least=1)
     if options.queries is not None:
         check_number("--queries", options.queries, least=1)
@@ -44,8 +37,8 @@ def run_retrieval(options: Retrieval) -> None:
     check_models(options.model, "retrieval")
     columns = Columns(image=options.image_column, caption=options.caption_column)
     more, left_out = captioned_specs(options.suite, options.copies, columns) if options.suite else ((), ())
-    specs, corruption = (*options.data, *more), options.corruption
-    selection = PoolSelection(specs, options.pool, options.captions, corruption, options.split, columns)
+    specs = (*options.data, *more)
+    selection = PoolSelection(specs, options.pool, options.captions, split=options.split, columns=columns)
     results = list(_results(options, methods, open_pools(selection)))
     for result in results:
         console.print(f"\n{result.model} on {result.data}", highlight=False, soft_wrap=True)
@@ -56,22 +49,10 @@ def run_retrieval(options: Retrieval) -> None:
 
 def _warn_unused(options: Retrieval, methods: tuple[str, ...]) -> None:
     """Warn of options without effect."""
-    episodes = [name for name in methods if name.startswith("episode")]
-    for of, there, names in (
-        ("--suite", options.suite is not None, ("copies",)),
-        ("--captions reworded", "reworded" in (options.captions or "").split(","), ("corruption",)),
-        ("--methods rlcf", "rlcf" in methods, ("teacher", "reward")),
-        ("--methods fine-tuning", "fine-tuning" in methods, ("tuning",)),
-        ("--methods episode-full", "episode-full" in methods, ("full_learning_rate",)),
-        ("--methods episode", bool(episodes) or "fine-tuning" in methods, ("episode",)),
-    ):
-        if not there:
-            warn_unused(options, *names, why=f"it is for {of}")
-    why = "--methods says it: episode learns adapters, episode-full all parameters."
-    warn_unused(options.episode, "parameters", why=why, prefix="episode.")
-    if episodes == ["episode-paper"] and "fine-tuning" not in methods:
-        why = "--methods episode-paper has the paper's own. Take --methods episode."
-        warn_unused(options.episode, *PRINTED, why=why, prefix="episode.")
+    if options.suite is None:
+        warn_unused(options, "copies", why="it is for --suite")
+    if "episode" not in methods:
+        warn_unused(options, "episode", why="it is for --methods episode")
     if not _plain(options, methods):
         why = "only the plain search reads it. Leave it out, or --methods, --captions and --queries."
         warn_unused(options.model, "prefix", why=why)
@@ -83,8 +64,6 @@ def _plain(options: Retrieval, methods: tuple[str, ...]) -> bool:
 
 def _results(options: Retrieval, methods: tuple[str, ...], pools: Sequence[CaptionedPool]) -> Iterator[Result]:
     plain = _plain(options, methods)
-    teacher: Encoder | None = load_model(options.teacher, options.model.device) if options.teacher else None
-    settings = MethodOptions(options.episode, options.tuning, options.reward, options.full_learning_rate)
     unread = options.model.reading.asked and not plain
     refuse((unread, "--index: cannot be combined with --methods, --captions or --queries."))
     seed = options.model.seed
@@ -97,7 +76,7 @@ def _results(options: Retrieval, methods: tuple[str, ...], pools: Sequence[Capti
             yield with_index(found, encoder)
             continue
         assert isinstance(encoder, DualEncoder)
-        comparison = Comparison(methods, settings, teacher, options.queries, depths=options.depths)
+        comparison = Comparison(methods, options.episode, options.queries, depths=options.depths)
         yield compare_methods(encoder, pool.task, pool.captions, comparison, model=name, seed=seed, cache=cache)
 
 

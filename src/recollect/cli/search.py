@@ -11,7 +11,7 @@ from recollect.efsa.options import EpisodeOptions
 if TYPE_CHECKING:
     from recollect.index import CutOff, Hits, Index, Query
 
-Adaptation = Literal["tuned", "paper", "full"]
+Adaptation = Literal["tuned", "paper"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Search:
     literal: Annotated[bool, Arg(rare=True)] = False
     """Take every query as words, whatever signs and quotes it has."""
     adaptation: Annotated[Adaptation, Arg(rare=True)] = "tuned"
-    """With --adapt: the tuned settings, those printed in the paper, or all parameters instead of low-rank adapters."""
+    """With --adapt: the tuned settings, or those printed in the paper."""
     episode: Annotated[EpisodeOptions, Arg(rare=True)] = field(default_factory=EpisodeOptions)
     read: Annotated[QueryReading, Arg(rare=True)] = field(default_factory=QueryReading)
 
@@ -212,15 +212,11 @@ class Search:
     def _reranker(self, index: "Index") -> Any:
         if not self.adapt:
             return None
-        from dataclasses import replace
-
         from recollect.efsa.rerank import episode_reranker
 
         options = self.episode
         if self.adaptation == "paper":
             options = EpisodeOptions.paper(k=options.k, at_once=options.at_once, gibibytes=options.gibibytes)
-        elif self.adaptation == "full":
-            options = replace(options, parameters="all")
         return episode_reranker(index, options)
 
 

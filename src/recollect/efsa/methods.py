@@ -1,44 +1,17 @@
 """Every way of searching by text in one table, so that one evaluation serves them all."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from recollect.core.errors import UserError
-from recollect.core.types import Encoder
 from recollect.efsa.cost import CostCounters, TextSearch
-from recollect.efsa.fine_tuning import fine_tune, index_by
-from recollect.efsa.normalisation import Normalisation, normalised
-from recollect.efsa.options import EpisodeOptions, RewardOptions, TuningOptions, check_positive
+from recollect.efsa.normalisation import normalised
+from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.pixels import PixelCache
 from recollect.efsa.report import EpisodeReport
 from recollect.efsa.rerank import NO_CAPTIONS, EpisodeReranker
-from recollect.efsa.rlcf import RewardSearcher
 from recollect.index import By, Hits, Index
 from recollect.models import DualEncoder
-
-
-@dataclass(frozen=True)
-class MethodOptions:
-    """The settings of all methods.
-
-    Attributes:
-        episode: of episodes, and of the loss, adapters and optimiser of fine-tuning.
-        tuning: of fine-tuning.
-        reward: of RLCF.
-        full_learning_rate: of episodes that change all parameters, for which the rate of adapters is far too large;
-            None takes the episodes' own.
-        normalisation: of scores by reference queries; None lets the captions of the index choose.
-    """
-
-    episode: EpisodeOptions = field(default_factory=EpisodeOptions)
-    tuning: TuningOptions = field(default_factory=TuningOptions)
-    reward: RewardOptions = field(default_factory=RewardOptions)
-    full_learning_rate: float | None = 3e-6
-    normalisation: Normalisation | None = None
-
-    def __post_init__(self) -> None:
-        if self.full_learning_rate is not None:
-            check_positive("full_learning_rate", self.full_learning_rate)
 
 
 @dataclass(frozen=True)
@@ -48,16 +21,14 @@ class SearchContext:
     Attributes:
         encoder: embedded the index.
         index: what is searched.
-        options: of the methods.
+        episode: the settings of episodes.
         pixels: decoded pictures; methods that are compared may share them.
-        teacher: a larger model, for RLCF.
     """
 
     encoder: DualEncoder
     index: Index
-    options: MethodOptions
+    episode: EpisodeOptions
     pixels: PixelCache
-    teacher: Encoder | None = None
 
 
 @dataclass
@@ -109,20 +80,17 @@ class Prepared:
     encoder: DualEncoder | None = None
 
 
+Method = Callable[[SearchContext], Prepared]
+"""Makes a way of searching ready."""
+
+
 def _zero_shot(context: SearchContext) -> Prepared:
     return Prepared(IndexSearch(context.index, context.encoder), encoder=context.encoder)
 
 
-def _fine_tuning(context: SearchContext) -> Prepared:
-    done, options = CostCounters(), context.options
-    tuned = fine_tune(context.encoder, context.index, options.episode, options.tuning, context.pixels, done)
-    index = index_by(tuned, context.index, context.pixels, done)
-    return Prepared(IndexSearch(index, tuned), done, tuned)
-
-
 def _normalised(context: SearchContext) -> Prepared:
-    index = normalised(context.index, context.options.normalisation)
-    return Prepared(IndexSearch(index, context.encoder), CostCounters(texts_forward=context.index.texts))
+    search = IndexSearch(normalised(context.index), context.encoder)
+    return Prepared(search, CostCounters(texts_forward=context.index.texts))
 
 
 def _text_to_text(context: SearchContext) -> Prepared:
@@ -134,50 +102,15 @@ def _text_to_text(context: SearchContext) -> Prepared:
     return Prepared(search, CostCounters(texts_forward=context.index.texts))
 
 
-def _rlcf(context: SearchContext) -> Prepared:
-    return Prepared(RewardSearcher(context.index, context.encoder, context.teacher, context.options.reward))
-
-
-def _episodes(context: SearchContext, options: EpisodeOptions) -> Prepared:
-    rerank = EpisodeReranker(context.encoder, options, context.pixels)
+def _episode(context: SearchContext) -> Prepared:
+    rerank = EpisodeReranker(context.encoder, context.episode, context.pixels)
     return Prepared(IndexSearch(context.index, context.encoder, rerank=rerank))
 
 
-def _episode(context: SearchContext) -> Prepared:
-    return _episodes(context, replace(context.options.episode, parameters="adapters"))
-
-
-def _paper_episode(context: SearchContext) -> Prepared:
-    return _episodes(context, replace(context.options.episode.as_printed(), parameters="adapters"))
-
-
-def _full_episode(context: SearchContext) -> Prepared:
-    options = replace(context.options.episode, parameters="all")
-    if context.options.full_learning_rate is not None:
-        options = replace(options, learning_rate=context.options.full_learning_rate)
-    return _episodes(context, options)
-
-
-SEARCH_METHODS: Mapping[str, Callable[[SearchContext], Prepared]] = {
+SEARCH_METHODS: Mapping[str, Method] = {
     "zero-shot": _zero_shot,
     "normalised": _normalised,
-    "fine-tuning": _fine_tuning,
     "text-to-text": _text_to_text,
-    "rlcf": _rlcf,
-    "episode-full": _full_episode,
-    "episode-paper": _paper_episode,
     "episode": _episode,
 }
-"""EFSA's rows of Tables 2 and 3, episodes of all parameters (Fig. 4) and episodes with the loss and step as printed, in
-the order of a table."""
-
-
-def prepare(name: str, context: SearchContext) -> Prepared:
-    """Make a method ready.
-
-    Raises:
-        UserError: no such method, or it lacks captions or a teacher.
-    """
-    if name not in SEARCH_METHODS:
-        raise UserError(f"no method '{name}'. Choose from: {', '.join(SEARCH_METHODS)}.")
-    return SEARCH_METHODS[name](context)
+"""Ways of searching, in the order of a table."""

@@ -1,7 +1,8 @@
 """Ranking the first pictures of a search again by the model adapted to the query (EFSA)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,7 +18,6 @@ from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.pixels import PixelCache
 from recollect.efsa.planning import EpisodeBatchPlan, Load
 from recollect.efsa.report import EpisodeReport
-from recollect.efsa.sequential import FullEpisodes
 from recollect.index import Hit, Hits, Index, Picture, Query, Term
 from recollect.models import DualEncoder
 
@@ -27,6 +27,20 @@ NO_CAPTIONS = (
 )
 EPISODE = "episode"
 """What scores a hit that was ranked again."""
+
+
+class Adapts(Protocol):
+    """What adapts to a batch of queries: `Episodes`, or another form of them.
+
+    Attributes:
+        counters: rows that went through the towers.
+    """
+
+    counters: CostCounters
+
+    def rerank(self, batch: EpisodeBatch) -> Reranked:
+        """Adapt to each query of the batch and score its candidates again."""
+        ...
 
 
 class EpisodeReranker:
@@ -41,6 +55,7 @@ class EpisodeReranker:
         encoder: the model of the index.
         options: of the episodes.
         pixels: decoded pictures; searches may share them.
+        adapt: makes what adapts; another form of episodes for studies.
 
     Attributes:
         depth: how many pictures of a search are ranked again.
@@ -50,14 +65,17 @@ class EpisodeReranker:
     """
 
     def __init__(
-        self, encoder: DualEncoder, options: EpisodeOptions | None = None, pixels: PixelCache | None = None
+        self,
+        encoder: DualEncoder,
+        options: EpisodeOptions | None = None,
+        pixels: PixelCache | None = None,
+        adapt: Callable[[DualEncoder, EpisodeOptions], Adapts] = Episodes,
     ) -> None:
         self.encoder, self.options = encoder, options or EpisodeOptions()
         self.depth = self.options.k
         self.counters, self.report = CostCounters(), EpisodeReport()
         self.pixels = pixels or PixelCache(encoder.transform)
-        kind = Episodes if self.options.parameters == "adapters" else FullEpisodes
-        self.episodes: Episodes | FullEpisodes = kind(encoder, self.options)
+        self.episodes = adapt(encoder, self.options)
         self.episodes.counters = self.counters
         self.plan = EpisodeBatchPlan(self.options.at_once, self.options.gibibytes * 2**30)
 

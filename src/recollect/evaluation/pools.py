@@ -1,30 +1,52 @@
 """Opens pools of images to search, with their captions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from recollect.core.errors import UserError
+from recollect.core.types import Source
 from recollect.core.validation import refuse
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.generated import is_generated
+from recollect.efsa.batch import number_texts
 from recollect.efsa.caption_file import captions_of
-from recollect.efsa.corruption import (
-    CaptionCorruption,
-    PoolCaptions,
-    corrupted_captions,
-    held_out,
-    true_captions,
-)
-from recollect.evaluation.retrieval import merged_tasks
+from recollect.evaluation.retrieval import PoolCaptions, merged_tasks
 from recollect.evaluation.tasks.retrieval import RetrievalTask, retrieval_task
 
 PoolKind = Literal["single", "merged"]
 
 _COLUMN = "column:"
-_WORDS = "write reworded, held-out, true, column:NAME, or name a .jsonl file"
+
+
+def held_out(source: Source) -> PoolCaptions:
+    """The last text of each image as its caption, and not as a query: for sets with several texts an image.
+
+    Raises:
+        UserError: no image has two different texts.
+    """
+    captions: list[str | None] = []
+    for index in range(len(source)):
+        wordings, _ = number_texts(source.texts(index))
+        captions.append(wordings[-1] if len(wordings) > 1 else None)
+    if not any(captions):
+        raise UserError(f"{source.name}: no image has two texts, so none can be held out as its caption.")
+    return PoolCaptions(tuple(captions), frozenset(caption for caption in captions if caption))
+
+
+def true_captions(source: Source) -> PoolCaptions:
+    """The first text of each image as its caption, though it is also asked for: the ceiling (EFSA, Table 6, row 1)."""
+    captions: list[str | None] = []
+    for index in range(len(source)):
+        wordings, _ = number_texts(source.texts(index))
+        captions.append(wordings[0] if wordings else None)
+    return PoolCaptions(tuple(captions))
+
+
+CAPTION_KINDS: Mapping[str, Callable[[Source], PoolCaptions]] = {"held-out": held_out, "true": true_captions}
+"""How captions come from the texts of a source, by name."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +56,9 @@ class PoolSelection:
     Attributes:
         data: sources with captions, which are the queries.
         pool: one pool per source, or all sources as one pool.
-        captions: captions to learn from, for all sources or one per source with commas between: ``reworded``,
-            ``held-out``, ``true``, ``column:NAME``, or a .jsonl file of `recollect caption`; None for none.
-        corruption: of ``reworded`` captions.
+        captions: captions to learn from, for all sources or one per source with commas between: a name of ``kinds``,
+            ``column:NAME``, or a .jsonl file of `recollect caption`; None for none.
+        kinds: see `CAPTION_KINDS`.
         split: of sources that have splits.
         columns: names of unusual columns.
     """
@@ -44,7 +66,7 @@ class PoolSelection:
     data: Sequence[str]
     pool: PoolKind = "single"
     captions: str | None = None
-    corruption: CaptionCorruption = field(default_factory=CaptionCorruption)
+    kinds: Mapping[str, Callable[[Source], PoolCaptions]] = field(default_factory=lambda: CAPTION_KINDS)
     split: str = "test"
     columns: Columns = field(default_factory=Columns)
 
@@ -89,16 +111,14 @@ def _split(spec: str, split: str) -> str | None:
 
 
 def _captions(task: RetrievalTask, word: str, selection: PoolSelection, spec: str) -> PoolCaptions:
-    if word == "reworded":
-        return corrupted_captions(task.images, selection.corruption)
-    if word in ("held-out", "true"):
-        return {"held-out": held_out, "true": true_captions}[word](task.images)
+    if word in selection.kinds:
+        return selection.kinds[word](task.images)
     if word.startswith(_COLUMN):
         columns = Columns(image=selection.columns.image, caption=word.removeprefix(_COLUMN))
         source = open_source(spec, split=_split(spec, selection.split), kind="caption", columns=columns)
         return PoolCaptions(tuple(next(iter(source.texts(row)), None) for row in range(len(source))))
     if not word.endswith(".jsonl"):
-        raise UserError(f"--captions {word}: {_WORDS}")
+        raise UserError(f"--captions {word}: write {', '.join(selection.kinds)}, column:NAME, or name a .jsonl file")
     return PoolCaptions(captions_of(Path(word), task.images))
 
 

@@ -12,9 +12,9 @@ from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Kind, caption_prefix
 from recollect.core.validation import check_choice
 from recollect.data.sources.derived import Joined
-from recollect.efsa.corruption import PoolCaptions
 from recollect.efsa.cost import Cost, measured
-from recollect.efsa.methods import SEARCH_METHODS, MethodOptions, Prepared, SearchContext, prepare
+from recollect.efsa.methods import SEARCH_METHODS, Method, Prepared, SearchContext
+from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.pixels import PixelCache
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.intervals import Kinds, gain_kinds
@@ -74,6 +74,19 @@ def retrieval(
     settings: dict[str, Any] = {"images": len(task.images), "texts": len(task.texts), "prefix": prefix}
     settings |= {"depths": list(depths)} | content_of(encoder, task.images, asked=_asked_content(task))
     return Result("retrieval", model, task.name, seed, rows, settings)
+
+
+@dataclass(frozen=True)
+class PoolCaptions:
+    """One caption for each image of a source, and which of its texts may be asked for.
+
+    Attributes:
+        captions: one for each image; None where there is none.
+        reserved: texts (white space aside) that are captions here and so no queries.
+    """
+
+    captions: tuple[str | None, ...]
+    reserved: frozenset[str] = field(default_factory=frozenset)
 
 
 @dataclass(frozen=True)
@@ -228,20 +241,22 @@ class Comparison:
     """Search methods to compare.
 
     Attributes:
-        methods: names of `SEARCH_METHODS`; gains are over the first.
-        options: their settings.
-        teacher: a larger model, for RLCF.
+        methods: names; gains are over the first.
+        episode: the settings of episodes.
         queries: maximum number of texts per domain used as queries.
         seed: of that draw.
         depths: the k of R@k.
+        known: every method by name.
+        settings: of further methods, for the record.
     """
 
     methods: Sequence[str] = ("zero-shot", "episode")
-    options: MethodOptions = field(default_factory=MethodOptions)
-    teacher: Encoder | None = None
+    episode: EpisodeOptions = field(default_factory=EpisodeOptions)
     queries: int | None = None
     seed: int = 0
     depths: Sequence[int] = (1, 5, 10)
+    known: Mapping[str, Method] = field(default_factory=lambda: SEARCH_METHODS)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def compare_methods(
@@ -272,13 +287,13 @@ def compare_methods(
         UserError: no such method, or it lacks captions or a teacher.
     """
     for name in comparison.methods:
-        check_choice(name, SEARCH_METHODS, "--methods: method")
+        check_choice(name, comparison.known, "--methods: method")
     captions = captions or PoolCaptions((None,) * len(task.images))
     features = image_features(encoder, task.images, cache)
     captions = replace(captions, captions=tuple(captions.captions[row] for row in features.rows))
     task, vectors = keep_images(task, features.rows), features.images
     index = source_index(encoder, task.images, captions.captions, vectors)
-    setting = SearchContext(encoder, index, comparison.options, PixelCache(encoder.transform), comparison.teacher)
+    setting = SearchContext(encoder, index, comparison.episode, PixelCache(encoder.transform))
     asked = _Asked.of(task, captions.reserved).sampled(comparison.queries, comparison.seed)
     if not asked.texts.asked.any():
         raise UserError(f"{task.name}: no queries are left, since all texts are captions of the pool")
@@ -286,7 +301,7 @@ def compare_methods(
     notes: dict[str, object] = {}
     baseline: Mapping[str, np.ndarray] = {}
     for name in comparison.methods:
-        prepared = prepare(name, setting)
+        prepared = comparison.known[name](setting)
         ranks, cost = _search_ranks(prepared, task, np.flatnonzero(asked.texts.asked), max(comparison.depths))
         found = {DIRECTIONS[0]: ranks}
         if prepared.encoder is not None:
@@ -303,11 +318,11 @@ def compare_methods(
         "texts": len(task.texts),
         "queries": int(asked.texts.asked.sum()),
         "captions": sum(caption is not None for caption in captions.captions),
-        "options": asdict(comparison.options),
+        "episode": asdict(comparison.episode),
         "methods": list(comparison.methods),
         "depths": list(comparison.depths),
         "asked": [comparison.queries, comparison.seed],
-        "teacher": comparison.teacher.fingerprint if comparison.teacher else None,
+        **comparison.settings,
     }
     learned = [captions.captions, sorted(captions.reserved)]
     settings |= content_of(encoder, task.images, asked=[_asked_content(task), learned])

@@ -12,7 +12,6 @@ from recollect.core.seeding import numpy_generator
 from recollect.core.types import Kind, caption_prefix
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.data.sources.derived import Subset
-from recollect.efsa.corruption import CaptionCorruption, content_words, reword
 from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.rerank import EpisodeReranker
 from recollect.evaluation.features import class_prompts, class_text_features
@@ -33,6 +32,9 @@ from recollect_papers.analyse.maps import clouds
 from recollect_papers.analyse.panels import APART, prefixes_panel
 from recollect_papers.demo import DemoScale
 from recollect_papers.demo.report_page import ReportPage
+from recollect_papers.efsa.options import CaptionCorruption
+from recollect_papers.efsa.rewording import content_words, reword
+from recollect_papers.efsa.sequential import FullEpisodes
 from recollect_papers.reco.glyphs import ADDRESS, GlyphPairs, glyph_pool, glyph_tasks, memory_sources
 from recollect_papers.runs import Job, StudyEvaluation, run
 
@@ -347,7 +349,7 @@ def _search(model: DualEncoder, size: ReaderSize) -> tuple[dict[str, dict[str, f
     """Recall before and after episodes of all parameters, whose step is chosen on characters of validation."""
 
     def episodes(rate: float) -> EpisodeReranker:
-        return EpisodeReranker(model, EpisodeOptions(parameters="all", learning_rate=rate))
+        return EpisodeReranker(model, EpisodeOptions(learning_rate=rate), adapt=FullEpisodes)
 
     validation = _asked(model, "validation", size, max(2, size.asked // 2))
     scores = {rate: float(np.mean(1 / validation.ranks(episodes(rate))[1][:, 1])) for rate in _RATES}

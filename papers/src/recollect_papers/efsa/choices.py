@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from recollect.core.places import public_names, public_place
-from recollect.efsa.methods import MethodOptions
 from recollect.efsa.options import EpisodeOptions
+from recollect_papers.efsa.methods import MethodOptions, as_printed
 from recollect_papers.efsa.tables import (
     AVERAGE,
     DEPTHS,
@@ -52,7 +52,7 @@ def choices(options: StudyOptions) -> StudyReport:
 
 def _choices(where: EfsaWorld, smoke: bool) -> dict[str, tuple[str, MethodOptions]]:
     """Every setting that is tried, by name, with its method."""
-    start = where.methods.episode.as_printed()
+    start = as_printed(where.methods.episode)
     rates = (1e-3,) if smoke else (1.5e-4, 5e-4, 1.5e-3, 5e-3)
     episodes: dict[str, EpisodeOptions] = {}
     for rate in rates:

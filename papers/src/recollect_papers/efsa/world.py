@@ -13,17 +13,18 @@ from recollect.core.errors import UserError
 from recollect.core.places import public_place
 from recollect.core.types import Kind, Sample, Source
 from recollect.data.sources.generated import is_generated
-from recollect.efsa.corruption import CaptionCorruption
-from recollect.efsa.methods import MethodOptions
-from recollect.efsa.options import EpisodeOptions, RewardOptions, TuningOptions
+from recollect.efsa.options import EpisodeOptions
 from recollect.evaluation.features import FeatureCache
-from recollect.evaluation.pools import CaptionedPool, PoolKind, PoolSelection, open_pools
+from recollect.evaluation.pools import CAPTION_KINDS, CaptionedPool, PoolKind, PoolSelection, open_pools
 from recollect.evaluation.results import RESULT_FORMAT, Result
-from recollect.evaluation.retrieval import Comparison, compare_methods
+from recollect.evaluation.retrieval import Comparison, PoolCaptions, compare_methods
 from recollect.models import DualEncoder, load_model
 from recollect.objectives import Base
 from recollect.training.options import Data, Recipe
 from recollect.training.recipes import RECIPES
+from recollect_papers.efsa.methods import MethodOptions, search_methods
+from recollect_papers.efsa.options import CaptionCorruption, RewardOptions, TuningOptions
+from recollect_papers.efsa.rewording import corrupted_captions
 from recollect_papers.runs import Job, StudyEvaluation, made_once
 from recollect_papers.store import content, content_key, file_content, kept_or_made
 from recollect_papers.study import Scale, StudyOptions
@@ -248,7 +249,11 @@ def _searched(search: SearchRun, where: EfsaWorld, seed: int, out: Path) -> list
     models = [encoder.fingerprint, teacher and teacher.fingerprint]
     name = content_key(asdict(search), where.queries, where.split, models, _content(search))
     path = out / "searches" / f"{name}.json"
-    comparison = Comparison(search.methods, search.options, teacher, where.queries, depths=search.depths)
+    comparison = Comparison(
+        search.methods, search.options.episode, where.queries, depths=search.depths,
+        known=search_methods(search.options, teacher),
+        settings={"options": asdict(search.options), "teacher": teacher and teacher.fingerprint},
+    )  # fmt: skip
 
     def make() -> list[dict[str, Any]]:
         cache, called = FeatureCache(out / "features"), public_place(where.models[seed])
@@ -288,7 +293,10 @@ def _content(search: SearchRun) -> list[str]:
 def _pools(
     data: tuple[str, ...], pool: PoolKind, captions: Captions, split: str, content: tuple[str, ...]
 ) -> list[CaptionedPool]:
-    found = open_pools(PoolSelection(data, pool, captions.kind, captions.corruption, split))
+    def reworded(source: Source) -> PoolCaptions:
+        return corrupted_captions(source, captions.corruption)
+
+    found = open_pools(PoolSelection(data, pool, captions.kind, {**CAPTION_KINDS, "reworded": reworded}, split))
     if not all(is_generated(spec) for spec in data):
         return found
     return [replace(each, task=replace(each.task, images=Album(each.task.images))) for each in found]

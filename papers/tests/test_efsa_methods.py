@@ -1,4 +1,5 @@
 """Each baseline against a plain loop: matching captions, fine-tuning by PEFT, rewards of a teacher."""
+# ruff: noqa: F401, F811
 
 import copy
 from dataclasses import replace
@@ -8,14 +9,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from dual_encoders import encoder as each_encoder
+from dual_encoders import family, make_encoder, make_episode_batch, make_index, pictures
 from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
-from recollect.efsa.fine_tuning import fine_tune, index_by
-from recollect.efsa.methods import SEARCH_METHODS, MethodOptions, SearchContext, prepare
-from recollect.efsa.options import EpisodeOptions, RewardOptions, TuningOptions
+from recollect.efsa.methods import SearchContext
+from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.pixels import PixelCache
-from recollect.efsa.rlcf import RewardSearcher, Teacher
 from recollect.models.lora import AdapterOptions, adapter_sites, add_lora, initial_weights
+from recollect_papers.efsa.fine_tuning import fine_tune, index_by
+from recollect_papers.efsa.methods import MethodOptions, as_printed, search_methods
+from recollect_papers.efsa.options import RewardOptions, TuningOptions
+from recollect_papers.efsa.rlcf import RewardSearcher, Teacher
+from recollect_papers.efsa.sequential import FullEpisodes
 
 QUERIES = ["a red snowman", "large river", "the bridge right of a tree"]
 EPISODE = EpisodeOptions.paper(k=6, rank=4, scale=15.0, at_once=2)
@@ -33,17 +39,6 @@ def teacher(make_encoder):
 
 def ids(result):
     return [hit.id for hit in result]
-
-
-def test_text_to_text_finds_the_images_whose_captions_are_nearest(encoder, make_index, pictures):
-    captions = [None if row == 5 else pictures.texts(row)[0] for row in range(24)]
-    found = make_index(encoder, captions).search_many(QUERIES, 23, by="text")
-    for query, result in zip(QUERIES, found, strict=True):
-        asked = encoder.embed_texts([query])[0]
-        own = {str(row): float(encoder.embed_texts([text])[0] @ asked) for row, text in enumerate(captions) if text}
-        assert len(ids(result)) == 23
-        assert "5" not in ids(result)
-        assert [own[id] for id in ids(result)] == pytest.approx(sorted(own.values(), reverse=True), abs=1e-6)
 
 
 def reference_tuning(encoder, pictures, captions, options, tuning):
@@ -163,15 +158,17 @@ def test_a_reward_that_is_not_finite_falls_back_to_zero_shot_and_is_counted(enco
     assert searcher.report.not_finite == 3
 
 
-def setting(encoder, index, teacher):
-    chosen = MethodOptions(EPISODE, TuningOptions(epochs=1), RewardOptions())
-    return SearchContext(encoder, index, chosen, PixelCache(encoder.transform), teacher)
+METHODS = MethodOptions(EPISODE, TuningOptions(epochs=1), RewardOptions())
 
 
-@pytest.mark.parametrize("name", list(SEARCH_METHODS))
+def prepare(name, encoder, index, teacher):
+    return search_methods(METHODS, teacher)[name](SearchContext(encoder, index, EPISODE, PixelCache(encoder.transform)))
+
+
+@pytest.mark.parametrize("name", list(search_methods(METHODS)))
 def test_every_method_is_asked_in_the_same_way_and_leaves_the_model_as_it_was(encoder, teacher, make_index, name):
     before = copy.deepcopy(encoder.state_dict())
-    prepared = prepare(name, setting(encoder, make_index(encoder), teacher))
+    prepared = prepare(name, encoder, make_index(encoder), teacher)
     found = prepared.search.search([*QUERIES, ""], 7)
     assert [result.query for result in found] == [*QUERIES, ""]
     assert [len(result) for result in found] == [7, 7, 7, 0]
@@ -184,14 +181,12 @@ def test_every_method_is_asked_in_the_same_way_and_leaves_the_model_as_it_was(en
 @pytest.mark.parametrize("name", ["fine-tuning", "text-to-text"])
 def test_methods_that_learn_from_captions_say_how_to_get_some(encoder, teacher, make_index, name):
     with pytest.raises(UserError, match="recollect caption"):
-        prepare(name, setting(encoder, make_index(encoder, [None] * 24), teacher))
+        prepare(name, encoder, make_index(encoder, [None] * 24), teacher)
 
 
-def test_a_method_that_lacks_something_or_does_not_exist_says_so(encoder, make_index):
+def test_rewards_need_a_teacher(encoder, make_index):
     with pytest.raises(UserError, match="--teacher"):
-        prepare("rlcf", setting(encoder, make_index(encoder), None))
-    with pytest.raises(UserError, match="Choose from: zero-shot"):
-        prepare("magic", setting(encoder, make_index(encoder), None))
+        prepare("rlcf", encoder, make_index(encoder), None)
 
 
 def test_a_fine_tuning_that_breaks_down_says_so(encoder, make_index):
@@ -209,3 +204,43 @@ def test_settings_of_rewards_that_make_no_sense_are_refused(wrong):
     with pytest.raises(UserError):
         TuningOptions(batch_size=1)
     assert AdapterOptions().rank == EpisodeOptions().rank
+
+
+def test_full_parameters_are_plain_adamw_on_both_towers(make_encoder, make_episode_batch):
+    encoder = make_encoder("clip").double()
+    batch = make_episode_batch(encoder, holes=True)
+    options = EpisodeOptions.paper(k=5, rank=4, learning_rate=1e-3)
+    episodes = FullEpisodes(encoder, options)
+    found = episodes.rerank(batch)
+    other = copy.deepcopy(encoder)
+    towers = [*other.tower_parameters("image"), *other.tower_parameters("text")]
+    optimiser = torch.optim.AdamW(towers, lr=1e-3)
+    pairs = batch.pairs[2]
+    images = other.encode_images(batch.pixels[batch.images[2][pairs]])
+    captions = [batch.captions[number] for number in batch.texts[2][pairs].tolist()]
+    texts = other.encode_texts(other.tokenize(captions))
+    cosines = F.normalize(images, dim=1) @ F.normalize(texts, dim=1).T
+    own = cosines.diagonal()
+    contrastive = (other.scale * cosines).logsumexp(dim=1) - other.scale * own
+    hinge = (0.2 - own[:, None] + cosines).clamp(min=0).sum(dim=1) - 0.2  # less its own place
+    (1.7 * contrastive + 0.3 * hinge).mean().backward()
+    optimiser.step()
+    with torch.no_grad():
+        again = F.normalize(other.encode_images(batch.pixels[batch.images[2]]), dim=1)
+        asked = F.normalize(other.encode_texts(other.tokenize([batch.queries[2].words[0][0]])), dim=1)
+    torch.testing.assert_close(found.scores[2], (again @ asked.T)[:, 0], atol=1e-9, rtol=0)
+    assert torch.equal(episodes.rerank(batch).scores.nan_to_num(), found.scores.nan_to_num())  # it was reset
+
+
+def test_options_as_printed_keep_the_number_of_candidates_and_the_rank(make_encoder):
+    assert as_printed(EpisodeOptions(k=8, rank=4, soft=0.5, mix=0.3)) == EpisodeOptions.paper(k=8, rank=4)
+    assert FullEpisodes(make_encoder("clip")).options.rate < EpisodeOptions().rate / 100
+
+
+@pytest.mark.parametrize("rate", [float("nan"), -1.0, 0.0, float("inf")])
+def test_a_learning_rate_is_a_number_above_0(rate):
+    for make in (TuningOptions, RewardOptions):
+        with pytest.raises(UserError):
+            make(learning_rate=rate)
+    with pytest.raises(UserError):
+        MethodOptions(full_learning_rate=rate)

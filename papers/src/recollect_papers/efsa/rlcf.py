@@ -15,11 +15,12 @@ from recollect.core.progress import progress
 from recollect.core.types import Encoder, caption_prefix
 from recollect.efsa.cost import CostCounters
 from recollect.efsa.episodes import contrast_scale
-from recollect.efsa.options import EpisodeOptions, RewardOptions
+from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.report import EpisodeReport
 from recollect.efsa.rerank import NOT_FINITE
 from recollect.index import Hit, Hits, Index
 from recollect.models import DualEncoder
+from recollect_papers.efsa.options import RewardOptions
 
 _KEPT = 100_000  # teacher's embeddings of pictures, a few hundred MiB at most
 _ADAPTED = "adapted text tower"

@@ -2,32 +2,17 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Source
-from recollect.efsa.batch import number_texts
-from recollect.efsa.options import CaptionCorruption
+from recollect.evaluation.retrieval import PoolCaptions
+from recollect_papers.efsa.options import CaptionCorruption
 
 _INVERSE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 _RELATION = re.compile(rf" ({'|'.join(_INVERSE)}) ")
 _KEPT = frozenset({"a", "an", "the", "on", "in", "of", "and", "with", "left", "right", "above", "below", "is", "are"})
-
-
-@dataclass(frozen=True)
-class PoolCaptions:
-    """One caption for each image of a source, and which of its texts may be asked for.
-
-    Attributes:
-        captions: one for each image; None where there is none.
-        reserved: texts (white space aside) that are captions here and so no queries.
-    """
-
-    captions: tuple[str | None, ...]
-    reserved: frozenset[str] = field(default_factory=frozenset)
 
 
 def corrupted_captions(source: Source, options: CaptionCorruption | None = None) -> PoolCaptions:
@@ -70,32 +55,6 @@ def reword(text: str, words: Sequence[str], options: CaptionCorruption, generato
             said.append(part)
     whole = " ".join(said).replace(" ,", ",").strip(", ")
     return " ".join(whole.split()[: options.most_words]).strip(", ")
-
-
-def held_out(source: Source) -> PoolCaptions:
-    """The last text of each image as its caption, and not as a query: for sets with several texts an image.
-
-    Raises:
-        UserError: no image has two different texts.
-    """
-    captions: list[str | None] = []
-    for index in range(len(source)):
-        wordings, _ = number_texts(source.texts(index))
-        captions.append(wordings[-1] if len(wordings) > 1 else None)
-    if not any(captions):
-        raise UserError(
-            f"{source.name}: no image has two texts, so none can be held out as its caption. Use reworded captions."
-        )
-    return PoolCaptions(tuple(captions), frozenset(caption for caption in captions if caption))
-
-
-def true_captions(source: Source) -> PoolCaptions:
-    """The first text of each image as its caption, though it is also asked for: the ceiling (EFSA, Table 6, row 1)."""
-    captions: list[str | None] = []
-    for index in range(len(source)):
-        wordings, _ = number_texts(source.texts(index))
-        captions.append(wordings[0] if wordings else None)
-    return PoolCaptions(tuple(captions))
 
 
 def content_words(text: str) -> list[str]:

@@ -16,12 +16,13 @@ from recollect.efsa.batch import number_texts
 from recollect.efsa.cost import CostCounters
 from recollect.efsa.episodes import LEAST_PAIRS, contrast_scale
 from recollect.efsa.loss import episode_loss, negatives
-from recollect.efsa.options import EpisodeOptions, TuningOptions
+from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.pixels import PixelCache
 from recollect.efsa.rerank import NO_CAPTIONS
 from recollect.index import Index
 from recollect.models import DualEncoder
 from recollect.models.lora import adapter_sites, add_lora, initial_weights, merged
+from recollect_papers.efsa.options import TuningOptions
 
 _BLOCK = 512
 

@@ -1,0 +1,76 @@
+"""Every way of searching by text that EFSA's tables compare."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from recollect.core.types import Encoder
+from recollect.core.validation import check_number
+from recollect.efsa.cost import CostCounters
+from recollect.efsa.methods import SEARCH_METHODS, IndexSearch, Method, Prepared, SearchContext
+from recollect.efsa.options import PRINTED, EpisodeOptions
+from recollect.efsa.rerank import EpisodeReranker
+from recollect_papers.efsa.fine_tuning import fine_tune, index_by
+from recollect_papers.efsa.options import RewardOptions, TuningOptions
+from recollect_papers.efsa.rlcf import RewardSearcher
+from recollect_papers.efsa.sequential import FullEpisodes
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """The settings of all methods.
+
+    Attributes:
+        episode: of episodes, and of the loss, adapters and optimiser of fine-tuning.
+        tuning: of fine-tuning.
+        reward: of RLCF.
+        full_learning_rate: of episodes that change all parameters, for which the rate of adapters is far too large;
+            None takes the episodes' own.
+    """
+
+    episode: EpisodeOptions = field(default_factory=EpisodeOptions)
+    tuning: TuningOptions = field(default_factory=TuningOptions)
+    reward: RewardOptions = field(default_factory=RewardOptions)
+    full_learning_rate: float | None = 3e-6
+
+    def __post_init__(self) -> None:
+        if self.full_learning_rate is not None:
+            check_number("full_learning_rate", self.full_learning_rate, above=0)
+
+
+def as_printed(options: EpisodeOptions) -> EpisodeOptions:
+    """The same with the loss, the step and the ranking of the paper."""
+    return replace(options, **PRINTED)
+
+
+def search_methods(options: MethodOptions, teacher: Encoder | None = None) -> Mapping[str, Method]:
+    """EFSA's rows of Tables 2 and 3, episodes of all parameters (Fig. 4) and episodes as printed.
+
+    Args:
+        teacher: a larger model, for RLCF.
+    """
+
+    def fine_tuning(context: SearchContext) -> Prepared:
+        done = CostCounters()
+        tuned = fine_tune(context.encoder, context.index, context.episode, options.tuning, context.pixels, done)
+        return Prepared(IndexSearch(index_by(tuned, context.index, context.pixels, done), tuned), done, tuned)
+
+    def rlcf(context: SearchContext) -> Prepared:
+        return Prepared(RewardSearcher(context.index, context.encoder, teacher, options.reward))
+
+    def full(context: SearchContext) -> Prepared:
+        episode = context.episode
+        if options.full_learning_rate is not None:
+            episode = replace(episode, learning_rate=options.full_learning_rate)
+        rerank = EpisodeReranker(context.encoder, episode, context.pixels, FullEpisodes)
+        return Prepared(IndexSearch(context.index, context.encoder, rerank=rerank))
+
+    def paper(context: SearchContext) -> Prepared:
+        return SEARCH_METHODS["episode"](replace(context, episode=as_printed(context.episode)))
+
+    return {
+        **SEARCH_METHODS,
+        "fine-tuning": fine_tuning,
+        "rlcf": rlcf,
+        "episode-full": full,
+        "episode-paper": paper,
+    }
