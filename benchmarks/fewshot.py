@@ -21,9 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import machine
-from recollect.classifiers import ClassAdaptiveProbe, EmbeddingClassifier, ProKeR
+from recollect.classifiers import EmbeddingClassifier, ProKeR
 from recollect.classifiers.heads import probes, proker, together
-from recollect.classifiers.heads.ape import channel_scores
 from recollect.classifiers.heads.calibration import expected_calibration_error
 from recollect.classifiers.heads.engine import SET_QUERIES, run_protocol
 from recollect.classifiers.heads.holdout import HoldOut
@@ -34,6 +33,8 @@ from recollect.classifiers.heads.protocol import FewShotTask, Protocol, nested_s
 from recollect.classifiers.heads.scoring import SET_ALPHA
 from recollect.cli.parser import script_options
 from recollect.core.files import read_json, write_json
+from recollect_papers.peers.ape import channel_scores
+from recollect_papers.peers.probes import ClassAdaptiveProbe
 from recollect_papers.study import StudyTable
 
 Figures = dict[str, Any]
@@ -321,6 +322,8 @@ import json, resource, sys, time
 import numpy as np
 from recollect.classifiers.heads import proker
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
+from recollect_papers.peers.ape import channel_scores
+from recollect_papers.peers.probes import ClassAdaptiveProbe
 random = np.random.default_rng(0)
 rows = random.standard_normal(({classes * shots}, {width}), dtype=np.float32)
 rows /= np.linalg.norm(rows, axis=1, keepdims=True)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from recollect import classifiers
+from recollect_papers.peers.ape import ApeClassifier
 
 GOOD = np.eye(4)[[0, 0, 1, 1, 2, 2]]
 LABELS = np.array([0, 0, 1, 1, 2, 2])
@@ -66,4 +67,4 @@ def test_an_unknown_preset_and_an_impossible_k_are_refused():
     with pytest.raises(ValueError):
         classifiers.RankVoting(k=0).fit(GOOD, LABELS)
     with pytest.raises(ValueError):
-        classifiers.ApeClassifier(channels=0).fit(GOOD, LABELS)
+        ApeClassifier(channels=0).fit(GOOD, LABELS)

@@ -10,7 +10,7 @@ from PIL import Image
 
 import guide_world
 from colours import COLOURS, ColourEncoder, paint, shade
-from recollect.classifiers import Timo, classifier
+from recollect.classifiers import classifier
 from recollect.classifiers.choosing import by_names, settings_of
 from recollect.classifiers.classifier import Classifier
 from recollect.classifiers.folder import CLASSIFIER_FILE, _canonical, _digest
@@ -56,23 +56,6 @@ def test_images_get_the_class_of_the_examples_they_look_like(folders, method):
         assert 1 / 3 <= item.confidence < 1
         assert item.runner_up != item.label
         assert item.label in item.possible
-
-
-def test_timo_weighs_the_texts_of_a_class_each_by_itself(folders):
-    texts = {name: [f"a photo of {name}", f"a {name} thing", "a red and green thing"] for name in COLOURS}
-    taught = teach(folders, names=texts, method="timo")
-    pictures = find_images(folders / "new")
-    rows = ColourEncoder().embed_images([decode(file, file.name) for file in pictures]).numpy()
-    prompts = np.stack([ColourEncoder().embed_texts(texts[name]).numpy() for name in taught.classes])
-    wanted = Timo(prompts).fit(taught.support.features, taught.support.labels).predict_proba(rows)
-    np.testing.assert_allclose(taught.predict_proba(rows), wanted, rtol=1e-6)
-    of_means = Timo(taught.texts).fit(taught.support.features, taught.support.labels).predict_proba(rows)
-    assert np.abs(wanted - of_means).max() > 1e-3
-    opened = Classifier.load(taught.save(folders / "kept"))
-    asked_later = teach(folders, names=texts).with_method("timo", ColourEncoder())
-    more = teach(folders, method="timo").add(ColourEncoder(), names=texts)
-    for other in (opened, asked_later, more):
-        assert np.array_equal(other.predict_proba(rows), taught.predict_proba(rows))
 
 
 def test_examples_are_folders_or_files_in_any_usual_form(folders):

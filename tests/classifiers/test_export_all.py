@@ -9,7 +9,6 @@ import torch
 from pictures import picture
 from recollect.classifiers.classifier import Classifier
 from recollect.classifiers.export import IndexReading, export_all
-from recollect.classifiers.heads.form import kernel_form
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
 from recollect.cli import main
 from recollect.cli.fusion_options import FusionOptions
@@ -41,7 +40,7 @@ def test_a_classifier_as_numbers_scores_as_the_classifier(name, shots, classes):
     if name == "clap":
         taught.set_params(epochs=3, factor=1.0)
     taught.fit_checked(support, labels)
-    form = kernel_form(taught)
+    form = taught.kernel_form()
     mine, theirs = form.scores(queries), taught.scores(queries)
     if name == "linear-probe":  # logarithms of probabilities: a number for each row apart
         mine, theirs = (scores - scores.mean(axis=1, keepdims=True) for scores in (mine, theirs))
@@ -53,7 +52,7 @@ def test_a_classifier_as_numbers_scores_as_the_classifier(name, shots, classes):
 
 def test_votes_have_no_such_form():
     taught = FEW_SHOT_METHODS["plurality"](None, 20.0).fit_checked(unit(6, 0), np.repeat(np.arange(3), 2))
-    assert kernel_form(taught) is None
+    assert taught.kernel_form() is None
 
 
 @pytest.fixture(scope="module")

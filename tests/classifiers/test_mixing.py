@@ -13,6 +13,7 @@ from recollect.classifiers.heads.holdout import HoldOut
 from recollect.classifiers.heads.mixing import best_of_intervals, best_weight, correct_interval
 from recollect.classifiers.heads.tip import best_mixture, held_out_sums
 from recollect.classifiers.heads.trained import LinearProbe
+from recollect_papers.peers.tip_x import TipX
 
 
 def accuracy(base, extra, labels, weight):
@@ -94,7 +95,7 @@ def test_a_weight_in_the_middle_of_a_plateau_stays_clear_of_the_tie_there():
 
 @pytest.mark.parametrize(
     ("model", "most"),
-    [(classifiers.CrossValidatedTipAdapter(), 40e6), (classifiers.TipX(alpha=1.0, beta=5.5, gamma=1.0), 25e6)],
+    [(classifiers.CrossValidatedTipAdapter(), 40e6), (TipX(alpha=1.0, beta=5.5, gamma=1.0), 25e6)],
     ids=str,
 )
 def test_a_fit_keeps_neither_all_scores_of_a_grid_nor_all_pairs_of_examples(model, most):

@@ -5,20 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recollect.classifiers import (
-    ApeTrained,
-    ClassAdaptiveProbe,
-    ClipAdapter,
-    LinearProbePlusPlus,
-    ResidualMap,
-    Timo,
-)
 from recollect.classifiers.heads import engine
 from recollect.classifiers.heads.calibration import expected_calibration_error
 from recollect.classifiers.heads.engine import run_protocol
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
 from recollect.classifiers.heads.protocol import FewShotTask, Protocol, nested_supports
 from recollect.core.errors import UserError
+from recollect_papers.peers.ape import ApeTrained
+from recollect_papers.peers.clip_adapter import ClipAdapter
+from recollect_papers.peers.probes import ClassAdaptiveProbe, LinearProbePlusPlus, ResidualMap
+from recollect_papers.peers.timo import Timo
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,9 @@ from scipy.special import rel_entr
 from sklearn.preprocessing import Normalizer
 
 from recollect import classifiers
-from recollect.classifiers.heads.ape import channel_scores
+from recollect_papers.peers.ape import ApeClassifier, ApeTrained, channel_scores
+from recollect_papers.peers.clip_adapter import ClipAdapter
+from recollect_papers.peers.tip_x import TipX
 
 CLASSES, SHOTS, WIDTH = 4, 5, 12
 
@@ -138,11 +140,11 @@ CASES = {
     "softmax": (classifiers.SoftmaxVoting(k=7),
                 lambda q, s, y, t: slow_votes(q, s, y, 7, lambda rank, near: math.exp(near[rank] / 0.07))),
     "rank": (classifiers.RankVoting(), lambda q, s, y, t: slow_votes(q, s, y, 20, lambda rank, near: 1 / (2 + rank))),
-    "tip-x": (classifiers.TipX(alpha=1.5, beta=3.0, gamma=0.8, preset="published"),
+    "tip-x": (TipX(alpha=1.5, beta=3.0, gamma=0.8, preset="published"),
               lambda *a: slow_tip_x(*a, alpha=1.5, beta=3.0, gamma=0.8)),
-    "ape": (classifiers.ApeClassifier(alpha=1.3, beta=4.0, gamma=0.2, preset="published"),
+    "ape": (ApeClassifier(alpha=1.3, beta=4.0, gamma=0.2, preset="published"),
             lambda *a: slow_ape(*a, alpha=1.3, beta=4.0, gamma=0.2)),
-    "ape own channels": (classifiers.ApeClassifier(alpha=1.3, beta=4.0, gamma=0.2, channels=0.8, similarity_weight=0.3),
+    "ape own channels": (ApeClassifier(alpha=1.3, beta=4.0, gamma=0.2, channels=0.8, similarity_weight=0.3),
                          lambda *a: slow_ape(*a, alpha=1.3, beta=4.0, gamma=0.2, channels=0.8, similarity_weight=0.3)),
     "gda": (classifiers.GaussianDiscriminant(alpha=0.4), lambda *a: slow_gda(*a, alpha=0.4)),
     "dmn": (classifiers.DualMemory(alpha=0.9), lambda *a: slow_dmn(*a, alpha=0.9)),
@@ -226,10 +228,10 @@ def test_plurality_caps_the_neighbours_at_the_shots_and_the_others_at_the_suppor
     assert classifiers.RankVoting(k=3).fit(support, labels).k_ == 3
 
 
-@pytest.mark.parametrize("name", ["TipAdapterF", "ClipAdapter", "ApeTrained", "LinearProbe"])
-def test_training_fits_the_support_and_repeats_exactly(name, world):
+@pytest.mark.parametrize("kind", [classifiers.TipAdapterF, ClipAdapter, ApeTrained, classifiers.LinearProbe])
+def test_training_fits_the_support_and_repeats_exactly(kind, world):
     support, labels, queries, texts = world
-    estimator = getattr(classifiers, name)()
+    estimator = kind()
     if "text_features" in estimator.get_params():
         estimator.set_params(text_features=texts)
     if "epochs" in estimator.get_params():
@@ -248,8 +250,8 @@ def test_training_fits_the_support_and_repeats_exactly(name, world):
     ("trained", "free"),
     [
         (classifiers.TipAdapterF(epochs=0), classifiers.TipAdapter(preset="official")),
-        (classifiers.ApeTrained(epochs=0, alpha=1.0, beta=5.5), classifiers.TipAdapter(preset="official")),
-        (classifiers.ClipAdapter(epochs=0, ratio=0.0), classifiers.ZeroShotClassifier()),
+        (ApeTrained(epochs=0, alpha=1.0, beta=5.5), classifiers.TipAdapter(preset="official")),
+        (ClipAdapter(epochs=0, ratio=0.0), classifiers.ZeroShotClassifier()),
     ],
 )
 def test_without_training_a_trained_method_is_its_training_free_self(trained, free, world):
@@ -276,15 +278,15 @@ def test_published_presets_keep_to_the_public_codes_ranges():
     support = np.eye(3, WIDTH)[labels] + 0.25 * generator.normal(size=(len(labels), WIDTH))
     support /= np.linalg.norm(support, axis=1, keepdims=True)
     right, wrong = np.eye(3, WIDTH), np.roll(np.eye(3, WIDTH), 1, axis=0)
-    assert classifiers.TipX(right).fit(support, labels).gamma_ == 0
-    assert classifiers.TipX(wrong).fit(support, labels).alpha_ > 50
-    assert classifiers.ApeClassifier(wrong).fit(support, labels).alpha_ > 7
+    assert TipX(right).fit(support, labels).gamma_ == 0
+    assert TipX(wrong).fit(support, labels).alpha_ > 50
+    assert ApeClassifier(wrong).fit(support, labels).alpha_ > 7
     for texts in (right, wrong):
-        tip_x = classifiers.TipX(texts, preset="published").fit(support, labels)
+        tip_x = TipX(texts, preset="published").fit(support, labels)
         assert 0.1 <= tip_x.alpha_ <= 50
         assert 1 <= tip_x.beta_ <= 50
         assert 0.1 <= tip_x.gamma_ <= 30
-        ape = classifiers.ApeClassifier(texts, preset="published").fit(support, labels)
+        ape = ApeClassifier(texts, preset="published").fit(support, labels)
         assert 0.1 <= ape.alpha_ <= 7
         assert 0.1 <= ape.beta_ <= 7
         assert ape.gamma_ in (0, 0.1, 0.2, 0.3, 0.4)
@@ -293,7 +295,7 @@ def test_published_presets_keep_to_the_public_codes_ranges():
 
 def test_clip_adapter_scores_by_its_formula_and_trains_as_long_as_published(world):
     support, labels, queries, texts = world
-    model = classifiers.ClipAdapter(texts, epochs=3, ratio=0.3).fit(support, labels)
+    model = ClipAdapter(texts, epochs=3, ratio=0.3).fit(support, labels)
     for query, found in zip(queries, model.scores(queries), strict=True):
         hidden = np.maximum(model.down_.astype(float) @ query, 0)
         adapted = unit(0.3 * np.maximum(model.up_.astype(float) @ hidden, 0) + 0.7 * query)
@@ -302,4 +304,4 @@ def test_clip_adapter_scores_by_its_formula_and_trains_as_long_as_published(worl
     for shots, epochs in ((1, 50), (2, 100), (8, 200)):
         each = np.tile(np.arange(2), shots)
         rows = np.eye(2, WIDTH)[each]
-        assert classifiers.ClipAdapter(learning_rate=0.0).fit(rows, each).epochs_ == epochs
+        assert ClipAdapter(learning_rate=0.0).fit(rows, each).epochs_ == epochs

@@ -264,7 +264,7 @@ def one_of_each(likeness, classes=40, width=24, queries=1000):
     return around(np.arange(classes)), np.arange(classes), around(own), own, unit(5 + means)
 
 
-@pytest.mark.parametrize("name", ["PrototypeClassifier", "GaussianDiscriminant", "SoftmaxVoting", "ProKeR", "TipX"])
+@pytest.mark.parametrize("name", ["PrototypeClassifier", "GaussianDiscriminant", "SoftmaxVoting", "ProKeR"])
 @pytest.mark.parametrize("likeness", [0.4, 0.7])
 def test_one_shot_confidence_is_right_where_classes_are_as_alike_as_was_assumed(name, likeness, monkeypatch):
     monkeypatch.setattr(base, "LIKENESS", likeness)

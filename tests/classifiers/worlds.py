@@ -15,14 +15,7 @@ CLASSIFIERS = [
 ]
 """Names of all estimators."""
 
-QUICK = {
-    "ApeTrained": {"epochs": 3},
-    "ClassAdaptiveProbe": {"epochs": 10, "factor": 1.0, "learning_rate": 0.01},
-    "ClipAdapter": {"epochs": 3, "batch": 64},
-    "LinearProbePlusPlus": {"ridge": 0.01},
-    "ResidualMap": {"epochs": 10, "penalty": 0.1},
-    "TipAdapterF": {"epochs": 4},
-}
+QUICK = {"TipAdapterF": {"epochs": 4}}
 """Settings of trained methods with which a suite of many fits takes seconds."""
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from recollect.classifiers import ApeTrained, ClipAdapter, LinearProbePlusPlus, TipAdapterF
+from recollect.classifiers import TipAdapterF
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
 from recollect.cli.evaluate_few_shot import _few_shot_table
 from recollect.core.errors import UserError
@@ -17,6 +17,9 @@ from recollect.core.progress import output
 from recollect.evaluation.results import joint_identity, load_results
 from recollect.evaluation.tasks import captioned
 from recollect.evaluation.unlabelled import UNLABELLED_METHODS
+from recollect_papers.peers.ape import ApeTrained
+from recollect_papers.peers.clip_adapter import ClipAdapter
+from recollect_papers.peers.probes import LinearProbePlusPlus
 
 METHODS = [name for name in FEW_SHOT_METHODS if name not in ("clap", "rla")]
 """All but the two that choose a strength on folds, of 300 steps each."""

@@ -2,7 +2,6 @@
 
 from .heads.adapt import OnlineGaussians as OnlineGaussians
 from .heads.adapt import adapt as adapt
-from .heads.ape import ApeClassifier as ApeClassifier
 from .heads.base import EmbeddingClassifier as EmbeddingClassifier
 from .heads.mixing import best_weight as best_weight
 from .heads.mixture import DualMemory as DualMemory
@@ -10,18 +9,11 @@ from .heads.mixture import GaussianDiscriminant as GaussianDiscriminant
 from .heads.mixture import ZeroShotMix as ZeroShotMix
 from .heads.online import OnlineCache as OnlineCache
 from .heads.online import vote_of_views as vote_of_views
-from .heads.probes import ClassAdaptiveProbe as ClassAdaptiveProbe
-from .heads.probes import LinearProbePlusPlus as LinearProbePlusPlus
-from .heads.probes import ResidualMap as ResidualMap
 from .heads.proker import ProKeR as ProKeR
 from .heads.prototype import PrototypeClassifier as PrototypeClassifier
-from .heads.timo import Timo as Timo
 from .heads.tip import CrossValidatedTipAdapter as CrossValidatedTipAdapter
 from .heads.tip import TipAdapter as TipAdapter
-from .heads.tip import TipX as TipX
 from .heads.tip import ZeroShotClassifier as ZeroShotClassifier
-from .heads.trained import ApeTrained as ApeTrained
-from .heads.trained import ClipAdapter as ClipAdapter
 from .heads.trained import LinearProbe as LinearProbe
 from .heads.trained import TipAdapterF as TipAdapterF
 from .heads.transductive import stat_a as stat_a

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from recollect.classifiers import EmbeddingClassifier, ZeroShotClassifier
-from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PROMPT_METHODS
+from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
 
 BEST = "best"
 """Requests the choice on held-out examples."""
@@ -21,7 +21,6 @@ def choose_method(
     scale: float,
     support: np.ndarray,
     labels: np.ndarray,
-    prompts: np.ndarray | None = None,
 ) -> tuple[str, EmbeddingClassifier, dict[str, float]]:
     """Fit every method and choose the one with the best held-out accuracy.
 
@@ -34,14 +33,12 @@ def choose_method(
         scale: the model's inverse temperature.
         support: unit-norm examples (n, width) of every class.
         labels: (n,), indices of classes.
-        prompts: unit-norm prompts (classes, prompts, width), for methods that weight them.
 
     Returns:
         Name, estimator, and the held-out accuracy of every method. The latter is too high, since methods chose their
         settings on the same examples; report the accuracy of `held_out_check`.
     """
-    given = {name: texts if prompts is None or name not in PROMPT_METHODS else prompts for name in methods}
-    taught = {name: FEW_SHOT_METHODS[name](each, scale).fit_checked(support, labels) for name, each in given.items()}
+    taught = {name: FEW_SHOT_METHODS[name](texts, scale).fit_checked(support, labels) for name in methods}
     accuracies = {name: each.loo_accuracy_ for name, each in taught.items() if len(each.loo_rows_)}
     if accuracies:
         name = max(accuracies, key=accuracies.__getitem__)

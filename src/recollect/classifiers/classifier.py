@@ -14,7 +14,7 @@ from recollect.classifiers import EmbeddingClassifier
 from recollect.classifiers.card import classifier_card
 from recollect.classifiers.choosing import BEST, CANDIDATES, by_names, choose_method, settings_of
 from recollect.classifiers.folder import load_classifier, save_classifier
-from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PROMPT_METHODS
+from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
 from recollect.classifiers.heads.trust import ENOUGH_EXAMPLES, TOO_FEW, enough_to_tell, held_out_check
 from recollect.classifiers.heads.unknown import UnknownRule, unknown_rule
 from recollect.classifiers.pictures import Examples
@@ -25,7 +25,6 @@ from recollect.classifiers.teaching import (
     class_prefix,
     extended,
     not_of_pixels,
-    prompts_of,
 )
 from recollect.classifiers.texts import learned_scale
 from recollect.core.errors import UserError
@@ -56,7 +55,6 @@ class Classifier:
         model: the model that embeds.
         asked: the requested method, or ``best``.
         notes: problems with the examples: damaged files, copies.
-        prompts: unit-norm prompts of each class (classes, prompts, width), for methods that weight them.
         encoder: the model; opened by name on first use by default.
         folder: where the classifier was loaded from.
         method: the method in use.
@@ -71,7 +69,6 @@ class Classifier:
     model: ClassifierModel
     asked: str = BEST
     notes: tuple[str, ...] = ()
-    prompts: Float[np.ndarray, "classes prompts width"] | None = None
     encoder: Encoder | None = field(default=None, repr=False)
     folder: Path | None = field(default=None, repr=False)
     method: str = field(init=False)
@@ -85,7 +82,7 @@ class Classifier:
         if not self.without_examples:
             methods = CANDIDATES if self.asked == BEST else (self.asked,)
             method, estimator, accuracies = choose_method(
-                methods, self.texts, self.model.scale, self.support.features, self.support.labels, self.prompts
+                methods, self.texts, self.model.scale, self.support.features, self.support.labels
             )
         elif self.asked in (BEST, "zero-shot"):
             method, estimator, accuracies = "zero-shot", by_names(self.texts, self.model.scale), {}
@@ -123,14 +120,12 @@ class Classifier:
             model_name, encoder.fingerprint, learned_scale(encoder), prefix or class_prefix(encoder)
         )
         known = ClassData.empty(encoder.width)
-        return cls._of(
-            extended(known, encoder, model, examples, names, method in PROMPT_METHODS), model, method, encoder
-        )
+        return cls._of(extended(known, encoder, model, examples, names), model, method, encoder)
 
     @classmethod
     def _of(cls, known: ClassData, model: ClassifierModel, method: str, encoder: Encoder) -> "Classifier":
         texts, support = known.texts, known.support
-        return cls(known.classes, known.class_texts, texts, support, model, method, known.notes, known.prompts, encoder)
+        return cls(known.classes, known.class_texts, texts, support, model, method, known.notes, encoder)
 
     def add(
         self,
@@ -145,7 +140,7 @@ class Classifier:
         """
         self.check_model(encoder)
         known = ClassData(self.classes, self.class_texts, self.texts, self.support)
-        grown = extended(known, encoder, self.model, examples, names, self.asked in PROMPT_METHODS)
+        grown = extended(known, encoder, self.model, examples, names)
         return self._of(grown, self.model, self.asked, encoder)
 
     @classmethod
@@ -174,8 +169,6 @@ class Classifier:
             "support": np.asarray(support.features, dtype=np.float32),
             "labels": np.asarray(support.labels, dtype=np.int64),
         }
-        if self.prompts is not None:
-            numbers["prompts"] = np.asarray(self.prompts, dtype=np.float32)
         described = self._described()
         return save_classifier(described, numbers, classifier_card(described), Path(folder), replace)
 
@@ -223,7 +216,6 @@ class Classifier:
             support,
             ClassifierModel(**record["model"]),
             record["method"]["asked"],
-            prompts=numbers.get("prompts"),
         )
 
     def __repr__(self) -> str:
@@ -275,7 +267,7 @@ class Classifier:
     def _taught(self, support: np.ndarray, labels: np.ndarray) -> EmbeddingClassifier:
         """The method, chosen and fitted on other examples."""
         methods = CANDIDATES if self.asked == BEST else (self.asked,)
-        return choose_method(methods, self.texts, self.model.scale, support, labels, self.prompts)[1]
+        return choose_method(methods, self.texts, self.model.scale, support, labels)[1]
 
     @property
     def enough_examples(self) -> bool:
@@ -344,18 +336,9 @@ class Classifier:
                 f"is another model ({encoder.fingerprint[:12]}). Use the first one, or teach again."
             )
 
-    def with_method(self, asked: str, encoder: Encoder | None = None) -> "Classifier":
-        """The same classes and examples with another method.
-
-        Args:
-            encoder: the classifier's model, to embed prompts for methods that weight them (TIMO); they get the mean
-                otherwise.
-        """
-        prompts = self.prompts if asked in PROMPT_METHODS else None
-        if asked in PROMPT_METHODS and prompts is None and encoder is not None:
-            self.check_model(encoder)
-            prompts = prompts_of(encoder, self.classes, self.class_texts, self.model)
-        return replace(self, asked=asked, prompts=prompts)
+    def with_method(self, asked: str) -> "Classifier":
+        """The same classes and examples with another method."""
+        return replace(self, asked=asked)
 
     def _checked(self, images: Any) -> np.ndarray:
         array = self._embedded(images)

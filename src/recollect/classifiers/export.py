@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recollect.classifiers.classifier import Classifier
-from recollect.classifiers.heads.form import KernelForm, kernel_form
+from recollect.classifiers.heads.form import KernelForm
 from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder
 from recollect.core.types import Encoder
@@ -198,11 +198,10 @@ def export_all(encoder: Encoder, folder: str | Path, classifier: Classifier | No
 
 def _form(encoder: Encoder, classifier: Classifier) -> KernelForm:
     classifier.check_model(encoder)
-    form = kernel_form(classifier.estimator)
+    form = classifier.estimator.kernel_form()
     if form is None:
         raise UserError(
             f"the classifier's method is {classifier.method}, which has no form as one graph. Teach it with --method "
-            "proker, prototype, linear-probe, tip-adapter, tip-adapter-cv, tip-adapter-f, ape-t, gda, timo, clap, lp++ "
-            "or zero-shot."
+            "proker, prototype, linear-probe, tip-adapter, tip-adapter-cv, tip-adapter-f, gda or zero-shot."
         )
     return form

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from recollect.classifiers.pictures import Example, Examples, InMemory, embed_files, example_pairs, named_classes
-from recollect.classifiers.texts import prompt_ensemble, prompts_and_ensemble
+from recollect.classifiers.texts import prompt_ensemble
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind, caption_prefix
 from recollect.core.words import counted
@@ -102,7 +102,6 @@ class ClassData:
         texts: unit-norm class texts (classes, width).
         support: the examples.
         notes: problems with the examples that were added last.
-        prompts: unit-norm texts of each class (classes, prompts, width), if requested.
     """
 
     classes: tuple[str, ...]
@@ -110,7 +109,6 @@ class ClassData:
     texts: Float[np.ndarray, "classes width"]
     support: Support
     notes: tuple[str, ...] = ()
-    prompts: Float[np.ndarray, "classes prompts width"] | None = None
 
     @classmethod
     def empty(cls, width: int) -> "ClassData":
@@ -129,26 +127,14 @@ def class_prompts_of(name: str, texts: Sequence[str]) -> list[str]:
     return list(texts) or [fill(template, readable(name)) for template in GENERAL_TEMPLATES]
 
 
-def prompts_of(
-    encoder: Encoder, classes: Sequence[str], class_texts: Mapping[str, tuple[str, ...]], model: ClassifierModel
-) -> np.ndarray:
-    """Separate embeddings of all prompts (classes, prompts, width)."""
-    texts = [class_prompts_of(name, class_texts.get(name, ())) for name in classes]
-    return prompts_and_ensemble(encoder, texts, model.prefix)[0]
-
-
 def extended(
     known: ClassData,
     encoder: Encoder,
     model: ClassifierModel,
     examples: Examples,
     names: Mapping[str, Sequence[str] | str] | Sequence[str],
-    with_prompts: bool = False,
 ) -> ClassData:
     """Add examples or classes; only new ones are embedded.
-
-    Args:
-        with_prompts: also embed every prompt separately.
 
     Raises:
         UserError: fewer than two classes in total, or no new example of a class can be read.
@@ -176,8 +162,7 @@ def extended(
             notes.append(f"{copies} examples are exact copies of others of their class and were ignored")
         support = joined
     means = np.stack([vectors[name] for name in every])
-    each = prompts_of(encoder, every, described, model) if with_prompts else None
-    return ClassData(every, described, means, support, tuple(notes), each)
+    return ClassData(every, described, means, support, tuple(notes))
 
 
 def _embedded(encoder: Encoder, pairs: Sequence[Example], classes: Sequence[str]) -> tuple[Support, tuple[str, ...]]:

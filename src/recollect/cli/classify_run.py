@@ -39,9 +39,7 @@ def run_classify(options: Classify) -> None:
         taught = Classifier.teach(encoder, examples, names, method=options.method or BEST, model_name=name)
     else:
         opened.check_model(encoder)
-        taught = (
-            opened if options.method in (None, opened.asked) else opened.with_method(options.method or BEST, encoder)
-        )
+        taught = opened if options.method in (None, opened.asked) else opened.with_method(options.method or BEST)
         taught = taught.add(encoder, examples, names) if examples or names else taught
     _describe(taught)
     if options.save is not None:

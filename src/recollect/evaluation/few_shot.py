@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from recollect.classifiers.heads.engine import run_protocol
-from recollect.classifiers.heads.methods import PROMPT_METHODS
+from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
 from recollect.classifiers.heads.protocol import NO_ROW, FewShotTask, Protocol, draw
 from recollect.classifiers.texts import learned_scale, prompts_and_ensemble
 from recollect.core.errors import UserError
@@ -66,7 +66,7 @@ def few_shot(
         return few_shot(encoder, readable, protocol, **options)  # type: ignore[arg-type]
     query = image_features(encoder, task.query, cache)
     each = None
-    if set(PROMPT_METHODS) & set(protocol.methods):
+    if any(FEW_SHOT_METHODS[name](None, 1.0).reads_prompts for name in protocol.methods):
         each, texts = prompts_and_ensemble(encoder, class_prompts(task), prefix)
     else:
         texts = class_text_features(encoder, task, prefix)

@@ -17,6 +17,7 @@ from recollect.classifiers.heads.calibration import (
     fit_temperature,
     set_thresholds,
 )
+from recollect.classifiers.heads.form import KernelForm
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut, SupportSimilarity
 from recollect.core.ordering import in_order
 
@@ -59,7 +60,7 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
 
     ``support`` and ``queries`` arrive validated and unit-norm, ``labels`` as indices into ``classes_``. Class texts are
     the constructor argument ``text_features``, one row for each entry of ``classes_``; by default the normalised class
-    means are used instead.
+    means are used instead. With ``reads_prompts`` they may be all prompts of each class (classes, prompts, width).
 
     ``fit`` also scores the support examples while they are held out (`HoldOut`): by refitting on folds, or by the
     closed form ``_held_out(support, labels, plan)`` of a subclass. Methods that choose settings chose them on the same
@@ -76,6 +77,8 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         loo_ece_: expected calibration error on them, NaN if there are none.
         temperature_: minimises their negative log-likelihood; a guess if there are none (`stand_ins`).
     """
+
+    reads_prompts = False
 
     def fit(self, X: Any, y: Any) -> "EmbeddingClassifier":
         """Learn from a support set.
@@ -286,6 +289,10 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         """
         less = np.searchsorted(self._familiar, self.scores(X).max(axis=1), side="right")
         return (1 + less) / (len(self._familiar) + 1)
+
+    def kernel_form(self) -> KernelForm | None:
+        """What `export_all` writes; None where the scores have another form (votes, adapters)."""
+        return None
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         raise NotImplementedError

@@ -1,24 +1,22 @@
 """The few-shot methods by name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
-from recollect.classifiers.heads.ape import ApeClassifier
 from recollect.classifiers.heads.base import EmbeddingClassifier
 from recollect.classifiers.heads.mixture import DualMemory, GaussianDiscriminant, ZeroShotMix
-from recollect.classifiers.heads.probes import ClassAdaptiveProbe, LinearProbePlusPlus, ResidualMap
 from recollect.classifiers.heads.proker import ProKeR
 from recollect.classifiers.heads.prototype import PrototypeClassifier
-from recollect.classifiers.heads.timo import Timo
-from recollect.classifiers.heads.tip import CrossValidatedTipAdapter, TipAdapter, TipX, ZeroShotClassifier
-from recollect.classifiers.heads.trained import ApeTrained, ClipAdapter, LinearProbe, TipAdapterF
+from recollect.classifiers.heads.tip import CrossValidatedTipAdapter, TipAdapter, ZeroShotClassifier
+from recollect.classifiers.heads.trained import LinearProbe, TipAdapterF
 from recollect.classifiers.heads.voting import PluralityVoting, RankVoting, SoftmaxVoting
+from recollect.core.plugins import Table
 
 MakeEstimator = Callable[[np.ndarray | None, float], EmbeddingClassifier]
 """From class texts (or None) and the model's inverse temperature to an estimator."""
 
-FEW_SHOT_METHODS: Mapping[str, MakeEstimator] = {
+FEW_SHOT_METHODS: Table[MakeEstimator] = Table("few_shot_methods", {
     "zero-shot": lambda texts, scale: ZeroShotClassifier(texts),
     "prototype": lambda texts, scale: PrototypeClassifier(),
     "tip-adapter": lambda texts, scale: TipAdapter(texts),
@@ -29,28 +27,13 @@ FEW_SHOT_METHODS: Mapping[str, MakeEstimator] = {
     "softmax+zero-shot": lambda texts, scale: ZeroShotMix(SoftmaxVoting(), texts, scale=scale),
     "proker": lambda texts, scale: ProKeR(texts),
     "proker-published": lambda texts, scale: ProKeR(texts, preset="published"),
-    "tip-x": lambda texts, scale: TipX(texts, scale=scale),
-    "tip-x-published": lambda texts, scale: TipX(texts, scale=scale, preset="published"),
-    "ape": lambda texts, scale: ApeClassifier(texts, scale=scale),
-    "ape-published": lambda texts, scale: ApeClassifier(texts, scale=scale, preset="published"),
     "gda": lambda texts, scale: GaussianDiscriminant(texts, scale=scale),
     "dmn-tf": lambda texts, scale: DualMemory(texts, scale=scale),
     "dmn-tf-published": lambda texts, scale: DualMemory(texts, scale=scale, preset="published"),
-    "timo": lambda texts, scale: Timo(texts),
-    "timo-published": lambda texts, scale: Timo(texts, preset="published"),
-    "clap": lambda texts, scale: ClassAdaptiveProbe(texts, scale=scale),
-    "lp++": lambda texts, scale: LinearProbePlusPlus(texts),
-    "rla": lambda texts, scale: ResidualMap(texts, scale=scale),
-    "rla-published": lambda texts, scale: ResidualMap(texts, scale=scale, preset="published"),
     "linear-probe": lambda texts, scale: LinearProbe(),
-    "clip-adapter": lambda texts, scale: ClipAdapter(texts, scale=scale),
     "tip-adapter-f": lambda texts, scale: TipAdapterF(texts, scale=scale),
-    "ape-t": lambda texts, scale: ApeTrained(texts, scale=scale),
-}
-"""Every method by its name in tables. Add yours here."""
-
-PROMPT_METHODS = ("timo", "timo-published")
-"""Methods that get all prompts of a class where the task has them, not only their mean."""
+})  # fmt: skip
+"""Every method by its name in tables. Add yours here; packages add theirs (`recollect.core.plugins`)."""
 
 PAPER_METHODS = ("prototype", "tip-adapter", "tip-adapter-cv", "plurality", "rank", "softmax")
 """The six training-free classifiers of LIxP's Table 1."""

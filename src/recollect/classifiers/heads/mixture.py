@@ -6,6 +6,7 @@ import numpy as np
 from sklearn.base import clone
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, class_means, softmax
+from recollect.classifiers.heads.form import KernelForm
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.mixing import Pair, best_weight
 from recollect.classifiers.heads.tip import check_preset
@@ -114,6 +115,10 @@ class GaussianDiscriminant(Mixture):
             return super()._held_out_pair(support, labels, plan)
         base = self.scale * self._text_similarity(support, labels, plan)
         return base, discriminant_left_out(support, labels, plan).astype(support.dtype)
+
+    def kernel_form(self) -> KernelForm:
+        weight = self._weight()
+        return KernelForm.of(self, self.scale * self.texts_ + weight * self.coef_, weight * self.intercept_)
 
 
 def discriminant(support: np.ndarray, labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:

@@ -8,6 +8,7 @@ import scipy.linalg
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, as_numpy
 from recollect.classifiers.heads.calibration import conformal_groups
+from recollect.classifiers.heads.form import KernelForm
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut, turns
 from recollect.classifiers.heads.kernel import ROW_BLOCK, ExactRidge, Landmarks, RidgeTargets, ridge_path
 from recollect.classifiers.heads.mixing import best_weight
@@ -187,12 +188,14 @@ class ProKeR(EmbeddingClassifier):
         scores += self.text_weight_ * (queries @ self.texts_.T)
         return scores
 
-    def expansion(self) -> tuple[np.ndarray, np.ndarray]:
-        """Keys F (keys, width) and values V (keys, classes) of the kernel term ``k(x, F) V``."""
+    def kernel_form(self) -> KernelForm:
         if self._landmarks is not None:
-            return self._landmarks.centres, self.residual_weight_ * (self._landmarks.whiten @ self.coef_)
-        assert self._ridge is not None
-        return self._ridge.support, self.residual_weight_ * self.coef_
+            keys, values = self._landmarks.centres, self._landmarks.whiten @ self.coef_
+        else:
+            assert self._ridge is not None
+            keys, values = self._ridge.support, self.coef_
+        kernel = keys, self.bandwidth_, self.residual_weight_ * values
+        return KernelForm.of(self, self.text_weight_ * self.texts_, kernel=kernel)
 
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
         if self._ridge is not None:

@@ -13,7 +13,7 @@ from sklearn.base import clone
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, unit_rows
 from recollect.classifiers.heads.holdout import SupportSimilarity
-from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS, PROMPT_METHODS
+from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS
 from recollect.classifiers.heads.together import TrainedHead, fit_together
 from recollect.core.types import TEXT_SCALE, Metric
 from recollect.core.validation import check_choice, refuse
@@ -77,7 +77,7 @@ class FewShotTask:
         query_labels: (queries,).
         texts: unit-norm class texts (classes, width); None uses the class means of the shots.
         scale: the model's inverse temperature, for probabilities of text scores.
-        prompts: unit-norm prompts (classes, prompts, width), for `PROMPT_METHODS`; by default they get ``texts``.
+        prompts: unit-norm prompts (classes, prompts, width), for methods that read them instead of ``texts``.
     """
 
     support: np.ndarray
@@ -133,8 +133,8 @@ class FewShotTask:
         yield from models
 
     def _unfitted(self, name: str) -> EmbeddingClassifier:
-        texts = self.prompts if name in PROMPT_METHODS and self.prompts is not None else self.texts
-        return FEW_SHOT_METHODS[name](texts, self.scale)
+        made = FEW_SHOT_METHODS[name](self.texts, self.scale)
+        return made if self.prompts is None or not made.reads_prompts else made.set_params(text_features=self.prompts)
 
 
 def draw(labels: np.ndarray, classes: int, protocol: Protocol) -> dict[int, np.ndarray]:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, class_means, left_out_means
+from recollect.classifiers.heads.form import KernelForm
 from recollect.classifiers.heads.holdout import HoldOut
 
 
@@ -36,3 +37,6 @@ class PrototypeClassifier(EmbeddingClassifier):
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
         return queries @ self.prototypes_.T
+
+    def kernel_form(self) -> KernelForm:
+        return KernelForm.of(self, self.prototypes_)

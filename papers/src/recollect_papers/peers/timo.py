@@ -6,6 +6,7 @@ import numpy as np
 from sklearn.utils.validation import check_array
 
 from recollect.classifiers.heads.base import as_numpy, class_means, softmax, unit_or_zero, unit_rows
+from recollect.classifiers.heads.form import KernelForm
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.mixing import Pair, best_weight
 from recollect.classifiers.heads.mixture import Mixture, discriminant
@@ -33,6 +34,7 @@ class Timo(Mixture):
             gamma for two data sets).
     """
 
+    reads_prompts = True
     weight_bounds = (1e-4, 1e4)
     published_weights = tuple(10.0**power for power in range(-4, 5))
     default_weight = 100.0
@@ -128,3 +130,6 @@ class Timo(Mixture):
         own = np.repeat(np.arange(len(texts)), order.shape[1])
         rows = np.concatenate([support, added.astype(support.dtype)])
         return discriminant(rows, np.concatenate([labels, own]), len(texts))
+
+    def kernel_form(self) -> KernelForm:
+        return KernelForm.of(self, self.coef_ + self.alpha_ * self.weighed_, self.intercept_)

@@ -5,22 +5,20 @@ import pytest
 import torch
 from scipy.optimize import minimize
 from sklearn.base import clone
+from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from classifiers.worlds import unit, world
-from recollect.classifiers import (
-    ApeTrained,
-    ClassAdaptiveProbe,
-    ClipAdapter,
-    GaussianDiscriminant,
-    LinearProbe,
-    LinearProbePlusPlus,
-    ResidualMap,
-    Timo,
-    TipAdapterF,
-)
-from recollect.classifiers.heads import probes, together
+from recollect.classifiers import GaussianDiscriminant, LinearProbe, TipAdapterF
+from recollect.classifiers.heads import together
 from recollect.classifiers.heads.holdout import HoldOut
 from recollect.classifiers.heads.mixture import discriminant
+from recollect.testing import check_estimator
+from recollect_papers.peers import probes
+from recollect_papers.peers.ape import ApeClassifier, ApeTrained
+from recollect_papers.peers.clip_adapter import ClipAdapter
+from recollect_papers.peers.probes import ClassAdaptiveProbe, LinearProbePlusPlus, ResidualMap
+from recollect_papers.peers.timo import Timo
+from recollect_papers.peers.tip_x import TipX
 
 
 @pytest.mark.parametrize("model", [ClassAdaptiveProbe(epochs=0), ResidualMap(epochs=0, penalty=1.0),
@@ -307,3 +305,27 @@ def test_copies_of_one_example_have_no_spread_whatever_the_precision(model, copi
     for scaled in (rows * 1000 / 999.7, rows.astype(np.float32)):
         found = clone(model).fit(scaled, own).scores(queries.astype(scaled.dtype))
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+
+
+PEERS = [
+    ApeClassifier(), ApeTrained(epochs=3), ClassAdaptiveProbe(factor=1.0, epochs=10, learning_rate=0.01),
+    ClipAdapter(epochs=3, batch=64), LinearProbePlusPlus(ridge=0.01), ResidualMap(penalty=0.1, epochs=10),
+    Timo(), TipX(),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("model", PEERS, ids=lambda model: type(model).__name__)
+def test_a_peer_is_an_estimator_as_recollects_own_are(model):
+    check_estimator(model)
+
+
+def zero_rows(estimator):
+    return {"check_estimators_dtypes": "feeds rows of zeros; an embedding without direction is refused"}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.filterwarnings("ignore:.*not unit-norm.*")
+@parametrize_with_checks(PEERS, expected_failed_checks=zero_rows)
+def test_scikit_learn_accepts_a_peer(estimator, check):
+    check(estimator)

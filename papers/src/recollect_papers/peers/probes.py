@@ -9,6 +9,7 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 
 from recollect.classifiers.heads.base import class_means, softmax
+from recollect.classifiers.heads.form import KernelForm
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.tip import check_preset
 from recollect.classifiers.heads.together import Problem, TrainedHead, stacked
@@ -152,6 +153,9 @@ class ClassAdaptiveProbe(_Anchored):
     def _scores(self, queries: np.ndarray) -> np.ndarray:
         return self.scale * queries @ self.coef_.T
 
+    def kernel_form(self) -> KernelForm:
+        return KernelForm.of(self, self.scale * self.coef_)
+
 
 _LOGITS = 2**22
 """Block of LP++'s logits (examples x classes): 32 MiB in double precision."""
@@ -255,6 +259,9 @@ class LinearProbePlusPlus(_Anchored):
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
         return queries @ self.coef_.T + self.intercept_
+
+    def kernel_form(self) -> KernelForm:
+        return KernelForm.of(self, self.coef_, self.intercept_)
 
 
 class ResidualMap(_Anchored):

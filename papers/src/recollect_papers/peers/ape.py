@@ -1,16 +1,21 @@
-"""APE: Tip-Adapter on the most discriminative channels (Zhu et al., 2023)."""
+"""APE and APE-T: Tip-Adapter on the most discriminative channels (Zhu et al., 2023)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, class_means, unit_or_zero
 from recollect.classifiers.heads.calibration import log_softmax
+from recollect.classifiers.heads.form import KernelForm
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.tip import Choice, affinity, best_mixture, check_preset, class_sums, held_out_blocks
+from recollect.classifiers.heads.together import Problem, TrainedHead, stacked
+from recollect.classifiers.heads.trained import Schedule, fit_by_gradient, make_generator, summed_loss
 from recollect.core.ordering import best_first
+from recollect.core.types import TEXT_SCALE
 
 SIMILARITY_WEIGHTS = (0.1, 0.3, 0.5, 0.7, 0.9)
 CHANNEL_SHARES = (0.4, 0.5, 0.7, 0.8)
@@ -184,3 +189,115 @@ class ApeClassifier(EmbeddingClassifier):
 def _one_or(given: float | None, fixed: float | None, several: Sequence[float]) -> Sequence[float]:
     """The candidates: the given value, else the fixed one, else all."""
     return several if given is None and fixed is None else (given if given is not None else fixed,)  # type: ignore[return-value]
+
+
+class ApeTrained(TrainedHead):
+    """APE-T: a learned residual for each class on the most discriminative channels, added to its text and to its keys,
+    and a learned weight for each example (Zhu et al., 2023, section 3.3, as in the public code).
+
+    ``scale f·W' + alpha exp(-beta (1 - f·F')) diag(weights) L`` with all channels, neither renormalisation nor
+    divergence. Trained at alpha 2 and beta 1; both are then chosen on separately trained folds, alpha exactly.
+
+    Args:
+        text_features: class texts W, in the order of ``classes_``.
+        alpha, beta: weight and sharpness of the cache; chosen by default.
+        channels: share of channels with a residual.
+        similarity_weight: w of the channels' score.
+        scale: factor of the text scores, the model's own.
+        epochs, learning_rate: of AdamW.
+        random_state: seed of the shuffling.
+    """
+
+    def __init__(
+        self,
+        text_features: Any = None,
+        alpha: float | None = None,
+        beta: float | None = None,
+        channels: float = 0.5,
+        similarity_weight: float = 0.2,
+        scale: float = TEXT_SCALE,
+        epochs: int = 20,
+        learning_rate: float = 1e-3,
+        random_state: Any = 0,
+    ) -> None:
+        self.text_features = text_features
+        self.alpha = alpha
+        self.beta = beta
+        self.channels = channels
+        self.similarity_weight = similarity_weight
+        self.scale = scale
+        self.epochs = epochs
+        self.learning_rate = learning_rate
+        self.random_state = random_state
+
+    def _settle(self) -> None:
+        if not 0 < self.channels <= 1:
+            raise ValueError(f"channels must be above 0 and at most 1, got {self.channels}")
+        self.alpha_ = 2.0 if self.alpha is None else self.alpha
+        self.beta_ = 1.0 if self.beta is None else self.beta
+
+    def _choosing(self, support: np.ndarray, labels: np.ndarray) -> Iterator[list[Problem]]:
+        self._settle()
+        plan = HoldOut.of(labels)
+        if not len(plan.rows) or None not in (self.alpha, self.beta):
+            return
+        some = plan.first(MOST_TUNING_ROWS)
+        folds = list(some.folds())
+        problems = [self._without(support, labels, learn, {}) for learn, _ in folds]
+        yield problems
+        betas = PUBLISHED_BETAS if self.beta is None else (self.beta,)
+        bounds = PUBLISHED_ALPHAS if self.alpha is None else (self.alpha, float(np.nextafter(self.alpha, np.inf)))
+
+        def blocks() -> Iterator[tuple[np.ndarray, np.ndarray, Iterable[np.ndarray]]]:
+            for (model, *_), (_, choose) in zip(problems, folds, strict=True):
+                queries = support[choose]
+                caches = (model._cache(queries, beta) for beta in betas)
+                yield np.searchsorted(some.rows, choose), (self.scale * queries @ model.refined_.T)[None], caches
+
+        best = best_mixture(blocks(), some.held_labels, [(beta,) for beta in betas], bounds)
+        self.alpha_ = best.weight if self.alpha is None else self.alpha
+        self.beta_ = best.parameters[0]
+        if len(some.rows) == len(plan.rows):  # these are the folds that are held out to measure it
+            self._on_folds = [model for model, *_ in problems]
+            for model in self._on_folds:
+                model.alpha_, model.beta_ = self.alpha_, self.beta_
+
+    def _train_stack(
+        self, models: Sequence["ApeTrained"], supports: Sequence[np.ndarray], classes: Sequence[np.ndarray]
+    ) -> None:
+        images, texts, own = stacked(supports), stacked([model.texts_ for model in models]), stacked(classes)
+        scores = [channel_scores(model.texts_, self.similarity_weight) for model in models]
+        kept = best_first(np.stack(scores))[:, : max(1, round(self.channels * images.shape[2]))]
+        places = torch.from_numpy(np.sort(kept, axis=1))[:, None]
+        of_class, of_example = (places.expand(-1, count, -1) for count in (texts.shape[1], images.shape[1]))
+        values = nn.functional.one_hot(own, texts.shape[1]).float()
+        residual = nn.Parameter(torch.zeros(of_class.shape))
+        weights = nn.Parameter(torch.ones(*own.shape, 1))
+        alpha, beta = (given if given is not None else usual for given, usual in ((self.alpha, 2.0), (self.beta, 1.0)))
+
+        def refined() -> tuple[Tensor, Tensor]:
+            mine = residual.gather(1, own[..., None].expand(-1, -1, residual.shape[2]))
+            return texts.scatter_add(2, of_class, residual), images.scatter_add(2, of_example, mine)
+
+        def loss(rows: Tensor) -> Tensor:
+            towards, keys = refined()
+            near = torch.exp(beta * (images[:, rows] @ keys.mT - 1))
+            zero_shot = images[:, rows] @ towards.mT
+            return summed_loss(self.scale * zero_shot + alpha * near @ (weights * values), own[:, rows])
+
+        optimiser = torch.optim.AdamW([residual, weights], lr=self.learning_rate, eps=1e-3, weight_decay=0.1)
+        fit_by_gradient(optimiser, loss, images.shape[1], make_generator(self.random_state), Schedule(self.epochs))
+        with torch.no_grad():
+            arrays = [each.numpy() for each in (*refined(), weights * values)]
+        for place, model in enumerate(models):
+            model.refined_, model.keys_, model.values_ = (array[place].copy() for array in arrays)
+
+    def _cache(self, queries: np.ndarray, beta: float) -> np.ndarray:
+        return np.exp(beta * (queries @ self.keys_.T - 1)) @ self.values_
+
+    def _scores(self, queries: np.ndarray) -> np.ndarray:
+        return self.scale * queries @ self.refined_.T + self.alpha_ * self._cache(queries, self.beta_)
+
+    def kernel_form(self) -> KernelForm:
+        kernel = self.keys_, self.beta_, self.alpha_ * self.values_
+        return KernelForm.of(self, self.scale * self.refined_, kernel=kernel)

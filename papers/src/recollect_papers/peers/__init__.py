@@ -1,0 +1,1 @@
+"""Few-shot methods that recollect's own are compared with."""

@@ -1,0 +1,25 @@
+"""The few-shot methods of this package by name; `recollect evaluate few-shot` and `recollect classify` read them."""
+
+from collections.abc import Mapping
+
+from recollect.classifiers.heads.methods import MakeEstimator
+from recollect_papers.peers.ape import ApeClassifier, ApeTrained
+from recollect_papers.peers.clip_adapter import ClipAdapter
+from recollect_papers.peers.probes import ClassAdaptiveProbe, LinearProbePlusPlus, ResidualMap
+from recollect_papers.peers.timo import Timo
+from recollect_papers.peers.tip_x import TipX
+
+FEW_SHOT_METHODS: Mapping[str, MakeEstimator] = {
+    "tip-x": lambda texts, scale: TipX(texts, scale=scale),
+    "tip-x-published": lambda texts, scale: TipX(texts, scale=scale, preset="published"),
+    "ape": lambda texts, scale: ApeClassifier(texts, scale=scale),
+    "ape-published": lambda texts, scale: ApeClassifier(texts, scale=scale, preset="published"),
+    "timo": lambda texts, scale: Timo(texts),
+    "timo-published": lambda texts, scale: Timo(texts, preset="published"),
+    "clap": lambda texts, scale: ClassAdaptiveProbe(texts, scale=scale),
+    "lp++": lambda texts, scale: LinearProbePlusPlus(texts),
+    "rla": lambda texts, scale: ResidualMap(texts, scale=scale),
+    "rla-published": lambda texts, scale: ResidualMap(texts, scale=scale, preset="published"),
+    "clip-adapter": lambda texts, scale: ClipAdapter(texts, scale=scale),
+    "ape-t": lambda texts, scale: ApeTrained(texts, scale=scale),
+}

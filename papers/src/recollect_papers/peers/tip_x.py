@@ -1,0 +1,142 @@
+"""TIP-X: Tip-Adapter plus a cache of zero-shot distributions (Udandarao et al., 2023)."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from recollect.classifiers.heads.base import EmbeddingClassifier
+from recollect.classifiers.heads.calibration import log_softmax
+from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
+from recollect.classifiers.heads.tip import affinity, best_mixture, check_preset, class_sums, held_out_blocks
+
+TIP_X_SCALE = 2.0
+"""Inverse temperature of TIP-X's zero-shot distributions in the public code."""
+
+
+class TipX(EmbeddingClassifier):
+    """Tip-Adapter plus a cache of similar zero-shot distributions (Udandarao et al., 2023, SuS-X).
+
+    ``scale f·W + alpha exp(-beta (1 - f·F)) L - gamma psi(KL(P_f || P_F)) L`` with ``P = softmax(2 f·W)`` (temperature
+    0.5 in the public code). The divergences are one matrix product, ``KL = -H(P_f) - P_f·log P_F``. psi maps them
+    linearly onto the range of the cosines; both ranges are those of the support set (of the tested batch in the public
+    code), so each query is scored by itself.
+
+    Args:
+        text_features: class texts W, in the order of ``classes_``.
+        alpha, beta, gamma: weight and sharpness of Tip-Adapter's cache, weight of the divergence cache; by default
+            chosen on held-out examples, alpha exactly.
+        scale: the model's factor of the text scores.
+        preset: ``published`` searches the public code's ranges: alpha 0.1-50, beta 1-50, gamma 0.1-30.
+    """
+
+    def __init__(
+        self,
+        text_features: Any = None,
+        alpha: float | None = None,
+        beta: float | None = None,
+        gamma: float | None = None,
+        scale: float = 100.0,
+        preset: Literal["default", "published"] = "default",
+    ) -> None:
+        self.text_features = text_features
+        self.alpha = alpha
+        self.beta = beta
+        self.gamma = gamma
+        self.scale = scale
+        self.preset = preset
+
+    def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
+        self.support_, self.labels_ = support, labels
+        self._logs = log_softmax(TIP_X_SCALE * support @ self.texts_.T)
+        self._class_logs = class_sums(torch.from_numpy(self._logs), labels, len(self.classes_)).numpy()
+        self._cosines, self._divergences = self._ranges(support)
+        self.alpha_, self.beta_, self.gamma_ = self._choose(support, labels)
+
+    def _ranges(self, support: np.ndarray, block: int = 128) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Ranges of the cosines and divergences between examples, block by block (all pairs of 32,000 take 12 GB)."""
+        ends = np.tile([np.inf, -np.inf], (2, 1))
+        for start in range(0, len(support), block):
+            rows = support[start : start + block]
+            own = np.arange(len(rows)), np.arange(start, start + len(rows))
+            for place, matrix in enumerate((rows @ support.T, self._divergence(rows))):
+                matrix[own] = matrix[own[0], own[1] - 1]  # replaces the pair of an example with itself
+                ends[place] = min(ends[place, 0], matrix.min()), max(ends[place, 1], matrix.max())
+        (nearest, farthest), (low, high) = ends.tolist()
+        return (nearest, farthest), (low, high)
+
+    def _choose(self, support: np.ndarray, labels: np.ndarray) -> tuple[float, float, float]:
+        check_preset(self.preset)
+        published = self.preset == "published"
+        plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
+        given = self.alpha, self.beta, self.gamma
+        if not len(plan.rows) or None not in given:
+            return tuple(mine if mine is not None else 1.0 for mine in given)  # type: ignore[return-value]
+        betas = np.geomspace(1.0, 50.0, 8) if self.beta is None else np.array([self.beta])
+        gammas = np.geomspace(0.1, 30.0, 7) if self.gamma is None else np.array([self.gamma])
+        if self.gamma is None and not published:
+            gammas = np.r_[0.0, gammas]
+        bounds = (0.1, 50.0) if published else (0.0, np.inf)
+        if self.alpha is not None:
+            bounds = (self.alpha, np.nextafter(self.alpha, np.inf))
+        texts = self.scale * self._text_similarity(support, labels, plan)
+
+        def blocks() -> Iterator[tuple[slice, np.ndarray, Iterable[np.ndarray]]]:
+            for rows, caches in held_out_blocks(support, labels, plan, betas):
+                far = self._held_out_likeness(support, labels, plan, rows)
+                bases = np.stack([texts[rows] + gamma * far for gamma in gammas]).astype(support.dtype)
+                yield rows, bases, (cache for cache in caches for _ in gammas)
+
+        pairs = [(float(beta), float(gamma)) for beta in betas for gamma in gammas]
+        best = best_mixture(blocks(), plan.held_labels, pairs, bounds)
+        return best.weight if self.alpha is None else self.alpha, *best.parameters  # type: ignore[return-value]
+
+    def _held_out_likeness(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut, rows: slice) -> np.ndarray:
+        asked = plan.rows[rows]
+        if plan.one_by_one:  # only the row itself is held out, whose divergence is 0
+            sums = self._likeness_sums(support[asked])
+            sums[np.arange(len(asked)), labels[asked]] -= self._psi(0.0)
+        else:
+            likeness = self._psi(self._divergence(support[asked])).astype(support.dtype)
+            likeness[plan.absent(asked)] = 0
+            sums = class_sums(torch.from_numpy(likeness.T.copy()), labels, len(self.classes_)).T.numpy()
+        return sums / plan.kept(asked).astype(support.dtype)
+
+    def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
+        if self.text_features is None:  # the class means depend on the held-out examples
+            return super()._held_out(support, labels, plan)
+        scores = self.scale * self._text_similarity(support, labels, plan)
+        for rows, (cache,) in held_out_blocks(support, labels, plan, np.array([self.beta_])):
+            far = self._held_out_likeness(support, labels, plan, rows)
+            scores[rows] += self.alpha_ * cache + self.gamma_ * far
+        return scores
+
+    def _chosen(self) -> dict[str, Any]:
+        return {"alpha": self.alpha_, "beta": self.beta_, "gamma": self.gamma_}
+
+    def _likeness_sums(self, queries: np.ndarray) -> np.ndarray:
+        """Sums of ``-psi(KL)`` over each class (queries, classes): KL is linear in ``log P_F``, and psi is linear."""
+        counts = np.bincount(self.labels_)
+        left = log_softmax(TIP_X_SCALE * queries @ self.texts_.T)
+        weights = np.exp(left)
+        divergence = (weights * left).sum(axis=1, keepdims=True) * counts - weights @ self._class_logs.T
+        return self._psi(divergence, counts).astype(queries.dtype)
+
+    def _psi(self, divergence: Any, count: Any = 1) -> Any:
+        """``-psi`` of a divergence, or of the sum of so many."""
+        (low, high), (nearest, farthest) = self._divergences, self._cosines
+        slope = (farthest - nearest) / ((high - low) or 1.0)
+        return -(slope * (divergence - low * count) + nearest * count)
+
+    def _divergence(self, queries: np.ndarray) -> np.ndarray:
+        """``KL(P_f || P_F)`` of queries and examples: float64 (queries, examples)."""
+        left = log_softmax(TIP_X_SCALE * queries @ self.texts_.T)
+        weights = np.exp(left)
+        return (weights * left).sum(axis=1, keepdims=True) - weights @ self._logs.T
+
+    def _scores(self, queries: np.ndarray) -> np.ndarray:
+        near = torch.from_numpy(affinity(self.support_ @ queries.T, self.beta_))
+        cache = class_sums(near, self.labels_, len(self.classes_)).T.numpy()
+        likeness = self._likeness_sums(queries)
+        return self.scale * queries @ self.texts_.T + self.alpha_ * cache + self.gamma_ * likeness
