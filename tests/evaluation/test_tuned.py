@@ -1,5 +1,7 @@
 """Tuning methods in the few-shot protocol."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,6 @@ from recollect.classifiers.heads.calibration import expected_calibration_error
 from recollect.classifiers.heads.protocol import Protocol, nested_supports
 from recollect.classifiers.heads.scoring import Score
 from recollect.classifiers.tuning import LabelledPictures, TwoStageTuning
-from recollect.classifiers.tuning.cascade import CascadedPrompts
 from recollect.core.errors import UserError
 from recollect.core.types import Sample, Source
 from recollect.evaluation.few_shot import few_shot
@@ -126,19 +127,19 @@ def test_trust_figures_of_tuned_models_equal_those_of_methods_on_embeddings():
     assert 0.8 < wanted["coverage"] < 1 < sets.sum() / 40 < 3
 
 
-def test_caspl_reads_the_whole_support_without_labels(clip, colours, monkeypatch):
-    fit = CascadedPrompts.fit
+def test_methods_may_read_the_whole_support_without_labels(clip, colours):
     read = []
-    monkeypatch.setattr(
-        CascadedPrompts,
-        "fit",
-        lambda self, encoder, shots, teacher, unlabelled: (
-            read.append((len(shots.pictures), len(unlabelled))) or fit(self, encoder, shots, teacher, unlabelled)
-        ),
-    )
-    request = TuningRequest(("caspl",), effort=0.01, teacher=clip, held_out=True)
+
+    @dataclass(frozen=True)
+    class Reader(TwoStageTuning):
+        def fit(self, encoder, shots):
+            read.append((len(shots.pictures), len(shots.unlabelled)))
+            return super().fit(encoder, shots)
+
+    known = {"reader": lambda effort, flip, seed: Reader(effort=effort, flip=flip, seed=seed)}
+    request = TuningRequest(("reader",), effort=0.005, held_out=True, known=known)
     (row,) = few_shot(clip, colours, Protocol((), (2,), (0,)), model="m", tuning=request).rows
-    assert (row["method"], "loo" in row) == ("caspl", False)  # six examples are too few to state an accuracy
+    assert (row["method"], "loo" in row) == ("reader", False)  # six examples are too few to state an accuracy
     assert read == [(6, 12), (3, 9), (3, 9)]  # what is held out is not read without its label either
 
 
@@ -146,8 +147,6 @@ def test_bad_requests_are_refused(clip, colours, encoder, task):
     with pytest.raises(UserError):
         TuningRequest(("cocoop",))
     with pytest.raises(UserError):
-        TuningRequest(("coop",), effort=0.0)
+        TuningRequest(("2sfs",), effort=0.0)
     with pytest.raises(UserError):
-        TuningRequest(("caspl",))
-    with pytest.raises(UserError):
-        few_shot(encoder, task, Protocol((), (1,), (0,)), model="m", tuning=TuningRequest(("coop",)))
+        few_shot(encoder, task, Protocol((), (1,), (0,)), model="m", tuning=TuningRequest(("2sfs",)))

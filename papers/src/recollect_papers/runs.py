@@ -17,6 +17,7 @@ import pandas as pd
 import torch
 
 from recollect.classifiers.heads.protocol import Protocol, ShortClasses
+from recollect.classifiers.tuning.methods import TUNING_METHODS
 from recollect.core import progress as reporting
 from recollect.core.files import locked, make_folder
 from recollect.core.progress import output, progress
@@ -37,10 +38,12 @@ from recollect.evaluation.tasks.opening import Selection, open_tasks
 from recollect.evaluation.tasks.retrieval import retrieval_task
 from recollect.evaluation.tuned import TuningRequest
 from recollect.evaluation.zero_shot import zero_shot
-from recollect.models import load_model
+from recollect.models import DualEncoder, load_model
 from recollect.training.loop import train
 from recollect.training.options import Recipe
 from recollect_papers.analyse.energy import SpanEncoder, text_span
+from recollect_papers.peers.cascade import BoostingPrompts, CascadedPrompts
+from recollect_papers.peers.prompt_learners import PromptSRC
 from recollect_papers.stems import SharedStem
 from recollect_papers.store import as_written, content, content_key, file_content, finish, finished
 
@@ -67,7 +70,15 @@ class StudyTuning:
     def request(self, out: Path) -> TuningRequest:
         """The same with the teacher opened, which `run` trains before all else."""
         teacher = None if self.teacher is None else load_model(run_folder(self.teacher, out) / "model")
-        return TuningRequest(self.methods, self.effort, self.flip, teacher)
+
+        def caspl(effort: float, flip: bool, seed: int) -> CascadedPrompts:
+            assert isinstance(teacher, DualEncoder)
+            boosting = BoostingPrompts(effort=effort, flip=flip, seed=seed)
+            return CascadedPrompts(boosting, PromptSRC(effort=effort, flip=flip, seed=seed), teacher)
+
+        known = {**TUNING_METHODS, "caspl": caspl}
+        about = {"teacher": teacher and teacher.fingerprint}
+        return TuningRequest(self.methods, self.effort, self.flip, known=known, about=about)
 
 
 @dataclass(frozen=True)

@@ -114,8 +114,8 @@ class FewShot:
     model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)
     data: Annotated[DataOptions, Arg(flat=True)] = field(default_factory=DataOptions)
     methods: Annotated[tuple[str, ...], Arg(metavar="METHOD")] = ()
-    """Names, paper for the paper's six (the default, with zero-shot), or all that read embeddings. These tune the model
-    itself, for minutes to hours: clip-lora, 2sfs, coop, kgcoop, maple, promptsrc, caspl."""
+    """Names, paper for the paper's six (the default, with zero-shot), or all that read embeddings. clip-lora and 2sfs
+    tune the model itself, for minutes to hours."""
     shots: tuple[int, ...] | None = None
     """Examples of each class (default: 1 2 4 8 16 32, as far as every class has so many)."""
     seeds: int = 5
@@ -124,8 +124,6 @@ class FewShot:
     """Share of the published number of steps, for methods that tune the model."""
     flip: Annotated[bool, Arg(rare=True)] = True
     """Mirror half of the images that these methods learn from; not for letters, signs or maps."""
-    teacher: Annotated[str | None, Arg(rare=True)] = None
-    """A larger model for caspl, which learns from it on all images of the support split, without labels."""
     held_out: Annotated[bool, Arg(rare=True)] = False
     """Tune the model again without parts of the shots, so that these methods report left-out accuracy, calibrated
     confidence and conformal sets too: with up to four shots once more for each shot, else three times more."""

@@ -12,7 +12,7 @@ from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS
 from recollect.classifiers.heads.protocol import Protocol, ShortClasses
 from recollect.classifiers.heads.scoring import SET_ALPHA, TRUST_COLUMNS
 from recollect.classifiers.heads.trust import TOO_FEW
-from recollect.classifiers.tuning.methods import CASCADE, TUNING_METHODS
+from recollect.classifiers.tuning.methods import TUNING_METHODS
 from recollect.cli.evaluate import DataOptions, FeatureOptions, FewShot
 from recollect.cli.evaluate_run import (
     check_models,
@@ -46,11 +46,9 @@ from recollect.evaluation.results import Result, joint_identity, summarise
 from recollect.evaluation.tables import gain_over_draws, sample_efficiency, tidy
 from recollect.evaluation.tasks.classification import ClassificationTask, Division
 from recollect.evaluation.tuned import TuningRequest
-from recollect.models import load_model
 
 _USUAL = ("zero-shot", *PAPER_METHODS)
 _SHOTS = (1, 2, 4, 8, 16, 32)
-_TUNING = (*TUNING_METHODS, CASCADE)
 
 
 def open_features(options: FeatureOptions, data: DataOptions) -> list[OwnFeatures]:
@@ -117,10 +115,8 @@ def run_few_shot(options: FewShot) -> None:
 
 def _warn_unused(options: FewShot) -> None:
     """Warn of options without effect."""
-    if CASCADE not in options.methods:
-        warn_unused(options, "teacher", why="it is for --methods caspl")
-    if not any(name in _TUNING for name in options.methods):
-        why = f"it is for methods that tune the model: {', '.join(_TUNING)}"
+    if not any(name in TUNING_METHODS for name in options.methods):
+        why = f"it is for methods that tune the model: {', '.join(TUNING_METHODS)}"
         warn_unused(options, "effort", "flip", "held_out", why=why)
     if not options.own.features:
         warn_unused(options.own, why="it is for embeddings of --features")
@@ -139,7 +135,7 @@ def _warn_unused(options: FewShot) -> None:
 
 
 def _of_features(options: FewShot) -> tuple[list[Result], tuple[str, ...]]:
-    tunes = any(name in _TUNING for name in options.methods)
+    tunes = any(name in TUNING_METHODS for name in options.methods)
     others = options.model.models or options.data.data or options.data.suite or tunes
     refuse((others, "--features: cannot be combined with a model, --data or methods that tune a model."))
     protocol = _protocol(options)
@@ -174,7 +170,7 @@ def _of_models(options: FewShot) -> tuple[list[Result], tuple[str, ...]]:
 def _protocol(options: FewShot) -> Protocol:
     check_number("--seeds", options.seeds, least=1)
     names = {"all": tuple(FEW_SHOT_METHODS), "paper": PAPER_METHODS}
-    asked = [name for name in options.methods if name not in _TUNING]
+    asked = [name for name in options.methods if name not in TUNING_METHODS]
     methods = tuple(dict.fromkeys(name for each in asked for name in names.get(each, (each,))))
     shots = tuple(sorted(set(options.shots))) if options.shots else _SHOTS
     short: ShortClasses = "all" if options.small_classes == "all" else "refuse"
@@ -182,11 +178,8 @@ def _protocol(options: FewShot) -> Protocol:
 
 
 def _tuning(options: FewShot) -> TuningRequest:
-    methods = tuple(dict.fromkeys(name for name in options.methods if name in _TUNING))
-    untaught = CASCADE in methods and options.teacher is None
-    refuse((untaught, "--methods caspl: learns from a larger model. Name it with --teacher MODEL."))
-    teacher = load_model(options.teacher, options.model.device) if options.teacher else None
-    return TuningRequest(methods, options.effort, options.flip, teacher, options.held_out)
+    methods = tuple(dict.fromkeys(name for name in options.methods if name in TUNING_METHODS))
+    return TuningRequest(methods, options.effort, options.flip, options.held_out)
 
 
 def _reachable(options: FewShot, protocol: Protocol, fewest: int) -> Protocol:

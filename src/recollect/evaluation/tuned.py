@@ -1,7 +1,7 @@
 """Methods that tune the model, in the few-shot protocol: same draws, same tested pictures."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,8 @@ from recollect.classifiers.heads.calibration import fit_temperature, set_thresho
 from recollect.classifiers.heads.holdout import HoldOut
 from recollect.classifiers.heads.protocol import Protocol, support_of
 from recollect.classifiers.heads.scoring import SET_ALPHA, Key, Score
-from recollect.classifiers.tuning.cascade import BoostingPrompts, CascadedPrompts
 from recollect.classifiers.tuning.classifier import TunedClassifier
-from recollect.classifiers.tuning.learners import PromptSRC
-from recollect.classifiers.tuning.methods import CASCADE, TUNING_METHODS
+from recollect.classifiers.tuning.methods import TUNING_METHODS, MakeTuning
 from recollect.classifiers.tuning.shots import LabelledPictures
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
@@ -32,48 +30,34 @@ class TuningRequest:
     """Which methods tune the model, and how much.
 
     Attributes:
-        methods: names of `TUNING_METHODS`, or ``caspl``.
+        methods: names of `TUNING_METHODS`.
         effort: share of the published steps, above 0.
         flip: mirror half of the training crops.
-        teacher: a larger model, for ``caspl``.
         held_out: tune again on folds of the shots, to measure calibration and held-out accuracy.
+        known: every method by name.
+        about: further settings, for the record.
     """
 
     methods: Sequence[str] = ()
     effort: float = 1.0
     flip: bool = True
-    teacher: Encoder | None = None
     held_out: bool = False
+    known: Mapping[str, MakeTuning] = field(default_factory=lambda: TUNING_METHODS)
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in self.methods:
-            check_choice(name, (*TUNING_METHODS, CASCADE), "--methods: method")
+            check_choice(name, self.known, "--methods: method")
         check_number("--effort", self.effort, above=0)
-        if CASCADE in self.methods and not isinstance(self.teacher, DualEncoder):
-            raise UserError("caspl needs a larger model as teacher")
 
     def settings(self) -> dict[str, Any]:
         """Settings for a `Result`."""
-        made = {name: self._make(name, 0) for name in self.methods}
-        described = {name: asdict(method) for name, method in made.items()}
-        asked = {"tuning": described, "teacher": self.teacher.fingerprint if self.teacher else None}
-        return asked | ({"held_out": True} if self.held_out else {})
+        made = {name: asdict(self.make(name, 0)) for name in self.methods}
+        return {"tuning": made, **self.about} | ({"held_out": True} if self.held_out else {})
 
-    def _make(self, name: str, seed: int) -> Any:
-        if name != CASCADE:
-            return TUNING_METHODS[name](self.effort, self.flip, seed)
-        options: Mapping[str, Any] = {"effort": self.effort, "flip": self.flip, "seed": seed}
-        return CascadedPrompts(BoostingPrompts(**options), PromptSRC(**options))
-
-    def fit(
-        self, name: str, seed: int, encoder: DualEncoder, shots: LabelledPictures, unlabelled: Sequence[ImageLike]
-    ) -> TunedClassifier:
-        """Tune by one method; only ``caspl`` reads ``unlabelled`` pictures."""
-        method = self._make(name, seed)
-        if isinstance(method, CascadedPrompts):
-            assert isinstance(self.teacher, DualEncoder)
-            return method.fit(encoder, shots, self.teacher, unlabelled)
-        return method.fit(encoder, shots)
+    def make(self, name: str, seed: int) -> Any:
+        """A method with these settings."""
+        return self.known[name](self.effort, self.flip, seed)
 
 
 @dataclass(frozen=True)
@@ -114,20 +98,15 @@ def tuned_rows(
             for shots in protocol.shots:
                 rows, _ = support_of(order, shots)
                 examples = _support(task, rows)
-                tuned = request.fit(name, seed, encoder, examples, _Pictures(task.support))
-                held = _held_out(name, seed, encoder, task, request, rows, examples) if request.held_out else None
+                method = request.make(name, seed)
+                tuned = method.fit(encoder, examples)
+                held = _held_out(method, encoder, task, rows, examples) if request.held_out else None
                 count(score, (name, shots, seed), _scores(tuned, task.query, readable), held)
     return score.rows(request.methods)
 
 
 def _held_out(
-    name: str,
-    seed: int,
-    encoder: DualEncoder,
-    task: ClassificationTask,
-    request: TuningRequest,
-    rows: np.ndarray,
-    examples: LabelledPictures,
+    method: Any, encoder: DualEncoder, task: ClassificationTask, rows: np.ndarray, examples: LabelledPictures
 ) -> tuple[np.ndarray, np.ndarray]:
     """Scores of held-out shots (held, classes) by models tuned without them, and their labels (held,).
 
@@ -137,11 +116,12 @@ def _held_out(
 
     def score(learn: np.ndarray, choose: np.ndarray) -> np.ndarray:
         learned, held = ([examples.pictures[row] for row in part.tolist()] for part in (learn, choose))
-        shots = LabelledPictures(learned, examples.labels[learn], examples.names)
         others = np.setdiff1d(np.arange(len(task.support)), np.delete(rows, learn))
-        return request.fit(name, seed, encoder, shots, _Pictures(Subset(task.support, others))).scores(held)
+        unlabelled = _Pictures(Subset(task.support, others))
+        shots = LabelledPictures(learned, examples.labels[learn], examples.names, unlabelled)
+        return method.fit(encoder, shots).scores(held)
 
-    return plan.scored(score, (len(task.class_names),), np.float64), plan.held_labels
+    return plan.scored(score, (len(examples.names),), np.float64), plan.held_labels
 
 
 def count(score: Score, key: Key, scores: np.ndarray, held: tuple[np.ndarray, np.ndarray] | None) -> None:
@@ -164,7 +144,7 @@ def count(score: Score, key: Key, scores: np.ndarray, held: tuple[np.ndarray, np
 
 def _support(task: ClassificationTask, rows: np.ndarray) -> LabelledPictures:
     pictures = [sample.image for sample in task.support.read_block(rows)]
-    return LabelledPictures(pictures, task.support.labels[rows], task.class_names)
+    return LabelledPictures(pictures, task.support.labels[rows], task.class_names, _Pictures(task.support))
 
 
 def _scores(tuned: TunedClassifier, source: Source, rows: np.ndarray) -> np.ndarray:

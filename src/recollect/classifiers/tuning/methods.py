@@ -1,12 +1,12 @@
 """Tuning methods by name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 from recollect.classifiers.tuning.classifier import TunedClassifier
-from recollect.classifiers.tuning.learners import CoOp, KgCoOp, MaPLe, PromptSRC
 from recollect.classifiers.tuning.shots import LabelledPictures
 from recollect.classifiers.tuning.weights import ClipLora, TwoStageTuning
+from recollect.core.plugins import Table
 from recollect.models.dual import DualEncoder
 
 
@@ -21,14 +21,8 @@ class TuningMethod(Protocol):
 MakeTuning = Callable[[float, bool, int], TuningMethod]
 """From effort (share of the published steps), flip and seed to a method."""
 
-TUNING_METHODS: Mapping[str, MakeTuning] = {
+TUNING_METHODS: Table[MakeTuning] = Table("tuning_methods", {
     "clip-lora": lambda effort, flip, seed: ClipLora(effort=effort, flip=flip, seed=seed),
     "2sfs": lambda effort, flip, seed: TwoStageTuning(effort=effort, flip=flip, seed=seed),
-    "coop": lambda effort, flip, seed: CoOp(effort=effort, flip=flip, seed=seed),
-    "kgcoop": lambda effort, flip, seed: KgCoOp(effort=effort, flip=flip, seed=seed),
-    "maple": lambda effort, flip, seed: MaPLe(effort=effort, flip=flip, seed=seed),
-    "promptsrc": lambda effort, flip, seed: PromptSRC(effort=effort, flip=flip, seed=seed),
-}
-"""Methods with the constants of their public code; `CascadedPrompts` (``caspl``) also needs a larger model."""
-
-CASCADE = "caspl"
+})  # fmt: skip
+"""Methods with the constants of their public code; packages add theirs (`recollect.core.plugins`)."""

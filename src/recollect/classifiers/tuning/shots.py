@@ -28,11 +28,13 @@ class LabelledPictures:
         pictures: PIL images or arrays (height, width, 3) of bytes.
         labels: of each, 0…C - 1 (n,).
         names: of the C classes.
+        unlabelled: more pictures of the same kind, for methods that learn from them too.
     """
 
     pictures: Sequence[ImageLike]
     labels: np.ndarray
     names: tuple[str, ...]
+    unlabelled: Sequence[ImageLike] = ()
 
     def __post_init__(self) -> None:
         if len(self.pictures) != len(self.labels):

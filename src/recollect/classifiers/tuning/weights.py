@@ -81,7 +81,7 @@ class ClipLora:
         tuned = merged(tuned)
         with torch.no_grad():
             texts = unit_texts(_embedder(tuned, self.template)(shots.names))
-        return TunedClassifier(tuned, shots.names, texts, scale, (), self.template)
+        return TunedClassifier(tuned, shots.names, texts, scale, self.template)
 
     def start(self, sites: Mapping[str, nn.Linear]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """A and B of each layer as they begin."""
@@ -146,7 +146,7 @@ class TwoStageTuning:
             return class_loss(images, head, labels[rows], scale)
 
         self._descend("tune 2sfs: classes", [head], of_head, len(labels), second)
-        return TunedClassifier(tuned, shots.names, unit_texts(head), scale, (), self.template)
+        return TunedClassifier(tuned, shots.names, unit_texts(head), scale, self.template)
 
     def _descend(
         self, what: str, learned: list[nn.Parameter], loss: Callable[[Tensor], Tensor], count: int, steps: int

@@ -11,22 +11,23 @@ from torch import Tensor, nn
 
 from recollect.classifiers.heads.trained import Schedule
 from recollect.classifiers.texts import learned_scale
-from recollect.classifiers.tuning.classifier import TunedClassifier, class_texts
-from recollect.classifiers.tuning.prompts import (
-    Prompts,
-    check_family,
-    prompt_tokens,
-    prompted,
-    token_layers,
-    token_width,
-    word_vectors,
-)
 from recollect.classifiers.tuning.shots import Crops, LabelledPictures, class_loss, descend, frozen_copy
 from recollect.classifiers.tuning.weights import TEMPLATE
 from recollect.core.seeding import torch_generator
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.models.dual import DualEncoder
 from recollect.models.transformers.encoder import TransformersEncoder
+from recollect_papers.peers.prompts import (
+    PromptedClassifier,
+    Prompts,
+    check_family,
+    class_texts,
+    prompt_tokens,
+    prompted,
+    token_layers,
+    token_width,
+    word_vectors,
+)
 
 DEPTH = 9
 """Number of blocks with tokens in MaPLe and PromptSRC."""
@@ -141,7 +142,9 @@ class PromptLearning(ABC):
         """Class embeddings of the frozen model, if the loss uses them."""
         return None
 
-    def fit(self, encoder: DualEncoder, shots: LabelledPictures, before: tuple[Prompts, ...] = ()) -> TunedClassifier:
+    def fit(
+        self, encoder: DualEncoder, shots: LabelledPictures, before: tuple[Prompts, ...] = ()
+    ) -> PromptedClassifier:
         """Learn prompts for ``shots``.
 
         Args:
@@ -183,12 +186,12 @@ class PromptLearning(ABC):
         """Average over epochs of the final prompts; None uses the last epoch."""
         return None
 
-    def _classifier(self, task: PromptTask, learner: Learner, shots: LabelledPictures) -> TunedClassifier:
+    def _classifier(self, task: PromptTask, learner: Learner, shots: LabelledPictures) -> PromptedClassifier:
         prompts, frozen = (*task.before, learner.prompts().detached()), task.encoder
         with torch.no_grad():
             texts = class_texts(frozen, shots.names, self.text, prompts)
         own = any(tokens.ndim == 3 for each in prompts for tokens in each.text)
-        return TunedClassifier(frozen, shots.names, texts, task.scale, prompts, None if own else self.text)
+        return PromptedClassifier(frozen, shots.names, texts, task.scale, None if own else self.text, prompts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,13 @@
 """Tokens inside the towers, compared with words and with the towers written out."""
+# ruff: noqa: F401, F811
 
 import pytest
 import torch
 
-from recollect.classifiers.tuning.prompts import (
+from classifiers.tuning.conftest import encoder, make_encoder, shots
+from recollect.classifiers.tuning.shots import frozen_copy
+from recollect.core.errors import UserError
+from recollect_papers.peers.prompts import (
     Prompts,
     check_family,
     prompt_tokens,
@@ -11,8 +15,6 @@ from recollect.classifiers.tuning.prompts import (
     token_width,
     word_vectors,
 )
-from recollect.classifiers.tuning.shots import frozen_copy
-from recollect.core.errors import UserError
 
 NAMES = ["cat.", "small red house."]
 

@@ -6,16 +6,19 @@ Pictures: n tokens are appended to the patches and replaced in deeper layers; th
 reads all tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from recollect.classifiers.tuning.classifier import TunedClassifier, unit_texts
 from recollect.core.errors import UserError
+from recollect.core.types import ImageLike
+from recollect.data.prompts import fill
 from recollect.models.transformers.encoder import TransformersEncoder
 from recollect.models.transformers.families import is_naflex, is_siglip, pooling
 
@@ -166,3 +169,52 @@ def _put(states: Tensor, vectors: Tensor, start: int) -> Tensor:
     start = start % states.shape[1]
     vectors = vectors.to(states.dtype).expand(len(states), -1, -1)
     return torch.cat([states[:, :start], vectors, states[:, start + vectors.shape[1] :]], dim=1)
+
+
+@dataclass(frozen=True)
+class PromptedClassifier(TunedClassifier):
+    """A tuned classifier whose towers have learned tokens.
+
+    Attributes:
+        prompts: the tokens of each learner.
+    """
+
+    prompts: tuple[Prompts, ...] = ()
+
+    def embed_images(self, images: Sequence[ImageLike]) -> Float[Tensor, "n width"]:
+        with prompted(self.encoder, self.prompts):
+            return self.encoder.embed_images(images)
+
+    @torch.no_grad()
+    def embed_names(self, names: Sequence[str]) -> Float[Tensor, "n width"]:
+        if self.template is None:
+            return super().embed_names(names)
+        return class_texts(self.encoder, names, self.template, self.prompts)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = super()._tensors()
+        for number, each in enumerate(self.prompts):
+            for side in ("text", "image"):
+                rows = enumerate(getattr(each, side))
+                tensors |= {f"{number}.{side}.{layer}": tokens.contiguous().cpu() for layer, tokens in rows}
+        return tensors
+
+    @classmethod
+    def _restored(cls, encoder: TransformersEncoder, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        def side(number: int, name: str) -> tuple[Tensor, ...]:
+            keys = (f"{number}.{name}.{layer}" for layer in range(len(tensors)))
+            return tuple(tensors[key].to(encoder.device) for key in keys if key in tensors)
+
+        learners = len({name.partition(".")[0] for name in tensors if name != "texts"})
+        prompts = tuple(Prompts(side(number, "text"), side(number, "image")) for number in range(learners))
+        return cls(encoder, tuple(about["names"]), tensors["texts"], about["scale"], about["template"], prompts)
+
+
+def class_texts(
+    encoder: TransformersEncoder, names: Sequence[str], template: str, prompts: Sequence[Prompts] = ()
+) -> Float[Tensor, "classes width"]:
+    """Unit-norm class embeddings, with learned prompts if given."""
+    texts = [fill(template, name) for name in names]
+    room = sum(each.text_tokens for each in prompts)
+    with prompted(encoder, prompts):
+        return unit_texts(encoder.encode_texts(prompt_tokens(encoder, texts, room)))

@@ -1,4 +1,5 @@
-"""What each method learns, what it leaves alone, and its loss by the published formula."""
+"""What each prompt learner learns, what it leaves alone, and its loss by the published formula."""
+# ruff: noqa: F401, F811
 
 from dataclasses import replace
 
@@ -6,26 +7,15 @@ import numpy as np
 import pytest
 import torch
 
+from classifiers.tuning.conftest import encoder, make_encoder, shots
 from recollect.classifiers.heads.trained import Schedule
 from recollect.classifiers.texts import learned_scale
-from recollect.classifiers.tuning import (
-    BoostingPrompts,
-    CascadedPrompts,
-    ClipLora,
-    CoOp,
-    KgCoOp,
-    LabelledPictures,
-    MaPLe,
-    PromptSRC,
-    TunedClassifier,
-    TwoStageTuning,
-)
-from recollect.classifiers.tuning.cascade import match_loss
-from recollect.classifiers.tuning.learners import EpochAverage, PromptTask, Tokens
-from recollect.classifiers.tuning.prompts import Prompts, prompt_tokens, prompted
-from recollect.classifiers.tuning.shots import Crops, class_loss, descend, frozen_copy
+from recollect.classifiers.tuning import ClipLora
+from recollect.classifiers.tuning.shots import Crops, descend, frozen_copy
 from recollect.core.errors import UserError
-from recollect.models import build_model
+from recollect_papers.peers.cascade import BoostingPrompts, CascadedPrompts, match_loss
+from recollect_papers.peers.prompt_learners import CoOp, EpochAverage, KgCoOp, MaPLe, PromptSRC, PromptTask, Tokens
+from recollect_papers.peers.prompts import PromptedClassifier, prompt_tokens, prompted
 
 QUICK = {"epochs": 1, "batch": 3}
 LEARNERS = [CoOp(tokens=3, **QUICK), CoOp(tokens=2, per_class=True, **QUICK), KgCoOp(**QUICK), MaPLe(**QUICK),
@@ -91,7 +81,7 @@ def test_the_same_seed_gives_the_same_prompts_and_a_folder_keeps_them(encoder, s
     tuned, again = (MaPLe(**QUICK).fit(encoder, shots) for _ in range(2))
     scores = tuned.scores(shots.pictures)
     np.testing.assert_array_equal(again.scores(shots.pictures), scores)
-    opened = TunedClassifier.open(tuned.save(tmp_path / "kept"), "cpu")
+    opened = PromptedClassifier.open(tuned.save(tmp_path / "kept"), "cpu")
     np.testing.assert_allclose(opened.scores(shots.pictures), scores, rtol=1e-5, atol=1e-5)
     assert opened.predict(shots.pictures) == tuned.predict(shots.pictures)
     torch.testing.assert_close(opened.embed_names(shots.names), tuned.texts)
@@ -99,7 +89,7 @@ def test_the_same_seed_gives_the_same_prompts_and_a_folder_keeps_them(encoder, s
         tuned.save(tmp_path / "kept")
     (tmp_path / "kept" / "tuned.safetensors").write_bytes(b"cut short")
     with pytest.raises(UserError):
-        TunedClassifier.open(tmp_path / "kept", "cpu")
+        PromptedClassifier.open(tmp_path / "kept", "cpu")
     own = CoOp(tokens=2, per_class=True, effort=0.0).fit(encoder, shots)
     with pytest.raises(ValueError):
         own.embed_names(["cat"])
@@ -202,58 +192,6 @@ def test_the_final_prompts_are_the_gaussian_mean_over_epochs():
     assert EpochAverage(learner, [1.0], 1).sums[0].shape == (1, 2)
 
 
-class TestClipLora:
-    def test_it_begins_as_zero_shot(self, encoder, shots):
-        tuned = ClipLora(effort=0.0).fit(encoder, shots)
-        np.testing.assert_array_equal(tuned.scores(shots.pictures), zero_shot(encoder, shots))
-
-    def test_it_changes_queries_keys_and_values_of_both_towers_alone(self, encoder, shots):
-        before = weights(encoder)
-        tuned = ClipLora(steps_per_shot=2, batch=6, learning_rate=1e-2).fit(encoder, shots)
-        changed = {name for name, each in tuned.encoder.state_dict().items() if not torch.equal(each, before[name])}
-        expected = {name for name in before if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))}
-        assert changed == expected
-        assert len(expected) == 12  # 2 towers x 2 blocks x 3
-        assert all(torch.equal(tensor, before[name]) for name, tensor in encoder.state_dict().items())
-        change = tuned.encoder.state_dict()["model.text_model.encoder.layers.0.self_attn.q_proj.weight"]
-        change = change - before["model.text_model.encoder.layers.0.self_attn.q_proj.weight"]
-        assert torch.linalg.matrix_rank(change, atol=1e-6) <= 2
-
-    def test_it_fits_its_examples_and_can_be_kept(self, make_encoder, shots, tmp_path):
-        from recollect.models import load_model
-
-        encoder = make_encoder("clip")
-        method = ClipLora(steps_per_shot=8, batch=6, learning_rate=3e-2, dropout=0.0)
-        tuned = method.fit(encoder, shots)
-        assert training_loss(tuned, shots) < training_loss(replace(method, effort=0.0).fit(encoder, shots), shots)
-        opened = load_model(tuned.encoder.save(tmp_path / "tuned"), "cpu")
-        torch.testing.assert_close(opened.embed_images(list(shots.pictures)), tuned.embed_images(shots.pictures))
-        assert tuned.embed_names(["cat"]).shape == (1, encoder.width)
-
-
-class TestTwoStageTuning:
-    def test_no_steps_are_zero_shot(self, encoder, shots):
-        tuned = TwoStageTuning(effort=0.0).fit(encoder, shots)
-        np.testing.assert_allclose(tuned.scores(shots.pictures), zero_shot(encoder, shots), rtol=1e-5, atol=1e-5)
-
-    def test_the_first_stage_learns_norms_alone(self, encoder, shots):
-        before = weights(encoder)
-        method = TwoStageTuning(steps_per_shot=2, first_share=1.0, batch=6, learning_rate=1e-2)
-        tuned = method.fit(encoder, shots)
-        changed = {name for name, each in tuned.encoder.state_dict().items() if not torch.equal(each, before[name])}
-        assert changed
-        assert all("norm" in name or "layrnorm" in name for name in changed)
-        assert {name.split(".")[1] for name in changed} == {"text_model", "vision_model"}
-        texts = tuned.encoder.embed_texts([f"a photo of a {name}." for name in shots.names])
-        torch.testing.assert_close(tuned.texts, texts)  # stage 2 of no steps is stage 1
-
-    def test_the_second_stage_learns_classes_alone(self, encoder, shots):
-        before = weights(encoder)
-        tuned = TwoStageTuning(steps_per_shot=20, first_share=0.0, batch=6, learning_rate=1e-2).fit(encoder, shots)
-        assert all(torch.equal(tensor, before[name]) for name, tensor in tuned.encoder.state_dict().items())
-        assert training_loss(tuned, shots) < training_loss(TwoStageTuning(effort=0.0).fit(encoder, shots), shots)
-
-
 class TestCasPL:
     def test_boosting_brings_a_model_nearer_to_its_teacher_without_labels(self, make_encoder, shots):
         encoder, teacher = make_encoder("clip"), make_encoder("clip", seed=5)
@@ -274,29 +212,9 @@ class TestCasPL:
     def test_the_cascade_keeps_the_first_phase_as_it_was(self, make_encoder, shots):
         encoder, teacher = make_encoder("clip"), make_encoder("clip", seed=5)
         boosting = BoostingPrompts(tokens=2, epochs=1)
-        method = CascadedPrompts(boosting, MaPLe(**QUICK))
-        tuned = method.fit(encoder, shots, teacher)
+        method = CascadedPrompts(boosting, MaPLe(**QUICK), teacher)
+        tuned = method.fit(encoder, shots)
         first = boosting.fit(encoder, teacher, shots.pictures, shots.names)
         assert len(tuned.prompts) == 2
         assert all(map(torch.equal, tuned.prompts[0].text, first.text))
         assert tuned.scores(shots.pictures).shape == (6, 3)
-
-
-def test_bad_pictures_and_other_models_are_refused(shots):
-    with pytest.raises(UserError):
-        LabelledPictures([np.zeros(4), np.ones(4)], np.arange(2), ("a", "b"))
-    with pytest.raises(ValueError):
-        LabelledPictures(shots.pictures, np.zeros(6, dtype=int), shots.names)
-    with pytest.raises(ValueError):
-        LabelledPictures(shots.pictures, shots.labels[:5], shots.names)
-    with pytest.raises(UserError):
-        CoOp().fit(build_model("vector-linear", texts=["a red square"]), shots)
-
-
-def test_the_class_loss_is_the_cross_entropy_of_scaled_cosines():
-    images, texts = torch.randn(5, 4).double(), torch.randn(3, 4).double()
-    labels = torch.tensor([0, 1, 2, 1, 0])
-    unit = [each.numpy() / np.linalg.norm(each.numpy(), axis=1, keepdims=True) for each in (images, texts)]
-    expected = -log_softmax(7.0 * unit[0] @ unit[1].T)[np.arange(5), labels].mean()
-    assert float(class_loss(images, texts, labels, 7.0)) == pytest.approx(expected)
-    assert Prompts().text_tokens == Prompts().image_tokens == 0

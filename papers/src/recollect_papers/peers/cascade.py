@@ -1,7 +1,7 @@
 """CasPL: prompts that distil a larger model on unlabelled pictures, followed by another prompt learner."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -9,15 +9,23 @@ from torch import Tensor
 
 from recollect.classifiers.heads.trained import Schedule
 from recollect.classifiers.texts import learned_scale
-from recollect.classifiers.tuning.classifier import TunedClassifier
-from recollect.classifiers.tuning.learners import DEPTH, Learner, PromptLearning, PromptSRC, PromptTask, Tokens, _layers
-from recollect.classifiers.tuning.prompts import Prompts, check_family, prompt_tokens
 from recollect.classifiers.tuning.shots import Crops, LabelledPictures, descend, frozen_copy
 from recollect.classifiers.tuning.weights import TEMPLATE
+from recollect.core.errors import UserError
 from recollect.core.types import ImageLike
 from recollect.data.prompts import fill
 from recollect.models.dual import DualEncoder
 from recollect.models.transformers.encoder import TransformersEncoder
+from recollect_papers.peers.prompt_learners import (
+    DEPTH,
+    Learner,
+    PromptLearning,
+    PromptSRC,
+    PromptTask,
+    Tokens,
+    _layers,
+)
+from recollect_papers.peers.prompts import PromptedClassifier, Prompts, check_family, prompt_tokens
 
 
 @dataclass(frozen=True)
@@ -99,19 +107,21 @@ class CascadedPrompts:
     Attributes:
         boosting: the first phase.
         learner: the second.
+        teacher: a larger model.
     """
 
     boosting: BoostingPrompts = field(default_factory=BoostingPrompts)
     learner: PromptLearning = field(default_factory=PromptSRC)
+    teacher: InitVar[DualEncoder | None] = None
 
-    def fit(
-        self,
-        encoder: DualEncoder,
-        shots: LabelledPictures,
-        teacher: DualEncoder,
-        unlabelled: Sequence[ImageLike] | None = None,
-    ) -> TunedClassifier:
-        """Learn both phases; ``unlabelled`` pictures are the shots themselves by default."""
-        pictures = shots.pictures if unlabelled is None else unlabelled
+    def __post_init__(self, teacher: DualEncoder | None) -> None:
+        if teacher is None:
+            raise UserError("caspl needs a larger model as teacher")
+        object.__setattr__(self, "_teacher", teacher)
+
+    def fit(self, encoder: DualEncoder, shots: LabelledPictures) -> PromptedClassifier:
+        """Learn both phases; the first from the unlabelled pictures, or from the shots where there are none."""
+        pictures = shots.unlabelled if len(shots.unlabelled) else shots.pictures
+        teacher: DualEncoder = self._teacher  # type: ignore[attr-defined]
         before = self.boosting.fit(encoder, teacher, pictures, shots.names)
         return self.learner.fit(encoder, shots, before=(before,))

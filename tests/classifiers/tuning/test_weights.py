@@ -1,0 +1,114 @@
+"""What methods that tune weights learn, and what they leave alone."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from recollect.classifiers.tuning import ClipLora, LabelledPictures, TunedClassifier, TwoStageTuning
+from recollect.classifiers.tuning.shots import class_loss
+from recollect.core.errors import UserError
+from recollect.models import build_model
+
+
+def weights(encoder):
+    return {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+
+
+def zero_shot(encoder, shots, template="a photo of a {}."):
+    images = encoder.embed_images(list(shots.pictures))
+    return (encoder.scale * images @ encoder.embed_texts([template.format(name) for name in shots.names]).T).numpy()
+
+
+def training_loss(tuned, shots):
+    scores = torch.from_numpy(tuned.scores(shots.pictures))
+    return float(torch.nn.functional.cross_entropy(scores, torch.from_numpy(shots.labels)))
+
+
+class TestClipLora:
+    def test_it_begins_as_zero_shot(self, encoder, shots):
+        tuned = ClipLora(effort=0.0).fit(encoder, shots)
+        np.testing.assert_array_equal(tuned.scores(shots.pictures), zero_shot(encoder, shots))
+
+    def test_it_changes_queries_keys_and_values_of_both_towers_alone(self, encoder, shots):
+        before = weights(encoder)
+        tuned = ClipLora(steps_per_shot=2, batch=6, learning_rate=1e-2).fit(encoder, shots)
+        changed = {name for name, each in tuned.encoder.state_dict().items() if not torch.equal(each, before[name])}
+        expected = {name for name in before if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))}
+        assert changed == expected
+        assert len(expected) == 12  # 2 towers x 2 blocks x 3
+        assert all(torch.equal(tensor, before[name]) for name, tensor in encoder.state_dict().items())
+        change = tuned.encoder.state_dict()["model.text_model.encoder.layers.0.self_attn.q_proj.weight"]
+        change = change - before["model.text_model.encoder.layers.0.self_attn.q_proj.weight"]
+        assert torch.linalg.matrix_rank(change, atol=1e-6) <= 2
+
+    def test_it_fits_its_examples_and_can_be_kept(self, make_encoder, shots, tmp_path):
+        from recollect.models import load_model
+
+        encoder = make_encoder("clip")
+        method = ClipLora(steps_per_shot=8, batch=6, learning_rate=3e-2, dropout=0.0)
+        tuned = method.fit(encoder, shots)
+        assert training_loss(tuned, shots) < training_loss(replace(method, effort=0.0).fit(encoder, shots), shots)
+        opened = load_model(tuned.encoder.save(tmp_path / "tuned"), "cpu")
+        torch.testing.assert_close(opened.embed_images(list(shots.pictures)), tuned.embed_images(shots.pictures))
+        assert tuned.embed_names(["cat"]).shape == (1, encoder.width)
+
+
+class TestTwoStageTuning:
+    def test_no_steps_are_zero_shot(self, encoder, shots):
+        tuned = TwoStageTuning(effort=0.0).fit(encoder, shots)
+        np.testing.assert_allclose(tuned.scores(shots.pictures), zero_shot(encoder, shots), rtol=1e-5, atol=1e-5)
+
+    def test_the_first_stage_learns_norms_alone(self, encoder, shots):
+        before = weights(encoder)
+        method = TwoStageTuning(steps_per_shot=2, first_share=1.0, batch=6, learning_rate=1e-2)
+        tuned = method.fit(encoder, shots)
+        changed = {name for name, each in tuned.encoder.state_dict().items() if not torch.equal(each, before[name])}
+        assert changed
+        assert all("norm" in name or "layrnorm" in name for name in changed)
+        assert {name.split(".")[1] for name in changed} == {"text_model", "vision_model"}
+        texts = tuned.encoder.embed_texts([f"a photo of a {name}." for name in shots.names])
+        torch.testing.assert_close(tuned.texts, texts)  # stage 2 of no steps is stage 1
+
+    def test_the_second_stage_learns_classes_alone(self, encoder, shots):
+        before = weights(encoder)
+        tuned = TwoStageTuning(steps_per_shot=20, first_share=0.0, batch=6, learning_rate=1e-2).fit(encoder, shots)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in tuned.encoder.state_dict().items())
+        assert training_loss(tuned, shots) < training_loss(TwoStageTuning(effort=0.0).fit(encoder, shots), shots)
+
+
+def test_a_folder_keeps_a_tuned_classifier(make_encoder, shots, tmp_path):
+    tuned = TwoStageTuning(steps_per_shot=2, batch=6).fit(make_encoder("clip"), shots)
+    scores = tuned.scores(shots.pictures)
+    opened = TunedClassifier.open(tuned.save(tmp_path / "kept"), "cpu")
+    np.testing.assert_allclose(opened.scores(shots.pictures), scores, rtol=1e-5, atol=1e-5)
+    assert opened.predict(shots.pictures) == tuned.predict(shots.pictures)
+    with pytest.raises(UserError):
+        tuned.save(tmp_path / "kept")
+    (tmp_path / "kept" / "tuned.safetensors").write_bytes(b"cut short")
+    with pytest.raises(UserError):
+        TunedClassifier.open(tmp_path / "kept", "cpu")
+
+
+def test_bad_pictures_and_other_models_are_refused(shots):
+    with pytest.raises(UserError):
+        LabelledPictures([np.zeros(4), np.ones(4)], np.arange(2), ("a", "b"))
+    with pytest.raises(ValueError):
+        LabelledPictures(shots.pictures, np.zeros(6, dtype=int), shots.names)
+    with pytest.raises(ValueError):
+        LabelledPictures(shots.pictures, shots.labels[:5], shots.names)
+    with pytest.raises(UserError):
+        ClipLora().fit(build_model("vector-linear", texts=["a red square"]), shots)
+
+
+def log_softmax(logits):
+    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+
+def test_the_class_loss_is_the_cross_entropy_of_scaled_cosines():
+    images, texts = torch.randn(5, 4).double(), torch.randn(3, 4).double()
+    labels = torch.tensor([0, 1, 2, 1, 0])
+    unit = [each.numpy() / np.linalg.norm(each.numpy(), axis=1, keepdims=True) for each in (images, texts)]
+    expected = -log_softmax(7.0 * unit[0] @ unit[1].T)[np.arange(5), labels].mean()
+    assert float(class_loss(images, texts, labels, 7.0)) == pytest.approx(expected)
