@@ -9,7 +9,7 @@ reads all tokens.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -200,7 +200,9 @@ class PromptedClassifier(TunedClassifier):
         return tensors
 
     @classmethod
-    def _restored(cls, encoder: TransformersEncoder, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+    def _restored(
+        cls, encoder: TransformersEncoder, about: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> "PromptedClassifier":
         def side(number: int, name: str) -> tuple[Tensor, ...]:
             keys = (f"{number}.{name}.{layer}" for layer in range(len(tensors)))
             return tuple(tensors[key].to(encoder.device) for key in keys if key in tensors)

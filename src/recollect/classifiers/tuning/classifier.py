@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,7 +75,7 @@ class TunedClassifier:
         return {"texts": self.texts.contiguous()}
 
     @classmethod
-    def open(cls, folder: str | Path, device: str | None = None) -> Self:
+    def open(cls, folder: str | Path, device: str | None = None) -> "TunedClassifier":
         """Open a saved classifier.
 
         Raises:
@@ -93,7 +93,9 @@ class TunedClassifier:
         return cls._restored(encoder, about, tensors)
 
     @classmethod
-    def _restored(cls, encoder: TransformersEncoder, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+    def _restored(
+        cls, encoder: TransformersEncoder, about: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> "TunedClassifier":
         return cls(encoder, tuple(about["names"]), tensors["texts"], about["scale"], about["template"])
 
     def scores(self, images: Sequence[ImageLike]) -> Float[np.ndarray, "n classes"]:
