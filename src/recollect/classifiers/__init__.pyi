@@ -1,14 +1,10 @@
 """What `__init__.py` imports when it is first used."""
 
-from .heads.adapt import OnlineGaussians as OnlineGaussians
-from .heads.adapt import adapt as adapt
 from .heads.base import EmbeddingClassifier as EmbeddingClassifier
 from .heads.mixing import best_weight as best_weight
 from .heads.mixture import DualMemory as DualMemory
 from .heads.mixture import GaussianDiscriminant as GaussianDiscriminant
 from .heads.mixture import ZeroShotMix as ZeroShotMix
-from .heads.online import OnlineCache as OnlineCache
-from .heads.online import vote_of_views as vote_of_views
 from .heads.proker import ProKeR as ProKeR
 from .heads.prototype import PrototypeClassifier as PrototypeClassifier
 from .heads.tip import CrossValidatedTipAdapter as CrossValidatedTipAdapter
@@ -16,8 +12,6 @@ from .heads.tip import TipAdapter as TipAdapter
 from .heads.tip import ZeroShotClassifier as ZeroShotClassifier
 from .heads.trained import LinearProbe as LinearProbe
 from .heads.trained import TipAdapterF as TipAdapterF
-from .heads.transductive import stat_a as stat_a
-from .heads.transductive import trans_clip as trans_clip
 from .heads.voting import PluralityVoting as PluralityVoting
 from .heads.voting import RankVoting as RankVoting
 from .heads.voting import SoftmaxVoting as SoftmaxVoting

@@ -71,8 +71,8 @@ class ZeroShot:
     synonyms_column: Annotated[str | None, Arg(rare=True)] = None
     """Column of other names of a class: test the classes that have one under their names and under these."""
     methods: Annotated[tuple[str, ...], Arg(metavar="METHOD")] = ()
-    """Unsupervised methods to compare with: trans-clip, stat-a and adapt-folder read all tested images at once, tda and
-    adapt those that came before, zero 64 views of each image; or all."""
+    """Unsupervised methods to compare with, or all; recollect-papers has trans-clip, stat-a and adapt-folder, which
+    read all tested images at once, tda and adapt (those that came before) and zero (64 views of each image)."""
 
     run = run_by("recollect.cli.evaluate_zero_shot:run_zero_shot")
 
@@ -176,9 +176,8 @@ class Retrieval:
 class Entities:
     """Name pictures among all entities: top-1 on those trained on, on the others, and the harmonic mean.
 
-    `--data oven:FOLDER` reads OVEN's published files, which record what was trained on; `oven:FOLDER?set=query` the
-    other set, `?part=test` another part. Both sets of a part together give OVEN's final score. Use one template with it
-    (--templates), not CLIP's 80.
+    With recollect-papers, `--data oven:FOLDER` reads OVEN's published files, which record what was trained on;
+    `oven:FOLDER?set=query` the other set, `?part=test` another part. Use one template with it (--templates).
     """
 
     model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)

@@ -14,8 +14,7 @@ from recollect.cli.evaluate_run import (
 )
 from recollect.cli.fusion_encoder import with_index
 from recollect.core.progress import output
-from recollect.evaluation.entities import entities, final_score, open_entities
-from recollect.evaluation.tasks.oven import oven_pairs
+from recollect.evaluation.entities import entities, open_entities
 
 
 def run_entities(options: Entities) -> None:
@@ -25,7 +24,6 @@ def run_entities(options: Entities) -> None:
     console = output()
     templates, columns = prompt_templates(options.data), columns_of(options.data)
     tasks = [open_entities(spec, options.seen, options.unseen, templates, columns) for spec in options.data.data]
-    pairs = oven_pairs(options.data.data)
     results = []
     for name, encoder, cache, (task, seen) in each_on(options.model, [(both, both[0].query) for both in tasks]):
         given = {"model": name, "seed": options.model.seed, "prefix": prefix_for(options.model, encoder)}
@@ -38,10 +36,4 @@ def run_entities(options: Entities) -> None:
         values = (f"{row['value']:.1f}" for row in result.rows)
         table.add_row(result.model, result.data, *counts, *values, f"{result.rows[-1]['ece']:.1f}")
     console.print(table)
-    several = len(tasks)  # results of a model lie together, in the order of the sets
-    finals = [final_score(results[first + entity], results[first + query])
-              for first in range(0, len(results), several) for entity, query in pairs]  # fmt: skip
-    for final in finals:
-        said = f"final score {final.rows[-1]['value']:.1f}, the harmonic mean of the two sets'"
-        console.print(f"{final.model} on {final.data}: {said}", highlight=False, soft_wrap=True)
-    write_results(options.model, [*results, *finals], console)
+    write_results(options.model, results, console)

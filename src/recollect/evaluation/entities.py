@@ -1,5 +1,6 @@
 """Open-domain entity recognition among all entities, including those the model was not trained on."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from recollect.classifiers.heads.calibration import calibration_error
 from recollect.classifiers.texts import learned_scale
 from recollect.core.errors import UserError
+from recollect.core.plugins import Table
 from recollect.core.types import Encoder, Kind, best_device
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
@@ -20,28 +22,34 @@ from recollect.evaluation.features import (
 )
 from recollect.evaluation.results import Result, ResultRow, content_of
 from recollect.evaluation.tasks.classification import ClassificationTask, Division, classification_task
-from recollect.evaluation.tasks.oven import is_oven, open_oven
 from recollect.evaluation.zero_shot import top_1
 
 _IMAGES, _TEXTS = 512, 4096
 """Block sizes of images and entities: 8 MB of scores fit the processor's cache."""
 
 
+Entities = tuple[ClassificationTask, Bool[np.ndarray, " classes"]]
+"""A task over all candidates, and which of them the model was trained on."""
+
+ENTITY_SETS: Table[Callable[[str, tuple[str, ...]], Entities]] = Table("entity_sets")
+"""Published sets by the prefix of their addresses, opened from an address and templates; packages add theirs."""
+
+
 def open_entities(
     spec: str, seen: str, unseen: str, templates: tuple[str, ...], columns: Columns | None = None
-) -> tuple[ClassificationTask, Bool[np.ndarray, " classes"]]:
+) -> Entities:
     """A task over the classes of two splits, and whether each class belongs to the first.
 
     Args:
-        spec: a source with labels and class names; or OVEN's files (see `open_oven`), which define seen entities.
+        spec: a source with labels and class names; or NAME:PLACE of one of `ENTITY_SETS`, which knows what was seen.
         seen: split whose classes the model was trained on.
         unseen: split of the others.
 
     Raises:
         UserError: no such split, or all classes are seen, or none.
     """
-    if is_oven(spec):
-        return open_oven(spec, templates)
+    if (name := spec.partition(":")[0]) != spec and name in ENTITY_SETS:
+        return ENTITY_SETS[name](spec, templates)
     task = classification_task(
         spec, division=Division(support=None, query=f"{seen}+{unseen}"), templates=templates, columns=columns
     )
@@ -142,25 +150,3 @@ def entities(
     }
     settings |= content_of(encoder, task.query, asked=[class_prompts(task), seen.tolist()])
     return Result("entities", model, task.name, seed, rows, settings)
-
-
-def final_score(entity: Result, query: Result) -> Result:
-    """OVEN's final score: the harmonic mean of the scores on its entity set and its query set.
-
-    As in ``evaluate_oven_full`` of github.com/edchengg/oven_eval.
-
-    Args:
-        entity, query: results of `entities` on the two sets of one part, for one model.
-
-    Returns:
-        Rows with ``metric`` entity set, query set (each the harmonic mean of seen and unseen) and final score.
-    """
-    means = {name: _value(found, "harmonic mean") for name, found in (("entity set", entity), ("query set", query))}
-    values = means | {"final score": harmonic_mean(*means.values())}
-    rows: list[ResultRow] = [{"metric": metric, "value": value} for metric, value in values.items()]
-    settings = {"of": [entity.identity, query.identity]}
-    return Result("entities", entity.model, entity.data.replace("entity-", ""), entity.seed, rows, settings)
-
-
-def _value(found: Result, metric: str) -> float:
-    return next(row["value"] for row in found.rows if row["metric"] == metric)

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 
 from recollect.evaluation.reports import plots
 from recollect.evaluation.results import Summary
-from recollect.evaluation.tasks.oven import is_oven
 from recollect.reco.block import FusionSettings
 from recollect.reco.encoder import Mode
 from recollect_papers.engine import (
@@ -29,6 +28,7 @@ from recollect_papers.engine import (
 from recollect_papers.measurements import Measurements
 from recollect_papers.reco import figures as pictures
 from recollect_papers.reco.bench import Bench, FusionArm, MemoryPart
+from recollect_papers.reco.oven import is_oven
 from recollect_papers.reco.world import (
     PAPERS_SETS,
     WORLDS_BY_SCALE,

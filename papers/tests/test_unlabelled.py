@@ -1,4 +1,5 @@
 """Zero-shot methods that read a folder, a stream or views, but no labels."""
+# ruff: noqa: F401, F811
 
 from dataclasses import replace
 
@@ -6,13 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from recollect.classifiers import OnlineCache
+from evaluation.conftest import encoder, task
 from recollect.core.errors import UserError
 from recollect.core.types import EncoderBase, Sample, Source
-from recollect.evaluation import unlabelled
 from recollect.evaluation.tasks.classification import ClassificationTask
-from recollect.evaluation.unlabelled import UNLABELLED_METHODS, NamedPictures, views_of
+from recollect.evaluation.unlabelled import NamedPictures
 from recollect.evaluation.zero_shot import zero_shot
+from recollect_papers.peers import unlabelled
+from recollect_papers.peers.online import OnlineCache
+from recollect_papers.peers.unlabelled import UNLABELLED_METHODS, views_of
 
 FOR_VECTORS = tuple(name for name in UNLABELLED_METHODS if name != "zero")
 COLOURS = {"red": (220, 20, 20), "green": (20, 220, 20), "blue": (20, 20, 220)}

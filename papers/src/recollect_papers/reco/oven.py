@@ -10,8 +10,7 @@ The format follows the release page (github.com/open-vision-language/oven) and g
 - ``Wiki6M_ver_1_0_title_only.jsonl``: ``wikidata_id`` and ``wikipedia_title`` of the six million candidates.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from urllib.parse import parse_qsl
@@ -29,6 +28,8 @@ from recollect.data.sources.columns import Columns
 from recollect.data.sources.derived import Subset
 from recollect.data.sources.images import BROKEN_SHARE
 from recollect.data.sources.table import Origin, TableSource
+from recollect.evaluation.entities import harmonic_mean
+from recollect.evaluation.results import Result, ResultRow
 from recollect.evaluation.tasks.classification import ClassificationTask
 
 _PREFIX = "oven:"
@@ -80,16 +81,6 @@ def open_oven(spec: str, templates: tuple[str, ...]) -> tuple[ClassificationTask
     seen = _seen(rows, labels, len(ids), file)
     query = _pictures(address, file, rows, labels, names)
     return ClassificationTask(query.name, Subset(query, np.arange(0)), query, names, templates), seen
-
-
-def oven_pairs(specs: Sequence[str]) -> list[tuple[int, int]]:
-    """Places of OVEN's entity set and of its query set of the same folder and part, where both are among ``specs``."""
-    places = {_parse(spec): place for place, spec in enumerate(specs) if is_oven(spec)}
-    return [
-        (place, places[other])
-        for address, place in places.items()
-        if address.set == "entity" and (other := replace(address, set="query")) in places
-    ]
 
 
 def _parse(spec: str) -> _Address:
@@ -176,3 +167,28 @@ def _shard(folder: Path, number: str) -> dict[str, str]:
         if (folder / place).is_dir():
             found |= {path.stem: f"{place}/{path.name}" for path in sorted((folder / place).iterdir())}
     return found
+
+
+ENTITY_SETS = {"oven": open_oven}
+
+
+def final_score(entity: Result, query: Result) -> Result:
+    """OVEN's final score: the harmonic mean of the scores on its entity set and its query set.
+
+    As in ``evaluate_oven_full`` of github.com/edchengg/oven_eval.
+
+    Args:
+        entity, query: results of `entities` on the two sets of one part, for one model.
+
+    Returns:
+        Rows with ``metric`` entity set, query set (each the harmonic mean of seen and unseen) and final score.
+    """
+    means = {name: _value(found, "harmonic mean") for name, found in (("entity set", entity), ("query set", query))}
+    values = means | {"final score": harmonic_mean(*means.values())}
+    rows: list[ResultRow] = [{"metric": metric, "value": value} for metric, value in values.items()]
+    settings = {"of": [entity.identity, query.identity]}
+    return Result("entities", entity.model, entity.data.replace("entity-", ""), entity.seed, rows, settings)
+
+
+def _value(found: Result, metric: str) -> float:
+    return next(row["value"] for row in found.rows if row["metric"] == metric)

@@ -8,7 +8,7 @@ import numpy as np
 from recollect.classifiers.heads.base import softmax, unit_rows
 from recollect.classifiers.heads.calibration import log_softmax
 from recollect.classifiers.heads.mixture import NO_SPREAD
-from recollect.classifiers.heads.transductive import Assignment
+from recollect_papers.peers.transductive import Assignment
 
 STREAM_BANK, POOL_BANK = 16, 6
 """Number of rows of least entropy kept for each predicted class, of a stream and of a folder."""

@@ -9,10 +9,10 @@ from PIL import Image
 
 from recollect import cli
 from recollect.core.errors import UserError
-from recollect.evaluation.entities import final_score, harmonic_mean, open_entities
+from recollect.evaluation.entities import harmonic_mean, open_entities
 from recollect.evaluation.results import Result
-from recollect.evaluation.tasks.oven import TITLES_FILE, open_oven, oven_pairs
 from recollect.models import build_model
+from recollect_papers.reco.oven import TITLES_FILE, final_score, open_oven
 
 ENTITIES = {"Q1": "Dassault Falcon 900", "Q2": "Boeing 747", "Q3": "newt", "Q4": "red fox"}
 ROWS = [
@@ -124,7 +124,7 @@ def test_missing_pictures_are_said_before_anything_is_computed(folder):
         open_oven(f"oven:{folder}", ("{}",))
 
 
-def test_the_command_measures_it_and_both_sets_give_the_final_score(folder, capsys):
+def test_the_command_measures_both_sets(folder, capsys):
     build_model("tiny", texts=[f"a photo of a {name}" for name in ENTITIES.values()]).save(folder / "model")
     (folder / "one.txt").write_text("a photo of a {}\n")
     write(folder / "oven_query_val.jsonl", annotations([(entity, seen, "00") for entity, seen, _ in ROWS[:3]], "query"))
@@ -132,12 +132,9 @@ def test_the_command_measures_it_and_both_sets_give_the_final_score(folder, caps
     data = [f"oven:{folder}?set=query", f"oven:{folder}"]
     words = ["evaluate", "entities", str(folder / "model"), "--data", *data, "--out", str(folder / "out.json")]
     assert cli.main([*words, "--templates", str(folder / "one.txt")]) == 0, capsys.readouterr().err
-    query, entity, final = json.loads((folder / "out.json").read_text())
+    query, entity = json.loads((folder / "out.json").read_text())
     assert [row["metric"] for row in entity["rows"]] == ["seen", "unseen", "harmonic mean"]
-    assert (entity["settings"]["classes"], final["data"]) == (4, "oven-val")
-    means = [found["rows"][2]["value"] for found in (entity, query)]
-    assert [row["value"] for row in final["rows"]] == [*means, harmonic_mean(*means)]
-    assert f"final score {harmonic_mean(*means):.1f}" in capsys.readouterr().out
+    assert (entity["settings"]["classes"], query["data"]) == (4, "oven-query-val")
 
 
 def test_the_final_score_is_that_of_the_published_evaluation():
@@ -152,9 +149,3 @@ def test_the_final_score_is_that_of_the_published_evaluation():
     printed = {"entity set": 4.87, "query set": 20.58, "final score": 7.87}
     assert {row["metric"]: round(row["value"], 2) for row in found.rows} == printed
     assert found.file_name != final_score(entity, replace(query, settings={"prefix": "label"})).file_name
-
-
-def test_pairs_are_of_one_folder_and_part(folder):
-    specs = ["birds", f"oven:{folder}", f"oven:{folder}?set=query&part=test", f"oven:{folder}?set=query&part=val"]
-    assert oven_pairs(specs) == [(1, 3)]
-    assert oven_pairs(specs[:3]) == []
