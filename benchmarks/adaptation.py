@@ -44,9 +44,9 @@ from recollect.evaluation.retrieval import merged_tasks
 from recollect.evaluation.tasks.retrieval import RetrievalTask, retrieval_task
 from recollect.models import load_model
 from recollect.training.locked import lock_source
-from recollect_papers.towers.patches import PatchEncoder
 from recollect_papers.efsa.options import CaptionCorruption
 from recollect_papers.efsa.rewording import content_words, corrupted_captions
+from recollect_papers.towers.patches import PatchEncoder
 from recording import this_command
 
 STYLES = "domain=noto,fluent_flat,openmoji_line&ambiguous=false"
