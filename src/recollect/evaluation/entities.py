@@ -28,16 +28,16 @@ _IMAGES, _TEXTS = 512, 4096
 """Block sizes of images and entities: 8 MB of scores fit the processor's cache."""
 
 
-Entities = tuple[ClassificationTask, Bool[np.ndarray, " classes"]]
+EntityTask = tuple[ClassificationTask, Bool[np.ndarray, " classes"]]
 """A task over all candidates, and which of them the model was trained on."""
 
-ENTITY_SETS: Table[Callable[[str, tuple[str, ...]], Entities]] = Table("entity_sets")
+ENTITY_SETS: Table[Callable[[str, tuple[str, ...]], EntityTask]] = Table("entity_sets")
 """Published sets by the prefix of their addresses, opened from an address and templates; packages add theirs."""
 
 
 def open_entities(
     spec: str, seen: str, unseen: str, templates: tuple[str, ...], columns: Columns | None = None
-) -> Entities:
+) -> EntityTask:
     """A task over the classes of two splits, and whether each class belongs to the first.
 
     Args:
