@@ -11,6 +11,7 @@ from recollect.evaluation.reports.plots import save_figure
 from recollect.models import build_model
 from recollect_papers.analyse.language import _word_of, attention_map, in_plane, own_prefixes, scatter, told_apart
 from recollect_papers.analyse.maps import Cloud, attention_figure, clouds
+from recollect_papers.towers.attention import text_attention
 
 TEXTS = ["a photo of a red house", "a drawing of an airplane", "some captions about two dogs"]
 
@@ -25,7 +26,7 @@ def model():
 @pytest.mark.parametrize("prefix", ["caption", "label", None])
 def test_a_map_is_the_mean_over_heads_with_pieces_and_padding_put_together(model, prefix):
     shown = attention_map(model, "a drawing of airplanes", prefix)
-    found = model.text_attention(["a drawing of airplanes"], prefix)
+    found = text_attention(model, ["a drawing of airplanes"], prefix)
     assert [word for word, own in zip(shown.words, shown.content, strict=True) if own] == [
         "a", "drawing", "of", "airplanes",
     ]  # fmt: skip

@@ -5,6 +5,7 @@ import torch
 from transformers import AutoModel
 
 from recollect.models import load_model
+from recollect_papers.towers.attention import text_attention
 
 
 def every_matrix(folder, tokens):
@@ -23,7 +24,7 @@ def pooled_place(family, encoder, row):
 
 def test_the_maps_are_rows_of_transformers_attention(checkpoint, family, captions):
     encoder = load_model(checkpoint(family), "cpu")
-    found = encoder.text_attention(captions)
+    found = text_attention(encoder, captions)
     tokens = encoder.tokenize(captions)
     expected = every_matrix(checkpoint(family), tokens)
     assert len(found.layers) == len(expected) == 2
@@ -37,7 +38,7 @@ def test_the_maps_are_rows_of_transformers_attention(checkpoint, family, caption
 
 def test_every_map_is_a_distribution_over_the_tokens(checkpoint, family, captions):
     encoder = load_model(checkpoint(family), "cpu")
-    found = encoder.text_attention(captions)
+    found = text_attention(encoder, captions)
     for layer in found.layers:
         assert layer.min() >= 0
         torch.testing.assert_close(layer.sum(-1), torch.ones(layer.shape[:-1]))
@@ -46,7 +47,7 @@ def test_every_map_is_a_distribution_over_the_tokens(checkpoint, family, caption
 @pytest.mark.parametrize("which", ["clip", "vit_bert", "swin_clip"])
 def test_nothing_looks_at_masked_padding(checkpoint, which, captions):
     encoder = load_model(checkpoint(which), "cpu")
-    found, mask = encoder.text_attention(captions), encoder.tokenize(captions)["attention_mask"].bool()
+    found, mask = text_attention(encoder, captions), encoder.tokenize(captions)["attention_mask"].bool()
     assert not mask.all(), "some texts are padded"
     for layer in found.layers:
         assert layer.permute(1, 0, 2)[:, ~mask].abs().max() == 0
@@ -55,7 +56,7 @@ def test_nothing_looks_at_masked_padding(checkpoint, which, captions):
 def test_a_causal_tower_sees_its_prefix_and_the_map_shows_it(checkpoint, captions):
     encoder = load_model(checkpoint("clip"), "cpu")
     encoder.add_prefixes(("caption", "label"))
-    found = encoder.text_attention(captions, "label")
+    found = text_attention(encoder, captions, "label")
     for text, words in enumerate(found.tokens):
         place = words.index("<|label|>")
         assert place == 1
@@ -65,7 +66,7 @@ def test_a_causal_tower_sees_its_prefix_and_the_map_shows_it(checkpoint, caption
 def test_looking_leaves_the_model_as_it_was(checkpoint, captions):
     encoder = load_model(checkpoint("siglip"), "cpu").train()
     implementation, before = encoder.model.text_model.config._attn_implementation, encoder.embed_texts(captions)
-    encoder.text_attention(captions)
+    text_attention(encoder, captions)
     assert encoder.training
     assert encoder.model.text_model.config._attn_implementation == implementation != "eager"
     assert torch.equal(encoder.embed_texts(captions), before)

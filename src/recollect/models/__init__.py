@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import lazy_loader
 
 if TYPE_CHECKING:
-    from recollect.models.attention import TextAttention
     from recollect.models.dual import DualEncoder
     from recollect.models.loading import load_model
     from recollect.models.presets import PRESETS, build_model
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 __getattr__, _, _ = lazy_loader.attach(
     __name__,
     submod_attrs={
-        "attention": ["TextAttention"],
         "dual": ["DualEncoder"],
         "loading": ["load_model"],
         "presets": ["PRESETS", "build_model"],
@@ -32,7 +30,6 @@ __all__ = [
     "PRESETS",
     "PRETRAINED",
     "DualEncoder",
-    "TextAttention",
     "TransformersEncoder",
     "build_model",
     "load_model",

@@ -11,6 +11,7 @@ from sklearn.neighbors import NearestNeighbors
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind
 from recollect.models.transformers.encoder import TransformersEncoder
+from recollect_papers.towers.attention import special_tokens, text_attention
 from recollect_papers.towers.small import SmallEncoder
 
 PREFIX_NAMES: dict[Kind | None, str] = {"label": "label prefix", "caption": "caption prefix", None: "no prefix"}
@@ -63,12 +64,14 @@ def attention_map(model: Encoder, text: str, prefix: Kind | None = None) -> Atte
     Raises:
         UserError: its text tower has no attention, or the text has no words.
     """
-    if not isinstance(model, TransformersEncoder | SmallEncoder):
-        raise UserError("this model's text tower shows no attention")
     if not text.strip():
         raise UserError("a text without words has no attention to show")
-    found = model.text_attention([text], prefix)
-    special = set(model.special_tokens)
+    if isinstance(model, TransformersEncoder):
+        found, special = text_attention(model, [text], prefix), set(special_tokens(model))
+    elif isinstance(model, SmallEncoder):
+        found, special = model.text_attention([text], prefix), set(model.special_tokens)
+    else:
+        raise UserError("this model's text tower shows no attention")
     tokens = found.tokens[0]
     weights = np.stack([layer[0].mean(0).numpy() for layer in found.layers])
     owner = _word_of(tokens, special)

@@ -20,9 +20,9 @@ from recollect.core.errors import UserError
 from recollect.core.seeding import torch_generator
 from recollect.core.types import Kind
 from recollect.data.transforms import ImageTransform
-from recollect.models.attention import TextAttention
 from recollect.models.dual import DualEncoder, Tower
 from recollect.models.prefixes import SPREAD, prefix_words
+from recollect_papers.towers.attention import TextAttention
 from recollect_papers.towers.words import WordTokenizer
 
 _PADDING, _END = "<pad>", "<end>"

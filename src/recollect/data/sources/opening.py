@@ -62,16 +62,6 @@ def split_of(spec: str) -> str | None:
     return None if is_generated(spec) else parse_address(spec).split
 
 
-def left_by_default(spec: str, source: Source) -> int:
-    """Samples of other splits than the training split, where a source was opened without naming one or a filter."""
-    if is_generated(spec) or not isinstance(source, TableSource):
-        return 0
-    address = parse_address(spec)
-    if address.split or address.keep or address.drop or address.only or address.without:
-        return 0
-    return len(source.table) - len(source)
-
-
 def split_names(spec: str, columns: Columns | None = None) -> tuple[str, ...]:
     """The splits that a source has.
 

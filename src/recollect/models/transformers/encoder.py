@@ -19,7 +19,6 @@ from transformers.utils import logging
 
 from recollect.core.types import Kind
 from recollect.data.transforms import ImageTransform
-from recollect.models.attention import TextAttention, pooled_attention
 from recollect.models.dual import DualEncoder, Tower
 from recollect.models.fast import image_graph
 from recollect.models.prefixes import add_to_embedding, add_to_tokenizer, prefix_words
@@ -170,24 +169,6 @@ class TransformersEncoder(DualEncoder):
             UserError: the image tower has no blocks of one width.
         """
         self.gated = add_gated_blocks(self.model, seed)
-
-    @property
-    def special_tokens(self) -> tuple[str, ...]:
-        """Tokens that are no words of a text."""
-        return (*self.tokenizer.all_special_tokens, *(word for words in self.prefixes.values() for word in words))
-
-    def text_attention(self, texts: Sequence[str], prefix: Kind | None = None) -> TextAttention:
-        """What the pooled token of each text attends to, in every layer of the text tower.
-
-        Args:
-            texts: read together, so that all have the length of the longest.
-            prefix: whose prefix tokens to put in front.
-        """
-        tokens = self.tokenize(texts, prefix)
-        with self._evaluating():
-            places, layers = pooled_attention(self.model, {name: ids.to(self.device) for name, ids in tokens.items()})
-        words = tuple(tuple(self.tokenizer.convert_ids_to_tokens(row)) for row in tokens["input_ids"].tolist())
-        return TextAttention(words, places, layers)
 
     def tower_parameters(self, tower: Tower) -> Iterator[nn.Parameter]:
         """The parameters of one tower, its projection included."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 import transformers
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from recollect.core.errors import UserError
@@ -17,7 +17,7 @@ from recollect.data.transforms import patch_grid
 Pooling = Literal["end", "last", "first"]
 
 # CLIP's checkpoints from before transformers 4.31 store this id, and are read as "the greatest id is the end token".
-_OLD_END = 2
+OLD_END = 2
 
 _LONGEST = 10_000  # tokenizers without a limit of their own say 1e30
 
@@ -85,21 +85,6 @@ def pooling(config: Any) -> Pooling:
     return "end" if model_type.startswith(("clip_text", "metaclip_2_text", "clip", "metaclip_2")) else "first"
 
 
-def pooled_places(ids: Int[Tensor, "n tokens"], config: Any) -> Int[Tensor, " n"]:
-    """The place of the pooled token in each text.
-
-    Raises:
-        UserError: the text tower takes the mean over all tokens.
-    """
-    if getattr(config, "text_pooling", "") == "mean":
-        raise UserError("this text tower takes the mean over all tokens; there is no pooled token to look at.")
-    how = pooling(config)
-    if how == "end":
-        end = config.text_config.eos_token_id
-        return (ids if end == _OLD_END else (ids == end).int()).argmax(dim=1)
-    return torch.full((len(ids),), ids.shape[1] - 1 if how == "last" else 0, device=ids.device)
-
-
 def store_end_token(model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase) -> None:
     """Make a CLIP text tower find its end token by the tokenizer's id for it.
 
@@ -112,7 +97,7 @@ def store_end_token(model: transformers.PreTrainedModel, tokenizer: transformers
     config = model.config.text_config
     if pooling(model.config) != "end":
         return
-    if tokenizer.eos_token_id in (None, _OLD_END):
+    if tokenizer.eos_token_id in (None, OLD_END):
         raise UserError(
             f"the tokenizer's end token has id {tokenizer.eos_token_id}, which a CLIP text tower cannot be told to "
             "look for. Use a tokenizer that has an end token with another id."
