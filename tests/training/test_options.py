@@ -4,6 +4,7 @@ import json
 import math
 import sys
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -26,7 +27,7 @@ from recollect.objectives import tiles
 from recollect.training import compiled
 from recollect.training.adapted import ADAPTER, add_adapters
 from recollect.training.assembly import duplicate_ids_of, row_tokenizer, workers_of
-from recollect.training.compiled import CompiledTowers
+from recollect.training.compiled import CompiledForward
 from recollect.training.loop import Hook, train
 from recollect.training.options import Data, Model, Recipe
 from recollect.training.precision import LossScale, tensor_cores
@@ -242,11 +243,13 @@ def test_tf32_is_on_for_towers_alone_and_off_afterwards():
 def test_compiled_towers_give_the_gradients_of_plain_ones(small, monkeypatch):
     monkeypatch.setattr(compiled, "BACKEND", "aot_eager")  # all of the compiler but the generation of code
     found = []
-    for wrap in (lambda model: model, CompiledTowers):
+    for way in (lambda model: nullcontext(), lambda model: CompiledForward(model).in_use()):
         torch.manual_seed(0)
         model, objective = small.Model(0.0), small.Objective()
         inputs = small.inputs(0)
-        train_step(wrap(model), objective, inputs, StepOptions(chunk=6))
+        with way(model):
+            train_step(model, objective, inputs, StepOptions(chunk=6))
+        assert "encode_images" not in vars(model)
         found.append([value.grad for value in (*model.parameters(), *objective.parameters()) if value.grad is not None])
     assert len(found[0]) == len(found[1])
     for plain, other in zip(*found, strict=True):
@@ -258,8 +261,9 @@ def test_towers_that_cannot_be_compiled_are_one_line(small, monkeypatch):
         raise RuntimeError("no C++ compiler")
 
     monkeypatch.setattr(compiled, "BACKEND", broken)
-    with pytest.raises(UserError, match="--compile"):
-        train_step(CompiledTowers(small.Model()), small.Objective(), small.inputs(0))
+    model = small.Model()
+    with pytest.raises(UserError, match="--compile"), CompiledForward(model).in_use():
+        train_step(model, small.Objective(), small.inputs(0))
 
 
 def test_a_run_compiles_its_towers_and_saves_plain_ones(small, tmp_path, monkeypatch):
@@ -333,9 +337,9 @@ def test_a_backward_pass_that_cannot_be_compiled_is_one_line_too(small, tmp_path
         def backward(ctx, gradient):
             raise InductorError(CppCompileError(["g++"], "no header"), None)
 
-    images = lambda self, pixels: Failing.apply(self.towers.encode_images(pixels))  # noqa: E731
-    monkeypatch.setattr(CompiledTowers, "encode_images", images)
-    monkeypatch.setattr(CompiledTowers, "encode_texts", lambda self, tokens: self.towers.encode_texts(tokens))
+    plain = small.Model.encode_images
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    monkeypatch.setattr(small.Model, "encode_images", lambda self, pixels: Failing.apply(plain(self, pixels)))
     with pytest.raises(UserError, match="--compile"):
         train(replace(RECIPE, compile=True), tmp_path / "run", device="cpu", assemble=small.parts)
 

@@ -24,7 +24,7 @@ from recollect.training.assembly import Parts, assemble_recipe, object_spec
 from recollect.training.averages import Averages
 from recollect.training.card import model_card
 from recollect.training.checkpoints import State
-from recollect.training.compiled import CompiledTowers, compiling
+from recollect.training.compiled import CompiledForward
 from recollect.training.failures import in_one_line
 from recollect.training.optimiser import build_optimiser, learning_rate, parameters, set_learning_rate
 from recollect.training.options import Recipe
@@ -193,7 +193,7 @@ class _Run:
         if recipe.shard_weights and place.size > 1:
             shard_weights(self.model)
         self.optimiser = build_optimiser(self.model, self.objective, recipe.optimiser)
-        self.towers: Towers = CompiledTowers(self.model) if recipe.compile else self.model
+        self.compiled = CompiledForward(self.model) if recipe.compile else None
         scale = LossScale.of(recipe.precision)
         self.state = State(seen=dict.fromkeys(parts.sources, 0), loss_scale=(scale.factor, scale.good), data=parts.data)
         self.averages = None
@@ -305,8 +305,8 @@ class _Run:
         scale = LossScale(*self.state.loss_scale)
         seed = derive_seed(recipe.seed, "step", number)
         options = StepOptions(recipe.chunk, recipe.precision, seed, scale.factor)
-        with compiling() if recipe.compile else nullcontext():
-            report = train_step(self.towers, self.objective, inputs, options)
+        with self.compiled.in_use() if self.compiled else nullcontext():
+            report = train_step(self.model, self.objective, inputs, options)
         report["gradient_norm"] = clip_gradients(parameters(self.optimiser), recipe.optimiser.clip_norm)
         numbers = {name: float(value) for name, value in report.items()}
         finite = math.isfinite(numbers["gradient_norm"])
