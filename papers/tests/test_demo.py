@@ -104,7 +104,7 @@ def made(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECOLLECT_CACHE", str(out / "cache"))
         patch.setattr(locked, "MADE_ROWS", 300)
-        patch.setattr(locked, "FIT_PICTURES", 200)
+        patch.setattr(patches, "FIT_PICTURES", 200)
         for name, few in (("_PATCHES", 4000), ("_LEARNED_FROM", 4000), ("_ROUNDS", 1)):
             patch.setattr(patches, name, few)
         patch.setitem(reading._SIZES, "smoke", replace(reading._SIZES["smoke"], tasks=1, asked=3))
