@@ -1,9 +1,16 @@
 """Stores keep what `Store` promises, and the check notices those that do not."""
 
+import sys
+from types import SimpleNamespace
+from typing import ClassVar
+
 import pytest
 
-from recollect.index import Record
+from index_rows import WIDTH, make_rows
+from recollect.core.errors import UserError
+from recollect.index import Index, Record
 from recollect.index.conformance import check_store
+from recollect.index.index import STORES
 from recollect.index.stores.lance import LanceStore
 from recollect.index.stores.milvus import MilvusStore
 from recollect.index.stores.ram import RamStore
@@ -45,3 +52,31 @@ def test_a_store_that_breaks_a_promise_is_noticed(kind):
 def test_the_store_in_ram_passes():
     store = RamStore(Record(8, "model"))
     check_store(lambda record: store.__init__(record) or store, lambda: store)
+
+
+class _Kept(RamStore):
+    """Rows in RAM that an address finds again."""
+
+    places: ClassVar[dict[str, RamStore]] = {}
+
+    def __new__(cls, address, version=None):
+        return cls.places[address]
+
+    @classmethod
+    def create(cls, address, record):
+        cls.places[address] = RamStore(record)
+        return cls.places[address]
+
+    @staticmethod
+    def exists(address):
+        return address in _Kept.places
+
+
+def test_a_store_of_another_package_is_found_by_its_addresses(monkeypatch):
+    monkeypatch.setitem(STORES.data, "kept", f"{__name__}:_Kept")
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(_Kept=_Kept))
+    made = Index.create("kept://mine", width=WIDTH, model="model-a")
+    made.insert(make_rows(5))
+    assert Index.open("kept://mine").ids == made.ids
+    with pytest.raises(UserError, match="kept://"):
+        Index.open("kpt://mine")

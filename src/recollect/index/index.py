@@ -4,12 +4,14 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
 
 from recollect.core.errors import UserError
+from recollect.core.plugins import Table
 from recollect.core.types import Encoder, Kind, Source, caption_prefix
 from recollect.core.validation import check_number
 from recollect.index import annotations
@@ -29,6 +31,13 @@ from recollect.index.stores.ivf import Accelerator
 from recollect.index.stores.lance import Compaction, LanceStore
 from recollect.index.stores.lance_files import TABLE, verify_folder
 from recollect.index.stores.ram import RamStore
+
+STORES: Table[str] = Table("stores", {"milvus": "recollect.index.stores.milvus:MilvusStore"})
+"""The class of the store behind an address such as ``milvus://...``; any other address is the folder of a `LanceStore`.
+
+Besides the methods of `Store` such a class has ``create(address, record)`` and ``exists(address)``, and is made from
+an address and a version (None for the newest).
+"""
 
 
 class Index(ChangeableIndex):
@@ -287,10 +296,13 @@ class Index(ChangeableIndex):
 
 
 def _store_kind(address: str) -> Any:
-    if address.startswith("milvus://"):
-        from recollect.index.stores.milvus import MilvusStore
-
-        return MilvusStore
-    if "://" in address:
-        raise UserError(f"{address}: not the address of an index. Use a folder, or milvus://host:port/collection.")
-    return LanceStore
+    """The store that an address names."""
+    scheme, mark, _ = address.partition("://")
+    if not mark:
+        return LanceStore
+    if scheme not in STORES:
+        known = ", ".join(f"{name}://" for name in STORES)
+        raise UserError(
+            f"{address}: not the address of an index. Use a folder, or an address that starts with {known}."
+        )
+    return resolve_name(STORES[scheme])

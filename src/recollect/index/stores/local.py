@@ -33,7 +33,8 @@ class LocalStore(Store):
     """Rows that a scan reads batch by batch, with a row number each that never gets another content.
 
     A store of this kind is six methods long: `version`, `writing`, `upsert`, `delete` and `rows` of `Store`, and
-    `batches`; `recollect.index.stores.ram.RamStore` is the shortest.
+    `batches`; `recollect.index.stores.ram.RamStore` is the shortest. A row that is replaced gets a new number, larger
+    than all before it, and no number is used twice.
 
     Attributes:
         cache: folder for what can be derived from the rows; None keeps it in this process's memory.
@@ -45,7 +46,7 @@ class LocalStore(Store):
 
     @abstractmethod
     def batches(self, columns: Sequence[str], first: int = 0, removed: bool | None = False) -> Iterator[Any]:
-        """Arrow tables with these columns and `ROW`, of rows from a number on.
+        """Arrow tables with these columns and `ROW`, of rows from a number on, in the order of their numbers.
 
         Args:
             removed: whether rows that the user removed are read: None for both kinds, True for these alone.
