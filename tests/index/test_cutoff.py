@@ -1,9 +1,9 @@
-"""The cut-off that captions teach: what it promises, against a slow count, and how it is asked for."""
+"""Where results end: what a learnt cut-off promises, against a slow count, and what is estimated from scores alone."""
 
 import numpy as np
 import pytest
 
-from recollect.index.cutoff import CutOff, learn_cut_off, moments
+from recollect.index.cutoff import CutOff, estimate_cut_off, learn_cut_off, moments
 
 
 def world(captions=400, rows=900, width=24, seed=0):
@@ -70,4 +70,28 @@ def test_too_few_captions_promise_nothing():
     images, texts, owners = world()
     with pytest.raises(ValueError, match="8 texts cannot show"):
         learn_cut_off(images, texts[:8], owners[:8])
-    assert learn_cut_off(images, texts[:9], owners[:9]).captions == 9
+    assert learn_cut_off(images, texts[:9], owners[:9]).texts == 9
+
+
+def clusters(matching=20, others=380, width=64, seed=0):
+    """A query, the pictures that match it, and pictures that have nothing to do with it."""
+    generator = np.random.default_rng(seed)
+    query = np.eye(1, width, dtype=np.float32)[0]
+    images = generator.normal(size=(matching + others, width)) / np.sqrt(width)
+    images[:matching] += query
+    return query, (images / np.linalg.norm(images, axis=1, keepdims=True)).astype(np.float32)
+
+
+def test_scores_alone_part_what_matches_from_the_rest():
+    query, images = clusters()
+    above = np.flatnonzero(images @ query >= estimate_cut_off(images).score_for(query))
+    assert set(above) <= set(range(20))
+    assert len(above) >= 18
+    other = np.roll(query, 1)
+    assert (images @ other >= estimate_cut_off(images).score_for(other)).mean() < 0.03, "few, where nothing matches"
+
+
+def test_few_pictures_have_no_estimate():
+    _, images = clusters()
+    with pytest.raises(ValueError, match="too few"):
+        estimate_cut_off(images[:49])

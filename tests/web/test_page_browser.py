@@ -206,7 +206,7 @@ def test_an_adapted_search_shows_ranks_before_and_what_it_learnt_from(browser, d
     """What the session answers is tested without a browser."""
 
     def eighth(self, query, listing):
-        return {"cut": {"score": float(listing.scores[7]), "above": 8, "share": 0.9, "captions": 20}}
+        return {"cut": {"score": float(listing.scores[7]), "above": 8, "share": 0.9, "texts": 20, "basis": "captions"}}
 
     monkeypatch.setattr(type(drawings.session), "_end", eighth)
     tab = Tab(browser, drawings)

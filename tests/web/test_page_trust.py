@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import guide_world
-from colours import COLOURS
+from colours import COLOURS, ColourEncoder
 from pages import colour_index, start
 from recollect.core.errors import UserError
 from recollect.efsa.rerank import episode_reranker
@@ -88,6 +88,27 @@ def test_a_search_by_words_says_where_it_ends_and_shows_everything(shared_page):
     assert sum(tile["score"] >= cut["score"] for tile in tiles) == cut["above"]
     assert {tile["id"].split("/")[0] for tile in tiles[: cut["above"]]} == {"red"}
     assert "cut" not in shared_page.list(terms=[{"id": "red/0.png"}]), "captions teach no end for pictures"
+
+
+def test_without_captions_the_end_is_estimated_until_enough_pictures_are_marked(painted, tmp_path):
+    encoder = ColourEncoder()
+    bare = Index.create(tmp_path / "index", width=encoder.width, model=encoder.fingerprint)
+    ids, vectors = Index.open(painted).matrix()
+    bare.insert(Rows(ids=ids, image_vectors=vectors))
+    page, stop = start(tmp_path / "index", encoder=encoder)
+    page.session.prepare()
+    estimated = page.list(terms=[{"words": "red"}])["cut"]
+    for key, name in enumerate(("red", "green"), start=1):
+        page.call("/api/classes", {"name": name})
+        marked = [id for id in ids if id.startswith(name)]
+        page.call(f"/api/classes/{key}/marks", {"ids": marked, "mark": 1})
+    page.session.prepare()
+    answer = page.list(terms=[{"words": "red"}])
+    stop()
+    assert (estimated["basis"], estimated["texts"]) == ("scores", 0)
+    learnt = answer["cut"]
+    assert (learnt["basis"], learnt["texts"]) == ("marks", 40)
+    assert {tile["id"].split("/")[0] for tile in answer["tiles"][: learnt["above"]]} == {"red"}
 
 
 def teach(page, rows=12):

@@ -174,8 +174,7 @@ class Search:
         if self.min_score != "learnt":
             return self._least_score()
         learnt = index.cut_off()
-        line = f"cut-off: {learnt}; it leaves {learnt.above:.1%} of the pictures on average"
-        output().print(line, highlight=False, soft_wrap=True)
+        output().print(f"cut-off: {learnt}", highlight=False, soft_wrap=True)
         return learnt
 
     def _queries(self) -> "list[Query]":

@@ -85,8 +85,15 @@ class ImageTransform:
 
     @property
     def needed(self) -> int:
-        """Shorter side in pixels above which more detail has no effect."""
-        return math.ceil(self.size / math.sqrt(self.scale[0])) if self.training else self.resized or self.size
+        """Shorter side in pixels above which more detail has next to no effect.
+
+        For evaluation twice the side that is resized to: a JPEG decoded at less, or averaged before it is resized,
+        changes the starter's embeddings by 0.001 to 0.004 in cosine (a dozen photographs of 12 megapixels), at twice
+        the side by 0.0001 to 0.0007.
+        """
+        if self.training:
+            return math.ceil(self.size / math.sqrt(self.scale[0]))
+        return 2 * (self.resized or self.size)
 
     def __call__(
         self, image: ImageLike, generator: np.random.Generator | None = None

@@ -12,7 +12,15 @@ from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, ImageLike, caption_prefix
 from recollect.core.validation import check_number
-from recollect.index.cutoff import CAPTION_SHARE, LEAST_CAPTIONS, MOST_CAPTIONS, CutOff, learn_cut_off
+from recollect.index.cutoff import (
+    CAPTION_SHARE,
+    LEAST_CAPTIONS,
+    LEAST_PICTURES,
+    MOST_CAPTIONS,
+    CutOff,
+    estimate_cut_off,
+    learn_cut_off,
+)
 from recollect.index.embedded import EmbeddedIndex
 from recollect.index.filters import Filter
 from recollect.index.hits import CAPTIONS, MODEL, Hit, Hits, Reranker
@@ -24,7 +32,7 @@ from recollect.index.stores.base import Store
 NEAR = 0.94
 """Cosine from which two pictures count as near-duplicates (RECO, section 4.1)."""
 
-NO_LEARNT_CUT = "nothing is cut: the cut-off was learnt from captions, and this query has a picture"
+NO_LEARNT_CUT = "nothing is cut: the cut-off is for words, and this query has a picture"
 
 _UNSURE = 2.0**-12  # far more than single precision and rounding can be off by
 
@@ -128,7 +136,7 @@ class SearchableIndex(EmbeddedIndex):
             k: pictures of a page.
             where: search only pictures that satisfy a filter, e.g. ``folder = 'Norway' and taken > '2022'``.
             exclude: ids that may not be found.
-            min_score: leave out pictures with a lower score; a learnt cut-off has its own score for each query.
+            min_score: leave out pictures with a lower score; a `CutOff` has its own score for each query.
             page: 1 for the k best, 2 for the next k, ...
             encoder: embeds the query; the model of the index by default.
             exact: do not use an approximate index.
@@ -228,25 +236,38 @@ class SearchableIndex(EmbeddedIndex):
         return list(near)
 
     def cut_off(self, share: float = CAPTION_SHARE, seed: int = 0) -> CutOff:
-        """The score that ``share`` of captions give to their own picture, learnt from at most 2,048 captions.
+        """Where the results of a search by words end.
+
+        With 20 captions or more it is the score that ``share`` of them give to their own picture, learnt from at most
+        2,048; with fewer it is estimated from the scores of each query (`estimate_cut_off`).
 
         Raises:
-            UserError: fewer than 20 pictures have a caption.
+            UserError: fewer than 20 captions, and fewer than 50 pictures.
         """
         if self._cut is None or self._cut[:3] != (self.version, share, seed):
             images = self.vectors()
-            drawn = numpy_generator("captions", seed).permutation(len(images))[: 4 * MOST_CAPTIONS]
-            ids = self.ids
-            texts = self.vectors([ids[row] for row in drawn.tolist()], "text")
-            spoken = np.flatnonzero(texts.any(axis=1) & images[drawn].any(axis=1))[:MOST_CAPTIONS]
-            if len(spoken) < LEAST_CAPTIONS:
-                raise UserError(
-                    f"{self.address}: a cut-off is learnt from {LEAST_CAPTIONS} captions or more; {len(spoken)} were "
-                    "found. Write some with `recollect caption`, or name a score."
-                )
-            cut = learn_cut_off(images, texts[spoken], drawn[spoken].astype(np.int64), share, seed)
+            cut = self._learn_cut_off(images, share, seed) if self.texts >= LEAST_CAPTIONS else None
+            if cut is None:
+                images = images[images.any(axis=1)]
+                if len(images) < LEAST_PICTURES:
+                    raise UserError(
+                        f"{self.address}: {len(images)} pictures and {self.texts} captions are too few to tell where "
+                        f"results end ({LEAST_PICTURES} pictures or {LEAST_CAPTIONS} captions are needed). Name a "
+                        "score instead."
+                    )
+                cut = estimate_cut_off(images, seed)
             self._cut = self.version, share, seed, cut
         return self._cut[3]
+
+    def _learn_cut_off(self, images: np.ndarray, share: float, seed: int) -> CutOff | None:
+        """From captions; None where too few pictures have one."""
+        drawn = numpy_generator("captions", seed).permutation(len(images))[: 4 * MOST_CAPTIONS]
+        ids = self.ids
+        texts = self.vectors([ids[row] for row in drawn.tolist()], "text")
+        spoken = np.flatnonzero(texts.any(axis=1) & images[drawn].any(axis=1))[:MOST_CAPTIONS]
+        if len(spoken) < LEAST_CAPTIONS:
+            return None
+        return learn_cut_off(images, texts[spoken], drawn[spoken].astype(np.int64), share, seed)
 
     def _queries(self, vectors: Vectors) -> Float32[np.ndarray, "queries width"]:
         queries = vectors.detach().cpu().numpy() if hasattr(vectors, "detach") else np.asarray(vectors)

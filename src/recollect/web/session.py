@@ -17,7 +17,7 @@ from recollect.core.errors import UserError
 from recollect.data.sources.images import decode
 from recollect.index import CutOff, Index, Query, Term, embed_queries
 from recollect.index.annotations import LABELLED
-from recollect.index.cutoff import LEAST_CAPTIONS
+from recollect.index.cutoff import LEAST_CAPTIONS, learn_cut_off
 from recollect.index.facets import FACETS, Arrangement, arranged
 from recollect.index.filters import Among
 from recollect.web.actions import Actions
@@ -123,7 +123,7 @@ class Session:
         self._selections: OrderedDict[tuple[Any, ...], ShownRows] = OrderedDict()
         self._facets: OrderedDict[tuple[Any, ...], dict[str, list[tuple[str, int]]]] = OrderedDict()
         self._layout: tuple[int, Layout] | None = None
-        self._cut: tuple[int, CutOff | None] | None = None
+        self._cut: tuple[tuple[int, int], CutOff | None] | None = None
         self._preparing = threading.Lock()
         self.local = False  # whether only this machine can open the page
         self.filler: FolderFiller | None = None
@@ -270,13 +270,13 @@ class Session:
         )
 
     def _end(self, query: Query, listing: Listing) -> dict[str, Any]:
-        """Where the results of a search by words end, as captions teach it; nothing where there are too few."""
+        """Where the results of a search by words end; nothing for very few pictures, or while it is being learnt."""
         cut = self._cut[1] if self._cut is not None else None
         if cut is None or not query.words_alone or listing.vector is None or listing.scores is None:
             return {}
         limit = cut.score_for(listing.vector)
         above = int((listing.scores.astype(np.float64) >= limit).sum())
-        return {"cut": {"score": limit, "above": above, "share": cut.share, "captions": cut.captions}}
+        return {"cut": {"score": limit, "above": above, "share": cut.share, "texts": cut.texts, "basis": cut.basis}}
 
     def _notes(self, query: Query) -> list[str]:
         from recollect.index.search import query_notes
@@ -399,19 +399,41 @@ class Session:
         return key
 
     def prepare(self) -> None:
-        """Learn from captions where searches by words end; until then lists have no end."""
+        """Learn from captions, marks or scores where searches by words end; until then lists have no end."""
         with self._preparing:
-            index = self.library.index
-            if self._cut is not None and self._cut[0] == index.version:
+            state = self._taught_by
+            if self._cut is not None and self._cut[0] == state:
                 return
-            version, cut = index.version, None
+            cut = None
             with suppress(UserError, OSError):
-                cut = index.cut_off() if index.texts >= LEAST_CAPTIONS else None
-            self._cut = version, cut
+                cut = self.library.index.cut_off()
+                cut = (self._cut_of_marks() or cut) if cut.basis == "scores" else cut
+            self._cut = state, cut
+
+    def _cut_of_marks(self) -> CutOff | None:
+        """Learnt from the pictures that the user marked, each with the words of its label; None from too few."""
+        view = self.library.view()
+        taught = [
+            (self.library.index.query_vector(each.text or each.name), view.row_of[id])
+            for each in self.labels.classes.values()
+            for id, mark in each.marks.items()
+            if mark > 0 and id in view.row_of
+        ]
+        if len(taught) < LEAST_CAPTIONS:
+            return None
+        texts, rows = zip(*taught, strict=True)
+        return learn_cut_off(view.vectors, np.stack(texts), np.array(rows, dtype=np.int64), basis="marks")
+
+    @property
+    def _taught_by(self) -> tuple[int, int]:
+        """The version, and the bits of the number of marks: a cut-off is learnt again when that has doubled."""
+        marks = sum(each.count(1) for each in self.labels.classes.values())
+        return self.library.index.version, marks.bit_length() if marks >= LEAST_CAPTIONS else 0
 
     def prepare_later(self) -> None:
-        """`prepare` in a thread, if the index has changed and no thread is at it."""
-        if not self._preparing.locked() and (self._cut is None or self._cut[0] != self.library.version):
+        """`prepare` in a thread, if there is something new, no folder is being indexed and no thread is at it."""
+        busy = (self.filling() or {}).get("busy")
+        if not busy and not self._preparing.locked() and (self._cut is None or self._cut[0] != self._taught_by):
             threading.Thread(target=self.prepare, name="prepare", daemon=True).start()
 
     def filling(self) -> dict[str, Any] | None:

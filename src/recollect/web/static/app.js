@@ -282,7 +282,9 @@ get("scope-off").addEventListener("click", () => { get("where").value = ""; brow
 // how many results are above the learned cut-off; the others are shown dimmed
 function cutOff({ cut, episode }) {
   if (!cut) return "";
-  return `; ${t(episode ? "status.end.refined" : "status.end", { n: cut.above, score: cut.score.toFixed(3), share: percent(cut.share), captions: cut.captions })}`;
+  const { above: n, score, share, texts, basis } = cut;
+  const why = t(`status.end.${basis}`, { share: percent(share), texts });
+  return `; ${t(episode ? "status.end.refined" : "status.end", { n, score: score.toFixed(3), why })}`;
 }
 
 async function clicked(tile, mark, key = classes.active) {
