@@ -57,7 +57,8 @@ def objective_of(base, form, options):
 
 
 def outcome(place, case, shard):
-    """Losses, reports and gradients of two steps (a stale buffer fills in the first), for this process's rows."""
+    """Losses, reports and gradients of a step (with a stale buffer, which fills in the first, of two), for the rows of
+    this process."""
     base, form, options = CASES[case]
     objective = objective_of(base, form, options)
     part = slice(place * BATCH // shard.size, (place + 1) * BATCH // shard.size)
@@ -65,7 +66,7 @@ def outcome(place, case, shard):
         torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 97])[:, None] if case % 2 else torch.arange(BATCH)[:, None]
     )
     found = []
-    for step in range(2):
+    for step in range(2 if options and "stale_rows" in options else 1):
         rows = {name: numbers(BATCH, WIDTH, seed=10 * step + number)[part].requires_grad_()
                 for number, name in enumerate(("images", "texts", "views", "context"))}  # fmt: skip
         given = {name: row for name, row in rows.items() if name in {"images", "texts"} | objective.needs}

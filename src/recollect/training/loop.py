@@ -17,7 +17,7 @@ from recollect.core.seeding import derive_seed
 from recollect.core.types import Source
 from recollect.core.validation import refuse
 from recollect.data.sources.images import note
-from recollect.models import TransformersEncoder
+from recollect.models import DualEncoder, TransformersEncoder
 from recollect.objectives import Objective
 from recollect.training import checkpoints
 from recollect.training.assembly import Parts, assemble_recipe, object_spec
@@ -284,8 +284,10 @@ class _Run:
         assert self.metrics is not None, "the first process has the metrics"
         # From the file, because a run resumed after its last step logs nothing more.
         encoder = self.model.encoder
-        plain = isinstance(encoder, TransformersEncoder) and encoder.gated is None
-        card = model_card(as_json(self.recipe), self.state.seen, self.metrics.last, plain=plain)
+        own = isinstance(encoder, DualEncoder) and not (
+            isinstance(encoder, TransformersEncoder) and encoder.gated is None
+        )
+        card = model_card(as_json(self.recipe), self.state.seen, self.metrics.last, plain=not own)
         checkpoints.save_model(self.out / "model", self.model, card)
 
     def step(self, inputs: Inputs, composition: Mapping[str, int]) -> dict[str, float]:
