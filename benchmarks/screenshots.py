@@ -1,9 +1,9 @@
 """Pictures of the page for the guides, at desktop and phone width: each view as a PNG.
 
-    recollect index build glyphs:captions --model RUN/model --limit 3000 --out indexes/glyphs
-    python benchmarks/screenshots.py indexes/glyphs --words "playing card" --yes "playing card" --out docs/images
+    recollect demo
+    python benchmarks/screenshots.py demo/index --out docs/images
 
-RUN is a training of the demo's. Clicks go to a log of their own, so the index stays as it was.
+Labels go to a file of their own, so the index stays as it was.
 """
 
 import os
@@ -33,15 +33,15 @@ class Options:
     Attributes:
         index: that is served.
         words: to search by.
-        yes: a class by clicks: pictures whose caption has this word.
-        clicks: to make.
+        yes: labels by clicks: the pictures of these folders.
+        clicks: to make for each.
         out: folder of the pictures.
     """
 
     index: Annotated[Path, Arg(place="INDEX")]
-    words: str = "playing card"
-    yes: str = "playing card"
-    clicks: int = 30
+    words: str = "a cup of coffee"
+    yes: tuple[str, ...] = ("rocket launch", "cat")
+    clicks: int = 12
     out: Path = Path("docs/images")
 
 
@@ -49,8 +49,9 @@ class Options:
 def served(index: Path) -> Iterator[str]:
     """The page's address."""
     with tempfile.TemporaryDirectory() as folder:
+        options = ["--port", "0", "--no-open", "--labels", f"{folder}/labels.sqlite"]
         process = subprocess.Popen(
-            [sys.executable, "-m", "recollect", "serve", str(index), "--port", "0", "--log", f"{folder}/log.sqlite"],
+            [sys.executable, "-m", "recollect", "serve", str(index), *options],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         try:
@@ -100,27 +101,31 @@ class Camera:
         self.tab.press("#words", "Enter")
         self.until("document.querySelector('#status').textContent.includes('best first')")
 
-    def teach(self, name: str, yes: str, clicks: int) -> None:
-        """Click as a person would who looks for one class."""
+    def teach(self, name: str, clicks: int) -> None:
+        """Click as a person would who looks for the pictures of one folder."""
         if not self.tab.is_visible("#panel"):
             self.tab.click("#toggle-classes")
         self.tab.fill("#class-name", name)
-        self.tab.fill("#class-text", name)
-        self.tab.press("#class-name", "Enter")
-        self.tab.wait_for_selector("#about:not([hidden])")
+        with self.tab.expect_response(lambda answer: answer.url.endswith("/api/list")):
+            self.tab.press("#class-name", "Enter")
+        self.until(f"document.querySelector('#classes .chosen .word')?.textContent === {name!r}")
+        self.tab.wait_for_timeout(1000)
         self.tab.click("[data-show=next]")
-        self.until("document.querySelector('#status').textContent.includes('label next')")
+        self.said("suggested to mark")
         self.tab.focus("#grid")
         for number in range(1, clicks + 1):
             self.until("document.querySelector('.tile.focus:not([hidden]) .caption')?.textContent > ''")
-            seen = self.tab.inner_text(".tile.focus:not([hidden]) .caption")
-            self.tab.keyboard.press("Space" if yes in seen else "x")
-            self.until(
-                f"document.querySelector('.counts').textContent.match(/\\d+/g).reduce((a, b) => +a + +b) == {number}"
-            )
-            self.tab.wait_for_timeout(30)
+            seen = self.tab.get_attribute(".tile.focus:not([hidden])", "title") or ""
+            self.tab.keyboard.press("Space" if seen.startswith(name) else "x")
+            counts = "document.querySelector('#classes .chosen .counts').textContent.match(/\\d+/g)"
+            self.until(f"{counts}.reduce((a, b) => +a + +b, 0) == {number}")
+            self.tab.wait_for_timeout(100)
         self.tab.click("[data-show=likely]")
-        self.until("document.querySelector('#status').textContent.includes('likeliest')")
+        self.said("best matches first")
+
+    def said(self, text: str) -> None:
+        """Wait for the line above the pictures."""
+        self.until(f"document.querySelector('#status').textContent.includes({text!r})")
 
 
 def main() -> None:
@@ -136,30 +141,25 @@ def main() -> None:
         for camera in (desk, phone):
             camera.search(options.words)
             camera.shot("search")
-        desk.tab.click("#adapt")
-        desk.until("!document.querySelector('#episode').hidden || !document.querySelector('#notice').hidden")
-        if desk.tab.is_visible("#episode"):  # a model of another kind cannot adapt, and says so
-            desk.tab.click("#episode-note")
-            desk.shot("adapt")
-        desk.tab.click("#adapt")
-        desk.teach(options.yes, options.yes, options.clicks)
+        for name in options.yes:
+            desk.teach(name, options.clicks)
         desk.until("document.querySelector('#notice').hidden")
         desk.shot("class")
         phone.tab.reload()
         phone.tab.wait_for_selector(".tile .caption:not(:empty)")
         phone.tab.click("#toggle-classes")
-        phone.tab.click("#classes .name")
-        phone.until("document.querySelector('#status').textContent.includes('likeliest')")
+        phone.tab.click(f"#classes .name:has-text('{options.yes[-1]}')")
+        phone.said("best matches first")
         phone.shot("class")
         desk.tab.click("#show-sorted")
         desk.until("!document.querySelector('#sorted').hidden")
         desk.shot("sorted")
         desk.tab.click("#show-map")
-        desk.until("document.querySelector('#status').textContent.startsWith('Map of')")
-        desk.tab.wait_for_timeout(3000)
+        desk.said("Map of")
+        desk.tab.wait_for_timeout(2000)
         desk.shot("map")
         desk.tab.click("#show-duplicates")
-        desk.until("document.querySelector('#status').textContent.includes('same file')")
+        desk.until("document.querySelector('.alike img')?.naturalWidth > 0")
         desk.shot("duplicates")
         browser.close()
 

@@ -355,8 +355,8 @@ const overview = (which, waiting, work) => {
 overview("map", t("map.drawing"), async () => {
   await map.load(state.version, state.where);
   await mapTools.paint();
-  const { of, method } = map, n = map.ids.length;
-  return t(n < of ? "map.status.part" : "map.status", { n, of, method });
+  const { of } = map, n = map.ids.length;
+  return t(n < of ? "map.status.part" : "map.status", { n, of });
 });
 overview("duplicates", "", async () => { await duplicates.load(); return ""; });
 function panel(shown) {

@@ -157,8 +157,8 @@ const STRINGS = {
   // map and duplicates
   "map": ["Map of the pictures: arrows move it, + and − zoom, Enter opens the picture nearest to the middle", "Karte der Bilder: Pfeile verschieben sie, + und − zoomen, Enter öffnet das Bild, das der Mitte am nächsten ist"],
   "map.drawing": ["Drawing the map …", "Karte wird gezeichnet …"],
-  "map.status": ["Map of {n} {n:picture|pictures} by {method}.", "Karte von {n} {n:Bild|Bildern} ({method})."],
-  "map.status.part": ["Map of {n} of {of} pictures by {method}.", "Karte von {n} der {of} Bilder ({method})."],
+  "map.status": ["Map of {n} {n:picture|pictures}. Similar ones are close together.", "Karte von {n} {n:Bild|Bildern}. Ähnliche liegen nah beieinander."],
+  "map.status.part": ["Map of {n} of {of} pictures, drawn at random. Similar ones are close together.", "Karte von {n} der {of} Bilder, zufällig gezogen. Ähnliche liegen nah beieinander."],
   "map.color": ["Color by", "Farbe nach"],
   "map.by.none": ["nothing", "nichts"],
   "map.by.folder": ["folder", "Ordner"],
