@@ -41,7 +41,7 @@ class Options:
     index: Annotated[Path, Arg(place="INDEX")]
     words: str = "a cup of coffee"
     yes: tuple[str, ...] = ("rocket launch", "cat")
-    clicks: int = 12
+    clicks: int = 28
     out: Path = Path("docs/images")
 
 

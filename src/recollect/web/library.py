@@ -95,14 +95,15 @@ class Library:
         index: what the page shows.
 
     Attributes:
-        name: what the page calls it; the last part of the address of the index by default.
+        name: what the page calls it; by default the folder of the index, or the one above where that is ``index``.
     """
 
     def __init__(self, index: Index) -> None:
         self.index = index
         address = index.address
         place = address if "://" in address else str(Path(address).resolve())
-        self.name = place.rstrip("/").rsplit("/", 1)[-1]
+        parts = place.rstrip("/").split("/")
+        self.name = parts[-2] if parts[-1] == "index" and len(parts) > 1 else parts[-1]  # as `recollect demo` makes
         self._lock = threading.RLock()
         self._checked = 0.0
         self._place = _place_of(index)

@@ -74,7 +74,7 @@ function remember(replace = false) {
   const before = location.search || location.pathname;
   if (now === before) return;
   if (replace) history.replaceState(null, "", now); else history.pushState(null, "", now);
-  searches.note();
+  if (shownView === "grid" && state.listing === "search") searches.note(); else searches.draw();
 }
 
 async function follow() { // what the address says
