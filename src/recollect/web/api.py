@@ -435,15 +435,15 @@ def _labelling(app: FastAPI, session: Session) -> None:
 
     @app.get("/api/classes")
     def every() -> dict[str, Any]:
-        found = []
-        for each in list(labels.classes.values()):
-            yes, no = teacher.counts(each)
-            found.append({"class": each.key, "name": each.name, "text": each.text, "yes": yes, "no": no})
-        return {"classes": found, **state()}
+        classes = [
+            {"class": each.key, "name": each.name, "text": each.text, "yes": each.count(1), "no": each.count(-1)}
+            for each in list(labels.classes.values())
+        ]
+        return {"classes": classes, **state()}
 
     @app.post("/api/classes")
     def create(body: LabelBody) -> dict[str, Any]:
-        return {"class": teacher.create(body.name, body.text).key, **state()}
+        return {"class": labels.create(body.name, body.text).key, **state()}
 
     @app.delete("/api/classes/{key}")
     def drop(key: int) -> dict[str, Any]:

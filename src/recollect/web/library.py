@@ -4,7 +4,6 @@ import io
 import os
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +16,7 @@ from PIL import Image
 from recollect.core.errors import UserError
 from recollect.index import Index, Picture
 from recollect.index.facets import aspect_ratios
+from recollect.web.recent import Recent
 
 THUMB_SIDE = 256
 VIEW_SIDE = 1600
@@ -108,7 +108,7 @@ class Library:
         self._checked = 0.0
         self._place = _place_of(index)
         self._view = self._read()
-        self._thumbnails = Thumbnails(self)
+        self._thumbnails: Recent[str, bytes] = Recent(_CACHE_BYTES, len)
 
     @property
     def version(self) -> int:
@@ -156,7 +156,7 @@ class Library:
         Raises:
             UserError: there is no such picture, or its file is gone, changed or damaged.
         """
-        return self._thumbnails.get(id)
+        return self._thumbnails.made(id, lambda: self.picture(id, THUMB_SIDE))
 
     def original(self, id: str) -> tuple[str, bytes]:
         """The name and the bytes of a picture's own file, or of the picture that the index stores.
@@ -179,32 +179,6 @@ class Library:
             UserError: as in `thumbnail`.
         """
         return as_jpeg(self.index.pictures([id])[0].open(side), side)
-
-
-class Thumbnails:
-    """The thumbnails that were asked for last, up to 128 MB."""
-
-    def __init__(self, library: Library) -> None:
-        self.library = library
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
-        self._bytes = 0
-        self._lock = threading.Lock()
-
-    def get(self, id: str) -> bytes:
-        """A small JPEG; see `Library.thumbnail`."""
-        with self._lock:
-            if id in self._kept:
-                self._kept.move_to_end(id)
-                return self._kept[id]
-        made = self.library.picture(id, THUMB_SIDE)
-        with self._lock:
-            if id not in self._kept:
-                self._kept[id] = made
-                self._bytes += len(made)
-            while self._bytes > _CACHE_BYTES:
-                _, old = self._kept.popitem(last=False)
-                self._bytes -= len(old)
-        return made
 
 
 def as_jpeg(picture: Image.Image, side: int) -> bytes:

@@ -4,7 +4,7 @@ import base64
 import secrets
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -28,6 +28,7 @@ from recollect.web.folder import FolderFiller
 from recollect.web.label_store import LabelStore
 from recollect.web.layout import Layout, lay_out
 from recollect.web.library import Library, View
+from recollect.web.recent import Recent
 from recollect.web.searches import SavedSearches
 from recollect.web.sorting import Sorting
 from recollect.web.teaching import ShownRows, Teaching
@@ -110,7 +111,6 @@ class Session:
     def __init__(self, index: Index, labels: LabelStore, out: Path) -> None:
         self.library, self.labels = Library(index), labels
         self._lock = threading.RLock()  # of the model
-        self._kept = threading.Lock()  # of lists, selections and uploads
         self._slow = threading.Lock()  # of the map
         self.teacher = Teaching(self.library, labels, self._lock)
         self.sorting = Sorting(self.library, self.teacher, out, self._lock)
@@ -118,10 +118,12 @@ class Session:
         self.duplicates = DuplicateFinder(self.library)
         self.adder = FolderAdder(self.library)
         self.actions = Actions(self.library, labels)
-        self._uploads: OrderedDict[str, tuple[np.ndarray, bytes]] = OrderedDict()
-        self._lists: OrderedDict[tuple[Any, ...], Listing] = OrderedDict()
-        self._selections: OrderedDict[tuple[Any, ...], ShownRows] = OrderedDict()
-        self._facets: OrderedDict[tuple[Any, ...], dict[str, list[tuple[str, int]]]] = OrderedDict()
+        self._uploads: Recent[str, tuple[np.ndarray, bytes]] = Recent(
+            _UPLOADED, lambda upload: max(len(upload[1]), _UPLOADED // _UPLOADS)
+        )
+        self._lists: Recent[tuple[Any, ...], Listing] = Recent(_LISTS)
+        self._selections: Recent[tuple[Any, ...], ShownRows] = Recent(_FILTERS)
+        self._facets: Recent[tuple[Any, ...], dict[str, list[tuple[str, int]]]] = Recent(_FILTERS)
         self._layout: tuple[int, Layout] | None = None
         self._cut: tuple[tuple[int, int], CutOff | None] | None = None
         self._preparing = threading.Lock()
@@ -191,19 +193,13 @@ class Session:
         """The list with at least ``end`` ids, or all of them, with its version and revision."""
         view = self.library.view()
         key = (ask, version, revision)
-        with self._kept:
-            listing = self._lists.get(key)
+        listing = self._lists.get(key)
         if listing is None:
             version, revision = view.version, self.labels.revision
             key = (ask, version, revision)
-            listing = self._lists.get(key) or self._make(ask, view)
+            listing = self._lists.made(key, lambda: self._make(ask, view))
         if len(listing.ids) < listing.total and (end is None or end > len(listing.ids)):
-            listing = self._whole(ask, listing)
-        with self._kept:
-            self._lists[key] = listing
-            self._lists.move_to_end(key)
-            while len(self._lists) > _LISTS:
-                self._lists.popitem(last=False)
+            listing = self._lists.put(key, self._whole(ask, listing))
         return view, version, revision, listing
 
     def _make(self, ask: Ask, view: View) -> Listing:
@@ -333,16 +329,12 @@ class Session:
         """
         where, view = (where or "").strip(), view or self.library.view()
         key = (where, view.version, self.labels.revision if where else 0)  # a filter may ask for labels
-        with self._kept:
-            found = self._selections.get(key)
-        if found is None:
+
+        def make() -> ShownRows:
             rows = view.rows(self.library.index.ids_where(where)) if where else np.arange(len(view.ids))
-            found = ShownRows(view, np.sort(rows), where)
-            with self._kept:
-                self._selections[key] = found
-                while len(self._selections) > _FILTERS:
-                    self._selections.popitem(last=False)
-        return found
+            return ShownRows(view, np.sort(rows), where)
+
+        return self._selections.made(key, make)
 
     # ---------------------------------------------------------------- queries
 
@@ -377,10 +369,9 @@ class Session:
         return self._term(term)
 
     def _uploaded(self, key: str) -> tuple[np.ndarray, bytes]:
-        with self._kept:
-            if key not in self._uploads:
-                raise UserError("this upload has expired. Please upload the image again.")
-            return self._uploads[key]
+        if (found := self._uploads.get(key)) is None:
+            raise UserError("this upload has expired. Please upload the image again.")
+        return found
 
     def upload(self, data: bytes) -> str:
         """Embed a picture to search by; only the latest few are kept, in memory.
@@ -392,10 +383,7 @@ class Session:
         with self._lock:
             vector = self.library.index.encoder.embed_images([picture]).numpy()[0]
         key = secrets.token_urlsafe(12)
-        with self._kept:
-            self._uploads[key] = (vector, data)
-            while len(self._uploads) > _UPLOADS or sum(len(each) for _, each in self._uploads.values()) > _UPLOADED:
-                self._uploads.popitem(last=False)
+        self._uploads.put(key, (vector, data))
         return key
 
     def prepare(self) -> None:
@@ -476,15 +464,7 @@ class Session:
         if unknown := set(names) - {*FACETS, LABELLED}:
             raise UserError(f"no facet {sorted(unknown)[0]!r}; there are {', '.join((*FACETS, LABELLED))}")
         key = (tuple(names), where, self.library.view().version, self.labels.revision)
-        with self._kept:
-            found = self._facets.get(key)
-        if found is None:
-            found = self.library.index.facets(names, where or None)
-            with self._kept:
-                self._facets[key] = found
-                while len(self._facets) > _FILTERS:
-                    self._facets.popitem(last=False)
-        return found
+        return self._facets.made(key, lambda: self.library.index.facets(names, where or None))
 
     def layout(self, where: str | None = None) -> tuple[list[str], np.ndarray, str]:
         """Ids of the pictures on the map, their places (pictures, 2) in the unit square, and the method.

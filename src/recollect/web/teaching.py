@@ -89,11 +89,6 @@ class Teaching:
         self._taught: dict[int, Taught] = {}
         self._models: dict[int, tuple[View, ClickModel]] = {}
 
-    def create(self, name: str, text: str = "") -> ClickedClass:
-        """Add a label; ``text``, or its name, orders the pictures before any are marked."""
-        with self._lock:
-            return self.labels.create(name, text)
-
     def mark(self, key: int, ids: Sequence[str], mark: int) -> None:
         """Mark pictures; on disk when this returns.
 
@@ -106,10 +101,6 @@ class Teaching:
             raise UserError(f"picture {missing[:40]!r} is no longer in the library")
         with self._lock:
             self.labels.mark(key, distinct, mark)
-
-    def counts(self, found: ClickedClass) -> tuple[int, int]:
-        """How many pictures are marked yes and no, including those that have left the library since."""
-        return found.count(1), found.count(-1)
 
     def undo(self) -> dict[str, Any] | None:
         """Take the last change back."""
@@ -159,7 +150,7 @@ class Teaching:
         """
         found = self.labels.get(key)
         taught = self.answer(found, shown.view)
-        yes, no = self.counts(found)
+        yes, no = found.count(1), found.count(-1)  # pictures that have left the library since are counted as well
         cut = taught.cut(shown)
         about: dict[str, Any] = {"class": key, "name": found.name, "text": found.text, "yes": yes, "no": no}
         if cut is not None:
