@@ -54,7 +54,7 @@ WRONG = [
     Wrong("search indexes/pairs red --out /proc/none/x.json", ("--out", "cannot be written")),
     Wrong("search indexes/pairs red --out x.txt", ("--out", ".json or .html")),
     Wrong("search indexes/pairs red --k 0", ("--k 0", "at least 1")),
-    Wrong("search indexes/pairs red --min-score 3", ("--min-score 3", "between -1 and 1")),
+    Wrong("search indexes/pairs red --min-score 3", ("--min-score 3",)),
     Wrong("search indexes/pairs red --min-score nan", ("--min-score nan",)),
     Wrong("search indexes/pairs red --min-score learnt --normalise", ("--min-score learnt",)),
     Wrong("search indexes/pairs red --model ./MODLE", ("MODLE", "no such folder")),

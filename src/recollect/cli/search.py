@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from recollect.cli.parser import Arg, warn_unused
-from recollect.core.errors import UserError
+from recollect.core.errors import user_errors
+from recollect.core.validation import check_number, refuse
 from recollect.efsa.options import EpisodeOptions
 
 if TYPE_CHECKING:
@@ -128,23 +129,23 @@ class Search:
             output().print(f"results: {self.out}", highlight=False, soft_wrap=True)
 
     def _check(self) -> None:
-        for name in ("k", "page"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name} {getattr(self, name)}: must be at least 1")
-        for name in ("image_weight", "minus_weight"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name):g}: must be above 0 and finite")
+        check_number("--k", self.k, least=1)
+        check_number("--page", self.page, least=1)
+        check_number("--image-weight", self.image_weight, above=0)
+        check_number("--minus-weight", self.minus_weight, above=0)
         self._least_score()
-        if self.out is not None and self.out.suffix not in (".json", ".html"):
-            raise UserError(f"--out {self.out}: results are written as .json or .html. Name a file that ends so.")
-        if self.out is not None and self.out.is_dir():
-            raise UserError(f"--out {self.out}: is a folder. Name a file.")
-        if (self.read.index is None) != (self.read.fusion is None):
-            raise UserError("--read.index and --read.fusion: give both, the index and what reads it, or neither")
-        if self.adapt and (self.normalise or self.among == "captions" or self.read.index is not None):
-            raise UserError("--adapt: cannot be combined with --normalise, --among captions or --read. Remove one.")
-        if self.normalise and self.among == "captions":
-            raise UserError("--normalise: is for searches among images. Remove it, or --among captions.")
+        out, captions, reads = self.out, self.among == "captions", self.read.index is not None
+        refuse(
+            (out is not None and out.suffix not in (".json", ".html"),
+             f"--out {out}: results are written as .json or .html. Name a file that ends so."),
+            (out is not None and out.is_dir(), f"--out {out}: is a folder. Name a file."),
+            (reads != (self.read.fusion is not None),
+             "--read.index and --read.fusion: give both, the index and what reads it, or neither"),
+            (self.adapt and (self.normalise or captions or reads),
+             "--adapt: cannot be combined with --normalise, --among captions or --read. Remove one."),
+            (self.normalise and captions,
+             "--normalise: is for searches among images. Remove it, or --among captions."),
+        )  # fmt: skip
         if not self.image:
             warn_unused(self, "image_weight", why="there is no --image.")
         if not self.minus:
@@ -156,16 +157,12 @@ class Search:
         if self.min_score is None:
             return None
         if self.min_score == "learnt":
-            if self.normalise or self.among == "captions" or self.read.index is not None:
-                raise UserError("--min-score learnt: is for cosines of pictures with words. Name a score instead.")
+            other = self.normalise or self.among == "captions" or self.read.index is not None
+            refuse((other, "--min-score learnt: is for cosines of pictures with words. Name a score instead."))
             return None
-        try:
+        with user_errors(f"--min-score {self.min_score}: a number or `learnt`", ValueError):
             score = float(self.min_score)
-        except ValueError:
-            raise UserError(f"--min-score {self.min_score}: a number or `learnt`") from None
-        if not -1 <= score <= 1:
-            raise UserError(f"--min-score {self.min_score}: a cosine is between -1 and 1")
-        return score
+        return check_number("--min-score", score, least=-1, most=1)
 
     def _cut(self, index: "Index") -> "float | CutOff | None":
         """The cut-off, learnt where asked."""
@@ -183,13 +180,10 @@ class Search:
 
         texts = list(self.query)
         if self.queries is not None:
-            if not self.queries.is_file():
-                raise UserError(f"--queries {self.queries}: no such file. It is a text file with one query per line.")
-            texts += read_text(self.queries).splitlines()
-        if not texts and not self.image:
-            raise UserError("no query was given. Write it in quotes after the index, or name a picture with --image.")
-        if texts and not any(text.strip() for text in texts):
-            raise UserError("every query is empty. Say what to look for.")
+            texts += read_text(self.queries, "file of queries, one a line").splitlines()
+        none = "no query was given. Write it in quotes after the index, or name a picture with --image."
+        empty = bool(texts) and not any(text.strip() for text in texts)
+        refuse((not texts and not self.image, none), (empty, "every query is empty. Say what to look for."))
         queries = [Query.words(text) if self.literal else Query.parse(text) for text in texts]
         added = [self.image_weight * Query.picture(path) for path in self.image]
         added += [-self.minus_weight * Query.words(words) for words in self.minus]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from recollect.core.errors import UserError
 from recollect.core.files import atomic_path
 from recollect.core.progress import progress
 from recollect.core.types import Encoder
+from recollect.core.validation import check_number, refuse
 from recollect.data.prompts import fill
 from recollect.data.sources.images import BrokenImageError
 from recollect.index.index import Index
@@ -66,13 +66,10 @@ def retrieve_by_class(
     Raises:
         UserError: no names, a name twice, fewer than one picture per class, an index without captions.
     """
-    if not names or len(set(names)) < len(names):
-        raise UserError("class names: at least one, and each once")
-    if per_class < 1:
-        raise UserError(f"pictures per class: at least 1, not {per_class}")
+    refuse((not names or len(set(names)) < len(names), "class names: at least one, and each once"))
+    check_number("pictures per class", per_class, least=1)
     k = min(per_class, index.texts)
-    if k == 0:
-        raise UserError(f"{index.address}: no picture has a caption. Add captions first (`recollect caption`).")
+    refuse((k == 0, f"{index.address}: no picture has a caption. Add captions first (`recollect caption`)."))
     prompts = [fill(template, name) for name in names for template in templates]
     best: dict[str, tuple[float, int, int]] = {}  # by picture: distance, class, caption
     with progress("retrieve", len(prompts), "prompts") as counter:
@@ -118,15 +115,14 @@ def write_retrieved(index: Index, hits: Sequence[ClassHit], out: Path) -> int:
                 writer.write_table(pa.Table.from_pylist(rows, schema))
                 written += len(rows)
                 counter.advance(len(hits[start : start + _BLOCK]))
-        if not written:
-            raise UserError(f"{index.address}: no picture that has a caption and can be read was found")
+        refuse((not written, f"{index.address}: no picture that has a caption and can be read was found"))
     return len(hits) - written
 
 
 def check_ending(out: Path) -> None:
     """Raise UserError unless the file is called .parquet."""
-    if out.suffix != ".parquet":
-        raise UserError(f"{out}: retrieved pictures are written as .parquet. Name a file that ends in .parquet.")
+    wrong = f"{out}: retrieved pictures are written as .parquet. Name a file that ends in .parquet."
+    refuse((out.suffix != ".parquet", wrong))
 
 
 def _rows(index: Index, hits: Sequence[ClassHit]) -> Iterator[dict[str, object]]:

@@ -12,6 +12,7 @@ from recollect.core.nearest import exact_neighbours
 from recollect.core.ordering import in_order
 from recollect.core.progress import progress
 from recollect.core.types import ImageLike
+from recollect.core.validation import check_number
 from recollect.data.sources.images import BrokenImageError
 from recollect.index import annotations
 from recollect.index.contents import IndexContents
@@ -63,8 +64,7 @@ class Duplicates:
 
 def find_duplicates(index: IndexContents, threshold: float, everything: bool = True) -> Duplicates:
     """Compare the pictures of an index with one another; see `Index.duplicates`."""
-    if not 0 < threshold <= 1:
-        raise UserError(f"--threshold {threshold:g}: a cosine above 0, at most 1")
+    check_number("--threshold", threshold, above=0, most=1)
     facts = _Facts.read(index)
     count = len(facts.ids)
     if not count:

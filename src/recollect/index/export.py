@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float32
 
-from recollect.core.errors import UserError
 from recollect.core.files import atomic_path, write_json
 from recollect.core.progress import progress
+from recollect.core.validation import check_number, refuse
 from recollect.index.annotations import LABELLED, labels_named
 from recollect.index.index import Index
 from recollect.index.picture import Picture
@@ -53,15 +53,13 @@ def export_index(index: Index, out: Path, method: MapMethod = "pca", k: int = 10
         ".csv": lambda index: _write_csv(index, out),
         ".json": lambda index: _write_coco(index, out, coco),
     }
-    if out.suffix not in writers:
-        raise UserError(f"--out {out}: cannot be written; the name must end in {', '.join(writers)}")
-    if not out.parent.is_dir():
-        raise UserError(f"--out {out}: no such folder as {out.parent}")
-    if k < 0:
-        raise UserError(f"--k {k}: must be at least 0")
+    check_number("--k", k, least=0)
     index = index.snapshot()
-    if not len(index):
-        raise UserError(f"{index.address}: is empty, so there is nothing to write")
+    refuse(
+        (out.suffix not in writers, f"--out {out}: cannot be written; the name must end in {', '.join(writers)}"),
+        (not out.parent.is_dir(), f"--out {out}: no such folder as {out.parent}"),
+        (not len(index), f"{index.address}: is empty, so there is nothing to write"),
+    )
     return writers[out.suffix](index)
 
 
@@ -70,10 +68,8 @@ def _write_parquet(index: Index, out: Path, method: MapMethod, k: int) -> int:
     import pyarrow.parquet as pq
 
     ids, images = index.matrix()
-    if method == "tsne" and len(ids) > _TSNE_ROWS:
-        raise UserError(
-            f"t-SNE of {len(ids):,} pictures takes hours; up to {_TSNE_ROWS:,} it takes minutes. Use --map pca."
-        )
+    long = f"t-SNE of {len(ids):,} pictures takes hours; up to {_TSNE_ROWS:,} it takes minutes. Use --map pca."
+    refuse((method == "tsne" and len(ids) > _TSNE_ROWS, long))
     row_of = {id: row for row, id in enumerate(ids)}
     places = _plane(images, method)
     with atomic_path(out) as temporary, progress("write", len(ids), "pictures") as counter:

@@ -24,6 +24,7 @@ from PIL import Image
 
 from recollect.core.errors import UserError
 from recollect.core.types import ImageLike, Kind, UnreadMembers
+from recollect.core.validation import refuse
 from recollect.data.sources.images import PICTURE_ENDINGS, decode
 
 _QUOTED = r'"((?:[^"\\]|\\.)*)"'
@@ -56,8 +57,8 @@ class Term:
     def __post_init__(self) -> None:
         if sum(each is not None for each in (self.words, self.picture, self.vector)) != 1:
             raise ValueError("a term is words, a picture or a vector")
-        if not math.isfinite(self.weight) or self.weight == 0:
-            raise UserError(f"weight {self.weight:g} of {self}: must be a finite number other than 0")
+        useless = not math.isfinite(self.weight) or self.weight == 0
+        refuse((useless, f"weight {self.weight:g} of {self}: must be a finite number other than 0"))
 
     def __str__(self) -> str:
         """As a query writes it, without its weight."""
@@ -130,8 +131,8 @@ class Query:
     def vector(cls, vector: Any, name: str = "vector") -> "Query":
         """An embedding of the index's model, an array or tensor (width,); its norm is divided out."""
         made = np.asarray(vector, dtype=np.float32)
-        if made.ndim != 1 or not np.linalg.norm(made) > 0:
-            raise UserError(f"{name}: a query vector is one row of numbers, not all zero")
+        useless = made.ndim != 1 or not np.linalg.norm(made) > 0
+        refuse((useless, f"{name}: a query vector is one row of numbers, not all zero"))
         return cls((Term(vector=made / np.linalg.norm(made), name=name),))
 
     @classmethod
@@ -328,8 +329,8 @@ def check_terms(query: Query) -> None:
     Raises:
         UserError: naming the query.
     """
-    if len(query.terms) > 1 and any(term.words is not None and not term.words.strip() for term in query.terms):
-        raise UserError(f"{query}: one of its terms is empty. Write what to look for, or remove it.")
+    empty = len(query.terms) > 1 and any(term.words is not None and not term.words.strip() for term in query.terms)
+    refuse((empty, f"{query}: one of its terms is empty. Write what to look for, or remove it."))
 
 
 def _sign(text: str, place: int, first: bool) -> tuple[int, int]:

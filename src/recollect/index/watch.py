@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from recollect.core.errors import UserError
+from recollect.core.validation import refuse
 from recollect.data.sources.images import PICTURE_ENDINGS, note
 from recollect.index.index import Index
 from recollect.index.ingest import IngestReport
@@ -57,8 +58,7 @@ class FolderWatch:
     _done: FolderState = _UNREAD
 
     def __post_init__(self) -> None:
-        if not self.folder.is_dir():
-            raise UserError(f"{self.folder}: no such folder to watch")
+        refuse((not self.folder.is_dir(), f"{self.folder}: no such folder to watch"))
 
     def poll(self, settled: bool = False) -> IngestReport | None:
         """Update the index if the folder has changed and the change has settled.

@@ -15,6 +15,7 @@ from jaxtyping import Float32, Int64
 
 from recollect.core.errors import UserError
 from recollect.core.files import cache_folder, locked
+from recollect.core.validation import refuse
 from recollect.index.arrow import caption_matrix, vector_matrix
 from recollect.index.filters import Filter
 from recollect.index.rows import By, Record, unit_vectors
@@ -82,15 +83,14 @@ class MilvusStore(Store):
 
     def __init__(self, address: str, version: int | None = None) -> None:
         self.place, self.address = _Address.parse(address), _without_password(address)
-        if version is not None:
-            raise UserError(f"{self.address}: Milvus keeps no versions of a collection; an index on disk does")
+        pinned = version is not None
+        refuse((pinned, f"{self.address}: Milvus keeps no versions of a collection; an index on disk does"))
         self.client = _client(self.place, self.address)
         with self._reported():
-            if not self.client.has_collection(self.place.collection):
-                raise UserError(f"{self.address}: no such collection. Build one with `recollect index build`.")
+            there = self.client.has_collection(self.place.collection)
+            refuse((not there, f"{self.address}: no such collection. Build one with `recollect index build`."))
             properties = self._properties()
-            if _RECORD not in properties:
-                raise UserError(f"{self.address}: a collection, but not an index of recollect")
+            refuse((_RECORD not in properties, f"{self.address}: a collection, but not an index of recollect"))
             self.record = Record.from_json(properties[_RECORD], self.address)
             for name in self._collections:
                 self.client.load_collection(name)
@@ -103,8 +103,8 @@ class MilvusStore(Store):
             UserError: one of that name exists.
         """
         place = _Address.parse(address)
-        if cls.exists(address):
-            raise UserError(f"{_without_password(address)}: already exists. Name another collection, or drop it.")
+        taken = f"{_without_password(address)}: already exists. Name another collection, or drop it."
+        refuse((cls.exists(address), taken))
         client = _client(place, address)
         with _reported(_without_password(address)):
             # that with the pictures last: it makes the index exist
