@@ -15,11 +15,8 @@ from recollect.core.files import (
     FullDiskError,
     atomic_folder,
     atomic_path,
-    beside,
-    check_writable,
     hold,
     locked,
-    new_folder,
     read_json,
     read_lines,
     read_text,
@@ -27,6 +24,7 @@ from recollect.core.files import (
     write_json,
     write_text,
 )
+from recollect.core.paths import beside, check_writable, new_folder
 
 
 def test_a_file_appears_only_when_it_is_whole(tmp_path):

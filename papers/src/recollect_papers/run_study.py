@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 from recollect.cli.parser import Arg, warn
 from recollect.core.errors import UserError
-from recollect.core.files import check_writable, read_json
+from recollect.core.files import read_json
+from recollect.core.paths import check_writable
 from recollect.core.places import public_place
 from recollect_papers.studies import STUDIES, find_study
 from recollect_papers.study import Scale, SearchSettings, StudyOptions

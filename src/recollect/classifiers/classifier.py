@@ -28,7 +28,7 @@ from recollect.classifiers.teaching import (
 )
 from recollect.classifiers.texts import learned_scale
 from recollect.core.errors import UserError
-from recollect.core.files import beside
+from recollect.core.paths import beside
 from recollect.core.types import Encoder, Kind
 from recollect.core.validation import check_choice, check_number
 from recollect.core.words import counted

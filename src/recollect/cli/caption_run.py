@@ -5,7 +5,7 @@ from pathlib import Path
 from recollect.cli.caption import Caption
 from recollect.cli.parser import warn_unused
 from recollect.core.errors import UserError
-from recollect.core.files import check_writable
+from recollect.core.paths import check_writable
 from recollect.core.progress import output, printable, track
 from recollect.core.validation import check_number, refuse
 from recollect.core.words import counted

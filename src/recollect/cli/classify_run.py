@@ -17,7 +17,8 @@ from recollect.cli.classify import Classify
 from recollect.cli.default_model import default_model
 from recollect.cli.fusion_encoder import name_with_index, reading
 from recollect.cli.parser import warn_unused
-from recollect.core.files import atomic_path, beside, check_writable, new_folder, told_if_full
+from recollect.core.files import atomic_path, told_if_full
+from recollect.core.paths import beside, check_writable, new_folder
 from recollect.core.progress import output
 from recollect.core.types import Encoder
 from recollect.core.validation import check_choice, check_number, refuse

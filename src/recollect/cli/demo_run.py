@@ -15,7 +15,8 @@ from recollect.cli.default_model import default_model
 from recollect.cli.demo import Demo
 from recollect.cli.demo_photographs import PHOTOGRAPHS, QUERIES, make_pictures
 from recollect.core.errors import UserError
-from recollect.core.files import atomic_path, check_writable
+from recollect.core.files import atomic_path
+from recollect.core.paths import check_writable
 from recollect.core.progress import output
 from recollect.core.seeding import numpy_generator
 from recollect.core.templates import render

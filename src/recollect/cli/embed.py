@@ -31,7 +31,7 @@ class Embed:
         """Embed, write, and print where."""
         from recollect.cli.evaluate_run import check_named_data, open_data, prefix_for
         from recollect.cli.fusion_encoder import name_with_index, reading
-        from recollect.core.files import check_writable
+        from recollect.core.paths import check_writable
         from recollect.core.places import model_name
         from recollect.core.progress import output
         from recollect.evaluation.embedded import write_embedded

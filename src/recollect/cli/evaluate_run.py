@@ -10,7 +10,7 @@ from recollect.cli.default_model import default_model
 from recollect.cli.evaluate import DataOptions, ModelOptions
 from recollect.cli.fusion_encoder import name_with_index, reading
 from recollect.cli.parser import warn_unused
-from recollect.core.files import check_writable
+from recollect.core.paths import check_writable
 from recollect.core.places import model_name
 from recollect.core.progress import output
 from recollect.core.types import Encoder, Kind, Source, caption_prefix

@@ -31,7 +31,7 @@ class Export:
         from recollect.classifiers.classifier import Classifier
         from recollect.classifiers.export import export_all
         from recollect.cli.fusion_encoder import reading
-        from recollect.core.files import beside, check_writable
+        from recollect.core.paths import beside, check_writable
         from recollect.core.progress import output
         from recollect.models import load_model
 

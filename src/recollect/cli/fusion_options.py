@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from recollect.cli.parser import Arg, warn_unused
-from recollect.core.files import beside
+from recollect.core.paths import beside
 from recollect.core.validation import check_number, refuse
 
 MEAN = "mean"

@@ -101,7 +101,7 @@ class Build:
 
     def run(self) -> None:
         """Build, and print what was added."""
-        from recollect.core.files import check_writable
+        from recollect.core.paths import check_writable
         from recollect.index import Index
 
         check_writable(None if "://" in self.out else self.out, "--out")
@@ -288,7 +288,8 @@ class Info:
         """Print."""
         from rich.table import Table
 
-        from recollect.core.files import check_writable, write_json
+        from recollect.core.files import write_json
+        from recollect.core.paths import check_writable
         from recollect.core.progress import output, printable
         from recollect.index import Index
 
@@ -361,7 +362,8 @@ class FindDuplicates:
 
     def run(self) -> None:
         """Find, print, and remove where asked."""
-        from recollect.core.files import check_writable, write_json
+        from recollect.core.files import write_json
+        from recollect.core.paths import check_writable
         from recollect.core.progress import output, printable
         from recollect.index import Index
 
@@ -401,7 +403,7 @@ class ExportIndex:
 
     def run(self) -> None:
         """Write."""
-        from recollect.core.files import check_writable
+        from recollect.core.paths import check_writable
         from recollect.core.progress import output, printable
         from recollect.core.words import counted
         from recollect.index import Index
@@ -434,7 +436,8 @@ class Accelerate:
 
     def run(self) -> None:
         """Build, measure, print."""
-        from recollect.core.files import check_writable, write_json
+        from recollect.core.files import write_json
+        from recollect.core.paths import check_writable
         from recollect.core.progress import output
         from recollect.index import Index
         from recollect.index.acceleration import drop_accelerators

@@ -45,7 +45,8 @@ class Retrieve:
 
     def run(self) -> None:
         """Retrieve, write and print."""
-        from recollect.core.files import check_writable, read_lines
+        from recollect.core.files import read_lines
+        from recollect.core.paths import check_writable
         from recollect.core.progress import output, printable
         from recollect.core.words import counted
         from recollect.data.prompts import GENERAL_TEMPLATES, read_templates

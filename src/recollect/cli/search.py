@@ -88,7 +88,7 @@ class Search:
 
     def run(self) -> None:
         """Search, print and write."""
-        from recollect.core.files import check_writable
+        from recollect.core.paths import check_writable
         from recollect.core.progress import output
         from recollect.efsa.report import EpisodeReport
         from recollect.evaluation.reports.gallery import save_results

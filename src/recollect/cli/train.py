@@ -116,7 +116,7 @@ class Train:
         """Train, or list the recipes."""
         import os
 
-        from recollect.core.files import check_writable
+        from recollect.core.paths import check_writable
         from recollect.core.progress import output
         from recollect.models.hub import check_push, push_model
         from recollect.training.loop import train

@@ -6,7 +6,7 @@ from pathlib import Path
 from recollect.cli.parser import warn_unused
 from recollect.cli.split import split_for
 from recollect.cli.train_reco import TrainReco
-from recollect.core.files import check_writable
+from recollect.core.paths import check_writable
 from recollect.core.progress import output
 from recollect.core.types import Source
 from recollect.core.validation import refuse

@@ -26,7 +26,7 @@ class TrainStarter:
 
     def run(self) -> None:
         """Train, and print where the head is."""
-        from recollect.core.files import check_writable
+        from recollect.core.paths import check_writable
         from recollect.core.progress import output
         from recollect.data.sources import open_source
         from recollect.models.parts import HEAD_SUFFIX

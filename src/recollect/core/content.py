@@ -7,7 +7,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from recollect.core.errors import UserError
-from recollect.core.files import atomic_path, cache_folder
+from recollect.core.files import atomic_path
+from recollect.core.paths import cache_folder
 from recollect.core.progress import progress
 
 _WHOLE = 256 * 2**20

@@ -7,14 +7,13 @@ import re
 import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from difflib import get_close_matches
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from recollect.core.errors import UserError
+from recollect.core.paths import new_folder
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _SAYS_NO_ROOM = re.compile(r"os error (28|122)\b|No space left|quota exceeded", re.IGNORECASE)
@@ -351,121 +350,6 @@ def read_json(path: str | Path) -> Any:
         raise UserError(f"{path}: not valid JSON ({error}). Was it cut short? Make it again.") from None
 
 
-def beside(name: str, place: str | Path) -> str:
-    """Resolve a relative path that was stored in a file or folder.
-
-    It was relative to the working directory at that time. If it does not exist relative to the current one, it is
-    looked up relative to ``place`` and its parents, nearest first.
-
-    Args:
-        name: a path; anything else is returned unchanged.
-        place: the file or folder that stores it.
-    """
-    if not name or "://" in str(place) or os.path.isabs(name) or os.path.exists(name):
-        return name
-    here = Path(os.path.abspath(place))
-    return next((str(folder / name) for folder in (here, *here.parents) if (folder / name).exists()), name)
-
-
-def files_in(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The files in a folder and its sub-folders, without hidden ones; links to folders are not followed.
-
-    Returns:
-        The files, sorted; and files and folders without read permission.
-
-    Raises:
-        UserError: the folder itself cannot be read.
-    """
-    files: list[Path] = []
-    closed: list[Path] = []
-    for place, folders, names in os.walk(folder, onerror=lambda error: closed.append(Path(error.filename))):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for path in (Path(place, name) for name in names if not name.startswith(".")):
-            try:
-                if stat.S_ISREG(path.stat().st_mode):
-                    files.append(path)
-            except PermissionError:
-                closed.append(path)
-            except OSError:
-                continue  # a link that leads nowhere, or to itself
-    if folder in closed:
-        raise UserError(f"{folder}: cannot be looked into. Name a folder that you may read.")
-    return sorted(files), sorted(closed)
-
-
-def may_be_there(path: Path) -> bool:
-    """Whether a file that was not found may exist in a folder without read permission."""
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
-    return not os.access(path.parent, os.R_OK)
-
-
-def near_names(path: Path) -> str:
-    """Similar names in the folder of a missing path: ``. Did you mean ...?``, or ""."""
-    with suppress(OSError):
-        close = get_close_matches(path.name, [other.name for other in path.parent.iterdir()], 3, 0.6)
-        if close:
-            return f". Did you mean {' or '.join(str(path.parent / name) for name in close)}?"
-    return ""
-
-
-def refuse_slip(place: str, what: str) -> None:
-    """Refuse a missing path in an existing folder instead of looking it up on the hub: "data/pears" is probably a typo.
-
-    Args:
-        place: a path or a hub id.
-        what: kind of thing it should be.
-
-    Raises:
-        UserError: the path does not exist, but its folder does.
-    """
-    path = Path(place).expanduser()
-    if not os.path.exists(path) and path.parent != Path() and os.path.isdir(path.parent):
-        here = f"'{path.parent}' is a folder here, so the hub is not asked"
-        raise UserError(f"{place}: no such {what}{near_names(path)} ({here})")
-
-
-def check_writable(path: str | Path | None, option: str) -> None:
-    """Check before any work that a file or folder can be written; nothing is left there.
-
-    Args:
-        path: what will be written; None is not checked.
-        option: that named it.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    if path is None:
-        return
-    place = Path(path).absolute()
-    # os.path treats folders without permission as missing; Path would raise.
-    place = place if os.path.isdir(place) else place.parent
-    there = next(folder for folder in (place, *place.parents) if os.path.exists(folder))
-    if not os.path.isdir(there):
-        raise UserError(f"{option} {path}: {there} is a file, not a folder. Name another place.")
-    try:
-        with tempfile.TemporaryFile(dir=there):
-            pass
-    except OSError as error:
-        raise UserError(f"{option} {path}: cannot be written there ({error.strerror}). Name another place.") from None
-
-
-def new_folder(path: str | Path, what: str) -> Path:
-    """Return ``path`` if it does not exist or is an empty folder.
-
-    Raises:
-        UserError: it is a file, or not empty.
-    """
-    path = Path(path)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(f"{path}: already exists and is not empty. Name another folder for the {what}, or remove it.")
-    return path
-
-
 @contextmanager
 def fresh_folder(path: str | Path, what: str) -> Iterator[Path]:
     """Like `atomic_folder`, where nothing, or an empty folder, may be there.
@@ -478,13 +362,3 @@ def fresh_folder(path: str | Path, what: str) -> Iterator[Path]:
         path.rmdir()
     with atomic_folder(path) as unfinished:
         yield unfinished
-
-
-def cache_folder() -> Path:
-    """Folder for files that can be rebuilt: RECOLLECT_CACHE, or recollect in the user's cache folder.
-
-    It may be emptied whenever no command is running.
-    """
-    if own := os.environ.get("RECOLLECT_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "recollect"

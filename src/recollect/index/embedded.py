@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recollect.core.errors import UserError
-from recollect.core.files import beside
+from recollect.core.paths import beside
 from recollect.core.types import Encoder, ImageLike, caption_prefix
 from recollect.index.contents import IndexContents
 from recollect.index.query import Query, QueryEncoder

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from recollect.core.errors import UserError
-from recollect.core.files import may_be_there
+from recollect.core.paths import may_be_there
 from recollect.core.progress import progress
 from recollect.core.types import Source
 from recollect.data.sources.images import note

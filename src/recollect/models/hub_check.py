@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from recollect.core.errors import UserError
-from recollect.core.files import refuse_slip
+from recollect.core.paths import refuse_slip
 
 SECONDS = 8.0
 """That the hub may take to say whether it knows a model."""

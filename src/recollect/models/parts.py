@@ -11,7 +11,7 @@ import transformers
 from safetensors import SafetensorError
 
 from recollect.core.errors import UserError, one_line, user_errors
-from recollect.core.files import near_names
+from recollect.core.paths import near_names
 from recollect.core.validation import refuse
 from recollect.models.dual import RECORD
 from recollect.models.presets import PRESETS

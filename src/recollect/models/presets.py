@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor
 
 from recollect.core.errors import UserError, user_errors
-from recollect.core.files import refuse_slip
+from recollect.core.paths import refuse_slip
 from recollect.core.plugins import Table
 from recollect.core.seeding import derive_seed, seed_default_generators
 from recollect.core.types import Kind

@@ -18,7 +18,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from recollect.core.errors import UserError
-from recollect.core.files import atomic_folder, cache_folder
+from recollect.core.files import atomic_folder
+from recollect.core.paths import cache_folder
 
 if TYPE_CHECKING:
     import transformers

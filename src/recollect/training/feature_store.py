@@ -9,7 +9,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from recollect.core.files import atomic_path, cache_folder
+from recollect.core.files import atomic_path
+from recollect.core.paths import cache_folder
 from recollect.core.seeding import derive_seed
 
 

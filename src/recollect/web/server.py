@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from recollect.core.errors import UserError
-from recollect.core.files import check_writable
+from recollect.core.paths import check_writable
 from recollect.core.progress import output, printable
 from recollect.core.types import Encoder
 from recollect.index import Index

@@ -3,7 +3,8 @@
 from rich.table import Table
 
 from recollect.cli.split import split_for
-from recollect.core.files import check_writable, write_json
+from recollect.core.files import write_json
+from recollect.core.paths import check_writable
 from recollect.core.places import model_name, public_names
 from recollect.core.progress import output
 from recollect.core.validation import refuse

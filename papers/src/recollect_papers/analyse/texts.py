@@ -9,7 +9,8 @@ from rich.table import Table
 
 from recollect.cli.split import split_for
 from recollect.core.errors import UserError
-from recollect.core.files import check_writable, write_json
+from recollect.core.files import write_json
+from recollect.core.paths import check_writable
 from recollect.core.progress import output
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Kind, Source

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from recollect.core.files import check_writable
+from recollect.core.paths import check_writable
 from recollect_papers.demo import DemoScale
 
 

@@ -20,7 +20,8 @@ from safetensors.numpy import save_file
 from scipy import ndimage
 
 from recollect.core.errors import UserError
-from recollect.core.files import atomic_path, cache_folder
+from recollect.core.files import atomic_path
+from recollect.core.paths import cache_folder
 from recollect.core.progress import track
 from recollect.core.seeding import derive_seed
 

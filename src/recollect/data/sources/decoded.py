@@ -11,7 +11,8 @@ import pyarrow as pa
 from PIL import Image
 
 from recollect.core.errors import user_errors
-from recollect.core.files import atomic_folder, cache_folder
+from recollect.core.files import atomic_folder
+from recollect.core.paths import cache_folder
 from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
 from recollect.core.types import ImageLike, Sample, Source

@@ -22,7 +22,8 @@ from datasets.data_files import DataFilesList
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
 from recollect.core.errors import UserError, one_line, user_errors
-from recollect.core.files import check_writable, near_names, read_text, refuse_slip
+from recollect.core.files import read_text
+from recollect.core.paths import check_writable, near_names, refuse_slip
 from recollect.core.validation import refuse
 from recollect.core.words import counted
 from recollect.data.sources.images import BROKEN_SHARE, PICTURE_ENDINGS, files_below, note, pictures_among, unread_among

@@ -13,7 +13,7 @@ from PIL import Image, ImageFile, ImageOps
 from PIL.TiffImagePlugin import TiffImageFile
 
 from recollect.core.errors import UserError
-from recollect.core.files import files_in
+from recollect.core.paths import files_in
 from recollect.core.progress import console
 from recollect.core.types import ImageLike
 from recollect.core.validation import refuse

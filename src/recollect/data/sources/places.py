@@ -9,7 +9,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from recollect.core.errors import UserError
-from recollect.core.files import near_names, refuse_slip
+from recollect.core.paths import near_names, refuse_slip
 from recollect.core.validation import check_choice, refuse
 from recollect.data.sources.columns import SPLITS
 from recollect.data.sources.images import files_below

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from recollect.core.errors import UserError, user_errors
-from recollect.core.files import cache_folder, write_json
+from recollect.core.files import write_json
+from recollect.core.paths import cache_folder
 from recollect.core.progress import progress
 from recollect.data.sources.images import note
 

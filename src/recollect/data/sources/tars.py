@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from recollect.core.errors import UserError, one_line
-from recollect.core.files import FullDiskError, atomic_path, cache_folder, locked, make_folder, write_text
+from recollect.core.files import FullDiskError, atomic_path, locked, make_folder, write_text
+from recollect.core.paths import cache_folder
 from recollect.data.sources.remote import AbsentFileError, download, is_address, version_of
 from recollect.data.sources.shards import check_shards, read_shard
 

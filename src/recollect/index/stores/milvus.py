@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from recollect.core.errors import UserError
-from recollect.core.files import cache_folder, locked
+from recollect.core.files import locked
+from recollect.core.paths import cache_folder
 from recollect.core.validation import refuse
 from recollect.index.arrow import caption_matrix, vector_matrix
 from recollect.index.filters import Filter

@@ -18,7 +18,8 @@ from jaxtyping import Float32
 from threadpoolctl import threadpool_limits
 
 from recollect.core.errors import UserError
-from recollect.core.files import cache_folder, read_json, write_json
+from recollect.core.files import read_json, write_json
+from recollect.core.paths import cache_folder
 from recollect.models.pretrained import PRETRAINED, tower_folder
 from recollect.models.starter import NAME_GAIN, NAME_PULL
 
