@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 
-from recollect.core.errors import UserError
 from recollect.core.seeding import text_fold
 from recollect.core.types import Source
+from recollect.core.validation import refuse
 from recollect.data.sources.derived import first_text
 from recollect.reco.block import FusionSettings
 from recollect.reco.neighbours import Neighbours, ScoreOf, find_neighbours
@@ -93,15 +93,20 @@ def _turned(base: Pairs, fold: Fold, number: int) -> Pairs:
     """The fold's pairs in the space of the base model."""
     pairs, what = fold.pairs, f"model {number} of --crossfit"
     widths = pairs.images.shape[1], base.images.shape[1]
-    if widths[0] != widths[1]:
-        raise UserError(f"{what}: its embeddings have {widths[0]} entries, the model's {widths[1]}. Train it alike.")
-    if pairs.model == base.model:
-        raise UserError(f"{what}: it is the model itself. Train it on the data with ?without={number}/N.")
-    if list(pairs.pictures) != list(base.pictures) or list(pairs.captions) != list(base.captions):
-        raise UserError(f"{what}: it embedded other pairs than the model ({len(pairs)}, {len(base)}).")
-    if fold.new.all() or not fold.new.any():
-        seen = "none" if fold.new.any() else "all"
-        raise UserError(f"{what}: {seen} of the pairs were in its training. Take fewer models, or more pairs.")
+    other = list(pairs.pictures) != list(base.pictures) or list(pairs.captions) != list(base.captions)
+    seen, one_sided = "none" if fold.new.any() else "all", fold.new.all() or not fold.new.any()
+    refuse(
+        (
+            widths[0] != widths[1],
+            f"{what}: its embeddings have {widths[0]} entries, the model's {widths[1]}. Train it alike.",
+        ),
+        (
+            pairs.model == base.model,
+            f"{what}: it is the model itself. Train it on the data with ?without={number}/N.",
+        ),
+        (other, f"{what}: it embedded other pairs than the model ({len(pairs)}, {len(base)})."),
+        (one_sided, f"{what}: {seen} of the pairs were in its training. Take fewer models, or more pairs."),
+    )
     halves = [(each.images[~fold.new], each.texts[~fold.new]) for each in (pairs, base)]
     turn = alignment(*(np.concatenate(each) for each in halves))
 

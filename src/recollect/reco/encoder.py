@@ -13,6 +13,7 @@ from torch import Tensor
 from recollect.core.errors import UserError
 from recollect.core.places import public_place
 from recollect.core.types import Encoder, EncoderBase, ImageLike, Kind, best_device
+from recollect.core.validation import check_choice, refuse
 from recollect.index import By, Index
 from recollect.reco.block import FusionModule
 from recollect.reco.neighbours import check_k, read_index
@@ -64,21 +65,20 @@ class RetrievalEnhancedEncoder(EncoderBase):
         exclude_ids: Collection[str] = (),
         searcher: Encoder | None = None,
     ) -> None:
-        if mode not in {"image", "text", "both"}:
-            raise UserError(f"mode {mode!r}: choose image, text or both")
+        check_choice(mode, ("image", "text", "both"), "mode")
         fingerprint = model.fingerprint
         _check_searcher(model, index, fusion, searcher)
-        if fusion.model and fusion.model != fingerprint:
-            raise UserError(
+        settings = fusion.settings
+        missing = next((modality for modality in modalities_of(mode) if not settings.refines(modality)), None)
+        refuse(
+            (
+                fusion.model and fusion.model != fingerprint,
                 f"the fusion was trained on embeddings of another model ({fusion.model[:12]}) than this one "
-                f"({fingerprint[:12]}). Train it again, or use that model."
-            )
-        if fusion.settings.width != model.width:
-            raise UserError(f"the fusion is {fusion.settings.width} wide, the model {model.width}")
-        if missing := [modality for modality in modalities_of(mode) if not fusion.settings.refines(modality)]:
-            raise UserError(
-                f"mode {mode}: the fusion refines no {missing[0]}s. Choose mode {fusion.settings.modalities}."
-            )
+                f"({fingerprint[:12]}). Train it again, or use that model.",
+            ),
+            (settings.width != model.width, f"the fusion is {settings.width} wide, the model {model.width}"),
+            (missing, f"mode {mode}: the fusion refines no {missing}s. Choose mode {settings.modalities}."),
+        )
         for modality in modalities_of(mode):
             if fusion.settings.kind != "mlp":
                 check_k(index, k, "text" in (fusion.settings.searched(modality), *fusion.settings.taken(modality)))
@@ -203,10 +203,15 @@ class RetrievalEnhancedEncoder(EncoderBase):
 
 def _check_searcher(model: Encoder, index: Index, fusion: FusionModule, searcher: Encoder | None) -> None:
     """Reject an index that the fusion was not trained to read."""
-    if fusion.settings.reads is not None and searcher is None:
-        raise UserError("the fusion reads the index of another model, which has to search. Name it with --searcher.")
-    if fusion.settings.reads is None and searcher is not None:
-        raise UserError("the fusion reads the index of its own model. Leave out the searcher.")
+    reads = fusion.settings.reads
+    missing = "the fusion reads the index of another model, which has to search. Name it with --searcher."
+    refuse(
+        (reads is not None and searcher is None, missing),
+        (
+            reads is None and searcher is not None,
+            "the fusion reads the index of its own model. Leave out the searcher.",
+        ),
+    )
     index.check_encoder(searcher or model, "the searcher" if searcher else "the encoder")
     width = fusion.settings.reads or model.width
     if index.width != width:

@@ -18,6 +18,7 @@ from recollect.core.files import read_json, write_json
 from recollect.core.places import public_place
 from recollect.core.seeding import seed_default_generators, torch_generator
 from recollect.core.types import Encoder
+from recollect.core.validation import check_number, refuse
 from recollect.data.sources.images import note
 from recollect.index import NEAR, By, Index
 from recollect.reco.block import FusionModule, FusionSettings
@@ -88,19 +89,16 @@ class FusionRecipe(Recipe):
             UserError: naming the option.
         """
         super().check()
-        if self.k < 1 or self.epochs < 1:
-            raise UserError(f"--k {self.k}, --epochs {self.epochs}: must be at least 1.")
-        if self.limit is not None and self.limit < 1:
-            raise UserError(f"--limit {self.limit}: must be at least 1.")
-        if not -1 <= self.max_score < float("inf"):
-            raise UserError(f"--max-score {self.max_score:g}: a cosine, or a number above 1 to pass over nothing near.")
+        for option, value in (("--k", self.k), ("--epochs", self.epochs), ("--limit", self.limit)):
+            if value is not None:
+                check_number(option, value, least=1)
+        check_number("--max-score", self.max_score, least=-1)
         self.newness.check()
-        if not self.active_terms:
-            raise UserError(
-                f"--terms {' '.join(self.terms)}: none of them refines what --modalities {self.fusion.modalities} does."
-            )
-        if self.fusion.kind == "mean":
-            raise UserError("--kind mean: a mean has nothing to learn; use it as it is.")
+        terms, modalities = " ".join(self.terms), self.fusion.modalities
+        refuse(
+            (not self.active_terms, f"--terms {terms}: none of them refines what --modalities {modalities} does."),
+            (self.fusion.kind == "mean", "--kind mean: a mean has nothing to learn; use it as it is."),
+        )
 
     @property
     def active_terms(self) -> tuple[LossTerm, ...]:

@@ -16,6 +16,7 @@ from recollect.core.errors import UserError
 from recollect.core.files import atomic_path
 from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed, text_key
+from recollect.core.validation import refuse
 from recollect.index import NEAR, By, Index
 from recollect.index.lookup import Excluded
 from recollect.reco.block import FusionSettings
@@ -269,12 +270,10 @@ def check_k(index: Index, k: int, spoken: bool = False) -> None:
         UserError: k is below 1, or the index is empty or smaller.
     """
     pictures = index.texts if spoken else len(index)
-    if k < 1:
-        raise UserError(f"k = {k}: ask for at least 1 picture")
-    if not len(index):
-        raise UserError(f"{index.address}: the index is empty. Add pictures with `recollect index add`.")
-    if k > pictures:
-        what = (
-            f"{pictures:,} of its {len(index):,} pictures have a caption" if spoken else f"it has {pictures:,} pictures"
-        )
-        raise UserError(f"{index.address}: k = {k}, but {what}. Ask for fewer, or add captions (`recollect caption`).")
+    what = f"{pictures:,} of its {len(index):,} pictures have a caption" if spoken else f"it has {pictures:,} pictures"
+    advice = "Ask for fewer, or add captions (`recollect caption`)."
+    refuse(
+        (k < 1, f"k = {k}: ask for at least 1 picture"),
+        (not len(index), f"{index.address}: the index is empty. Add pictures with `recollect index add`."),
+        (k > pictures, f"{index.address}: k = {k}, but {what}. {advice}"),
+    )

@@ -26,9 +26,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from recollect.core.errors import UserError
 from recollect.core.hashing import normals, uniforms
 from recollect.core.seeding import derive_seed, torch_generator
+from recollect.core.validation import check_number
 from recollect.index import By
 
 NewnessKind = Literal["none", "offsets", "rotation"]
@@ -59,10 +59,8 @@ class Newness:
         Raises:
             UserError: naming the option.
         """
-        if not 0 < self.strength < float("inf"):
-            raise UserError(f"--newness-strength {self.strength}: must be a positive, finite number.")
-        if not 0 < self.share <= 1:
-            raise UserError(f"--newness-share {self.share}: must be more than 0 and at most 1.")
+        check_number("--newness-strength", self.strength, above=0)
+        check_number("--newness-share", self.share, above=0, most=1)
 
 
 class Disturbance:
