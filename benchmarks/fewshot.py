@@ -22,7 +22,7 @@ from rich.table import Table
 
 from bench import machine
 from recollect.classifiers import EmbeddingClassifier, ProKeR
-from recollect.classifiers.heads import proker, together
+from recollect.classifiers.heads import proker
 from recollect.classifiers.heads.calibration import expected_calibration_error
 from recollect.classifiers.heads.engine import SET_QUERIES, run_protocol
 from recollect.classifiers.heads.holdout import HoldOut
@@ -33,7 +33,7 @@ from recollect.classifiers.heads.protocol import FewShotTask, Protocol, nested_s
 from recollect.classifiers.heads.scoring import SET_ALPHA
 from recollect.cli.parser import script_options
 from recollect.core.files import read_json, write_json
-from recollect_papers.peers import probes
+from recollect_papers.peers import probes, together
 from recollect_papers.peers.ape import channel_scores
 from recollect_papers.peers.probes import ClassAdaptiveProbe
 from recollect_papers.study import StudyTable

@@ -8,16 +8,16 @@ from sklearn.base import clone
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from classifiers.worlds import unit, world
-from recollect.classifiers import GaussianDiscriminant, LinearProbe, TipAdapterF
-from recollect.classifiers.heads import together
+from recollect.classifiers import GaussianDiscriminant, LinearProbe
 from recollect.classifiers.heads.holdout import HoldOut
 from recollect.classifiers.heads.mixture import discriminant
 from recollect.testing import check_estimator
-from recollect_papers.peers import probes
+from recollect_papers.peers import probes, together
 from recollect_papers.peers.ape import ApeClassifier, ApeTrained
 from recollect_papers.peers.clip_adapter import ClipAdapter
 from recollect_papers.peers.probes import ClassAdaptiveProbe, LinearProbePlusPlus, ResidualMap
 from recollect_papers.peers.timo import Timo
+from recollect_papers.peers.tip_adapter_f import TipAdapterF
 from recollect_papers.peers.tip_x import TipX
 
 
@@ -310,7 +310,7 @@ def test_copies_of_one_example_have_no_spread_whatever_the_precision(model, copi
 PEERS = [
     ApeClassifier(), ApeTrained(epochs=3), ClassAdaptiveProbe(factor=1.0, epochs=10, learning_rate=0.01),
     ClipAdapter(epochs=3, batch=64), LinearProbePlusPlus(ridge=0.01), ResidualMap(penalty=0.1, epochs=10),
-    Timo(), TipX(),
+    Timo(), TipAdapterF(epochs=4), TipX(),
 ]  # fmt: skip
 
 

@@ -12,10 +12,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from classifiers.worlds import CLASSIFIERS, QUICK
+from classifiers.worlds import CLASSIFIERS
 from recollect import classifiers
 
-ESTIMATORS = {name: getattr(classifiers, name)(**QUICK.get(name, {})) for name in CLASSIFIERS}
+ESTIMATORS = {name: getattr(classifiers, name)() for name in CLASSIFIERS}
 
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # scikit-learn sets any parameter to -1

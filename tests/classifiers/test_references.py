@@ -12,6 +12,7 @@ from sklearn.preprocessing import Normalizer
 from recollect import classifiers
 from recollect_papers.peers.ape import ApeClassifier, ApeTrained, channel_scores
 from recollect_papers.peers.clip_adapter import ClipAdapter
+from recollect_papers.peers.tip_adapter_f import TipAdapterF
 from recollect_papers.peers.tip_x import TipX
 
 CLASSES, SHOTS, WIDTH = 4, 5, 12
@@ -228,7 +229,7 @@ def test_plurality_caps_the_neighbours_at_the_shots_and_the_others_at_the_suppor
     assert classifiers.RankVoting(k=3).fit(support, labels).k_ == 3
 
 
-@pytest.mark.parametrize("kind", [classifiers.TipAdapterF, ClipAdapter, ApeTrained, classifiers.LinearProbe])
+@pytest.mark.parametrize("kind", [TipAdapterF, ClipAdapter, ApeTrained, classifiers.LinearProbe])
 def test_training_fits_the_support_and_repeats_exactly(kind, world):
     support, labels, queries, texts = world
     estimator = kind()
@@ -249,7 +250,7 @@ def test_training_fits_the_support_and_repeats_exactly(kind, world):
 @pytest.mark.parametrize(
     ("trained", "free"),
     [
-        (classifiers.TipAdapterF(epochs=0), classifiers.TipAdapter(preset="official")),
+        (TipAdapterF(epochs=0), classifiers.TipAdapter(preset="official")),
         (ApeTrained(epochs=0, alpha=1.0, beta=5.5), classifiers.TipAdapter(preset="official")),
         (ClipAdapter(epochs=0, ratio=0.0), classifiers.ZeroShotClassifier()),
     ],

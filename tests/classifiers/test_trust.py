@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from sklearn.base import clone
 
-from classifiers.worlds import CLASSIFIERS, QUICK, unit, world
+from classifiers.worlds import CLASSIFIERS, unit, world
 from recollect import classifiers
 from recollect.classifiers.heads import base, calibration
 from recollect.classifiers.heads.calibration import (
@@ -28,7 +28,7 @@ METHODS = CLASSIFIERS
 
 def fitted(name, counts=(10, 10, 10), queries=60, noise=1.2, **options):
     support, labels, asked, own, texts = world(counts, queries=queries, noise=noise, seed=1)
-    model = getattr(classifiers, name)(**QUICK.get(name, {}), **options)
+    model = getattr(classifiers, name)(**options)
     if "text_features" in model.get_params():
         model.set_params(text_features=texts)
     return model.fit(support, labels), support, labels, asked, own
@@ -240,14 +240,14 @@ class TestEveryMethod:
         """A support of pure noise: what sees itself is always right, what does not guesses."""
         generator = np.random.default_rng(2)
         support, labels = unit(generator.normal(size=(60, 40))), np.tile(np.arange(3), 20)
-        model = getattr(classifiers, name)(**QUICK.get(name, {}))
+        model = getattr(classifiers, name)()
         if "text_features" in model.get_params():
             model.set_params(text_features=unit(generator.normal(size=(3, 40))))
         assert model.fit(support, labels).loo_accuracy_ < 0.6
 
     def test_texts_that_are_made_from_the_examples_go_without_a_row_too(self, name):
         support, labels = unit(np.random.default_rng(2).normal(size=(60, 40))), np.tile(np.arange(3), 20)
-        assert getattr(classifiers, name)(**QUICK.get(name, {})).fit(support, labels).loo_accuracy_ < 0.6
+        assert getattr(classifiers, name)().fit(support, labels).loo_accuracy_ < 0.6
 
 
 def one_of_each(likeness, classes=40, width=24, queries=1000):

@@ -15,9 +15,6 @@ CLASSIFIERS = [
 ]
 """Names of all estimators."""
 
-QUICK = {"TipAdapterF": {"epochs": 4}}
-"""Settings of trained methods with which a suite of many fits takes seconds."""
-
 
 def unit(matrix):
     return matrix / np.linalg.norm(matrix, axis=-1, keepdims=True)

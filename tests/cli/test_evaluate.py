@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from recollect.classifiers import TipAdapterF
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
 from recollect.cli.evaluate_few_shot import _few_shot_table
 from recollect.core.errors import UserError
@@ -20,6 +19,7 @@ from recollect.evaluation.unlabelled import UNLABELLED_METHODS
 from recollect_papers.peers.ape import ApeTrained
 from recollect_papers.peers.clip_adapter import ClipAdapter
 from recollect_papers.peers.probes import LinearProbePlusPlus
+from recollect_papers.peers.tip_adapter_f import TipAdapterF
 
 METHODS = [name for name in FEW_SHOT_METHODS if name not in ("clap", "rla")]
 """All but the two that choose a strength on folds, of 300 steps each."""

@@ -11,7 +11,6 @@ from .heads.tip import CrossValidatedTipAdapter as CrossValidatedTipAdapter
 from .heads.tip import TipAdapter as TipAdapter
 from .heads.tip import ZeroShotClassifier as ZeroShotClassifier
 from .heads.trained import LinearProbe as LinearProbe
-from .heads.trained import TipAdapterF as TipAdapterF
 from .heads.voting import PluralityVoting as PluralityVoting
 from .heads.voting import RankVoting as RankVoting
 from .heads.voting import SoftmaxVoting as SoftmaxVoting

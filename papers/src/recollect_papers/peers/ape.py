@@ -12,10 +12,10 @@ from recollect.classifiers.heads.calibration import log_softmax
 from recollect.classifiers.heads.form import KernelForm
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.tip import Choice, affinity, best_mixture, check_preset, class_sums, held_out_blocks
-from recollect.classifiers.heads.together import Problem, TrainedHead, stacked
-from recollect.classifiers.heads.trained import Schedule, fit_by_gradient, make_generator, summed_loss
+from recollect.classifiers.heads.trained import Schedule, fit_by_gradient
 from recollect.core.ordering import best_first
 from recollect.core.types import TEXT_SCALE
+from recollect_papers.peers.together import Problem, TrainedHead, make_generator, stacked, summed_loss
 
 SIMILARITY_WEIGHTS = (0.1, 0.3, 0.5, 0.7, 0.9)
 CHANNEL_SHARES = (0.4, 0.5, 0.7, 0.8)

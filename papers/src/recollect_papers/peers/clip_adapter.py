@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recollect.classifiers.heads.together import Problem, TrainedHead, stacked
-from recollect.classifiers.heads.trained import Schedule, fit_by_gradient, make_generator, summed_loss
+from recollect.classifiers.heads.trained import Schedule, fit_by_gradient
 from recollect.core.types import TEXT_SCALE
+from recollect_papers.peers.together import Problem, TrainedHead, make_generator, stacked, summed_loss
 
 
 class ClipAdapter(TrainedHead):

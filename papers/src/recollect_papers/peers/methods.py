@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 
 from recollect.classifiers.heads.methods import MakeEstimator
-from recollect.classifiers.tuning.methods import MakeTuning
 from recollect_papers.peers.ape import ApeClassifier, ApeTrained
 from recollect_papers.peers.clip_adapter import ClipAdapter
 from recollect_papers.peers.probes import ClassAdaptiveProbe, LinearProbePlusPlus, ResidualMap
-from recollect_papers.peers.prompt_learners import CoOp, KgCoOp, MaPLe, PromptSRC
 from recollect_papers.peers.timo import Timo
+from recollect_papers.peers.tip_adapter_f import TipAdapterF
 from recollect_papers.peers.tip_x import TipX
 
 FEW_SHOT_METHODS: Mapping[str, MakeEstimator] = {
@@ -24,12 +23,5 @@ FEW_SHOT_METHODS: Mapping[str, MakeEstimator] = {
     "rla-published": lambda texts, scale: ResidualMap(texts, scale=scale, preset="published"),
     "clip-adapter": lambda texts, scale: ClipAdapter(texts, scale=scale),
     "ape-t": lambda texts, scale: ApeTrained(texts, scale=scale),
+    "tip-adapter-f": lambda texts, scale: TipAdapterF(texts, scale=scale),
 }
-
-TUNING_METHODS: Mapping[str, MakeTuning] = {
-    "coop": lambda effort, flip, seed: CoOp(effort=effort, flip=flip, seed=seed),
-    "kgcoop": lambda effort, flip, seed: KgCoOp(effort=effort, flip=flip, seed=seed),
-    "maple": lambda effort, flip, seed: MaPLe(effort=effort, flip=flip, seed=seed),
-    "promptsrc": lambda effort, flip, seed: PromptSRC(effort=effort, flip=flip, seed=seed),
-}
-"""`CascadedPrompts` (CasPL) needs a larger model as well, and is not in the protocol."""

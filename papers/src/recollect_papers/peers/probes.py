@@ -12,9 +12,9 @@ from recollect.classifiers.heads.base import class_means, softmax
 from recollect.classifiers.heads.form import KernelForm
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.tip import check_preset
-from recollect.classifiers.heads.together import Problem, TrainedHead, stacked
-from recollect.classifiers.heads.trained import Schedule, fit_by_gradient, make_generator, summed_loss
+from recollect.classifiers.heads.trained import Schedule, fit_by_gradient
 from recollect.core.types import TEXT_SCALE
+from recollect_papers.peers.together import Problem, TrainedHead, make_generator, stacked, summed_loss
 
 
 class _Anchored(TrainedHead):

@@ -9,7 +9,7 @@ from recollect.classifiers.heads.mixture import DualMemory, GaussianDiscriminant
 from recollect.classifiers.heads.proker import ProKeR
 from recollect.classifiers.heads.prototype import PrototypeClassifier
 from recollect.classifiers.heads.tip import CrossValidatedTipAdapter, TipAdapter, ZeroShotClassifier
-from recollect.classifiers.heads.trained import LinearProbe, TipAdapterF
+from recollect.classifiers.heads.trained import LinearProbe
 from recollect.classifiers.heads.voting import PluralityVoting, RankVoting, SoftmaxVoting
 from recollect.core.plugins import Table
 
@@ -31,7 +31,6 @@ FEW_SHOT_METHODS: Table[MakeEstimator] = Table("few_shot_methods", {
     "dmn-tf": lambda texts, scale: DualMemory(texts, scale=scale),
     "dmn-tf-published": lambda texts, scale: DualMemory(texts, scale=scale, preset="published"),
     "linear-probe": lambda texts, scale: LinearProbe(),
-    "tip-adapter-f": lambda texts, scale: TipAdapterF(texts, scale=scale),
 })  # fmt: skip
 """Every method by its name in tables. Add yours here; packages add theirs (`recollect.core.plugins`)."""
 

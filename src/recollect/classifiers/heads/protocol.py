@@ -9,12 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
-from sklearn.base import clone
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, unit_rows
 from recollect.classifiers.heads.holdout import SupportSimilarity
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS
-from recollect.classifiers.heads.together import TrainedHead, fit_together
 from recollect.core.types import TEXT_SCALE, Metric
 from recollect.core.validation import check_choice, refuse
 
@@ -122,15 +120,11 @@ class FewShotTask:
         return self._unfitted(name).fit_checked(self.support[rows], labels, similarity)
 
     def fitted_together(self, name: str, orders: Sequence[np.ndarray], shots: int) -> Iterator[EmbeddingClassifier]:
-        """`fitted` for each draw; trained heads are trained for all draws at once."""
-        first = self._unfitted(name)
-        if not isinstance(first, TrainedHead):
-            yield from (self.fitted(name, order, shots) for order in orders)
-            return
+        """`fitted` for each draw; some methods learn from all draws at once."""
         drawn = [support_of(order, shots) for order in orders]
-        models = [clone(first) for _ in orders]
-        fit_together(models, [self.support[rows] for rows, _ in drawn], [labels for _, labels in drawn])
-        yield from models
+        models = (self._unfitted(name) for _ in orders)
+        supports, labels = (self.support[rows] for rows, _ in drawn), (labels for _, labels in drawn)
+        return type(self._unfitted(name)).fit_each(models, supports, labels)
 
     def _unfitted(self, name: str) -> EmbeddingClassifier:
         made = FEW_SHOT_METHODS[name](self.texts, self.scale)

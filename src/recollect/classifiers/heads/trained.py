@@ -1,21 +1,18 @@
-"""Heads trained on the support set: linear probe and Tip-Adapter-F."""
+"""The linear probe, and gradient descent over a support set."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.linear_model import LogisticRegression
-from sklearn.utils import check_random_state
-from torch import Tensor, nn
+from torch import Tensor
 
 from recollect.classifiers.heads.base import EmbeddingClassifier
 from recollect.classifiers.heads.form import KernelForm
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
-from recollect.classifiers.heads.together import TrainedHead, stacked
-from recollect.core.types import TEXT_SCALE
 
 
 class LinearProbe(EmbeddingClassifier):
@@ -114,69 +111,3 @@ def fit_by_gradient(
             if after is not None:
                 after(optimiser.param_groups[0]["lr"])
             done += 1
-
-
-def summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of logits (problems, rows, classes): mean over rows, sum over problems."""
-    summed = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
-    return summed / labels.shape[1]
-
-
-def make_generator(random_state: Any) -> torch.Generator:
-    generator = torch.Generator()
-    generator.manual_seed(int(check_random_state(random_state).randint(2**31 - 1)))
-    return generator
-
-
-class TipAdapterF(TrainedHead):
-    """Tip-Adapter whose keys are trained from the support embeddings (Zhang et al., 2022).
-
-    Args:
-        text_features: class texts W, in the order of ``classes_``.
-        alpha, beta: weight and sharpness of the cache.
-        epochs, learning_rate: of AdamW.
-        scale: inverse temperature of the text scores.
-        random_state: seed of the shuffling.
-    """
-
-    def __init__(
-        self,
-        text_features: Any = None,
-        alpha: float = 1.0,
-        beta: float = 5.5,
-        epochs: int = 20,
-        learning_rate: float = 1e-3,
-        scale: float = TEXT_SCALE,
-        random_state: Any = 0,
-    ) -> None:
-        self.text_features = text_features
-        self.scale = scale
-        self.alpha = alpha
-        self.beta = beta
-        self.epochs = epochs
-        self.learning_rate = learning_rate
-        self.random_state = random_state
-
-    def _train_stack(
-        self, models: Sequence["TipAdapterF"], supports: Sequence[np.ndarray], classes: Sequence[np.ndarray]
-    ) -> None:
-        images, texts, own = stacked(supports), stacked([model.texts_ for model in models]), stacked(classes)
-        values = nn.functional.one_hot(own, len(self.classes_)).float()
-        keys = nn.Parameter(images.clone())
-
-        def loss(rows: Tensor) -> Tensor:
-            cache = torch.exp(self.beta * (images[:, rows] @ keys.mT - 1)) @ values
-            return summed_loss(self.scale * images[:, rows] @ texts.mT + self.alpha * cache, own[:, rows])
-
-        optimiser = torch.optim.AdamW([keys], lr=self.learning_rate, eps=1e-4)
-        fit_by_gradient(optimiser, loss, images.shape[1], make_generator(self.random_state), Schedule(self.epochs))
-        for model, found, ones in zip(models, keys.detach(), values, strict=True):
-            model.keys_, model.values_ = found.clone().numpy(), ones.clone().numpy()
-
-    def _scores(self, queries: np.ndarray) -> np.ndarray:
-        cache = np.exp(self.beta * (queries @ self.keys_.T - 1)) @ self.values_
-        return self.scale * queries @ self.texts_.T + self.alpha * cache
-
-    def kernel_form(self) -> KernelForm:
-        kernel = self.keys_, self.beta, self.alpha * self.values_
-        return KernelForm.of(self, self.scale * self.texts_, kernel=kernel)

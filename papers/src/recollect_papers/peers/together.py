@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from sklearn.utils import check_random_state
+from torch import Tensor, nn
 
 from recollect.classifiers.heads.base import EmbeddingClassifier
 from recollect.classifiers.heads.holdout import HoldOut
@@ -57,6 +58,15 @@ class TrainedHead(EmbeddingClassifier):
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         _in_step([self._choosing(support, labels)])
         _train([(self, support, labels)])
+
+    @classmethod
+    def fit_each(
+        cls, models: Iterable[Any], supports: Iterable[np.ndarray], labels: Iterable[np.ndarray]
+    ) -> Iterator[EmbeddingClassifier]:
+        """All of them are trained together."""
+        models = list(models)
+        fit_together(models, list(supports), list(labels))
+        yield from models
 
     def _copy(self, support: np.ndarray, labels: np.ndarray, chosen: dict[str, Any] | None = None) -> Any:
         """An unfitted copy to be trained on these examples."""
@@ -122,3 +132,15 @@ def stacked(arrays: Sequence[np.ndarray]) -> Tensor:
     """Stack arrays of one shape, in single precision (or integers)."""
     found = torch.from_numpy(np.stack(arrays))
     return found.float() if found.is_floating_point() else found
+
+
+def summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of logits (problems, rows, classes): mean over rows, sum over problems."""
+    summed = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    return summed / labels.shape[1]
+
+
+def make_generator(random_state: Any) -> torch.Generator:
+    generator = torch.Generator()
+    generator.manual_seed(int(check_random_state(random_state).randint(2**31 - 1)))
+    return generator
