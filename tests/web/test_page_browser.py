@@ -196,7 +196,7 @@ def test_everything_sorted_shows_classes_and_filters_know_labels(browser, page, 
     tab.wait("document.querySelector('#status').textContent.startsWith('Map of 12 pictures')")
     tab.panel()
     link = tab.tab.get_attribute(".links a >> nth=0", "href")
-    assert page.call(link, raw=True)[1][0].decode().count("\nblue/") == 12, "what is shown, and nothing else"
+    assert page.call(f"/{link}", raw=True)[1][0].decode().count("\nblue/") == 12, "what is shown, and nothing else"
     tab.tab.click("#scope-off")
     tab.wait("document.querySelector('#scope').hidden")
     tab.wait("document.querySelector('#cut').textContent.includes('Checked against your 14 marks')")
