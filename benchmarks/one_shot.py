@@ -25,7 +25,7 @@ from recollect.core.progress import output
 from recollect.evaluation.features import class_text_features, image_features
 from recollect.models import load_model
 from recollect.models.dual import DualEncoder
-from recollect.training.locked_towers import FeatureEncoder
+from recollect_papers.stems import FeatureEncoder
 from recollect_papers.study import StudyTable
 from which_method import locked_task
 

@@ -35,11 +35,11 @@ from recollect.index import By, Index, IngestOptions
 from recollect.index.by_class import ClassHit, retrieve_by_class, write_retrieved
 from recollect.models import DualEncoder, load_model
 from recollect.training.locked import lock_source
-from recollect.training.locked_towers import FeatureEncoder
 from recollect.training.options import Data, Model, Recipe
 from recollect.training.recipes import RECIPES
 from recollect_papers.lixp.sets import CHOOSING, TESTING, TRAINING, RealSet, place, present, times_spoken
 from recollect_papers.runs import made_once, run_key
+from recollect_papers.stems import FeatureEncoder
 from recollect_papers.study import StudyTable
 from recollect_papers.study import over as over_seeds
 from recording import this_command, where

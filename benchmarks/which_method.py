@@ -32,8 +32,8 @@ from recollect.evaluation.tasks.classification import ClassificationTask, classi
 from recollect.models import load_model
 from recollect.models.dual import DualEncoder
 from recollect.training.locked import lock_source
-from recollect.training.locked_towers import FeatureEncoder
 from recollect_papers.lixp.sets import place
+from recollect_papers.stems import FeatureEncoder
 from recollect_papers.study import StudyTable, over
 
 CHOOSING = ("eurosat", "dtd10", "cifar10")

@@ -15,21 +15,11 @@ from recollect.models import DualEncoder
 from recollect.training.feature_store import FeatureStore
 
 
-class SharedStem(EncoderBase):
-    """A model with a locked image tower; what the tower makes of a block of pictures is kept for all models on it.
+class FeatureEncoder(EncoderBase):
+    """A model that embeds features of its locked image tower (`recollect.training.locked.lock_source`), and texts."""
 
-    The tower is most of what an evaluation costs, and equal for every run and seed that was trained on its features.
-    Blocks are known by their content: tasks that ask different things of the same pictures share them, too. Embeddings
-    are those of the model itself, bit for bit.
-
-    Args:
-        model: with an image tower whose head alone has learned.
-        folder: where features are kept.
-    """
-
-    def __init__(self, model: DualEncoder, folder: Path) -> None:
+    def __init__(self, model: DualEncoder) -> None:
         self.model, self.width = model.eval(), model.width
-        self._store, self._stem = FeatureStore(folder), model.stem_fingerprint("image")
 
     @property
     def scale(self) -> float | None:
@@ -48,7 +38,34 @@ class SharedStem(EncoderBase):
 
     @torch.no_grad()
     def embed_images(self, images: Tensor | Sequence[ImageLike]) -> Float[Tensor, "n width"]:
-        """Unit-norm embeddings."""
+        """Unit-norm embeddings of feature vectors (n, features)."""
+        features = images if isinstance(images, Tensor) else torch.from_numpy(np.stack(images))  # type: ignore[arg-type]
+        raw = self.model.project_images(features.to(self.model.device, self.model.dtype))
+        return F.normalize(raw.float(), dim=1).cpu()
+
+    def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
+        """The model's own."""
+        return self.model.embed_texts(texts, prefix)
+
+
+class SharedStem(FeatureEncoder):
+    """A model with a locked image tower; what the tower makes of a block of pictures is kept for all models on it.
+
+    The tower is most of what an evaluation costs, and equal for every run and seed that was trained on its features.
+    Blocks are known by their content: tasks that ask different things of the same pictures share them, too. Embeddings
+    are those of the model itself, bit for bit.
+
+    Args:
+        model: with an image tower whose head alone has learned.
+        folder: where features are kept.
+    """
+
+    def __init__(self, model: DualEncoder, folder: Path) -> None:
+        super().__init__(model)
+        self._store, self._stem = FeatureStore(folder), model.stem_fingerprint("image")
+
+    def embed_images(self, images: Tensor | Sequence[ImageLike]) -> Float[Tensor, "n width"]:
+        """Unit-norm embeddings of pictures."""
         if len(images) == 0:
             return torch.empty(0, self.width)
         key = ("stem", self._stem, _digest(images))
@@ -56,12 +73,7 @@ class SharedStem(EncoderBase):
         if kept is None:
             kept = {"features": self.model.pooled_images(images)}
             self._store.save(kept, *key)
-        features = kept["features"].to(self.model.device, self.model.dtype)
-        return F.normalize(self.model.project_images(features).float(), dim=1).cpu()
-
-    def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
-        """The model's own."""
-        return self.model.embed_texts(texts, prefix)
+        return super().embed_images(kept["features"])
 
 
 def _digest(images: Tensor | Sequence[ImageLike]) -> str:

@@ -1,18 +1,17 @@
 """Models seen from behind their locked towers: they read features where the whole model reads pictures or texts."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
-from recollect.core.types import EncoderBase, ImageLike, Kind
+from recollect.core.types import Kind
 from recollect.data.definitions import Knowledge
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.models import DualEncoder
@@ -126,40 +125,3 @@ class LockedTowers(nn.Module):
     def publish(self, folder: Path) -> Path:
         """The same."""
         return self.save(folder)
-
-
-class FeatureEncoder(EncoderBase):
-    """An encoder seen from behind its locked tower: it embeds features that `lock_source` made, and texts.
-
-    With it, every evaluation reads the same features instead of embedding the pictures again for each model.
-    """
-
-    def __init__(self, encoder: DualEncoder) -> None:
-        self.encoder = encoder.eval()
-        self.width = encoder.width
-
-    @property
-    def scale(self) -> float | None:
-        """The encoder's own."""
-        return self.encoder.scale
-
-    @property
-    def prefixes(self) -> Mapping[Kind, tuple[str, ...]]:
-        """The encoder's own."""
-        return self.encoder.prefixes
-
-    @property
-    def fingerprint(self) -> str:
-        """The encoder's own."""
-        return self.encoder.fingerprint
-
-    @torch.no_grad()
-    def embed_images(self, images: Tensor | Sequence[ImageLike]) -> Float[Tensor, "n width"]:
-        """Unit-norm embeddings of feature vectors (n, features)."""
-        features = images if isinstance(images, Tensor) else torch.from_numpy(np.stack(images))  # type: ignore[arg-type]
-        raw = self.encoder.project_images(features.to(self.encoder.device))
-        return nn.functional.normalize(raw.float(), dim=1).cpu()
-
-    def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
-        """The encoder's own."""
-        return self.encoder.embed_texts(texts, prefix)
