@@ -7,12 +7,10 @@ from recollect.cli.evaluate_run import (
     check_models,
     check_named_data,
     columns_of,
-    each_on,
-    prefix_for,
+    evaluate_each,
     prompt_templates,
     write_results,
 )
-from recollect.cli.fusion_encoder import with_index
 from recollect.core.progress import output
 from recollect.evaluation.entities import entities, open_entities
 
@@ -24,12 +22,10 @@ def run_entities(options: Entities) -> None:
     console = output()
     templates, columns = prompt_templates(options.data), columns_of(options.data)
     tasks = [open_entities(spec, options.seen, options.unseen, templates, columns) for spec in options.data.data]
-    results = []
-    for name, encoder, cache, (task, seen) in each_on(options.model, [(both, both[0].query) for both in tasks]):
-        given = {"model": name, "seed": options.model.seed, "prefix": prefix_for(options.model, encoder)}
-        given["cache"] = cache
-        found = entities(encoder, task, seen, **given)  # type: ignore[arg-type]
-        results.append(with_index(found, encoder))
+    tested = [(both, both[0].query) for both in tasks]
+    results = evaluate_each(
+        options.model, tested, lambda encoder, both, **given: entities(encoder, both[0], both[1], **given)
+    )
     table = Table("model", "data", "entities", "images", "seen", "unseen", "harmonic mean", "calibration error")
     for result in results:
         counts = (f"{result.settings['classes']:,}", f"{result.settings['queries']:,}")

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,16 +18,15 @@ from recollect.cli.evaluate import DataOptions, FeatureOptions, FewShot
 from recollect.cli.evaluate_run import (
     check_models,
     check_named_data,
-    each_on,
+    evaluate_each,
     open_data,
-    prefix_for,
     say_left_out,
     write_results,
 )
-from recollect.cli.fusion_encoder import with_index
 from recollect.cli.parser import warn_unused
 from recollect.core.errors import UserError
 from recollect.core.progress import output
+from recollect.core.types import Encoder
 from recollect.core.validation import check_number, refuse
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.own_features import (
@@ -157,14 +157,11 @@ def _of_models(options: FewShot) -> tuple[list[Result], tuple[str, ...]]:
     fewest = (np.bincount(task.support.labels, minlength=len(task.class_names)).min() for task in opened.tasks)
     protocol = _reachable(options, protocol, int(min(fewest)))
     tasks = [_fitting(options, task, protocol) for task in opened.tasks]
-    results = []
-    for name, encoder, cache, task in each_on(options.model, [(task, task.query) for task in tasks]):
-        given = {"model": name, "seed": options.model.seed, "prefix": prefix_for(options.model, encoder)}
-        given["cache"] = cache
-        given["tuning"] = tuning
-        found = few_shot(encoder, task, replace(protocol, metric=task.metric), **given)  # type: ignore[arg-type]
-        results.append(with_index(found, encoder))
-    return results, opened.left_out
+
+    def measured(encoder: Encoder, task: ClassificationTask, **given: Any) -> Result:
+        return few_shot(encoder, task, replace(protocol, metric=task.metric), tuning=tuning, **given)
+
+    return evaluate_each(options.model, [(task, task.query) for task in tasks], measured), opened.left_out
 
 
 def _protocol(options: FewShot) -> Protocol:

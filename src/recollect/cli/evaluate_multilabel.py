@@ -7,12 +7,10 @@ from recollect.cli.evaluate_run import (
     check_models,
     check_named_data,
     columns_of,
-    each_on,
-    prefix_for,
+    evaluate_each,
     prompt_templates,
     write_results,
 )
-from recollect.cli.fusion_encoder import with_index
 from recollect.cli.parser import warn_unused
 from recollect.core.files import read_lines
 from recollect.core.progress import output
@@ -39,11 +37,7 @@ def run_multilabel(options: Multilabel) -> None:
         )
         for spec in options.data.data
     ]
-    results = []
-    for name, encoder, cache, task in each_on(options.model, [(task, task.query) for task in tasks]):
-        given = {"model": name, "seed": options.model.seed, "prefix": prefix_for(options.model, encoder)}
-        given["cache"] = cache
-        results.append(with_index(multilabel(encoder, task, **given), encoder))  # type: ignore[arg-type]
+    results = evaluate_each(options.model, [(task, task.query) for task in tasks], multilabel)
     table = Table("model", "data", "classes", "images", "method", "mean average precision", "11 points")
     for result in results:
         counts = (str(result.settings["classes"]), str(result.settings["queries"]))

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from recollect.cli.default_model import default_model
 from recollect.cli.evaluate import DataOptions, ModelOptions
-from recollect.cli.fusion_encoder import name_with_index, reading
+from recollect.cli.fusion_encoder import name_with_index, reading, with_index
 from recollect.cli.parser import warn_unused
 from recollect.core.paths import check_writable
 from recollect.core.places import model_name
@@ -130,6 +130,18 @@ def each_on(
             read = reading(options.reading, encoder, images, cache)
             called = model_name(name, encoder.fingerprint)
             yield name_with_index(options.reading, called, read), read, cache, data
+
+
+def evaluate_each(
+    options: ModelOptions, tested: Iterable[tuple[DataArgument, Source]], evaluate: Callable[..., Result]
+) -> list[Result]:
+    """``evaluate(encoder, data, model=…, seed=…, prefix=…, cache=…)`` of every model on every set (`each_on`)."""
+    results = []
+    for name, encoder, cache, data in each_on(options, tested):
+        prefix = prefix_for(options, encoder)
+        found = evaluate(encoder, data, model=name, seed=options.seed, prefix=prefix, cache=cache)
+        results.append(with_index(found, encoder))
+    return results
 
 
 def prefix_for(options: ModelOptions, encoder: Encoder) -> Kind | None:

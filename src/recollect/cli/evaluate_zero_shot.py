@@ -1,6 +1,7 @@
 """``recollect evaluate zero-shot|probe``: figures on labelled sets."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich.table import Table
 
@@ -9,8 +10,8 @@ from recollect.cli.evaluate_run import (
     check_models,
     check_named_data,
     each_on,
+    evaluate_each,
     open_data,
-    prefix_for,
     say_left_out,
     write_results,
 )
@@ -18,9 +19,11 @@ from recollect.cli.fusion_encoder import with_index
 from recollect.cli.parser import warn_unused
 from recollect.core.errors import user_errors
 from recollect.core.progress import output
+from recollect.core.types import Encoder
 from recollect.core.validation import check_choice
 from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.results import Result
+from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.unlabelled import UNLABELLED_METHODS
 from recollect.evaluation.zero_shot import zero_shot
 
@@ -34,13 +37,12 @@ def run_zero_shot(options: ZeroShot) -> None:
     check_named_data(options.data, "support", command="zero-shot")
     check_models(options.model, "zero-shot")
     opened = open_data(options.data, "zero-shot", options.synonyms_column)
-    results = []
-    for name, encoder, cache, task in each_on(options.model, [(task, task.query) for task in opened.tasks]):
-        given = {"model": name, "seed": options.model.seed, "prefix": prefix_for(options.model, encoder)}
-        given["cache"] = cache
+
+    def measured(encoder: Encoder, task: ClassificationTask, **given: Any) -> Result:
         with user_errors(task.name, ValueError):  # e.g. too few images for a method
-            found = zero_shot(encoder, task, methods=methods, **given)  # type: ignore[arg-type]
-        results.append(with_index(found, encoder))
+            return zero_shot(encoder, task, methods=methods, **given)
+
+    results = evaluate_each(options.model, [(task, task.query) for task in opened.tasks], measured)
     console.print(_zero_shot_table(results, methods))
     say_left_out(opened.left_out, console)
     write_results(options.model, results, console)
