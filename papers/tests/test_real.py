@@ -29,7 +29,9 @@ def pairs(data):
     return training_pairs(data, data.roles.training)
 
 
-@pytest.mark.parametrize("name", ["lixp/real", "lixp/post-train", "prefix/real", "reco/real", "efsa/real"])
+@pytest.mark.parametrize(
+    "name", ["lixp/real", "lixp/post-train", "lixp/methods", "prefix/real", "reco/real", "efsa/real"]
+)
 def test_a_study_that_is_run_again_reads_its_files(name, tmp_path):
     options = StudyOptions("smoke", tmp_path, seeds=1)
     report = find_study(name).load()(options)

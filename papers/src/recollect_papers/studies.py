@@ -42,6 +42,7 @@ STUDIES: dict[str, Study] = {
     "lixp/post-train": Study(
         "lixp.post_train", "post_train", "a model of everyday photographs trained on with aerial ones"
     ),
+    "lixp/methods": Study("lixp.methods", "methods", "which few-shot method at how many shots", pictures=True),
     "prefix/table-1": Study("prefix.tables", "table_1", "labels and captions together, with and without prefixes"),
     "prefix/table-2": Study("prefix.tables", "table_2", "equal and debiased sampling, with and without prefixes"),
     "prefix/table-3": Study("prefix.tables", "table_3", "linear probes"),

@@ -28,8 +28,8 @@ from recollect.training.locked import lock_source
 from recollect.training.locked_towers import embed_texts_once
 from recollect_papers.store import content_key, file_content
 
-EXAMPLES, QUERIES = 24, 600
-"""Pictures of a class to draw examples from, and pictures to classify."""
+EXAMPLES, QUERIES, WHOLE = 16, 300, 1000
+"""Of a set of more than `WHOLE` pictures: pictures of a class to draw examples from, and pictures to classify."""
 
 _TEXT_HEAD = 1  # no head is used
 
@@ -146,7 +146,7 @@ class StarterData:
         return self._sets[name]
 
     def classes(self, name: str) -> FeatureSet:
-        """At most `EXAMPLES` pictures of a class to learn from, and `QUERIES` others.
+        """A set of at most `WHOLE` pictures, or `EXAMPLES` pictures of a class to learn from and `QUERIES` others.
 
         Raises:
             UserError: see `get`.
@@ -205,7 +205,7 @@ class StarterData:
         columns = {key: np.array(table[key].to_pylist(), dtype=str) for key in table.column_names}
         splits, domains = columns.get("split", nothing), columns.get("domain", nothing)
         rows = np.arange(len(source))
-        if asked is not None:
+        if asked is not None and len(source) > WHOLE:
             rows = _sample(name, source.labels, splits, asked)
             source = Subset(source, rows)
         locked = lock_source(self.encoder, source)

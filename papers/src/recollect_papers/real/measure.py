@@ -41,7 +41,7 @@ def measure(model: Encoder, data: RealData, part: str, named: bool = True) -> Me
 
 def few_shot(model: Encoder, each: FeatureSet, splits: Sequence[str]) -> dict[int, float]:
     """Mean accuracy of prototypes and softmax voting over five draws, by shots."""
-    support, query = _of_common_classes(each, labelled(each, "train"), labelled(each, *splits))
+    support, query = of_common_classes(each, labelled(each, "train"), labelled(each, *splits))
     classes, labels = np.unique(each.labels[support], return_inverse=True)
     task = FewShotTask(
         model.embed_images(each.images[support]).numpy(),
@@ -55,7 +55,7 @@ def few_shot(model: Encoder, each: FeatureSet, splits: Sequence[str]) -> dict[in
     return {shots: float(np.mean([row["value"] for row in top if row["shots"] == shots])) for shots in SHOTS}
 
 
-def _of_common_classes(each: FeatureSet, support: np.ndarray, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def of_common_classes(each: FeatureSet, support: np.ndarray, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Without classes that have too few examples for the most shots."""
     counts = np.bincount(each.labels[support], minlength=len(each.class_names) or 1)
     good = np.flatnonzero(counts >= SHOTS[-1])
