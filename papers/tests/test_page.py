@@ -10,7 +10,7 @@ import pytest
 from recollect.cli.parser import parse
 from recollect.core.errors import UserError
 from recollect_papers import cli
-from recollect_papers.page import fill_page, read_results
+from recollect_papers.page import fill_page
 from recollect_papers.run_study import RunStudy
 
 ROOT = Path(__file__).parents[2]
@@ -85,36 +85,6 @@ def test_every_kept_file_is_shown_or_named_by_the_guide_that_gives_its_figures()
         assert told or f"<!-- table {place} " in text, name
 
 
-def test_a_measurement_of_episodes_is_a_table_of_gains_with_intervals(tmp_path):
-    gains = {"mean": [1.79, 1.04, 2.61], "emoji": [-0.5, -1.0, 0.0]}
-    arm = {"captions": "tags", "setting": "both ways", "gain in R@1": gains, "gain in R@5": {"mean": [0.0, -1.0, 1.0]}}
-    alone = arm | {"setting": "no episode", "mix": 1.0, "gain in R@1": {"mean": [5.0, 4.0, 6.0], "emoji": [0.0] * 3}}
-    arms, before = [arm | {"mix": 0.3}, arm | {"mix": 1.0}, alone], [{"R@1": {"mean": 3.5}}]
-    measured = {"command": "python benchmarks/adaptation.py", "pictures": 2712, "queries": {"emoji": 200},
-                "zero-shot, each base": before, "arms": arms}  # fmt: skip
-    (tmp_path / "some.json").write_text(json.dumps(measured))
-    table, by_weight = read_results(tmp_path, "some.json").tables
-    assert table.rows[0] == ("tags", "both ways", "+1.8 [1.0, 2.6]", "-0.5 [-1.0, 0.0]", "+0.0 [-1.0, 1.0]")
-    assert table.rows[1][1:3] == ("no episode", "+5.0 [4.0, 6.0]")
-    assert by_weight.columns == ("captions", "setting", "weight 0.3", "weight 1")
-    assert by_weight.rows == (("tags", "both ways", "+1.8 [1.0, 2.6]", "+1.8 [1.0, 2.6]"),)
-    assert table.columns == ("captions", "setting", "gain in R@1", "R@1, emoji", "gain in R@5")
-    assert "3.5, for each of 1 models" in table.notes[0]
-
-
-def test_a_part_of_the_demo_is_a_table_of_gains(tmp_path):
-    figure = {"mean": 60.0, "std": 1.0, "seeds": 2}
-    gains = {"SigLIxP": figure | {"mean": 3.0}, "no mask": figure | {"mean": 0.1, "std": None, "seeds": 1}}
-    part = {"shots": 32, "siglip": figure, "gain": gains, "zero_shot": {"SigLIP": figure, "SigLIxP": figure},
-            "gain_per_classifier": {name: {"rank": gain} for name, gain in gains.items()}}  # fmt: skip
-    (tmp_path / "demo.json").write_text(json.dumps({"scale": "default", "worlds": {"latents": part}}))
-    (table,) = read_results(tmp_path, "demo.json").tables
-    assert table.rows[0] == ("SigLIP", "", "60.0 ± 1.0", "", "60.0 ± 1.0")
-    assert table.rows[1] == ("SigLIxP", "gain over SigLIP", "+3.0 ± 1.0", "+3.0 ± 1.0", "60.0 ± 1.0")
-    assert table.rows[2] == ("no mask", "gain over SigLIP", "+0.1", "+0.1", "")
-    assert "mean of the classifiers, of tasks and of 2 or 1 seeds" in table.notes[0]
-
-
 def test_a_table_is_filled_with_its_notes_its_file_and_its_command(folder):
     made = fill_page('# A page\n<!-- table one.json "Accuracy" without="paper: .*" -->\nold\n<!-- end -->\n', folder)
     assert made == (
@@ -148,17 +118,6 @@ def test_a_number_of_any_file_is_filled_in_prose(folder):
         made = fill_page(f"takes <!-- value speed.json {mark} -->?<!-- end --> ms", folder)
         assert re.sub(r"<!--.*?-->", "", made) == f"takes {shown} ms"
         assert fill_page(made, folder) == made
-
-
-def test_a_measured_fusion_is_a_table_too(folder):
-    value = {
-        "command": "python benchmarks/fusion.py",
-        "seeds": [0, 1],
-        "mean and std": {"none": {"B both": [6.25, 0.5]}},
-    }
-    (folder / "fusion.json").write_text(json.dumps(value))
-    (table,) = read_results(folder, "fusion.json").tables
-    assert (table.columns, table.rows) == (("what reads", "B both"), (("none", "6.2 ± 0.5"),))
 
 
 @pytest.mark.parametrize(

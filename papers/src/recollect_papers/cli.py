@@ -1,4 +1,4 @@
-"""`recollect-papers`: run tables and figures of the four papers, or the demo on generated data."""
+"""`recollect-papers`: run tables and figures of the four papers."""
 
 import sys
 from collections.abc import Sequence
@@ -7,7 +7,6 @@ from recollect.cli import Command, run
 
 COMMANDS = {
     "": Command("recollect_papers.run_study:RunStudy", "run a table or figure, e.g. lixp/table-4", "PAPER/ITEM"),
-    "demo": Command("recollect_papers.demo.command:Demo", "the main results on generated data: a report in one file"),
     "analyse span": Command(
         "recollect_papers.analyse.commands:Span", "how much of the image embeddings no caption describes"
     ),

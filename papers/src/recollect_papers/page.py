@@ -5,16 +5,10 @@
     gains <!-- cell lixp/table-4.json "4b" "alpha = 0.8" "gain" -->+11.4 ± 0.5<!-- end -->
     in <!-- value bench/memory-1m.json "figures > index > exact, one (ms a query)" ".0f" -->53<!-- end --> ms
 
-A file is a report of ``recollect-papers``, a measurement of ``benchmarks/fusion.py`` or ``adaptation.py``, the figures
-of ``recollect-papers demo``, or a folder of a study's runs. A table is named by a part of its title. Its notes, its
-file and the command that made it are printed below it. A plain number may be taken out of any JSON file.
-
-Measurements and the demo are shown here and not by the engine of tables: their files hold finished figures, a mean with
-its deviation or an interval over resampled pictures, and no figure of a seed that a mean or a paired gain could be made
-of.
+A file is a report of ``recollect-papers``, or a folder of a study's runs. A table is named by a part of its title. Its
+notes, its file and the command that made it are printed below it. A plain number may be taken out of any JSON file.
 """
 
-import math
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +19,7 @@ from typing import Any
 
 from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_text
-from recollect.evaluation.results import Summary
-from recollect_papers.study import StudyTable, over
+from recollect_papers.study import StudyTable
 
 _MARK = re.compile(r"<!-- (table|cell|words|value) ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL)
 
@@ -112,84 +105,7 @@ def read_results(folder: Path, name: str) -> KeptResults:
                              tuple(each.get("notes", ()))) for each in value["tables"]]  # fmt: skip
         command = value.get("command") or f"recollect-papers {value['name']} --scale {value['scale']}"
         return KeptResults(tables, command, value.get("world", ""), value.get("notes", ()))
-    if isinstance(value, dict) and "mean and std" in value:
-        return KeptResults([_measured_ways(value)], value["command"])
-    if isinstance(value, dict) and "zero-shot, each base" in value:
-        return KeptResults([_measured_episodes(value), _mixed_episodes(value)], value["command"])
-    if isinstance(value, dict) and "worlds" in value:
-        return KeptResults([_demo_part(name, part) for name, part in value["worlds"].items()], "recollect-papers demo")
-    known = "a study's report, a measurement of benchmarks/fusion.py or adaptation.py, and the demo's figures"
-    raise UserError(f"{path}: none of the files that a page shows: {known}")
-
-
-def _measured_episodes(value: Mapping[str, Any]) -> StudyTable:
-    """A table of ``benchmarks/adaptation.py``: a row for each setting, ranked by the adapted score alone."""
-    domains = list(value["queries"])
-    rows = [
-        (arm["captions"], arm["setting"],
-         *(_interval(arm["gain in R@1"][part]) for part in ("mean", *domains)), _interval(arm["gain in R@5"]["mean"]))
-        for arm in value["arms"] if arm["mix"] == 1
-    ]  # fmt: skip
-    bases = value["zero-shot, each base"]
-    before = " and ".join(f"{base['R@1']['mean']:.1f}" for base in bases)
-    asked = ", ".join(f"{count:,} of {domain}" for domain, count in value["queries"].items())
-    notes = (
-        f"R@1 of the model as it is, mean of domains: {before}, for each of {len(bases)} models; queries: {asked}, in "
-        f"one pool of {value['pictures']:,} pictures; 95 % intervals resample pictures, for these models",
-    )
-    columns = ("captions", "setting", "gain in R@1", *(f"R@1, {domain}" for domain in domains), "gain in R@5")
-    return StudyTable("What an episode gains", columns, tuple(rows), notes)
-
-
-def _demo_part(name: str, part: Mapping[str, Any]) -> StudyTable:
-    """One part of the demo: the baseline, then what each other model gains over it, by classifier too."""
-    named, first = part["zero_shot"], next(iter(part["zero_shot"]))
-    methods = list(next(iter(part["gain_per_classifier"].values())))
-    rows = [(first, "", _demo_figure(part["siglip"]), *([""] * len(methods)), _demo_figure(named[first]))]
-    for model, gain in part["gain"].items():
-        each = (_demo_figure(part["gain_per_classifier"][model][method], "+") for method in methods)
-        zero_shot = _demo_figure(named[model]) if model in named else ""
-        rows.append((model, f"gain over {first}", _demo_figure(gain, "+"), *each, zero_shot))
-    seeds = {figure["seeds"] for figure in (part["siglip"], *part["gain"].values())}
-    counted = " or ".join(str(count) for count in sorted(seeds, reverse=True))
-    notes = (f"{part['shots']} shots, mean of the classifiers, of tasks and of {counted} seeds",)
-    columns = ("model", "figures", "mean", *methods, "zero-shot")
-    return StudyTable(f"The demo's {name}", columns, tuple(rows), notes)
-
-
-def _demo_figure(figure: Mapping[str, Any], sign: str = "") -> str:
-    spread = math.nan if figure["std"] is None else figure["std"]
-    summary = Summary(figure["mean"], spread, figure["seeds"])
-    return summary.signed() if sign else str(summary)
-
-
-def _mixed_episodes(value: Mapping[str, Any]) -> StudyTable:
-    """The same settings by the weight of the adapted score; what makes no episode has no other weight."""
-    gains: dict[tuple[str, str], dict[float, str]] = {}
-    for arm in value["arms"]:
-        gains.setdefault((arm["captions"], arm["setting"]), {})[arm["mix"]] = _interval(arm["gain in R@1"]["mean"])
-    weights = sorted({arm["mix"] for arm in value["arms"]})
-    rows = [(*names, *(each.get(weight, "") for weight in weights)) for names, each in gains.items() if len(each) > 1]
-    columns = ("captions", "setting", *(f"weight {weight:g}" for weight in weights))
-    return StudyTable("Gain in R@1 by the weight of the adapted score", columns, tuple(rows))
-
-
-def _interval(figure: Sequence[float]) -> str:
-    """A gain with its interval."""
-    return f"{figure[0]:+.1f} [{figure[1]:.1f}, {figure[2]:.1f}]"
-
-
-def _measured_ways(value: Mapping[str, Any]) -> StudyTable:
-    """A table of ``benchmarks/fusion.py``: a row for each way to read, a column for each measure."""
-    ways, count = value["mean and std"], len(value["seeds"])
-    measures = list(dict.fromkeys(measure for figures in ways.values() for measure in figures))
-    rows = [(way, *(_spread(figures.get(measure), count) for measure in measures)) for way, figures in ways.items()]
-    note = f"{over(count, 'seed')} of model and fusion"
-    return StudyTable("What reads a memory", ("what reads", *measures), tuple(rows), (note,))
-
-
-def _spread(figure: Sequence[float] | None, count: int) -> str:
-    return "" if figure is None else str(Summary(figure[0], figure[1], count))
+    raise UserError(f"{path}: not a report of a study")
 
 
 def _find(results: KeptResults, file: str, title: str) -> StudyTable:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 BLOCKS_RATE, HEADS_RATE = 1.5e-3, 2e-2
 """Learning rates that gained most on validation pools: of towers of blocks (`recollect-papers efsa/choices`), and of
-small models without blocks, whose heads alone learn (``benchmarks/adaptation.py``)."""
+small models without blocks, whose heads alone learn (``results/efsa/adaptation-steps.json``)."""
 
 PRINTED: dict[str, Any] = {
     "direction": "image-to-text", "learning_rate": 5e-4, "temperature": None, "contrastive": 1.7, "hinge": 0.3,
