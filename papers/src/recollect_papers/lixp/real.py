@@ -58,16 +58,20 @@ FAMILIES = (
     Family("MLP head, context", HeadRecipe("mlp"), "MLP head", ALPHAS),
     Family("LiT", HeadRecipe("none", hidden=1024)),
     Family("linear head", HeadRecipe("linear")),
+)
+MORE = (
     Family("CLIP, MLP head", HeadRecipe("mlp", loss="softmax"), seeds=3),
     Family("CLIP, MLP head, context", HeadRecipe("mlp", loss="softmax"), "CLIP, MLP head", ALPHAS, seeds=3),
+    Family("residual head", HeadRecipe("residual"), seeds=3),
+    Family("residual head, context", HeadRecipe("residual"), "residual head", ALPHAS, seeds=3),
 )
+"""At scale ``full``."""
 VARIED: Mapping[str, Mapping[str, Any]] = {
     "width 1,280": {"width": 1280},
     "batch 2,048": {"batch": 2048},
     "tau 0.003": {"tau": 0.003},
 }
-"""Of the MLP head, with and without context, one seed; other batches see as many pairs in all."""
-PAIRS = {family.name: family.against for family in FAMILIES if family.alphas}
+"""Of the MLP head at scale ``full``, with and without context, one seed; other batches see as many pairs in all."""
 
 
 def _measure(options: StudyOptions) -> Measurements:
@@ -78,12 +82,12 @@ def _measure(options: StudyOptions) -> Measurements:
     found.take(runner.heads(TOWER, HeadRecipe("none", steps=0), 0, "testing"))
     best: dict[str, HeadRecipe] = {}
     steps = (5, 10) if smoke else STEPS
-    for family in FAMILIES:
+    for family in (*FAMILIES, *(MORE if options.scale == "full" else ())):
         family = _small(family) if smoke else family
         chosen[family.name], best[family.name] = choose(runner, family.name, family.candidates(steps), found, 1)
         for seed in range(min(options.seeds or family.seeds, family.seeds)):
             found.take(runner.heads(family.name, best[family.name], seed, "testing"))
-    for words, change in VARIED.items():
+    for words, change in VARIED.items() if options.scale != "small" else ():
         for name in ("MLP head", "MLP head, context"):
             recipe = replace(best[name], **change)
             pairs = best[name].steps * best[name].batch
@@ -113,8 +117,11 @@ def _form(found: Measurements) -> Formed:
         for name in ("MLP head", "MLP head, context")
     ]
     other = TableForm("MLP head, one setting changed", ("arm", "changed"), varied, _columns(sets, pools), missing="")
-    tables = [form.fill(found) for form in (main, gained, other, _by_set(sets, chosen), _choosing(found))]
-    return tables, ["steps and alpha were chosen on the choosing sets, one seed; the testing sets were measured after"]
+    forms = [main, gained, _by_set(sets, chosen), _choosing(found)]
+    if found.at({**columns[0].at, "arm": f"MLP head, {next(iter(VARIED))}"}):
+        forms.append(other)
+    note = "steps and alpha were chosen on the choosing sets, one seed; the testing sets were measured after"
+    return [form.fill(found) for form in forms], [note]
 
 
 def _columns(sets: tuple[str, ...], pools: Sequence[str], show: str = "mean") -> list[Column]:
@@ -130,7 +137,7 @@ def _columns(sets: tuple[str, ...], pools: Sequence[str], show: str = "mean") ->
 
 
 def _compared(chosen: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for family in FAMILIES:
+    for family in (*FAMILIES, *MORE):
         if family.name in chosen and family.against != TOWER:
             yield family.name, family.against
 
@@ -142,7 +149,7 @@ def _gain(found: Measurements, name: str, over: str, sets: Sequence[str], measur
 
 def _tests(found: Measurements, sets: Sequence[str]) -> Iterator[str]:
     tested = []
-    for name, over in PAIRS.items():
+    for name, over in _compared(found.context["chosen"]):
         for measure, places in (("few-shot", sets), ("R@10", found.context["pools"])):
             gain = _gain(found, name, over, places, measure)
             told = f"{name} over {over}, {measure}: {gain.summary().signed()}, up on {gain.up()} of {len(places)}"

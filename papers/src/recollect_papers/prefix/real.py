@@ -110,7 +110,7 @@ def _measure(options: StudyOptions) -> Measurements:
     smoke = options.scale == "smoke"
     data = open_data(options.data, smoke)
     runner = ArmRunner(data, options.out / "runs" / "prefix-real")
-    head = HeadRecipe(width=16, hidden=32, batch=64, steps=10) if smoke else HeadRecipe(loss="softmax", steps=600)
+    head = HeadRecipe(width=16, hidden=32, batch=64, steps=10) if smoke else HeadRecipe(loss="softmax")
     foreign = tuple(name for name in data.roles.testing if smoke or name in FOREIGN)
     own = (_own(data), *(name for name in data.roles.testing if name not in foreign))
     splits = {**data.roles.choosing, **data.roles.testing}
