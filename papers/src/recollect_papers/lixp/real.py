@@ -118,7 +118,7 @@ def _form(found: Measurements) -> Formed:
     ]
     other = TableForm("MLP head, one setting changed", ("arm", "changed"), varied, _columns(sets, pools), missing="")
     forms = [main, gained, _by_set(sets, chosen), _choosing(found)]
-    if found.at({**columns[0].at, "arm": f"MLP head, {next(iter(VARIED))}"}):
+    if found.at({**_columns(sets, pools)[0].at, "arm": f"MLP head, {next(iter(VARIED))}"}):
         forms.append(other)
     note = "steps and alpha were chosen on the choosing sets, one seed; the testing sets were measured after"
     return [form.fill(found) for form in forms], [note]
