@@ -12,7 +12,7 @@ from recollect_papers.real.heads import FeatureModel, FeaturePairs, HeadRecipe, 
 from recollect_papers.real.measure import measure
 from recollect_papers.store import content_key, kept_or_made, slug
 
-_FORMAT = 1
+_FORMAT = 1  # raise it when what is measured changes
 
 
 @dataclass

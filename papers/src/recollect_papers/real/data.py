@@ -7,7 +7,7 @@ where a study only has to show that it runs.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -309,7 +309,7 @@ def _sample(name: str, labels: np.ndarray, splits: np.ndarray, asked: tuple[str,
     return np.sort(np.concatenate([taken, query]))
 
 
-def open_data(data: Sequence[str], smoke: bool) -> Any:
+def open_data(data: Sequence[str], smoke: bool) -> RealData:
     """The data of a study's options.
 
     Raises:

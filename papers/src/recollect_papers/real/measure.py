@@ -1,6 +1,6 @@
 """What is measured of a model on features: few-shot accuracy, accuracy by names, recall of captioned pictures."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -77,9 +77,3 @@ def recall(model: Encoder, each: FeatureSet, split: str, ks: Sequence[int] = (1,
     scores = texts @ model.embed_images(each.images[rows]).T
     better = (scores > scores.diagonal()[:, None]).sum(1)
     return {k: float(100 * (better < k).float().mean()) for k in ks}
-
-
-def prefixed(found: Measurements, seed: int, **more: str) -> Iterator[tuple[dict[str, str], int, float]]:
-    """Figures of one model with more in their addresses, under its seed."""
-    for address, _, value in found.rows():
-        yield {**address, **more}, seed, value
