@@ -16,7 +16,7 @@ from recollect_papers.real.data import open_data
 from recollect_papers.real.heads import HeadRecipe
 from recollect_papers.study import StudyOptions
 
-STEPS = (200, 400, 800)
+STEPS = (100, 200, 400, 800)
 ALPHAS = (0.5, 0.8)
 TOWER = "tower, no head"
 WORLD = (
