@@ -12,7 +12,7 @@ from recollect.classifiers.heads.engine import run_protocol
 from recollect.classifiers.heads.protocol import FewShotTask, Protocol
 from recollect.core.types import TEXT_SCALE
 from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
-from recollect_papers.measurements import Measurements
+from recollect_papers.measurements import FigureAddress, Measurements
 from recollect_papers.real.arms import ArmRunner
 from recollect_papers.real.data import FeatureSet, RealData, labelled, open_data
 from recollect_papers.real.heads import FeatureModel, HeadRecipe
@@ -86,9 +86,9 @@ def _values(rows: Sequence[Mapping[str, object]], metric: str) -> list[float]:
 def _form(found: Measurements) -> Formed:
     context = found.context
     methods, choosing, testing = context["methods"], tuple(context["choosing"]), tuple(context["testing"])
-    at = {"arm": "", "measure": ACCURACY, "part": "testing", "set": testing}
+    at: FigureAddress = {"arm": "", "measure": ACCURACY, "part": "testing", "set": testing}
     columns = [Column(f"{shots} shot{'s' * (shots > 1)}", {**at, "shots": str(shots)}) for shots in SHOTS]
-    off = {**at, "measure": CALIBRATION}
+    off: FigureAddress = {**at, "measure": CALIBRATION}
     columns += [Column(f"calibration error, {shots} shots", {**off, "shots": str(shots)}) for shots in SHOTS]
     rows = [Row((name,), {"method": name}) for name in methods]
     table = TableForm("Accuracy by method, mean of the testing sets", ("method",), rows, columns, missing="")
