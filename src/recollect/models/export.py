@@ -1,6 +1,5 @@
 """Both towers as ONNX files, for runtimes without PyTorch."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -22,7 +21,6 @@ from recollect.models.transformers.encoder import TransformersEncoder
 
 IMAGE_FILE, TEXT_FILE, EXPORT_FILE = "image.onnx", "text.onnx", "export.json"
 EXPORT_FORMAT = 2
-"""1: only towers of transformers."""
 
 _TRIAL_TEXTS = ("a photo of a cat", "two dogs")
 
@@ -170,17 +168,3 @@ def _export(
         )
     assert program is not None
     program.save(str(file), external_data=False)
-
-
-def read_export(folder: str | Path) -> dict[str, Any]:
-    """What `export_onnx` wrote about its files.
-
-    Raises:
-        UserError: no such folder, or not one that it wrote.
-    """
-    file = Path(folder) / EXPORT_FILE
-    refuse((not file.is_file(), f"{folder}: not written by `recollect export`, it has no {EXPORT_FILE}."))
-    record = json.loads(file.read_text(encoding="utf-8"))
-    newer = record.get("format", EXPORT_FORMAT + 1) > EXPORT_FORMAT
-    refuse((newer, f"{file}: written by a newer recollect (format {record.get('format')}). Update recollect."))
-    return record
