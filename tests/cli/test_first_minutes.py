@@ -1,7 +1,6 @@
 """What goes wrong in a first hour: one line that says what and where, at once, status 2, and nothing left behind."""
 
 import shutil
-import time
 from dataclasses import dataclass
 
 import pytest
@@ -82,9 +81,8 @@ WRONG = [
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.words)
-def test_wrong_use_ends_at_once_in_one_line(recollect, here, wrong):
+def test_wrong_use_ends_in_one_line(recollect, here, wrong):
     before = sorted(here.rglob("*"))
-    began = time.perf_counter()
     done = recollect(*wrong.words.split(), check=False)
     assert done.returncode == 2, done.stdout + done.stderr
     line = done.stderr.strip().splitlines()[-1]
@@ -93,7 +91,6 @@ def test_wrong_use_ends_at_once_in_one_line(recollect, here, wrong):
         assert each in line
     assert "Traceback" not in done.stderr
     assert sorted(here.rglob("*")) == before, "nothing is left behind"
-    assert time.perf_counter() - began < 20
 
 
 def test_queries_may_begin_with_a_byte_order_mark(recollect, here, tmp_path):

@@ -141,7 +141,7 @@ def test_two_processes_lose_nothing(tmp_path):
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(120)
+        writer.join(600)
         assert writer.exitcode == 0
     index = Index.open(tmp_path / "index")
     assert set(index.ids) == {f"row {number}" for number in range(18)}

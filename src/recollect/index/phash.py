@@ -41,11 +41,6 @@ def phash_numbers(hashes: Sequence[str]) -> UInt64[np.ndarray, " n"]:
     return np.array([int(each, 16) if each else 0 for each in hashes], dtype=np.uint64)
 
 
-def bits_apart(one: UInt64[np.ndarray, " n"], other: UInt64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-    """Hamming distance of two hashes, element by element."""
-    return np.bitwise_count(one ^ other).astype(np.int64)
-
-
 def near_hashes(
     hashes: UInt64[np.ndarray, " n"], bits: int, most: int | None = None
 ) -> Iterator[tuple[Int64[np.ndarray, " pairs"], Int64[np.ndarray, " pairs"], bool]]:
