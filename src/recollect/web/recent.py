@@ -5,11 +5,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-Key = TypeVar("Key", bound=Hashable)
-Value = TypeVar("Value")
+_Key = TypeVar("_Key", bound=Hashable)
+_Value = TypeVar("_Value")
 
 
-class Recent(Generic[Key, Value]):
+class Recent(Generic[_Key, _Value]):
     """The values used last; safe to use from several threads.
 
     Args:
@@ -17,20 +17,20 @@ class Recent(Generic[Key, Value]):
         weigh: weight of a value; 1 by default.
     """
 
-    def __init__(self, most: int, weigh: Callable[[Value], int] = lambda value: 1) -> None:
+    def __init__(self, most: int, weigh: Callable[[_Value], int] = lambda value: 1) -> None:
         self._most, self._weigh = most, weigh
-        self._values: OrderedDict[Key, Value] = OrderedDict()
+        self._values: OrderedDict[_Key, _Value] = OrderedDict()
         self._held = 0
         self._lock = threading.Lock()
 
-    def get(self, key: Key) -> Value | None:
+    def get(self, key: _Key) -> _Value | None:
         """A value, or None."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
             return self._values.get(key)
 
-    def put(self, key: Key, value: Value) -> Value:
+    def put(self, key: _Key, value: _Value) -> _Value:
         """Keep a value."""
         with self._lock:
             if key in self._values:
@@ -41,7 +41,7 @@ class Recent(Generic[Key, Value]):
                 self._held -= self._weigh(self._values.popitem(last=False)[1])
         return value
 
-    def made(self, key: Key, make: Callable[[], Value]) -> Value:
+    def made(self, key: _Key, make: Callable[[], _Value]) -> _Value:
         """A value, made where it is not kept; two threads may both make it."""
         found = self.get(key)
         return found if found is not None else self.put(key, make())
