@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -177,3 +178,21 @@ def test_an_index_of_another_model_is_refused(photos, tmp_path, encoder):
     build(photos, tmp_path, encoder)
     with pytest.raises(UserError, match="another model"):
         build(photos, tmp_path, HashEncoder("b"))
+
+
+def test_early_commits_hold_everything_that_was_read(photos, tmp_path, encoder, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("recollect.index.ingest.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("recollect.index.samples.BLOCK", 4)
+    index = Index.create(tmp_path / "index", width=encoder.width, model=encoder.fingerprint)
+    index._encoder, seen, now[0] = encoder, [], 0.0
+
+    def pass_time(report, total):
+        index.refresh()
+        seen.append((report.read, len(index)))
+        now[0] += 10
+
+    index.add(photos, options=IngestOptions(early=True), on_block=pass_time)
+    assert seen[0] == (4, 0), "nothing is due yet"
+    assert len(seen) == 3
+    assert all(held >= read - 1 for read, held in seen[1:]), "two of the files hold one picture"

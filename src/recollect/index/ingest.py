@@ -100,6 +100,7 @@ def ingest(
             failures = [each.message for each in block if isinstance(each, Failed)]
             for each in block:
                 writer.take(each)
+            writer.commit_early()
             counted.add(source, len(block), failures)
             counter.advance(len(block))
             if on_block is not None:
@@ -206,13 +207,14 @@ class _Writer:
         elif outcome.id in self._waiting or outcome.id in self.known.ids or not self._near(outcome):
             self._waiting.setdefault(outcome.id, []).append(outcome)
             self._count += 1
-            if self._count >= _COMMIT or (self.options.early and self._due()):
+            if self._count >= _COMMIT:
                 self.commit()
 
-    def _due(self) -> bool:
-        """Whether the next early commit is due; fewer come as time goes by, since each costs a new part."""
+    def commit_early(self) -> None:
+        """Write a block where that is asked for and due; less often as time goes by, since each commit is a new part."""
         now = time.monotonic()
-        return now - self._committed > max(_EARLY, _LATER * (now - self._began))
+        if self.options.early and now - self._committed > max(_EARLY, _LATER * (now - self._began)):
+            self.commit()
 
     def _unchanged(self, file: File) -> None:
         self.report.unchanged += 1
