@@ -212,6 +212,27 @@ def test_texts_are_pulled_towards_themselves_among_the_names_only():
     torch.testing.assert_close(made[:, 5:], expected, rtol=1e-10, atol=1e-12)
 
 
+def test_the_last_entry_of_a_picture_is_how_near_the_texts_of_the_bank_are():
+    head = randomize(NamedFeatures(5, 3, 4, 0.3, bank=13), 0)
+    features = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    made, plain = head(features), head.plain(features)
+    assert torch.equal(made[:, :-1], plain)
+    mean, deviation = head.level.tolist()
+    for row, last in zip(plain.numpy(), made[:, -1].tolist(), strict=True):
+        nearest = sorted(float(row @ text) for text in head.bank.numpy())[-5:]
+        assert last == pytest.approx(0.1 * np.clip((np.mean(nearest) - mean) / deviation, -3, 3))
+
+
+def test_texts_discount_it_whatever_their_length_is():
+    plain = randomize(NamedTexts(4, 6, 9, 0.5, 3.0), 0)
+    head = randomize(NamedTexts(4, 6, 9, 0.5, 3.0, discounts=True), 0)
+    head.load_state_dict(plain.state_dict(), strict=False)
+    head.discount.fill_(0.25)
+    texts = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(head(texts)[:, :-1], F.normalize(plain(texts), dim=1))
+    assert head(texts)[:, -1].tolist() == [-0.25] * 3
+
+
 def test_fewer_names_in_pictures_and_more_in_texts_rank_alike():
     gain = (0.2 / 0.8 * 0.95 / 0.05) ** 0.5
     features = torch.randn(20, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

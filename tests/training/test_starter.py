@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from pictures import picture
 from recollect.data.sources import open_source
 from recollect.models import load_model
-from recollect.models.starter import NAME_GAIN, NAME_PULL, NAME_SHARPNESS, SHARE
+from recollect.models.starter import DISCOUNT, NAME_GAIN, NAME_PULL, NAME_SHARPNESS, SHARE
 from recollect.models.towers import NamedFeatures, NamedTexts, ResidualMlp
 from recollect.training import starter
 from recollect.training.feature_store import FeatureStore
@@ -21,6 +21,7 @@ from recollect.training.starter import (
     ImagenetClassifier,
     StarterPairs,
     _fold,
+    discount_popular,
     fit_head,
     train_starter,
 )
@@ -83,6 +84,21 @@ def test_names_of_classes_find_pictures_that_the_classifier_is_sure_of():
     assert right.float().mean() > 0.75  # a third by chance
 
 
+def test_a_text_scores_half_the_popularity_of_a_picture_less():
+    pairs, names, classifier = world()
+    head = fit_head(pairs, names, classifier, QUICK)
+    plain_images, plain_texts = embedded(head, classifier, QUICK, pairs.images, pairs.texts)
+    full = head | discount_popular(head, pairs.images, pairs.texts[:40], classifier)
+    bank = plain_texts[:40]  # in half precision, like the texts
+    popular = (plain_images @ bank.T).topk(5, dim=1).values.mean(1)
+    level, discount = full["visual_projection.level"], full["text_projection.discount"]
+    torch.testing.assert_close(level, torch.stack([popular.mean(), popular.std()]), rtol=5e-3, atol=5e-3)
+    scores = plain_texts @ plain_images.T - discount * 0.1 * (popular - level[0]) / level[1]
+    expected = plain_texts @ plain_images.T - DISCOUNT * (popular - level[0])
+    torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-4)
+    assert full["logit_scale"] > head["logit_scale"]
+
+
 def test_a_folded_head_reads_texts_as_they_are():
     torch.manual_seed(0)
     head, center, factor = ResidualMlp(6, 5, 4), torch.randn(6), torch.tensor(7.0)
@@ -113,4 +129,4 @@ def test_a_head_is_trained_to_the_same_bytes_and_opens(tmp_path, monkeypatch):
     options, store = HeadOptions(hidden=8, steps=2, batch=8), FeatureStore(tmp_path / "features")
     files = [train_starter(source, tmp_path / f"{name}.safetensors", options, store) for name in "ab"]
     assert files[0].read_bytes() == files[1].read_bytes()
-    assert load_model(files[0], "cpu").embed_texts(["number 3"]).shape == (1, 1280 + 384)
+    assert load_model(files[0], "cpu").embed_texts(["number 3"]).shape == (1, 1280 + 384 + 1)

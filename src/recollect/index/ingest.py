@@ -211,7 +211,7 @@ class _Writer:
                 self.commit()
 
     def commit_early(self) -> None:
-        """Write a block where that is asked for and due; less often as time goes by, since each commit is a new part."""
+        """Write what is waiting if that is asked for and due; each commit is a new part, so ever less often."""
         now = time.monotonic()
         if self.options.early and now - self._committed > max(_EARLY, _LATER * (now - self._began)):
             self.commit()

@@ -35,6 +35,7 @@ def pair_towers(
     name_share: float = 0.05,
     name_pull: float = 0.5,
     name_gain: float = 1.0,
+    bank: int = 0,
     seed: int = 0,
 ) -> TransformersEncoder:
     """Join a vision backbone and a text encoder by new heads.
@@ -48,8 +49,8 @@ def pair_towers(
         text: a name in `PRETRAINED`, or a folder or hub id of a text encoder (BERT, MiniLM, ...; the pooling that
             sentence-transformers' ``modules.json`` names, else the mean over tokens) or of a dual encoder.
         width: number of entries of an embedding of linear heads.
-        classes, text_hidden, name_share, name_pull, name_gain: of heads that are not linear, whose embeddings hold the
-            features of both towers; see `TowersConfig`.
+        classes, text_hidden, name_share, name_pull, name_gain, bank: of heads that are not linear, whose embeddings
+            hold the features of both towers; see `TowersConfig`.
         seed: of the heads.
 
     Raises:
@@ -74,7 +75,7 @@ def pair_towers(
             text_features = _text_features(text_tower, pooling)
             config = TowersConfig(
                 **configs,
-                projection_dim=features + text_features if classes else width,
+                projection_dim=features + text_features + (bank > 0) if classes else width,
                 vision_features=features,
                 text_features=text_features,
                 vision_pooling=vision_pooling,
@@ -85,6 +86,7 @@ def pair_towers(
                 name_share=name_share,
                 name_pull=name_pull,
                 name_gain=name_gain,
+                bank=bank if classes else 0,
             )
             model = TowersModel(config, **towers)
         processor = transformers.VisionTextDualEncoderProcessor(processor_of(transform), tokenizer)

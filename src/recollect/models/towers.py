@@ -34,6 +34,7 @@ class TowersConfig(transformers.PreTrainedConfig):
         classes: number of classes of the classifier the vision tower was trained with, for the heads `NamedFeatures`
             and `NamedTexts`; 0 for linear heads.
         name_share, name_pull, name_gain: see these two.
+        bank: number of texts that pictures are compared with to tell how popular they are; see these two.
         text_hidden: width of the hidden layer of `NamedTexts`.
     """
 
@@ -54,6 +55,7 @@ class TowersConfig(transformers.PreTrainedConfig):
     name_share: float = 0.05
     name_pull: float = 0.5
     name_gain: float = 1.0
+    bank: int = 0
     text_hidden: int = 512
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -67,6 +69,10 @@ class TowersConfig(transformers.PreTrainedConfig):
         super().__post_init__(**kwargs)
 
 
+NEAREST_TEXTS = 5
+POPULARITY, _MOST_DEVIATIONS = 0.1, 3.0
+
+
 class NamedFeatures(nn.Module):
     """Standardized features of a locked tower, followed by the names that the tower's own classifier expects.
 
@@ -75,22 +81,44 @@ class NamedFeatures(nn.Module):
     2014). Both parts have norm 1 before they are joined, so that a cosine of two pictures is
     ``(1 - share) cos(features) + share cos(names)``.
 
+    Some pictures score high with most texts, and hide others. With a bank of texts a last entry holds how popular a
+    picture is: its mean cosine with the `NEAREST_TEXTS` texts nearest to it, standardized and times `POPULARITY`, so
+    that it hardly changes the cosine of two pictures. Texts discount it (`NamedTexts`), as cross-domain similarity
+    local scaling does (Conneau et al., 2018).
+
     Args:
         features: number of features of the tower.
         classes: of the classifier.
         entries: of a text feature.
         share: of the names.
+        bank: number of texts; 0 leaves the last entry out.
     """
 
-    def __init__(self, features: int, classes: int, entries: int, share: float) -> None:
+    def __init__(self, features: int, classes: int, entries: int, share: float, bank: int = 0) -> None:
         super().__init__()
         self.mean = nn.Parameter(torch.zeros(features), requires_grad=False)
         self.std = nn.Parameter(torch.ones(features), requires_grad=False)
         self.classifier = nn.Linear(features, classes).requires_grad_(False)
         self.names = nn.Parameter(torch.zeros(classes, entries), requires_grad=False)
         self.share = share
+        if bank:
+            self.bank = nn.Parameter(torch.zeros(bank, features + entries), requires_grad=False)
+            self.level = nn.Parameter(torch.tensor([0.0, 1.0]), requires_grad=False)  # mean and standard deviation
 
     def forward(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
+        made = self.plain(features)
+        if not hasattr(self, "bank"):
+            return made
+        mean, deviation = self.level
+        popular = (self.popularity(made) - mean) / deviation
+        return torch.cat([made, POPULARITY * popular.clamp(-_MOST_DEVIATIONS, _MOST_DEVIATIONS)[:, None]], dim=-1)
+
+    def popularity(self, made: Float[Tensor, "n width"]) -> Float[Tensor, " n"]:
+        """Mean cosine of embeddings without their last entry with the texts of the bank that are nearest to each."""
+        return (made @ self.bank.T).topk(min(NEAREST_TEXTS, len(self.bank)), dim=-1).values.mean(dim=-1)
+
+    def plain(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
+        """Without the last entry."""
         own = F.normalize((features - self.mean) / self.std, dim=-1)
         named = F.normalize(self.classifier(features).softmax(dim=-1) @ self.names, dim=-1)
         return torch.cat([(1 - self.share) ** 0.5 * own, self.share**0.5 * named], dim=-1)
@@ -114,18 +142,32 @@ class NamedTexts(nn.Module):
     Args:
         entries: of a text feature.
         hidden: width of the hidden layer of the learned map.
-        width: of an embedding; the names are its last ``entries`` entries.
+        width: of an embedding without the popularity of pictures; the names are its last ``entries`` entries.
         pull: norm of what is added to the output of the map, which has norm 1.
         gain: factor of the names' part, so that words count names more than two pictures do when they are compared.
+        discounts: whether pictures have a last entry for how popular they are; then texts have norm 1 without theirs,
+            which is negative.
     """
 
-    def __init__(self, entries: int, hidden: int, width: int, pull: float, gain: float = 1.0) -> None:
+    def __init__(
+        self, entries: int, hidden: int, width: int, pull: float, gain: float = 1.0, discounts: bool = False
+    ) -> None:
         super().__init__()
         self.mlp = ResidualMlp(entries, hidden, width)
         self.center = nn.Parameter(torch.zeros(entries), requires_grad=False)
         self.pull, self.gain = pull, gain
+        if discounts:
+            self.discount = nn.Parameter(torch.zeros(()), requires_grad=False)
 
     def forward(self, features: Float[Tensor, "n entries"]) -> Float[Tensor, "n width"]:
+        made = self.plain(features)
+        if not hasattr(self, "discount"):
+            return made
+        last = -self.discount.to(made.dtype).expand(len(made), 1)
+        return torch.cat([F.normalize(made, dim=-1), last], dim=-1)
+
+    def plain(self, features: Float[Tensor, "n entries"]) -> Float[Tensor, "n width"]:
+        """Without the last entry."""
         found, own = F.normalize(self.mlp(features), dim=-1), F.normalize(features - self.center, dim=-1)
         plain, named = found.split([found.shape[-1] - own.shape[-1], own.shape[-1]], dim=-1)
         return torch.cat([plain, self.gain * (named + self.pull * own)], dim=-1)
@@ -158,9 +200,11 @@ class TowersModel(transformers.PreTrainedModel):
             tower.config = settings
         image, text, width = config.vision_features, config.text_features, config.projection_dim
         if config.classes:
-            self.visual_projection: nn.Module = NamedFeatures(image, config.classes, text, config.name_share)
+            self.visual_projection: nn.Module = NamedFeatures(
+                image, config.classes, text, config.name_share, config.bank
+            )
             self.text_projection: nn.Module = NamedTexts(
-                text, config.text_hidden, width, config.name_pull, config.name_gain
+                text, config.text_hidden, image + text, config.name_pull, config.name_gain, config.bank > 0
             )
         else:
             self.visual_projection, self.text_projection = nn.Linear(image, width), nn.Linear(text, width)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +25,8 @@ from recollect.core.files import atomic_path
 from recollect.core.types import Source
 from recollect.models.pretrained import PRETRAINED, open_efficientnet
 from recollect.models.starter import (
+    BANK_TEXTS,
+    DISCOUNT,
     IMAGE_TOWER,
     NAME_GAIN,
     NAME_PULL,
@@ -32,10 +34,11 @@ from recollect.models.starter import (
     SHARE,
     TEXT_TOWER,
     TRAINED_SHARE,
+    bank_embeddings,
     class_names,
     empty_starter,
 )
-from recollect.models.towers import NamedFeatures, NamedTexts, ResidualMlp
+from recollect.models.towers import POPULARITY, NamedFeatures, NamedTexts, ResidualMlp
 from recollect.objectives import softmax_contrastive
 from recollect.training.feature_store import FeatureStore
 from recollect.training.locked import lock_source
@@ -43,6 +46,7 @@ from recollect.training.locked_towers import embed_texts_once
 
 NAME_TEMPLATES = ("a photo of a {}.", "{}", "a picture of a {}", "there is a {} in this picture", "a close-up of a {}")
 
+_MLP = "text_projection.mlp"
 _WARMUP = 20
 _TEMPERATURE_RATE = 1e-2
 
@@ -121,6 +125,10 @@ def train_starter(
     )
     classifier = ImagenetClassifier(*open_efficientnet(IMAGE_TOWER)[1:])
     head = fit_head(pairs, [features[[row[text] for text in own]] for own in names], classifier, options)
+    generator = torch.Generator().manual_seed(options.seed)
+    drawn = torch.randperm(len(texts), generator=generator)[:BANK_TEXTS].tolist()
+    bank = embed_texts_once(encoder, [texts[place][0] for place in drawn], None, store)
+    head |= discount_popular(head, pairs.images, bank, classifier)
     towers = {name: PRETRAINED[name].sha256 for name in (IMAGE_TOWER, TEXT_TOWER)}
     about = {"options": asdict(options), "pairs": source.fingerprint, "towers": towers}
     with atomic_path(out) as temporary:  # one entry: safetensors writes several in any order
@@ -180,6 +188,47 @@ def fit_head(
             if ".classifier." not in name
         },
         "logit_scale": scale.log(),
+    }
+
+
+def discount_popular(
+    head: Mapping[str, Tensor],
+    images: Float[Tensor, "pictures features"],
+    bank: Float[Tensor, "bank entries"],
+    classifier: ImagenetClassifier,
+) -> dict[str, Tensor]:
+    """Measure how popular pictures are with the texts of a bank, so that texts discount it (`NamedFeatures`).
+
+    Args:
+        head: what `fit_head` returned.
+        images: features of the image tower.
+        bank: features of the texts.
+        classifier: the image tower's.
+
+    Returns:
+        The tensors that are new in the head, and the scale of the longer texts.
+    """
+    bank, weights = bank.half(), {name: value.float() for name, value in head.items()}
+    (features,), (hidden, entries) = weights["visual_projection.mean"].shape, weights[f"{_MLP}.up.weight"].shape
+    image_head = NamedFeatures(features, len(classifier.weights), entries, SHARE)
+    text_head = NamedTexts(entries, hidden, features + entries, NAME_PULL, NAME_GAIN)
+    weights |= {
+        "visual_projection.classifier.weight": NAME_SHARPNESS * classifier.weights,
+        "visual_projection.classifier.bias": NAME_SHARPNESS * classifier.bias,
+    }
+    for module, tower in ((image_head, "visual_projection."), (text_head, "text_projection.")):
+        own = {name.removeprefix(tower): value for name, value in weights.items() if name.startswith(tower)}
+        module.load_state_dict(own)
+    with torch.no_grad():
+        image_head.bank = nn.Parameter(bank_embeddings(text_head, bank))
+        popular = image_head.popularity(image_head.plain(images))
+    mean, deviation = popular.mean(), popular.std() + 1e-6
+    discount = DISCOUNT * deviation / POPULARITY
+    return {
+        "bank": bank,
+        "visual_projection.level": torch.stack([mean, deviation]),
+        "text_projection.discount": discount,
+        "logit_scale": head["logit_scale"] + discount.square().log1p() / 2,
     }
 
 

@@ -18,6 +18,7 @@ from recollect.models.pretrained import STARTER, open_efficientnet
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from recollect.models.towers import NamedTexts
     from recollect.models.transformers.encoder import TransformersEncoder
 
 STARTER_HEAD = Path(__file__).parent / "head.safetensors"
@@ -41,6 +42,12 @@ NAME_PULL = 0.5
 NAME_GAIN = (TRAINED_SHARE / (1 - TRAINED_SHARE) * (1 - SHARE) / SHARE) ** 0.5
 """Of `NamedTexts`: with it, words rank pictures by `SHARE` exactly as they would by `TRAINED_SHARE`."""
 
+BANK_TEXTS = 400
+"""Captions that pictures are compared with to tell how popular they are (`NamedFeatures`)."""
+
+DISCOUNT = 0.5
+"""Of a picture's popularity in the score of a text."""
+
 
 def open_starter(head: str | Path = STARTER_HEAD) -> TransformersEncoder:
     """The starter on the CPU, with the head that the package ships or one that `recollect train starter` wrote.
@@ -50,17 +57,34 @@ def open_starter(head: str | Path = STARTER_HEAD) -> TransformersEncoder:
             such a head.
     """
     weights = read_head(head)
-    encoder = empty_starter(weights["text_projection.mlp.up.weight"].shape[0])
+    bank = weights.pop("bank").float()
+    encoder = empty_starter(weights["text_projection.mlp.up.weight"].shape[0], len(bank))
     found = encoder.model.load_state_dict({name: value.float() for name, value in weights.items()}, strict=False)
     assert not found.unexpected_keys, found.unexpected_keys
+    encoder.model.visual_projection.bank.data.copy_(bank_embeddings(encoder.model.text_projection, bank))
     return encoder
 
 
-def empty_starter(hidden: int) -> TransformersEncoder:
+def bank_embeddings(text_head: NamedTexts, bank: Tensor) -> Tensor:
+    """What pictures are compared with: embeddings (bank, width) of texts by their features, without the last entry.
+
+    Computed in float64 and rounded, so that it is the same on every machine, as is the fingerprint of the model.
+    """
+    import copy
+
+    import torch
+
+    with torch.no_grad():
+        made = copy.deepcopy(text_head).double().plain(bank.double())
+        return torch.nn.functional.normalize(made, dim=1).half().float()
+
+
+def empty_starter(hidden: int, bank: int = BANK_TEXTS) -> TransformersEncoder:
     """Both towers, the classifier of the image tower, and a head that has learned nothing yet.
 
     Args:
         hidden: width of the hidden layer of the text head.
+        bank: number of texts that pictures are compared with.
     """
     from recollect.models.pairing import pair_towers
 
@@ -73,6 +97,7 @@ def empty_starter(hidden: int) -> TransformersEncoder:
         name_share=SHARE,
         name_pull=NAME_PULL,
         name_gain=NAME_GAIN,
+        bank=bank,
     )
     classifier = {"weight": NAME_SHARPNESS * weights, "bias": NAME_SHARPNESS * bias}
     encoder.model.visual_projection.classifier.load_state_dict(classifier)
@@ -83,6 +108,8 @@ def empty_starter(hidden: int) -> TransformersEncoder:
 def read_head(file: str | Path) -> dict[str, Tensor]:
     """The tensors of a head by their names in the model: mean and std of the features, class names, text head, scale.
 
+    ``bank`` holds the features of the texts that pictures are compared with (`NamedFeatures`).
+
     Raises:
         UserError: the file is missing, damaged or something else.
     """
@@ -91,7 +118,8 @@ def read_head(file: str | Path) -> dict[str, Tensor]:
 
     try:
         weights = load_file(str(file))
-        (features,), _ = weights["visual_projection.mean"].shape, weights["text_projection.mlp.up.weight"]
+        (features,) = weights["visual_projection.mean"].shape
+        _ = weights["text_projection.mlp.up.weight"], weights["bank"]
     except (OSError, SafetensorError) as error:
         raise UserError(f"{file}: cannot be read ({error}). Train it again, or install recollect again.") from error
     except KeyError as error:

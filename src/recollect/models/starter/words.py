@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _HEAD = Path(__file__).parent / "head.safetensors"
 _TEXT_TOWER, _HEADS, _EPSILON = "minilm-l6-v2", 12, 1e-12
-_FORMAT = 2  # raise it when the code changes what the starter makes of a text
+_FORMAT = 3  # raise it when the code changes what the starter makes of a text
 
 Weights = Mapping[str, np.ndarray]
 
@@ -55,7 +55,7 @@ class StarterWords:
         self._tower = load_file(folder / "model.safetensors")
         self._head = {name: value.astype(np.float32) for name, value in load_file(_HEAD).items()}
         self.longest_text = PRETRAINED[_TEXT_TOWER].length
-        self.width = len(self._head["text_projection.mlp.direct.bias"])
+        self.width = len(self._head["text_projection.mlp.direct.bias"]) + 1  # the last one discounts popular pictures
         self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
@@ -93,6 +93,7 @@ class StarterWords:
         out /= np.linalg.norm(out)
         own = features - self._head["text_projection.center"]
         out[-size:] = np.float32(NAME_GAIN) * (out[-size:] + np.float32(NAME_PULL) * own / np.linalg.norm(own))
+        out = np.append(out / np.linalg.norm(out), -self._head["text_projection.discount"])
         return out / np.linalg.norm(out)
 
 
