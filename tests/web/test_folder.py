@@ -107,6 +107,21 @@ def test_the_same_folder_opens_the_same_index_and_embeds_nothing_again(photos, o
     assert folders.index_of_folder(photos, "x") != folders.index_of_folder(photos, "y"), "one index for each model"
 
 
+def test_a_newer_version_of_the_model_makes_an_index_beside_the_old_one_and_keeps_the_labels(photos, opened):
+    class Newer(ColourEncoder):
+        fingerprint = "newer colour"
+
+    first = opened(photos)
+    until(lambda: done(first))
+    first.call("/api/classes", {"name": "reds"})
+    first.call("/api/classes/1/marks", {"ids": [first.list()["tiles"][0]["id"]], "mark": 1})
+    newer = opened(photos, Newer())
+    until(lambda: count(newer) == 30 and done(newer))
+    assert [each["yes"] for each in newer.call("/api/classes")[1]["classes"]] == [1]
+    assert folders.open_folder(photos, Newer(), "").address != folders.open_folder(photos, ColourEncoder(), "").address
+    assert count(first) == 30
+
+
 def test_changes_of_the_folder_reach_the_page(photos, opened):
     page = opened(photos)
     until(lambda: done(page))

@@ -3,11 +3,14 @@
 import hashlib
 import os
 import re
+import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from recollect.core.errors import UserError
+from recollect.core.files import atomic_path
 from recollect.core.types import Encoder, caption_prefix
 from recollect.data.sources.images import files_below, pictures_among
 from recollect.index import Index, IngestOptions, IngestReport
@@ -87,11 +90,17 @@ def check_folder(folder: Path) -> None:
 def open_folder(folder: Path, encoder: Encoder, model: str) -> Index:
     """The index of a folder, made where there is none.
 
+    The index of another model at the same place, such as an earlier version of the starter, stays as it is; the new one
+    is made beside it and starts with its labels.
+
     Args:
         encoder: the model.
         model: name that opens the model again.
     """
-    address = index_of_folder(folder, model)
+    address, labels = index_of_folder(folder, model), None
+    if Index.exists(address) and (earlier := Index.open(address)).record.model != encoder.fingerprint:
+        digest = hashlib.blake2b(encoder.fingerprint.encode(), digest_size=4).hexdigest()
+        address, labels = address.with_name(f"{address.name}-{digest}"), earlier.annotations
     if Index.exists(address):
         return Index.open(address, encoder)
     address.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +112,15 @@ def open_folder(folder: Path, encoder: Encoder, model: str) -> Index:
         prefix=caption_prefix(encoder),
         precision="float16",
     )
-    return Index.open(address, encoder)
+    opened = Index.open(address, encoder)
+    if labels is not None and labels.is_file() and opened.annotations is not None:
+        with (
+            atomic_path(opened.annotations) as temporary,
+            closing(sqlite3.connect(labels)) as old,
+            closing(sqlite3.connect(temporary)) as new,
+        ):
+            old.backup(new)
+    return opened
 
 
 class FolderFiller:
