@@ -41,7 +41,7 @@ NOT_RUN = {
 }
 # Shell lines that are no `recollect`: they set this very environment up.
 NO_COMMAND = re.compile(
-    r"^(recollect-papers|make|pip|python3 -m venv|source|\.venv/bin|pipx|docker|torchrun|git|uv|pre-commit|"
+    r"^(recollect-papers|make|pip|python3 -m venv|source|\.venv/bin|pipx|docker|torchrun|git|uvx?|pre-commit|"
     r"mkdir -p ~)\b"
 )
 
