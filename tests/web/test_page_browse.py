@@ -8,6 +8,7 @@ from colours import COLOURS, ColourEncoder, shade
 from pages import start
 from pictures import encoded
 from recollect.index import File, Index, Rows
+from recollect.web.recent import Recent
 
 FOLDERS = ["Norway/Bergen", "Norway/Oslo's #1 100%", "Ärger & Söhne 😀", ""]
 NUMBER = 240
@@ -132,10 +133,10 @@ def test_order_by_date_and_name_and_the_timeline_goes_to_a_month(browser, album)
     pictures = Index.open(album.folder).pictures(Index.open(album.folder).ids)
     tab = Tab(browser, album)
     newest = max(pictures, key=lambda each: each.taken)
-    tab.wait("name => document.querySelector('.tile.focus .caption').textContent === name", newest.path.name)
+    tab.wait("name => document.querySelector('.tile.focus .caption')?.textContent === name", newest.path.name)
     tab.tab.select_option("#sort", "name")
     first = min(each.path.name for each in pictures)
-    tab.wait("name => document.querySelector('.tile.focus .caption').textContent === name", first)
+    tab.wait("name => document.querySelector('.tile.focus .caption')?.textContent === name", first)
     assert not tab.tab.is_visible("#timeline")
     tab.tab.select_option("#sort", "oldest")
     tab.tab.wait_for_selector("#timeline .year")
@@ -162,14 +163,14 @@ def test_a_search_can_be_sorted_by_date_and_scores_are_shown_on_request(browser,
     tab.shows("red")
     assert not tab.tab.evaluate("[...document.querySelectorAll('.tile .score')].some(each => each.textContent)")
     tab.tab.check("#show-scores")
-    score = "document.querySelector('.tile.focus .score').textContent"
+    score = "document.querySelector('.tile.focus .score')?.textContent"
     tab.wait(f"/^[01]\\.\\d{{3}}$/.test({score})")
     tab.tab.select_option("#sort", "newest")
     tab.wait("location.search.includes('sort=newest')")
     tab.calm()
     pictures = Index.open(album.folder).pictures(Index.open(album.folder).ids)
     newest = max(pictures, key=lambda each: each.taken).path.name
-    tab.wait("name => document.querySelector('.tile.focus .caption').textContent === name", newest)
+    tab.wait("name => document.querySelector('.tile.focus .caption')?.textContent === name", newest)
     tab.search("blue")
     tab.shows("blue")
     tab.clean()
@@ -177,7 +178,7 @@ def test_a_search_can_be_sorted_by_date_and_scores_are_shown_on_request(browser,
 
 def test_a_long_list_gets_its_shapes_when_it_is_scrolled(browser, album, monkeypatch):
     monkeypatch.setattr("recollect.web.session._FIRST", 50)
-    album.session._lists.clear()
+    album.session._lists = Recent(16)
     tab = Tab(browser, album)
     with tab.tab.expect_response("**/api/shapes") as answer:
         tab.tab.focus("#grid")
@@ -187,7 +188,7 @@ def test_a_long_list_gets_its_shapes_when_it_is_scrolled(browser, album, monkeyp
     width = tab.tab.evaluate("document.querySelector('#grid').clientWidth")
     for row in rows_of(tab)[:-1]:
         assert abs(row[-1][0] + row[-1][2] - row[0][0] - width) < 2
-    album.session._lists.clear()
+    album.session._lists = Recent(16)
     tab.clean()
 
 
