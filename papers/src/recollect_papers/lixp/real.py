@@ -87,6 +87,14 @@ def _measure(options: StudyOptions) -> Measurements:
         chosen[family.name], best[family.name] = choose(runner, family.name, family.candidates(steps), found, 1)
         for seed in range(min(options.seeds or family.seeds, family.seeds)):
             found.take(runner.heads(family.name, best[family.name], seed, "testing"))
+    controls = {}
+    for family in FAMILIES:
+        if family.alphas:  # the baseline for as long as context was trained: another point of its own trade
+            longer = replace(best[family.name], alpha=None)
+            controls[family.name] = name = f"{family.against}, as long as with context"
+            chosen[name], seeds = f"{longer.steps} steps", 2 if smoke else family.seeds
+            for seed in range(min(options.seeds or seeds, seeds)):
+                found.take(runner.heads(name, longer, seed, "testing"))
     for words, change in VARIED.items() if options.scale != "small" else ():
         for name in ("MLP head", "MLP head, context"):
             recipe = replace(best[name], **change)
@@ -94,7 +102,9 @@ def _measure(options: StudyOptions) -> Measurements:
             recipe = replace(recipe, steps=max(1, round(pairs / recipe.batch)))
             if recipe.alpha is not None or "tau" not in change:
                 found.take(runner.heads(f"{name}, {words}", recipe, 0, "testing"))
-    found.context.update(chosen=chosen, testing=list(data.roles.testing), pools=list(data.roles.pools))
+    found.context.update(
+        chosen=chosen, controls=controls, testing=list(data.roles.testing), pools=list(data.roles.pools)
+    )
     return found
 
 
@@ -109,7 +119,8 @@ def _form(found: Measurements) -> Formed:
     rows = [Row((TOWER, ""), {"arm": TOWER}), *(Row((name, chosen[name]), {"arm": name}) for name in chosen)]
     main = TableForm("What a head costs", ("arm", "chosen"), rows, _columns(sets, pools), missing="",
                      notes=tuple(_tests(found, sets)))  # fmt: skip
-    gains = [Row((name, over), {"arm": name}, over={"arm": over}) for name, over in _compared(chosen)]
+    compared = [*_compared(chosen), *found.context["controls"].items()]
+    gains = [Row((name, over), {"arm": name}, over={"arm": over}) for name, over in compared]
     gained = TableForm("Gains, paired by seed", ("arm", "over"), gains, _columns(sets, pools, "gain"), missing="")
     varied = [
         Row((name, words), {"arm": f"{name}, {words}"})
@@ -149,7 +160,7 @@ def _gain(found: Measurements, name: str, over: str, sets: Sequence[str], measur
 
 def _tests(found: Measurements, sets: Sequence[str]) -> Iterator[str]:
     tested = []
-    for name, over in _compared(found.context["chosen"]):
+    for name, over in [*_compared(found.context["chosen"]), *found.context["controls"].items()]:
         for measure, places in (("few-shot", sets), ("R@10", found.context["pools"])):
             gain = _gain(found, name, over, places, measure)
             told = f"{name} over {over}, {measure}: {gain.summary().signed()}, up on {gain.up()} of {len(places)}"
