@@ -159,7 +159,7 @@ class StarterData:
     def concepts(self) -> FeatureSet:
         """The test concepts of ``emoji``, those left out whose picture stands for another concept too."""
         if "concepts" not in self._sets:
-            found = self._read("emoji?split=test&ambiguous=False", None)
+            found = self._read("emoji?split=test&ambiguous=false", None)
             names = sorted({captions[0] for captions in found.captions})
             numbers = {name: number for number, name in enumerate(names)}
             labels = np.array([numbers[captions[0]] for captions in found.captions])
