@@ -9,6 +9,7 @@ import torch
 from recollect.core.errors import UserError
 from recollect_papers import cli
 from recollect_papers.measurements import Measurements
+from recollect_papers.prefix import real as prefix
 from recollect_papers.real.arms import ArmRunner, choose
 from recollect_papers.real.data import MadeData, labelled, open_data
 from recollect_papers.real.heads import FeaturePairs, HeadRecipe, batches, fit, training_pairs
@@ -165,3 +166,11 @@ def test_figures_of_other_settings_are_made_again(tmp_path, data):
     for settings in ("one", "one", "two"):
         runner.figures("arm", 0, settings, make)
     assert len(made) == 2
+
+
+def test_captions_stay_negatives_of_each_other_beside_labels(data):
+    pairs = prefix._pairs(data, prefix.ARMS[3])
+    captions, labels = (pairs.classes[pairs.groups == group].tolist() for group in (0, 1))
+    assert len(set(captions)) == len(captions)
+    assert not set(captions) & set(labels)
+    assert len(set(labels)) < len(labels)

@@ -86,8 +86,8 @@ def _pairs(data: RealData, arm: Arm) -> FeaturePairs:
     if not arm.labels:
         return captions
     images, owner, texts = [captions.images], [captions.owner], list[str]()
-    classes = [torch.full((len(captions.images),), -1)]
-    start, first = len(captions.images), 0
+    classes = [torch.arange(len(captions.images))]  # each its own
+    start = first = len(captions.images)
     for each in (data.classes(_own(data)), data.named()):
         rows = labelled(each, "train")
         images.append(each.images[rows])
@@ -119,7 +119,7 @@ def _measure(options: StudyOptions) -> Measurements:
     for seed in range(options.seeds or (2 if smoke else 3)):
         for arm in ARMS:
             recipe = replace(head, sampling=arm.sampling)  # type: ignore[arg-type]
-            settings = [asdict(recipe), arm.labels, arm.prefix, TEMPLATES, own, foreign, read]
+            settings = [2, asdict(recipe), arm.labels, arm.prefix, TEMPLATES, own, foreign, read]
 
             def make(arm: Arm = arm, recipe: HeadRecipe = recipe, seed: int = seed) -> Measurements:
                 model = fit(_pairs(data, arm), recipe, seed, data)

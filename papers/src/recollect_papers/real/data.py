@@ -189,7 +189,7 @@ class StarterData:
     def _read(self, name: str, asked: tuple[str, ...] | None) -> FeatureSet:
         name, _, filters = name.partition("?")
         file = self._file(name)
-        source: Source = open_source(f"{file}?{filters}".rstrip("?"), split="all")
+        source: Source = open_source(f"{file}?{filters}" if filters else str(file), split=None if filters else "all")
         names = tuple(source.class_names or ())
         if filters:  # there is one split, and domains are values of the source
             domains = np.array([str(value) for value in source.values("domain")])

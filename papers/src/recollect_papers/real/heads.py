@@ -62,8 +62,7 @@ class FeaturePairs:
         images: of the image tower.
         texts: of the text tower.
         owner: row of ``images`` that a text describes, ascending.
-        classes: of each picture; pictures of a class are no negatives of each other, and negative numbers are of no
-            class. None where all differ.
+        classes: of each picture; pictures of a class are no negatives of each other. None where all differ.
         groups: of each picture, for `HeadRecipe.sampling`.
     """
 
