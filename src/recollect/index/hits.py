@@ -61,6 +61,11 @@ class Hit:
         return self.picture.path
 
     @property
+    def file(self) -> Path | None:
+        """The same as `path`."""
+        return self.path
+
+    @property
     def image(self) -> Image.Image:
         """The picture, decoded anew each time."""
         return self.open()
