@@ -272,6 +272,8 @@ class Session:
             return {}
         limit = cut.score_for(listing.vector)
         above = int((listing.scores.astype(np.float64) >= limit).sum())
+        if cut.basis == "scores" and not above:  # where a third of the pictures match, none stands out from the mean
+            return {}
         return {"cut": {"score": limit, "above": above, "share": cut.share, "texts": cut.texts, "basis": cut.basis}}
 
     def _notes(self, query: Query) -> list[str]:
