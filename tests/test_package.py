@@ -242,7 +242,12 @@ def installed(built, tmp_path_factory):
            "--no-compile"]  # fmt: skip
     subprocess.run([*pip, str(wheel)], check=True, env=outside(), stderr=subprocess.DEVNULL)
     (site,) = place.glob("lib/python*/site-packages")
-    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    borrowed = place / "borrowed"  # without the package's own other half, which somebody with the wheel alone lacks
+    borrowed.mkdir()
+    for each in Path(sysconfig.get_path("purelib")).iterdir():
+        if "recollect" not in each.name:
+            (borrowed / each.name).symlink_to(each)
+    (site / "borrowed.pth").write_text(f"{borrowed}\n")
     return python
 
 

@@ -58,7 +58,7 @@ def test_building_again_and_watching_embed_nothing_twice(recollect, built, world
 
 
 def test_duplicates_are_previewed_removed_and_restored(run, world):
-    scene(1).save(world / "photos" / "smaller.jpg", quality=60)
+    scene(1).resize((60, 60)).save(world / "photos" / "smaller.jpg", quality=60)
     run("add", world / "photos", "--name", "photos")
     text = run("duplicates", "--remove", "--out", world / "groups.json")
     assert "add --yes" in text

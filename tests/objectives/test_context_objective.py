@@ -548,11 +548,12 @@ def test_a_row_does_not_see_what_it_or_a_copy_of_it_was(repeats, more, form, mon
 
 
 @pytest.mark.parametrize("options", [{}, {"stale_rows": 2 * BATCH}])
-def test_marks_that_are_all_different_change_nothing(options):
+@pytest.mark.parametrize("negative", [False, True])
+def test_marks_that_are_all_different_or_negative_change_nothing(negative, options):
     objective, unmarked = make(**options), make(**options)
     for step in range(3):
         given = {"images": rows(BATCH, seed=step), "texts": rows(BATCH, seed=1)}
-        duplicate_ids = torch.arange(BATCH)[:, None] + BATCH * step
+        duplicate_ids = -torch.ones(BATCH, 1).long() if negative else torch.arange(BATCH)[:, None] + BATCH * step
         assert torch.equal(unmarked(**given)[0], objective(**given, duplicate_ids=duplicate_ids)[0])
 
 

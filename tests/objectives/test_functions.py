@@ -357,3 +357,19 @@ def test_bad_shapes_are_named():
         contextualize(rows(1), number(1.0))
     with pytest.raises(ValueError, match="form must be"):
         softmax_contrastive(rows(3), rows(3), number(1.0), form="sparse")
+
+
+@pytest.mark.parametrize("form", ["dense", "blockwise"])
+@pytest.mark.parametrize("function", [softmax_contrastive, sigmoid_contrastive])
+def test_negative_ids_are_no_ids(function, form):
+    images, texts = normalize(rows(6), dim=1), normalize(rows(6, seed=1), dim=1)
+    settings = [number(5.0)] if function is softmax_contrastive else [number(5.0), number(-3.0)]
+    none = torch.full((6, 1), -1)
+    assert torch.equal(
+        function(images, texts, *settings, duplicate_ids=none, form=form), function(images, texts, *settings, form=form)
+    )
+    some, known = torch.tensor([[-1], [3], [-1], [3], [-2], [-2]]), torch.tensor([[10], [3], [11], [3], [12], [13]])
+    assert torch.equal(
+        function(images, texts, *settings, duplicate_ids=some, form=form),
+        function(images, texts, *settings, duplicate_ids=known, form=form),
+    )

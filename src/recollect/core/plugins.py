@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import TypeVar
 
+from recollect.core.errors import user_errors
+
 _Entry = TypeVar("_Entry")
 
 
@@ -29,7 +31,10 @@ class Table(UserDict[str, _Entry]):
             return
         self.extended = True
         for entry in entry_points(group="recollect.plugins", name=self.name):
-            for key, value in entry.load().items():
+            package = entry.dist.name if entry.dist else entry.value
+            with user_errors(f"the plugin {package} cannot be imported", ImportError, then=". Install it again."):
+                entries = entry.load()
+            for key, value in entries.items():
                 self.data.setdefault(key, value)
 
     def __missing__(self, key: str) -> _Entry:

@@ -45,7 +45,7 @@ class Copies(NamedTuple):
     """Which (row, column) pairs are copies of one sample, and therefore neither negatives nor context.
 
     Attributes:
-        rows, columns: ids of each row and column; two samples that share an id are copies.
+        rows, columns: ids of each row and column; two samples that share one are copies, unless it is negative.
         first: the column paired with row 0 (row 1 has the next, and so on); None if rows have no paired column.
         row_groups, column_groups: classes; copies of the same class remain positives.
     """
@@ -58,15 +58,19 @@ class Copies(NamedTuple):
 
     def among(self, rows: slice, columns: slice) -> Tensor:
         """Boolean mask of the copies in a tile."""
-        mask = self.rows[rows, None, 0] == self.columns[None, columns, 0]
+        mask = self._share(0, rows, columns)
         for mark in range(1, self.rows.shape[1]):
-            mask |= self.rows[rows, None, mark] == self.columns[None, columns, mark]
+            mask |= self._share(mark, rows, columns)
         if self.row_groups is not None and self.column_groups is not None:
             mask &= self.row_groups[rows, None] != self.column_groups[None, columns]
         own = None if self.first is None else own_diagonal(mask, self.first, rows, columns)
         if own is not None:
             own.fill_(False)
         return mask
+
+    def _share(self, mark: int, rows: slice, columns: slice) -> Tensor:
+        ids = self.rows[rows, None, mark]
+        return (ids == self.columns[None, columns, mark]) & (ids >= 0)
 
 
 def own_diagonal(tile: Tensor, first: int, rows: slice, columns: slice) -> Tensor | None:
@@ -81,14 +85,15 @@ def find_copies(
     """The copies in a batch; None if all rows are distinct.
 
     Args:
-        duplicate_ids: non-negative ids of this process's rows; rows that share one are copies.
+        duplicate_ids: ids of this process's rows; rows that share one are copies. Negative ones stand for no id.
         shard: which rows this process holds.
         groups: classes of the whole batch; see `Copies`.
     """
     if duplicate_ids is None:
         return None
     everything = shard.gather(duplicate_ids)
-    if all(len(column.unique()) == len(column) for column in everything.T):
+    known = (column[column >= 0] for column in everything.T)
+    if all(len(column.unique()) == len(column) for column in known):
         return None
     first = shard.first(len(duplicate_ids))
     own = None if groups is None else groups[first : first + len(duplicate_ids)]

@@ -73,7 +73,7 @@ def label_contrastive(
     Args:
         images: unit-norm image embeddings.
         texts: unit-norm text embeddings; row i describes image i.
-        labels: class of each sample; a negative one duplicate_ids a caption, whose only positive is its own pair.
+        labels: class of each sample; a negative one marks a caption, whose only positive is its own pair.
         scale: inverse temperature.
         duplicate_ids: see `softmax_contrastive`; copies of the same class remain positives.
         form: blockwise keeps no B × B tensor for the backward pass; value and gradients are the same.
