@@ -7,13 +7,14 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file
 
 import guide_world
 from colours import COLOURS, ColourEncoder, paint, shade
 from recollect.classifiers import classifier
 from recollect.classifiers.choosing import by_names, settings_of
 from recollect.classifiers.classifier import Classifier
-from recollect.classifiers.folder import CLASSIFIER_FILE, _canonical, _digest
+from recollect.classifiers.folder import CLASSIFIER_FILE, _canonical, _digest, save_classifier
 from recollect.classifiers.heads.trust import TOO_FEW
 from recollect.classifiers.pictures import find_examples, find_images, read_names
 from recollect.classifiers.predictions import classify
@@ -92,6 +93,17 @@ def test_examples_may_be_pictures_in_memory(folders):
     assert len(more.support) == 16, "the same pixels are the same picture"
     with pytest.raises(UserError):
         Classifier.teach(ColourEncoder(), {"red": [None], "blue": pictures["blue"]})
+
+
+def test_a_classifier_with_several_texts_per_class_is_not_opened_as_another(folders):
+    taught = Classifier.teach(ColourEncoder(), names=["red", "blue"])
+    kept = taught.save(folders / "kept")
+    record = json.loads((kept / CLASSIFIER_FILE).read_text())
+    del record["digest"]
+    numbers = {**load_file(kept / record["numbers"]), "prompts": np.zeros((2, 3, 3), dtype=np.float32)}
+    save_classifier(record, numbers, "", kept, True)
+    with pytest.raises(UserError):
+        Classifier.load(kept)
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,8 @@ class Classifier:
 
     @classmethod
     def _restored(cls, record: Mapping[str, Any], numbers: Mapping[str, np.ndarray]) -> "Classifier":
+        if "prompts" in numbers:
+            raise UserError("this classifier weighs several texts per class, which is no longer done. Teach it again.")
         examples, today = record["examples"], record.get("digests") == PIXEL_DIGESTS
         support = Support(
             numbers["support"],
