@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import guide_world
-from colours import COLOURS, ColourEncoder
+from colours import COLOURS, ColourEncoder, shade
 from pages import colour_index, start
 from recollect.core.errors import UserError
 from recollect.efsa.rerank import episode_reranker
@@ -90,14 +90,30 @@ def test_a_search_by_words_says_where_it_ends_and_shows_everything(shared_page):
     assert "cut" not in shared_page.list(terms=[{"id": "red/0.png"}]), "captions teach no end for pictures"
 
 
-def test_without_captions_the_end_is_estimated_until_enough_pictures_are_marked(painted, tmp_path):
+def bare(folder, ids, vectors):
+    """The page of pictures without captions."""
     encoder = ColourEncoder()
-    bare = Index.create(tmp_path / "index", width=encoder.width, model=encoder.fingerprint)
-    ids, vectors = Index.open(painted).matrix()
-    bare.insert(Rows(ids=ids, image_vectors=vectors))
-    page, stop = start(tmp_path / "index", encoder=encoder)
+    index = Index.create(folder, width=encoder.width, model=encoder.fingerprint)
+    index.insert(Rows(ids=ids, image_vectors=vectors))
+    page, stop = start(folder, encoder=encoder)
     page.session.prepare()
-    estimated = page.list(terms=[{"words": "red"}])["cut"]
+    return page, stop
+
+
+def test_without_captions_the_end_is_estimated_where_few_pictures_stand_out(tmp_path):
+    names = ["red"] * 2 + ["green"] * 30 + ["blue"] * 30
+    images = [shade(COLOURS[name], number) for number, name in enumerate(names)]
+    ids = [f"{name}/{number}" for number, name in enumerate(names)]
+    page, stop = bare(tmp_path / "index", ids, ColourEncoder().embed_images(images).numpy())
+    cut = page.list(terms=[{"words": "red"}])["cut"]
+    assert (cut["basis"], cut["texts"], cut["above"]) == ("scores", 0, 2)
+    assert "cut" not in page.list(terms=[{"words": "green"}]), "half of the pictures do not stand out from their mean"
+    stop()
+
+
+def test_without_captions_the_end_is_learnt_once_enough_pictures_are_marked(painted, tmp_path):
+    ids, vectors = Index.open(painted).matrix()
+    page, stop = bare(tmp_path / "index", ids, vectors)
     for key, name in enumerate(("red", "green"), start=1):
         page.call("/api/classes", {"name": name})
         marked = [id for id in ids if id.startswith(name)]
@@ -105,7 +121,6 @@ def test_without_captions_the_end_is_estimated_until_enough_pictures_are_marked(
     page.session.prepare()
     answer = page.list(terms=[{"words": "red"}])
     stop()
-    assert (estimated["basis"], estimated["texts"]) == ("scores", 0)
     learnt = answer["cut"]
     assert (learnt["basis"], learnt["texts"]) == ("marks", 40)
     assert {tile["id"].split("/")[0] for tile in answer["tiles"][: learnt["above"]]} == {"red"}
