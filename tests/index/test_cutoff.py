@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 
+from index_rows import HashEncoder
+from recollect.index import Index, Rows
 from recollect.index.cutoff import CutOff, estimate_cut_off, learn_cut_off, moments
 
 
@@ -22,7 +25,7 @@ def world(captions=400, rows=900, width=24, seed=0):
 def test_as_many_new_captions_as_promised_find_their_picture_above():
     images, texts, owners = world()
     cut = learn_cut_off(images, texts[:200], owners[:200])
-    limits = [cut.score_for(text) for text in texts[200:]]
+    limits = [cut.limit(text) for text in texts[200:]]
     share = np.mean((texts[200:] * images[owners[200:]]).sum(axis=1) >= np.array(limits))
     assert share > 0.9 - 4 * np.sqrt(0.09 * (1 / 200 + 1 / 200))
 
@@ -35,14 +38,14 @@ def test_the_threshold_is_the_least_that_the_share_of_captions_reach():
         scores = texts.astype(np.float64) @ images.T.astype(np.float64)
         own = (own - scores.mean(axis=1)) / scores.std(axis=1)
     assert (own >= cut.threshold - 1e-6).sum() == 90
-    counted = np.mean([(images @ text >= cut.score_for(text)).mean() for text in texts])
+    counted = np.mean([(images @ text >= cut.limit(text)).mean() for text in texts])
     assert cut.above == pytest.approx(counted, abs=1e-4)
 
 
 @pytest.mark.parametrize("standardised", [False, True])
 def test_a_score_at_the_threshold_itself_lies_above_in_single_precision_too(standardised):
     cut = CutOff(0.5, 0.9, 20, 0.1, standardised, np.zeros(3), np.eye(3))
-    limit = cut.score_for(np.array([0.0, 1.0, 0.0], dtype=np.float32))
+    limit = cut.limit(np.array([0.0, 1.0, 0.0], dtype=np.float32))
     assert np.float32(0.5) - np.float32(3e-7) > limit > 0.499
 
 
@@ -50,8 +53,8 @@ def test_words_that_score_high_with_everything_have_a_cut_of_their_own():
     images, texts, owners = world()
     cut = learn_cut_off(images, texts, owners)
     assert cut.standardised
-    assert np.ptp([cut.score_for(text) for text in texts]) > 0.1
-    above = np.mean([(images @ text >= cut.score_for(text)).mean() for text in texts])
+    assert np.ptp([cut.limit(text) for text in texts]) > 0.1
+    above = np.mean([(images @ text >= cut.limit(text)).mean() for text in texts])
     plain = np.sort((texts * images[owners]).sum(axis=1))[int(0.1 * 401) - 1]
     assert above < 0.8 * np.mean(images @ texts.T >= plain)
 
@@ -84,14 +87,38 @@ def clusters(matching=20, others=380, width=64, seed=0):
 
 def test_scores_alone_part_what_matches_from_the_rest():
     query, images = clusters()
-    above = np.flatnonzero(images @ query >= estimate_cut_off(images).score_for(query))
+    above = np.flatnonzero(images @ query >= estimate_cut_off(images).limit(query))
     assert set(above) <= set(range(20))
     assert len(above) >= 18
     other = np.roll(query, 1)
-    assert (images @ other >= estimate_cut_off(images).score_for(other)).mean() < 0.03, "few, where nothing matches"
+    assert (images @ other >= estimate_cut_off(images).limit(other)).mean() < 0.03, "few, where nothing matches"
 
 
 def test_few_pictures_have_no_estimate():
     _, images = clusters()
     with pytest.raises(ValueError, match="too few"):
         estimate_cut_off(images[:49])
+
+
+def index_of(images):
+    """An index whose model embeds any words as the first axis."""
+    index = Index.create(width=images.shape[1], model="words")
+    count = len(images)
+    index.insert(Rows(ids=[f"row {row}" for row in range(count)], image_vectors=images))
+
+    class Words(HashEncoder):
+        width = images.shape[1]
+
+        def embed_texts(self, texts, prefix=None):
+            return torch.eye(1, images.shape[1]).expand(len(texts), -1)
+
+    return index, Words()
+
+
+@pytest.mark.parametrize(("matching", "kept"), [(20, range(18, 21)), (200, [400])])
+def test_an_estimated_end_that_would_leave_nothing_is_none(matching, kept):
+    query, images = clusters(matching, 400 - matching)
+    index, encoder = index_of(images)
+    cut = index.cut_off()
+    assert (images @ query >= cut.limit(query)).any() == (matching == 20), "the two cases of this test"
+    assert len(index.search("a thing", k=400, min_score=cut, encoder=encoder)) in kept

@@ -52,12 +52,20 @@ class CutOff:
     covariance: Float[np.ndarray, "width width"]
     basis: Basis = "captions"
 
-    def score_for(self, query: Float32[np.ndarray, " width"]) -> float:
+    def limit(self, query: Float32[np.ndarray, " width"]) -> float:
         """The cosine at which the results of a query end."""
         if not self.standardised:
             return self.threshold - _ROUNDING
         mean, deviation = moments(query[None], self.mean, self.covariance)
         return float(mean[0] + self.threshold * deviation[0]) - _ROUNDING
+
+    def limit_among(self, query: Float32[np.ndarray, " width"], best: float) -> float | None:
+        """The same for results of which ``best`` is the highest cosine; None where they have no end.
+
+        Where a third of the pictures match, none stands out from the mean, and an estimate would leave nothing.
+        """
+        limit = self.limit(query)
+        return None if self.basis == "scores" and best < limit else limit
 
     def __str__(self) -> str:
         """For a reader."""

@@ -32,7 +32,8 @@ from recollect.index.stores.base import Store
 NEAR = 0.94
 """Cosine from which two pictures count as near-duplicates (RECO, section 4.1)."""
 
-NO_LEARNT_CUT = "nothing is cut: the cut-off is for words, and this query has a picture"
+NO_CUT_FOR_PICTURES = "nothing is cut: the cut-off is for words, and this query has a picture"
+NOTHING_STANDS_OUT = "nothing is cut: no picture stands out from the others"
 
 _UNSURE = 2.0**-12  # far more than single precision and rounding can be off by
 
@@ -200,7 +201,7 @@ class SearchableIndex(EmbeddedIndex):
                 made.append(Hits((), str(query), ("empty query",), searched=searched))
                 continue
             row = next(rows)
-            limit, notes = _limit(query, min_score, vectors[row])
+            limit, notes = _limit(query, min_score, vectors[row], float(found.scores[row].max()))
             made.append(page_of(ranked[row].with_hits(ranked[row].hits, notes), k, page, limit))
         return made
 
@@ -288,12 +289,15 @@ def page_of(hits: Hits, k: int, page: int, min_score: float | None) -> Hits:
     return Hits(kept[first : first + k], hits.query, notes, first + 1, hits.searched, cut)
 
 
-def _limit(query: Query, min_score: float | CutOff | None, vector: np.ndarray) -> tuple[float | None, tuple[str, ...]]:
+def _limit(
+    query: Query, min_score: float | CutOff | None, vector: np.ndarray, best: float
+) -> tuple[float | None, tuple[str, ...]]:
     if not isinstance(min_score, CutOff):
         return min_score, ()
     if not query.words_alone:
-        return None, (NO_LEARNT_CUT,)
-    return min_score.score_for(vector), ()
+        return None, (NO_CUT_FOR_PICTURES,)
+    limit = min_score.limit_among(vector, best)
+    return limit, (NOTHING_STANDS_OUT,) if limit is None else ()
 
 
 def query_notes(query: Query, encoder: QueryEncoder | None) -> tuple[str, ...]:

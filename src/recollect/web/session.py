@@ -270,10 +270,10 @@ class Session:
         cut = self._cut[1] if self._cut is not None else None
         if cut is None or not query.words_alone or listing.vector is None or listing.scores is None:
             return {}
-        limit = cut.score_for(listing.vector)
-        above = int((listing.scores.astype(np.float64) >= limit).sum())
-        if cut.basis == "scores" and not above:  # where a third of the pictures match, none stands out from the mean
+        limit = cut.limit_among(listing.vector, float(listing.scores.max(initial=-np.inf)))
+        if limit is None:
             return {}
+        above = int((listing.scores.astype(np.float64) >= limit).sum())
         return {"cut": {"score": limit, "above": above, "share": cut.share, "texts": cut.texts, "basis": cut.basis}}
 
     def _notes(self, query: Query) -> list[str]:
