@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from recollect.classifiers import PrototypeClassifier
+from recollect.classifiers import EmbeddingClassifier, PrototypeClassifier
 from recollect.core.types import Sample
 from recollect.data.sources import open_source
 from recollect.data.sources.derived import Joined, Subset
@@ -84,5 +84,28 @@ def test_a_broken_encoder_is_found(encoder, promise):
         check_encoder(encoder)
 
 
+class Counting(EmbeddingClassifier):
+    """Counts the classes of the two nearest examples: whole numbers, with many ties."""
+
+    def _fit(self, support, labels):
+        self.support_, self.labels_ = support, labels
+
+    def _scores(self, queries):
+        nearest = np.argsort(-queries @ self.support_.T, axis=1)[:, :2]
+        return np.eye(len(self.classes_), dtype=int)[self.labels_[nearest]].sum(axis=1)
+
+
+class LogCounting(Counting):
+    def _scores(self, queries):
+        with np.errstate(divide="ignore"):
+            return np.log(super()._scores(queries))
+
+
 def test_classifiers_keep_the_promises():
     check_estimator(PrototypeClassifier())
+
+
+def test_a_classifier_whose_scores_tie_keeps_them_and_one_with_infinite_scores_does_not():
+    check_estimator(Counting())
+    with pytest.raises(AssertionError, match="finite"):
+        check_estimator(LogCounting())

@@ -224,6 +224,7 @@ def check_estimator(estimator: EmbeddingClassifier) -> None:
     assert fitted is fresh, "fit returns the estimator"
     scores = fitted.scores(points)
     assert scores.shape == (60, 3), "scores are (queries, classes)"
+    assert np.isfinite(scores).all(), "scores are finite"
     again = pickle.loads(pickle.dumps(fitted))
     assert np.array_equal(again.scores(points), scores), "a pickled copy scores alike"
     predictions = fitted.predict(points)

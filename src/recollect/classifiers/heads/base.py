@@ -242,6 +242,7 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         return self._probabilities(self.scores(X))
 
     def _probabilities(self, scores: np.ndarray) -> np.ndarray:
+        scores = scores.astype(np.result_type(scores, np.float32), copy=False)  # they may be counts
         logits = self._logits(scores) / self.temperature_
         return softmax(logits).astype(scores.dtype, copy=False)
 
