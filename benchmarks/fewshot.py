@@ -24,13 +24,12 @@ from bench import machine
 from recollect.classifiers import EmbeddingClassifier, ProKeR
 from recollect.classifiers.heads import proker
 from recollect.classifiers.heads.calibration import expected_calibration_error
-from recollect.classifiers.heads.engine import SET_QUERIES, run_protocol
+from recollect.classifiers.heads.engine import SET_ALPHA, SET_QUERIES, run_protocol
 from recollect.classifiers.heads.holdout import HoldOut
 from recollect.classifiers.heads.kernel import Landmarks, RidgeTargets
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS
 from recollect.classifiers.heads.mixing import best_weight
 from recollect.classifiers.heads.protocol import FewShotTask, Protocol, nested_supports
-from recollect.classifiers.heads.scoring import SET_ALPHA
 from recollect.cli.parser import script_options
 from recollect.core.files import read_json, write_json
 from recollect_papers.peers import probes, together

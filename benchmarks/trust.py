@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from recollect.classifiers.choosing import CANDIDATES, choose_method
 from recollect.classifiers.heads.base import EmbeddingClassifier
+from recollect.classifiers.heads.methods import CANDIDATES, choose_method
 from recollect.classifiers.heads.trust import held_out_check
 from recollect.classifiers.heads.unknown import unknown_rule
 from recollect.cli.parser import script_options
@@ -113,7 +113,7 @@ def one_draw(rows: np.ndarray, labels: np.ndarray, shots: int, quality: float, s
         "class means": right(rows[fresh] @ means.T),
     }
     if checked is not None:
-        low, high = checked.interval
+        low, high = checked.low, checked.high
         found |= {
             "reported": 100 * checked.accuracy,
             "chosen on the same examples": 100 * classifier.loo_accuracy_,

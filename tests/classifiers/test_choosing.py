@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from recollect.classifiers import predictions
-from recollect.classifiers.choosing import CANDIDATES, by_names, choose_method
+from recollect.classifiers.heads.methods import CANDIDATES, by_names, choose_method
 from recollect.classifiers.heads.trust import INTERVAL_WIDTH, accuracy_interval, held_out_check
 from recollect.classifiers.heads.unknown import unknown_rule
 from recollect.classifiers.teaching import Support
@@ -56,7 +56,7 @@ def test_the_nested_accuracy_is_that_of_fresh_pictures(shots):
         true.append((estimator.predict(fresh) == own).mean())
         told.append(found.accuracy)
         optimistic.append(estimator.loo_accuracy_)
-        inside.append(found.interval[0] <= true[-1] <= found.interval[1])
+        inside.append(found.low <= true[-1] <= found.high)
         assert found.examples == 8 * shots
     assert abs(np.mean(told) - np.mean(true)) < 0.04
     assert np.mean(inside) >= 0.8

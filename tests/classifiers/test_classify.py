@@ -12,7 +12,6 @@ from safetensors.numpy import load_file
 import guide_world
 from colours import COLOURS, ColourEncoder, paint, shade
 from recollect.classifiers import classifier
-from recollect.classifiers.choosing import by_names, settings_of
 from recollect.classifiers.classifier import Classifier
 from recollect.classifiers.folder import CLASSIFIER_FILE, _canonical, _digest, save_classifier
 from recollect.classifiers.heads.trust import TOO_FEW
@@ -492,14 +491,6 @@ def test_a_name_that_is_no_text_stops_no_picture_and_names_no_class(folders):
     os.rename(folders / "support/red", os.fsencode(folders / "support") + b"/r\xe9d")
     with pytest.raises(UserError, match=r"r\\xe9d"):
         teach(folders)
-
-
-def test_what_a_method_could_not_measure_is_no_setting():
-    """Zero-shot reads no example, so that no left-out accuracy is known; a file holds no NaN."""
-    texts = np.eye(3, 4, dtype=np.float32)
-    taught = by_names(texts, 10.0)
-    assert np.isnan(taught.loo_accuracy_)
-    assert all(value == value for value in settings_of(taught).values())
 
 
 def test_pictures_are_named_from_words_in_one_call(folders, tmp_path):

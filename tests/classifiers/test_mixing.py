@@ -1,7 +1,6 @@
 import tracemalloc
 import warnings
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect import classifiers
-from recollect.classifiers.heads.holdout import HoldOut
 from recollect.classifiers.heads.mixing import best_of_intervals, best_weight, correct_interval
-from recollect.classifiers.heads.tip import best_mixture, held_out_sums
+from recollect.classifiers.heads.tip import best_mixture
 from recollect.classifiers.heads.trained import LinearProbe
 from recollect_papers.peers.tip_x import TipX
 
@@ -109,24 +107,6 @@ def test_a_fit_keeps_neither_all_scores_of_a_grid_nor_all_pairs_of_examples(mode
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < most
-
-
-def test_held_out_sums_take_their_own_size_and_not_many_times_that():
-    """Of 3,200 examples and 400 classes 5 MB; put together from small blocks the process grew by ten times that."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        pytest.skip("the size of the process is read from /proc")
-
-    def resident():
-        return int(status.read_text().split("VmRSS:")[1].split()[0]) * 1024
-
-    support = np.random.default_rng(0).standard_normal((3200, 16), dtype=np.float32)
-    support /= np.linalg.norm(support, axis=1, keepdims=True)
-    labels = np.arange(3200) % 400
-    before = resident()
-    sums = held_out_sums(support, labels, HoldOut.of(labels), np.array([5.5]))
-    assert sums.nbytes == 4 * 3200 * 400
-    assert resident() - before < 32e6
 
 
 def test_a_rival_of_nearly_the_same_slope_bounds_nothing_and_warns_of_nothing():

@@ -11,10 +11,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from recollect.classifiers import EmbeddingClassifier
-from recollect.classifiers.card import classifier_card
-from recollect.classifiers.choosing import BEST, CANDIDATES, by_names, choose_method, settings_of
 from recollect.classifiers.folder import load_classifier, save_classifier
-from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
+from recollect.classifiers.heads.methods import BEST, CANDIDATES, FEW_SHOT_METHODS, by_names, choose_method
 from recollect.classifiers.heads.trust import ENOUGH_EXAMPLES, TOO_FEW, enough_to_tell, held_out_check
 from recollect.classifiers.heads.unknown import UnknownRule, unknown_rule
 from recollect.classifiers.pictures import Examples
@@ -169,8 +167,7 @@ class Classifier:
             "support": np.asarray(support.features, dtype=np.float32),
             "labels": np.asarray(support.labels, dtype=np.int64),
         }
-        described = self._described()
-        return save_classifier(described, numbers, classifier_card(described), Path(folder), replace)
+        return save_classifier(self._described(), numbers, Path(folder), replace)
 
     def _described(self) -> dict[str, Any]:
         """Everything except arrays, as JSON."""
@@ -238,8 +235,13 @@ class Classifier:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Settings that the method chose."""
-        return settings_of(self.estimator)
+        """The scalar settings that the method chose."""
+        plain = (bool, int, float, str, np.integer, np.floating)
+        return {
+            name.rstrip("_"): value.item() if isinstance(value, np.generic) else value
+            for name, value in sorted(vars(self.estimator).items())
+            if name.endswith("_") and isinstance(value, plain) and not name.startswith(("n_", "loo_", "temperature"))
+        }
 
     @property
     def calibrated(self) -> bool:
@@ -255,16 +257,7 @@ class Classifier:
         if not self.calibrated:
             return {}
         found = held_out_check(self._taught, self.support.features, self.support.labels)
-        if found is None:
-            return {"examples": len(self.estimator.loo_rows_)}
-        low, high = found.interval
-        return {
-            "examples": found.examples,
-            "accuracy": found.accuracy,
-            "low": low,
-            "high": high,
-            "calibration_error": found.calibration_error,
-        }
+        return {"examples": len(self.estimator.loo_rows_)} if found is None else asdict(found)
 
     def _taught(self, support: np.ndarray, labels: np.ndarray) -> EmbeddingClassifier:
         """The method, chosen and fitted on other examples."""

@@ -1,4 +1,4 @@
-"""A classifier on disk: ``classifier.json`` and one safetensors file.
+"""A classifier on disk: ``classifier.json``, one safetensors file, and a README with what was measured.
 
 The JSON names the safetensors file and has the checksums of both, so corruption, partial copies and files of different
 versions are detected when it is opened. A new version writes its arrays first and then replaces the JSON, so a reader
@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as dump_tensors
 
+from recollect.classifiers.heads.trust import TOO_FEW, share_text
 from recollect.core.errors import UserError, user_errors
 from recollect.core.files import atomic_path, fresh_folder, locked, read_json, write_json, write_text
 
@@ -28,7 +29,7 @@ _LOCK = ".lock"
 
 
 def save_classifier(
-    described: Mapping[str, Any], tensors: Mapping[str, np.ndarray], card: str, folder: Path, replace: bool
+    described: Mapping[str, Any], tensors: Mapping[str, np.ndarray], folder: Path, replace: bool
 ) -> Path:
     """Write description, arrays and card (see `Classifier.save`)."""
     numbers = dump_tensors({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()})
@@ -37,21 +38,83 @@ def save_classifier(
     record["digest"] = _digest(_canonical(record))
     if replace and (folder / CLASSIFIER_FILE).exists():
         with locked(folder / _LOCK):  # one writer at a time
-            _write(folder, record, numbers, card)
+            _write(folder, record, numbers)
             for old in folder.glob("numbers-*.safetensors"):
                 if old.name != record["numbers"]:
                     old.unlink(missing_ok=True)
         return folder
     with fresh_folder(folder, "classifier") as unfinished:
-        _write(unfinished, record, numbers, card)
+        _write(unfinished, record, numbers)
     return folder
 
 
-def _write(folder: Path, record: Mapping[str, Any], numbers: bytes, card: str) -> None:
+def _write(folder: Path, record: Mapping[str, Any], numbers: bytes) -> None:
     with atomic_path(folder / record["numbers"]) as unfinished:
         unfinished.write_bytes(numbers)
     write_json(folder / CLASSIFIER_FILE, record)
-    write_text(folder / CARD_FILE, card)
+    write_text(folder / CARD_FILE, _card(record))
+
+
+def _card(described: Mapping[str, Any]) -> str:
+    """Markdown about a classifier.
+
+    Args:
+        described: the content of ``classifier.json``.
+    """
+    classes, model, method = described["classes"], described["model"], described["method"]
+    names = [_plain(each["name"]) for each in classes]
+    listed = ", ".join(f"`{name}`" for name in names[:12]) + (" and others" if len(names) > 12 else "")
+    chosen = " (chosen on held-out examples)" if method["asked"] == "best" else ""
+    lines = [
+        f"# A classifier of {len(classes)} classes",
+        "",
+        f"It distinguishes {listed}, with the embeddings of `{_plain(model['name'] or 'a model')}` "
+        f"({model['fingerprint'][:12]}).",
+        "",
+        "| class | examples |",
+        "|---|---|",
+        *(f"| {name} | {each['examples']} |" for name, each in zip(names, classes, strict=True)),
+        "",
+        f"**Method**: {method['used']}{chosen}. {_trust(described)}",
+        "",
+        "```",
+        "recollect classify --with THIS_FOLDER --images new/",
+        "```",
+        "",
+        "```python",
+        "from recollect import Classifier, load_model",
+        "",
+        'classifier = Classifier.load("THIS_FOLDER")',
+        "model = load_model(classifier.model.name)",
+        "classifier.predict(model.embed_images(pictures))",
+        "```",
+        "",
+        "`classifier.json` describes it; the safetensors file holds embeddings. The pictures are not included.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _trust(described: Mapping[str, Any]) -> str:
+    held, checked = described["held_out"], described["calibration"]
+    if not described["calibration"]["calibrated"]:
+        return "No class has two examples, so none could be held out, and its confidence is not calibrated."
+    if "accuracy" not in held:
+        return f"Accuracy on {held['examples']} held-out examples: {TOO_FEW}."
+    right = f"{share_text(held['accuracy'], held['examples'])} held-out examples are right"
+    said = f"{right}, with a calibration error of {held['calibration_error']:.3f}"
+    said += f" (95 % interval {100 * held['low']:.0f} to {100 * held['high']:.0f} %)"
+    if checked["unknown_rejected"] is not None:
+        said += f"; {100 * checked['unknown_rejected']:.0f} % of pictures of the classes are called none of these"
+    if checked["unknown_accepted"] is not None:
+        said += (
+            f", and {100 * checked['unknown_accepted']:.0f} % of pictures of other classes are taken for one of these"
+        )
+    return f"{said}. These figures only hold for pictures like the examples."
+
+
+def _plain(text: str) -> str:
+    """A name that is safe in a Markdown table."""
+    return " ".join(text.replace("|", "/").replace("`", "'").split())
 
 
 def load_classifier(folder: Path, restore: Callable[[dict[str, Any], dict[str, np.ndarray]], Restored]) -> Restored:

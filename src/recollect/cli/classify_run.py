@@ -6,9 +6,8 @@ from typing import Any
 
 from rich.table import Table
 
-from recollect.classifiers.choosing import BEST
 from recollect.classifiers.classifier import Classifier
-from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
+from recollect.classifiers.heads.methods import BEST, FEW_SHOT_METHODS
 from recollect.classifiers.heads.trust import TOO_FEW, share_text
 from recollect.classifiers.pictures import find_examples, find_images, read_names
 from recollect.classifiers.predictions import NONE_OF_THESE, Classification, classify, example_warnings, unknown_text

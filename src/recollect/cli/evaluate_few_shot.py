@@ -9,11 +9,11 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from recollect.classifiers.heads.engine import SET_ALPHA, TRUST_COLUMNS
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS
 from recollect.classifiers.heads.protocol import Protocol, ShortClasses
-from recollect.classifiers.heads.scoring import SET_ALPHA, TRUST_COLUMNS
 from recollect.classifiers.heads.trust import TOO_FEW
-from recollect.classifiers.tuning.methods import TUNING_METHODS
+from recollect.classifiers.tuning.weights import TUNING_METHODS
 from recollect.cli.evaluate import DataOptions, FeatureOptions, FewShot
 from recollect.cli.evaluate_run import (
     check_models,

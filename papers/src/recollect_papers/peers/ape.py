@@ -11,7 +11,8 @@ from recollect.classifiers.heads.base import EmbeddingClassifier, class_means, u
 from recollect.classifiers.heads.calibration import log_softmax
 from recollect.classifiers.heads.form import KernelForm
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
-from recollect.classifiers.heads.tip import Choice, affinity, best_mixture, check_preset, class_sums, held_out_blocks
+from recollect.classifiers.heads.kernel import gaussian
+from recollect.classifiers.heads.tip import Choice, best_mixture, check_preset, class_sums, held_out_blocks
 from recollect.classifiers.heads.trained import Schedule, fit_by_gradient
 from recollect.core.ordering import best_first
 from recollect.core.types import TEXT_SCALE
@@ -180,7 +181,7 @@ class ApeClassifier(EmbeddingClassifier):
         return scores
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
-        near = affinity(self.keys_ @ unit_or_zero(queries[:, self.channels_]).T, self.beta_)
+        near = gaussian(self.keys_, unit_or_zero(queries[:, self.channels_]), self.beta_)
         near *= self.weights_[:, None]
         cache = class_sums(torch.from_numpy(near), self.labels_, len(self.classes_)).T.numpy()
         return self.scale * queries @ self.texts_.T + self.alpha_ * cache

@@ -9,7 +9,8 @@ import torch
 from recollect.classifiers.heads.base import EmbeddingClassifier
 from recollect.classifiers.heads.calibration import log_softmax
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
-from recollect.classifiers.heads.tip import affinity, best_mixture, check_preset, class_sums, held_out_blocks
+from recollect.classifiers.heads.kernel import gaussian
+from recollect.classifiers.heads.tip import best_mixture, check_preset, class_sums, held_out_blocks
 
 TIP_X_SCALE = 2.0
 """Inverse temperature of TIP-X's zero-shot distributions in the public code."""
@@ -136,7 +137,7 @@ class TipX(EmbeddingClassifier):
         return (weights * left).sum(axis=1, keepdims=True) - weights @ self._logs.T
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
-        near = torch.from_numpy(affinity(self.support_ @ queries.T, self.beta_))
+        near = torch.from_numpy(gaussian(self.support_, queries, self.beta_))
         cache = class_sums(near, self.labels_, len(self.classes_)).T.numpy()
         likeness = self._likeness_sums(queries)
         return self.scale * queries @ self.texts_.T + self.alpha_ * cache + self.gamma_ * likeness

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from recollect.classifiers.tuning.methods import MakeTuning
+from recollect.classifiers.tuning.weights import MakeTuning
 from recollect_papers.peers.prompt_learners import CoOp, KgCoOp, MaPLe, PromptSRC
 
 TUNING_METHODS: Mapping[str, MakeTuning] = {

@@ -112,34 +112,24 @@ def conformal_groups(counts: np.ndarray, alpha: float) -> np.ndarray:
     return group
 
 
-def conformal_thresholds(known: np.ndarray, known_labels: np.ndarray, classes: int, alpha: float) -> np.ndarray:
-    """The lowest conformity at which `conformal_p` exceeds ``alpha``; -inf for groups that are too small.
-
-    Args:
-        known: conformity of each held-out example with its own class (n,).
-        known_labels: its class, or the group of its class (n,).
-        classes: number of classes or groups.
-    """
-    least = np.full(classes, -np.inf)
-    order = np.lexsort((known, known_labels))
-    counts = np.bincount(known_labels, minlength=classes)
-    place = np.floor(alpha * (counts + 1) + 1e-9).astype(np.int64)  # number of examples that may conform less
-    place = np.minimum(place, counts)  # alpha near 1
-    starts = np.cumsum(counts) - counts
-    some = place > 0
-    least[some] = known[order[starts[some] + place[some] - 1]]
-    return least
-
-
 def set_thresholds(known: np.ndarray, labels: np.ndarray, classes: int, alpha: float) -> np.ndarray:
     """The lowest conformity at which each class stays in a conformal set (classes,), with small classes grouped.
+
+    It is where `conformal_p` exceeds ``alpha``, and -inf for groups that are too small.
 
     Args:
         known: conformity of each held-out example with its own class (n,).
         labels: its class (n,).
     """
     group = conformal_groups(np.bincount(labels, minlength=classes), alpha)
-    return conformal_thresholds(known, group[labels], int(group.max()) + 1, alpha)[group]
+    groups = group[labels]
+    order, counts = np.lexsort((known, groups)), np.bincount(groups, minlength=int(group.max()) + 1)
+    place = np.floor(alpha * (counts + 1) + 1e-9).astype(np.int64)  # number of examples that may conform less
+    place = np.minimum(place, counts)  # alpha near 1
+    starts, some = np.cumsum(counts) - counts, place > 0
+    least = np.full(len(counts), -np.inf)
+    least[some] = known[order[starts[some] + place[some] - 1]]
+    return least[group]
 
 
 def conformal_p(known: np.ndarray, known_groups: np.ndarray, asked: np.ndarray, group: np.ndarray) -> np.ndarray:

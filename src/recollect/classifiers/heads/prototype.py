@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from recollect.classifiers.heads.base import EmbeddingClassifier, class_means, left_out_means
+from recollect.classifiers.heads.base import EmbeddingClassifier, class_means, left_out_means, unit_or_zero
 from recollect.classifiers.heads.form import KernelForm
 from recollect.classifiers.heads.holdout import HoldOut
 
@@ -29,8 +29,7 @@ class PrototypeClassifier(EmbeddingClassifier):
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         means = class_means(support, labels, len(self.classes_))
-        norms = np.linalg.norm(means, axis=1, keepdims=True)
-        self.prototypes_ = means / np.where(norms > 0, norms, 1) if self.cosine else means
+        self.prototypes_ = unit_or_zero(means) if self.cosine else means
 
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
         return left_out_means(support, labels, plan, self.cosine)

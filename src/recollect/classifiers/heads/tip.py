@@ -10,6 +10,7 @@ import torch
 from recollect.classifiers.heads.base import EmbeddingClassifier
 from recollect.classifiers.heads.form import KernelForm
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut, SupportSimilarity
+from recollect.classifiers.heads.kernel import gaussian
 from recollect.classifiers.heads.mixing import best_of_intervals, correct_interval
 
 TIP_PRESETS = {"paper": 1.0, "official": 100.0}
@@ -17,18 +18,6 @@ TIP_PRESETS = {"paper": 1.0, "official": 100.0}
 
 BETA_GRID = np.geomspace(1.0, 50.0, 24)
 """Candidates of beta in cross-validation; alpha is exact for each."""
-
-
-def one_hot(labels: np.ndarray, classes: int, dtype: Any) -> np.ndarray:
-    """(n, classes) with a one at each row's label."""
-    return np.eye(classes, dtype=dtype)[labels]
-
-
-def affinity(similarity: np.ndarray, beta: float) -> np.ndarray:
-    """``exp(-beta (1 - similarity))``, Tip-Adapter's kernel."""
-    distance = similarity - 1
-    distance *= beta
-    return np.exp(distance, out=distance)
 
 
 class ZeroShotClassifier(EmbeddingClassifier):
@@ -89,20 +78,22 @@ class TipAdapter(EmbeddingClassifier):
         return self.alpha, self.beta
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
-        near = torch.from_numpy(affinity(self.support_ @ queries.T, self.beta_))
+        near = torch.from_numpy(gaussian(self.support_, queries, self.beta_))
         cache = class_sums(near, self.labels_, len(self.classes_)).T.numpy()
         return self.combine(queries @ self.texts_.T, cache)
 
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
-        (cache,) = held_out_sums(support, labels, plan, np.array([self.beta_]), known=self._similarity)
-        return self.combine(self._text_similarity(support, labels, plan), cache)
+        scores = self._text_similarity(support, labels, plan)
+        for rows, (cache,) in held_out_blocks(support, labels, plan, np.array([self.beta_]), known=self._similarity):
+            scores[rows] = self.combine(scores[rows], cache)
+        return scores
 
     def combine(self, text_similarity: np.ndarray, cache: np.ndarray) -> np.ndarray:
         """Scores from similarities to the texts and sums of the cache for each class."""
         return TIP_PRESETS[self.preset] * text_similarity + self.alpha_ * cache
 
     def kernel_form(self) -> KernelForm:
-        values = self.alpha_ * one_hot(self.labels_, len(self.classes_), np.float64)
+        values = self.alpha_ * np.eye(len(self.classes_))[self.labels_]
         weights = TIP_PRESETS[self.preset] * self.texts_
         return KernelForm.of(self, weights, kernel=(self.support_, self.beta_, values))
 
@@ -172,23 +163,6 @@ def held_out_blocks(
             torch.mul(distance, beta, out=kernel).exp_()
             held += [class_sums(kernel if each is None else kernel * each, labels, classes).T for each in sets]
         yield slice(start, start + block), torch.stack(held).numpy() / plan.kept(rows).astype(support.dtype)
-
-
-def held_out_sums(
-    support: np.ndarray,
-    labels: np.ndarray,
-    plan: HoldOut,
-    betas: np.ndarray,
-    weights: np.ndarray | None = None,
-    known: SupportSimilarity | None = None,
-) -> np.ndarray:
-    """All blocks of `held_out_blocks`: (betas x sets, held, classes)."""
-    sets = 1 if weights is None else len(np.atleast_2d(weights))
-    # Allocated at once: blocks kept between larger temporary ones would fragment memory.
-    together = np.empty((len(betas) * sets, len(plan.rows), int(labels.max()) + 1), dtype=support.dtype)
-    for rows, sums in held_out_blocks(support, labels, plan, betas, weights, known=known):
-        together[:, rows] = sums
-    return together
 
 
 @dataclass(frozen=True)

@@ -45,13 +45,14 @@ class HeldOutCheck:
     Attributes:
         examples: number of held-out examples.
         accuracy: on them (0 to 1).
-        interval: 95 % interval of the accuracy of the final classifier on new pictures (`accuracy_interval`).
+        low, high: 95 % interval of the accuracy of the final classifier on new pictures (`accuracy_interval`).
         calibration_error: expected calibration error of the probabilities.
     """
 
     examples: int
     accuracy: float
-    interval: tuple[float, float]
+    low: float
+    high: float
     calibration_error: float
 
 
@@ -85,8 +86,8 @@ def held_out_check(
         learned += int(held.sum()) * int((~held).sum())
     asked, right = np.concatenate(probabilities), np.concatenate(own)
     accuracy = float((asked.argmax(axis=1) == right).mean())
-    interval = accuracy_interval(accuracy, len(right), learned / (len(right) * len(labels)))
-    return HeldOutCheck(len(right), accuracy, interval, expected_calibration_error(asked, right))
+    low, high = accuracy_interval(accuracy, len(right), learned / (len(right) * len(labels)))
+    return HeldOutCheck(len(right), accuracy, low, high, expected_calibration_error(asked, right))
 
 
 INTERVAL_WIDTH = 1.3

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float
 
+from recollect.classifiers.heads.base import unit_or_zero
 from recollect.classifiers.heads.trust import enough_to_tell
 
 UNKNOWN_RATE = 0.05
@@ -61,10 +62,10 @@ def unknown_rule(features: np.ndarray, labels: np.ndarray, rate: float = UNKNOWN
     classes = int(labels.max()) + 1
     sums = np.zeros((classes, width), dtype=np.float64)
     np.add.at(sums, labels, features)
-    means = _unit(sums).astype(features.dtype)
+    means = unit_or_zero(sums).astype(features.dtype)
     similarity = (features @ means.T).astype(np.float64)
     rows = np.arange(count)
-    own = _unit(sums[labels] - features)
+    own = unit_or_zero(sums[labels] - features)
     several = np.bincount(labels)[labels] > 1
     mine = np.where(several, (features * own).sum(axis=1), -1.0)
     similarity[rows, labels] = -1.0
@@ -78,8 +79,3 @@ def unknown_rule(features: np.ndarray, labels: np.ndarray, rate: float = UNKNOWN
         float((others[several] >= threshold).mean()) if classes > 2 and enough_to_tell(int(several.sum())) else None
     )
     return UnknownRule(means, threshold, rank / (count + 1), accepted)
-
-
-def _unit(matrix: np.ndarray) -> np.ndarray:
-    norms = np.linalg.norm(matrix, axis=1, keepdims=True)
-    return matrix / np.where(norms > 0, norms, 1)

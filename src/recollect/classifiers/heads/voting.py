@@ -83,21 +83,20 @@ class _Voting(EmbeddingClassifier):
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
         if not plan.one_by_one:
             return super()._held_out(support, labels, plan)
-        scores = np.empty((len(plan.rows), len(self.classes_)), dtype=np.float64)
+        most = len(support) - 1
+        k, near = min(self.k_, most), None
         if self._similarity is not None:
-            most = min(len(support) - 1, max(self.k_, SHARED_NEIGHBOURS))
-            near = self._similarity.nearest(most, top_similar)
-            k = min(self.k_, most)
-            for start in range(0, len(plan.rows), HELD_BLOCK):
-                rows = plan.rows[start : start + HELD_BLOCK]
-                scores[start : start + HELD_BLOCK] = self.vote(near[0][rows, :k], near[1][rows, :k])
-            return scores
+            near = self._similarity.nearest(min(most, max(self.k_, SHARED_NEIGHBOURS)), top_similar)
+        scores = np.empty((len(plan.rows), len(self.classes_)), dtype=np.float64)
         for start in range(0, len(plan.rows), HELD_BLOCK):
             rows = plan.rows[start : start + HELD_BLOCK]
-            similarity = cosines(support[rows], support)
-            similarity[plan.absent(rows)] = -np.inf
-            k = min(self.k_, len(support) - 1)
-            scores[start : start + HELD_BLOCK] = self.vote(*top_similar(similarity, k))
+            if near is not None:
+                found = near[0][rows, :k], near[1][rows, :k]
+            else:
+                similarity = cosines(support[rows], support)
+                similarity[plan.absent(rows)] = -np.inf
+                found = top_similar(similarity, k)
+            scores[start : start + HELD_BLOCK] = self.vote(*found)
         return scores
 
     def shares_of(self, scores: np.ndarray) -> np.ndarray:

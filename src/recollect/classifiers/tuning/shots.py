@@ -2,8 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -94,11 +93,6 @@ def class_loss(images: Tensor, texts: Tensor, labels: Tensor, scale: float) -> T
     return F.cross_entropy(scale * F.normalize(images, dim=1) @ F.normalize(texts, dim=1).T, labels)
 
 
-def by_steps(steps: int, count: int, batch: int, warm_up: float | None = None) -> Schedule:
-    """A schedule of at least ``steps`` steps over ``count`` rows."""
-    return Schedule(math.ceil(steps / max(1, math.ceil(count / batch))), batch, warm_up)
-
-
 def descend(
     what: str,
     optimiser: torch.optim.Optimizer,
@@ -118,7 +112,8 @@ def descend(
     """
     steps = schedule.epochs * math.ceil(count / schedule.batch)
     generator = torch.Generator().manual_seed(derive_seed("tuning", seed) % 2**63)
-    with own_randomness(seed), progress(what, steps, "steps") as counter:
+    with torch.random.fork_rng(devices=[]), progress(what, steps, "steps") as counter:
+        seed_default_generators(derive_seed("dropout", seed) % 2**63)
 
         def done(rate: float) -> None:
             counter.advance(1)
@@ -126,11 +121,3 @@ def descend(
                 after(rate)
 
         fit_by_gradient(optimiser, loss, count, generator, schedule, done)
-
-
-@contextmanager
-def own_randomness(seed: int) -> Iterator[None]:
-    """Seeds dropout inside the block and restores the caller's random state."""
-    with torch.random.fork_rng(devices=[]):
-        seed_default_generators(derive_seed("dropout", seed) % 2**63)
-        yield

@@ -1,22 +1,25 @@
-"""Methods that tune weights: CLIP-LoRA and 2SFS."""
+"""Methods that tune weights, CLIP-LoRA and 2SFS, and the table of all by name."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from recollect.classifiers.heads.trained import Schedule
 from recollect.classifiers.texts import learned_scale
 from recollect.classifiers.tuning.classifier import TunedClassifier, unit_texts
 from recollect.classifiers.tuning.shots import (
     Crops,
     LabelledPictures,
-    by_steps,
     class_loss,
     descend,
     frozen_copy,
 )
+from recollect.core.plugins import Table
 from recollect.core.seeding import torch_generator
 from recollect.data.prompts import fill
 from recollect.models.dual import DualEncoder
@@ -34,24 +37,17 @@ def _embedder(encoder: TransformersEncoder, template: str) -> Callable[[tuple[st
 
 
 @dataclass(frozen=True)
-class ClipLora:
-    """CLIP-LoRA (Zanella and Ben Ayed, 2024): low-rank updates of queries, keys and values in every block of both
-    towers, trained by the cross-entropy of the classes, with the same settings for every data set and number of shots.
+class _Tuning:
+    """What the methods share.
 
     Attributes:
-        rank: of the update ``B A / sqrt(rank)``; A starts Kaiming uniform, B zero.
-        dropout: of A's input.
-        steps_per_shot: 500 as published; the learning rate follows a cosine.
-        learning_rate, weight_decay, batch: of AdamW.
+        learning_rate, weight_decay, batch: of AdamW; the learning rate follows a cosine.
         template: one prompt.
         flip: mirror half of the crops.
         effort: share of the published steps.
         seed: of start, crops, order and dropout.
     """
 
-    rank: int = 2
-    dropout: float = 0.25
-    steps_per_shot: int = 500
     learning_rate: float = 2e-4
     weight_decay: float = 1e-2
     batch: int = 32
@@ -59,6 +55,30 @@ class ClipLora:
     flip: bool = True
     effort: float = 1.0
     seed: int = 0
+
+    def _descend(
+        self, what: str, learned: list[nn.Parameter], loss: Callable[[Tensor], Tensor], count: int, steps: int
+    ) -> None:
+        """Take at least ``steps`` steps over ``count`` rows."""
+        optimiser = torch.optim.AdamW(learned, lr=self.learning_rate, weight_decay=self.weight_decay)
+        schedule = Schedule(math.ceil(steps / max(1, math.ceil(count / self.batch))), self.batch)
+        descend(what, optimiser, loss, count, schedule, self.seed)
+
+
+@dataclass(frozen=True)
+class ClipLora(_Tuning):
+    """CLIP-LoRA (Zanella and Ben Ayed, 2024): low-rank updates of queries, keys and values in every block of both
+    towers, trained by the cross-entropy of the classes, with the same settings for every data set and number of shots.
+
+    Attributes:
+        rank: of the update ``B A / sqrt(rank)``; A starts Kaiming uniform, B zero.
+        dropout: of A's input.
+        steps_per_shot: 500 as published.
+    """
+
+    rank: int = 2
+    dropout: float = 0.25
+    steps_per_shot: int = 500
 
     def fit(self, encoder: DualEncoder, shots: LabelledPictures) -> TunedClassifier:
         """Tune a copy of ``encoder``; the updates are merged into its weights."""
@@ -75,9 +95,8 @@ class ClipLora:
         def loss(rows: Tensor) -> Tensor:
             return class_loss(tuned.encode_images(crops(rows)), embed(shots.names), labels[rows], scale)
 
-        optimiser = torch.optim.AdamW(learned, lr=self.learning_rate, weight_decay=self.weight_decay)
-        schedule = by_steps(round(self.effort * self.steps_per_shot * shots.shots), len(labels), self.batch)
-        descend("tune clip-lora", optimiser, loss, len(labels), schedule, self.seed)
+        steps = round(self.effort * self.steps_per_shot * shots.shots)
+        self._descend("tune clip-lora", learned, loss, len(labels), steps)
         tuned = merged(tuned)
         with torch.no_grad():
             texts = unit_texts(_embedder(tuned, self.template)(shots.names))
@@ -96,29 +115,17 @@ class ClipLora:
 
 
 @dataclass(frozen=True)
-class TwoStageTuning:
+class TwoStageTuning(_Tuning):
     """2SFS (Farina et al., 2025): trains all LayerNorms of both towers, then only the class embeddings, with the same
     settings for every data set and number of shots.
 
     Attributes:
         steps_per_shot: 300 as published, both stages together.
         first_share: share of steps for the norms.
-        learning_rate, weight_decay, batch: of AdamW, in each stage along a cosine.
-        template: one prompt.
-        flip: mirror half of the crops.
-        effort: share of the published steps.
-        seed: of crops and order.
     """
 
     steps_per_shot: int = 300
     first_share: float = 0.6
-    learning_rate: float = 2e-4
-    weight_decay: float = 1e-2
-    batch: int = 32
-    template: str = TEMPLATE
-    flip: bool = True
-    effort: float = 1.0
-    seed: int = 0
 
     def fit(self, encoder: DualEncoder, shots: LabelledPictures) -> TunedClassifier:
         """Tune a copy of ``encoder``; other names are embedded by its tuned text tower."""
@@ -131,7 +138,8 @@ class TwoStageTuning:
         def of_norms(rows: Tensor) -> Tensor:
             return class_loss(tuned.encode_images(crops(rows)), embed(shots.names), labels[rows], scale)
 
-        norms = norm_parameters(tuned)
+        layers = (module for module in tuned.model.modules() if isinstance(module, nn.LayerNorm))
+        norms = [parameter for layer in layers for parameter in layer.parameters()]
         for parameter in norms:
             parameter.requires_grad_(True)
         self._descend("tune 2sfs: norms", norms, of_norms, len(labels), first)
@@ -148,14 +156,12 @@ class TwoStageTuning:
         self._descend("tune 2sfs: classes", [head], of_head, len(labels), second)
         return TunedClassifier(tuned, shots.names, unit_texts(head), scale, self.template)
 
-    def _descend(
-        self, what: str, learned: list[nn.Parameter], loss: Callable[[Tensor], Tensor], count: int, steps: int
-    ) -> None:
-        optimiser = torch.optim.AdamW(learned, lr=self.learning_rate, weight_decay=self.weight_decay)
-        descend(what, optimiser, loss, count, by_steps(steps, count, self.batch), self.seed)
 
+MakeTuning = Callable[[float, bool, int], Any]
+"""From effort (share of the published steps), flip and seed to a method with ``fit(encoder, shots)``."""
 
-def norm_parameters(encoder: TransformersEncoder) -> list[nn.Parameter]:
-    """Weights and biases of every LayerNorm of both towers."""
-    norms = (module for module in encoder.model.modules() if isinstance(module, nn.LayerNorm))
-    return [parameter for norm in norms for parameter in norm.parameters()]
+TUNING_METHODS: Table[MakeTuning] = Table("tuning_methods", {
+    "clip-lora": lambda effort, flip, seed: ClipLora(effort=effort, flip=flip, seed=seed),
+    "2sfs": lambda effort, flip, seed: TwoStageTuning(effort=effort, flip=flip, seed=seed),
+})  # fmt: skip
+"""Methods with the constants of their public code; packages add theirs (`recollect.core.plugins`)."""
