@@ -100,7 +100,7 @@ def test_a_classifier_with_several_texts_per_class_is_not_opened_as_another(fold
     record = json.loads((kept / CLASSIFIER_FILE).read_text())
     del record["digest"]
     numbers = {**load_file(kept / record["numbers"]), "prompts": np.zeros((2, 3, 3), dtype=np.float32)}
-    save_classifier(record, numbers, "", kept, True)
+    save_classifier(record, numbers, kept, True)
     with pytest.raises(UserError):
         Classifier.load(kept)
 
