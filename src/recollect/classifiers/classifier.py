@@ -49,15 +49,10 @@ class Classifier:
         classes: names, sorted.
         class_texts: descriptions of classes that are not just their name in CLIP's templates.
         texts: unit-norm class texts (classes, width).
-        support: the examples; empty with names alone.
-        model: the model that embeds.
         asked: the requested method, or ``best``.
         notes: problems with the examples: damaged files, copies.
         encoder: the model; opened by name on first use by default.
-        folder: where the classifier was loaded from.
-        method: the method in use.
         accuracies: held-out accuracy of every compared method.
-        estimator: the fitted method.
     """
 
     classes: tuple[str, ...]
@@ -154,9 +149,6 @@ class Classifier:
 
     def save(self, folder: str | Path, *, replace: bool = False) -> Path:
         """Write it to a folder atomically.
-
-        Args:
-            replace: overwrite an existing classifier.
 
         Raises:
             UserError: the folder exists and is not to be replaced.

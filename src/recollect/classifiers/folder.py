@@ -56,11 +56,7 @@ def _write(folder: Path, record: Mapping[str, Any], numbers: bytes) -> None:
 
 
 def _card(described: Mapping[str, Any]) -> str:
-    """Markdown about a classifier.
-
-    Args:
-        described: the content of ``classifier.json``.
-    """
+    """Markdown about a classifier."""
     classes, model, method = described["classes"], described["model"], described["method"]
     names = [_plain(each["name"]) for each in classes]
     listed = ", ".join(f"`{name}`" for name in names[:12]) + (" and others" if len(names) > 12 else "")

@@ -69,7 +69,6 @@ def find_examples(place: Path, least: int = 2) -> list[tuple[Path, str]]:
         place: a folder with a folder of images for each class, or a ``.csv`` with a column of files (``file``,
             ``path``, ``image`` or ``filename``; relative to the CSV's folder) and one of classes (``label``, ``class``,
             ``class_name`` or ``category``).
-        least: minimum number of classes.
 
     Raises:
         UserError: fewer classes, a class without images, or a table of another form.

@@ -46,10 +46,8 @@ class Prediction:
     Attributes:
         label: the most probable class, even if ``unknown``.
         confidence: its probability (0 to 1), calibrated if the classifier is.
-        runner_up: the second most probable class.
         unknown: whether the image may belong to none of the classes.
         possible: classes that cannot be ruled out; empty with too few examples to tell.
-        nearest: the nearest examples, nearest first.
     """
 
     file: Path
@@ -145,7 +143,6 @@ def classify(
     """Predict every readable image.
 
     Args:
-        neighbours: number of nearest examples per prediction.
         alpha: error rate of the sets of possible classes.
 
     Raises:

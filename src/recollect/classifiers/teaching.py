@@ -21,7 +21,6 @@ class ClassifierModel:
 
     Attributes:
         name: path or hub id.
-        fingerprint: of its weights and transforms.
         scale: its inverse temperature.
         prefix: prefix token of class texts, for models with prefixes.
     """
@@ -100,7 +99,6 @@ class ClassData:
         classes: names, sorted.
         class_texts: descriptions of classes that are not just their name in CLIP's templates.
         texts: unit-norm class texts (classes, width).
-        support: the examples.
         notes: problems with the examples that were added last.
     """
 

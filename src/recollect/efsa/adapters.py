@@ -20,7 +20,6 @@ class Adapters:
     Attributes:
         down: A of each layer, (queries, rank, inputs), or (rank, inputs) if all queries share it.
         up: B of each layer, (queries, outputs, rank).
-        scale: factor of every change.
     """
 
     down: Mapping[str, Tensor]

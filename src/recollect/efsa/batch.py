@@ -13,7 +13,6 @@ class EpisodeQuery:
     """One query as an adapted model embeds it: a weighted sum of unit embeddings.
 
     Attributes:
-        words: texts and their weights.
         pictures: rows of the batch's pixels and their weights.
         vector: weighted sum of the terms that are vectors; the adapted model cannot embed them again.
     """
@@ -28,7 +27,6 @@ class EpisodeBatch:
     """Several queries and their candidates; an image or caption that several found is here once.
 
     Attributes:
-        queries: what is asked for.
         pixels: every picture that a query found or shows, transformed.
         images: for each query its candidates, best first, as rows of ``pixels``; -1 where there is none, or it
             cannot be read.
@@ -74,7 +72,6 @@ class Shared:
     """Rows of a union that are counted equally often.
 
     Attributes:
-        rows: which rows of the union.
         places: (times, rows): where each is counted, as ``query · k + rank``; rows are in the order of the first.
     """
 
@@ -87,7 +84,6 @@ def shared_rows(union: Int[Tensor, "queries k"], counted: Bool[Tensor, "queries 
 
     Args:
         union: row of the union at each place.
-        counted: which places count.
     """
     places = counted.reshape(-1).nonzero()[:, 0]
     rows = union.reshape(-1)[places]

@@ -16,8 +16,6 @@ class CaptionFile:
     """Lines ``{"id": ..., "caption": ...}``; what was written stays, and a last line that was cut short is dropped.
 
     Attributes:
-        path: of the file.
-        captions: by id, those that are there.
         pictures: by id, digests of the pictures that they were written for, where that is known.
         checked: fingerprint of the index whose changed pictures were forgotten.
     """
@@ -52,7 +50,6 @@ class CaptionFile:
         """Add captions; they are on disk when this returns, and so are those that other processes add meanwhile.
 
         Args:
-            captions: by id.
             pictures: by id, digests of the pictures that they say something of (`pixel_digest`).
         """
         pictures = pictures or {}

@@ -49,8 +49,6 @@ class TransformersCaptioner:
     Answers are greedy, so that the same image has the same caption in every run.
 
     Args:
-        name: a folder or a hub id.
-        options: how it is asked.
         device: where to compute; the best there is by default.
 
     Raises:
@@ -121,9 +119,6 @@ class CaptionReport:
     """What happened to pictures.
 
     Attributes:
-        written: captions that were made now.
-        known: pictures that had one.
-        gone: pictures that cannot be opened.
         empty: pictures for which the captioner wrote nothing.
     """
 
@@ -136,14 +131,7 @@ class CaptionReport:
 def write_captions(
     blocks: Iterable[Sequence[Captioned]], captioner: Captioner, file: CaptionFile, batch_size: int = 8
 ) -> CaptionReport:
-    """Describe every picture without a caption; captions are on disk at once, so a run can be stopped anywhere.
-
-    Args:
-        blocks: pictures.
-        captioner: describes them.
-        file: where captions go.
-        batch_size: pictures that are described at a time.
-    """
+    """Describe every picture without a caption; captions are on disk at once, so a run can be stopped anywhere."""
     report = CaptionReport()
     for items in blocks:
         missing = [item for item in items if not item.caption.strip() and item.id not in file.captions]
@@ -160,9 +148,6 @@ def caption_index(index: Index, captioner: Captioner, by: str = "", batch_size: 
 
     Args:
         index: it keeps the captions with their vectors.
-        captioner: describes the pictures.
-        by: what to call the captioner.
-        batch_size: pictures that are described at a time.
     """
     report = CaptionReport()
     missing = [id for id, captions in zip(index.ids, index.values("caption"), strict=True) if not captions]

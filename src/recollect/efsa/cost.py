@@ -54,12 +54,7 @@ class CostCounters:
 
 @runtime_checkable
 class TextSearch(Protocol):
-    """A way of searching that evaluations compare: the model as it is, episodes, or a baseline.
-
-    Attributes:
-        counters: rows that went through the towers so far.
-        report: what went wrong.
-    """
+    """A way of searching that evaluations compare: the model as it is, episodes, or a baseline."""
 
     counters: CostCounters
 
@@ -79,7 +74,6 @@ class Cost:
 
     Attributes:
         seconds: from the query's text to its ranking.
-        images_forward, texts_forward, images_backward, texts_backward: rows that passed through a tower.
         forward_products, backward_products: multiplications of matrix products, attention and convolutions.
         memory: bytes of the tensors that a search of several queries made and held at once; not of one query.
     """
@@ -100,7 +94,6 @@ class Meter(TorchDispatchMode):
     Attributes:
         forward, backward: multiplications of matrix products, attention and convolutions in each pass.
         held: bytes of the tensors that were made since and are still there.
-        peak: most that was held at once.
     """
 
     def __init__(self) -> None:

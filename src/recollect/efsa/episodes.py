@@ -31,11 +31,6 @@ class Episodes:
     With one step from B = 0 the first forward is the frozen model's, once for every picture and caption however many
     queries found it; only the gradient of each query's B is formed, and AdamW's first step needs no state. Otherwise
     every query has its own A and B, moments and forward passes.
-
-    Attributes:
-        encoder: the frozen model.
-        options: of the episodes.
-        counters: what was computed so far.
     """
 
     def __init__(self, encoder: DualEncoder, options: EpisodeOptions | None = None) -> None:

@@ -96,7 +96,6 @@ class _Turn:
 
     Attributes:
         order: brings the rows into the order of their queries; None if they are in it.
-        counts: rows of each query.
     """
 
     order: Int[Tensor, " rows"] | None

@@ -39,7 +39,6 @@ def episode_loss(
         images: raw tower outputs.
         texts: likewise; text i of a query is image i's caption.
         pairs: which of the k places hold a pair; the others count for nothing.
-        negative: see `negatives`.
         scale: 1/τ of Eq. 1.
     """
     captions = F.normalize(texts, dim=2)

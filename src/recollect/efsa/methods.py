@@ -19,9 +19,6 @@ class SearchContext:
     """What a method works with.
 
     Attributes:
-        encoder: embedded the index.
-        index: what is searched.
-        episode: the settings of episodes.
         pixels: decoded pictures; methods that are compared may share them.
     """
 
@@ -33,15 +30,7 @@ class SearchContext:
 
 @dataclass
 class IndexSearch:
-    """`Index.search_many` with counts of what it costs.
-
-    Attributes:
-        index: what is searched.
-        encoder: embeds the queries.
-        by: compare with pictures or with captions.
-        rerank: episodes, or None.
-        counters: rows that went through the towers.
-    """
+    """`Index.search_many` with counts of what it costs."""
 
     index: Index
     encoder: DualEncoder
@@ -69,7 +58,6 @@ class Prepared:
     """A method that is ready to search.
 
     Attributes:
-        search: the method.
         preparation: rows that went through the towers before the first query.
         encoder: the model that embeds for it, if one model does so for all queries; None where each query has its own,
             or pictures are not compared at all.

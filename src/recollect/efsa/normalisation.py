@@ -34,7 +34,6 @@ class Normalisation:
         k: how many references count as near; all of them where there are fewer.
         reciprocal_rank: what the choice was made by: the mean of 1/rank of the own picture of held-out captions; None
             where nothing was chosen.
-        plain: the same without normalisation.
     """
 
     alpha: float
@@ -61,11 +60,8 @@ class NormalisedIndex(Index):
     """Pictures of an index by normalised scores: cosines minus alpha times a mean.
 
     Args:
-        index: the pictures.
-        ids: of those that can be found.
         vectors: of these, unit norm.
         means: b of each.
-        settings: alpha and k.
     """
 
     def __init__(

@@ -35,10 +35,6 @@ class PixelCache:
 
     They are kept as bytes, a quarter of what the towers read.
 
-    Args:
-        transform: what the image tower needs.
-        most_bytes: how much may be kept.
-
     Attributes:
         gone: ids of pictures that could not be opened.
     """

@@ -16,10 +16,7 @@ class EpisodeBatchPlan:
     so that n of them hold at most n times as much as the dearest.
 
     Attributes:
-        most_queries: however little they hold.
         most_bytes: that the tensors of a batch may hold at once.
-        dearest: most bytes that one query held.
-        measured: loads of the queries that were measured.
     """
 
     most_queries: int

@@ -30,11 +30,7 @@ EPISODE = "episode"
 
 
 class Adapts(Protocol):
-    """What adapts to a batch of queries: `Episodes`, or another form of them.
-
-    Attributes:
-        counters: rows that went through the towers.
-    """
+    """What adapts to a batch of queries: `Episodes`, or another form of them."""
 
     counters: CostCounters
 
@@ -52,15 +48,10 @@ class EpisodeReranker:
     Hits that an episode ranked are scored by it and come before the others, which have the score of the model as it is.
 
     Args:
-        encoder: the model of the index.
-        options: of the episodes.
-        pixels: decoded pictures; searches may share them.
         adapt: makes what adapts; another form of episodes for studies.
 
     Attributes:
         depth: how many pictures of a search are ranked again.
-        counters: rows that went through the towers.
-        report: what went wrong.
         plan: how many queries adapt at once; the first alone, to measure the memory that it takes.
     """
 

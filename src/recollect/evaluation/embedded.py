@@ -35,10 +35,6 @@ def write_embedded(
     ``train-labels.npy``, ``test-labels.npy``, and ``texts.npy`` in the order of the sorted labels. ``embedded.json``
     describes model and data.
 
-    Args:
-        model: name of the model.
-        prefix: prefix token of class texts.
-
     Raises:
         UserError: ``folder`` exists.
     """

@@ -77,7 +77,6 @@ def best_and_confidence(
     ``1 / sum_c exp(scale (s_c - best))`` with a running maximum, since OVEN has six million candidates.
 
     Args:
-        scale: inverse temperature.
         device: the best one of the machine by default.
     """
     device = device or best_device()
@@ -115,7 +114,6 @@ def entities(
         task: its classes are the candidates.
         seen: whether the model was trained on each class.
         model: name of the model in the result.
-        seed: of the model's training.
 
     Returns:
         Rows with ``metric`` seen, unseen and harmonic mean, in percent, each with the expected calibration error

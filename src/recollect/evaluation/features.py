@@ -28,7 +28,6 @@ class Features:
     Attributes:
         images: float32 (n, width), unit-norm.
         labels: int64 (n,), indices into the source's class names.
-        ids: ids of the samples.
         domains: domains of the samples; empty strings if the source has none.
         rows: int64 (n,), indices of the samples in the source.
     """
@@ -91,9 +90,6 @@ def image_features(
     encoder: Encoder, source: Source, cache: FeatureCache | None = None, *, block: int = 256
 ) -> Features:
     """Embed every image of ``source``, or read the embeddings from the cache.
-
-    Args:
-        block: maximum number of images in memory.
 
     Raises:
         UserError: the source is empty or infinite, or an embedding is not finite.

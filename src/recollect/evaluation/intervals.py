@@ -23,7 +23,6 @@ class Kinds:
 
     Attributes:
         total: sum over the cluster's queries.
-        size: number of queries.
         count: number of clusters with this total and size.
     """
 

@@ -30,10 +30,8 @@ class MultilabelTask:
     """Pictures and the classes that each of them shows.
 
     Attributes:
-        name: appears in reports and file names.
         support, query: pictures to learn from, if any, and tested ones.
         support_shows, query_shows: whether each picture shows each class (examples, classes), (n, classes).
-        class_names: readable names.
         templates: prompt templates with ``{}`` for the class name.
     """
 
@@ -60,7 +58,6 @@ def multilabel_task(
     Args:
         spec: the source (see `open_source`).
         support: split to learn from, if any.
-        query: tested split.
         names: of the classes, if the source has none.
 
     Raises:

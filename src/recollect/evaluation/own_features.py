@@ -45,10 +45,8 @@ class OwnFeatures:
     """Examples, tested rows and class texts from files.
 
     Attributes:
-        name: of the data set.
         support, queries: rows to draw examples from, and tested rows, of the same classes.
         texts: unit-norm class texts (classes, width) in the order of the sorted labels, if any.
-        scale: the model's inverse temperature.
         prompts: unit-norm prompts (classes, prompts, width) for methods that weight them, if any.
     """
 
@@ -202,7 +200,6 @@ def few_shot_features(features: OwnFeatures, protocol: Protocol, *, model: str, 
 
     Args:
         model: name of the model in the result.
-        seed: of its training, for the result.
 
     Raises:
         UserError: a tested class without examples, fewer examples than shots, or different widths.

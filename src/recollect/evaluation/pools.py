@@ -58,9 +58,6 @@ class PoolSelection:
         pool: one pool per source, or all sources as one pool.
         captions: captions to learn from, for all sources or one per source with commas between: a name of ``kinds``,
             ``column:NAME``, or a .jsonl file of `recollect caption`; None for none.
-        kinds: see `CAPTION_KINDS`.
-        split: of sources that have splits.
-        columns: names of unusual columns.
     """
 
     data: Sequence[str]

@@ -28,7 +28,6 @@ def linear_probe(
 
     Args:
         model: name of the model in the result.
-        seed: of the model's training.
 
     Returns:
         One row in percent: accuracy, expected calibration error ``ece``, accuracy on held-out support images ``loo``,

@@ -22,12 +22,7 @@ _PAIRS = 65_536
 
 @dataclass(frozen=True)
 class Ranks:
-    """Rank of the best true match, from 1, or `NO_RANK`.
-
-    Attributes:
-        texts: for each text, among all images.
-        images: for each image, among all texts.
-    """
+    """Rank of the best true match, from 1, or `NO_RANK`."""
 
     texts: Int64[np.ndarray, " texts"]
     images: Int64[np.ndarray, " images"]
@@ -48,7 +43,6 @@ def streaming_ranks(
     Args:
         images, texts: unit-norm embeddings; may be memory-mapped.
         matches: for each text the rows of its true images.
-        device: to compute the products on.
 
     Raises:
         ValueError: the number of texts and of lists of matches differ.

@@ -48,7 +48,6 @@ class Result:
     Attributes:
         protocol: ``zero-shot``, ``few-shot``, ``retrieval``, ``probe``, ...
         model: name of the model (a path, a hub id, a recipe).
-        data: name of the data set.
         seed: of the model's training or of the protocol.
         rows: figures, each with its own keys (``method``, ``shots``, ``metric``) and a ``value``.
         settings: everything else that determines the figures.

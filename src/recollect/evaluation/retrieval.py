@@ -48,7 +48,6 @@ def retrieval(
 
     Args:
         model: name of the model in the result.
-        seed: of the model's training.
         prefix: prefix token of the texts, for models that have them.
 
     Returns:
@@ -94,8 +93,6 @@ class QueryGroups:
     """Groups of the queries in one direction.
 
     Attributes:
-        asked: whether each entry is a query.
-        domains: domain of each query.
         sources: source of each query; the mean of domains weights sources equally.
         clusters: queries with the same number are about the same picture and resampled together.
     """
@@ -242,12 +239,7 @@ class Comparison:
 
     Attributes:
         methods: names; gains are over the first.
-        episode: the settings of episodes.
         queries: maximum number of texts per domain used as queries.
-        seed: of that draw.
-        depths: the k of R@k.
-        known: every method by name.
-        settings: of further methods, for the record.
     """
 
     methods: Sequence[str] = ("zero-shot", "episode")
@@ -277,7 +269,6 @@ def compare_methods(
     Args:
         captions: of the pool's images, for methods that learn from them.
         model: name of the model in the result.
-        seed: of the model's training.
 
     Returns:
         Rows as in `retrieval`, with ``gain``, ``gain_low``, ``gain_high``, ``gain_p`` and ``gains`` over the first

@@ -30,12 +30,8 @@ class TuningRequest:
     """Which methods tune the model, and how much.
 
     Attributes:
-        methods: names of `TUNING_METHODS`.
         effort: share of the published steps, above 0.
-        flip: mirror half of the training crops.
         held_out: tune again on folds of the shots, to measure calibration and held-out accuracy.
-        known: every method by name.
-        about: further settings, for the record.
     """
 
     methods: Sequence[str] = ()
@@ -85,7 +81,6 @@ def tuned_rows(
 
     Args:
         orders: the draws, as indices into the support.
-        readable: indices of the readable tested pictures.
 
     Raises:
         UserError: a model that cannot be tuned, or vectors instead of pictures.

@@ -15,11 +15,9 @@ class NamedPictures:
     """Inputs of a method, without labels.
 
     Attributes:
-        encoder: to embed views.
         source, rows: the pictures, and indices of the readable ones.
         images: their unit embeddings (n, width).
         texts: unit class texts (classes, width).
-        scale: the model's inverse temperature.
         seed: of the stream's order and of the views.
     """
 
@@ -40,7 +38,6 @@ class Named:
     """Predictions of a method.
 
     Attributes:
-        labels: the most probable class (n,).
         confidence: its probability, or its share of votes (n,).
     """
 

@@ -57,7 +57,6 @@ def zero_shot(
         model: name of the model in the result.
         seed: of the model's training, for summaries over seeds; the protocol itself is deterministic.
         prefix: prefix token of class texts, for models that have them.
-        methods: names of additional `UNLABELLED_METHODS`.
 
     Returns:
         Top-1 (with the expected calibration error ``ece`` at the model's scale), mean per-class accuracy, and top-5

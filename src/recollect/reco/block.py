@@ -43,11 +43,9 @@ class FusionSettings:
     """What a fusion is made from, and what it reads.
 
     Attributes:
-        width: entries of an embedding.
         kind: how an embedding and what it found become one.
         search: find by the vectors of the query's own modality (uni), or of the other (cross).
         read: read the found pairs' other modality (cross), the query's own (uni), or both.
-        modalities: which embeddings are refined (Table 4).
         start: what an untrained block returns; the other kinds have none.
         reads: width of the vectors that it reads, if the index is of another model; None if it is of its own.
     """
@@ -106,10 +104,6 @@ class FusionBlock(nn.Module):
         gate:       2 (1 − w) x_0 + 2 w n(Σ_j x_j),  w = σ(gate),    gate learned from 0
 
     What the branches add is the same function of the tokens for every start.
-
-    Args:
-        width: entries of an embedding.
-        start: where the block starts.
     """
 
     def __init__(self, width: int, start: Start = "embedding") -> None:
@@ -189,7 +183,6 @@ class FusionModule(nn.Module):
     >>> refined = fusion("image", torch.cat([embeddings[:, None], found_texts], dim=1))        # doctest: +SKIP
 
     Args:
-        settings: what to make.
         model: fingerprint of the model whose embeddings it was trained on; empty if that is not known.
         trained: what else is known of its training, kept in `_RECORD`.
     """
@@ -224,7 +217,6 @@ class FusionModule(nn.Module):
         """Refine embeddings of one modality.
 
         Args:
-            modality: theirs.
             tokens: the embedding, then what it found (zeros where it found nothing more).
 
         Returns:

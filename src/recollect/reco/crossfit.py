@@ -32,7 +32,6 @@ class Fold:
     """What one model embeds that was trained without a part of the pairs.
 
     Attributes:
-        pairs: the training pairs, all of them.
         new: which of them it was not trained on.
     """
 
@@ -45,8 +44,6 @@ def fold_of(pairs: Pairs, sources: Sequence[Source], folds: int) -> Int64[np.nda
 
     Args:
         pairs: as `embed_pairs` returned them.
-        sources: where the pairs are from.
-        folds: number of the parts.
     """
     assert pairs.ordinals is not None
     by_origin = {source.fingerprint: source for source in sources}
@@ -68,9 +65,7 @@ def cross_neighbours(
         base: the training pairs by the model that the fusion is for.
         folds: the same by the others; their new pairs together are those that are trained on.
         settings: which vectors are searched and which are read.
-        k: pictures for each embedding.
         max_score: cosine from which a picture counts as a near-duplicate.
-        score_of: whose cosine that is.
 
     Raises:
         UserError: a fold holds other pairs, is of another width, or saw everything or nothing.

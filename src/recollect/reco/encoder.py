@@ -39,11 +39,7 @@ class RetrievalEnhancedEncoder(EncoderBase):
     >>> encoder = RetrievalEnhancedEncoder(model, Index.open("index"), FusionModule.open("fusion"))  # doctest: +SKIP
 
     Args:
-        model: the frozen model.
-        index: embedded by that model.
-        fusion: trained on that model's embeddings.
         mode: which embeddings read the index; the others are the model's own.
-        k: how many pictures to read.
         where: read only pictures that satisfy this filter.
         exclude_ids: ids of pictures that are never read, such as near-duplicates of tested images.
         searcher: the model of the index, where it is another one and the fusion was trained to read its vectors
@@ -170,8 +166,6 @@ class RetrievalEnhancedEncoder(EncoderBase):
         """Refine the model's own embeddings of one modality, if the mode says so.
 
         Args:
-            modality: theirs.
-            embeddings: of the model.
             asked: the searcher's embeddings of the same things, where another model searches.
 
         Returns:

@@ -60,7 +60,6 @@ class FusionRecipe(Recipe):
         terms: of the loss; those that refine what the fusion does not are left out.
         k: pictures that each embedding reads (see `RetrievalEnhancedEncoder`).
         max_score: pass over pictures with at least this cosine to a training pair.
-        score_of: whose cosine that is.
         mask: which pairs of a batch are no negatives of each other.
         newness: how training pairs are made to look new to the model.
         limit: train on so many pairs at most.
@@ -117,11 +116,7 @@ FUSION_PRESETS: Mapping[FusionPreset, Callable[[], FusionRecipe]] = {"reading": 
 
 
 class FusionTowers(nn.Module):
-    """A fusion as the trainer sees a model: it reads tokens, and returns refined and own embeddings side by side.
-
-    Args:
-        fusion: what learns.
-    """
+    """A fusion as the trainer sees a model: it reads tokens, and returns refined and own embeddings side by side."""
 
     def __init__(self, fusion: FusionModule) -> None:
         super().__init__()
@@ -174,12 +169,8 @@ def train_fusion(
     Args:
         recipe: what to train and how; its width and steps are set here.
         encoder: the frozen model that embedded pairs and index.
-        pairs: training pairs.
-        out: folder of the run.
         folds: the pairs by models that have not seen some of them (cross-fitting): each is then trained on as the model
             embeds it that has not, and reads the pairs by that model instead of the index.
-        resume: go on from the last checkpoint.
-        device: where to compute.
 
     Returns:
         Folder of the trained fusion (`FusionModule.open`).

@@ -40,8 +40,6 @@ class Neighbours:
     """Embedded pairs, and for each modality what their embeddings read.
 
     Attributes:
-        images: embeddings of the training images.
-        texts: embeddings of the training texts.
         values: for each modality the vectors that some embedding of it reads; row 0 is zeros, an empty place.
         rows: for each modality and pair the k rows of ``values`` that it reads, nearest first; where both modalities of
             a row are read, first k of the one and then k of the other.
@@ -127,12 +125,9 @@ def find_neighbours(
     A pair never finds its own picture, nor near-duplicates of it.
 
     Args:
-        pairs: embedded training pairs.
-        index: of the same model.
         settings: which vectors are searched and which are read.
         k: pictures for each embedding (see `RetrievalEnhancedEncoder`); places stay empty where fewer count.
         max_score: cosine from which a picture counts as a near-duplicate.
-        score_of: whose cosine that is.
 
     Raises:
         UserError: another model, an empty index, or one smaller than k.
@@ -230,10 +225,6 @@ def read_index(
 
 def gather(found: Sequence[Reading], index: Index) -> tuple[Tensor, Tensor, Tensor]:
     """What many embeddings read, each vector kept once.
-
-    Args:
-        found: in blocks of queries.
-        index: what they read.
 
     Returns:
         The vectors after a row of zeros (vectors, width); which of them each place holds (queries, places): k places

@@ -43,7 +43,6 @@ class Newness:
     """How training pairs are made to look new to the model.
 
     Attributes:
-        kind: the way.
         strength: of ``offsets`` the length of an offset, where an embedding's is 1; of ``rotation`` the largest ``s``
             in ``expm(s (A − Aᵀ))``, with entries of A from N(0, 1 / width); a step takes s from U(0, strength).
         share: of the captions that have an offset in a step; a rotation turns everything.
@@ -64,13 +63,7 @@ class Newness:
 
 
 class Disturbance:
-    """What one step does to the vectors of each modality.
-
-    Args:
-        newness: the way, and how much.
-        seed: of the run.
-        step: of the run.
-    """
+    """What one step does to the vectors of each modality."""
 
     def __init__(self, newness: Newness, seed: int, step: int) -> None:
         self.newness, self.seed, self.step = newness, seed, step

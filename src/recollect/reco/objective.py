@@ -39,7 +39,6 @@ def masked_contrastive(
     Args:
         images: unit-norm; row i belongs to text i.
         texts: unit-norm.
-        scale: inverse temperature.
         groups: of each pair; two pairs share a group if they agree in any column.
         tile: rows of logits formed at once; with more rows they are formed again in the backward pass.
     """
@@ -69,7 +68,6 @@ class FusionObjective(Objective):
     """``L(v̂, t̂) + L(v̂, t) + L(v, t̂)``, each a symmetric InfoNCE, with one learned temperature (RECO, Eq. 2).
 
     Args:
-        terms: which of them.
         scale: inverse temperature at the start.
     """
 

@@ -24,9 +24,7 @@ class Pairs:
 
     Attributes:
         images, texts: unit-norm embeddings.
-        captions: the texts.
         pictures: ids of the pictures, as an index has them (`recollect.data.sources.images.pixel_digest`).
-        model: fingerprint of the model.
         sources: name of the source of each pair.
         origins: fingerprint of that source.
         ordinals: place of the pair in it.

@@ -30,9 +30,6 @@ class Done:
     """An action that can be undone.
 
     Attributes:
-        kind: what was done.
-        ids: to which pictures.
-        files: old and new places.
         after: the latest change of labels then (`LabelStore.latest`); later ones are undone first.
     """
 
@@ -43,12 +40,7 @@ class Done:
 
 
 class Actions:
-    """Changes to selected pictures; safe to call from several threads.
-
-    Args:
-        library: whose pictures.
-        labels: their labels, which exports contain.
-    """
+    """Changes to selected pictures; safe to call from several threads."""
 
     def __init__(self, library: Library, labels: LabelStore) -> None:
         self.library, self.labels = library, labels

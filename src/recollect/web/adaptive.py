@@ -17,7 +17,6 @@ class Adapted:
     """The first results after adapting.
 
     Attributes:
-        hits: in their new order.
         changed: whether the adapted model ranked any of them.
         learnt: the captioned pictures that the model learned from, each with its rank before and after.
     """
@@ -28,11 +27,7 @@ class Adapted:
 
 
 class Adaptive:
-    """Adapts to searches of one index.
-
-    Args:
-        index: what is searched.
-    """
+    """Adapts to searches of one index."""
 
     def __init__(self, index: Index) -> None:
         self.index = index

@@ -21,9 +21,6 @@ _SHOWN = 20.0
 class FolderAdder:
     """Adds one folder at a time to a library.
 
-    Args:
-        library: what to add to.
-
     Attributes:
         watched: the folder that the library follows by itself, if any.
     """

@@ -55,11 +55,7 @@ class _StoppedError(Exception):
 
 
 class DuplicateFinder:
-    """Looks for the duplicates of a library; safe to call from several threads.
-
-    Args:
-        library: whose pictures.
-    """
+    """Looks for the duplicates of a library; safe to call from several threads."""
 
     def __init__(self, library: Library) -> None:
         self.library = library
@@ -113,7 +109,6 @@ class DuplicateFinder:
 
         Args:
             here: ids; those of pictures that were removed since the search are left out as well.
-            kind: only groups of this kind.
         """
         found = self._search.groups if self._search is not None else []
         some = (DuplicateGroup(each.kind, tuple(id for id in each.ids if id in here)) for each in found

@@ -92,10 +92,6 @@ def open_folder(folder: Path, encoder: Encoder, model: str) -> Index:
 
     The index of another model at the same place, such as an earlier version of the starter, stays as it is; the new one
     is made beside it and starts with its labels.
-
-    Args:
-        encoder: the model.
-        model: name that opens the model again.
     """
     address, labels = index_of_folder(folder, model), None
     if Index.exists(address) and (earlier := Index.open(address)).record.model != encoder.fingerprint:
@@ -128,7 +124,6 @@ class FolderFiller:
 
     Args:
         index: to fill; an object of its own, since the page reads another one.
-        folder: of pictures.
     """
 
     def __init__(self, index: Index, folder: Path) -> None:

@@ -41,7 +41,6 @@ class Guard:
     """ASGI middleware in front of everything, static files included.
 
     Args:
-        app: what it guards.
         hosts: host names, without port, by which the page may be called (against DNS rebinding); empty for any, where
             the token guards.
         token: what a browser must know; None on loopback.

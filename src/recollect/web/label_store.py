@@ -37,7 +37,6 @@ class ClickedClass:
     """One class.
 
     Attributes:
-        key: does not change.
         name: what people call it.
         text: words that describe it; they order the pictures before any are marked.
         marks: +1 or -1 by the id of the picture, in click order.
@@ -61,7 +60,6 @@ class LabelStore:
     aside, and all its readable rows are taken over, together with those of the backup made when it was last opened.
 
     Args:
-        path: made if it is missing.
         old_log: the click log of earlier versions, which is read once into a new file.
 
     Attributes:

@@ -34,7 +34,6 @@ class View:
 
     Attributes:
         index: which index; it may have moved on to a later version.
-        version: of the index.
         ids: of the pictures, in the order of the rows.
     """
 
@@ -90,9 +89,6 @@ class View:
 
 class Library:
     """An index that other processes may change while its page is open; safe to call from several threads.
-
-    Args:
-        index: what the page shows.
 
     Attributes:
         name: what the page calls it; by default the folder of the index, or the one above where that is ``index``.

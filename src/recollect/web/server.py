@@ -34,7 +34,6 @@ class Page:
     """The page of an index, which starts to listen when it is made.
 
     Args:
-        index: what to show.
         host: where to listen; on an address that others can reach only with a token.
         port: where to listen; 0 takes any free port.
         token: a secret of at least 16 letters and digits that a browser must know.
@@ -154,7 +153,6 @@ def serve(
     Args:
         index: an index, its address, or a folder of pictures.
         model: the model of the index, where that is not what the index remembers; of a new folder the model to use.
-        open_browser: open the page in the browser.
         wait: serve until interrupted, and return None; otherwise return the running page. In a notebook the default is
             False, elsewhere True.
 

@@ -59,7 +59,6 @@ class Ask:
 
     Attributes:
         terms: of a search; without any the list has all pictures in the order of the index.
-        where: a filter.
         adapt: rank the first results again by a model adapted to this query (EFSA).
         order: ``search``; for a label ``likely``, ``next``, ``cut`` or ``clicked`` (see `Teaching.ranked`); ``sorted``
             for all pictures by the classifier that all labels make.
@@ -86,9 +85,7 @@ class Listing:
         ids: of the pictures, best first; of a long search only the first.
         scores: of these, None where the order has no score.
         total: pictures of the whole list.
-        about: facts about the whole list.
         before: ranks by the model as it is, of pictures that an adapted model ranked again.
-        vector: what was looked up.
     """
 
     ids: Sequence[str]
@@ -100,13 +97,7 @@ class Listing:
 
 
 class Session:
-    """One index, its model and its labels; safe to call from several threads.
-
-    Args:
-        index: what is shown.
-        labels: labels and marks.
-        out: folder that classifiers are saved in.
-    """
+    """One index, its model and its labels; safe to call from several threads."""
 
     def __init__(self, index: Index, labels: LabelStore, out: Path) -> None:
         self.library, self.labels = Library(index), labels

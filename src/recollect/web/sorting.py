@@ -34,12 +34,9 @@ class Sorted:
     decides about the others.
 
     Attributes:
-        view: version of the index.
-        revision: of the labels.
         classifier: as `Sorting.classifier` makes it.
         members: whether each row has each label (rows, labels).
         best: index of the likeliest label of each row, among those it has if any.
-        probability: of that label.
         told: whether there are enough marks to report that probability.
         certainty: probability by the classifier, which compares the labels with one another.
     """
@@ -60,14 +57,7 @@ class Sorted:
 
 
 class Sorting:
-    """What the labels are good for; safe to call from several threads.
-
-    Args:
-        library: what was labelled.
-        teacher: answers to marks.
-        out: folder that classifiers are saved in.
-        lock: shared with whatever else uses the model.
-    """
+    """What the labels are good for; safe to call from several threads."""
 
     def __init__(self, library: Library, teacher: Teaching, out: Path, lock: threading.RLock) -> None:
         self.library, self.teacher, self.out = library, teacher, out

@@ -28,8 +28,6 @@ class ShownRows:
     """What a filter leaves of a version of the index.
 
     Attributes:
-        view: the version.
-        rows: that satisfy the filter, rising.
         where: the filter; empty for everything.
     """
 
@@ -54,9 +52,6 @@ class Taught:
 
     Attributes:
         view: version of the index whose rows it scores.
-        revision: of the labels.
-        model: over every row.
-        fit: to the marks.
         latest: marked rows, latest first.
     """
 
@@ -75,13 +70,7 @@ class Taught:
 
 
 class Teaching:
-    """Answers to marks; safe to call from several threads.
-
-    Args:
-        library: what is marked.
-        labels: labels and their marks.
-        lock: shared with whatever else uses the model.
-    """
+    """Answers to marks; safe to call from several threads."""
 
     def __init__(self, library: Library, labels: LabelStore, lock: threading.RLock) -> None:
         self.library, self.labels = library, labels

@@ -20,7 +20,6 @@ def next_to_label(
     probable ones as a fifth, since labels must not come from the cut alone.
 
     Args:
-        count: maximum number of rows.
         among: candidate rows; all by default.
     """
     marked = np.zeros(len(fit.scores), dtype=bool)

@@ -20,12 +20,10 @@ class ClickCutOff:
     Attributes:
         probability: of Yes, for every row of the pool; 1 and 0 for clicked ones.
         above: rows with a probability of at least one half.
-        found: number of rows above the cut.
         clicks: number of clicks that the figures are based on.
         precision: share of Yes among clicked rows above the cut; None without any.
         wrong: number of clicked No above the cut.
         coverage: share of clicked Yes above the cut; None without any.
-        expected: expected number of Yes.
         reached: expected share of them above the cut.
         stop: whether 95 % are found, as far as clicks can show (`stop_rule`).
     """

@@ -48,7 +48,6 @@ class ClickFit:
         left_out: leave-one-out scores of clicked rows (clicks,).
         rows: clicked rows, in the order of ``left_out``.
         marks: +1 or −1 for each.
-        settings: of the kernel ridge.
         weak: leave-one-out scores of the weak No.
     """
 
@@ -73,7 +72,6 @@ class ClickModel:
         pool: unit-norm embeddings (rows, width).
         text: unit-norm embedding of the class name, if any.
         weak: number of random rows used as weak No.
-        seed: of that choice.
     """
 
     pool: Float32[np.ndarray, "rows width"]

@@ -85,7 +85,6 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
 
         Args:
             X: unit-norm embeddings (examples, width), NumPy or torch; others are normalised with a warning.
-            y: one class label for each.
 
         Raises:
             ValueError: NaN, a zero row, fewer than two classes, or class texts that do not fit.
@@ -342,11 +341,7 @@ def stand_ins(support: np.ndarray, generator: np.random.Generator) -> np.ndarray
 
 
 def left_out_means(support: np.ndarray, labels: np.ndarray, plan: HoldOut, cosine: bool = False) -> np.ndarray:
-    """Similarities of held-out examples to the class means of the others (held, classes).
-
-    Args:
-        cosine: normalise the means.
-    """
+    """Similarities of held-out examples to the class means of the others (held, classes)."""
     counts = np.bincount(labels).astype(support.dtype)
     sums = class_means(support, labels, len(counts)) * counts[:, None]
     held, own = support[plan.rows], plan.held_labels

@@ -74,7 +74,6 @@ def ridge_path(
     """Held-out predictions at every ridge, from one eigendecomposition (one for each fold at few shots).
 
     Args:
-        plan: the rows to hold out.
         features: rows Phi (examples, landmarks) with ``Phi Phi'`` near K; None for the kernel itself.
 
     Yields:

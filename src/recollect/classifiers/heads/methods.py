@@ -57,9 +57,7 @@ def choose_method(
     (`trusted_text_weight`), else class means.
 
     Args:
-        methods: names in `FEW_SHOT_METHODS`.
         texts: unit-norm class texts (classes, width).
-        scale: the model's inverse temperature.
         support: unit-norm examples (n, width) of every class.
         labels: (n,), indices of classes.
 

@@ -270,10 +270,6 @@ class ZeroShotMix(Mixture):
         text_features: class texts W, in the order of ``classes_``.
         weight: of the classifier's probabilities; None chooses the exactly best one on held-out examples.
         scale: inverse temperature of the zero-shot probabilities.
-
-    Attributes:
-        estimator_: the fitted classifier.
-        weight_: what was used.
     """
 
     def __init__(

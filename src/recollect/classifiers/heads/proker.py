@@ -53,8 +53,6 @@ class ProKeR(EmbeddingClassifier):
             its number of shots (interpolated over log K).
 
     Attributes:
-        bandwidth_, ridge_, text_weight_, residual_weight_: the values used.
-        support_, labels_: the examples and their class indices.
         coef_: float64 (examples, classes), ``A^-1 (Y - s Z)``; (landmarks, classes) with landmarks.
     """
 
@@ -266,7 +264,6 @@ class ProKeR(EmbeddingClassifier):
 
         Args:
             X: embeddings (examples, width).
-            y: their labels.
             text_features: all class texts, needed if ``y`` has a new class and the classifier reads texts.
 
         Raises:

@@ -27,9 +27,7 @@ class Protocol:
     """What to evaluate.
 
     Attributes:
-        methods: names in `FEW_SHOT_METHODS`.
         shots: examples per class, ascending.
-        seeds: of the draws of the support.
         metric: accuracy, or its mean over classes (the convention of some data sets).
         short_classes: refuse classes with fewer examples than shots, or use all their examples.
         memory: bytes for a block of queries; does not change the result.
@@ -113,7 +111,6 @@ class FewShotTask:
         """A method of `FEW_SHOT_METHODS`, fitted to the first ``shots`` shots of a draw.
 
         Args:
-            order: from `nested_supports`.
             similarity: between these examples, if it is known.
         """
         rows, labels = support_of(order, shots)

@@ -48,8 +48,6 @@ class TipAdapter(EmbeddingClassifier):
 
     Args:
         text_features: class texts W, in the order of ``classes_``.
-        alpha: weight of the cache.
-        beta: sharpness of the cache.
         preset: ``paper`` has s = 1, ``official`` s = 100.
 
     Raises:
@@ -104,9 +102,6 @@ class CrossValidatedTipAdapter(TipAdapter):
     Scores of held-out examples (`HoldOut`) decide; at one shot ``alpha`` and ``beta`` are used as given. For each beta
     of a log grid from 1 to 50 the best alpha is found exactly; the smallest beta wins ties. Sums over a class with
     held-out examples are scaled up to the whole class.
-
-    Attributes:
-        alpha_, beta_: the chosen values.
     """
 
     def _choose(self, support: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
@@ -142,10 +137,7 @@ def held_out_blocks(
 
     Args:
         support, labels: unit rows (examples, width), (examples,); every class has examples.
-        plan: its rows are scored.
         weights: of the examples, (examples,) or several sets (sets, examples).
-        block: rows at a time.
-        known: similarities of the support, if known.
 
     Yields:
         Positions within ``plan.rows`` and their sums (betas x sets, rows, classes), beta by beta.
@@ -187,7 +179,6 @@ def best_mixture(
     Args:
         blocks: rows, and for each candidate in turn the base (candidates or 1, rows, classes) and the extra.
         labels: (rows,).
-        parameters: the candidates.
     """
     lower, upper = np.empty((2, len(parameters), len(labels)))
     for rows, bases, extras in blocks:

@@ -20,12 +20,6 @@ class LinearProbe(EmbeddingClassifier):
 
     Args:
         strengths: inverse regularisation strengths C to choose from; the smallest wins ties.
-        max_iter: of the solver.
-
-    Attributes:
-        C_: what was chosen.
-        model_: the fitted regression.
-        n_iter_: iterations the solver took.
     """
 
     def __init__(
@@ -69,8 +63,6 @@ class Schedule:
     """Training of a head over shuffled batches, with a cosine from the optimiser's learning rate to zero.
 
     Attributes:
-        epochs: passes over the support set.
-        batch: examples per step.
         warm_up: constant learning rate of an epoch before the cosine; None for none.
     """
 
@@ -92,7 +84,6 @@ def fit_by_gradient(
     Args:
         optimiser: its learning rate is the highest one.
         loss: from row indices of the support set to the loss.
-        count: rows of the support set.
         after: called after each step with its learning rate.
     """
     steps = -(-count // schedule.batch)

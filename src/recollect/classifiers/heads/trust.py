@@ -43,10 +43,8 @@ class HeldOutCheck:
     """Accuracy and calibration on examples that were used neither to fit nor to choose anything.
 
     Attributes:
-        examples: number of held-out examples.
         accuracy: on them (0 to 1).
         low, high: 95 % interval of the accuracy of the final classifier on new pictures (`accuracy_interval`).
-        calibration_error: expected calibration error of the probabilities.
     """
 
     examples: int
@@ -103,7 +101,6 @@ def accuracy_interval(share: float, count: int, learned: float = 1.0) -> tuple[f
 
     Args:
         share: measured accuracy (0 to 1).
-        count: number of held-out examples.
         learned: share of all examples that a fold learned from, 0 < learned <= 1.
     """
     z = INTERVAL_WIDTH * 1.959964

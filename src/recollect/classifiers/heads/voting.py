@@ -109,11 +109,7 @@ class _Voting(EmbeddingClassifier):
 
 
 class PluralityVoting(_Voting):
-    """One vote per neighbour; k is at most the number of shots (Nakata et al., 2022).
-
-    Args:
-        k: number of neighbours.
-    """
+    """One vote per neighbour; k is at most the number of shots (Nakata et al., 2022)."""
 
     def __init__(self, k: int = 32) -> None:
         self.k = k
@@ -129,7 +125,6 @@ class SoftmaxVoting(_Voting):
     """A vote weighs ``softmax(f·F / temperature)`` over the k nearest (LIxP, Eq. 10).
 
     Args:
-        k: number of neighbours.
         temperature: 0.07 in the literature.
     """
 
@@ -145,7 +140,6 @@ class RankVoting(_Voting):
     """A vote weighs ``1 / (offset + rank)``, rank from 0 (Geirhos et al., 2024).
 
     Args:
-        k: number of neighbours.
         offset: 2 in the literature.
     """
 

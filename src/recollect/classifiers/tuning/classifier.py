@@ -30,9 +30,7 @@ class TunedClassifier:
 
     Attributes:
         encoder: the tuned copy, which can be saved like any model (`DualEncoder.save`).
-        names: of the classes.
         texts: unit-norm class embeddings (classes, width).
-        scale: factor of the cosines.
         template: class text with ``{}`` for the name; None if other names have no embedding.
     """
 

@@ -26,7 +26,6 @@ class LabelledPictures:
     Attributes:
         pictures: PIL images or arrays (height, width, 3) of bytes.
         labels: of each, 0…C - 1 (n,).
-        names: of the C classes.
         unlabelled: more pictures of the same kind, for methods that learn from them too.
     """
 
@@ -105,9 +104,6 @@ def descend(
     """Train on shuffled rows; the same seed gives the same steps.
 
     Args:
-        what: title of the progress line.
-        loss: from row indices to the loss.
-        count: number of rows.
         after: called after each step with its learning rate.
     """
     steps = schedule.epochs * math.ceil(count / schedule.batch)

@@ -42,7 +42,6 @@ class _Tuning:
 
     Attributes:
         learning_rate, weight_decay, batch: of AdamW; the learning rate follows a cosine.
-        template: one prompt.
         flip: mirror half of the crops.
         effort: share of the published steps.
         seed: of start, crops, order and dropout.

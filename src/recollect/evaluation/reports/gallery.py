@@ -27,11 +27,7 @@ _REPORT = {
 
 
 def hits_as_json(results: Sequence[Hits], report: EpisodeReport, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that was found and what was not as it should be.
-
-    Args:
-        about: what was searched and how.
-    """
+    """Everything that was found and what was not as it should be."""
     return {
         "format": GALLERY_FORMAT,
         **about,

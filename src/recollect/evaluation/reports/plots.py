@@ -91,7 +91,6 @@ def few_shot_curves(
     """Accuracy over shots, one panel for each method, error bars over training seeds (LIxP, Fig. 1).
 
     Args:
-        frame: tidy few-shot results.
         zero_shot: mean zero-shot accuracy of each model, drawn as a dotted line in its colour.
         colours: by model; by order for the others.
     """

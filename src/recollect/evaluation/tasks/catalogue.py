@@ -40,10 +40,8 @@ class Entry:
         support, query: splits; ``support`` is None for a zero-shot set.
         support_size, query_size, classes: as in the paper.
         metric: "top-1", "mean per class" or "mean average precision".
-        licence: of the data.
         tfds: name in TensorFlow Datasets, which the papers used.
         seen: whether hub, tfds and licence were read on a public page; otherwise from memory.
-        note: further remarks.
         multilabel: an image may show several classes, so that there is no single label to predict.
     """
 
@@ -70,7 +68,6 @@ class Entry:
 
         Args:
             place: another source with the same splits (see `open_source`); the hub copy by default.
-            templates: prompt templates for the class names.
 
         Raises:
             UserError: it cannot be opened, its number of classes differs from the paper's, or it is multilabel.

@@ -20,15 +20,12 @@ class ClassificationTask:
     """Images to classify, and examples to learn from.
 
     Attributes:
-        name: appears in reports and file names.
-        support: labelled examples to draw shots from.
         query: test images; never an argument of a ``fit``.
         class_names: readable names; labels of ``support`` and ``query`` index them.
         templates: prompt templates with ``{}`` for the class name.
         class_texts: explicit prompts of every class, in place of templates and names.
         group: kind of task, if a source has several: ``script``, ``attributes``, ...
         shift: distribution shift: ``faces``, ``styles``; ``names`` and ``synonyms`` are the same classes under both.
-        metric: usual metric of the data set.
     """
 
     name: str
@@ -56,7 +53,6 @@ class Division:
         within: divide this split into both instead, class by class, e.g. for data sets whose classes (not images) are
             split, such as Omniglot.
         query_share: share of each class that ``within`` tests on.
-        seed: of that division.
     """
 
     support: str | None = "train"

@@ -33,9 +33,7 @@ class Selection:
         data: sources with labels and class names; a generated source selects the tasks of its world.
         suite: data sets of the catalogue, e.g. lixp-21.
         copies: ``NAME=SOURCE``: read a data set of the suite from another source than the hub.
-        division: into examples and tested images.
         templates: prompt templates with ``{}`` for the class name; CLIP's 80 by default.
-        columns: names of unusual columns.
         synonyms: replace each task by its classes with synonyms, once with names and once with synonyms.
     """
 

@@ -17,12 +17,8 @@ class RetrievalTask:
     """Images and their matching texts.
 
     Attributes:
-        name: appears in reports and file names.
-        images: the pool of images.
-        texts: the pool of distinct texts.
         matches: the images that each text describes, ascending.
         counts: number of captions with each text; weights for scores by caption instead of by text.
-        domains: of each image.
         ambiguous: whether each image also matches another text, so that a miss is not an error.
     """
 
@@ -43,7 +39,6 @@ def retrieval_task(
     A caption of several images is a true match of all of them. The domain of an image defaults to its source's name.
 
     Args:
-        specs: one or several sources with captions.
         split: of each, unless its address has ``?split=``.
 
     Raises:
