@@ -11,8 +11,7 @@ from evaluation.conftest import encoder, task
 from recollect.core.errors import UserError
 from recollect.core.types import EncoderBase, Sample, Source
 from recollect.evaluation.tasks.classification import ClassificationTask
-from recollect.evaluation.unlabelled import NamedPictures
-from recollect.evaluation.zero_shot import zero_shot
+from recollect.evaluation.zero_shot import NamedPictures, zero_shot
 from recollect_papers.peers import unlabelled
 from recollect_papers.peers.online import OnlineCache
 from recollect_papers.peers.unlabelled import UNLABELLED_METHODS, views_of

@@ -14,8 +14,8 @@ from recollect.cli.evaluate_few_shot import _few_shot_table
 from recollect.core.errors import UserError
 from recollect.core.progress import output
 from recollect.evaluation.results import joint_identity, load_results
-from recollect.evaluation.tasks import captioned
-from recollect.evaluation.unlabelled import UNLABELLED_METHODS
+from recollect.evaluation.tasks import catalogue
+from recollect.evaluation.zero_shot import UNLABELLED_METHODS
 from recollect_papers.peers.ape import ApeTrained
 from recollect_papers.peers.clip_adapter import ClipAdapter
 from recollect_papers.peers.probes import LinearProbePlusPlus
@@ -109,14 +109,14 @@ def test_what_reads_more_than_one_picture_stands_beside_the_plain_ensemble(recol
 
 
 def test_a_suite_of_captioned_sets_reads_ones_own_copies(recollect, trained, pairs, tmp_path, monkeypatch):
-    opened = captioned.open_source
+    opened = catalogue.open_source
 
     def here(spec, **options):
         if not spec.startswith(str(pairs)):
             raise UserError(f"{spec}: the hub does not answer")
         return opened(spec, **options)
 
-    monkeypatch.setattr(captioned, "open_source", here)
+    monkeypatch.setattr(catalogue, "open_source", here)
     words = ("evaluate", "retrieval", trained[0], "--suite", "efsa-9", "--copies", f"nasa={pairs}?split=train")
     done = recollect(*words, "--out", tmp_path / "out.json")
     (result,) = json.loads((tmp_path / "out.json").read_text())

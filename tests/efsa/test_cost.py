@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from recollect.efsa.cost import CostCounters, Meter, measured
-from recollect.efsa.report import EpisodeReport
+from recollect.efsa.options import EpisodeReport
 from recollect.index import Hits
 
 

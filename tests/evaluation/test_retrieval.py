@@ -81,6 +81,12 @@ def by_hand(encoder, task, k, domain):
 
 
 @pytest.mark.parametrize("k", [1, 5, 10])
+def plain_groups(domains):
+    """All entries are queries about different pictures of one source."""
+    number = len(domains)
+    return QueryGroups(np.ones(number, dtype=bool), domains, np.zeros(number, dtype=np.int64), np.arange(number))
+
+
 @pytest.mark.parametrize("domain", ["all", "a", "b"])
 def test_recall_is_that_of_a_loop(problem, k, domain):
     encoder, task = problem
@@ -132,7 +138,7 @@ def test_the_mean_of_domains_weighs_each_the_same(problem):
 
 def test_in_the_mean_of_domains_a_source_counts_once_whatever_its_styles():
     domains = np.array(["noto", "twemoji", "noto", "photo"])
-    groups = replace(QueryGroups.plain(domains), sources=np.array(["emoji", "emoji", "emoji", "photos"]))
+    groups = replace(plain_groups(domains), sources=np.array(["emoji", "emoji", "emoji", "photos"]))
     rows = recall_rows("m", "image to text", np.array([1, 9, 9, 1]), groups, (1,))
     (mean,) = [row["value"] for row in rows if row["domain"] == "mean of domains"]
     assert mean == pytest.approx((((100 + 0) / 2 + 0) / 2 + 100) / 2)
@@ -303,7 +309,7 @@ def test_the_interval_of_a_gain_is_that_of_paired_queries():
     before = generator.integers(1, 4, 400)
     after = np.where(generator.random(400) < 0.1, 1, before)
     domains = np.array(["a"] * 400)
-    rows = recall_rows("m", "text to image", after, QueryGroups.plain(domains), (1,), before)
+    rows = recall_rows("m", "text to image", after, plain_groups(domains), (1,), before)
     row = next(row for row in rows if row["domain"] == "all")
     draws = generator.integers(0, 400, size=(4000, 400))
     gains = 100 * ((after[draws] == 1).mean(axis=1) - (before[draws] == 1).mean(axis=1))

@@ -8,7 +8,6 @@ from recollect.evaluation.tables import (
     gain_over_draws,
     log_linear_fit,
     mean_over_tasks,
-    paired_gain,
     sample_efficiency,
     tidy,
 )
@@ -31,17 +30,6 @@ def test_every_data_set_counts_the_same_however_often_it_was_drawn():
         ]
     )
     assert mean_over_tasks(frame, ["method", "shots"]).loc["prototype", 4, 0] == 60.0
-
-
-def test_gains_are_paired_by_training_seed():
-    frame = tidy(
-        [few_shot("base", "one", seed, {("prototype", 4, 0): 50.0 + 10 * seed}) for seed in range(3)]
-        + [few_shot("context", "one", seed, {("prototype", 4, 0): 52.0 + 10 * seed}) for seed in (1, 2)]
-    )
-    gain = paired_gain(frame, "context", "base", ["method"])
-    assert gain.tolist() == [2.0, 2.0]
-    with pytest.raises(ValueError):
-        paired_gain(frame, "context", "absent", ["method"])
 
 
 def test_sample_efficiency_is_the_ratio_of_shots_for_the_same_accuracy():

@@ -8,7 +8,7 @@ from colours import COLOURS, ColourEncoder, shade
 from pages import start
 from pictures import encoded
 from recollect.index import File, Index, Rows
-from recollect.web.recent import Recent
+from recollect.web.library import Recent
 
 FOLDERS = ["Norway/Bergen", "Norway/Oslo's #1 100%", "Ärger & Söhne 😀", ""]
 NUMBER = 240

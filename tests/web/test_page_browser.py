@@ -9,7 +9,7 @@ from pictures import encoded
 from recollect.classifiers.classifier import Classifier
 from recollect.core.errors import UserError
 from recollect.index import Index
-from recollect.web.recent import Recent
+from recollect.web.library import Recent
 from recollect.web.session import Listing
 
 

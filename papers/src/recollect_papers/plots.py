@@ -19,7 +19,8 @@ from recollect.evaluation.reports.plots import (
     seeds_of,
     sets_of,
 )
-from recollect.evaluation.tables import over_seeds, paired_gain
+from recollect.evaluation.results import summarise
+from recollect.evaluation.tables import mean_over_tasks
 
 
 def inline_png(figure: Figure) -> str:
@@ -49,10 +50,7 @@ def gain_per_classifier(
     places = np.arange(len(methods))
     width = 0.8 / len(pairs)
     for index, (label, (model, baseline)) in enumerate(pairs.items()):
-        gains = [
-            over_seeds(paired_gain(chosen[chosen["method"] == method], model, baseline, ["method"]))
-            for method in methods
-        ]
+        gains = [summarise(_paired_gain(chosen[chosen["method"] == method], model, baseline)) for method in methods]
         bars = axis.bar(
             places + (index - (len(pairs) - 1) / 2) * width,
             [gain.mean for gain in gains],
@@ -166,3 +164,9 @@ def picture_rows(rows: Sequence[tuple[str, Sequence[Tile]]], colours: Sequence[s
 
 def _wrapped(words: str) -> str:
     return "\n".join(textwrap.fill(line, 22) for line in words.splitlines())
+
+
+def _paired_gain(frame: pd.DataFrame, model: str, baseline: str) -> pd.Series:
+    """``model`` minus ``baseline`` for each method and training seed, paired by seed."""
+    means = {name: mean_over_tasks(frame[frame["model"] == name], ["method"]) for name in (model, baseline)}
+    return (means[model] - means[baseline]).dropna()

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recollect.classifiers.classifier import Classifier
-from recollect.classifiers.heads.form import KernelForm
+from recollect.classifiers.heads.base import KernelForm
 from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder
 from recollect.core.types import Encoder

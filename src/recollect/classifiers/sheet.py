@@ -1,6 +1,5 @@
 """Writes predictions as CSV, JSON and an HTML page."""
 
-import base64
 import csv
 import io
 from collections import Counter
@@ -13,7 +12,7 @@ from typing import Any
 from recollect.classifiers.predictions import NONE_OF_THESE, Classification, Prediction
 from recollect.core.files import write_json, write_text
 from recollect.core.templates import render
-from recollect.data.sources.images import BrokenImageError, decode
+from recollect.data.sources.images import BrokenImageError, decode, jpeg_url
 
 SHEET_COLUMNS = (
     "file", "prediction", "confidence", "runner_up", "unknown", "possible", "nearest_example", "nearest_similarity",
@@ -58,13 +57,9 @@ def save_json(found: Classification, path: str | Path, about: Mapping[str, Any])
 def _thumbnail(file: Path, size: int) -> str:
     """The picture as a small JPEG data URL; empty if it cannot be read."""
     try:
-        picture = decode(file, str(file), needed=size)
+        return jpeg_url(decode(file, str(file), needed=size), size)
     except BrokenImageError:  # an example of a saved classifier may have moved
         return "data:,"
-    picture.thumbnail((size, size))
-    buffer = io.BytesIO()
-    picture.save(buffer, "JPEG", quality=80)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def save_sheet(found: Classification, path: str | Path, summary: str, folder: Path | None = None) -> None:

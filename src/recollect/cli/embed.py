@@ -34,7 +34,7 @@ class Embed:
         from recollect.core.paths import check_writable
         from recollect.core.places import model_name
         from recollect.core.progress import output
-        from recollect.evaluation.embedded import write_embedded
+        from recollect.evaluation.own_features import write_embedded
         from recollect.models import load_model
 
         check_named_data(self.data)

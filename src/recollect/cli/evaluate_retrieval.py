@@ -17,7 +17,7 @@ from recollect.efsa.methods import SEARCH_METHODS
 from recollect.evaluation.pools import CaptionedPool, PoolSelection, open_pools
 from recollect.evaluation.results import Result, ResultRow
 from recollect.evaluation.retrieval import DIRECTIONS, Comparison, compare_methods, retrieval
-from recollect.evaluation.tasks.captioned import captioned_specs
+from recollect.evaluation.tasks.catalogue import captioned_specs
 from recollect.models.dual import DualEncoder
 
 

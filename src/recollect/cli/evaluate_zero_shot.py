@@ -24,8 +24,7 @@ from recollect.core.validation import check_choice
 from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.results import Result
 from recollect.evaluation.tasks.classification import ClassificationTask
-from recollect.evaluation.unlabelled import UNLABELLED_METHODS
-from recollect.evaluation.zero_shot import zero_shot
+from recollect.evaluation.zero_shot import UNLABELLED_METHODS, zero_shot
 
 
 def run_zero_shot(options: ZeroShot) -> None:

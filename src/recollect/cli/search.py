@@ -90,7 +90,7 @@ class Search:
         """Search, print and write."""
         from recollect.core.paths import check_writable
         from recollect.core.progress import output
-        from recollect.efsa.report import EpisodeReport
+        from recollect.efsa.options import EpisodeReport
         from recollect.evaluation.reports.gallery import save_results
         from recollect.index import Index
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
-from recollect.efsa.report import EpisodeReport
+from recollect.efsa.options import EpisodeReport
 from recollect.index import Hits
 
 _aten = torch.ops.aten
@@ -46,10 +46,6 @@ class CostCounters:
         """Count rows of a backward pass."""
         self.images_backward += images
         self.texts_backward += texts
-
-    def as_dict(self) -> dict[str, int]:
-        """The counts by name."""
-        return asdict(self)
 
 
 @runtime_checkable
@@ -145,12 +141,12 @@ def measured(search: TextSearch, queries: Sequence[str], k: int, probe: int = 8)
     Seconds and rows are of all queries; products and memory are counted in a second search for the first ``probe``
     queries, since counting is slow.
     """
-    before = search.counters.as_dict()
+    before = asdict(search.counters)
     start = time.perf_counter()
     results = search.search(queries, k)
     seconds = time.perf_counter() - start
     number = max(1, len(queries))
-    rows = {name: (count - before[name]) / number for name, count in search.counters.as_dict().items()}
+    rows = {name: (count - before[name]) / number for name, count in asdict(search.counters).items()}
     some = queries[:probe]
     with Meter() as meter:
         search.search(some, k)

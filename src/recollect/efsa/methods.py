@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from recollect.core.errors import UserError
 from recollect.efsa.cost import CostCounters, TextSearch
 from recollect.efsa.normalisation import normalised
-from recollect.efsa.options import EpisodeOptions
+from recollect.efsa.options import EpisodeOptions, EpisodeReport
 from recollect.efsa.pixels import PixelCache
-from recollect.efsa.report import EpisodeReport
 from recollect.efsa.rerank import NO_CAPTIONS, EpisodeReranker
 from recollect.index import By, Hits, Index
 from recollect.models import DualEncoder

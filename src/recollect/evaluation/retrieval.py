@@ -102,12 +102,6 @@ class QueryGroups:
     sources: Shaped[np.ndarray, " n"]
     clusters: Shaped[np.ndarray, " n"]
 
-    @classmethod
-    def plain(cls, domains: Shaped[np.ndarray, " n"]) -> "QueryGroups":
-        """All entries are queries about different pictures of one source."""
-        number = len(domains)
-        return cls(np.ones(number, dtype=bool), domains, np.zeros(number, dtype=np.int64), np.arange(number))
-
 
 @dataclass(frozen=True)
 class _Asked:
@@ -302,7 +296,7 @@ def compare_methods(
             only, groups = asked.only(direction, mine)
             rows += recall_rows(name, direction, only, groups, comparison.depths, baseline.get(direction))
         rows += _cost_rows(name, cost)
-        notes[name] = {"report": asdict(prepared.search.report), "preparation": prepared.preparation.as_dict()}
+        notes[name] = {"report": asdict(prepared.search.report), "preparation": asdict(prepared.preparation)}
         baseline = baseline or found
     settings: dict[str, Any] = {
         "images": len(task.images),

@@ -56,24 +56,6 @@ def mean_over_tasks(frame: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
     return within.groupby(groups, dropna=False).mean()
 
 
-def over_seeds(values: pd.Series) -> Summary:
-    """Mean ± standard deviation over training seeds of values from `mean_over_tasks`."""
-    return summarise(values.to_numpy())
-
-
-def paired_gain(frame: pd.DataFrame, model: str, baseline: str, keys: Sequence[str]) -> pd.Series:
-    """``model`` minus ``baseline`` for each combination of ``keys`` and training seed, paired by seed.
-
-    Raises:
-        ValueError: one of the two has no results, or they share no seed.
-    """
-    means = {name: mean_over_tasks(frame[frame["model"] == name], keys) for name in (model, baseline)}
-    gain = (means[model] - means[baseline]).dropna()
-    if gain.empty:
-        raise ValueError(f"{model!r} and {baseline!r} have no figure in common")
-    return gain
-
-
 def gain_over_draws(frame: pd.DataFrame, model: str, baseline: str, method: str, shots: int) -> Summary:
     """``model`` minus ``baseline`` on the same supports: mean and deviation over draws and training seeds.
 

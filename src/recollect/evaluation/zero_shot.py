@@ -1,14 +1,16 @@
-"""Zero-shot classification by CLIP's prompt ensemble."""
+"""Zero-shot classification by CLIP's prompt ensemble, and by methods that read unlabelled pictures besides."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
 from recollect.classifiers.heads.base import softmax
 from recollect.classifiers.heads.calibration import calibration_error, expected_calibration_error
 from recollect.classifiers.texts import learned_scale
-from recollect.core.types import Encoder, Kind
+from recollect.core.plugins import Table
+from recollect.core.types import Encoder, Kind, Source
 from recollect.core.validation import check_choice
 from recollect.evaluation.features import (
     FeatureCache,
@@ -18,10 +20,56 @@ from recollect.evaluation.features import (
 )
 from recollect.evaluation.results import Result, ResultRow, content_of
 from recollect.evaluation.tasks.classification import ClassificationTask
-from recollect.evaluation.unlabelled import UNLABELLED_METHODS, NamedPictures
 
 _FEW = 5
 """Top-5 accuracy needs more classes."""
+
+
+@dataclass(frozen=True)
+class NamedPictures:
+    """Inputs of a method, without labels.
+
+    Attributes:
+        source, rows: the pictures, and indices of the readable ones.
+        images: their unit embeddings (n, width).
+        texts: unit class texts (classes, width).
+        seed: of the stream's order and of the views.
+    """
+
+    encoder: Encoder
+    source: Source
+    rows: np.ndarray
+    images: np.ndarray
+    texts: np.ndarray
+    scale: float
+    seed: int = 0
+
+
+Reads = Literal["folder", "stream", "views"]
+
+
+@dataclass(frozen=True)
+class Named:
+    """Predictions of a method.
+
+    Attributes:
+        confidence: its probability, or its share of votes (n,).
+    """
+
+    labels: np.ndarray
+    confidence: np.ndarray
+
+
+@dataclass(frozen=True)
+class UnlabelledMethod:
+    """A method, and what it reads in addition to one picture and the texts."""
+
+    reads: Reads
+    predict: Callable[[NamedPictures], Named]
+
+
+UNLABELLED_METHODS: Table[UnlabelledMethod] = Table("unlabelled_methods")
+"""Packages add theirs (`recollect.core.plugins`); recollect-papers has TransCLIP, StatA, ADAPT, TDA and ZERO."""
 
 
 def top_1(predictions: np.ndarray, labels: np.ndarray) -> float:

@@ -26,31 +26,6 @@ from recollect.web.libraries import Libraries
 from recollect.web.library import FULL_SIDE, VIEW_SIDE
 from recollect.web.session import Ask, SearchTerm, Session
 
-STATIC = (
-    "index.html",
-    "style.css",
-    "browse.css",
-    "viewer.css",
-    "phone.css",
-    "select.js",
-    "browse.js",
-    "app.js",
-    "address.js",
-    "api.js",
-    "grid.js",
-    "dialogs.js",
-    "duplicates.css",
-    "duplicates.js",
-    "settings.js",
-    "search.js",
-    "searches.js",
-    "classes.js",
-    "map.js",
-    "sorted.js",
-    "strings.js",
-    "viewer.js",
-    "icon.svg",
-)
 _TYPES = {"html": "text/html; charset=utf-8", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _WEEK = "private, max-age=604800, immutable"
 MOST_TILES = 400
@@ -228,7 +203,7 @@ def _errors(app: FastAPI) -> None:
 
 def _static(app: FastAPI) -> None:
     folder = files("recollect.web") / "static"
-    contents = {name: (folder / name).read_bytes() for name in STATIC}
+    contents = {each.name: each.read_bytes() for each in folder.iterdir() if each.name.rsplit(".")[-1] in _TYPES}
 
     def serve(name: str) -> Response:
         return Response(contents[name], media_type=_TYPES[name.rsplit(".")[-1]], headers={"cache-control": "no-cache"})
@@ -237,7 +212,7 @@ def _static(app: FastAPI) -> None:
     def index() -> Response:
         return serve("index.html")
 
-    for each in STATIC:  # a table of known names: no path of a request ever reaches the disk
+    for each in contents:  # a table of known names: no path of a request ever reaches the disk
         app.add_api_route(f"/static/{each}", lambda name=each: serve(name), methods=["GET"])
 
 

@@ -6,6 +6,8 @@ import re
 from typing import Any
 from urllib.parse import parse_qs
 
+from starlette.responses import Response
+
 ASGI = Any
 
 COOKIE = "recollect_token"
@@ -61,18 +63,20 @@ class Guard:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         refused = self._refusal(scope, headers)
         if refused is not None:
-            await _answer(send, *refused)
+            await _answer(*refused)(scope, receive, send)
             return
         if self.token is not None and (given := _query(scope, "token")):
             if hmac.compare_digest(given.encode(), self.token.encode()):
                 # not Strict, which is not sent where the page is opened by a link of another site
                 cookie = f"{_cookie(scope)}={self.token}; HttpOnly; SameSite=Lax; Path=/"
-                await _answer(send, 303, "", {"location": scope["path"], "set-cookie": cookie})
+                await _answer(303, "", {"location": scope["path"], "set-cookie": cookie})(scope, receive, send)
             else:
-                await _answer(send, 401, "wrong token")
+                await _answer(401, "wrong token")(scope, receive, send)
             return
         if self.token is not None and not self._knows_token(_cookie(scope), headers):
-            await _answer(send, 401, "this page needs its token: open the address that `recollect serve` printed")
+            await _answer(401, "this page needs its token: open the address that `recollect serve` printed")(
+                scope, receive, send
+            )
             return
         await self._limited(scope, receive, send, headers)
 
@@ -109,7 +113,7 @@ class Guard:
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length) > limit:
             await _drain(receive, 4 * limit)
-            await _answer(send, 413, f"more than {limit >> 20} MB")
+            await _answer(413, f"more than {limit >> 20} MB")(scope, receive, send)
             return
         read = 0
         started = False
@@ -134,7 +138,7 @@ class Guard:
             await self.app(scope, counted, with_headers)
         except _TooLargeError:
             if not started:
-                await _answer(send, 413, f"more than {limit >> 20} MB")
+                await _answer(413, f"more than {limit >> 20} MB")(scope, receive, send)
 
 
 async def _drain(receive: Any, most: int) -> None:
@@ -170,14 +174,6 @@ def _query(scope: Any, name: str) -> str:
     return parse_qs(scope.get("query_string", b"").decode("latin-1")).get(name, [""])[0]
 
 
-async def _answer(send: Any, status: int, text: str, more: dict[str, str] | None = None) -> None:
-    body = json.dumps({"error": text}).encode() if text else b""
-    headers = {"content-type": "application/json", "content-length": str(len(body)), **HEADERS, **(more or {})}
-    await send(
-        {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers.items()],
-        }
-    )
-    await send({"type": "http.response.body", "body": body})
+def _answer(status: int, text: str, more: dict[str, str] | None = None) -> Response:
+    body = json.dumps({"error": text}) if text else ""
+    return Response(body, status, {**HEADERS, **(more or {})}, "application/json")

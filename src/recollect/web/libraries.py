@@ -1,7 +1,6 @@
 """The libraries of one page: the one it was started with, and those that a user switches to."""
 
 import hashlib
-import json
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -64,13 +63,14 @@ class Libraries:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request to any of the libraries."""
         from starlette.concurrency import run_in_threadpool
+        from starlette.responses import JSONResponse
 
         app, found = self._app, _PREFIX.match(scope.get("path", ""))
         if found is not None:
             try:
                 app = (await run_in_threadpool(self._opened, found[1])).app
             except UserError as error:
-                await _refused(send, str(error))
+                await JSONResponse({"error": " ".join(str(error).split())}, 404)(scope, receive, send)
                 return
             rest = scope["path"][found.end() :]
             scope = {**scope, "path": rest, "raw_path": rest.encode()}
@@ -172,10 +172,3 @@ def _folder_of(index: Index) -> Path | None:
             if files and files[0]["place"] and Path(files[0]["place"]).is_dir():
                 return Path(files[0]["place"])
     return None
-
-
-async def _refused(send: Any, text: str) -> None:
-    body = json.dumps({"error": " ".join(text.split())}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 404, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

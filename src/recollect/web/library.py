@@ -1,22 +1,22 @@
 """The index as the page reads it: the newest version, what a filter leaves of it, and small copies of pictures."""
 
-import io
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 from jaxtyping import Float32, Int64, UInt8
-from PIL import Image
 
 from recollect.core.errors import UserError
+from recollect.data.sources.images import small_jpeg
 from recollect.index import Index, Picture
 from recollect.index.facets import aspect_ratios
-from recollect.web.recent import Recent
 
 THUMB_SIDE = 256
 VIEW_SIDE = 1600
@@ -26,6 +26,48 @@ FULL_SIDE = 8192
 _CACHE_BYTES = 128 * 2**20
 _CHECK_EVERY = 0.3  # seconds between two looks for changes by other processes
 _GONE = "no longer in the library"
+
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Value = TypeVar("_Value")
+
+
+class Recent(Generic[_Key, _Value]):
+    """The values used last; safe to use from several threads.
+
+    Args:
+        most: weight of all values together; the least recently used are dropped beyond it, but never the latest.
+        weigh: weight of a value; 1 by default.
+    """
+
+    def __init__(self, most: int, weigh: Callable[[_Value], int] = lambda value: 1) -> None:
+        self._most, self._weigh = most, weigh
+        self._values: OrderedDict[_Key, _Value] = OrderedDict()
+        self._held = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: _Key) -> _Value | None:
+        """A value, or None."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+            return self._values.get(key)
+
+    def put(self, key: _Key, value: _Value) -> _Value:
+        """Keep a value."""
+        with self._lock:
+            if key in self._values:
+                self._held -= self._weigh(self._values.pop(key))
+            self._values[key] = value
+            self._held += self._weigh(value)
+            while self._held > self._most and len(self._values) > 1:
+                self._held -= self._weigh(self._values.popitem(last=False)[1])
+        return value
+
+    def made(self, key: _Key, make: Callable[[], _Value]) -> _Value:
+        """A value, made where it is not kept; two threads may both make it."""
+        found = self.get(key)
+        return found if found is not None else self.put(key, make())
 
 
 @dataclass(eq=False)
@@ -174,16 +216,7 @@ class Library:
         Raises:
             UserError: as in `thumbnail`.
         """
-        return as_jpeg(self.index.pictures([id])[0].open(side), side)
-
-
-def as_jpeg(picture: Image.Image, side: int) -> bytes:
-    """The picture as a new JPEG no larger than ``side``. Files of the user are never sent as they are."""
-    picture = picture.convert("RGB")
-    picture.thumbnail((side, side))
-    buffer = io.BytesIO()
-    picture.save(buffer, "JPEG", quality=84)
-    return buffer.getvalue()
+        return small_jpeg(self.index.pictures([id])[0].open(side), side)
 
 
 def _place_of(index: Index) -> tuple[int, int]:

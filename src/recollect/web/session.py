@@ -27,8 +27,7 @@ from recollect.web.duplicates import DuplicateFinder
 from recollect.web.folder import FolderFiller
 from recollect.web.label_store import LabelStore
 from recollect.web.layout import Layout, lay_out
-from recollect.web.library import Library, View
-from recollect.web.recent import Recent
+from recollect.web.library import Library, Recent, View
 from recollect.web.searches import SavedSearches
 from recollect.web.sorting import Sorting
 from recollect.web.teaching import ShownRows, Teaching

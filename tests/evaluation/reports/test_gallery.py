@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from recollect.core.errors import UserError
-from recollect.efsa.report import EpisodeReport
+from recollect.efsa.options import EpisodeReport
 from recollect.evaluation.reports.gallery import hits_as_json, save_results, thumbnail
 from recollect.index import File, Hit, Hits, Picture
 

@@ -1,9 +1,12 @@
 """EFSA's nine captioned sets: as its Table 1 has them, from the hub or from copies of one's own."""
 
+import json
+from importlib import resources
+
 import pytest
 
 from recollect.core.errors import UserError
-from recollect.evaluation.tasks.captioned import captioned_specs, captioned_suite
+from recollect.evaluation.tasks.catalogue import captioned_specs
 
 # EFSA, Table 1, read off the paper once more: split and number of pictures.
 TABLE_1 = {
@@ -14,23 +17,20 @@ TABLE_1 = {
 
 
 def test_the_nine_sets_are_those_of_table_1():
-    entries = captioned_suite("efsa-9")
-    assert {entry.name: (entry.split, entry.size) for entry in entries} == TABLE_1
-    assert {entry.name for entry in entries if entry.spec is None} == {"artcap", "scicap"}
-    assert {entry.name for entry in entries if entry.seen} == {"books", "nasa"}  # named in the paper's references
-    assert next(entry for entry in entries if entry.name == "nasa").address() == (
-        "nkasmanoff/nasa_earth_instagram?split=train"
-    )
+    file = resources.files("recollect.evaluation.tasks") / "catalogue_files" / "captioned.json"
+    rows = json.loads(file.read_text(encoding="utf-8"))["suites"]["efsa-9"]["entries"]
+    assert {row["set"]: (row["split"], row["size"]) for row in rows} == TABLE_1
+    assert {row["set"] for row in rows if not row.get("hub")} == {"artcap", "scicap"}
 
 
 def test_own_copies_are_read_in_the_same_split_and_the_others_are_named(tmp_path, monkeypatch):
-    from recollect.evaluation.tasks import captioned
+    from recollect.evaluation.tasks import catalogue
 
     def refuse(spec, **options):
         if not spec.startswith(str(tmp_path)):
             raise UserError(f"{spec}: the hub does not answer")
 
-    monkeypatch.setattr(captioned, "open_source", refuse)
+    monkeypatch.setattr(catalogue, "open_source", refuse)
     copies = (f"artcap={tmp_path}/a.parquet", f"vizwiz={tmp_path}/v.parquet?domain=x", f"nasa={tmp_path}/n?split=all")
     found, left_out = captioned_specs("efsa-9", copies)
     assert found == (f"{tmp_path}/n?split=all", f"{tmp_path}/a.parquet?split=test",
@@ -43,6 +43,6 @@ def test_own_copies_are_read_in_the_same_split_and_the_others_are_named(tmp_path
 
 def test_unknown_names_are_refused():
     with pytest.raises(UserError, match="efsa-8"):
-        captioned_suite("efsa-8")
+        captioned_specs("efsa-8")
     with pytest.raises(UserError, match="--copies"):
         captioned_specs("efsa-9", ("imagenet=a.parquet",))

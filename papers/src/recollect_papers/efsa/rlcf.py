@@ -15,8 +15,7 @@ from recollect.core.progress import progress
 from recollect.core.types import Encoder, caption_prefix
 from recollect.efsa.cost import CostCounters
 from recollect.efsa.episodes import contrast_scale
-from recollect.efsa.options import EpisodeOptions
-from recollect.efsa.report import EpisodeReport
+from recollect.efsa.options import EpisodeOptions, EpisodeReport
 from recollect.efsa.rerank import NOT_FINITE
 from recollect.index import Hit, Hits, Index
 from recollect.models import DualEncoder

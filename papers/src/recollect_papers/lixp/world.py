@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from recollect.core.errors import UserError
-from recollect.evaluation.results import Summary
-from recollect.evaluation.tables import mean_over_tasks, over_seeds
+from recollect.evaluation.results import Summary, summarise
+from recollect.evaluation.tables import mean_over_tasks
 from recollect.objectives import Base, ContextOptions
 from recollect.training.options import Data, Recipe
 from recollect.training.recipes import RECIPES, with_context
@@ -152,7 +152,7 @@ def select(frame: pd.DataFrame, **keys: object) -> pd.DataFrame:
 
 def mean_of(frame: pd.DataFrame, model: str) -> Summary:
     """Mean over data sets, then mean ± std over seeds."""
-    return over_seeds(mean_over_tasks(select(frame, model=model), ["model"]))
+    return summarise(mean_over_tasks(select(frame, model=model), ["model"]))
 
 
 def measurements(few: pd.DataFrame, zero: pd.DataFrame, context: Mapping[str, object]) -> Measurements:

@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recollect.classifiers.heads.base import EmbeddingClassifier, class_means, unit_or_zero
+from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm, class_means, unit_or_zero
 from recollect.classifiers.heads.calibration import log_softmax
-from recollect.classifiers.heads.form import KernelForm
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.kernel import gaussian
 from recollect.classifiers.heads.tip import Choice, best_mixture, check_preset, class_sums, held_out_blocks

@@ -8,8 +8,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from recollect.classifiers.heads.base import class_means, softmax
-from recollect.classifiers.heads.form import KernelForm
+from recollect.classifiers.heads.base import KernelForm, class_means, softmax
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.tip import check_preset
 from recollect.classifiers.heads.trained import Schedule, fit_by_gradient

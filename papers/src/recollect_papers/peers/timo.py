@@ -5,8 +5,7 @@ from typing import Any, Literal
 import numpy as np
 from sklearn.utils.validation import check_array
 
-from recollect.classifiers.heads.base import as_numpy, class_means, softmax, unit_or_zero, unit_rows
-from recollect.classifiers.heads.form import KernelForm
+from recollect.classifiers.heads.base import KernelForm, as_numpy, class_means, softmax, unit_or_zero, unit_rows
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.mixing import Pair, best_weight
 from recollect.classifiers.heads.mixture import Mixture, discriminant

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recollect.classifiers.heads.form import KernelForm
+from recollect.classifiers.heads.base import KernelForm
 from recollect.classifiers.heads.trained import Schedule, fit_by_gradient
 from recollect.core.types import TEXT_SCALE
 from recollect_papers.peers.together import TrainedHead, make_generator, stacked, summed_loss

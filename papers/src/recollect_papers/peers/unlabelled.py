@@ -13,7 +13,7 @@ from recollect.core.seeding import numpy_generator
 from recollect.core.types import Source
 from recollect.data.sources.images import as_rgb
 from recollect.data.transforms import ImageTransform
-from recollect.evaluation.unlabelled import Named, NamedPictures, UnlabelledMethod
+from recollect.evaluation.zero_shot import Named, NamedPictures, UnlabelledMethod
 from recollect_papers.peers.adapt import OnlineGaussians, adapt
 from recollect_papers.peers.online import OnlineCache, counted_vote
 from recollect_papers.peers.transductive import Assignment, stat_a, trans_clip

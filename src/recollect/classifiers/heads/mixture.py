@@ -5,8 +5,7 @@ from typing import Any, Literal
 import numpy as np
 from sklearn.base import clone
 
-from recollect.classifiers.heads.base import EmbeddingClassifier, class_means, softmax
-from recollect.classifiers.heads.form import KernelForm
+from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm, class_means, softmax
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.mixing import Pair, best_weight
 from recollect.classifiers.heads.tip import check_preset

@@ -6,9 +6,8 @@ from typing import Any, Literal
 import numpy as np
 import scipy.linalg
 
-from recollect.classifiers.heads.base import EmbeddingClassifier, as_numpy
+from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm, as_numpy
 from recollect.classifiers.heads.calibration import conformal_groups
-from recollect.classifiers.heads.form import KernelForm
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut, turns
 from recollect.classifiers.heads.kernel import ROW_BLOCK, ExactRidge, Landmarks, RidgeTargets, ridge_path
 from recollect.classifiers.heads.mixing import best_weight

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from recollect.classifiers.heads.base import EmbeddingClassifier, class_means, left_out_means, unit_or_zero
-from recollect.classifiers.heads.form import KernelForm
+from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm, class_means, left_out_means, unit_or_zero
 from recollect.classifiers.heads.holdout import HoldOut
 
 

@@ -7,8 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from recollect.classifiers.heads.base import EmbeddingClassifier
-from recollect.classifiers.heads.form import KernelForm
+from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut, SupportSimilarity
 from recollect.classifiers.heads.kernel import gaussian
 from recollect.classifiers.heads.mixing import best_of_intervals, correct_interval

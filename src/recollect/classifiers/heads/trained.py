@@ -10,8 +10,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from recollect.classifiers.heads.base import EmbeddingClassifier
-from recollect.classifiers.heads.form import KernelForm
+from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
 
 

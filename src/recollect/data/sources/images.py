@@ -1,5 +1,6 @@
 """Reading pictures of any format, or reporting in one line why one cannot be read."""
 
+import base64
 import hashlib
 import io
 from collections import Counter
@@ -278,3 +279,17 @@ def _in_least(values: np.ndarray, ranges: Sequence[float], overshoot: float = 1.
 def note(text: str) -> None:
     """Print a line on standard error, literally."""
     console.print(text, highlight=False, soft_wrap=True)
+
+
+def small_jpeg(picture: Image.Image, side: int) -> bytes:
+    """The picture as a new JPEG no larger than ``side``. Files of the user are never sent as they are."""
+    picture = picture.convert("RGB")
+    picture.thumbnail((side, side))
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=84)
+    return buffer.getvalue()
+
+
+def jpeg_url(picture: Image.Image, side: int) -> str:
+    """`small_jpeg` as a data URL, for pages that are one file."""
+    return "data:image/jpeg;base64," + base64.b64encode(small_jpeg(picture, side)).decode()

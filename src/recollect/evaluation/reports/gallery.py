@@ -1,7 +1,5 @@
 """What queries found, as a file for programs and a page of pictures for people."""
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -10,7 +8,8 @@ from typing import Any
 
 from recollect.core.errors import UserError
 from recollect.core.files import write_json, write_text
-from recollect.efsa.report import EpisodeReport
+from recollect.data.sources.images import jpeg_url
+from recollect.efsa.options import EpisodeReport
 from recollect.index import Hit, Hits, Picture
 from recollect.index.hits import MODEL
 
@@ -122,10 +121,6 @@ def _card(hit: Hit, rank: int, pictures: Mapping[str, str | None]) -> dict[str, 
 def thumbnail(picture: Picture, side: int = _SIDE) -> str | None:
     """A picture as a small JPEG in a data URL; None if it cannot be opened."""
     try:
-        small = picture.open().convert("RGB")
+        return jpeg_url(picture.open(), side)
     except (UserError, OSError):
         return None
-    small.thumbnail((side, side))
-    buffer = io.BytesIO()
-    small.save(buffer, "JPEG", quality=82)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

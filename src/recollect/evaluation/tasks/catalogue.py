@@ -1,4 +1,4 @@
-"""Public benchmark data sets: the suites of the papers, and how to open each data set."""
+"""Public benchmark data sets: the suites of the papers, labelled and captioned, and how to open each data set."""
 
 import json
 import re
@@ -14,6 +14,7 @@ from recollect.core.errors import UserError
 from recollect.core.types import Source
 from recollect.core.validation import check_choice
 from recollect.data.prompts import GENERAL_TEMPLATES, readable
+from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.derived import Subset
 from recollect.evaluation.tasks.classification import ClassificationTask, Division, classification_task
@@ -33,21 +34,15 @@ class Entry:
 
     Attributes:
         name: of the set, as in ``recollect evaluate ... --data NAME``.
-        title: as in the paper.
-        type: what the pictures show.
         spec: address of the hub copy, in the form of `open_source`.
         columns: unusual column names of the hub copy.
         support, query: splits; ``support`` is None for a zero-shot set.
         support_size, query_size, classes: as in the paper.
         metric: "top-1", "mean per class" or "mean average precision".
-        tfds: name in TensorFlow Datasets, which the papers used.
-        seen: whether hub, tfds and licence were read on a public page; otherwise from memory.
         multilabel: an image may show several classes, so that there is no single label to predict.
     """
 
     name: str
-    title: str
-    type: str
     spec: str
     columns: Columns
     support: str | None
@@ -56,10 +51,6 @@ class Entry:
     query_size: int
     classes: int
     metric: str
-    licence: str
-    tfds: str
-    seen: Mapping[str, bool]
-    note: str = ""
     multilabel: bool = False
     _names: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
@@ -115,6 +106,41 @@ def suite(name: str) -> tuple[Entry, ...]:
     return tuple(_entry(row) for row in suites[check_choice(name, suites, "suite")]["entries"])
 
 
+def captioned_specs(
+    name: str, copies: Sequence[str] = (), columns: Columns | None = None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Addresses of the captioned sets of a suite ("efsa-9") that can be opened, and error messages of the others.
+
+    Args:
+        copies: ``NAME=SOURCE`` of other copies.
+
+    Raises:
+        UserError: no such suite or data set, or none can be opened.
+    """
+    suites = _read("captioned.json")["suites"]
+    rows = suites[check_choice(name, suites, "suite of captioned data sets")]["entries"]
+    own = own_copies(copies, [row["set"] for row in rows])
+    found, left_out = [], []
+    for row in rows:
+        try:
+            spec = _captioned_address(row, own.get(row["set"]))
+            open_source(spec, kind="caption", columns=columns)
+            found.append(spec)
+        except UserError as error:
+            left_out.append(f"{row['set']}: {error}")
+    if not found:
+        raise UserError(f"{name}: no set can be opened. The first: {left_out[0]}")
+    return tuple(found), tuple(left_out)
+
+
+def _captioned_address(row: Mapping[str, Any], place: str | None) -> str:
+    """Address of a copy, by default the hub's, with the split that the paper searches."""
+    if place is None and not row.get("hub"):
+        raise UserError(f"{row['set']}: no copy on the hub is known. Name your own: --copies {row['set']}=SOURCE")
+    place = place or row["hub"]["id"]
+    return place if "split=" in place else f"{place}{'&' if '?' in place else '?'}split={row['split']}"
+
+
 def own_copies(copies: Sequence[str], names: Sequence[str]) -> dict[str, str]:
     """Sources by name, from ``NAME=SOURCE``.
 
@@ -139,8 +165,6 @@ def _entry(row: Mapping[str, Any]) -> Entry:
     query = "&".join(f"{key}={value}" for key, value in options.items())
     return Entry(
         name=row["set"],
-        title=facts["title"],
-        type=facts["type"],
         spec=f"{hub['id']}?{query}" if query else hub["id"],
         columns=Columns(**hub.get("columns", {})),
         support=row["support"],
@@ -149,10 +173,6 @@ def _entry(row: Mapping[str, Any]) -> Entry:
         query_size=row["query_size"],
         classes=row["classes"],
         metric=row["metric"],
-        licence=facts["licence"]["text"],
-        tfds=facts["tfds"]["name"],
-        seen={key: facts[key]["seen"] for key in ("hub", "tfds", "licence")},
-        note=" ".join(note for note in (facts.get("note"), row.get("note")) if note),
         multilabel=facts.get("multilabel", False),
         _names={key: facts[key] for key in ("names", "rename", "rename_by_index") if key in facts},
     )
