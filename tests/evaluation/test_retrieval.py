@@ -80,13 +80,13 @@ def by_hand(encoder, task, k, domain):
     return 100 * np.mean(forward), 100 * np.mean(backward)
 
 
-@pytest.mark.parametrize("k", [1, 5, 10])
 def plain_groups(domains):
     """All entries are queries about different pictures of one source."""
     number = len(domains)
     return QueryGroups(np.ones(number, dtype=bool), domains, np.zeros(number, dtype=np.int64), np.arange(number))
 
 
+@pytest.mark.parametrize("k", [1, 5, 10])
 @pytest.mark.parametrize("domain", ["all", "a", "b"])
 def test_recall_is_that_of_a_loop(problem, k, domain):
     encoder, task = problem
