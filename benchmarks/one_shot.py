@@ -3,7 +3,8 @@
 python benchmarks/one_shot.py --models RUN0/model RUN1/model --data FOLDER --out results/few-shot/one-shot.json
 recollect-papers results docs/few-shot.md
 
-A model is one on a locked image tower (`recollect train siglip-locked ...`), so that pictures are embedded once.
+A model is one on a locked image tower (`recollect train siglip-tiny --model MODEL --locked image ...`), so that
+pictures are embedded once.
 """
 
 from collections import defaultdict
@@ -25,9 +26,8 @@ from recollect.core.progress import output
 from recollect.evaluation.features import class_text_features, image_features
 from recollect.models import load_model
 from recollect.models.dual import DualEncoder
-from recollect_papers.stems import FeatureEncoder
 from recollect_papers.study import StudyTable
-from which_method import locked_task
+from which_method import FeatureEncoder, locked_task
 
 CHOOSING = ("eurosat", "dtd10", "tiny_imagenet")
 TESTING = ("cifar10", "caltech101", "flowers12", "gtsrb", "resisc12", "imagenette", "butterfly10", "grocery")

@@ -7,7 +7,8 @@ python benchmarks/which_method.py measure --models strong=RUN0/model strong=RUN1
 python benchmarks/which_method.py rule --figures FIGURES --out results/few-shot/which-method.json
 recollect-papers results docs/results/few-shot.md
 
-A model is one on a locked image tower (`recollect train siglip-locked ...`), so that pictures are embedded once.
+A model is one on a locked image tower (`recollect train siglip-tiny --model MODEL --locked image ...`), so that
+pictures are embedded once.
 """
 
 import sys
@@ -18,13 +19,17 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
 
 from recollect.classifiers.heads.protocol import Protocol
 from recollect.cli import Command, run
 from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_json
 from recollect.core.progress import output
-from recollect.core.types import Source
+from recollect.core.types import EncoderBase, ImageLike, Kind, Source
 from recollect.data.sources.derived import Subset
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.results import summarise
@@ -33,7 +38,6 @@ from recollect.models import load_model
 from recollect.models.dual import DualEncoder
 from recollect.training.locked import lock_source
 from recollect_papers.lixp.sets import place
-from recollect_papers.stems import FeatureEncoder
 from recollect_papers.study import StudyTable, over
 
 CHOOSING = ("eurosat", "dtd10", "cifar10")
@@ -91,6 +95,39 @@ class Measure:
             if name not in record["sets"]:  # kept set by set, so that a stop loses one at most
                 record["sets"][name] = _figures(model, locked_task(model, self.data, name), protocol)
                 write_json(file, record)
+
+
+class FeatureEncoder(EncoderBase):
+    """A model that embeds features of its locked image tower (`recollect.training.locked.lock_source`), and texts."""
+
+    def __init__(self, model: DualEncoder) -> None:
+        self.model, self.width = model.eval(), model.width
+
+    @property
+    def scale(self) -> float | None:
+        """The model's own."""
+        return self.model.scale
+
+    @property
+    def prefixes(self) -> Mapping[Kind, tuple[str, ...]]:
+        """The model's own."""
+        return self.model.prefixes
+
+    @property
+    def fingerprint(self) -> str:
+        """The model's own."""
+        return self.model.fingerprint
+
+    @torch.no_grad()
+    def embed_images(self, images: Tensor | Sequence[ImageLike]) -> Float[Tensor, "n width"]:
+        """Unit-norm embeddings of feature vectors (n, features)."""
+        features = images if isinstance(images, Tensor) else torch.from_numpy(np.stack(images))  # type: ignore[arg-type]
+        raw = self.model.project_images(features.to(self.model.device, self.model.dtype))
+        return F.normalize(raw.float(), dim=1).cpu()
+
+    def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
+        """The model's own."""
+        return self.model.embed_texts(texts, prefix)
 
 
 def locked_task(model: DualEncoder, data: Path, name: str) -> ClassificationTask:

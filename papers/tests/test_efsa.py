@@ -13,11 +13,9 @@ from recollect.evaluation.retrieval import DIRECTIONS
 from recollect.models import build_model
 from recollect.models.transformers.encoder import quiet
 from recollect_papers import cli
-from recollect_papers.efsa import choices as efsa_choices
 from recollect_papers.efsa import tables as efsa_tables
-from recollect_papers.efsa.world import _TEST, _VALIDATION, _called
+from recollect_papers.efsa.world import _called
 from recollect_papers.engine import papers_words, printed
-from recollect_papers.measurements import Measurements
 from recollect_papers.studies import find_study
 from recollect_papers.study import StudyOptions
 
@@ -108,8 +106,6 @@ def asked(monkeypatch):
         return [[Result("retrieval", model, "pool", 0, rows)] for model in where.models]
 
     monkeypatch.setattr(efsa_tables, "searched", search)
-    monkeypatch.setattr(efsa_choices, "searched", search)
-    monkeypatch.setattr(efsa_choices, "trained", lambda recipes, options: [f"{each.steps}" for each in recipes])
     return searches
 
 
@@ -142,33 +138,6 @@ def _first_hits(out, method):
         (row,) = [row for row in rows if (row["direction"], row["domain"], row["k"]) == ("text to image", "all", 1)]
         return round(row["value"] * row["queries"] / 100)
     raise AssertionError("no such search")
-
-
-def test_choices_are_made_on_other_pools_than_those_of_the_tables(options, asked):
-    (table,) = run("choices", options).tables
-    names = [row[0] for row in table.rows]
-    assert any("all parameters" in name for name in names)
-    assert any("fine-tuning" in name for name in names)
-    assert any("RLCF" in name for name in names)
-    tested, validation = _TEST["smoke"], _VALIDATION["smoke"]
-    assert not set(tested) & set(validation)
-    assert {search.data for search, _ in asked} == {validation}
-
-
-def test_a_choice_stands_beside_its_own_zero_shot(options, asked):
-    report = run("choices", options)
-    found = Measurements.from_json(report.measured)
-    row = report.tables[0].rows[2]
-    at = {"arm": row[0], "domain": DOMAINS, "measure": "R@1"}
-    gain = found.gain({**at, "method": "episode"}, {**at, "method": "zero-shot"})
-    assert row[-1] == gain.signed()
-
-
-def test_base_models_of_several_lengths_in_one_table(options, asked):
-    (table,) = run("base-model", options).tables
-    assert [row[0] for row in table.rows] == ["2 steps", "6 steps"]
-    assert {where.models for _, where in asked} == {("2",), ("6",)}
-    assert table.columns[1:3] == ("zero-shot R@1", "zero-shot R@6")
 
 
 @pytest.fixture(scope="module")
@@ -213,22 +182,6 @@ def test_captions_of_ones_own_stand_beside_the_captioner_that_they_are_called_af
     assert efsa_tables.printed_captioner("Ground-truth", rows) == "Ground-truth"
     for other in ("llava-7b.jsonl,llava-13b.jsonl", "llava-v1.5-7b.jsonl", "blip.jsonl", "7b"):
         assert efsa_tables.printed_captioner(other, rows) is None
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--search.split", "test", "--search.validation-split", "test"],
-        ["--search.split", "all"],
-        ["--search.validation", "{data}", "--search.split", "validation"],
-    ],
-)
-def test_choices_are_never_made_on_what_is_tested(own, tmp_path, capsys, words):
-    data = str(own / "coco.csv")
-    asked = ["efsa/choices", "--scale", "full", "--data", data, "--search.models", str(own / "model")]
-    asked += ["--search.captions", "column:second", *(word.format(data=data) for word in words)]
-    assert cli.main([*asked, "--out", str(tmp_path)]) == 2
-    assert f"but these are tested: {data}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

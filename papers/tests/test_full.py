@@ -1,7 +1,7 @@
 """Scale ``full`` from data to table: the paper's settings, with tiny recipes, sets and pictures of one's own."""
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -18,7 +18,6 @@ from recollect.evaluation.tasks.retrieval import retrieval_task
 from recollect.models import build_model
 from recollect.training import recipes
 from recollect_papers import cli, runs
-from recollect_papers.efsa import choices as efsa_choices
 from recollect_papers.efsa import tables as efsa_tables
 from recollect_papers.efsa import world as efsa_world
 from recollect_papers.efsa.options import TuningOptions
@@ -262,39 +261,12 @@ def efsa_options(own, tmp_path_factory):
             for row in range(6 * number, 6 * number + 6)
         ]
         (own / f"{split}.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    models, validation = (f"{own}/model", f"{own}/model-2"), (f"{own}/validation.jsonl",)
+    models = (f"{own}/model", f"{own}/model-2")
     search = SearchSettings(
-        models=models, captions=("held-out",), episode=EpisodeOptions.paper(k=3, rank=2), validation=validation,
+        models=models, captions=("held-out",), episode=EpisodeOptions.paper(k=3, rank=2),
         queries=2, tuning=TuningOptions(epochs=1, learning_rate=None),
     )  # fmt: skip
     return StudyOptions("full", tmp_path_factory.mktemp("efsa"), data=(f"{own}/test.jsonl",), search=search)
-
-
-def test_settings_of_episodes_are_chosen_on_ones_own(efsa_options, own, monkeypatch):
-    every = efsa_choices._choices
-    kept = ("step 3.5e-05 (learning rate 0.00015)", "fine-tuning, learning rate 0.00015")
-    monkeypatch.setattr(efsa_choices, "_choices", lambda *words: {name: every(*words)[name] for name in kept})
-    report = find_study("efsa/choices").load()(efsa_options)
-    (table,) = report.tables
-    assert [row[0] for row in table.rows] == ["zero-shot", *kept]
-    assert table.notes[0] == (
-        "mean ± std over 2 base models, of episodes over these with 2 random starts of the adapters each; gains are in "
-        "average R@1, paired by base model; at most 2 texts a domain are asked; captions of the pool: held-out"
-    )
-    assert report.notes == ("validation: validation.jsonl",)
-    seeds = {(each["arm"], each["method"]): len(each["seeds"]) for each in report.measured["figures"]}
-    assert seeds == {("zero-shot",) * 2: 2, (kept[0], "episode"): 4, (kept[0], "zero-shot"): 4,
-                     (kept[1], "fine-tuning"): 2, (kept[1], "zero-shot"): 2}  # fmt: skip
-    assert str(own) not in json.dumps(asdict(report))
-
-
-def test_base_models_of_ones_own_are_compared_by_name(efsa_options, own):
-    report = find_study("efsa/base-model").load()(efsa_options)
-    (table,) = report.tables
-    assert [row[0] for row in table.rows] == [f"{own.name}/model", "model-2"]
-    assert table.columns[1:3] == ("zero-shot R@1", "zero-shot R@3")
-    assert table.notes[0] == "at most 2 texts a domain are asked; captions of the pool: held-out"
-    assert str(own) not in json.dumps(asdict(report))
 
 
 def test_efsas_figure_of_captions_says_what_is_asked_of_each(efsa_options):

@@ -10,7 +10,6 @@ import torch
 
 from recollect.core.types import Encoder
 from recollect.models import build_model, load_model
-from recollect_papers.towers import patches
 
 NAMES = (
     "vector-mlp",
@@ -19,8 +18,6 @@ NAMES = (
     "glyph-random",
     "glyph-strong",
     "tiny-conv",
-    "patches",
-    "patches-transformer",
 )
 PROGRAM = """
 import sys
@@ -57,29 +54,11 @@ def captions():
     return ["a photo of a cat", "a photo of a car", "two red dogs and a small tree", "a large blue umbrella", "a cat"]
 
 
-@pytest.fixture
-def pictures():
-    return list(np.random.default_rng(5).integers(0, 256, (4, 40, 50, 3), dtype=np.uint8))
-
-
-def built(name, captions, pictures, **more):
-    encoder = build_model(name, texts=captions, **more)
-    if isinstance(encoder, patches.PatchEncoder):
-        encoder.fit(pictures)
-    return encoder
-
-
-@pytest.fixture(autouse=True)
-def few_patches(monkeypatch):
-    """A dictionary of patches is fitted in no time."""
-    monkeypatch.setattr(patches, "_PATCHES", 2000)
-
-
-def test_opened_in_another_process_every_small_model_gives_the_same_bits(given, captions, pictures, tmp_path):
+def test_opened_in_another_process_every_small_model_gives_the_same_bits(given, captions, tmp_path):
     from safetensors.torch import load_file, save_file
 
     save_file(given, tmp_path / "given.safetensors")
-    models = {name: built(name, captions, pictures, prefixes=("label",), seed=1) for name in NAMES}
+    models = {name: build_model(name, texts=captions, prefixes=("label",), seed=1) for name in NAMES}
     folders = [str(models[name].save(tmp_path / name)) for name in NAMES]
     words = [sys.executable, "-c", PROGRAM, str(torch.get_num_threads()), str(tmp_path / "given.safetensors"), *folders]
     # The same kernels, threads and alignment of memory: with others, sums are formed in another order.
@@ -92,8 +71,8 @@ def test_opened_in_another_process_every_small_model_gives_the_same_bits(given, 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_small_model_is_an_encoder(name, given, captions, pictures):
-    encoder = built(name, captions, pictures)
+def test_a_small_model_is_an_encoder(name, given, captions):
+    encoder = build_model(name, texts=captions)
     assert isinstance(encoder, Encoder)
     images, texts = encoder.embed_images(inputs(name, given)), encoder.embed_texts(captions)
     for rows in (images, texts):
@@ -142,8 +121,8 @@ def test_a_picture_and_its_pixels_embed_alike(captions):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_stem_and_head_make_the_embedding(name, given, captions, pictures):
-    encoder = built(name, captions, pictures).eval()
+def test_stem_and_head_make_the_embedding(name, given, captions):
+    encoder = build_model(name, texts=captions).eval()
     pixels = inputs(name, given)
     with torch.no_grad():
         torch.testing.assert_close(encoder.project_images(encoder.pool_images(pixels)), encoder.encode_images(pixels))

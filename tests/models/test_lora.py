@@ -54,12 +54,6 @@ def test_a_model_without_blocks_says_so():
         adapter_sites(small)
 
 
-def test_the_sites_of_the_patch_tower_are_its_head_and_the_text_head():
-    small = build_model("patches", texts=["a b c"])
-    heads = [f"image_tower.1.{name}" for name in ("linear", "residual.1", "residual.3")]
-    assert list(adapter_sites(small)) == [*heads, "text_head.0", "text_head.2"]
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -32,8 +32,6 @@ def test_a_recipe_is_complete_but_for_data_that_nobody_can_ship(name):
     [
         *((f"siglip-{name}", f"siglixp-{name}") for name in ("tiny", "small")),
         ("clip-tiny", "clixp-tiny"),
-        ("siglip-locked", "siglixp-locked"),
-        ("clip-locked", "clixp-locked"),
         ("post-train-heads-siglip", "post-train-heads-siglixp"),
         ("post-train-projection-clip", "post-train-projection-clixp"),
         *((f"{world}-siglip", f"{world}-siglixp") for world in ("latents", "latents-strong", "glyphs-a", "glyphs-b")),

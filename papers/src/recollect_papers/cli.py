@@ -7,15 +7,6 @@ from recollect.cli import Command, run
 
 COMMANDS = {
     "": Command("recollect_papers.run_study:RunStudy", "run a table or figure, e.g. lixp/table-4", "PAPER/ITEM"),
-    "analyse span": Command(
-        "recollect_papers.analyse.commands:Span", "how much of the image embeddings no caption describes"
-    ),
-    "analyse attention": Command(
-        "recollect_papers.analyse.commands:Attention", "where a text's embedding looks, with each prefix"
-    ),
-    "analyse embeddings": Command(
-        "recollect_papers.analyse.commands:Embeddings", "t-SNE maps of class prompts, captions and images"
-    ),
     "results": Command("recollect_papers.fill_results:FillResults", "fill the tables of a Markdown page"),
 }
 

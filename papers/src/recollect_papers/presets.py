@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from recollect_papers.towers.build import SmallPreset
-from recollect_papers.towers.patches import PatchTowers
 from recollect_papers.towers.small import BagOfWords, GlyphTowers, VectorTowers, WordTransformer
 
 PRESETS: Mapping[str, SmallPreset] = {
@@ -28,13 +27,5 @@ PRESETS: Mapping[str, SmallPreset] = {
     "tiny-conv": SmallPreset(
         "32 px, small convnet and a transformer over words; learns much faster than tiny in short runs",
         GlyphTowers(WordTransformer(64)),
-    ),
-    "patches": SmallPreset(
-        "32 px, a fitted dictionary of patches and a head; a bag of words and an MLP",
-        PatchTowers(BagOfWords(128, hidden=256)),
-    ),
-    "patches-transformer": SmallPreset(
-        "patches and a transformer over words, so that prefixes and word order count; slower",
-        PatchTowers(WordTransformer(64)),
     ),
 }

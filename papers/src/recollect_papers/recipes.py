@@ -1,4 +1,4 @@
-"""Short training runs on the generated worlds and on locked patches.
+"""Short training runs on the generated worlds.
 
 A log-temperature moves by about one learning rate a step, so temperatures learn 10 to 20 times faster here than in long
 runs, and tau_context starts low.
@@ -92,39 +92,7 @@ def glyphs_strong_siglixp() -> Recipe:
     return with_context(glyphs_strong_siglip(), tau=0.005)
 
 
-def siglip_locked() -> Recipe:
-    """SigLIP on a locked tower of patches: batch 4,096, minutes on a CPU; any pictures with captions."""
-    return Recipe(
-        model=Model("patches", locked="image"),
-        data=Data(captions=("glyphs:captions",)),
-        objective=ObjectiveOptions(scale=10.0, bias=-10.0),
-        optimiser=Optimiser(learning_rate=1e-3, weight_decay=1e-2, temperature_factor=10.0),
-        steps=400,
-        batch_size=4096,
-        checkpoint_every=100,
-    )
-
-
-def siglixp_locked() -> Recipe:
-    """SigLIxP: siglip-locked with the context objective."""
-    return with_context(siglip_locked(), tau=0.01, alpha=0.7)
-
-
-def clip_locked() -> Recipe:
-    """CLIP on a locked tower of patches: batch 4,096, minutes on a CPU."""
-    return as_clip(siglip_locked())
-
-
-def clixp_locked() -> Recipe:
-    """CLIxP: clip-locked with the context objective."""
-    return with_context(clip_locked(), tau=0.01, alpha=0.7)
-
-
 RECIPES: Mapping[str, Callable[[], Recipe]] = {
-    "siglip-locked": siglip_locked,
-    "siglixp-locked": siglixp_locked,
-    "clip-locked": clip_locked,
-    "clixp-locked": clixp_locked,
     "latents-siglip": latents_siglip,
     "latents-siglixp": latents_siglixp,
     "latents-strong-siglip": latents_strong_siglip,

@@ -22,9 +22,8 @@ from recollect.core import progress as reporting
 from recollect.core.files import locked, make_folder
 from recollect.core.progress import output, progress
 from recollect.core.types import Encoder, Kind
-from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
-from recollect.data.sources.derived import Subset, corpus
+from recollect.data.sources.derived import Subset
 from recollect.data.sources.generated import is_generated
 from recollect.data.sources.images import note
 from recollect.evaluation.features import FeatureCache
@@ -41,14 +40,9 @@ from recollect.evaluation.zero_shot import zero_shot
 from recollect.models import DualEncoder, load_model
 from recollect.training.loop import train
 from recollect.training.options import Recipe
-from recollect_papers.analyse.energy import SpanEncoder, text_span
 from recollect_papers.peers.cascade import BoostingPrompts, CascadedPrompts
 from recollect_papers.peers.prompt_learners import PromptSRC
-from recollect_papers.stems import SharedStem
 from recollect_papers.store import as_written, content, content_key, file_content, finish, finished
-
-SPAN_TEXTS = 2000
-"""Training captions that stand for the span of the texts, of each source."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +84,6 @@ class StudyEvaluation:
         zero_shot: the same for classification by names.
         suite: a suite of the catalogue, for both.
         methods, shots, draws: of the few-shot protocol.
-        span: also evaluate, as ``NAME+span``, the model's image embeddings projected onto the span of its texts.
         prefixes: which prefix texts get at the test, each in turn, in zero-shot classification and retrieval; a model
             without prefix tokens is asked once.
         probe: sources for a linear probe, or a built-in world for its tasks.
@@ -109,7 +102,6 @@ class StudyEvaluation:
     methods: tuple[str, ...] = ("prototype",)
     shots: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     draws: int = 5
-    span: bool = False
     prefixes: tuple[Kind | None, ...] = (None,)
     probe: tuple[str, ...] = ()
     retrieval: tuple[str, ...] = ()
@@ -289,12 +281,9 @@ def _end_with(parent: int) -> None:
 def _make(job: Job, out: Path) -> None:
     folder, kept = job.folder(out), job.results(out)
     model = load_model(made_once(job.recipe, folder))
-    captions = _training_captions(job.recipe) if job.evaluation.span else ()
-    again = captions or len(job.evaluation.prefixes) > 1
-    cache = FeatureCache(folder / "features") if again else None
+    cache = FeatureCache(folder / "features") if len(job.evaluation.prefixes) > 1 else None
     tuning = job.evaluation.tuning.request(out) if job.evaluation.tuning else None
-    encoder: Encoder = SharedStem(model, out / "features") if _shares_stem(job) else model
-    results = evaluate_runs(encoder, job.name, job.paired_seed, job.evaluation, captions, cache, tuning)
+    results = evaluate_runs(model, job.name, job.paired_seed, job.evaluation, cache, tuning)
     for left in kept.glob("*.json"):  # of an earlier version that was stopped, or damaged
         left.unlink(missing_ok=True)
     for result in results:
@@ -302,43 +291,23 @@ def _make(job: Job, out: Path) -> None:
     finish(kept)
 
 
-def _shares_stem(job: Job) -> bool:
-    """Whether the locked tower's features of the tests are kept: of the built-in worlds', whose pictures are few."""
-    asked = job.evaluation
-    read = (*asked.few_shot, *asked.zero_shot, *asked.probe, *asked.retrieval, *asked.synonyms)
-    named = asked.suite or asked.probe_suite or asked.tuning
-    return job.recipe.model.locked != "none" and not named and all(map(is_generated, read))
-
-
-def _training_captions(recipe: Recipe) -> tuple[str, ...]:
-    sources = [open_source(spec, split=recipe.data.split, kind=kind) for spec, kind in recipe.data.specs]
-    return tuple(dict.fromkeys(text for source in sources for text in list(corpus(source, SPAN_TEXTS))[:SPAN_TEXTS]))
-
-
 def evaluate_runs(
     model: Encoder,
     name: str,
     seed: int,
     evaluation: StudyEvaluation,
-    captions: Sequence[str] = (),
     cache: FeatureCache | None = None,
     tuning: TuningRequest | None = None,
 ) -> list[Result]:
-    """All results of one model; with ``captions`` also those of its projection onto their span, ``NAME+span``, which
-    no method tunes."""
+    """All results of one model."""
     protocol = Protocol(evaluation.methods, evaluation.shots, tuple(range(evaluation.draws)))
     learn: Sequence[ClassificationTask] = ()
     if evaluation.few_shot or evaluation.suite:
         learn = open_tasks(Selection(evaluation.few_shot, evaluation.suite), "few-shot").tasks
     results = _by_names(model, name, seed, evaluation, cache)
-    encoders: dict[str, Encoder] = {name: model}
-    if captions:
-        encoders[f"{name}+span"] = SpanEncoder(model, text_span(model.embed_texts(captions).numpy()))
-    for called, encoder in encoders.items():
-        tuned = tuning if encoder is model else None
-        for task in map(evaluation.asked, learn[: evaluation.most_sets]):
-            settings = replace(protocol, metric=task.metric, short_classes=_short(task, protocol))
-            results.append(few_shot(encoder, task, settings, model=called, seed=seed, cache=cache, tuning=tuned))
+    for task in map(evaluation.asked, learn[: evaluation.most_sets]):
+        settings = replace(protocol, metric=task.metric, short_classes=_short(task, protocol))
+        results.append(few_shot(model, task, settings, model=name, seed=seed, cache=cache, tuning=tuning))
     return results
 
 

@@ -73,8 +73,6 @@ STUDIES: dict[str, Study] = {
     "efsa/figure-5": Study("efsa.figures", "figure_5", "steps of an episode"),
     "efsa/figure-6": Study("efsa.figures", "figure_6", "length of the captions"),
     "efsa/real": Study("efsa.real", "real", "episodes, captions and mixtures on strong towers", pictures=True),
-    "efsa/choices": Study("efsa.choices", "choices", "settings of episodes and baselines on validation pools"),
-    "efsa/base-model": Study("efsa.choices", "base_model", "episodes as the base model gets better"),
     "reco/table-1": Study("reco.tables", "table_1", "zero-shot classification with a memory, several models"),
     "reco/table-2": Study("reco.tables", "table_2", "entities, seen and unseen, with a memory"),
     "reco/table-3": Study("reco.tables", "table_3", "uni- and cross-modal search and fusion; the mean"),

@@ -32,9 +32,6 @@ class SearchSettings:
             not compared.
         corruption: how reworded captions differ from the true ones.
         split: of every source.
-        validation: sources that settings are chosen on; the data by default.
-        validation_split: of those, never the split that is tested.
-        adapter_seeds: random starts of the adapters that choices go over.
         queries: ask at most this many texts of each domain; the pools stay whole.
         episode: of episodes (the paper's by default), and of the loss, adapters and optimiser of fine-tuning.
         tuning: of fine-tuning.
@@ -47,9 +44,6 @@ class SearchSettings:
     captions: tuple[str, ...] = ()
     corruption: CaptionCorruption = field(default_factory=CaptionCorruption)
     split: str = "test"
-    validation: tuple[str, ...] = ()
-    validation_split: str = "validation"
-    adapter_seeds: int = 2
     queries: int | None = None
     episode: EpisodeOptions = field(default_factory=EpisodeOptions.paper)
     tuning: TuningOptions = field(default_factory=lambda: TuningOptions(learning_rate=None))

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 BLOCKS_RATE, HEADS_RATE = 1.5e-3, 2e-2
-"""Learning rates that gained most on validation pools: of towers of blocks (`recollect-papers efsa/choices`), and of
+"""Learning rates that gained most on validation pools: of towers of blocks (``results/efsa/choices.json``), and of
 small models without blocks, whose heads alone learn (``results/efsa/adaptation-steps.json``)."""
 
 PRINTED: dict[str, Any] = {

@@ -43,11 +43,6 @@ _TEST: Mapping[Scale, tuple[str, ...]] = {
     "small": ("glyphs:hard?seed=101&groups=200", "glyphs:scenes?seed=102&size=1200"),
     "full": (),
 }  # fmt: skip
-_VALIDATION: Mapping[Scale, tuple[str, ...]] = {
-    "smoke": ("glyphs:hard?seed=201&groups=4", "glyphs:scenes?seed=202&size=20"),
-    "small": ("glyphs:hard?seed=201&groups=200", "glyphs:scenes?seed=202&size=1200"),
-    "full": (),
-}  # fmt: skip
 _PAPER_MODELS = {"softmax": "openai/clip-vit-base-patch16", "sigmoid": "google/siglip-so400m-patch14-384"}
 _PAPER_TEACHER = "openai/clip-vit-large-patch14"
 
@@ -74,8 +69,6 @@ class EfsaWorld:
     Attributes:
         world: in words.
         data: sources of the test pools, one for each domain.
-        validation: sources that choices are made on; none of their images is tested.
-        validation_split: of those sources.
         captions: of the pools; the first is the one that tables use if they do not compare them.
         models: base models, one for each seed.
         teachers: of RLCF, one for each base model; none without a judge.
@@ -86,31 +79,12 @@ class EfsaWorld:
 
     world: str
     data: tuple[str, ...]
-    validation: tuple[str, ...]
     captions: tuple[Captions, ...]
     models: tuple[str, ...]
     teachers: tuple[str, ...]
     split: str
     queries: int | None
     methods: MethodOptions
-    validation_split: str = "validation"
-    adapter_seeds: int = 1
-
-    def for_choices(self) -> "EfsaWorld":
-        """The same on the validation pools.
-
-        Raises:
-            UserError: they are the test pools.
-        """
-        both = set(self.validation) & set(self.data)
-        if self.validation_split != self.split and "all" not in (self.validation_split, self.split):
-            both = {source for source in both if "split=" in source and not is_generated(source)}
-        if both:
-            raise UserError(
-                f"settings are chosen on validation pools, but these are tested: {', '.join(sorted(both))}. Name "
-                "another split with --search.validation-split, or other sources with --search.validation."
-            )
-        return replace(self, data=self.validation, split=self.validation_split)
 
 
 def efsa_world(options: StudyOptions, loss: Base = "softmax") -> EfsaWorld:
@@ -130,7 +104,7 @@ def efsa_world(options: StudyOptions, loss: Base = "softmax") -> EfsaWorld:
     models = trained(recipes, options)
     judges = models[1:] + models[:1]
     return EfsaWorld(
-        world, _TEST[options.scale], _VALIDATION[options.scale], _STAND_INS, tuple(models[:number]),
+        world, _TEST[options.scale], _STAND_INS, tuple(models[:number]),
         tuple(judges[:number]), "test", {"smoke": 4, "small": 100}[options.scale], _METHODS[options.scale],
     )  # fmt: skip
 
@@ -150,10 +124,7 @@ def _full(options: StudyOptions, loss: Base, world: str) -> EfsaWorld:
     teacher = asked.teacher or (None if asked.models else _PAPER_TEACHER)
     methods = MethodOptions(asked.episode, asked.tuning, asked.reward, asked.full_learning_rate)
     teachers = () if teacher is None else (teacher,) * len(models)
-    return EfsaWorld(
-        world, options.data, asked.validation or options.data, captions, models, teachers, asked.split, asked.queries,
-        methods, asked.validation_split, max(1, asked.adapter_seeds),
-    )  # fmt: skip
+    return EfsaWorld(world, options.data, captions, models, teachers, asked.split, asked.queries, methods)
 
 
 def _called(captions: Sequence[str]) -> dict[str, str]:
@@ -179,7 +150,7 @@ _METHODS: Mapping[Scale, MethodOptions] = {
         TuningOptions(epochs=1),
         RewardOptions(sampled=4, candidates=16),
     ),
-    # As efsa/choices found them on validation pools of drawn scenes and, the same, of real images.
+    # Chosen on validation pools of drawn scenes; on real images the choice was the same.
     "small": MethodOptions(
         EpisodeOptions(learning_rate=1.5e-3, direction="symmetric"),
         TuningOptions(learning_rate=1.5e-4),
@@ -188,7 +159,7 @@ _METHODS: Mapping[Scale, MethodOptions] = {
 }
 
 
-def base_recipe(scale: Scale, loss: Base, seed: int, steps: int | None = None) -> Recipe:
+def base_recipe(scale: Scale, loss: Base, seed: int) -> Recipe:
     """A base model of the built-in world: tiny towers on scenes and characters."""
     recipe = RECIPES["siglip-tiny"]()
     recipe = replace(
@@ -196,11 +167,11 @@ def base_recipe(scale: Scale, loss: Base, seed: int, steps: int | None = None) -
         data=Data(captions=(SCENES,)),
         objective=replace(recipe.objective, base=loss),
         seed=seed,
-        steps=steps or 1000,
+        steps=1000,
         batch_size=256,
         log_every=50,
     )
-    return replace(recipe, steps=steps or 6, batch_size=32) if scale == "smoke" else recipe
+    return replace(recipe, steps=6, batch_size=32) if scale == "smoke" else recipe
 
 
 def trained(recipes: Sequence[Recipe], options: StudyOptions) -> list[str]:

@@ -12,7 +12,6 @@ from recollect.core.errors import UserError
 from recollect.core.seeding import derive_seed, seed_default_generators
 from recollect.core.validation import refuse
 from recollect.models.dual import Tower
-from recollect_papers.towers.patches import PatchEncoder, PatchTowers
 from recollect_papers.towers.small import (
     BagOfWords,
     GlyphEncoder,
@@ -24,12 +23,11 @@ from recollect_papers.towers.small import (
 )
 from recollect_papers.towers.words import WordTokenizer
 
-AnyTowers = VectorTowers | GlyphTowers | PatchTowers
+AnyTowers = VectorTowers | GlyphTowers
 
 ENCODERS: dict[type, type[SmallEncoder]] = {
     VectorTowers: VectorEncoder,
     GlyphTowers: GlyphEncoder,
-    PatchTowers: PatchEncoder,
 }
 
 
