@@ -75,7 +75,7 @@ def test_a_search_is_made_again_when_its_pool_changed(tmp_path):
     model = build_model("tiny", texts=[f"picture {number}" for number in range(12)])
     model.save(tmp_path / "model")
     search = SearchRun(("zero-shot",), MethodOptions(), Captions("none", "true"), "single", (spec,), (1,))
-    where = EfsaWorld("w", (spec,), (spec,), (), (str(tmp_path / "model"),), (), "all", None, MethodOptions())
+    where = EfsaWorld("w", (spec,), (), (str(tmp_path / "model"),), (), "all", None, MethodOptions())
     options = StudyOptions("smoke", tmp_path / "out")
 
     def searches() -> int:

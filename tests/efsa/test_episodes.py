@@ -167,7 +167,7 @@ def test_a_learning_rate_is_a_number_above_0(rate):
 
 def test_the_default_step_is_that_of_the_kind_of_model_and_a_named_one_stays(make_encoder):
     """Heads alone take a larger one than towers of blocks: each as its own validation pools preferred."""
-    heads = build_model("glyph-random", texts=["a red tree"])
+    heads = build_model("tiny-conv", texts=["a red tree"])
     for kind in (Episodes, SequentialEpisodes):
         assert kind(make_encoder("clip")).options.rate == BLOCKS_RATE
         assert kind(heads).options.rate == HEADS_RATE

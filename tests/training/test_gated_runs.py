@@ -13,7 +13,6 @@ from recollect.models import build_model, load_model
 from recollect.training.loop import Hook, train
 from recollect.training.options import Data, Model
 from recollect.training.recipes import RECIPES
-from recollect_papers.runs import run_key
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +120,3 @@ def test_what_cannot_be_beside_gated_blocks_is_one_line(model, message, recipe, 
     with pytest.raises(UserError, match=message):
         train(replace(recipe, model=model), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
-
-
-def test_runs_from_before_the_option_keep_their_keys(recipe):
-    plain = replace(recipe, model=replace(recipe.model, gated=False))
-    assert run_key(recipe) != run_key(plain)

@@ -120,10 +120,6 @@ class StudyEvaluation:
         return replace(task, query=Subset(task.query, np.flatnonzero(each.groupby(each).cumcount() < self.queries)))
 
 
-_LATER = ("probe_suite", "queries", "tuning", "most_sets")
-"""Options that came later: results made before there were these keep their names where they are not used."""
-
-
 @dataclass(frozen=True)
 class Job:
     """One training and its evaluation.
@@ -146,9 +142,7 @@ class Job:
 
     def results(self, out: Path) -> Path:
         """Folder of its result files."""
-        tested = _evaluation_content(self.evaluation)
-        asked = asdict(self.evaluation)
-        asked = {option: value for option, value in asked.items() if option not in _LATER or value is not None}
+        asked, tested = asdict(self.evaluation), _evaluation_content(self.evaluation)
         key = content_key(self.name, self.paired_seed, asked, tested, size=5)
         return self.folder(out) / f"results-{key}"
 
@@ -167,12 +161,7 @@ def run_folder(recipe: Recipe, out: Path) -> Path:
 
 def run_key(recipe: Recipe) -> str:
     """What decides a model, in ten letters: the recipe, and the content of what it trains on and starts from."""
-    asked = asdict(recipe)
-    if recipe.data.definitions is None:  # runs made before there was this option keep their names
-        del asked["data"]["definitions"]
-    if not recipe.model.gated:  # the same
-        del asked["model"]["gated"]
-    return content_key(asked, _training_content(recipe), size=5)
+    return content_key(asdict(recipe), _training_content(recipe), size=5)
 
 
 def _training_content(recipe: Recipe) -> list[str]:

@@ -59,8 +59,7 @@ def transformers_model(encoder: nn.Module) -> nn.Module:
 def adapter_sites(encoder: nn.Module) -> dict[str, nn.Linear]:
     """Every linear layer of attention (q, k, v, out) and MLP (fc1, fc2) in every block of both towers, by name.
 
-    Of small towers without blocks (the preset ``patches``: a head on features, an MLP over a bag of words) it is every
-    linear layer.
+    Of small towers without blocks (the preset ``tiny-conv`` of recollect-papers) it is every linear layer.
 
     Raises:
         UserError: a tower has no such layers.
