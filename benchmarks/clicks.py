@@ -1,7 +1,8 @@
 """How many clicks find a class: a simulated clicker on labelled sets, beside a forest's loop and random order.
 
     python benchmarks/clicks.py starter eurosat.parquet emoji.parquet:group:test --classes 5 --clicks 300 --rows 2500
-    recollect-papers results docs/page.md
+    python benchmarks/click_tables.py
+    recollect-papers results docs/results/few-shot.md
 
 Each class of a set is looked for among its pictures by a clicker who is always right. What counts is the list
 that the page would show: clicked Yes first, clicked No last, the others by score; its average precision after every

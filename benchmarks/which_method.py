@@ -37,7 +37,6 @@ from recollect.evaluation.tasks.classification import ClassificationTask, classi
 from recollect.models import load_model
 from recollect.models.dual import DualEncoder
 from recollect.training.locked import lock_source
-from recollect_papers.lixp.sets import place
 from recollect_papers.study import StudyTable, over
 
 CHOOSING = ("eurosat", "dtd10", "cifar10")
@@ -128,6 +127,13 @@ class FeatureEncoder(EncoderBase):
     def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
         """The model's own."""
         return self.model.embed_texts(texts, prefix)
+
+
+def place(folder: Path, file: str) -> str:
+    """The address of a file in the user's folder."""
+    if not (folder / file.split("?")[0]).is_file():
+        raise UserError(f"{folder}: no {file} there. Name the folder of the Parquet files: --data FOLDER.")
+    return f"{folder}/{file}"
 
 
 def locked_task(model: DualEncoder, data: Path, name: str) -> ClassificationTask:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from recollect_papers import cli
-from recollect_papers.engine import FigureStudy, TableStudy, printed
+from recollect_papers.engine import TableStudy, printed
 from recollect_papers.measurements import Measurements
 from recollect_papers.studies import find_study
 
@@ -60,7 +60,7 @@ KEPT = [report["name"] for report in FIGURES.values() if report["measured"].get(
 def kept_figure(name):
     """The study of a figure of numbers, and its report in ``results``."""
     study = find_study(name).load()
-    assert isinstance(study, FigureStudy)
+    assert study.draw is not None
     return study, json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 

@@ -1,7 +1,6 @@
 """OVEN's files in their published form, on a small made copy."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,10 +8,9 @@ from PIL import Image
 
 from recollect import cli
 from recollect.core.errors import UserError
-from recollect.evaluation.entities import harmonic_mean, open_entities
-from recollect.evaluation.results import Result
+from recollect.evaluation.entities import open_entities
 from recollect.models import build_model
-from recollect_papers.reco.oven import TITLES_FILE, final_score, open_oven
+from recollect_papers.reco.oven import TITLES_FILE, open_oven
 
 ENTITIES = {"Q1": "Dassault Falcon 900", "Q2": "Boeing 747", "Q3": "newt", "Q4": "red fox"}
 ROWS = [
@@ -135,17 +133,3 @@ def test_the_command_measures_both_sets(folder, capsys):
     query, entity = json.loads((folder / "out.json").read_text())
     assert [row["metric"] for row in entity["rows"]] == ["seen", "unseen", "harmonic mean"]
     assert (entity["settings"]["classes"], query["data"]) == (4, "oven-query-val")
-
-
-def test_the_final_score_is_that_of_the_published_evaluation():
-    """The figures that its readme prints for BLIP-2 on val."""
-
-    def measured(name, seen, unseen):
-        values = {"seen": seen, "unseen": unseen, "harmonic mean": harmonic_mean(seen, unseen)}
-        return Result("entities", "m", name, 0, [{"metric": key, "value": value} for key, value in values.items()])
-
-    entity, query = measured("oven-entity-val", 8.55, 3.4), measured("oven-query-val", 24.63, 17.68)
-    found = final_score(entity, query)
-    printed = {"entity set": 4.87, "query set": 20.58, "final score": 7.87}
-    assert {row["metric"]: round(row["value"], 2) for row in found.rows} == printed
-    assert found.file_name != final_score(entity, replace(query, settings={"prefix": "label"})).file_name

@@ -34,7 +34,7 @@ RUNS = {
     # Three samples to a chunk, rows of past steps in the objective's buffer; --data is added below.
     "pictures": (*("siglixp-tiny", "--batch-size", "8", "--steps", "8", "--chunk", "3", "--log-every", "1"),
                  *("--checkpoint-every", "3", "--objective.context.options.stale-rows", "16")),
-    "locked": (*("glyphs-b-siglixp", "--locked", "image", "--batch-size", "8", "--steps", "8"),
+    "locked": (*("glyphs-siglixp", "--locked", "image", "--batch-size", "8", "--steps", "8"),
                *("--log-every", "1", "--checkpoint-every", "3")),
     "vectors": (*("latents-siglixp", "--steps", "40", "--batch-size", "64"),
                 *("--checkpoint-every", "2", "--log-every", "1")),

@@ -219,52 +219,30 @@ def _relative(found: Measurements, address: FigureAddress, base: FigureAddress) 
 
 @dataclass(frozen=True)
 class TableStudy:
-    """A study that is tables alone: what is measured, and the form it is shown in.
+    """A study of numbers: what is measured, and the tables and figure that are functions of it.
 
     Attributes:
         name: e.g. ``lixp/table-4``.
         measure: runs what is not there yet, and gathers the figures.
         form: the tables of these, and remarks on all of them.
         worlds: in words, for each scale.
+        draw: the figure, from what was measured alone, so that a kept file is enough to draw it again; None for tables.
     """
 
     name: str
     measure: Callable[[StudyOptions], Measurements]
     form: Callable[[Measurements], Formed]
     worlds: Mapping[Scale, str]
-
-    def __call__(self, options: StudyOptions) -> StudyReport:
-        """Measure and report."""
-        found = self.measure(options)
-        tables, notes = self.form(found)
-        return StudyReport(
-            self.name, options.scale, self.worlds[options.scale], tuple(tables), (), tuple(notes), found.as_json()
-        )
-
-
-@dataclass(frozen=True)
-class FigureStudy:
-    """A study that is one figure, with the tables of what it shows: all a function of what was measured.
-
-    Attributes:
-        name: e.g. ``lixp/figure-4``.
-        measure: as of a `TableStudy`.
-        draw: the figure, from what was measured alone, so that a kept file is enough to draw it again.
-        form: tables and remarks, as of a `TableStudy`.
-        worlds: in words, for each scale.
-    """
-
-    name: str
-    measure: Callable[[StudyOptions], Measurements]
-    draw: Callable[[Measurements], Figure]
-    form: Callable[[Measurements], Formed]
-    worlds: Mapping[Scale, str]
+    draw: Callable[[Measurements], Figure] | None = None
 
     def __call__(self, options: StudyOptions) -> StudyReport:
         """Measure, draw and report."""
-        found = self.measure(options)
+        found, figures = self.measure(options), list[str]()
         tables, notes = self.form(found)
-        name = f"{self.name.replace('/', '-')}-{options.scale}.png"
-        save_figure(self.draw(found), options.out / name)
+        if self.draw is not None:
+            figures.append(f"{self.name.replace('/', '-')}-{options.scale}.png")
+            save_figure(self.draw(found), options.out / figures[0])
         world = self.worlds[options.scale]
-        return StudyReport(self.name, options.scale, world, tuple(tables), (name,), tuple(notes), found.as_json())
+        return StudyReport(
+            self.name, options.scale, world, tuple(tables), tuple(figures), tuple(notes), found.as_json()
+        )

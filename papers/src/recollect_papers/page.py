@@ -5,7 +5,7 @@
     gains <!-- cell lixp/table-4.json "4b" "alpha = 0.8" "gain" -->+11.4 ± 0.5<!-- end -->
     in <!-- value bench/memory-1m.json "figures > index > exact, one (ms a query)" ".0f" -->53<!-- end --> ms
 
-A file is a report of ``recollect-papers``, or a folder of a study's runs. A table is named by a part of its title. Its
+A file is a report of ``recollect-papers``, or of a benchmark. A table is named by a part of its title. Its
 notes, its file and the command that made it are printed below it. A plain number may be taken out of any JSON file.
 """
 
@@ -13,7 +13,6 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,10 @@ from recollect_papers.study import StudyTable
 
 _MARK = re.compile(r"<!-- (table|cell|words|value) ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL)
 
-RECORDS: Mapping[str, str] = {
-    "page/clicks": "recollect_papers.clicks:click_tables",
-}
-"""Folders of runs, one file each, and what makes tables of them."""
-
 
 @dataclass(frozen=True)
 class KeptResults:
-    """What a file or a folder of runs shows.
+    """What a file shows.
 
     Attributes:
         tables: of it.
@@ -86,19 +80,12 @@ def write_page(page: Path, folder: Path) -> bool:
 
 
 def read_results(folder: Path, name: str) -> KeptResults:
-    """The tables of one file or folder of runs.
+    """The tables of one file.
 
     Raises:
         UserError: it is not there, or of no known form.
     """
     path = folder / name
-    if name in RECORDS:
-        records = [read_json(file) for file in sorted(path.glob("*.json"))]
-        if not records:
-            raise UserError(f"{path}: no runs there")
-        module, function = RECORDS[name].split(":")
-        commands = " · ".join(dict.fromkeys(record["command"] for record in records))
-        return KeptResults(getattr(import_module(module), function)(records), commands)
     value = read_json(path)
     if isinstance(value, dict) and "tables" in value:
         tables = [StudyTable(each["title"], tuple(each["columns"]), tuple(map(tuple, each["rows"])),

@@ -1,7 +1,5 @@
 """Figures that only the papers and the demo have: gains per classifier, training curves, rows of pictures."""
 
-import base64
-import io
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,13 +19,6 @@ from recollect.evaluation.reports.plots import (
 )
 from recollect.evaluation.results import summarise
 from recollect.evaluation.tables import mean_over_tasks
-
-
-def inline_png(figure: Figure) -> str:
-    """The figure as a data URL, for pages that are one file."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def gain_per_classifier(

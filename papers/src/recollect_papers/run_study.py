@@ -88,12 +88,12 @@ class RunStudy:
         """
         from recollect.core.progress import output
         from recollect.evaluation.reports.plots import save_figure
-        from recollect_papers.engine import FigureStudy
+        from recollect_papers.engine import TableStudy
         from recollect_papers.measurements import Measurements
 
         self._warn_unused({each.name for each in fields(self)} - {"name", "out", "kept"}, "--kept runs nothing")
         study = find_study(name).load()
-        if not isinstance(study, FigureStudy):
+        if not isinstance(study, TableStudy) or study.draw is None:
             raise UserError(f"{name}: --kept draws figures of numbers, and this is none. Leave out --kept to run it.")
         report = read_json(kept)
         if not isinstance(report, dict) or report.get("name") != name:

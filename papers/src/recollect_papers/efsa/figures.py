@@ -28,7 +28,7 @@ from recollect_papers.efsa.tables import (
     together,
 )
 from recollect_papers.efsa.world import WORLDS_BY_SCALE, EfsaWorld, SearchRun, efsa_world, searched
-from recollect_papers.engine import FigureStudy, Formed, TableForm, papers_words
+from recollect_papers.engine import Formed, TableForm, TableStudy, papers_words
 from recollect_papers.measurements import Measurements
 from recollect_papers.study import StudyOptions, StudyReport
 
@@ -242,7 +242,7 @@ def _form_4(found: Measurements) -> Formed:
     return [recall_form(title, "parameters", rows, found, found.context["notes"]).fill(found)], ()
 
 
-figure_4 = FigureStudy("efsa/figure-4", _measure_4, _draw_4, _form_4, WORLDS_BY_SCALE)
+figure_4 = TableStudy("efsa/figure-4", _measure_4, _form_4, WORLDS_BY_SCALE, _draw_4)
 
 
 def _measure_5(options: StudyOptions) -> Measurements:
@@ -305,5 +305,5 @@ def _form_over(found: Measurements, number: int) -> Formed:
     return [form.fill(found)], tuple(found.context["remarks"])
 
 
-figure_5 = FigureStudy("efsa/figure-5", _measure_5, _draw_over, partial(_form_over, number=5), WORLDS_BY_SCALE)
-figure_6 = FigureStudy("efsa/figure-6", _measure_6, _draw_over, partial(_form_over, number=6), WORLDS_BY_SCALE)
+figure_5 = TableStudy("efsa/figure-5", _measure_5, partial(_form_over, number=5), WORLDS_BY_SCALE, _draw_over)
+figure_6 = TableStudy("efsa/figure-6", _measure_6, partial(_form_over, number=6), WORLDS_BY_SCALE, _draw_over)

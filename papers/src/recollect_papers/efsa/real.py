@@ -22,10 +22,9 @@ from recollect.efsa.options import EpisodeOptions
 from recollect.models import DualEncoder
 from recollect.models.dual import Tower
 from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
-from recollect_papers.lixp.sets import HELD_STYLES
 from recollect_papers.measurements import Measurements
 from recollect_papers.real.arms import ArmRunner
-from recollect_papers.real.data import RealData, open_data
+from recollect_papers.real.data import HELD_STYLES, RealData, open_data
 from recollect_papers.real.heads import FeatureModel, HeadRecipe
 from recollect_papers.study import StudyOptions
 

@@ -15,7 +15,7 @@ from recollect.evaluation.tables import gain_by_examples, log_linear_fit
 from recollect.evaluation.tables import sample_efficiency as efficiency
 from recollect.training.options import Model
 from recollect_papers import plots as paper_plots
-from recollect_papers.engine import Column, FigureStudy, Formed, Row, TableForm, papers_words
+from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy, papers_words
 from recollect_papers.lixp.world import (
     WORLDS_BY_SCALE,
     LixpWorld,
@@ -268,8 +268,8 @@ def _form_6(found: Measurements) -> Formed:
 def _study(
     number: int, measure: Callable[[StudyOptions], Measurements], draw: Callable[[Measurements], Figure],
     form: Callable[[Measurements], Formed],
-) -> FigureStudy:  # fmt: skip
-    return FigureStudy(f"lixp/figure-{number}", measure, draw, form, WORLDS_BY_SCALE)
+) -> TableStudy:  # fmt: skip
+    return TableStudy(f"lixp/figure-{number}", measure, form, WORLDS_BY_SCALE, draw)
 
 
 figure_1 = _study(1, _measure_pair, _draw_1, _form_1)

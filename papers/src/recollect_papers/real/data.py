@@ -31,6 +31,9 @@ from recollect_papers.store import content_key, file_content
 EXAMPLES, QUERIES, WHOLE = 16, 300, 1000
 """Of a set of more than `WHOLE` pictures: pictures of a class to draw examples from, and pictures to classify."""
 
+HELD_STYLES = ("noto", "fluent_flat", "openmoji_line")
+"""Emoji styles that are never trained on."""
+
 _TEXT_HEAD = 1  # no head is used
 
 

@@ -28,8 +28,6 @@ from recollect.data.sources.columns import Columns
 from recollect.data.sources.derived import Subset
 from recollect.data.sources.images import BROKEN_SHARE
 from recollect.data.sources.table import Origin, TableSource
-from recollect.evaluation.entities import harmonic_mean
-from recollect.evaluation.results import Result, ResultRow
 from recollect.evaluation.tasks.classification import ClassificationTask
 
 _PREFIX = "oven:"
@@ -170,25 +168,3 @@ def _shard(folder: Path, number: str) -> dict[str, str]:
 
 
 ENTITY_SETS = {"oven": open_oven}
-
-
-def final_score(entity: Result, query: Result) -> Result:
-    """OVEN's final score: the harmonic mean of the scores on its entity set and its query set.
-
-    As in ``evaluate_oven_full`` of github.com/edchengg/oven_eval.
-
-    Args:
-        entity, query: results of `entities` on the two sets of one part, for one model.
-
-    Returns:
-        Rows with ``metric`` entity set, query set (each the harmonic mean of seen and unseen) and final score.
-    """
-    means = {name: _value(found, "harmonic mean") for name, found in (("entity set", entity), ("query set", query))}
-    values = means | {"final score": harmonic_mean(*means.values())}
-    rows: list[ResultRow] = [{"metric": metric, "value": value} for metric, value in values.items()]
-    settings = {"of": [entity.identity, query.identity]}
-    return Result("entities", entity.model, entity.data.replace("entity-", ""), entity.seed, rows, settings)
-
-
-def _value(found: Result, metric: str) -> float:
-    return next(row["value"] for row in found.rows if row["metric"] == metric)

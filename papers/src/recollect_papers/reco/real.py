@@ -19,10 +19,9 @@ from recollect.reco.learning import FusionRecipe, paper_recipe, train_fusion
 from recollect.reco.pairs import Pairs
 from recollect.training.options import Data
 from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
-from recollect_papers.lixp.sets import HELD_STYLES
 from recollect_papers.measurements import Measurements
 from recollect_papers.real.arms import ArmRunner
-from recollect_papers.real.data import FeatureSet, RealData, open_data
+from recollect_papers.real.data import HELD_STYLES, FeatureSet, RealData, open_data
 from recollect_papers.real.heads import FeatureModel, HeadRecipe
 from recollect_papers.real.measure import TEMPLATE, by_name
 from recollect_papers.study import StudyOptions, StudyTable

@@ -16,7 +16,6 @@ from recollect.reco.block import FusionSettings
 from recollect.reco.encoder import Mode
 from recollect_papers.engine import (
     Column,
-    FigureStudy,
     Formed,
     Row,
     TableForm,
@@ -335,7 +334,7 @@ def _form_figure_3(found: Measurements) -> Formed:
     return tables, (*notes, *found.context["remarks"])
 
 
-figure_3 = FigureStudy("reco/figure-3", _measure_figure_3, _draw_figure_3, _form_figure_3, WORLDS_BY_SCALE)
+figure_3 = TableStudy("reco/figure-3", _measure_figure_3, _form_figure_3, WORLDS_BY_SCALE, _draw_figure_3)
 
 
 def _trainings_table(found: Measurements) -> StudyTable:

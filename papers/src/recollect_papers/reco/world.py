@@ -39,7 +39,7 @@ WORLDS_BY_SCALE: Mapping[Scale, str] = {
     "full": "the paper's models, or those that you name, on your data",
 }
 
-_GLYPH_MODELS = {"random filters": "glyphs-b-siglip", "convnet": "glyphs-strong-siglip"}
+_GLYPH_MODELS = {"random filters": "glyphs-siglip", "convnet": "glyphs-strong-siglip"}
 _PAPER_MODELS = {"CLIP-B/32": "openai/clip-vit-base-patch32", "CLIP-L/14": "openai/clip-vit-large-patch14"}
 PAPERS_SETS = {
     "Cars": "stanford-cars",

@@ -1,4 +1,4 @@
-"""A source whose images are already in memory, for the tasks of the built-in worlds."""
+"""What the sources of the built-in worlds share: those drawn by code, and those whose images are in memory."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -6,12 +6,46 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
+from torch import Tensor
 
-from recollect.core.types import BatchRead, Kind, Sample, Source
+from recollect.core.types import Kind, Sample, Source
 
 ENDLESS = 2**31 - 1
 """Length of a stream without an end: as many samples as an index of 32 bits can name."""
+
+
+class MadeSource(Source):
+    """A source drawn by code: a subclass defines `batch` and `example_texts`, and a sample is a batch of one."""
+
+    @property
+    def endless(self) -> bool:
+        return len(self) >= ENDLESS
+
+    @property
+    def makes_batches(self) -> bool:
+        return True
+
+    def __getitem__(self, index: int) -> Sample:
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self.name}: no sample {index} of {len(self)}")
+        images, texts, labels = self.batch(np.array([index]), 0)
+        said = tuple(texts) if self.kind == "caption" else ()
+        return Sample(as_array(images[0]), said, int(labels[0]), self.name, self.kind, str(index), self.extra(index))
+
+    def texts(self, index: int) -> tuple[str, ...]:
+        return tuple(self.example_texts(np.array([index]))) if self.kind == "caption" else ()
+
+    def extra(self, index: int) -> dict[str, Any]:
+        """What is known of a sample besides its texts and label."""
+        return {}
+
+    def values(self, key: str) -> list[Any]:
+        return [self.extra(index).get(key) for index in range(len(self))]
+
+
+def as_array(image: Tensor) -> np.ndarray:
+    """A vector as it is, or a picture (3, height, width) as (height, width, 3)."""
+    return (image if image.ndim == 1 else image.permute(1, 2, 0).contiguous()).numpy()
 
 
 @dataclass(eq=False)
@@ -66,8 +100,3 @@ class ArraySource(Source):
             Sample(self.images[index], (), label, self.name, "label", str(index), extra)
             for index, label in zip(indices.tolist(), self.labels[indices].tolist(), strict=True)
         ]
-
-
-def as_batch(images: np.ndarray, texts: list[str], labels: np.ndarray) -> BatchRead:
-    """What a source's ``batch`` returns, from arrays."""
-    return torch.from_numpy(images), texts, torch.from_numpy(labels)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from recollect.core.hashing import integers, uniforms
 from recollect.core.seeding import derive_seed
-from recollect.core.types import NO_LABEL, BatchRead, Kind, Sample, Source
+from recollect.core.types import NO_LABEL, BatchRead, Kind
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
-from recollect_papers.worlds.arrays import ENDLESS
+from recollect_papers.worlds.arrays import ENDLESS, MadeSource
 from recollect_papers.worlds.glyph_synonyms import in_other_words
 from recollect_papers.worlds.glyph_table import SCRIPTS
 from recollect_papers.worlds.glyphs import GlyphWorld
@@ -22,13 +22,8 @@ _Part = Literal["all", "half", "rest"]
 _PARTS: dict[_Part, slice] = {"all": slice(None), "half": slice(0, None, 2), "rest": slice(1, None, 2)}
 
 
-def as_array(pixels: Tensor) -> np.ndarray:
-    """(3, height, width) bytes as (height, width, 3)."""
-    return pixels.permute(1, 2, 0).contiguous().numpy()
-
-
 @dataclass(eq=False)
-class GlyphCaptions(Source):
+class GlyphCaptions(MadeSource):
     """An endless-looking stream of characters in any style, with captions that `GlyphWorld` decides.
 
     The ``seed`` of `batch` decides placement, colour, background and noise, so that two seeds are two views of the
@@ -47,37 +42,17 @@ class GlyphCaptions(Source):
         return f"{derive_seed(self.name, repr(self.world), self.size):016x}"
 
     @property
-    def endless(self) -> bool:
-        return self.size >= ENDLESS
-
-    @property
-    def makes_batches(self) -> bool:
-        return True
-
-    @property
     def vocabulary(self) -> tuple[str, ...]:
         return self.world.vocabulary()
 
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, index: int) -> Sample:
-        if not 0 <= index < self.size:
-            raise IndexError(f"{self.name}: no sample {index} of {self.size}")
-        images, texts, _ = self.batch(np.array([index]), 0)
-        return Sample(as_array(images[0]), (texts[0],), NO_LABEL, self.name, "caption", str(index))
-
     def subjects(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Character and mask of each sample."""
         draws = uniforms(derive_seed(self.world.seed, "captions"), indices, 2)
         characters = self.world.draw_characters(draws[:, 0])
         return characters, self.world.draw_masks(characters, draws[:, 1])
-
-    def texts(self, index: int) -> tuple[str, ...]:
-        return tuple(self.example_texts(np.array([index])))
-
-    def values(self, key: str) -> list[Any]:
-        return [None] * len(self)
 
     def example_texts(self, indices: np.ndarray) -> list[str]:
         return self.world.captions(*self.subjects(indices), derive_seed(self.world.seed, "captions"), indices)
@@ -93,7 +68,7 @@ class GlyphCaptions(Source):
 
 
 @dataclass(eq=False)
-class GlyphLabels(Source):
+class GlyphLabels(MadeSource):
     """A label set, narrow where the captions are broad: one face, plain ground, few scripts, every class as often.
 
     Its classes are training characters of four scripts; their names are the only words it has.
@@ -138,22 +113,6 @@ class GlyphLabels(Source):
 
     def __len__(self) -> int:
         return len(self.characters) * self.per_class
-
-    def __getitem__(self, index: int) -> Sample:
-        if not 0 <= index < len(self):
-            raise IndexError(f"{self.name}: no sample {index} of {len(self)}")
-        images, _, labels = self.batch(np.array([index]), 0)
-        return Sample(as_array(images[0]), (), int(labels[0]), self.name, "label", str(index))
-
-    @property
-    def makes_batches(self) -> bool:
-        return True
-
-    def texts(self, index: int) -> tuple[str, ...]:
-        return ()
-
-    def values(self, key: str) -> list[Any]:
-        return [None] * len(self)
 
     @cached_property
     def labels(self) -> np.ndarray:

@@ -8,14 +8,14 @@ exact.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
+import torch
 
 from recollect.core.hashing import integers, normals, uniforms
 from recollect.core.seeding import derive_seed, numpy_generator
-from recollect.core.types import NO_LABEL, BatchRead, Kind, Sample, Source
-from recollect_papers.worlds.arrays import ENDLESS, as_batch
+from recollect.core.types import NO_LABEL, BatchRead, Kind
+from recollect_papers.worlds.arrays import ENDLESS, MadeSource
 
 SYNONYM_COUNT = 2
 
@@ -180,7 +180,7 @@ def attribute_word(group: int, value: int, synonym: int) -> str:
 
 
 @dataclass(eq=False)
-class LatentCaptions(Source):
+class LatentCaptions(MadeSource):
     """An endless-looking stream of fresh pairs: sample ``index`` is a function of the world and the index.
 
     The ``seed`` of `batch` decides the nuisance and noise, so that two seeds are two views of the same instance.
@@ -198,31 +198,11 @@ class LatentCaptions(Source):
         return f"{derive_seed(self.name, repr(self.world), self.size):016x}"
 
     @property
-    def endless(self) -> bool:
-        return self.size >= ENDLESS
-
-    @property
-    def makes_batches(self) -> bool:
-        return True
-
-    @property
     def vocabulary(self) -> tuple[str, ...]:
         return self.world.vocabulary()
 
     def __len__(self) -> int:
         return self.size
-
-    def __getitem__(self, index: int) -> Sample:
-        if not 0 <= index < self.size:
-            raise IndexError(f"{self.name}: no sample {index} of {self.size}")
-        images, texts, _ = self.batch(np.array([index]), 0)
-        return Sample(images[0].numpy(), (texts[0],), NO_LABEL, self.name, "caption", str(index))
-
-    def texts(self, index: int) -> tuple[str, ...]:
-        return tuple(self.example_texts(np.array([index])))
-
-    def values(self, key: str) -> list[Any]:
-        return [None] * len(self)
 
     def example_texts(self, indices: np.ndarray) -> list[str]:
         return self.world.captions(*self._subjects(indices)[::2], derive_seed(self.world.seed, "content"), indices)
@@ -240,4 +220,5 @@ class LatentCaptions(Source):
         world, content = self.world, derive_seed(self.world.seed, "content")
         fine, domain, attributes = self._subjects(indices)
         images = world.images(fine, domain, attributes, derive_seed(content, "view", seed), indices)
-        return as_batch(images, world.captions(fine, attributes, content, indices), np.full(len(fine), NO_LABEL))
+        texts = world.captions(fine, attributes, content, indices)
+        return torch.from_numpy(images), texts, torch.full((len(fine),), NO_LABEL)

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from recollect.core.hashing import integers, uniforms
 from recollect.core.seeding import derive_seed
-from recollect.core.types import NO_LABEL, BatchRead, Kind, Sample, Source
-from recollect_papers.worlds.arrays import ENDLESS
-from recollect_papers.worlds.glyph_sources import as_array
+from recollect.core.types import NO_LABEL, BatchRead, Kind
+from recollect_papers.worlds.arrays import ENDLESS, MadeSource
 from recollect_papers.worlds.glyph_table import SCRIPTS
 from recollect_papers.worlds.glyphs import GlyphWorld
 from recollect_papers.worlds.rendering import COLOUR_NAMES, Nuisance, Subject, paint, rotated, shades, with_noise
@@ -149,7 +148,7 @@ def scene_captions(world: GlyphWorld, scenes: Scenes, turned: np.ndarray | None 
 
 
 @dataclass(eq=False)
-class GlyphScenes(Source):
+class GlyphScenes(MadeSource):
     """An endless-looking stream of scenes with their captions.
 
     Attributes:
@@ -181,23 +180,6 @@ class GlyphScenes(Source):
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, index: int) -> Sample:
-        if not 0 <= index < self.size:
-            raise IndexError(f"{self.name}: no sample {index} of {self.size}")
-        images, texts, _ = self.batch(np.array([index]), 0)
-        return Sample(as_array(images[0]), (texts[0],), NO_LABEL, self.name, "caption", str(index))
-
-    @property
-    def endless(self) -> bool:
-        return self.size >= ENDLESS
-
-    @property
-    def makes_batches(self) -> bool:
-        return True
-
-    def texts(self, index: int) -> tuple[str, ...]:
-        return tuple(self.example_texts(np.array([index])))
-
     def example_texts(self, indices: np.ndarray) -> list[str]:
         return self._describe(self.scenes(indices), indices)
 
@@ -206,10 +188,6 @@ class GlyphScenes(Source):
             return scene_captions(self.world, scenes)
         draws = uniforms(derive_seed(self.world.seed, self.name, "turned"), indices, 1)[:, 0]
         return scene_captions(self.world, scenes, draws < self.turned / 100)
-
-    def values(self, key: str) -> list[Any]:
-        """``extra[key]`` of every picture: nothing."""
-        return [None] * len(self)
 
     def scenes(self, indices: np.ndarray) -> Scenes:
         """What is in each picture."""
@@ -224,7 +202,7 @@ class GlyphScenes(Source):
 
 
 @dataclass(eq=False)
-class HardScenes(Source):
+class HardScenes(MadeSource):
     """Groups of scenes that differ in one detail each, for search: look-alikes that only their caption tells apart.
 
     A group is a scene of two or three characters and one variant for each of `DETAILS`; ``extra`` names the group and
@@ -276,29 +254,11 @@ class HardScenes(Source):
         scenes.ground[changed[4]] = ground
         return scenes
 
-    def __getitem__(self, index: int) -> Sample:
-        if not 0 <= index < len(self):
-            raise IndexError(f"{self.name}: no sample {index} of {len(self)}")
-        images, texts, _ = self.batch(np.array([index]), 0)
-        extra = self._extra(index)
-        return Sample(as_array(images[0]), (texts[0],), NO_LABEL, self.name, "caption", str(index), extra)
-
-    @property
-    def makes_batches(self) -> bool:
-        return True
-
-    def texts(self, index: int) -> tuple[str, ...]:
-        return tuple(self.example_texts(np.array([index])))
-
     def example_texts(self, indices: np.ndarray) -> list[str]:
         return scene_captions(self.world, self.scenes(indices))
 
-    def values(self, key: str) -> list[Any]:
-        """``extra[key]`` of every picture."""
-        return [self._extra(index).get(key) for index in range(len(self))]
-
-    @staticmethod
-    def _extra(index: int) -> dict[str, Any]:
+    def extra(self, index: int) -> dict[str, Any]:
+        """The group and the detail that differs."""
         group, variant = divmod(index, 1 + len(DETAILS))
         return {"domain": "hard scenes", "group": group, "detail": ("none", *DETAILS)[variant]}
 

@@ -1,12 +1,21 @@
-"""How many clicks find a class: the tables of the files that ``benchmarks/clicks.py`` leaves, one for each set."""
+"""How many clicks find a class: the tables of the files that ``benchmarks/clicks.py`` leaves, one for each set.
+
+python benchmarks/click_tables.py
+recollect-papers results docs/results/few-shot.md
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.stats import wilcoxon
 
+from recollect.core.files import read_json, write_json
 from recollect_papers.study import StudyTable
+
+RUNS = Path(__file__).parents[1] / "results" / "page" / "clicks"
 
 LOOPS = ("ours", "ours from words", "forest", "best forest", "random order")
 """``forest`` is LightlyStudio's own loop; ``best forest`` the setting of a forest that needs the fewest clicks on a
@@ -87,3 +96,15 @@ def _best_forest(record: _Record, goal: str | None) -> str:
 def _mean(record: _Record, loop: str, goal: str | None) -> str:
     counts = list(_counts(record, loop, goal))
     return f"{np.mean(_clicks(record, loop, goal)):.0f} ({sum(each is not None for each in counts)}/{len(counts)})"
+
+
+def main() -> None:
+    """Write the tables beside the folder of runs."""
+    records = [read_json(file) for file in sorted(RUNS.glob("*.json"))]
+    command = " · ".join(dict.fromkeys(record["command"] for record in records))
+    tables = [asdict(table) for table in click_tables(records)]
+    write_json(RUNS.with_suffix(".json"), {"command": command, "tables": tables})
+
+
+if __name__ == "__main__":
+    main()
