@@ -22,7 +22,6 @@ from recollect.core.types import ImageLike, Source, chosen_device
 from recollect.data.sources.images import as_rgb, pixel_digest
 from recollect.efsa.caption_file import CaptionFile, key_of
 from recollect.efsa.options import CaptionerOptions
-from recollect.efsa.pixels import Readable
 from recollect.index import Index, Picture
 from recollect.models.hub_check import asked_once
 from recollect.models.transformers.encoder import quiet
@@ -104,16 +103,6 @@ class TransformersCaptioner:
         return [" ".join(answer.split()) for answer in answers]
 
 
-@runtime_checkable
-class Captioned(Readable, Protocol):
-    """A picture that may have a caption."""
-
-    @property
-    def caption(self) -> str:
-        """Blank if it has none."""
-        ...
-
-
 @dataclass
 class CaptionReport:
     """What happened to pictures.
@@ -129,7 +118,7 @@ class CaptionReport:
 
 
 def write_captions(
-    blocks: Iterable[Sequence[Captioned]], captioner: Captioner, file: CaptionFile, batch_size: int = 8
+    blocks: Iterable[Sequence[Picture]], captioner: Captioner, file: CaptionFile, batch_size: int = 8
 ) -> CaptionReport:
     """Describe every picture without a caption; captions are on disk at once, so a run can be stopped anywhere."""
     report = CaptionReport()
@@ -160,7 +149,7 @@ def caption_index(index: Index, captioner: Captioner, by: str = "", batch_size: 
     return report
 
 
-def _opened(items: Sequence[Readable], report: CaptionReport) -> dict[str, ImageLike]:
+def _opened(items: Sequence[Picture], report: CaptionReport) -> dict[str, ImageLike]:
     opened: dict[str, ImageLike] = {}
     for item in items:
         try:

@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -12,22 +11,9 @@ from recollect.core.errors import UserError
 from recollect.core.types import ImageLike
 from recollect.data.sources.reading import blocks_ahead
 from recollect.data.transforms import ImageTransform
+from recollect.index import Picture
 
 _GIB = 2**30
-
-
-@runtime_checkable
-class Readable(Protocol):
-    """A picture that can be opened, such as a `recollect.index.Picture`."""
-
-    @property
-    def id(self) -> str:
-        """Unique in the cache."""
-        ...
-
-    def read(self) -> ImageLike:
-        """What an image tower reads."""
-        ...
 
 
 class PixelCache:
@@ -48,7 +34,7 @@ class PixelCache:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def read(self, items: Sequence[Readable]) -> list[np.ndarray | None]:
+    def read(self, items: Sequence[Picture]) -> list[np.ndarray | None]:
         """Each item's picture, (size, size, 3) bytes or a 1-d vector; None where it cannot be opened."""
         missing = [item for item in items if item.id not in self._kept and item.id not in self.gone]
         fresh: dict[str, np.ndarray | None] = {}
@@ -73,7 +59,7 @@ class PixelCache:
         rows = torch.from_numpy(np.stack(pictures))
         return rows.float() if rows.ndim == 2 else self.transform.normalise(rows)
 
-    def _open(self, item: Readable) -> np.ndarray | None:
+    def _open(self, item: Picture) -> np.ndarray | None:
         try:
             return self.prepared(item.read())
         except (UserError, OSError):

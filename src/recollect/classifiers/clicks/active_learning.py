@@ -11,7 +11,7 @@ _SHORTLIST = 2_000
 
 
 def next_to_label(
-    model: ClickModel, fit: ClickFit, count: int, seed: int = 0, among: Int64[np.ndarray, " some"] | None = None
+    model: ClickModel, fit: ClickFit, count: int, among: Int64[np.ndarray, " some"] | None = None
 ) -> Int64[np.ndarray, " count"]:
     """Rows to label next: spread over the pool at first, later uncertain and dissimilar ones.
 
@@ -28,7 +28,7 @@ def next_to_label(
     count = min(count, len(free))
     if not count:
         return np.empty(0, dtype=np.int64)
-    generator = np.random.default_rng([seed, len(fit.rows)])
+    generator = np.random.default_rng([0, len(fit.rows)])
     cut = cut_off(fit)
     few = min((fit.marks > 0).sum(), (fit.marks < 0).sum()) < FEW_CLICKS
     if few or cut is None:

@@ -115,16 +115,15 @@ def cut_off(fit: ClickFit, among: Int64[np.ndarray, " some"] | None = None) -> C
     )
 
 
-def stop_rule(
-    yes: int, no: int, precision: float | None, coverage: float | None, reached: float, share: float = 0.95
-) -> bool:
-    """Whether ``share`` of the class is found, as far as clicks can show.
+FOUND_SHARE, LEAST_MARKS = 0.95, 19
+"""Share of a class that must be found, and marks of each kind that can show a miss of one in twenty."""
 
-    Needs ``1/(1 − share) − 1`` (19) Yes and No, since fewer cannot show a miss of one in twenty; then precision,
-    coverage and the expected share above the cut must reach ``share``.
+
+def stop_rule(yes: int, no: int, precision: float | None, coverage: float | None, reached: float) -> bool:
+    """Whether 95 % of the class is found, as far as clicks can show.
+
+    Needs 19 Yes and 19 No; then precision, coverage and the expected share above the cut must reach 95 %.
     """
-    least = round(1 / (1 - share)) - 1
-    enough = yes >= least and no >= least
-    if not enough or precision is None or coverage is None:
+    if min(yes, no) < LEAST_MARKS or precision is None or coverage is None:
         return False
-    return bool(min(precision, coverage, reached) >= share)
+    return min(precision, coverage, reached) >= FOUND_SHARE

@@ -72,7 +72,7 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     return 1 / at
 
 
-def expected_calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS) -> float:
+def expected_calibration_error(probabilities: np.ndarray, labels: np.ndarray) -> float:
     """Mean distance of confidence from accuracy over equal bins of confidence, weighted by their sizes (0 to 1).
 
     Args:
@@ -80,15 +80,15 @@ def expected_calibration_error(probabilities: np.ndarray, labels: np.ndarray, bi
         labels: (n,).
     """
     best = probabilities.argmax(axis=1)
-    return calibration_error(probabilities[np.arange(len(best)), best], best == labels, bins)
+    return calibration_error(probabilities[np.arange(len(best)), best], best == labels)
 
 
-def calibration_error(confidence: np.ndarray, right: np.ndarray, bins: int = BINS) -> float:
+def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
     """`expected_calibration_error` from confidences (n,) and whether each row is right (n,)."""
     if len(confidence) == 0:
         return float("nan")
-    place = np.clip((confidence * bins).astype(np.int64), 0, bins - 1)
-    gap = np.bincount(place, confidence, bins) - np.bincount(place, right.astype(np.float64), bins)
+    place = np.clip((confidence * BINS).astype(np.int64), 0, BINS - 1)
+    gap = np.bincount(place, confidence, BINS) - np.bincount(place, right.astype(np.float64), BINS)
     return float(np.abs(gap).sum() / len(confidence))
 
 

@@ -13,6 +13,8 @@ FEW_SHOTS = 4
 """Up to this many examples in the largest class, one of each class is held out at a time. Removing a single example
 leaves its class with K - 1 examples against K of the others, which at few shots underestimates the accuracy."""
 
+FOLDS = 3
+
 MOST_SCORES = 2**26
 """Maximum number of held-out scores (rows x classes) in memory: 256 MiB in single precision."""
 
@@ -82,8 +84,8 @@ class HoldOut:
         places, examples = np.nonzero(same)
         return places, examples
 
-    def folds(self, count: int = 3) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Up to ``count`` folds (all groups if one of each class is held out at a time).
+    def folds(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Three folds (all groups if one of each class is held out at a time).
 
         Yields:
             Ascending indices of the examples to learn from, at least one of each class, and of those to score.
@@ -91,7 +93,7 @@ class HoldOut:
         several = (self.counts > 1)[self.labels]
         held = np.zeros(len(self.labels), dtype=bool)
         held[self.rows] = True
-        fold = self.turn % count if self.one_by_one else self.turn
+        fold = self.turn % FOLDS if self.one_by_one else self.turn
         for number in range(int(fold.max()) + 1):
             choose = (fold == number) & several
             if (choose & held).any():
@@ -110,9 +112,9 @@ class HoldOut:
         return scores
 
 
-def turns(labels: np.ndarray, seed: int = 0) -> np.ndarray:
+def turns(labels: np.ndarray) -> np.ndarray:
     """Position of each row in a random order of its class, from 0: (rows,)."""
-    order = np.random.default_rng(seed).permutation(len(labels))
+    order = np.random.default_rng(0).permutation(len(labels))
     order = order[in_order(labels[order])]
     counts = np.bincount(labels)
     places = np.empty(len(labels), dtype=np.int64)
@@ -121,6 +123,7 @@ def turns(labels: np.ndarray, seed: int = 0) -> np.ndarray:
 
 
 _GRID = 2.0**36
+_ROWS_AT_ONCE = 256
 _COSINES_AT_ONCE, _EXAMPLES_AT_ONCE = 2**22, 2**13
 """Block sizes in double precision: 32 MiB of cosines, and as much of examples at a width of 512."""
 
@@ -166,7 +169,7 @@ class SupportSimilarity:
         return part
 
     def nearest(
-        self, k: int, find: Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]], block: int = 256
+        self, k: int, find: Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
     ) -> tuple[np.ndarray, np.ndarray]:
         """The k nearest others of each example and their cosines, nearest first: (examples, k).
 
@@ -176,8 +179,8 @@ class SupportSimilarity:
         found = next((near for most, near in self._near.items() if most >= k), None)
         if found is None:
             parts = []
-            for start in range(0, len(self.matrix), block):
-                similarity = self.matrix[start : start + block].copy()
+            for start in range(0, len(self.matrix), _ROWS_AT_ONCE):
+                similarity = self.matrix[start : start + _ROWS_AT_ONCE].copy()
                 places = np.arange(len(similarity))
                 similarity[places, start + places] = -np.inf
                 parts.append(find(similarity, k))

@@ -77,6 +77,8 @@ class Mixture(EmbeddingClassifier):
         return base + np.asarray(self._weight(), base.dtype) * extra
 
 
+ROW_BLOCK = 1024
+
 NO_SPREAD = 1e-12
 """A within-class variance below this is rounding error, as with one example per class or copies of one. In single
 precision unit rows leave about 1e-15, whose inverse would make the discriminant dominate the texts."""
@@ -134,7 +136,7 @@ def discriminant(support: np.ndarray, labels: np.ndarray, classes: int) -> tuple
     return weights.astype(support.dtype), bias.astype(support.dtype)
 
 
-def discriminant_left_out(support: np.ndarray, labels: np.ndarray, plan: HoldOut, block: int = 1024) -> np.ndarray:
+def discriminant_left_out(support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
     """Leave-one-out scores ``x·W_g + b``: float64 (held, classes).
 
     With the scatter's eigenvectors the precision is diagonal whatever the ridge. Without an example x of class c, at
@@ -149,8 +151,8 @@ def discriminant_left_out(support: np.ndarray, labels: np.ndarray, plan: HoldOut
     values, total = np.maximum(values, 0), float((centred**2).sum())
     rotated, turned = means @ vectors, support @ vectors
     found = np.empty((len(plan.rows), len(counts)))
-    for start in range(0, len(plan.rows), block):
-        rows = plan.rows[start : start + block]
+    for start in range(0, len(plan.rows), ROW_BLOCK):
+        rows = plan.rows[start : start + ROW_BLOCK]
         own, places = labels[rows], np.arange(len(rows))
         n, x = counts[own], turned[rows].astype(np.float64)
         delta, factor = x - rotated[own], n / (n - 1)
@@ -172,7 +174,7 @@ def discriminant_left_out(support: np.ndarray, labels: np.ndarray, plan: HoldOut
         square[places, own] = (mine**2 * spread).sum(axis=1)
         linear += reach * (across / left)[:, None]
         square += reach**2 / left[:, None]
-        found[start : start + block] = width * (linear - 0.5 * square) - np.log(len(counts))
+        found[start : start + ROW_BLOCK] = width * (linear - 0.5 * square) - np.log(len(counts))
     return found
 
 
@@ -220,9 +222,9 @@ class DualMemory(Mixture):
         held = support[plan.rows]
         return softmax(self.scale * held @ self.texts_.T), softmax(self.scale * self._read(held, plan))
 
-    def _read(self, queries: np.ndarray, plan: HoldOut | None = None, block: int = 1024) -> np.ndarray:
+    def _read(self, queries: np.ndarray, plan: HoldOut | None = None) -> np.ndarray:
         """Similarity of each query to its read-out of each class; ``plan`` masks held-out examples."""
-        block = min(block, max(1, 2**25 // len(self.labels_)))  # of 160,000 examples 128 MiB
+        block = min(ROW_BLOCK, max(1, 2**25 // len(self.labels_)))  # of 160,000 examples 128 MiB
         read = np.empty((len(queries), len(self.classes_)), dtype=queries.dtype)
         order = in_order(self.labels_)
         examples = np.split(order, np.cumsum(np.bincount(self.labels_))[:-1])
