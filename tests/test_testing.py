@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from recollect.classifiers import EmbeddingClassifier, PrototypeClassifier
+from recollect.classifiers import EmbeddingClassifier
 from recollect.core.types import Sample
 from recollect.data.sources import open_source
 from recollect.data.sources.derived import Joined, Subset
@@ -99,10 +99,6 @@ class LogCounting(Counting):
     def _scores(self, queries):
         with np.errstate(divide="ignore"):
             return np.log(super()._scores(queries))
-
-
-def test_classifiers_keep_the_promises():
-    check_estimator(PrototypeClassifier())
 
 
 def test_a_classifier_whose_scores_tie_keeps_them_and_one_with_infinite_scores_does_not():
