@@ -264,7 +264,7 @@ def test_a_failed_adapted_search_shows_plain_results_and_switches_adapt_off(brow
     def fail(self, query, where):
         raise UserError("the model broke down")
 
-    monkeypatch.setattr(type(drawings.session.adaptive), "search", fail)
+    monkeypatch.setattr(type(drawings.session), "_adapted", fail)
     tab = Tab(browser, drawings)
     tab.search("a red bridge")
     tab.tab.fill("#words", "a green river")

@@ -242,7 +242,7 @@ def _listing(app: FastAPI, session: Session) -> None:
 
     @app.get("/api/filters")
     def filters() -> dict[str, Any]:  # apart from the rest: it takes seconds with a million pictures
-        return {"filters": list(session.library.index.columns()), "cannot_adapt": session.adaptive.missing}
+        return {"filters": list(session.library.index.columns()), "cannot_adapt": session.cannot_adapt}
 
     @app.post("/api/list")
     def tiles(body: ListBody) -> dict[str, Any]:

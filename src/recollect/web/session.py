@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -20,8 +21,8 @@ from recollect.index.annotations import LABELLED
 from recollect.index.cutoff import LEAST_CAPTIONS, learn_cut_off
 from recollect.index.facets import FACETS, Arrangement, arranged
 from recollect.index.filters import Among
+from recollect.models import DualEncoder
 from recollect.web.actions import Actions
-from recollect.web.adaptive import Adaptive
 from recollect.web.adding import FolderAdder
 from recollect.web.duplicates import DuplicateFinder
 from recollect.web.folder import FolderFiller
@@ -31,6 +32,9 @@ from recollect.web.library import Library, Recent, View
 from recollect.web.searches import SavedSearches
 from recollect.web.sorting import Sorting
 from recollect.web.teaching import ShownRows, Teaching
+
+if TYPE_CHECKING:
+    from recollect.efsa.rerank import EpisodeReranker
 
 Answer = TypeVar("Answer")
 Order = Literal["search", "likely", "next", "cut", "clicked", "sorted"]
@@ -104,7 +108,6 @@ class Session:
         self._slow = threading.Lock()  # of the map
         self.teacher = Teaching(self.library, labels, self._lock)
         self.sorting = Sorting(self.library, self.teacher, out, self._lock)
-        self.adaptive = Adaptive(index)
         self.duplicates = DuplicateFinder(self.library)
         self.adder = FolderAdder(self.library)
         self.actions = Actions(self.library, labels)
@@ -271,21 +274,48 @@ class Session:
 
         return list(query_notes(query, self.library.index.encoder))
 
+    @property
+    def cannot_adapt(self) -> str | None:
+        """Why this model cannot adapt to these pictures, in one sentence; None if it can."""
+        if not isinstance(self.library.index.encoder, DualEncoder):
+            return "This model cannot refine results."
+        if not self.library.index.texts:
+            return "Refining learns from captions, and these pictures have none. `recollect caption` adds some."
+        return None
+
+    @cached_property
+    def reranker(self) -> "EpisodeReranker":
+        """Adapts the model, and ranks again."""
+        from recollect.efsa.rerank import episode_reranker
+
+        return episode_reranker(self.library.index)
+
     def _adapted(self, ask: Ask, plain: Listing) -> Listing:
+        """The first results, ranked again by the model adapted to the query (EFSA)."""
+        from recollect.efsa.rerank import EPISODE
+
+        if missing := self.cannot_adapt:
+            raise UserError(missing)
         with self._lock:
             query = Query(tuple(self._with_pixels(term) for term in ask.terms))
-            found = self.adaptive.search(query, ask.where or None)
-        first = {hit.id: hit.score for hit in found.hits if hit.id in set(plain.ids)}
+            depth, where = self.reranker.depth, ask.where or None
+            hits = self.library.index.search(query, depth, where=where, rerank=self.reranker)
+        learnt = [
+            {"id": hit.id, "caption": hit.caption, "before": hit.zero_shot_rank, "after": rank}
+            for rank, hit in enumerate(hits, start=1)
+            if hit.caption.strip() and hit.scored_by == EPISODE
+        ]
+        known, changed = set(plain.ids), any(hit.scored_by == EPISODE for hit in hits)
+        first = {hit.id: hit.score for hit in hits if hit.id in known}
         ranks = {id: rank for rank, id in enumerate(plain.ids, start=1)}
         rest = [place for place, id in enumerate(plain.ids) if id not in first]
         assert plain.scores is not None
-        episode = {"learnt": found.learnt, "notes": list(found.hits.notes), "changed": found.changed}
         return replace(
             plain,
             ids=[*first, *(plain.ids[place] for place in rest)],
             scores=np.concatenate([np.array(list(first.values()), dtype=np.float32), plain.scores[rest]]),
-            about={**plain.about, "episode": episode},
-            before={id: ranks[id] for id in first} if found.changed else {},
+            about={**plain.about, "episode": {"learnt": learnt, "notes": list(hits.notes), "changed": changed}},
+            before={id: ranks[id] for id in first} if changed else {},
         )
 
     def _tiles(self, ask: Ask, listing: Listing, start: int, count: int) -> list[dict[str, Any]]:
