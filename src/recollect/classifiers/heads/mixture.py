@@ -77,7 +77,7 @@ class Mixture(EmbeddingClassifier):
         return base + np.asarray(self._weight(), base.dtype) * extra
 
 
-ROW_BLOCK = 1024
+_BLOCK = 1024
 
 NO_SPREAD = 1e-12
 """A within-class variance below this is rounding error, as with one example per class or copies of one. In single
@@ -151,8 +151,8 @@ def discriminant_left_out(support: np.ndarray, labels: np.ndarray, plan: HoldOut
     values, total = np.maximum(values, 0), float((centred**2).sum())
     rotated, turned = means @ vectors, support @ vectors
     found = np.empty((len(plan.rows), len(counts)))
-    for start in range(0, len(plan.rows), ROW_BLOCK):
-        rows = plan.rows[start : start + ROW_BLOCK]
+    for start in range(0, len(plan.rows), _BLOCK):
+        rows = plan.rows[start : start + _BLOCK]
         own, places = labels[rows], np.arange(len(rows))
         n, x = counts[own], turned[rows].astype(np.float64)
         delta, factor = x - rotated[own], n / (n - 1)
@@ -174,7 +174,7 @@ def discriminant_left_out(support: np.ndarray, labels: np.ndarray, plan: HoldOut
         square[places, own] = (mine**2 * spread).sum(axis=1)
         linear += reach * (across / left)[:, None]
         square += reach**2 / left[:, None]
-        found[start : start + ROW_BLOCK] = width * (linear - 0.5 * square) - np.log(len(counts))
+        found[start : start + _BLOCK] = width * (linear - 0.5 * square) - np.log(len(counts))
     return found
 
 
@@ -224,7 +224,7 @@ class DualMemory(Mixture):
 
     def _read(self, queries: np.ndarray, plan: HoldOut | None = None) -> np.ndarray:
         """Similarity of each query to its read-out of each class; ``plan`` masks held-out examples."""
-        block = min(ROW_BLOCK, max(1, 2**25 // len(self.labels_)))  # of 160,000 examples 128 MiB
+        block = min(_BLOCK, max(1, 2**25 // len(self.labels_)))  # of 160,000 examples 128 MiB
         read = np.empty((len(queries), len(self.classes_)), dtype=queries.dtype)
         order = in_order(self.labels_)
         examples = np.split(order, np.cumsum(np.bincount(self.labels_))[:-1])
