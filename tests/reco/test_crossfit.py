@@ -6,8 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy.linalg import orthogonal_procrustes
 
 from recollect.core.errors import UserError
@@ -18,7 +16,7 @@ from recollect.index import Index
 from recollect.index.rows import COLUMNS
 from recollect.models import build_model
 from recollect.reco.block import FusionModule, FusionSettings
-from recollect.reco.crossfit import Fold, alignment, cross_neighbours, fold_of
+from recollect.reco.crossfit import Fold, cross_neighbours, fold_of
 from recollect.reco.encoder import RetrievalEnhancedEncoder
 from recollect.reco.learning import paper_recipe, train_fusion
 from recollect.reco.neighbours import find_neighbours
@@ -46,18 +44,6 @@ def turned(pairs, turn, model):
     return replace(
         pairs, model=model, images=(pairs.images @ turn).astype("f4"), texts=(pairs.texts @ turn).astype("f4")
     )
-
-
-@given(seed=st.integers(0, 10_000), noise=st.sampled_from([0.0, 0.3]))
-def test_the_alignment_is_that_of_scipy_and_undoes_a_rotation(seed, noise):
-    generator = np.random.default_rng(seed)
-    given_, turn = generator.normal(size=(60, 8)), rotation(generator, 8)
-    wanted = given_ @ turn + noise * generator.normal(size=(60, 8))
-    found = alignment(given_, wanted)
-    np.testing.assert_allclose(found, orthogonal_procrustes(given_, wanted)[0], atol=1e-9)
-    np.testing.assert_allclose(found @ found.T, np.eye(8), atol=1e-12)
-    if not noise:
-        np.testing.assert_allclose(found, turn, atol=1e-9)
 
 
 def test_models_that_differ_by_a_rotation_find_what_the_model_itself_finds():

@@ -86,7 +86,6 @@ class EpisodeReranker:
         adapt: makes what adapts; another form of episodes for studies.
 
     Attributes:
-        depth: how many pictures of a search are ranked again.
         plan: how many queries adapt at once; the first alone, to measure the memory that it takes.
     """
 

@@ -113,7 +113,6 @@ def entities(
     Args:
         task: its classes are the candidates.
         seen: whether the model was trained on each class.
-        model: name of the model in the result.
 
     Returns:
         Rows with ``metric`` seen, unseen and harmonic mean, in percent, each with the expected calibration error

@@ -42,7 +42,6 @@ def few_shot(
     Images are embedded once, and only those of the support that a draw uses.
 
     Args:
-        model: name of the model in the result.
         seed: of the model's training, for summaries over models; draws have their own seeds.
         prefix: prefix token of class texts, for models that have them.
         tuning: methods that tune the model on the pictures of each draw.

@@ -202,9 +202,6 @@ def with_enough_rows(features: OwnFeatures, shots: int) -> OwnFeatures:
 def few_shot_features(features: OwnFeatures, protocol: Protocol, *, model: str, seed: int = 0) -> Result:
     """The few-shot protocol on embeddings from files.
 
-    Args:
-        model: name of the model in the result.
-
     Raises:
         UserError: a tested class without examples, fewer examples than shots, or different widths.
     """

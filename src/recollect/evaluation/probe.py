@@ -26,9 +26,6 @@ def linear_probe(
 
     The regularisation is chosen by cross-validation on the support images.
 
-    Args:
-        model: name of the model in the result.
-
     Returns:
         One row in percent: accuracy, expected calibration error ``ece``, accuracy on held-out support images ``loo``,
         ``coverage`` of conformal sets at error rate 0.1, and their mean ``set_size``.

@@ -47,7 +47,6 @@ def retrieval(
     another text (``ambiguous``) stays in the pool but is not a query, nor is a text with only ambiguous images.
 
     Args:
-        model: name of the model in the result.
         prefix: prefix token of the texts, for models that have them.
 
     Returns:
@@ -262,7 +261,6 @@ def compare_methods(
 
     Args:
         captions: of the pool's images, for methods that learn from them.
-        model: name of the model in the result.
 
     Returns:
         Rows as in `retrieval`, with ``gain``, ``gain_low``, ``gain_high``, ``gain_p`` and ``gains`` over the first

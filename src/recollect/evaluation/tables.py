@@ -72,9 +72,9 @@ class SampleEfficiency:
     """Ratio of the shots that baseline and model need for the same accuracy (LIxP, Fig. 1).
 
     Attributes:
-        factor: the baseline's shots over the model's. bound: ``exactly``; ``at least`` if the model reaches the
-        accuracy at the fewest measured shots; ``less than`` if
-            it never does.
+        factor: the baseline's shots over the model's.
+        bound: ``exactly``; ``at least`` if the model reaches the accuracy at the fewest measured shots; ``less than``
+            if it never does.
         accuracy: of the baseline at the most shots, in percent.
         shots: at which the model reaches it, or NaN.
         baseline_shots: at which the baseline first reaches it.

@@ -79,9 +79,6 @@ def tuned_rows(
 ) -> list[dict[str, Any]]:
     """Rows of the few-shot protocol for each method, number of shots and draw.
 
-    Args:
-        orders: the draws, as indices into the support.
-
     Raises:
         UserError: a model that cannot be tuned, or vectors instead of pictures.
     """

@@ -102,7 +102,6 @@ def zero_shot(
     """Classify the query images of ``task`` by the nearest class text.
 
     Args:
-        model: name of the model in the result.
         seed: of the model's training, for summaries over seeds; the protocol itself is deterministic.
         prefix: prefix token of class texts, for models that have them.
 

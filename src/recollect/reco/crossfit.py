@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Int64
+from scipy.linalg import orthogonal_procrustes
 
 from recollect.core.seeding import text_fold
 from recollect.core.types import Source
@@ -78,12 +79,6 @@ def cross_neighbours(
     return _joined(parts)
 
 
-def alignment(given: Float[np.ndarray, "rows width"], wanted: Float[np.ndarray, "rows width"]) -> np.ndarray:
-    """The orthogonal ``Q`` of the least ``‖given Q − wanted‖`` (orthogonal Procrustes; Schönemann, 1966); (d, d)."""
-    left, _, right = np.linalg.svd(given.astype(np.float64).T @ wanted.astype(np.float64))
-    return left @ right
-
-
 def _turned(base: Pairs, fold: Fold, number: int) -> Pairs:
     """The fold's pairs in the space of the base model."""
     pairs, what = fold.pairs, f"model {number} of --crossfit"
@@ -103,7 +98,7 @@ def _turned(base: Pairs, fold: Fold, number: int) -> Pairs:
         (one_sided, f"{what}: {seen} of the pairs were in its training. Take fewer models, or more pairs."),
     )
     halves = [(each.images[~fold.new], each.texts[~fold.new]) for each in (pairs, base)]
-    turn = alignment(*(np.concatenate(each) for each in halves))
+    turn, _ = orthogonal_procrustes(*(np.concatenate(each).astype(np.float64) for each in halves))
 
     def turned(vectors: np.ndarray) -> np.ndarray:
         return (vectors.astype(np.float64) @ turn).astype(np.float32)

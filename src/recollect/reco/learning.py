@@ -62,7 +62,6 @@ class FusionRecipe(Recipe):
         max_score: pass over pictures with at least this cosine to a training pair.
         mask: which pairs of a batch are no negatives of each other.
         newness: how training pairs are made to look new to the model.
-        limit: train on so many pairs at most.
         epochs: over the training pairs; decides ``steps``.
         crossfit: the models of cross-fitting, for the record; `train_fusion` is given what they make of the pairs.
     """
@@ -168,7 +167,6 @@ def train_fusion(
 
     Args:
         recipe: what to train and how; its width and steps are set here.
-        encoder: the frozen model that embedded pairs and index.
         folds: the pairs by models that have not seen some of them (cross-fitting): each is then trained on as the model
             embeds it that has not, and reads the pairs by that model instead of the index.
 

@@ -76,7 +76,6 @@ def embed_pairs(encoder: Encoder, sources: Sequence[Source], limit: int | None, 
     Samples with a label and no caption have a text made of the class name.
 
     Args:
-        limit: take at most so many samples of each source.
         broken_share: stop when more than this share of the pictures cannot be read.
 
     Raises:

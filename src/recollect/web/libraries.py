@@ -43,7 +43,6 @@ class Libraries:
     of folders in the user's data directory, indexes next to the first one, and whatever was opened by its path.
 
     Args:
-        session_of: what the page does with another index.
         app_of: its pages and its API.
     """
 

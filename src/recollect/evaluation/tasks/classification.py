@@ -76,7 +76,6 @@ def classification_task(
 
     Args:
         spec: a source with labels and class names (see `open_source`).
-        name: of the task; by default the source's.
         division: into examples and tested images; ``?split=`` of the address is the tested split if it names none.
 
     Raises:
