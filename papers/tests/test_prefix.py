@@ -15,6 +15,7 @@ from recollect_papers.prefix import tables as prefix_tables
 from recollect_papers.prefix.world import PrefixArm, prefix_world
 from recollect_papers.studies import STUDIES, find_study
 from recollect_papers.study import StudyOptions
+from recollect_papers.worlds import LABEL_SETS
 from recollect_papers.worlds import glyph_label_tasks as label_tasks
 from recollect_papers.worlds import tasks as worlds
 
@@ -23,12 +24,11 @@ from recollect_papers.worlds import tasks as worlds
 def few_pictures():
     """The world's tasks with a tenth of their pictures and prompts: what is tested here are tables, not accuracies."""
     with pytest.MonkeyPatch.context() as patch:
-        few = replace(
-            worlds.WORLD_TASKS["glyphs"],
-            label_set=partial(label_tasks.label_set_tasks, each=2),
-            zero_shot_parts={"prompts": partial(label_tasks.prompt_tasks, queries=60, each=2)},
-        )
-        patch.setitem(worlds.WORLD_TASKS, "glyphs", few)
+        own = partial(label_tasks.label_set_tasks, each=2)
+        for makers in (worlds.FEW_SHOT, worlds.ZERO_SHOT):
+            for name in LABEL_SETS:
+                patch.setitem(makers, name, own)
+        patch.setitem(worlds.ZERO_SHOT, "glyphs:prompts", partial(label_tasks.prompt_tasks, queries=60, each=2))
         patch.setattr(label_tasks, "GENERAL_TEMPLATES", label_tasks.GENERAL_TEMPLATES[:8])
         worlds._made.cache_clear()
         yield

@@ -3,7 +3,7 @@ commands and runs treat them as their own."""
 
 import json
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
@@ -16,23 +16,18 @@ from recollect.classifiers.heads.engine import run_protocol
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
 from recollect.classifiers.heads.protocol import FewShotTask, Protocol
 from recollect.core.errors import UserError
-from recollect.core.types import NO_LABEL, Sample, Source
-from recollect.data.sources import open_source
-from recollect.data.sources.generated import GENERATORS
 from recollect.models import load_model
 from recollect.objectives import OBJECTIVES, BaseLoss, ContextObjective, ContrastiveObjective, Objective
 from recollect.objectives.shards import WHOLE
 from recollect.objectives.terms import weighted_sum
-from recollect.testing import SampleList, check_estimator, check_source
+from recollect.testing import SampleList, check_estimator
 from recollect.training.card import model_card
 from recollect.training.loop import train
 from recollect.training.options import Model, Recipe
 from recollect_papers import cli as papers
-from recollect_papers import worlds
 from recollect_papers.engine import Column, Row, TableForm, TableStudy
 from recollect_papers.measurements import Measurements
 from recollect_papers.studies import STUDIES, Study
-from recollect_papers.worlds.tasks import WORLD_TASKS, WorldTasks, world_tasks, world_zero_shot_tasks
 
 RECIPE = Recipe(model=Model("glyph-random"), steps=3, batch_size=6, log_every=1, checkpoint_every=2)
 
@@ -116,65 +111,6 @@ def test_a_recipe_that_speaks_of_python_objects_says_so_when_they_are_missing(tm
 def test_sources_beside_an_assembly_of_ones_own_are_refused(small, tmp_path):
     with pytest.raises(ValueError, match="sources"):
         train(RECIPE, tmp_path / "run", sources=[SampleList.of_pictures("own", 3)], assemble=small.parts)
-
-
-@dataclass(frozen=True)
-class Light:
-    """How pictures of dots are lit."""
-
-    brightness: int = 200
-
-
-@dataclass(frozen=True)
-class DotWorld:
-    """Pictures of one bright dot; a world's numbers are its settings."""
-
-    edge: int = 8
-    light: Light = field(default_factory=Light)
-
-
-@dataclass(frozen=True)
-class Dots(Source):
-    """Each place of the dot in turn, and its row for a caption."""
-
-    world: DotWorld = field(default_factory=DotWorld)
-    size: int = 64
-    name: str = "dots:captions"
-
-    def __len__(self):
-        return self.size
-
-    def __getitem__(self, index):
-        if not 0 <= index < self.size:
-            raise IndexError(index)
-        picture = np.zeros((self.world.edge, self.world.edge, 3), dtype=np.uint8)
-        picture[divmod(index % self.world.edge**2, self.world.edge)] = self.world.light.brightness
-        return Sample(picture, (f"row {index // self.world.edge}",), NO_LABEL, self.name, "caption", str(index))
-
-
-def test_one_line_in_the_table_adds_a_world_whose_numbers_an_address_sets(monkeypatch):
-    entry = worlds.BuiltInWorld(DotWorld, {"captions": Dots})
-    monkeypatch.setitem(GENERATORS, "dots", worlds.open_world_source)
-    monkeypatch.setitem(worlds.WORLDS, "dots", entry)
-    monkeypatch.setitem(worlds.SOURCES, "dots:captions", Dots)  # which is read from the table when it is imported
-    check_source(open_source("dots:captions"))
-    small = open_source("dots:captions?edge=4&brightness=9&size=5")
-    assert (len(small), small[0].image.shape, small[0].image.max()) == (5, (4, 4, 3), 9)
-    assert small.fingerprint != open_source("dots:captions?edge=4&size=5").fingerprint
-    for wrong, said in (("edges=4", "Choose one of: edge, brightness"), ("groups=3", "no 'groups'")):
-        with pytest.raises(UserError, match=said):
-            open_source(f"dots:captions?{wrong}")
-    with pytest.raises(UserError, match="a world without tasks"):
-        world_tasks("dots")
-    asked = []
-
-    def tasks(world, split):
-        asked.append((world.edge, split))
-        return []
-
-    monkeypatch.setitem(WORLD_TASKS, "dots", WorldTasks(tasks, tasks))
-    assert world_tasks("dots") == world_zero_shot_tasks("dots?edge=5", "validation") == []
-    assert asked == [(8, "test"), (5, "validation")]
 
 
 class Medoid(EmbeddingClassifier):

@@ -1,7 +1,7 @@
 """Worlds that a fresh machine can make for itself: pictures of characters, and vectors of latent factors."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
@@ -13,46 +13,25 @@ from recollect_papers.worlds.glyphs import GlyphWorld
 from recollect_papers.worlds.latents import LatentCaptions, LatentWorld
 from recollect_papers.worlds.scenes import GlyphScenes, HardScenes
 
+WORLDS: Mapping[str, Callable[[], Any]] = {"latents": LatentWorld, "glyphs": GlyphWorld}
+"""Every world with its default settings; an address sets any of its numbers."""
 
-@dataclass(frozen=True)
-class BuiltInWorld:
-    """What a fresh machine can make for itself.
-
-    Attributes:
-        make: the world with its default settings; any of its numbers may be set by an address.
-        sources: from the world to each source, by the name behind ``WORLD:``.
-        label_sets: those of the sources that are label sets; each has further pictures of its classes, for tests.
-    """
-
-    make: Callable[[], Any]
-    sources: Mapping[str, Callable[[Any], Source]]
-    label_sets: tuple[str, ...] = ()
-
-
-WORLDS: Mapping[str, BuiltInWorld] = {
-    "latents": BuiltInWorld(LatentWorld, {"captions": LatentCaptions}),
-    "glyphs": BuiltInWorld(
-        GlyphWorld,
-        {
-            "captions": GlyphCaptions,
-            "labels": GlyphLabels,
-            "labels-half": partial(GlyphLabels, part="half", name="glyphs:labels-half"),
-            "labels-rest": partial(GlyphLabels, part="rest", name="glyphs:labels-rest"),
-            "labels-renamed": partial(GlyphLabels, renamed=True, name="glyphs:labels-renamed"),
-            "scenes": GlyphScenes,
-            "hard": HardScenes,
-        },
-        label_sets=("labels", "labels-half", "labels-rest", "labels-renamed"),
-    ),
+LABEL_SETS: Mapping[str, Callable[[GlyphWorld], GlyphLabels]] = {
+    "glyphs:labels": GlyphLabels,
+    "glyphs:labels-half": partial(GlyphLabels, part="half", name="glyphs:labels-half"),
+    "glyphs:labels-rest": partial(GlyphLabels, part="rest", name="glyphs:labels-rest"),
+    "glyphs:labels-renamed": partial(GlyphLabels, renamed=True, name="glyphs:labels-renamed"),
 }
-"""Every built-in world; one line adds one, and its tasks stand in `recollect_papers.worlds.tasks`."""
+"""The sources with classes; each has further pictures of them, for tests."""
 
 SOURCES: Mapping[str, Callable[[Any], Source]] = {
-    f"{world}:{name}": make for world, entry in WORLDS.items() for name, make in entry.sources.items()
+    "latents:captions": LatentCaptions,
+    "glyphs:captions": GlyphCaptions,
+    **LABEL_SETS,
+    "glyphs:scenes": GlyphScenes,
+    "glyphs:hard": HardScenes,
 }
-"""Every source of the built-in worlds by its address."""
-
-LABEL_SETS = tuple(f"{world}:{name}" for world, entry in WORLDS.items() for name in entry.label_sets)
+"""From a world to each source, by its address."""
 
 
 def open_world_source(spec: str, split: str | None = None) -> Source:
@@ -108,7 +87,7 @@ def world_of(spec: str) -> Any:
     kind = name.split(":")[0]
     if kind not in WORLDS:
         raise UserError(f"{spec}: no such built-in world. Choose one of: {', '.join(WORLDS)}.")
-    world = WORLDS[kind].make()
+    world = WORLDS[kind]()
     for key, text in parse_qsl(query, keep_blank_values=True):
         world = _with_setting(world, key, text, spec)
     return world
