@@ -9,8 +9,8 @@ from PIL import Image
 from recollect.core.errors import UserError
 from recollect.evaluation.reports.plots import save_figure
 from recollect.models import build_model
-from recollect_papers.analyse.language import _word_of, attention_map, in_plane, own_prefixes, scatter, told_apart
-from recollect_papers.analyse.maps import Cloud, attention_figure, clouds
+from recollect_papers.prefix.attention import _word_of, attention_figure, attention_map, own_prefixes
+from recollect_papers.prefix.maps import Cloud, clouds, in_plane, scatter, told_apart
 from recollect_papers.towers.attention import text_attention
 
 TEXTS = ["a photo of a red house", "a drawing of an airplane", "some captions about two dogs"]

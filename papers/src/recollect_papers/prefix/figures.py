@@ -17,17 +17,18 @@ from recollect.evaluation.reports.plots import save_figure
 from recollect.evaluation.tasks.classification import ClassificationTask, keep_classes
 from recollect.evaluation.tasks.opening import Selection, open_tasks
 from recollect.models import load_model
-from recollect_papers.analyse.language import attention_map, in_plane, own_prefixes, reading_name
-from recollect_papers.analyse.maps import attention_figure, clouds
-from recollect_papers.analyse.panels import (
+from recollect_papers.engine import papers_words
+from recollect_papers.prefix.attention import attention_figure, attention_map, own_prefixes, reading_name
+from recollect_papers.prefix.maps import (
     Measured,
     Panel,
     captions_panel,
     classes_panel,
+    clouds,
     images_panel,
+    in_plane,
     prefixes_panel,
 )
-from recollect_papers.engine import papers_words
 from recollect_papers.prefix.world import WORLDS_BY_SCALE, PrefixArm, figures, job_of, prefix_world
 from recollect_papers.study import StudyOptions, StudyReport, StudyTable
 
@@ -174,7 +175,7 @@ def figure_8(options: StudyOptions) -> StudyReport:
     """Images of both sources, without and with prefixes in training."""
     labelled, captioned = _subset(_label_task(options).query, SAMPLES[options.scale]), _captioned(options)
     conditioned, plain = _models(options)
-    panels = [images_panel(model, labelled, [captioned], _plane(options)) for model in (plain, conditioned)]
+    panels = [images_panel(model, labelled, captioned, _plane(options)) for model in (plain, conditioned)]
     return _maps(options, 8, panels)
 
 

@@ -1,15 +1,17 @@
-"""What a prefix does to a text: where the pooled token looks, and how prompts of classes are embedded."""
+"""Where the pooled token of a text looks, layer by layer, as heat maps (prefix conditioning, Fig. 3, 5, 6)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import matplotlib
 import numpy as np
 from jaxtyping import Float
-from sklearn.manifold import TSNE
-from sklearn.neighbors import NearestNeighbors
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind
+from recollect.evaluation.reports.plots import new_figure
 from recollect.models.transformers.encoder import TransformersEncoder
 from recollect_papers.towers.attention import special_tokens, text_attention
 from recollect_papers.towers.small import SmallEncoder
@@ -19,7 +21,7 @@ PREFIX_NAMES: dict[Kind | None, str] = {"label": "label prefix", "caption": "cap
 
 UNCONDITIONAL = "model without prefixes"
 
-_FEWEST_POINTS = 4
+_LONGEST_WORD = 16
 
 
 def reading_name(model: Encoder, prefix: Kind | None) -> str:
@@ -119,62 +121,36 @@ def _bare(token: str) -> str:
     return token.removesuffix("</w>").removeprefix("##").replace("▁", "").replace("Ġ", "")
 
 
-def in_plane(
-    embeddings: Float[np.ndarray, "n width"], *, perplexity: float = 30.0, seed: int = 0
-) -> Float[np.ndarray, "n 2"]:
-    """t-SNE of unit embeddings (van der Maaten and Hinton, 2008), from a start by principal components.
+def attention_figure(rows: Sequence[Sequence[tuple[str, AttentionMap]]]) -> Figure:
+    """A row of heat maps for each text, one for each way of reading it: layers down, words across (Fig. 3, 5, 6).
 
     Args:
-        perplexity: neighbours that count; lowered to a third of the points where there are few.
-
-    Raises:
-        UserError: fewer than four points.
+        rows: for each text, the titles and maps side by side.
     """
-    if len(embeddings) < _FEWEST_POINTS:
-        raise UserError(f"{len(embeddings)} points are too few for t-SNE. Take more classes, templates or samples.")
-    fitting = min(perplexity, (len(embeddings) - 1) / 3)
-    spread = embeddings + 1e-7 * np.random.default_rng(seed).normal(size=embeddings.shape)  # equal points divide by 0
-    return TSNE(perplexity=fitting, init="pca", random_state=seed).fit_transform(spread.astype(np.float32))
+    columns = max(map(len, rows))
+    words = max(len(shown.words) for row in rows for _, shown in row)
+    layers = max(len(shown.weights) for row in rows for _, shown in row)
+    size = {"width": max(2.6, 1.0 + 0.28 * words), "height": 1.5 + 0.2 * layers}
+    figure, axes = new_figure(columns, len(rows), **size)
+    for line, row in zip(axes, rows, strict=True):
+        # Words decide the colours: padding, where a tower attends to it, would leave them all pale.
+        top = max(float(shown.weights[:, np.array(shown.content)].max()) for _, shown in row)
+        for axis in line[len(row) :]:
+            axis.set_visible(False)
+        for axis, (title, shown) in zip(line, row, strict=False):
+            picture = _heat_map(axis, title, shown, top)
+        figure.colorbar(picture, ax=list(line[: len(row)]), label="attention", shrink=0.8, extend="max")
+    return figure
 
 
-@dataclass(frozen=True)
-class Scatter:
-    """How far apart the embeddings of a class's prompts are, and how far the classes (prefix conditioning, §4.3).
-
-    Attributes:
-        within: mean squared distance of a prompt from its class's mean.
-        between: mean squared distance of the classes' means from the mean of all.
-    """
-
-    within: float
-    between: float
-
-    @property
-    def ratio(self) -> float:
-        """between / within; larger is more discriminative."""
-        return self.between / max(self.within, 1e-12)
-
-
-def scatter(embeddings: Float[np.ndarray, "n width"], labels: np.ndarray) -> Scatter:
-    """Within-class and between-class variance of embeddings, every class counting the same.
-
-    Args:
-        labels: (n,), the class of each row.
-    """
-    classes = np.unique(labels)
-    means = np.stack([embeddings[labels == label].mean(0) for label in classes])
-    within = [
-        np.mean(np.sum((embeddings[labels == label] - mean) ** 2, axis=1))
-        for label, mean in zip(classes, means, strict=True)
-    ]
-    between = np.mean(np.sum((means - means.mean(0)) ** 2, axis=1))
-    return Scatter(float(np.mean(within)), float(between))
-
-
-def told_apart(first: Float[np.ndarray, "n width"], second: Float[np.ndarray, "m width"]) -> float:
-    """Share of rows (percent) whose nearest other row is of the same set: 100 where two sets are apart (Fig. 8, 9)."""
-    both = np.concatenate([first, second])
-    side = np.repeat([0, 1], [len(first), len(second)])
-    nearest = NearestNeighbors(n_neighbors=2).fit(both).kneighbors(both, return_distance=False)
-    other = np.where(nearest[:, 0] == np.arange(len(both)), nearest[:, 1], nearest[:, 0])
-    return 100.0 * float(np.mean(side[other] == side))
+def _heat_map(axis: Axes, title: str, shown: AttentionMap, top: float) -> matplotlib.image.AxesImage:
+    axis.grid(False)
+    picture = axis.imshow(shown.weights, cmap="Blues", vmin=0, vmax=top, aspect="auto")
+    names = [word if len(word) <= _LONGEST_WORD else f"{word[: _LONGEST_WORD - 1]}…" for word in shown.words]
+    axis.set_xticks(range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
+    axis.set_yticks(range(len(shown.weights)), [str(number) for number in range(1, len(shown.weights) + 1)])
+    axis.set_ylabel("layer")
+    axis.set_title(title, fontsize=9)
+    for label, own in zip(axis.get_xticklabels(), shown.content, strict=True):
+        label.set_color("black" if own else "0.55")
+    return picture

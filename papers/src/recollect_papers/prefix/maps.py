@@ -1,0 +1,176 @@
+"""t-SNE maps of texts and images (prefix conditioning, Fig. 4, 7, 8, 9), with what is measured in the space itself."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import matplotlib
+import numpy as np
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from sklearn.manifold import TSNE
+from sklearn.neighbors import NearestNeighbors
+
+from recollect.core.errors import UserError
+from recollect.core.types import Encoder, Kind, Source
+from recollect.evaluation.features import image_features
+from recollect.evaluation.reports.plots import LINE_COLOURS, new_figure
+from recollect_papers.prefix.attention import PREFIX_NAMES, UNCONDITIONAL, own_prefixes, reading_name
+
+Plane = Callable[[np.ndarray], np.ndarray]
+"""From embeddings (n, width) to the plane (n, 2)."""
+
+Measured = dict[str, float | str]
+
+APART = "same set as nearest (%)"
+
+_FEWEST_POINTS = 4
+
+
+def in_plane(
+    embeddings: Float[np.ndarray, "n width"], *, perplexity: float = 30.0, seed: int = 0
+) -> Float[np.ndarray, "n 2"]:
+    """t-SNE of unit embeddings (van der Maaten and Hinton, 2008), from a start by principal components.
+
+    Args:
+        perplexity: neighbours that count; lowered to a third of the points where there are few.
+
+    Raises:
+        UserError: fewer than four points.
+    """
+    if len(embeddings) < _FEWEST_POINTS:
+        raise UserError(f"{len(embeddings)} points are too few for t-SNE. Take more classes, templates or samples.")
+    fitting = min(perplexity, (len(embeddings) - 1) / 3)
+    spread = embeddings + 1e-7 * np.random.default_rng(seed).normal(size=embeddings.shape)  # equal points divide by 0
+    return TSNE(perplexity=fitting, init="pca", random_state=seed).fit_transform(spread.astype(np.float32))
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """How far apart the embeddings of a class's prompts are, and how far the classes (prefix conditioning, §4.3).
+
+    Attributes:
+        within: mean squared distance of a prompt from its class's mean.
+        between: mean squared distance of the classes' means from the mean of all.
+    """
+
+    within: float
+    between: float
+
+    @property
+    def ratio(self) -> float:
+        """between / within; larger is more discriminative."""
+        return self.between / max(self.within, 1e-12)
+
+
+def scatter(embeddings: Float[np.ndarray, "n width"], labels: np.ndarray) -> Scatter:
+    """Within-class and between-class variance of embeddings, every class counting the same.
+
+    Args:
+        labels: (n,), the class of each row.
+    """
+    classes = np.unique(labels)
+    means = np.stack([embeddings[labels == label].mean(0) for label in classes])
+    within = [
+        np.mean(np.sum((embeddings[labels == label] - mean) ** 2, axis=1))
+        for label, mean in zip(classes, means, strict=True)
+    ]
+    between = np.mean(np.sum((means - means.mean(0)) ** 2, axis=1))
+    return Scatter(float(np.mean(within)), float(between))
+
+
+def told_apart(first: Float[np.ndarray, "n width"], second: Float[np.ndarray, "m width"]) -> float:
+    """Share of rows (percent) whose nearest other row is of the same set: 100 where two sets are apart (Fig. 8, 9)."""
+    both = np.concatenate([first, second])
+    side = np.repeat([0, 1], [len(first), len(second)])
+    nearest = NearestNeighbors(n_neighbors=2).fit(both).kneighbors(both, return_distance=False)
+    other = np.where(nearest[:, 0] == np.arange(len(both)), nearest[:, 1], nearest[:, 0])
+    return 100.0 * float(np.mean(side[other] == side))
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Points of one panel.
+
+    Attributes:
+        title: of the panel.
+        points: (n, 2).
+        groups: (n,), what decides a point's colour.
+        names: of the groups for a legend; empty leaves it out, as for many classes.
+    """
+
+    title: str
+    points: np.ndarray
+    groups: np.ndarray
+    names: tuple[str, ...] = ()
+
+
+def clouds(panels: Sequence[Cloud]) -> Figure:
+    """Maps side by side; the axes of such a map mean nothing, so they are left out."""
+    figure, axes = new_figure(len(panels), width=3.4, height=3.4)
+    for axis, panel in zip(axes[0], panels, strict=True):
+        colours = _colours(int(panel.groups.max()) + 1)
+        order = np.random.default_rng(0).permutation(len(panel.points))  # so that no group hides the others
+        axis.scatter(*panel.points[order].T, c=colours[panel.groups[order]], s=6, linewidths=0, alpha=0.8)
+        axis.set_xticks([])
+        axis.set_yticks([])
+        axis.spines[:].set_visible(True)
+        axis.set_title(panel.title, fontsize=9)
+        for number, name in enumerate(panel.names):
+            axis.scatter([], [], color=colours[number], s=16, label=name)
+        if panel.names:
+            axis.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2, frameon=False, fontsize=8)
+    return figure
+
+
+def _colours(count: int) -> np.ndarray:
+    if count <= len(LINE_COLOURS):
+        return np.array([matplotlib.colors.to_rgb(colour) for colour in LINE_COLOURS])
+    if count <= 20:
+        return matplotlib.colormaps["tab20"](np.arange(count))[:, :3]
+    return matplotlib.colormaps["gist_rainbow"](np.linspace(0, 1, count))[:, :3]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A map and its figures."""
+
+    cloud: Cloud
+    measured: Measured
+
+
+def classes_panel(model: Encoder, prompts: Sequence[Sequence[str]], prefix: Kind | None, plane: Plane) -> Panel:
+    """Prompts of each class read with one prefix, a colour a class (Fig. 4b to 4d, 7)."""
+    owner = np.repeat(np.arange(len(prompts)), [len(texts) for texts in prompts])
+    embedded = model.embed_texts([text for texts in prompts for text in texts], prefix).numpy()
+    found, title = scatter(embedded, owner), reading_name(model, prefix)
+    measured: Measured = {"read with": title, "within": found.within, "between": found.between,
+                          "between / within": found.ratio}  # fmt: skip
+    return Panel(Cloud(title, plane(embedded), owner), measured)
+
+
+def prefixes_panel(model: Encoder, texts: Sequence[str], prefixes: tuple[Kind, Kind], plane: Plane) -> Panel:
+    """The same texts read with each of two prefixes, a colour a prefix (Fig. 4a)."""
+    first, second = (model.embed_texts(texts, prefix).numpy() for prefix in prefixes)
+    return _pair("class prompts", first, second, (PREFIX_NAMES[prefixes[0]], PREFIX_NAMES[prefixes[1]]), plane)
+
+
+def captions_panel(model: Encoder, prompts: Sequence[str], captions: Sequence[str], plane: Plane) -> Panel:
+    """Class prompts and captions, each read with its own prefix where the model has prefixes (Fig. 9)."""
+    own = own_prefixes(model)
+    first = model.embed_texts(prompts, "label" if "label" in own else None).numpy()
+    second = model.embed_texts(captions, "caption" if "caption" in own else None).numpy()
+    title = "each with its prefix" if own else UNCONDITIONAL
+    return _pair(title, first, second, ("class prompts", "captions"), plane)
+
+
+def images_panel(model: Encoder, labelled: Source, captioned: Source, plane: Plane) -> Panel:
+    """Images of a label set and images with captions (Fig. 8)."""
+    first, second = (image_features(model, source).images for source in (labelled, captioned))
+    title = "trained with prefixes" if own_prefixes(model) else "trained without prefixes"
+    return _pair(title, first, second, ("images of classes", "images with captions"), plane)
+
+
+def _pair(title: str, first: np.ndarray, second: np.ndarray, names: tuple[str, str], plane: Plane) -> Panel:
+    groups = np.repeat([0, 1], [len(first), len(second)])
+    cloud = Cloud(title, plane(np.concatenate([first, second])), groups, names)
+    return Panel(cloud, {"sets": ", ".join(names), APART: told_apart(first, second)})
