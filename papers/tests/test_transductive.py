@@ -7,7 +7,7 @@ from classifiers.worlds import unit, world
 from recollect.classifiers.heads.mixture import discriminant
 from recollect_papers.peers import transductive
 from recollect_papers.peers.adapt import OnlineGaussians, adapt, bank_gaussians
-from recollect_papers.peers.online import OnlineCache, counted_vote, vote_of_views
+from recollect_papers.peers.online import OnlineCache, counted_vote
 from recollect_papers.peers.transductive import stat_a, trans_clip
 
 
@@ -191,16 +191,16 @@ def test_an_empty_weight_leaves_zero_shot():
 def test_views_that_are_one_picture_vote_as_zero_shot():
     rows, _, texts = crowd()
     for row in rows[:20]:
-        assert vote_of_views(np.tile(row, (64, 1)), texts) == np.argmax(texts @ row)
+        assert counted_vote(np.tile(row, (64, 1)), texts)[0] == np.argmax(texts @ row)
 
 
 def test_the_surest_view_decides_alone_or_a_tie():
     texts = np.eye(3)
     views = unit(np.array([[1, 0.9, 0], [0.1, 1, 0], [1, 0.3, 0], [0, 0.2, 1.0]]))
     sure = np.sort(zero_shot(views, texts, 10.0).max(axis=1))
-    assert vote_of_views(views, texts, scale=10.0, share=0.01) == 1
-    assert vote_of_views(views, texts, scale=10.0, share=0.5) == 1  # classes 1 and 2, one vote each
-    assert vote_of_views(views, texts, scale=10.0, share=1.0) == 0
+    assert counted_vote(views, texts, scale=10.0, share=0.01)[0] == 1
+    assert counted_vote(views, texts, scale=10.0, share=0.5)[0] == 1  # classes 1 and 2, one vote each
+    assert counted_vote(views, texts, scale=10.0, share=1.0)[0] == 0
     assert counted_vote(views, texts, scale=10.0, share=0.5) == (1, 0.5)
     assert counted_vote(views[:, ::-1], texts, scale=10.0, share=0.5) == (
         1,
@@ -208,7 +208,7 @@ def test_the_surest_view_decides_alone_or_a_tie():
     )  # classes 1 and 0: the surer, not the first
     assert sure[0] < sure[-1]
     with pytest.raises(ValueError):
-        vote_of_views(views[:0], texts)
+        counted_vote(views[:0], texts)
 
 
 def test_worlds_have_the_counts_they_were_asked_for():

@@ -165,9 +165,9 @@ class TableForm:
         return self.missing
 
 
-def paper_rows(paper: Printed, heads: int = 1) -> list[Row]:
+def paper_rows(paper: Printed) -> list[Row]:
     """The rows of a printed table below ours, for those that have no counterpart."""
-    return [Row((f"paper: {name}", *("",) * (heads - 1)), at=None, printed=name) for name in paper.rows]
+    return [Row((f"paper: {name}",), at=None, printed=name) for name in paper.rows]
 
 
 def _head(row: Row, found: Measurements) -> tuple[str, ...]:

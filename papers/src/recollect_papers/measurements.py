@@ -32,12 +32,6 @@ class Paired:
         """Places whose mean gain over the seeds is positive."""
         return sum(mean > 0 for mean in self._by_place())
 
-    def clear(self) -> int | None:
-        """Places whose mean gain is larger than its deviation over seeds; None for one seed, which has none."""
-        if len(self._by_seed()) < 2:
-            return None
-        return sum(float(np.mean(gains)) > float(np.std(gains, ddof=1)) for gains in self.gains.values())
-
     def over_places_p(self) -> float:
         """Wilcoxon's signed-rank test over places, two-sided, on gains averaged over seeds."""
         return float(stats.wilcoxon(self._by_place()).pvalue)

@@ -1,8 +1,6 @@
-"""Figures that only the papers and the demo have: gains per classifier, training curves, rows of pictures."""
+"""Figures that only the papers have: gains per classifier, training curves."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -89,72 +87,6 @@ def training_dynamics(metrics: Mapping[str, pd.DataFrame], colours: Mapping[str,
     handles = {label: line for axis in axes[0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles, loc="outside upper right", ncols=min(4, len(handles)), frameon=False)
     return figure
-
-
-@dataclass(frozen=True)
-class Tile:
-    """One picture of a row.
-
-    Attributes:
-        image: (height, width, 3), uint8.
-        words: beneath it.
-        right: draws a frame: green for what was looked for, none otherwise.
-    """
-
-    image: np.ndarray
-    words: str
-    right: bool = False
-
-
-RIGHT = "#009E73"
-
-
-_PICTURE, _GAP, _TITLES = 1.14, 0.11, 1.35  # inches
-_LINE, _HEADING_LINE = 0.115, 0.18  # of words beneath a picture, and above all of them
-
-
-def picture_rows(rows: Sequence[tuple[str, Sequence[Tile]]], colours: Sequence[str] = (), heading: str = "") -> Figure:
-    """Rows of pictures with words beneath them, each row with its title at the left.
-
-    Every place is computed from the number of lines: matplotlib's layouts make no room for words of a picture whose
-    sides they keep equal, and cut the last ones.
-
-    Args:
-        rows: title and pictures; a row may be shorter than the others.
-        colours: of the titles; black by default.
-        heading: above all rows.
-    """
-    columns = max(len(tiles) for _, tiles in rows)
-    words = [[_wrapped(tile.words) for tile in tiles] for _, tiles in rows]
-    beneath = [0.06 + _LINE * max(text.count("\n") + 1 for text in line) for line in words]
-    width = _TITLES + columns * (_PICTURE + _GAP)
-    above = textwrap.wrap(heading, round(12 * width))
-    top = _GAP + _HEADING_LINE * len(above)
-    height = top + sum(_PICTURE + _GAP + each for each in beneath)
-    figure = Figure(figsize=(width, height), dpi=150)
-    if above:
-        figure.text(0.5, 1 - 0.5 * _GAP / height, "\n".join(above), ha="center", va="top", fontsize=9)
-    for number, (title, tiles) in enumerate(rows):
-        floor = (height - top - _PICTURE) / height
-        label = figure.add_axes((0.05 / width, floor, (_TITLES - 0.1) / width, _PICTURE / height))
-        label.axis("off")
-        colour = colours[number] if colours else "black"
-        label.text(0.0, 0.55, textwrap.fill(title, 18), va="center", fontsize=8, color=colour, weight="bold")
-        for place, (tile, text) in enumerate(zip(tiles, words[number], strict=True)):
-            left = (_TITLES + place * (_PICTURE + _GAP)) / width
-            axis = figure.add_axes((left, floor, _PICTURE / width, _PICTURE / height))
-            axis.imshow(tile.image, interpolation="nearest")
-            axis.set_xticks([])
-            axis.set_yticks([])
-            axis.spines[:].set_visible(tile.right)
-            axis.spines[:].set(color=RIGHT, linewidth=3)
-            axis.set_xlabel(text, fontsize=6.5, labelpad=3)
-        top += _PICTURE + _GAP + beneath[number]
-    return figure
-
-
-def _wrapped(words: str) -> str:
-    return "\n".join(textwrap.fill(line, 22) for line in words.splitlines())
 
 
 def _paired_gain(frame: pd.DataFrame, model: str, baseline: str) -> pd.Series:

@@ -67,16 +67,11 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 
 def kept_or_made(path: Path, make: Callable[[], Any]) -> Any:
-    """The JSON value that a file keeps, or the one that is made now and kept; a damaged file is named and made again.
-
-    What earlier versions kept has no digest: it is taken as it is where it can be read.
-    """
+    """The JSON value that a file keeps, or one that is made now and kept; a damaged file is named and made again."""
     if path.exists():
         with suppress(UserError):
             found = read_json(path)
-            if not isinstance(found, dict) or found.keys() != {"digest", "value"}:
-                return found
-            if found["digest"] == content_key(found["value"]):
+            if isinstance(found, dict) and found.get("digest") == content_key(found.get("value")):
                 return found["value"]
         note(f"{path}: damaged; it is made again")
     value = make()
@@ -93,11 +88,11 @@ def finish(folder: Path) -> None:
 def finished(folder: Path) -> bool:
     """Whether all results are there as they were written: a mean over fewer sets is another figure.
 
-    A file that is damaged or gone is named. What earlier versions finished is taken as it is.
+    A file that is damaged or gone is named.
     """
     done = folder / "done"
-    if not done.exists() or not done.stat().st_size:
-        return done.exists()
+    if not done.exists():
+        return False
     with suppress(UserError):
         files = read_json(done)
         wrong = [name for name, held in files.items() if file_content(folder / name) != held]

@@ -127,25 +127,19 @@ def asked_of(where: EfsaWorld, captions: str | None = None) -> str:
     return f"{asked} are asked; captions of the pool: {captions or where.captions[0].label}"
 
 
-def notes_of(where: EfsaWorld, rows: Differs = "methods", starts: int = 1) -> tuple[str, ...]:
+def notes_of(where: EfsaWorld, rows: Differs = "methods") -> tuple[str, ...]:
     """The notes below every table.
 
     Args:
         rows: what differs between them: methods, settings of episodes, or the pool's captions; nothing, where there is
             one alone.
-        starts: random starts of the adapters that episodes go over, with each base model.
     """
-    episode, count = where.methods.episode, len(where.models)
+    episode = where.methods.episode
     gains = "" if rows == "nothing" else "gains are in average R@1, paired by base model; "
     named = "episodes, unless the row says otherwise" if rows == "episodes" else "episodes"
     own = "the row's own" if rows == "captions" else None
-    of = over(count, "base model")
-    if starts > 1 and count > 1:
-        of += f", of episodes over these with {starts} random starts of the adapters each"
-    elif starts > 1:
-        of += f", of episodes {over(starts, 'random start')} of the adapters"
     return (
-        f"{of}; {gains}{asked_of(where, own)}",
+        f"{over(len(where.models), 'base model')}; {gains}{asked_of(where, own)}",
         f"{named}: k {episode.k}, learning rate {episode.rate:g}, scale {episode.scale:g}, temperature "
         f"{'of the model' if episode.temperature is None else f'{episode.temperature:g}'}, {episode.direction}",
         "paper: as printed there",

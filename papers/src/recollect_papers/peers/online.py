@@ -75,8 +75,10 @@ def _read(bank: _Bank, row: np.ndarray, beta: float) -> np.ndarray:
     return np.asarray(sum(np.exp(-beta * (1 - row @ key)) * value for _, key, value in items))
 
 
-def vote_of_views(views: np.ndarray, texts: np.ndarray, *, scale: float = 100.0, share: float = 0.3) -> int:
-    """ZERO (Farina et al., 2024): the class nearest to most of the confident views of one picture.
+def counted_vote(
+    views: np.ndarray, texts: np.ndarray, *, scale: float = 100.0, share: float = 0.3
+) -> tuple[int, float]:
+    """ZERO (Farina et al., 2024): the class nearest to most of the confident views of one picture, and its share.
 
     The share of views with least entropy votes, at least one (published: the centre crop and 63 random ones); ties go
     to the class of the most confident view. It costs one forward pass per view, and misleading crops hurt.
@@ -86,14 +88,13 @@ def vote_of_views(views: np.ndarray, texts: np.ndarray, *, scale: float = 100.0,
         texts: unit class texts (classes, width).
         scale: the model's inverse temperature.
         share: of the views that vote.
+
+    Returns:
+        The class, and its share of the votes, which is ZERO's probability.
+
+    Raises:
+        ValueError: no view, or a share that is not in (0, 1].
     """
-    return counted_vote(views, texts, scale=scale, share=share)[0]
-
-
-def counted_vote(
-    views: np.ndarray, texts: np.ndarray, *, scale: float = 100.0, share: float = 0.3
-) -> tuple[int, float]:
-    """`vote_of_views` and the class's share of the votes, which is ZERO's probability."""
     if not len(views) or not 0 < share <= 1:
         raise ValueError(f"need at least one view and a share in (0, 1], got {len(views)} and {share}")
     probabilities = softmax(scale * unit_rows(views, "views") @ texts.T)

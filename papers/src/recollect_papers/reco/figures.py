@@ -16,12 +16,11 @@ from recollect.evaluation.reports.plots import LINE_COLOURS, new_figure, say_ben
 from recollect.evaluation.results import Summary
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.index import By, Index, Picture
-from recollect_papers.plots import RIGHT
 from recollect_papers.reco.bench import Bench
 
 _Direction = Literal["uni", "cross"]
 
-_IMAGE, _TEXT, _RIGHT, _WRONG = LINE_COLOURS[0], LINE_COLOURS[1], RIGHT, LINE_COLOURS[1]
+_IMAGE, _TEXT, _RIGHT, _WRONG = LINE_COLOURS[0], LINE_COLOURS[1], "#009E73", LINE_COLOURS[1]
 
 
 def diagram() -> Figure:
