@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from recollect.core.errors import UserError
-from recollect.core.hashing import integers, normals, uniforms
+from recollect.core.seeding import integers, normals, uniforms
 from recollect_papers.worlds import open_world_source, world_of
 from recollect_papers.worlds.latents import LatentWorld
 from recollect_papers.worlds.tasks import world_tasks, world_zero_shot_tasks

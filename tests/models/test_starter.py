@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from pictures import picture
-from recollect.cli.default_model import default_model
+from recollect.cli.defaults import default_model
 from recollect.core.errors import UserError
 from recollect.models import load_model, pretrained
 from recollect.models.starter import STARTER, STARTER_HEAD, class_names, open_starter, read_head

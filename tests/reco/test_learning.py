@@ -495,8 +495,7 @@ def test_ten_epochs_of_few_pairs_are_ten_steps(world, tmp_path):
 
 def loop_offsets(tokens, captions, modalities, newness, seed, step):
     """One token at a time, in float64: the offset of its caption and modality, if that caption is disturbed."""
-    from recollect.core.hashing import normals, uniforms
-    from recollect.core.seeding import derive_seed
+    from recollect.core.seeding import derive_seed, normals, uniforms
 
     result = tokens.double().clone()
     for row in range(tokens.shape[0]):

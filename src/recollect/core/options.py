@@ -1,4 +1,4 @@
-"""Options are frozen dataclasses; here they are read from a mapping, as a JSON or TOML file holds it."""
+"""Options are frozen dataclasses, read from a mapping such as a JSON or TOML file; and the choices several share."""
 
 import json
 import tomllib
@@ -12,6 +12,15 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from recollect.core.errors import UserError
 
 _T = TypeVar("_T")
+
+Kind = Literal["caption", "label"]
+"""What a text is: a free caption, or the wording of a class label."""
+
+Sampling = Literal["proportional", "equal", "debiased"]
+"""How a batch is divided over the sources: by their weights; half captions, half labels; or whole from one source."""
+
+Precision = Literal["float32", "tf32", "bfloat16", "float16"]
+"""Arithmetic of the towers."""
 
 _IN_WORDS: Mapping[type, str] = {
     bool: "true or false",

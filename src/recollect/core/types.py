@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from recollect.core.errors import UserError
-from recollect.core.kinds import Kind
+from recollect.core.options import Kind
 
 if TYPE_CHECKING:
     import torch

@@ -26,8 +26,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from recollect.core.hashing import normals, uniforms
-from recollect.core.seeding import derive_seed, torch_generator
+from recollect.core.seeding import derive_seed, normals, torch_generator, uniforms
 from recollect.core.validation import check_number
 from recollect.index import By
 

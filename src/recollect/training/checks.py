@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recollect.core.kinds import Kind
+from recollect.core.options import Kind
 from recollect.core.types import Source
 from recollect.core.validation import refuse
 from recollect.data.definitions import Knowledge

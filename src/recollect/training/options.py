@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from recollect.core.errors import user_errors
-from recollect.core.kinds import Kind, Precision, Sampling
-from recollect.core.options import from_mapping, read_options_file
+from recollect.core.options import Kind, Precision, Sampling, from_mapping, read_options_file
 from recollect.core.validation import check_choice, check_choices, refuse
 from recollect.data.sources.columns import Columns
 from recollect.objectives.options import ContextOptions

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from recollect.core.kinds import Precision
+from recollect.core.options import Precision
 
 _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 

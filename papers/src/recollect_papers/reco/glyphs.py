@@ -5,8 +5,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from recollect.core.hashing import integers, uniforms
-from recollect.core.seeding import derive_seed
+from recollect.core.seeding import derive_seed, integers, uniforms
 from recollect.core.types import NO_LABEL, Kind, Sample, Source
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.tasks.retrieval import RetrievalTask

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from recollect.core.hashing import integers, uniforms
-from recollect.core.seeding import derive_seed
+from recollect.core.seeding import derive_seed, integers, uniforms
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.evaluation.tasks.classification import RENAMED, ClassificationTask
 from recollect_papers.worlds.arrays import ArraySource

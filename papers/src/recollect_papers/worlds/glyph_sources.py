@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recollect.core.hashing import integers, uniforms
-from recollect.core.seeding import derive_seed
+from recollect.core.seeding import derive_seed, integers, uniforms
 from recollect.core.types import NO_LABEL, BatchRead, Kind
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect_papers.worlds.arrays import ENDLESS, MadeSource

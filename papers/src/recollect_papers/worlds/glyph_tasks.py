@@ -3,8 +3,7 @@
 import numpy as np
 import torch
 
-from recollect.core.hashing import integers, uniforms
-from recollect.core.seeding import derive_seed, numpy_generator
+from recollect.core.seeding import derive_seed, integers, numpy_generator, uniforms
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect_papers.worlds.arrays import ArraySource
 from recollect_papers.worlds.glyph_table import ATTRIBUTES, SCRIPTS

@@ -7,8 +7,7 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
-from recollect.core.hashing import integers, uniforms
-from recollect.core.seeding import derive_seed, numpy_generator
+from recollect.core.seeding import derive_seed, integers, numpy_generator, uniforms
 from recollect_papers.worlds.glyph_synonyms import SYNONYMS
 from recollect_papers.worlds.glyph_table import ATTRIBUTES, SCRIPTS, GlyphTable, glyph_table
 from recollect_papers.worlds.rendering import (

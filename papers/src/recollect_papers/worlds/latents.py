@@ -12,8 +12,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from recollect.core.hashing import integers, normals, uniforms
-from recollect.core.seeding import derive_seed, numpy_generator
+from recollect.core.seeding import derive_seed, integers, normals, numpy_generator, uniforms
 from recollect.core.types import NO_LABEL, BatchRead, Kind
 from recollect_papers.worlds.arrays import ENDLESS, MadeSource
 

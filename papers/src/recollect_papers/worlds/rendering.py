@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recollect.core.hashing import integers, uniforms
-from recollect.core.seeding import torch_generator
+from recollect.core.seeding import integers, torch_generator, uniforms
 from recollect_papers.worlds.glyph_table import SIZE, glyph_table
 
 COLOURS: dict[str, tuple[float, float, float]] = {

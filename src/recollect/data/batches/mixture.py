@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from recollect.core.kinds import Sampling
+from recollect.core.options import Sampling
 from recollect.core.types import NO_LABEL, Source
 from recollect.core.validation import refuse
 from recollect.data.batches.order import Plan

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from recollect.core.hashing import GOLDEN, splitmix64
+from recollect.core.seeding import GOLDEN, splitmix64
 
 _UNIT = 2**32  # shares of sources are whole numbers of this unit, so that counts are exact
 _BLOCK = 4096

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from torch import Tensor
 
-    from recollect.core.kinds import Kind
+    from recollect.core.options import Kind
     from recollect.core.types import Encoder, ImageLike
 
 _HEAD = Path(__file__).parent / "head.safetensors"
