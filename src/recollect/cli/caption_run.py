@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from recollect.cli.caption import Caption
-from recollect.cli.parser import warn_unused
+from recollect.cli.parser import say, warn_unused
 from recollect.core.errors import UserError
 from recollect.core.paths import check_writable
-from recollect.core.progress import output, printable, track
+from recollect.core.progress import output, track
 from recollect.core.validation import check_number, refuse
 from recollect.core.words import counted
 from recollect.data.sources import open_source
@@ -76,12 +76,12 @@ def _take(index: Index, path: Path) -> None:
         found[id] = text
     changed = index.set_captions(found)
     line = f"{changed:,} of {len(captions):,} captions are new; {index.texts:,} of {len(index):,} pictures have one"
-    output().print(line, highlight=False)
+    say(line)
 
 
 def _print(report: CaptionReport, place: str) -> None:
     line = f"{counted(report.written, 'caption')} written to {place}; {counted(report.known, 'picture')} had one"
-    output().print(printable(line), highlight=False, soft_wrap=True)
+    say(line)
     if report.gone:
         output().print(f"{counted(report.gone, 'picture')} cannot be opened and got none", style="yellow")
     if report.empty:

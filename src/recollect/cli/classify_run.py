@@ -13,9 +13,9 @@ from recollect.classifiers.pictures import find_examples, find_images, read_name
 from recollect.classifiers.predictions import NONE_OF_THESE, Classification, classify, example_warnings, unknown_text
 from recollect.classifiers.sheet import save_csv, save_json, save_sheet
 from recollect.cli.classify import Classify
-from recollect.cli.default_model import default_model
+from recollect.cli.defaults import default_model
 from recollect.cli.fusion_encoder import name_with_index, reading
-from recollect.cli.parser import warn_unused
+from recollect.cli.parser import say, warn_unused
 from recollect.core.files import atomic_path, told_if_full
 from recollect.core.paths import beside, check_writable, new_folder
 from recollect.core.progress import output
@@ -50,7 +50,7 @@ def run_classify(options: Classify) -> None:
         for warning in example_warnings(taught):
             _note(warning)
     if options.save is not None:
-        output().print(f"classifier: {options.save}", highlight=False, soft_wrap=True)
+        say(f"classifier: {options.save}")
 
 
 def _replaces(options: Classify) -> bool:
@@ -92,7 +92,7 @@ def _apply(options: Classify, taught: Classifier, encoder: Encoder, images: list
         save_json(found, values, about)
         save_sheet(found, sheet, summary, options.images)
     _show(found)
-    output().print(f"predictions: {options.out}", highlight=False, soft_wrap=True)
+    say(f"predictions: {options.out}")
 
 
 def _about(taught: Classifier) -> dict[str, Any]:
@@ -123,8 +123,8 @@ def _sentence(taught: Classifier) -> str:
 
 
 def _describe(taught: Classifier) -> None:
-    output().print(_sentence(taught), highlight=False, soft_wrap=True)
-    output().print(f"{NONE_OF_THESE}: {unknown_text(taught)}", highlight=False, soft_wrap=True)
+    say(_sentence(taught))
+    say(f"{NONE_OF_THESE}: {unknown_text(taught)}")
 
 
 def _show(found: Classification) -> None:
@@ -140,4 +140,4 @@ def _show(found: Classification) -> None:
 
 
 def _note(text: str) -> None:
-    output().print(f"note: {text}", style="yellow", highlight=False, soft_wrap=True)
+    say(f"note: {text}", "yellow")

@@ -11,13 +11,13 @@ import numpy as np
 
 from recollect.classifiers.classifier import Classifier
 from recollect.classifiers.heads.trust import share_text
-from recollect.cli.default_model import default_model
+from recollect.cli.defaults import default_model
 from recollect.cli.demo import Demo
 from recollect.cli.demo_photographs import PHOTOGRAPHS, QUERIES, make_pictures
+from recollect.cli.parser import say
 from recollect.core.errors import UserError
 from recollect.core.files import atomic_path
 from recollect.core.paths import check_writable
-from recollect.core.progress import output
 from recollect.core.seeding import numpy_generator
 from recollect.core.templates import render
 from recollect.core.types import Encoder
@@ -84,8 +84,8 @@ def run_demo(options: Demo) -> None:
     with atomic_path(report) as unfinished:
         html = render(Path(__file__).with_name("demo.html"), total=time.monotonic() - start, **page)
         unfinished.write_text(html, encoding="utf-8")
-    output().print(f"{report}, after {time.monotonic() - start:.0f} s", highlight=False, soft_wrap=True)
-    output().print(f"open the index in the browser: {page['serve']}", highlight=False, soft_wrap=True)
+    say(f"{report}, after {time.monotonic() - start:.0f} s")
+    say(f"open the index in the browser: {page['serve']}")
 
 
 def _innermost(folders: list[str]) -> str:

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from recollect.cli.evaluate import DataOptions, ModelOptions
 from recollect.cli.fusion_options import FusionOptions
-from recollect.cli.parser import Arg
+from recollect.cli.parser import Arg, say
+from recollect.core.paths import check_writable
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,7 @@ class Embed:
         """Embed, write, and print where."""
         from recollect.cli.evaluate_run import check_named_data, open_data, prefix_for
         from recollect.cli.fusion_encoder import name_with_index, reading
-        from recollect.core.paths import check_writable
         from recollect.core.places import model_name
-        from recollect.core.progress import output
         from recollect.evaluation.own_features import write_embedded
         from recollect.models import load_model
 
@@ -47,4 +46,4 @@ class Embed:
             name = name_with_index(self.reading, model_name(self.model, encoder.fingerprint), read)
             folder = self.out / task.name.replace("/", "-")
             write_embedded(read, task, folder, model=name, form=self.form, prefix=prefix_for(ModelOptions(), read))
-            output().print(f"embeddings: {folder}", highlight=False, soft_wrap=True)
+            say(f"embeddings: {folder}")

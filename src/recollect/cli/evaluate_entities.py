@@ -32,4 +32,4 @@ def run_entities(options: Entities) -> None:
         values = (f"{row['value']:.1f}" for row in result.rows)
         table.add_row(result.model, result.data, *counts, *values, f"{result.rows[-1]['ece']:.1f}")
     console.print(table)
-    write_results(options.model, results, console)
+    write_results(options.model, results)

@@ -23,7 +23,7 @@ from recollect.cli.evaluate_run import (
     say_left_out,
     write_results,
 )
-from recollect.cli.parser import warn_unused
+from recollect.cli.parser import say, warn_unused
 from recollect.core.errors import UserError
 from recollect.core.progress import output
 from recollect.core.types import Encoder
@@ -108,8 +108,8 @@ def run_few_shot(options: FewShot) -> None:
             _few_shot_table(f"{name} on {data}", frame[(frame["model"] == name) & (frame["data"] == data)], console)
         if frame["data"].nunique() > 1:
             _few_shot_table(f"{name}, mean of {frame['data'].nunique()} sets", frame[frame["model"] == name], console)
-    say_left_out(left_out, console)
-    write_results(options.model, results, console)
+    say_left_out(left_out)
+    write_results(options.model, results)
     _compare(options, frame, joint_identity(results), console)
 
 
@@ -186,7 +186,7 @@ def _reachable(options: FewShot, protocol: Protocol, fewest: int) -> Protocol:
     shots = tuple(k for k in protocol.shots if k <= fewest)
     if not shots or shots == protocol.shots:
         return protocol
-    output().print(f"shots up to {shots[-1]}: a class has {fewest} examples", highlight=False)
+    say(f"shots up to {shots[-1]}: a class has {fewest} examples")
     return replace(protocol, shots=shots)
 
 
@@ -228,7 +228,7 @@ def _compare(options: FewShot, frame: pd.DataFrame, identity: str, console: Cons
     paths = {options.model.out / f"{name}--{identity}.png": figure for name, figure in figures.items()}
     for path, figure in paths.items():
         save_figure(figure, path)
-    console.print(f"figures: {', '.join(map(str, paths))}", highlight=False, soft_wrap=True)
+    say(f"figures: {', '.join(map(str, paths))}")
 
 
 def _few_shot_table(title: str, frame: pd.DataFrame, console: Console) -> None:

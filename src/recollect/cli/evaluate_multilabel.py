@@ -45,4 +45,4 @@ def run_multilabel(options: Multilabel) -> None:
             values = (f"{row['value']:.1f}" for row in result.rows if row["method"] == method)
             table.add_row(result.model, result.data, *counts, method, *values)
     console.print(table)
-    write_results(options.model, results, console)
+    write_results(options.model, results)

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from recollect.cli.defaults import split_for
 from recollect.cli.evaluate import Retrieval
 from recollect.cli.evaluate_run import check_models, each_on, prefix_for, say_left_out, write_results
 from recollect.cli.fusion_encoder import with_index
 from recollect.cli.parser import warn_unused
-from recollect.cli.split import split_for
 from recollect.core.progress import output
 from recollect.core.validation import check_choice, check_number, refuse
 from recollect.data.sources.columns import Columns
@@ -43,8 +43,8 @@ def run_retrieval(options: Retrieval) -> None:
     for result in results:
         console.print(f"\n{result.model} on {result.data}", highlight=False, soft_wrap=True)
         _show(result, console, options.depths)
-    say_left_out(left_out, console)
-    write_results(options.model, results, console)
+    say_left_out(left_out)
+    write_results(options.model, results)
 
 
 def _warn_unused(options: Retrieval, methods: tuple[str, ...]) -> None:

@@ -4,15 +4,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from rich.console import Console
-
-from recollect.cli.default_model import default_model
+from recollect.cli.defaults import default_model
 from recollect.cli.evaluate import DataOptions, ModelOptions
 from recollect.cli.fusion_encoder import name_with_index, reading, with_index
-from recollect.cli.parser import warn_unused
+from recollect.cli.parser import say, warn_unused
 from recollect.core.paths import check_writable
 from recollect.core.places import model_name
-from recollect.core.progress import output
 from recollect.core.types import Encoder, Kind, Source, caption_prefix
 from recollect.core.validation import check_choice, refuse
 from recollect.data.definitions import knowledge_prompts, open_definitions
@@ -70,7 +67,7 @@ def check_named_data(options: DataOptions, *unread: str, command: str = "") -> N
 
 def _with_definitions(task: ClassificationTask, look_up: Callable[[str], tuple[str, ...]]) -> ClassificationTask:
     known = sum(bool(look_up(name)) for name in task.class_names)
-    output().print(f"{task.name}: {known} of {len(task.class_names)} classes have a definition", highlight=False)
+    say(f"{task.name}: {known} of {len(task.class_names)} classes have a definition")
     return replace(task, class_texts=knowledge_prompts(task.templates, task.class_names, look_up))
 
 
@@ -154,7 +151,7 @@ def prefix_for(options: ModelOptions, encoder: Encoder) -> Kind | None:
     return None if options.prefix == "none" else options.prefix
 
 
-def write_results(options: ModelOptions, results: Sequence[Result], console: Console) -> None:
+def write_results(options: ModelOptions, results: Sequence[Result]) -> None:
     """Write the JSON files."""
     if options.out is None:
         return
@@ -163,15 +160,15 @@ def write_results(options: ModelOptions, results: Sequence[Result], console: Con
             save_clip_benchmark(result, options.out)
     elif options.out.suffix == ".json":
         save_together(results, options.out)
-        console.print(f"figures: {options.out}", highlight=False)
+        say(f"figures: {options.out}")
         return
     else:
         for result in results:
             result.save(options.out)
-    console.print(f"{len(results)} JSON files in {options.out}", highlight=False)
+    say(f"{len(results)} JSON files in {options.out}")
 
 
-def say_left_out(left_out: Sequence[str], console: Console) -> None:
+def say_left_out(left_out: Sequence[str]) -> None:
     """Name the sets of a suite that could not be opened, and why."""
     for reason in left_out:
-        console.print(f"left out: {reason}", style="yellow", highlight=False, soft_wrap=True)
+        say(f"left out: {reason}", "yellow")

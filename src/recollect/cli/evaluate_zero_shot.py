@@ -43,8 +43,8 @@ def run_zero_shot(options: ZeroShot) -> None:
 
     results = evaluate_each(options.model, [(task, task.query) for task in opened.tasks], measured)
     console.print(_zero_shot_table(results, methods))
-    say_left_out(opened.left_out, console)
-    write_results(options.model, results, console)
+    say_left_out(opened.left_out)
+    write_results(options.model, results)
 
 
 def _zero_shot_table(results: Sequence[Result], methods: Sequence[str]) -> Table:
@@ -76,5 +76,5 @@ def run_probe(options: Probe) -> None:
         row = result.rows[0]
         table.add_row(result.model, result.data, row["metric"], f"{row['value']:.1f}", f"{row['C']:g}")
     console.print(table)
-    say_left_out(opened.left_out, console)
-    write_results(options.model, results, console)
+    say_left_out(opened.left_out)
+    write_results(options.model, results)

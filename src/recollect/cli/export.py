@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 from recollect.cli.fusion_options import FusionOptions
-from recollect.cli.parser import Arg
+from recollect.cli.parser import Arg, say
+from recollect.core.paths import check_writable
 from recollect.core.validation import refuse
 
 
@@ -31,8 +32,7 @@ class Export:
         from recollect.classifiers.classifier import Classifier
         from recollect.classifiers.export import export_all
         from recollect.cli.fusion_encoder import reading
-        from recollect.core.paths import beside, check_writable
-        from recollect.core.progress import output
+        from recollect.core.paths import beside
         from recollect.models import load_model
 
         refuse((self.reading.near is not None, "--near: is for evaluation; here nothing is tested."))
@@ -44,4 +44,4 @@ class Export:
         refuse((not name, "missing: MODEL. Name a model, or a --classifier or --index that records its own."))
         encoder = reading(self.reading, load_model(name, "cpu"))
         folder = export_all(encoder, self.out, classifier)
-        output().print(f"exported: {folder}", highlight=False, soft_wrap=True)
+        say(f"exported: {folder}")

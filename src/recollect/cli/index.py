@@ -4,8 +4,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from recollect.cli.parser import Arg, warn_unused
+from recollect.cli.parser import Arg, say, warn_unused
 from recollect.core.errors import UserError
+from recollect.core.files import write_json
+from recollect.core.paths import check_writable
 from recollect.core.validation import check_number, refuse
 from recollect.core.words import counted
 
@@ -101,7 +103,6 @@ class Build:
 
     def run(self) -> None:
         """Build, and print what was added."""
-        from recollect.core.paths import check_writable
         from recollect.index import Index
 
         check_writable(None if "://" in self.out else self.out, "--out")
@@ -168,7 +169,6 @@ class Remove:
 
     def run(self) -> None:
         """Preview or remove."""
-        from recollect.core.progress import output, printable
         from recollect.index import Index
 
         chosen = [bool(self.ids), *(each is not None for each in (self.where, self.near, self.source))]
@@ -182,7 +182,7 @@ class Remove:
             if self.yes:
                 gone = index.forget(self.source)
                 line = f"{self.index}: source {self.source} dropped; {gone:,} pictures are gone, {len(index):,} left"
-                output().print(printable(line), highlight=False, soft_wrap=True)
+                say(line)
                 return
         elif self.where is not None:
             ids = index.ids_where(self.where)
@@ -219,20 +219,19 @@ class Restore:
 
     def run(self) -> None:
         """List or restore."""
-        from recollect.core.progress import output, printable
         from recollect.index import Index
 
         index = Index.open(self.index)
         removed = index.removed()
         if self.show:
             for each in removed:
-                output().print(printable(f"{each.id}  {each.path or each.caption}"), highlight=False, soft_wrap=True)
+                say(f"{each.id}  {each.path or each.caption}")
             return
         names = {name: each.id for each in removed for file in each.files for name in (file.path, file.key) if name}
         ids = [names.get(id, names.get(str(Path(id).resolve()), id)) for id in self.ids] or None
         count = index.restore(ids)
         line = f"{self.index}: {count:,} of {len(removed):,} removed pictures restored; {len(index):,} pictures"
-        output().print(printable(line), highlight=False, soft_wrap=True)
+        say(line)
 
 
 @dataclass(frozen=True)
@@ -257,7 +256,6 @@ class Watch:
 
     def run(self) -> None:
         """Watch until interrupted."""
-        from recollect.core.progress import output, printable
         from recollect.index import Index
         from recollect.index.watch import FolderWatch
 
@@ -271,7 +269,7 @@ class Watch:
             refuse((empty, f"{self.folder}: contains no pictures; nothing was changed"))
             _print_report(index)
             return
-        output().print(printable(f"watching {self.folder}; stop with Ctrl-C"), highlight=False, soft_wrap=True)
+        say(f"watching {self.folder}; stop with Ctrl-C")
         watch.follow(self.every, lambda report: _print_report(index))
 
 
@@ -288,8 +286,6 @@ class Info:
         """Print."""
         from rich.table import Table
 
-        from recollect.core.files import write_json
-        from recollect.core.paths import check_writable
         from recollect.core.progress import output, printable
         from recollect.index import Index
 
@@ -327,15 +323,14 @@ class Verify:
 
     def run(self) -> None:
         """Print every damage."""
-        from recollect.core.progress import output, printable
         from recollect.index import Index
 
         damaged = Index.examine(self.index)
         for line in damaged[: 2 * _SHOWN]:
-            output().print(printable(line), highlight=False, soft_wrap=True)
+            say(line)
         advice = "Delete damaged caches, they are rebuilt; restore other files from a copy, or rebuild the index."
         refuse((damaged, f"{self.index}: {counted(len(damaged), 'damaged file')}. {advice}"))
-        output().print(printable(f"{self.index}: nothing is damaged"), highlight=False, soft_wrap=True)
+        say(f"{self.index}: nothing is damaged")
 
 
 @dataclass(frozen=True)
@@ -362,9 +357,6 @@ class FindDuplicates:
 
     def run(self) -> None:
         """Find, print, and remove where asked."""
-        from recollect.core.files import write_json
-        from recollect.core.paths import check_writable
-        from recollect.core.progress import output, printable
         from recollect.index import Index
 
         if not self.remove:
@@ -378,7 +370,7 @@ class FindDuplicates:
             for level, some in (("near-identical", found.near_identical), ("similar", found.similar)):
                 groups[level] = [[{"id": id, "path": paths[id]} for id in group] for group in some]
             write_json(self.out, groups)
-            output().print(printable(f"groups: {self.out}"), highlight=False, soft_wrap=True)
+            say(f"groups: {self.out}")
         if self.remove:
             remove_pictures(index, found.spare, self.yes)
 
@@ -403,9 +395,6 @@ class ExportIndex:
 
     def run(self) -> None:
         """Write."""
-        from recollect.core.paths import check_writable
-        from recollect.core.progress import output, printable
-        from recollect.core.words import counted
         from recollect.index import Index
         from recollect.index.export import export_index
 
@@ -415,7 +404,7 @@ class ExportIndex:
         if self.out.suffix != ".json":
             warn_unused(self, "coco", why="it is for .json files.")
         count = export_index(Index.open(self.index), self.out, self.map, self.k, self.coco)
-        output().print(printable(f"{counted(count, 'picture')}: {self.out}"), highlight=False, soft_wrap=True)
+        say(f"{counted(count, 'picture')}: {self.out}")
 
 
 @dataclass(frozen=True)
@@ -436,8 +425,6 @@ class Accelerate:
 
     def run(self) -> None:
         """Build, measure, print."""
-        from recollect.core.files import write_json
-        from recollect.core.paths import check_writable
         from recollect.core.progress import output
         from recollect.index import Index
         from recollect.index.acceleration import drop_accelerators
@@ -455,7 +442,7 @@ class Accelerate:
         for each in made:
             if each.recall < self.recall:
                 line = f"{each.by}: recall {each.recall:.4f} is below {self.recall:g}; use --exact where that matters"
-                output().print(line, style="yellow", highlight=False, soft_wrap=True)
+                say(line, "yellow")
         if self.out is not None:
             write_json(self.out, [asdict(each) for each in made])
 
@@ -471,7 +458,6 @@ class Compact:
 
     def run(self) -> None:
         """Compact, and print sizes before and after."""
-        from recollect.core.progress import output, printable
         from recollect.index import Index
 
         done = Index.open(self.index).compact(self.keep_days)
@@ -480,25 +466,25 @@ class Compact:
         parts = [f"{done.files[0]:,} → {done.files[1]:,} files"]
         parts.append(f"{done.bytes[0] / 1e6:,.1f} → {done.bytes[1] / 1e6:,.1f} MB")
         parts.append(f"{done.versions[0]:,} → {done.versions[1]:,} versions")
-        output().print(printable(f"{self.index}: {', '.join(parts)}"), highlight=False, soft_wrap=True)
+        say(f"{self.index}: {', '.join(parts)}")
 
 
 def remove_pictures(index: "Index", ids: list[str], yes: bool) -> None:
     """Remove pictures, or print what would be removed."""
-    from recollect.core.progress import output, printable
+    from recollect.core.progress import output
 
     total = len(index)
     share = f"{len(ids):,} of {total:,} pictures ({len(ids) / max(1, total):.1%})"
     if not yes:
-        output().print(f"{share} would be removed{' (add --yes to remove them)' if ids else ''}", highlight=False)
+        say(f"{share} would be removed{' (add --yes to remove them)' if ids else ''}")
         for each in index.pictures(ids[:_SHOWN]):
-            output().print(printable(f"  {each.path or each.id}"), highlight=False, soft_wrap=True)
+            say(f"  {each.path or each.id}")
         if len(ids) > _SHOWN:
             output().print("  …", highlight=False)
         return
     removed = index.remove(ids) if ids else 0
     line = f"{share} removed, {total - removed:,} left. `recollect index restore {index.address}` brings them back."
-    output().print(printable(line), highlight=False, soft_wrap=True)
+    say(line)
 
 
 def _model(name: str | None, device: str | None) -> "Encoder | None":
@@ -510,16 +496,13 @@ def _model(name: str | None, device: str | None) -> "Encoder | None":
 
 
 def _print_report(index: "Index") -> None:
-    from recollect.core.progress import output, printable
 
     assert index.report is not None
     line = f"{index.address}: {index.report.summary()}; {len(index):,} pictures"
-    output().print(printable(line), highlight=False, soft_wrap=True)
+    say(line)
 
 
 def _print_duplicates(index: "Index", found: "Duplicates") -> dict[str, str]:
-    from recollect.core.progress import output, printable
-    from recollect.core.words import counted
 
     ids = sorted({id for groups in (found.near_identical, found.similar) for group in groups for id in group})
     paths = {each.id: str(each.path or each.id) for each in index.pictures(ids)} if ids else {}
@@ -528,18 +511,17 @@ def _print_duplicates(index: "Index", found: "Duplicates") -> dict[str, str]:
         "near-identical pictures (encoded again, resized, gray or slightly cropped)": found.near_identical,
         "similar pictures (never removed)": found.similar,
     }
-    console = output()
     for level, groups in levels.items():
-        console.print(f"{level}: {counted(len(groups), 'group')}", highlight=False)
+        say(f"{level}: {counted(len(groups), 'group')}")
         for group in groups[:_SHOWN]:
             line = "  " + "  ".join(paths.get(each, each) for each in group)
-            console.print(printable(line), highlight=False, soft_wrap=True)
+            say(line)
         if len(groups) > _SHOWN:
-            console.print(f"  … and {len(groups) - _SHOWN:,} more (--out FILE.json has all)", highlight=False)
+            say(f"  … and {len(groups) - _SHOWN:,} more (--out FILE.json has all)")
     if found.unread:
-        console.print(f"{counted(found.unread, 'picture')} could not be read and compared by pixels", highlight=False)
+        say(f"{counted(found.unread, 'picture')} could not be read and compared by pixels")
     for sentence in found.skipped:
-        console.print(sentence, highlight=False)
+        say(sentence)
     return paths
 
 

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from recollect.cli.parser import Arg, warn_unused
+from recollect.cli.parser import Arg, say, warn_unused
 from recollect.core.errors import UserError
+from recollect.core.paths import check_writable
 from recollect.core.validation import check_number
 
 if TYPE_CHECKING:
@@ -46,8 +47,6 @@ class Retrieve:
     def run(self) -> None:
         """Retrieve, write and print."""
         from recollect.core.files import read_lines
-        from recollect.core.paths import check_writable
-        from recollect.core.progress import output, printable
         from recollect.core.words import counted
         from recollect.data.prompts import GENERAL_TEMPLATES, read_templates
         from recollect.index import Index
@@ -74,7 +73,7 @@ class Retrieve:
         parts = [f"{counted(len(hits) - broken, 'picture')} of {found:,} of {len(names):,} classes"]
         parts += [f"{counted(broken, 'picture')} could not be read"] if broken else []
         parts += [f"{len(left):,} near-duplicates of {self.exclude} left out"] if self.exclude else []
-        output().print(printable(f"{'; '.join(parts)}: {self.out}"), highlight=False, soft_wrap=True)
+        say(f"{'; '.join(parts)}: {self.out}")
 
     def _excluded(self, index: "Index", encoder: "Encoder") -> list[str]:
         if self.exclude is None:

@@ -230,6 +230,13 @@ def warn_unused(options: Any, *names: str, why: str, prefix: str = "") -> None:
             warn(f"--{prefix}{each.name.replace('_', '-')} has no effect: {why}")
 
 
+def say(text: str, style: str | None = None) -> None:
+    """One line on standard output, in which names of files and classes are taken literally."""
+    from recollect.core.progress import output, printable
+
+    output().print(printable(text), style=style, highlight=False, soft_wrap=True)
+
+
 def warn(text: str) -> None:
     """One line on standard error."""
     from recollect.core.progress import console

@@ -4,8 +4,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from recollect.cli.parser import Arg, warn_unused
+from recollect.cli.parser import Arg, say, warn_unused
 from recollect.core.errors import user_errors
+from recollect.core.paths import check_writable
 from recollect.core.validation import check_number, refuse
 from recollect.efsa.options import EpisodeOptions
 
@@ -88,8 +89,6 @@ class Search:
 
     def run(self) -> None:
         """Search, print and write."""
-        from recollect.core.paths import check_writable
-        from recollect.core.progress import output
         from recollect.efsa.options import EpisodeReport
         from recollect.evaluation.reports.gallery import save_results
         from recollect.index import Index
@@ -118,15 +117,15 @@ class Search:
         if self.normalise:
             settings = index.settings  # type: ignore[attr-defined]
             about["normalisation"] = asdict(settings)
-            output().print(f"normalised: {settings}", highlight=False, soft_wrap=True)
+            say(f"normalised: {settings}")
         report = reranker.report if reranker is not None else EpisodeReport()
         print_results(results)
         if report.not_finite:
             line = f"{report.not_finite} of {len(queries)} episodes broke down; their ranking is zero-shot"
-            output().print(line, style="yellow", highlight=False)
+            say(line, "yellow")
         if self.out is not None:
             save_results(results, report, about, self.out)
-            output().print(f"results: {self.out}", highlight=False, soft_wrap=True)
+            say(f"results: {self.out}")
 
     def _check(self) -> None:
         check_number("--k", self.k, least=1)
@@ -166,12 +165,11 @@ class Search:
 
     def _cut(self, index: "Index") -> "float | CutOff | None":
         """The cut-off, learnt where asked."""
-        from recollect.core.progress import output
 
         if self.min_score != "learnt":
             return self._least_score()
         learnt = index.cut_off()
-        output().print(f"cut-off: {learnt}", highlight=False, soft_wrap=True)
+        say(f"cut-off: {learnt}")
         return learnt
 
     def _queries(self) -> "list[Query]":
@@ -239,6 +237,6 @@ def print_results(results: "list[Hits]") -> None:
             console.print(table)
         if not result:
             ended = f"the list ends before rank {result.first_rank:,}" if result.first_rank > 1 else "nothing found"
-            console.print(f"  {ended}", highlight=False)
+            say(f"  {ended}")
         for note in result.notes:
-            console.print(printable(f"  {note}"), style="yellow", highlight=False, soft_wrap=True)
+            say(f"  {note}", "yellow")

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from recollect.cli.parser import Arg, parse, value_of, warn_unused
+from recollect.cli.parser import Arg, parse, say, value_of, warn_unused
+from recollect.core.paths import check_writable
 from recollect.core.validation import check_choice, check_number, refuse
 from recollect.training.options import Recipe
 
@@ -116,7 +117,6 @@ class Train:
         """Train, or list the recipes."""
         import os
 
-        from recollect.core.paths import check_writable
         from recollect.core.progress import output
         from recollect.models.hub import check_push, push_model
         from recollect.training.loop import train
@@ -134,7 +134,7 @@ class Train:
         check_writable(out, "--out")
         first = int(os.environ.get("RANK", "0")) == 0  # of all processes of this launch, the one that writes
         if self.resume and first and not (out / "recipe.json").exists():
-            console.print(f"--resume: no run in {out} yet, so it starts from the beginning", highlight=False)
+            say(f"--resume: no run in {out} yet, so it starts from the beginning")
         check_trackers(self.track)
         if first:  # the others may come when it has begun to write
             check_free(out, self.resume)
@@ -144,7 +144,7 @@ class Train:
         if not first:
             return
         if self.push_to:
-            console.print(f"pushed: {push_model(model, self.push_to, private=not self.public)}", highlight=False)
+            say(f"pushed: {push_model(model, self.push_to, private=not self.public)}")
         console.print(f"model: {model}\nmetrics: {out / 'metrics.jsonl'}", highlight=False)
 
 

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+from recollect.cli.defaults import split_for
 from recollect.cli.parser import warn_unused
-from recollect.cli.split import split_for
 from recollect.cli.train_reco import TrainReco
 from recollect.core.paths import check_writable
 from recollect.core.progress import output

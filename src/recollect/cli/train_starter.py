@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from recollect.cli.parser import Arg
+from recollect.cli.parser import Arg, say
 from recollect.core.errors import UserError
+from recollect.core.paths import check_writable
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,6 @@ class TrainStarter:
 
     def run(self) -> None:
         """Train, and print where the head is."""
-        from recollect.core.paths import check_writable
-        from recollect.core.progress import output
         from recollect.data.sources import open_source
         from recollect.models.parts import HEAD_SUFFIX
         from recollect.training.starter import HeadOptions, train_starter
@@ -36,4 +35,4 @@ class TrainStarter:
             raise UserError(f"--out {self.out}: name a file that ends in {HEAD_SUFFIX}.")
         check_writable(self.out, "--out")
         head = train_starter(open_source(self.pairs, split=self.split), self.out, HeadOptions(seed=self.seed))
-        output().print(f"head: {head}", highlight=False, soft_wrap=True)
+        say(f"head: {head}")
