@@ -74,7 +74,7 @@ class ZeroShot:
     """Unsupervised methods to compare with, or all; recollect-papers has trans-clip, stat-a and adapt-folder, which
     read all tested images at once, tda and adapt (those that came before) and zero (64 views of each image)."""
 
-    run = run_by("recollect.cli.evaluate_zero_shot:run_zero_shot")
+    run = run_by("recollect.cli.evaluate_labelled:run_zero_shot")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Probe:
     model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)
     data: Annotated[DataOptions, Arg(flat=True)] = field(default_factory=DataOptions)
 
-    run = run_by("recollect.cli.evaluate_zero_shot:run_probe")
+    run = run_by("recollect.cli.evaluate_labelled:run_probe")
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class Entities:
     unseen: Annotated[str, Arg(metavar="SPLIT")] = "test"
     """Split of the other classes; images of both are tested, and the classes of both are candidates for each."""
 
-    run = run_by("recollect.cli.evaluate_entities:run_entities")
+    run = run_by("recollect.cli.evaluate_labelled:run_entities")
 
 
 @dataclass(frozen=True)
@@ -204,4 +204,4 @@ class Multilabel:
     class_names: Path | None = None
     """A text file of class names, one a line, in the order of their numbers, where the data has none."""
 
-    run = run_by("recollect.cli.evaluate_multilabel:run_multilabel")
+    run = run_by("recollect.cli.evaluate_labelled:run_multilabel")

@@ -52,9 +52,9 @@ def damaged_files(folder: Path, names: Iterable[str] | None = None) -> list[str]
     listed = folder / CHECKSUMS
     if not listed.exists():
         return []
-    known, found = read_checksums(folder), list[str]()
-    if not known and (damage := _damage_of_list(listed)):
-        return [damage]
+    known, found = _listed(folder), list[str]()
+    if known is None:
+        return [f"{listed}: is damaged, so the files of this folder cannot be compared with their checksums"]
     for name in known if names is None else names:
         file, noted = folder / name, known.get(name)
         if noted is None:
@@ -69,21 +69,16 @@ def damaged_files(folder: Path, names: Iterable[str] | None = None) -> list[str]
 
 def read_checksums(folder: Path) -> dict[str, Any]:
     """Size and checksum of each file in the list; empty where there is no list, or it is damaged itself."""
+    return _listed(folder) or {}
+
+
+def _listed(folder: Path) -> dict[str, Any] | None:
+    """The list; None where it is missing or damaged."""
     try:
         found = json.loads((folder / CHECKSUMS).read_text())
-        return dict(found["files"]) if found["crc32"] == _of(found["files"]) else {}
+        return dict(found["files"]) if found["crc32"] == _of(found["files"]) else None
     except (OSError, ValueError, KeyError, TypeError):
-        return {}
-
-
-def _damage_of_list(listed: Path) -> str:
-    try:
-        found = json.loads(listed.read_text())
-        if found["crc32"] == _of(found["files"]):
-            return ""
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    return f"{listed}: is damaged, so the files of this folder cannot be compared with their checksums"
+        return None
 
 
 def _of(files: Mapping[str, Any]) -> int:

@@ -1,5 +1,6 @@
-"""What an index holds: its pictures, vectors and columns, read, filtered and counted."""
+"""What an index holds: its pictures, vectors and columns, read, filtered and counted; and the model that made them."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,17 +11,22 @@ import numpy as np
 from jaxtyping import Float32
 
 from recollect.core.errors import UserError
-from recollect.core.types import Encoder, ImageLike
+from recollect.core.paths import beside
+from recollect.core.types import Encoder, ImageLike, caption_prefix
 from recollect.index import annotations
 from recollect.index.filter_parser import parse_filter
 from recollect.index.filters import NAMES, NUMBERS, PHYSICAL, Filter, asked_value, unknown_names, with_labels
 from recollect.index.picture import Picture, picture_of
+from recollect.index.query import Query, QueryEncoder
 from recollect.index.rows import FACTS, By, Record
 from recollect.index.stores.base import Store
 from recollect.index.stores.ivf import Accelerator
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import torch
+
+    from recollect.models.starter.words import StarterWords
 
 _AT_ONCE = 1_024  # pictures that are read together
 
@@ -52,7 +58,7 @@ class IndexInfo:
 
 
 class IndexContents:
-    """A store read as pictures.
+    """A store read as pictures, and their model.
 
     Args:
         store: keeps the rows.
@@ -69,6 +75,9 @@ class IndexContents:
         self.store = store
         self._encoder, self._read = encoder, read
         self._labels: Path | None = None
+        self._starter: tuple[StarterWords | None] | None = None
+        if encoder is not None:
+            self.check_encoder(encoder, "the model")
 
     @property
     def address(self) -> str:
@@ -281,6 +290,97 @@ class IndexContents:
         if ids:
             check_known(self.address, ids, set(self.store.rows(list(ids), ["id"])["id"].to_pylist()))
 
+    @property
+    def encoder(self) -> Encoder:
+        """The model that made the vectors.
+
+        Raises:
+            UserError: it cannot be opened, or is another model now.
+        """
+        if self._encoder is None:
+            self.open_model()
+        assert self._encoder is not None
+        return self._encoder
+
+    def open_model(
+        self, named: str | None = None, device: "torch.device | str | None" = None, option: str = "--model"
+    ) -> tuple[Encoder, str]:
+        """Open the model of the index.
+
+        Args:
+            named: where it is now; where it was when the index was made by default.
+            device: where to compute; the best there is by default.
+            option: what names the model on the command line, for messages.
+
+        Returns:
+            The model, and what opened it.
+
+        Raises:
+            UserError: it cannot be opened, or is another model.
+        """
+        name = named or beside(self.record.model_name, self.address)
+        if not name:
+            raise UserError(f"{self.address}: does not say which model embedded it. Name it with {option}.")
+        try:
+            encoder = encoder_and_name(name, device)[0]
+        except UserError as error:
+            if named is not None:
+                raise
+            raise UserError(
+                f"{self.address}: its model {self.record.model_name} cannot be opened; say where it is with {option}. "
+                f"({error})"
+            ) from error
+        self.check_encoder(encoder, name)
+        self._encoder = encoder
+        return encoder, name
+
+    def check_encoder(self, encoder: Encoder, what: str) -> None:
+        """Reject a model other than the one that made the vectors, or one that reads texts differently.
+
+        Raises:
+            UserError: naming both.
+        """
+        self.check_model(encoder.fingerprint, what)
+        if caption_prefix(encoder) != self.record.prefix:
+            before, now = ("no prefix" if each is None else f"a {each} prefix"
+                           for each in (self.record.prefix, caption_prefix(encoder)))  # fmt: skip
+            raise UserError(
+                f"{self.address}: its texts were read with {before}, but {what} reads them with {now}, so they cannot "
+                "be compared. Build the index again."
+            )
+
+    def check_model(self, fingerprint: str, what: str) -> None:
+        """Reject a model other than the one that made the vectors.
+
+        Raises:
+            UserError: naming both.
+        """
+        if fingerprint != self.record.model:
+            raise UserError(
+                f"{self.address}: embedded by {self.record.model_name or 'a model'} ({self.record.model[:12]}), but "
+                f"{what} is another model ({fingerprint[:12]}). Use that model, or build another index with this one."
+            )
+
+    def _embeds(self, queries: Sequence[Query]) -> QueryEncoder | None:
+        """What embeds these queries; None where all their terms are vectors."""
+        terms = [term for query in queries for term in query.terms if term.vector is None]
+        if terms and all(term.words is not None for term in terms) and self._words is not None:
+            return self._words
+        return self.encoder if terms else None
+
+    @property
+    def _words(self) -> "StarterWords | None":
+        """Embeds words without PyTorch, in an index of the starter whose model is not open."""
+        from recollect.models.pretrained import STARTER
+
+        if self._encoder is not None or self.record.model_name != STARTER or "torch" in sys.modules:
+            return None
+        if self._starter is None:
+            from recollect.models.starter.words import starter_words
+
+            self._starter = (starter_words(self.record.model),)
+        return self._starter[0]
+
 
 def check_known(address: str, wanted: Sequence[str], known: Collection[str]) -> None:
     """Reject ids that no picture has.
@@ -293,3 +393,21 @@ def check_known(address: str, wanted: Sequence[str], known: Collection[str]) -> 
         raise UserError(
             f"{address}: no picture with id {missing[0]!r} ({len(missing):,} of {len(wanted):,} are missing)"
         )
+
+
+def encoder_and_name(
+    model: Encoder | str | Path | None, device: "torch.device | str | None" = None
+) -> tuple[Encoder, str]:
+    """A model, and the name that opens it again; the starter by default."""
+    if not isinstance(model, str | Path | None):
+        return model, str(getattr(model, "name", ""))
+    from recollect.models import load_model
+    from recollect.models.pretrained import STARTER
+
+    name = STARTER if model is None else str(model)
+    encoder = load_model(name, device)
+    if name == STARTER:
+        from recollect.models.starter.words import note_starter
+
+        note_starter(encoder)
+    return encoder, name

@@ -17,9 +17,9 @@ from recollect.core.validation import check_number
 from recollect.index import annotations
 from recollect.index.acceleration import accelerate
 from recollect.index.changes import ChangeableIndex
+from recollect.index.contents import encoder_and_name
 from recollect.index.convert import convert_memory, is_memory
 from recollect.index.duplicates import Duplicates, find_duplicates
-from recollect.index.embedded import encoder_and_name
 from recollect.index.facets import FACETS, count_facets
 from recollect.index.filters import Filter
 from recollect.index.hits import MODEL

@@ -12,6 +12,7 @@ from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, ImageLike, caption_prefix
 from recollect.core.validation import check_number
+from recollect.index.contents import IndexContents
 from recollect.index.cutoff import (
     CAPTION_SHARE,
     LEAST_CAPTIONS,
@@ -21,7 +22,6 @@ from recollect.index.cutoff import (
     estimate_cut_off,
     learn_cut_off,
 )
-from recollect.index.embedded import EmbeddedIndex
 from recollect.index.filters import Filter
 from recollect.index.hits import CAPTIONS, MODEL, Hit, Hits, Reranker
 from recollect.index.lookup import Excluded, Found, look_up
@@ -57,7 +57,7 @@ def names_arguments(method: Callable[_Arguments, _Result]) -> Callable[_Argument
     return checked
 
 
-class SearchableIndex(EmbeddedIndex):
+class SearchableIndex(IndexContents):
     """An index that can be searched.
 
     Attributes:
