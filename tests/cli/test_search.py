@@ -237,7 +237,7 @@ class Scribe:
 
 
 def test_caption_fills_the_gaps_of_an_index_and_search_learns_from_them(run, index, monkeypatch, tmp_path):
-    monkeypatch.setattr("recollect.cli.caption_run.TransformersCaptioner", Scribe)
+    monkeypatch.setattr("recollect.efsa.captioner.TransformersCaptioner", Scribe)
     (tmp_path / "3.png").unlink()
     status, out, err = run("caption", index.address, "--model", "scribe")
     assert status == 0, err
@@ -253,7 +253,7 @@ def test_caption_fills_the_gaps_of_an_index_and_search_learns_from_them(run, ind
 
 
 def test_caption_describes_a_source_into_a_file_that_evaluation_reads(run, model, monkeypatch, tmp_path):
-    monkeypatch.setattr("recollect.cli.caption_run.TransformersCaptioner", Scribe)
+    monkeypatch.setattr("recollect.efsa.captioner.TransformersCaptioner", Scribe)
     lines = ["path,caption"]
     for number in range(20):
         Image.new("RGB", (16 + number, 16), (12 * number, 90, 200 - 9 * number)).save(tmp_path / f"{number}.png")

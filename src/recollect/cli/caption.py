@@ -2,10 +2,20 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from recollect.cli.parser import Arg, run_by
+from recollect.cli.parser import Arg, say, warn_unused
+from recollect.core.errors import UserError
+from recollect.core.paths import check_writable
+from recollect.core.validation import check_number, refuse
+from recollect.core.words import counted
 from recollect.efsa.options import CaptionerOptions
+
+if TYPE_CHECKING:
+    from recollect.efsa.captioner import CaptionReport
+    from recollect.index import Index
+
+_BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -38,4 +48,87 @@ class Caption:
     device: str | None = None
     """Where to compute, e.g. cpu or cuda (default: the fastest there is)."""
 
-    run = run_by("recollect.cli.caption_run:run_caption")
+    def run(self) -> None:
+        """Describe, and print what was done."""
+        from recollect.efsa.captioner import TransformersCaptioner, caption_index
+        from recollect.index import Index
+
+        check_number("--batch-size", self.batch_size, least=1)
+        check_writable(self.out, "--out")
+        absent = not _is_index(self.target) and "/" in self.target and not Path(self.target).exists()
+        refuse(
+            (
+                (self.model is None) == (self.captions is None),
+                "name either a --model that describes the pictures, or a file of --captions",
+            ),
+            (absent, f"{self.target}: no such index or source. `recollect index build` makes an index."),
+        )
+        if not _is_index(self.target):
+            self._source()
+            return
+        warn_unused(self, "split", "out", why="an index keeps its captions itself.")
+        index = Index.open(self.target)
+        index.open_model(self.encoder, self.device, "--encoder")
+        if self.captions is not None:
+            warn_unused(self, "asked", "batch_size", why="--captions are read from a file.")
+            _take(index, self.captions)
+            return
+        assert self.model is not None
+        captioner = TransformersCaptioner(self.model, self.asked, self.device)
+        _print(caption_index(index, captioner, self.model, self.batch_size), self.target)
+
+    def _source(self) -> None:
+        """Captions of a source, into a file."""
+        from recollect.core.progress import track
+        from recollect.data.sources import open_source
+        from recollect.data.sources.opening import split_of
+        from recollect.efsa.caption_file import CaptionFile
+        from recollect.efsa.captioner import TransformersCaptioner, source_items, write_captions
+
+        unsuited = self.out is None or self.out.suffix != ".jsonl"
+        refuse(
+            (self.model is None, f"{self.target}: not an index. --captions can only be added to an index."),
+            (unsuited, f"{self.target}: name the file for its captions with --out FILE.jsonl"),
+        )
+        assert self.model is not None
+        assert self.out is not None
+        split = None if split_of(self.target) else self.split
+        source = open_source(self.target, split=split, keep_textless=True)
+        blocks = track(source_items(source, _BLOCK), "describe", -(-len(source) // _BLOCK), "blocks")
+        captioner = TransformersCaptioner(self.model, self.asked, self.device)
+        _print(write_captions(blocks, captioner, CaptionFile(self.out), self.batch_size), str(self.out))
+
+
+def _take(index: "Index", path: Path) -> None:
+    """Captions of a file, by id or by the file of a picture, into the index."""
+    from recollect.efsa.caption_file import read_captions
+
+    captions = read_captions(path)
+    names = {name: name for name in index.ids}
+    for table in index.store.scan(["id", "files"]):
+        for id, files in zip(table["id"].to_pylist(), table["files"].to_pylist(), strict=True):
+            names |= {name: id for file in files for name in (file["path"], file["key"]) if name}
+    found = {}
+    for name, text in captions.items():
+        id = names.get(name) or names.get(str(Path(name).resolve())) or names.get(str((path.parent / name).resolve()))
+        if id is None:
+            raise UserError(f"{path}: no picture called {name!r} in {index.address}; nothing was changed")
+        found[id] = text
+    changed = index.set_captions(found)
+    line = f"{changed:,} of {len(captions):,} captions are new; {index.texts:,} of {len(index):,} pictures have one"
+    say(line)
+
+
+def _print(report: "CaptionReport", place: str) -> None:
+    line = f"{counted(report.written, 'caption')} written to {place}; {counted(report.known, 'picture')} had one"
+    say(line)
+    if report.gone:
+        say(f"{counted(report.gone, 'picture')} cannot be opened and got none", "yellow")
+    if report.empty:
+        say(f"{counted(report.empty, 'empty caption')}: the model wrote nothing", "yellow")
+
+
+def _is_index(address: str) -> bool:
+    """Whether an address is that of an index, also one of an older version."""
+    tables = (Path(address) / f"{name}.lance" for name in ("pictures", "pairs"))
+    return address.startswith("milvus://") or any(table.is_dir() for table in tables)
