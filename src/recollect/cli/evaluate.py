@@ -10,12 +10,26 @@ from recollect.efsa.options import EpisodeOptions
 
 
 @dataclass(frozen=True)
-class DataOptions:
+class LabelledData:
     """Labelled images."""
 
     data: Annotated[tuple[str, ...], Arg(metavar="SOURCE")] = ()
     """Sources with labels and class names: a path, a hub id, or for the tasks of a built-in world glyphs:captions,
     latents:captions, glyphs:labels (the label set's own classes, also in shifted styles and under synonyms)."""
+    templates: Path | None = None
+    """A text file of prompt templates, one a line with {} for the class name (default: CLIP's 80)."""
+    label_column: str | None = None
+    """Column of the labels, where it is not named label."""
+    class_name_column: Annotated[str | None, Arg(rare=True)] = None
+    """Column of readable names of class numbers."""
+    image_column: Annotated[str | None, Arg(rare=True)] = None
+    """Column of image bytes or paths."""
+
+
+@dataclass(frozen=True)
+class DataOptions(LabelledData):
+    """Labelled images."""
+
     suite: str | None = None
     """A suite of benchmark sets instead, read from the hub: lixp-21, lixp-11-ablation, lixp-5 or prefix-11."""
     copies: Annotated[tuple[str, ...], Arg(rare=True)] = ()
@@ -26,17 +40,9 @@ class DataOptions:
     """Split to test on (default: test, or else validation)."""
     within: Annotated[str | None, Arg(metavar="SPLIT")] = None
     """Divide this one split into examples and tested images, class by class."""
-    templates: Path | None = None
-    """A text file of prompt templates, one a line with {} for the class name (default: CLIP's 80)."""
     definitions: Annotated[Path | None, Arg(rare=True)] = None
     """Definitions of the class names to append to every prompt: a .json, .csv or .tsv file, the folder of a WordNet
     database, or wordnet for the installed one (K-LITE). For models that were trained on such texts."""
-    label_column: str | None = None
-    """Column of the labels, where it is not named label."""
-    class_name_column: Annotated[str | None, Arg(rare=True)] = None
-    """Column of readable names of class numbers."""
-    image_column: Annotated[str | None, Arg(rare=True)] = None
-    """Column of image bytes or paths."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +187,7 @@ class Entities:
     """
 
     model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)
-    data: Annotated[DataOptions, Arg(flat=True)] = field(default_factory=DataOptions)
+    data: Annotated[LabelledData, Arg(flat=True)] = field(default_factory=LabelledData)
     seen: Annotated[str, Arg(metavar="SPLIT")] = "train"
     """Split whose classes the model was trained on."""
     unseen: Annotated[str, Arg(metavar="SPLIT")] = "test"
@@ -198,9 +204,13 @@ class Multilabel:
     """
 
     model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)
-    data: Annotated[DataOptions, Arg(flat=True)] = field(default_factory=DataOptions)
+    data: Annotated[LabelledData, Arg(flat=True)] = field(default_factory=LabelledData)
+    support: Annotated[str, Arg(metavar="SPLIT")] = "train"
+    """Split that the probe learns from."""
+    query: Annotated[str | None, Arg(metavar="SPLIT")] = None
+    """Split to test on (default: test)."""
     probe: bool = True
-    """Also learn a logistic regression for each class from the support split (--no-probe: do not)."""
+    """Also learn a logistic regression for each class from --support (--no-probe: do not)."""
     class_names: Path | None = None
     """A text file of class names, one a line, in the order of their numbers, where the data has none."""
 

@@ -14,6 +14,7 @@ from recollect.cli.evaluate_run import (
     evaluate_each,
     open_data,
     prompt_templates,
+    require_data,
     say_left_out,
     write_results,
 )
@@ -88,7 +89,7 @@ def run_probe(options: Probe) -> None:
 
 def run_entities(options: Entities) -> None:
     """Evaluate, print and write."""
-    check_named_data(options.data, "suite", "copies", "support", "query", "within", "definitions", command="entities")
+    require_data(options.data)
     check_models(options.model, "entities")
     console = output()
     templates, columns = prompt_templates(options.data), columns_of(options.data)
@@ -108,17 +109,17 @@ def run_entities(options: Entities) -> None:
 
 def run_multilabel(options: Multilabel) -> None:
     """Evaluate, print and write."""
-    check_named_data(options.data, "suite", "copies", "within", "definitions", command="multilabel")
+    require_data(options.data)
     if not options.probe:
-        warn_unused(options.data, "support", why="there is no probe")
+        warn_unused(options, "support", why="there is no probe")
     check_models(options.model, "multilabel")
     console = output()
     names = tuple(read_lines(options.class_names, "class names")) if options.class_names else ()
     tasks = [
         multilabel_task(
             spec,
-            support=options.data.support if options.probe else None,
-            query=options.data.query or split_of(spec) or "test",
+            support=options.support if options.probe else None,
+            query=options.query or split_of(spec) or "test",
             templates=prompt_templates(options.data),
             columns=columns_of(options.data),
             names=names,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from recollect.cli.defaults import default_model
-from recollect.cli.evaluate import DataOptions, ModelOptions
+from recollect.cli.evaluate import DataOptions, LabelledData, ModelOptions
 from recollect.cli.fusion_encoder import name_with_index, reading, with_index
 from recollect.cli.parser import say, warn_unused
 from recollect.core.paths import check_writable
@@ -44,6 +44,16 @@ def open_data(options: DataOptions, purpose: str, synonyms: str | None = None) -
     return replace(opened, tasks=tuple(_with_definitions(task, look_up) for task in opened.tasks))
 
 
+def require_data(data: LabelledData) -> None:
+    """Require data, or a suite of sets.
+
+    Raises:
+        UserError: no data was named.
+    """
+    no_data = not data.data and not (isinstance(data, DataOptions) and data.suite)
+    refuse((no_data, "missing: --data SOURCE. Name the data to evaluate on."))
+
+
 def check_named_data(options: DataOptions, *unread: str, command: str = "") -> None:
     """Require data, and warn of options without effect.
 
@@ -55,11 +65,10 @@ def check_named_data(options: DataOptions, *unread: str, command: str = "") -> N
     Raises:
         UserError: no data was named.
     """
-    no_data = not options.data and not (options.suite and "suite" not in unread)
-    refuse((no_data, "missing: --data SOURCE. Name the data to evaluate on."))
+    require_data(options)
     if unread:
         warn_unused(options, *unread, why=f"`recollect evaluate {command}` does not read it")
-    if options.suite is None and "copies" not in unread:
+    if options.suite is None:
         warn_unused(options, "copies", why="it replaces sets of a --suite")
     if options.within is not None:
         warn_unused(options, "support", "query", why="--within divides one split into both")
@@ -71,12 +80,12 @@ def _with_definitions(task: ClassificationTask, look_up: Callable[[str], tuple[s
     return replace(task, class_texts=knowledge_prompts(task.templates, task.class_names, look_up))
 
 
-def columns_of(options: DataOptions) -> Columns:
+def columns_of(options: LabelledData) -> Columns:
     """Which column is which."""
     return Columns(image=options.image_column, label=options.label_column, class_name=options.class_name_column)
 
 
-def prompt_templates(options: DataOptions) -> tuple[str, ...]:
+def prompt_templates(options: LabelledData) -> tuple[str, ...]:
     """The prompt templates.
 
     Raises:

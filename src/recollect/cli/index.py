@@ -132,10 +132,9 @@ class Add:
 
     def run(self) -> None:
         """Add, and print what was added."""
-        from recollect.index import Index
 
         self.reading.check()
-        index = Index.open(self.index, None if self.model is None else _model(self.model, self.reading.device))
+        index = _opened(self.index, None if self.model is None else _model(self.model, self.reading.device))
         index.add(self.reading.open(self.source), name=self.reading.name, options=self.reading.ingest())
         _print_report(index)
 
@@ -169,14 +168,13 @@ class Remove:
 
     def run(self) -> None:
         """Preview or remove."""
-        from recollect.index import Index
 
         chosen = [bool(self.ids), *(each is not None for each in (self.where, self.near, self.source))]
         refuse((sum(chosen) != 1, "name what to remove with one of --ids, --where, --near and --source"))
         if self.near is None:
             warn_unused(self, "threshold", "split", "model", why="it is for --near.")
         check_number("--threshold", self.threshold, least=-1, most=1)
-        index = Index.open(self.index, self.model)
+        index = _opened(self.index, self.model)
         if self.source is not None:
             ids = index.ids_where(f"source = '{self.source.replace(chr(39), chr(39) * 2)}'")
             if self.yes:
@@ -219,9 +217,8 @@ class Restore:
 
     def run(self) -> None:
         """List or restore."""
-        from recollect.index import Index
 
-        index = Index.open(self.index)
+        index = _opened(self.index)
         removed = index.removed()
         if self.show:
             for each in removed:
@@ -256,13 +253,12 @@ class Watch:
 
     def run(self) -> None:
         """Watch until interrupted."""
-        from recollect.index import Index
         from recollect.index.watch import FolderWatch
 
         if self.once:
             warn_unused(self, "every", why="--once polls once.")
         check_number("--every", self.every, above=0)
-        index = Index.open(self.index, self.model)
+        index = _opened(self.index, self.model)
         watch = FolderWatch(index, self.folder, self.name)
         if self.once:
             empty = watch.poll(settled=True) is None
@@ -287,10 +283,9 @@ class Info:
         from rich.table import Table
 
         from recollect.core.progress import output, printable
-        from recollect.index import Index
 
         check_writable(self.out, "--out")
-        info = Index.open(self.index).info()
+        info = _opened(self.index).info()
         table = Table(show_header=False)
         rows = {"index": info.address, "pictures": f"{info.pictures:,}, {info.texts:,} of them with a caption"}
         rows["captions"] = f"{info.captions:,}"
@@ -357,12 +352,11 @@ class FindDuplicates:
 
     def run(self) -> None:
         """Find, print, and remove where asked."""
-        from recollect.index import Index
 
         if not self.remove:
             warn_unused(self, "yes", why="it confirms --remove.")
         check_writable(self.out, "--out")
-        index = Index.open(self.index)
+        index = _opened(self.index)
         found = index.duplicates(self.threshold, everything=not self.approximate)
         paths = _print_duplicates(index, found)
         if self.out is not None:
@@ -395,7 +389,6 @@ class ExportIndex:
 
     def run(self) -> None:
         """Write."""
-        from recollect.index import Index
         from recollect.index.export import export_index
 
         check_writable(self.out, "--out")
@@ -403,7 +396,7 @@ class ExportIndex:
             warn_unused(self, "map", "k", why="they are for .parquet files.")
         if self.out.suffix != ".json":
             warn_unused(self, "coco", why="it is for .json files.")
-        count = export_index(Index.open(self.index), self.out, self.map, self.k, self.coco)
+        count = export_index(_opened(self.index), self.out, self.map, self.k, self.coco)
         say(f"{counted(count, 'picture')}: {self.out}")
 
 
@@ -426,11 +419,10 @@ class Accelerate:
     def run(self) -> None:
         """Build, measure, print."""
         from recollect.core.progress import output
-        from recollect.index import Index
         from recollect.index.acceleration import drop_accelerators
 
         check_writable(self.out, "--out")
-        index = Index.open(self.index)
+        index = _opened(self.index)
         if self.drop:
             warn_unused(self, "recall", "out", why="nothing is measured with --drop.")
             drop_accelerators(index.store)
@@ -458,9 +450,8 @@ class Compact:
 
     def run(self) -> None:
         """Compact, and print sizes before and after."""
-        from recollect.index import Index
 
-        done = Index.open(self.index).compact(self.keep_days)
+        done = _opened(self.index).compact(self.keep_days)
         refuse((done is None, f"{self.index}: Milvus compacts its collections itself"))
         assert done is not None
         parts = [f"{done.files[0]:,} → {done.files[1]:,} files"]
@@ -485,6 +476,12 @@ def remove_pictures(index: "Index", ids: list[str], yes: bool) -> None:
     removed = index.remove(ids) if ids else 0
     line = f"{share} removed, {total - removed:,} left. `recollect index restore {index.address}` brings them back."
     say(line)
+
+
+def _opened(address: str, model: "Encoder | str | None" = None) -> "Index":
+    from recollect.index import Index
+
+    return Index.open(address, model)
 
 
 def _model(name: str | None, device: str | None) -> "Encoder | None":

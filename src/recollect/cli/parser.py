@@ -182,11 +182,6 @@ def script_options(kind: type[_T]) -> _T:
         sys.exit(2)
 
 
-def options_of(kind: type[Any], default: Any = None) -> Iterator[Option]:
-    """Every option of a command, in the order of its fields."""
-    yield from _walk(kind, default)
-
-
 def build_parser(kind: type[Any], prog: str, known: Sequence[Option] | None = None) -> argparse.ArgumentParser:
     """An `argparse` parser of the options of ``kind``."""
     known = list(options_of(kind)) if known is None else known
@@ -272,7 +267,15 @@ def _toml(value: Any) -> str:
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
 
 
-def _walk(kind: type[Any], default: Any, above: "Option | None" = None, prefix: str = "") -> Iterator[Option]:
+def options_of(kind: type[Any], default: Any = None, above: Option | None = None, prefix: str = "") -> Iterator[Option]:
+    """Every option of a command, in the order of its fields.
+
+    Args:
+        kind: a dataclass.
+        default: values of the options; the dataclass's own by default.
+        above: the option that holds ``kind``, if it is not the command itself.
+        prefix: of the options' names.
+    """
     hints, docs = get_type_hints(kind, include_extras=True), field_docs(kind)
     path, key, group, rare = (above.path, above.key, above.group, above.rare) if above else ((), (), "options", False)
     for each in fields(kind):
@@ -303,7 +306,7 @@ def _walk(kind: type[Any], default: Any, above: "Option | None" = None, prefix: 
             yield replace(option, default=usual is not None, rare=True)
         inner = replace(option, group=_first_line(bare) if own.flat and own.shown is None else group)
         value = None if usual in (None, MISSING) else usual
-        below = _walk(bare, value, inner, prefix if own.flat else f"{option.name}.")
+        below = options_of(bare, value, inner, prefix if own.flat else f"{option.name}.")
         yield from below if own.shown is None else _shown(list(below), option.path, own.shown)
 
 

@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 ANNOTATIONS = "annotations.sqlite"
 """The file in the folder of an index. Filters read its table or view ``labels(name, id, value)``."""
@@ -15,35 +16,20 @@ LABELLED = "clicked"
 
 def labels_named(path: Path | None, name: str) -> Mapping[str, list[str]] | None:
     """The labels of each id in one label column; None if the column does not exist."""
-    if path is None or not path.exists():
-        return None
     found: dict[str, list[str]] = {}
-    with _read_only(path) as database:
-        if not _has_labels(database):
-            return None
-        for id, value in database.execute("SELECT id, value FROM labels WHERE name = ? ORDER BY id, value", (name,)):
-            found.setdefault(str(id), []).append(str(value))
+    for id, value in _selected(path, "SELECT id, value FROM labels WHERE name = ? ORDER BY id, value", name):
+        found.setdefault(str(id), []).append(str(value))
     return found or None
 
 
 def label_names(path: Path | None) -> list[str]:
     """The names of all label columns."""
-    if path is None or not path.exists():
-        return []
-    with _read_only(path) as database:
-        if not _has_labels(database):
-            return []
-        return [str(name) for (name,) in database.execute("SELECT DISTINCT name FROM labels ORDER BY name")]
+    return [str(name) for (name,) in _selected(path, "SELECT DISTINCT name FROM labels ORDER BY name")]
 
 
 def labelled_ids(path: Path | None) -> set[str]:
     """The ids of all pictures with a label."""
-    if path is None or not path.exists():
-        return set()
-    with _read_only(path) as database:
-        if not _has_labels(database):
-            return set()
-        return {str(id) for (id,) in database.execute("SELECT DISTINCT id FROM labels")}
+    return {str(id) for (id,) in _selected(path, "SELECT DISTINCT id FROM labels")}
 
 
 def annotation_damage(path: Path | None) -> list[str]:
@@ -75,8 +61,14 @@ def _rows_damaged(database: sqlite3.Connection, path: Path, table: str) -> list[
     return [f"{path}: {wrong} of {len(rows)} rows of {table} differ from their checksum"] if wrong else []
 
 
-def _has_labels(database: sqlite3.Connection) -> bool:
-    return bool(database.execute("SELECT 1 FROM sqlite_master WHERE name = 'labels'").fetchall())
+def _selected(path: Path | None, query: str, *values: str) -> list[tuple[Any, ...]]:
+    """Rows of the labels; none where there is no file, or no labels in it."""
+    if path is None or not path.exists():
+        return []
+    with _read_only(path) as database:
+        if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'labels'").fetchall():
+            return []
+        return database.execute(query, values).fetchall()
 
 
 @contextmanager
