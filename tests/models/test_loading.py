@@ -19,7 +19,7 @@ from recollect.classifiers.texts import prompt_ensemble
 from recollect.core.checksums import sealed
 from recollect.core.errors import UserError
 from recollect.models import build_model, load_model
-from recollect.models.hub_check import asked_once
+from recollect.models.hub import asked_once
 
 TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 
@@ -304,7 +304,7 @@ def test_a_hub_that_does_not_answer_is_not_asked_again_and_again(tmp_path):
     """A server that takes the call and stays silent."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         program = (
-            "from recollect.models import hub_check, load_model; hub_check.SECONDS = 0.3\n"
+            "from recollect.models import hub, load_model; hub.SECONDS = 0.3\n"
             "from recollect.data.sources import files; files._HUB_SECONDS = 0.3\n"
             "for open_it, name in (load_model, 'MODLE'), (load_model, 'runs/none'), (files.open_tables, 'no/set'):\n"
             "    try: open_it(name)\n"

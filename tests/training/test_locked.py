@@ -199,7 +199,7 @@ def test_pictures_that_cannot_be_read_are_left_out(pairs, checkpoint, capsys):
     source, encoder = open_source(str(pairs)), load_model(checkpoint, "cpu")
     kept = lock_source(encoder, source, broken_share=0.5)
     assert len(kept) == 29
-    assert 11 not in kept.rows
+    assert 11 not in kept.indices
     assert kept.texts(11) == source.texts(12)
     assert "11.png" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"1 of 30 images of .* cannot be read"):

@@ -22,7 +22,7 @@ from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.stream import BatchStream
 from recollect.data.sources import open_source
 from recollect.models import build_model, load_model
-from recollect.models.transformers.texts import TextTokens
+from recollect.models.transformers.families import TextTokens
 from recollect.objectives import tiles
 from recollect.training import compiled
 from recollect.training.adapted import ADAPTER, add_adapters

@@ -23,7 +23,7 @@ from recollect.data.sources.images import as_rgb, pixel_digest
 from recollect.efsa.caption_file import CaptionFile, key_of
 from recollect.efsa.options import CaptionerOptions
 from recollect.index import Index, Picture
-from recollect.models.hub_check import asked_once
+from recollect.models.hub import asked_once
 from recollect.models.transformers.encoder import quiet
 
 # LLaVA 1.5's turn of a conversation, for checkpoints that carry no template of their own.

@@ -21,11 +21,11 @@ from recollect.core.types import chosen_device
 from recollect.core.validation import refuse
 from recollect.data.transforms import ImageTransform
 from recollect.models.dual import MODEL_FORMAT, RECORD, DualEncoder
-from recollect.models.float32 import MadeInFloat32
-from recollect.models.hub_check import asked_once
+from recollect.models.hub import asked_once
 from recollect.models.parts import (
     HEAD_SUFFIX,
     OPENING_ERRORS,
+    MadeInFloat32,
     check_model_place,
     in_float32,
     open_config,

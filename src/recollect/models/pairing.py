@@ -13,9 +13,8 @@ from transformers.utils import cached_file
 from recollect.core.seeding import derive_seed, seed_default_generators
 from recollect.core.validation import refuse
 from recollect.data.transforms import ImageTransform
-from recollect.models.float32 import MadeInFloat32
-from recollect.models.hub_check import asked_once
-from recollect.models.parts import check_model_place, open_config, open_part, open_weights
+from recollect.models.hub import asked_once
+from recollect.models.parts import MadeInFloat32, check_model_place, open_config, open_part, open_weights
 from recollect.models.pretrained import PRETRAINED, open_efficientnet, tower_folder
 from recollect.models.towers import TowersConfig, TowersModel, pooled
 from recollect.models.transformers.encoder import TransformersEncoder, quiet

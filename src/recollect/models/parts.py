@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from safetensors import SafetensorError
+from torch.overrides import TorchFunctionMode
 
 from recollect.core.errors import UserError, one_line, user_errors
 from recollect.core.paths import near_names
@@ -136,3 +138,41 @@ def unreachable(name: str, error: Exception) -> UserError:
         f"{name}: no such folder, and not available from the hub ({one_line(error)}). Check the name and the network, "
         f"or download it elsewhere with `hf download {name} --local-dir FOLDER` and name FOLDER."
     )
+
+
+_MADE = frozenset((torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.eye, torch.linspace))
+_MADE_OF_NUMBERS = frozenset((torch.tensor, torch.full, torch.arange, torch.scalar_tensor))
+
+
+class MadeInFloat32(TorchFunctionMode):
+    """Within, tensors that this thread makes of no other tensors, and whose dtype nobody names, are float32.
+
+    So layers make their weights in float32 whatever default dtype the user has set; torch's own default is one for the
+    whole process. What is computed of whole numbers, ``torch.arange(3) / 2``, still has the default.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of torch."""
+        given = kwargs or {}
+        makes = func in _MADE or (func in _MADE_OF_NUMBERS and _has_float(args, given))
+        if makes and given.get("dtype") is None:
+            given = {**given, "dtype": torch.float32}
+        return func(*args, **given)
+
+
+def _has_float(args: tuple[Any, ...], given: Mapping[str, Any]) -> bool:
+    """Whether plain numbers are given, some of them no whole ones."""
+    left = [*args, *given.values()]
+    while left:
+        value = left.pop()
+        if isinstance(value, float):
+            return True
+        if isinstance(value, list | tuple):
+            left.extend(value)
+    return False

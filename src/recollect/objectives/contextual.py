@@ -80,9 +80,8 @@ class ContextObjective(Objective):
         rows = options.stale_rows
         self.register_buffer("stale", torch.zeros(rows, width or 0) if rows else None)
         self.register_buffer("stale_count", torch.zeros((), dtype=torch.int64))
-        self.register_buffer(
-            "stale_duplicate_ids", None
-        )  # created with the first batch, which defines the number of columns
+        # Created with the first batch, which defines the number of columns.
+        self.register_buffer("stale_duplicate_ids", None)
 
     def _context_temperature(self, start: float) -> nn.Parameter:
         """tau_context: a separate parameter, or the one it is tied to."""
@@ -125,23 +124,11 @@ class ContextObjective(Objective):
         seed: int = 0,
         shard: Shard = WHOLE,
     ) -> tuple[Tensor, Report]:
-        """The loss of a batch of raw tower outputs.
+        """See `Objective.forward`; ``views`` are for the option ``augmented``, ``context`` is for ``separate``.
 
-        Args:
-            images: raw image embeddings; not normalised, since others look up the raw values.
-            texts: raw text embeddings; row i describes image i.
-            labels: classes, for UniCL; negative for captions.
-            views: raw embeddings of a second view of each image, for ``augmented``.
-            context: raw embeddings of a separate batch, for ``separate``.
-            duplicate_ids: rows that share a non-negative number in any column are copies of one sample: they are not
-                negatives of each other and, unless the mask is off, not context either, stale rows included.
-            context_duplicate_ids: the same for ``context``.
-            seed: for the random subset of ``active_rows``; use a new one for each step.
-            shard: which rows of the batch these are; summed over processes, the losses give that of the batch.
-
-        Returns:
-            The loss of these rows, and a report on the whole batch: ``loss``, ``base_loss``, ``context_loss``,
-            ``scale``, ``scale_context``, ``tau_context``, ``bias``, ``bias_context``, ``effective_neighbours``.
+        Unless the mask is off, copies (``duplicate_ids``) are not context of each other either, stale rows included.
+        The report has ``loss``, ``base_loss``, ``context_loss``, ``scale``, ``scale_context``, ``tau_context``,
+        ``bias``, ``bias_context`` and ``effective_neighbours``.
 
         Raises:
             ValueError: the shapes differ, a required argument is missing, or there is nothing to look up.

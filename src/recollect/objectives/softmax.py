@@ -71,17 +71,8 @@ def label_contrastive(
     are all different it is `softmax_contrastive`.
 
     Args:
-        images: unit-norm image embeddings.
-        texts: unit-norm text embeddings; row i describes image i.
         labels: class of each sample; a negative one marks a caption, whose only positive is its own pair.
-        scale: inverse temperature.
-        duplicate_ids: see `softmax_contrastive`; copies of the same class remain positives.
-        form: blockwise keeps no B × B tensor for the backward pass; value and gradients are the same.
-        tile: edge length of a tile in the blockwise form.
-        shard: see `softmax_contrastive`.
-
-    Returns:
-        The loss, a scalar, at least float32.
+        duplicate_ids: see `softmax_contrastive`, as for the others; copies of the same class remain positives.
 
     Raises:
         ValueError: the shapes differ, or there is not one label for each row.

@@ -1,14 +1,9 @@
 """LoRA: a checkpoint that stays as it is while low-rank changes of its layers learn (Hu et al., 2022)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-from jaxtyping import Float
-from torch import Tensor, nn
-
 from recollect.core.files import read_json, write_json
-from recollect.core.types import Kind
 from recollect.core.validation import refuse
 from recollect.models import DualEncoder
 from recollect.models.dual import Tower
@@ -21,6 +16,7 @@ from recollect.models.lora import (
     merged,
     save_lora,
 )
+from recollect.training.step import EncoderTowers
 
 ADAPTER = "adapter"
 """Sub-folder of a finished run with its adapter in PEFT's format."""
@@ -29,7 +25,7 @@ _RECORD = "adapted.json"
 _TOWERS: Mapping[Tower, str] = {"image": "vision_model.", "text": "text_model."}
 
 
-class AdaptedTowers(nn.Module):
+class AdaptedTowers(EncoderTowers):
     """A dual encoder with LoRA adapters; only they learn.
 
     A checkpoint holds the adapters alone (`save`). The finished model is the encoder with the adapters merged into its
@@ -42,29 +38,8 @@ class AdaptedTowers(nn.Module):
     """
 
     def __init__(self, encoder: DualEncoder, base: str, fingerprint: str) -> None:
-        super().__init__()
-        self.encoder, self.base, self.fingerprint = encoder, base, fingerprint
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the weights."""
-        return self.encoder.device
-
-    def tokenize(self, texts: Sequence[str], kinds: Sequence[Kind]) -> dict[str, Tensor]:
-        """What `encode_texts` reads."""
-        return self.encoder.tokenize(texts, kinds)
-
-    def encode_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
-        """Raw image embeddings."""
-        return self.encoder.encode_images(pixels)
-
-    def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n width"]:
-        """Raw text embeddings."""
-        return self.encoder.encode_texts(tokens)
-
-    def set_scale(self, scale: float, bias: float | None = None) -> None:
-        """See `DualEncoder.set_scale`."""
-        self.encoder.set_scale(scale, bias)
+        super().__init__(encoder)
+        self.base, self.fingerprint = base, fingerprint
 
     def save(self, folder: Path) -> Path:
         """Write the adapters, and which encoder they belong to."""

@@ -32,7 +32,7 @@ from recollect.data.sources.images import note
 from recollect.data.sources.opening import split_of
 from recollect.data.transforms import ImageTransform
 from recollect.models import PRESETS, DualEncoder, TransformersEncoder, build_model, load_model
-from recollect.models.transformers.texts import TextTokens
+from recollect.models.transformers.families import TextTokens
 from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
 from recollect.training.adapted import AdaptedTowers, adapt_again, add_adapters
 from recollect.training.checkpoints import CONTENT, WHOLE_CONTENT, WRITTEN, Facts

@@ -7,7 +7,6 @@ the samples and the crops, but not the head, so that every run and every seed on
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -19,9 +18,10 @@ from torch import Tensor
 from recollect.core.errors import user_errors
 from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
-from recollect.core.types import NO_LABEL, BatchRead, ImageLike, Kind, Sample, Source
+from recollect.core.types import NO_LABEL, BatchRead, ImageLike, Sample, Source
 from recollect.core.validation import refuse
 from recollect.data.batches.order import mix, number_below
+from recollect.data.sources.derived import Subset
 from recollect.data.sources.images import BrokenImageError
 from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter, read_ahead
 from recollect.data.transforms import ImageTransform
@@ -34,25 +34,21 @@ MADE_ROWS = 20_000
 _BLOCK = 256
 
 
-@dataclass(eq=False)
-class LockedSource(Source):
+class LockedSource(Subset):
     """A source whose images are features of a frozen tower.
 
-    Attributes:
+    Args:
         source: where the texts and labels come from.
         rows: which of its samples could be read, ascending.
         features: of each of these and each view of it, float32.
         tower: fingerprint of what made them.
     """
 
-    source: Source
-    rows: Int[np.ndarray, " n"]
-    features: Float[Tensor, "n views features"]
-    tower: str
-
-    def __post_init__(self) -> None:
-        self.name, self.class_names = self.source.name, self.source.class_names
-        self.kind: Kind = self.source.kind
+    def __init__(
+        self, source: Source, rows: Int[np.ndarray, " n"], features: Float[Tensor, "n views features"], tower: str
+    ) -> None:
+        super().__init__(source, rows)
+        self.features, self.tower = features, tower
 
     @property
     def fingerprint(self) -> str:
@@ -62,39 +58,28 @@ class LockedSource(Source):
     def labels(self) -> np.ndarray:
         if self.kind == "caption" and not self.class_names:  # an endless stream has no list of its labels
             return np.full(len(self), NO_LABEL, dtype=np.int64)
-        return self.source.labels[self.rows]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Sample:
-        return self.read(index)
+        return self.source.labels[self.indices]
 
     def read(self, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
         """One sample; its image is a vector: the features of its first view."""
         index = self.position(index)
-        row = int(self.rows[index])
+        row = int(self.indices[index])
         domain = self._domains[index] if extra else None
         more = {} if domain is None else {"domain": domain}
         vector = self.features[index, 0].numpy()
         return Sample(vector, self.texts(index), int(self.labels[index]), self.name, self.kind, str(row), more)
 
     @property
+    def reads_blocks(self) -> bool:
+        return False
+
+    @property
     def makes_batches(self) -> bool:
         """Unless classes have synonyms, which are drawn sample by sample; those are read in their first view."""
         return self.kind == "caption" or not self.texts(0)
 
-    def texts(self, index: int) -> tuple[str, ...]:
-        return self.source.texts(int(self.rows[index]))
-
-    def example_texts(self, indices: np.ndarray) -> list[str]:
-        return self.source.example_texts(self.rows[indices])
-
     def values(self, key: str) -> list[Any]:
-        if self.source.endless:
-            return [None] * len(self)
-        everything = self.source.values(key)
-        return [everything[row] for row in self.rows.tolist()]
+        return [None] * len(self) if self.source.endless else super().values(key)
 
     @cached_property
     def _domains(self) -> Sequence[Any]:

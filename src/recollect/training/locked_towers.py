@@ -3,11 +3,10 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
@@ -17,6 +16,7 @@ from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.models import DualEncoder
 from recollect.training.feature_store import FeatureStore
 from recollect.training.locked import LockedSource
+from recollect.training.step import EncoderTowers
 
 _BLOCK = 256
 
@@ -72,7 +72,7 @@ def possible_texts(source: LockedSource, knowledge: Knowledge | None = None) -> 
     if source.kind == "caption":
         told = (source.texts(index) for index in range(len(source)))
         made = source.source.makes_batches
-        for text in source.source.example_texts(source.rows) if made else (text for texts in told for text in texts):
+        for text in source.source.example_texts(source.indices) if made else (text for texts in told for text in texts):
             yield from (text + ending for ending in (knowledge.of_caption(text) if knowledge else ()) or ("",))
         return
     names = set(source.class_names)
@@ -83,8 +83,8 @@ def possible_texts(source: LockedSource, knowledge: Knowledge | None = None) -> 
         yield from (fill(template, name) + ending for template in GENERAL_TEMPLATES for ending in endings)
 
 
-class LockedTowers(nn.Module):
-    """A dual encoder that is given what its frozen parts made: training's view of it.
+class LockedTowers(EncoderTowers):
+    """A dual encoder that is given what its frozen parts made; it is written whole, and reads pictures as any other.
 
     Args:
         encoder: with the parts locked.
@@ -92,13 +92,8 @@ class LockedTowers(nn.Module):
     """
 
     def __init__(self, encoder: DualEncoder, texts: TextFeatures | None = None) -> None:
-        super().__init__()
-        self.encoder, self.texts = encoder, texts
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.encoder.device
+        super().__init__(encoder)
+        self.texts = texts
 
     def tokenize(self, texts: Sequence[str], kinds: Sequence[Kind]) -> dict[str, Tensor]:
         """What `encode_texts` reads: tokens, or the features of a locked text tower."""
@@ -113,15 +108,3 @@ class LockedTowers(nn.Module):
         return (
             self.encoder.encode_texts(tokens) if self.texts is None else self.encoder.project_texts(tokens["features"])
         )
-
-    def set_scale(self, scale: float, bias: float | None = None) -> None:
-        """See `DualEncoder.set_scale`."""
-        self.encoder.set_scale(scale, bias)
-
-    def save(self, folder: Path) -> Path:
-        """Write the whole model, its frozen parts too, so that it opens and reads pictures as any other."""
-        return self.encoder.save(folder)
-
-    def publish(self, folder: Path) -> Path:
-        """The same."""
-        return self.save(folder)

@@ -29,15 +29,7 @@ from recollect.training.failures import in_one_line
 from recollect.training.optimiser import build_optimiser, learning_rate, parameters, set_learning_rate
 from recollect.training.options import Recipe
 from recollect.training.precision import LossScale, tensor_cores
-from recollect.training.ranks import (
-    ProcessRanks,
-    dead_ranks,
-    first_decides,
-    ranks,
-    share_from_first,
-    total,
-    wait_for_all,
-)
+from recollect.training.ranks import ProcessRanks, first_decides, ranks, share_from_first, total, wait_for_all
 from recollect.training.run_folder import (
     Metrics,
     StopRequest,
@@ -123,7 +115,6 @@ def train(
     check_trackers(trackers)
     with (
         ranks(device) as place,
-        dead_ranks(str(out)),
         in_one_line(str(out)),
         tensor_cores(recipe.precision),
         ExitStack() as held,

@@ -227,28 +227,6 @@ def share_from_first(modules: Iterable[object]) -> None:
                 tensor.detach().copy_(sent)
 
 
-@contextmanager
-def dead_ranks(where: str) -> Iterator[None]:
-    """Turn the errors that a collective raises when another process has died into one line.
-
-    Raises:
-        UserError: another process ended.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        gone = isinstance(error, dist.DistError) or any(word in str(error) for word in _GONE)
-        if not (in_parallel() and gone):
-            raise
-        raise UserError(
-            f"{where}: another process of this run ended or cannot be reached. Run the same command with "
-            "--resume to continue from the last checkpoint, on any number of processes."
-        ) from error
-
-
-_GONE = ("gloo", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "ProcessGroup")
-
-
 def total(numbers: Tensor) -> Tensor:
     """Sum ``numbers`` over all processes, in place."""
     if in_parallel():

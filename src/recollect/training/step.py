@@ -6,7 +6,7 @@ again with the same random numbers in the backward pass (`torch.utils.checkpoint
 gradients are those of the whole batch, temperatures included.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from recollect.core.seeding import derive_seed, seed_default_generators
-from recollect.core.types import Encoder
+from recollect.core.types import Encoder, Kind
+from recollect.models import DualEncoder
 from recollect.objectives import Objective
 from recollect.training.precision import Precision, autocast
 from recollect.training.ranks import rank, shard_of_this_process, sum_gradients
@@ -64,6 +65,37 @@ class Towers(Protocol):
     def train(self, mode: bool = True) -> Any: ...
 
     def to(self, device: torch.device) -> Any: ...
+
+
+class EncoderTowers(nn.Module):
+    """A dual encoder in training; a subclass changes what its towers read, or what is written of it."""
+
+    def __init__(self, encoder: DualEncoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    @property
+    def device(self) -> torch.device:
+        return self.encoder.device
+
+    def tokenize(self, texts: Sequence[str], kinds: Sequence[Kind]) -> dict[str, Tensor]:
+        """What `encode_texts` reads."""
+        return self.encoder.tokenize(texts, kinds)
+
+    def encode_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
+        return self.encoder.encode_images(pixels)
+
+    def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n width"]:
+        return self.encoder.encode_texts(tokens)
+
+    def set_scale(self, scale: float, bias: float | None = None) -> None:
+        self.encoder.set_scale(scale, bias)
+
+    def save(self, folder: Path) -> Path:
+        return self.encoder.save(folder)
+
+    def publish(self, folder: Path) -> Path:
+        return self.save(folder)
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,7 +199,7 @@ class StarterData:
             locked = lock_source(self.encoder, source)
             return FeatureSet(
                 name, locked.features[:, 0], [locked.texts(row) for row in range(len(locked))], locked.labels, names,
-                np.full(len(locked), "test"), domains[locked.rows],
+                np.full(len(locked), "test"), domains[locked.indices],
             )  # fmt: skip
         table = pq.read_table(
             file, columns=[each for each in ("split", "domain") if each in pq.read_schema(file).names]
@@ -212,7 +212,7 @@ class StarterData:
             rows = _sample(name, source.labels, splits, asked)
             source = Subset(source, rows)
         locked = lock_source(self.encoder, source)
-        rows = rows[locked.rows]
+        rows = rows[locked.indices]
         captions = [locked.texts(row) for row in range(len(locked))]
         return FeatureSet(name, locked.features[:, 0], captions, locked.labels, names, splits[rows], domains[rows])
 

@@ -4,18 +4,16 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from recollect.core.errors import UserError
-from recollect.core.types import Batch, Kind
+from recollect.core.types import Kind
 
 _PIECE = 256
 """Rows that a worker makes at once: a batch of 32,768 is shared out instead of being one worker's (5 GB at 224 px)."""
@@ -57,24 +55,6 @@ class Piece:
         return replace(self, images=self.images.pin_memory(), tokens=tokens)
 
 
-@runtime_checkable
-class PieceMaker(Protocol):
-    """Builds batches piece by piece: `BatchStream`."""
-
-    @property
-    def local_size(self) -> int:
-        """Rows of a step's batch that this process makes."""
-        ...
-
-    def piece(self, step: int, start: int, stop: int, *, view: int = 0, tokenize: RowTokenizer | None = None) -> Piece:
-        """Rows ``start`` to ``stop`` of them."""
-        ...
-
-    def join(self, pieces: list[Piece], device: torch.device | None, raw: bool) -> Batch:
-        """All pieces of a step, in order, as its batch; its pictures as bytes if ``raw`` is set and all of them are."""
-        ...
-
-
 @dataclass(frozen=True)
 class _Failure:
     """What went wrong in a worker, carried home as a value: raised there, it would come wrapped in a traceback."""
@@ -83,37 +63,34 @@ class _Failure:
 
 
 class _Pieces(Dataset[Piece | _Failure]):
-    def __init__(self, stream: PieceMaker, view: int, tokenize: RowTokenizer | None) -> None:
-        self.stream, self.view, self.tokenize = stream, view, tokenize
+    def __init__(self, piece: Callable[[int, int, int], Piece]) -> None:
+        self.piece = piece
 
     def __getitem__(self, task: PieceOfStep) -> Piece | _Failure:
         try:
-            return self.stream.piece(*task, view=self.view, tokenize=self.tokenize)
+            return self.piece(*task)
         except UserError as error:
             return _Failure(str(error))
 
 
-def iterate(
-    stream: PieceMaker,
-    start: int,
-    stop: int,
-    workers: int,
-    *,
-    view: int,
-    device: torch.device | None,
-    pin: bool = False,
-    raw: bool = False,
-    tokenize: RowTokenizer | None = None,
-) -> Iterator[Batch]:
-    """See `BatchStream.iterate`."""
-    size = stream.local_size
+def pieces_ahead(
+    piece: Callable[[int, int, int], Piece], start: int, stop: int, size: int, workers: int, pin: bool
+) -> Generator[list[Piece], None, None]:
+    """The pieces of each step from ``start`` to ``stop``, in order, made ahead by worker processes.
+
+    Args:
+        piece: makes the rows of a step between two numbers.
+        size: rows of a step.
+        workers: 0 makes them in this process, when they are due.
+        pin: make them in page-locked memory.
+    """
     rows = size if workers == 0 else min(size, max(16, min(_PIECE, -(-size // workers))))
     cuts = [(first, min(first + rows, size)) for first in range(0, size, rows)]
     tasks = _Tasks(start, stop, cuts)
     with warnings.catch_warnings():  # more workers than cores were requested
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         loader = DataLoader(
-            _Pieces(stream, view, tokenize),
+            _Pieces(piece),
             batch_size=None,
             sampler=tasks,
             num_workers=workers,
@@ -126,12 +103,12 @@ def iterate(
             made = iter(loader)
     pieces: list[Piece] = []
     try:
-        for piece in made:
-            if isinstance(piece, _Failure):
-                raise UserError(piece.message)
-            pieces.append(piece)
+        for each in made:
+            if isinstance(each, _Failure):
+                raise UserError(each.message)
+            pieces.append(each)
             if len(pieces) == len(cuts):
-                yield stream.join(pieces, device, raw)
+                yield pieces
                 pieces = []
     finally:
         # Ends the workers now. Otherwise a stored traceback could keep them until their queues are collected, and each

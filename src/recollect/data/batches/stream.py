@@ -1,6 +1,7 @@
 """Batches as a pure function of (seed, step): the same after a resume, on any number of ranks and workers."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,7 +14,7 @@ from recollect.core.errors import UserError
 from recollect.core.seeding import derive_seed, text_key
 from recollect.core.types import NO_LABEL, Batch, Kind, Sample
 from recollect.core.validation import refuse
-from recollect.data.batches.loading import Piece, RowTokenizer, iterate
+from recollect.data.batches.loading import Piece, RowTokenizer, pieces_ahead
 from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.order import BlockOrder, endless, mix, number_below, shuffled
 from recollect.data.definitions import Knowledge
@@ -135,7 +136,10 @@ class BatchStream:
         Raises:
             UserError: too many images are broken.
         """
-        return iterate(self, start, stop, workers, view=view, device=device, pin=pin, raw=raw, tokenize=tokenize)
+        make = partial(self.piece, view=view, tokenize=tokenize)
+        with closing(pieces_ahead(make, start, stop, self.local_size, workers, pin)) as steps:  # ends the workers now
+            for pieces in steps:
+                yield self.join(pieces, device, raw)
 
     def rows(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Source number and index within the source of every row of the global batch, int64 (batch,) each."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from recollect.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -88,6 +90,16 @@ class Columns:
                     f"with --caption-column {quote(f'{name}.{guess}')}."
                 )
         return resolved
+
+
+def is_text(type: pa.DataType) -> bool:
+    """Whether a column holds words."""
+    return pa.types.is_string(type) or pa.types.is_large_string(type)
+
+
+def is_list(type: pa.DataType) -> bool:
+    """Whether a column holds lists."""
+    return pa.types.is_list(type) or pa.types.is_large_list(type)
 
 
 def _absent(role: str, name: str, present: list[str], where: str) -> str:

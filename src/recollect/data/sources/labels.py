@@ -12,7 +12,7 @@ from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL
 from recollect.core.validation import refuse
 from recollect.data.prompts import readable
-from recollect.data.sources.columns import Columns
+from recollect.data.sources.columns import Columns, is_list, is_text
 from recollect.data.sources.files import OpenedTables
 
 
@@ -39,12 +39,12 @@ def find_labels(opened: OpenedTables, columns: Columns) -> Labels:
     """
     if columns.label is None and columns.class_name is None:
         return Labels((), {split: _unlabelled(len(rows)) for split, rows in opened.splits.items()})
-    raw = {split: _column(rows, columns.label or columns.class_name) for split, rows in opened.splits.items()}
+    raw = {split: rows.data.column(columns.label or columns.class_name) for split, rows in opened.splits.items()}
     types = {column.type for column in raw.values()}
-    if all(pa.types.is_list(type) or pa.types.is_large_list(type) for type in types):
+    if all(is_list(type) for type in types):
         names = _own_names(opened, columns.label)
         return Labels(names, {split: _unlabelled(len(column)) for split, column in raw.items()})
-    if all(_is_text(type) for type in types):
+    if all(is_text(type) for type in types):
         words = _from_words(raw)
         named = columns.class_name and columns.class_name != columns.label
         return _with_names(opened, columns, words.ids) if named else words
@@ -61,13 +61,9 @@ def find_labels(opened: OpenedTables, columns: Columns) -> Labels:
     return Labels(tuple(map(readable, names)), ids)
 
 
-def _column(rows: datasets.Dataset, name: str | None) -> pa.ChunkedArray:
-    return rows.data.column(name)
-
-
 def _first_texts(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
     """The column itself; of a column of lists the first entries."""
-    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+    if not is_list(column.type):
         return column
     return pa.array([texts[0] if texts else None for texts in column.to_pylist()], pa.string())
 
@@ -84,10 +80,6 @@ def _own_names(opened: OpenedTables, label: str | None) -> tuple[str, ...]:
 
 def _unlabelled(count: int) -> np.ndarray:
     return np.full(count, NO_LABEL, dtype=np.int64)
-
-
-def _is_text(type: pa.DataType) -> bool:
-    return pa.types.is_string(type) or pa.types.is_large_string(type)
 
 
 def _integers(column: pa.ChunkedArray, where: str) -> np.ndarray:
@@ -115,7 +107,7 @@ def _with_names(opened: OpenedTables, columns: Columns, ids: Mapping[str, np.nda
     """Labels with a column of names; label numbers with gaps are renumbered in order."""
     named: dict[int, str] = {}
     for split, rows in opened.splits.items():
-        table = pa.table({"id": ids[split], "name": _first_texts(_column(rows, columns.class_name))})
+        table = pa.table({"id": ids[split], "name": _first_texts(rows.data.column(columns.class_name))})
         for row in table.group_by(["id", "name"]).aggregate([]).to_pylist():
             if row["id"] == NO_LABEL or not row["name"]:
                 continue

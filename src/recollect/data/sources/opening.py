@@ -13,7 +13,7 @@ from recollect.core.errors import user_errors
 from recollect.core.types import NO_LABEL, Kind, Source
 from recollect.core.validation import refuse
 from recollect.data.sources.address import Address, choose_split, filter_mask, in_parts, parse_address
-from recollect.data.sources.columns import Columns
+from recollect.data.sources.columns import Columns, is_list, is_text
 from recollect.data.sources.derived import first_text
 from recollect.data.sources.files import OpenedTables, open_tables
 from recollect.data.sources.generated import is_generated, open_generated
@@ -21,7 +21,7 @@ from recollect.data.sources.images import BROKEN_SHARE, note
 from recollect.data.sources.labels import find_labels
 from recollect.data.sources.places import stream_files
 from recollect.data.sources.streamed import open_stream
-from recollect.data.sources.table import Origin, TableSource, is_text
+from recollect.data.sources.table import Origin, TableSource
 
 
 def open_source(
@@ -181,7 +181,7 @@ def _is_list(table: datasets.Dataset, name: str | None) -> bool:
 
 
 def _has_text(column: pa.ChunkedArray) -> np.ndarray:
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+    if is_list(column.type):
         return pc.fill_null(pc.greater(pc.list_value_length(column), 0), False).to_numpy()
     if is_text(column.type):
         return pc.fill_null(pc.greater(pc.utf8_length(pc.utf8_trim_whitespace(column)), 0), False).to_numpy()

@@ -16,7 +16,7 @@ from recollect.core.content import content_hash, portable_hash, reads_whole
 from recollect.core.errors import UserError
 from recollect.core.types import ImageLike, Kind, Sample, Source
 from recollect.core.validation import refuse
-from recollect.data.sources.columns import Columns, text_reader
+from recollect.data.sources.columns import Columns, is_text, text_reader
 from recollect.data.sources.images import BrokenImageError, decode
 
 if TYPE_CHECKING:
@@ -286,11 +286,6 @@ class TableSource(Source):
         if url or loose:
             raise BrokenImageError(f"{where}: a {'URL' if url else 'relative path'}. Download the picture first.")
         return (self.origin.base or Path()) / text
-
-
-def is_text(type: pa.DataType) -> bool:
-    """Whether a column holds words."""
-    return pa.types.is_string(type) or pa.types.is_large_string(type)
 
 
 def _is_bytes(type: pa.DataType) -> bool:

@@ -24,6 +24,7 @@ from recollect.models.fast import image_graph
 from recollect.models.prefixes import add_to_embedding, add_to_tokenizer, prefix_words
 from recollect.models.transformers.families import (
     TextFormat,
+    TextTokens,
     features,
     image_inputs,
     is_siglip,
@@ -32,7 +33,6 @@ from recollect.models.transformers.families import (
 )
 from recollect.models.transformers.gated import GATED_WEIGHTS, add_gated_blocks, gated_tensors
 from recollect.models.transformers.heads import TowerHead, image_head, text_head
-from recollect.models.transformers.texts import TextTokens
 
 _TOWERS: dict[Tower, tuple[str, ...]] = {
     "image": ("vision_model.", "visual_projection."),
