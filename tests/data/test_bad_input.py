@@ -16,7 +16,7 @@ from recollect.data.sources.columns import Columns
 from recollect.data.sources.derived import Subset
 from recollect.data.sources.images import BrokenImageError
 from recollect.data.sources.reading import BrokenCounter, readable_blocks
-from recollect.data.sources.shards import ShardState, read_shard
+from recollect.data.sources.tars import ShardState, read_shard
 
 
 def complaint(spec, **options):

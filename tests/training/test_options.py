@@ -24,15 +24,14 @@ from recollect.data.sources import open_source
 from recollect.models import build_model, load_model
 from recollect.models.transformers.families import TextTokens
 from recollect.objectives import tiles
-from recollect.training import compiled
+from recollect.training import step as steps
 from recollect.training.adapted import ADAPTER, add_adapters
 from recollect.training.assembly import duplicate_ids_of, row_tokenizer, workers_of
-from recollect.training.compiled import CompiledForward
 from recollect.training.loop import Hook, train
 from recollect.training.options import Data, Model, Recipe
 from recollect.training.precision import LossScale, tensor_cores
 from recollect.training.recipes import RECIPES
-from recollect.training.step import StepOptions, train_step
+from recollect.training.step import CompiledForward, StepOptions, train_step
 
 RECIPE = Recipe(data=Data(sources=("stand-in",)), steps=6, batch_size=8, log_every=1, checkpoint_every=2)
 
@@ -241,7 +240,7 @@ def test_tf32_is_on_for_towers_alone_and_off_afterwards():
 
 
 def test_compiled_towers_give_the_gradients_of_plain_ones(small, monkeypatch):
-    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")  # all of the compiler but the generation of code
+    monkeypatch.setattr(steps, "BACKEND", "aot_eager")  # all of the compiler but the generation of code
     found = []
     for way in (lambda model: nullcontext(), lambda model: CompiledForward(model).in_use()):
         torch.manual_seed(0)
@@ -260,14 +259,14 @@ def test_towers_that_cannot_be_compiled_are_one_line(small, monkeypatch):
     def broken(graph, example):
         raise RuntimeError("no C++ compiler")
 
-    monkeypatch.setattr(compiled, "BACKEND", broken)
+    monkeypatch.setattr(steps, "BACKEND", broken)
     model = small.Model()
     with pytest.raises(UserError, match="--compile"), CompiledForward(model).in_use():
         train_step(model, small.Objective(), small.inputs(0))
 
 
 def test_a_run_compiles_its_towers_and_saves_plain_ones(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    monkeypatch.setattr(steps, "BACKEND", "eager")
     model = train(replace(RECIPE, steps=2, compile=True), tmp_path / "run", device="cpu", assemble=small.parts)
     assert set(weights(model)) == set(small.Model().state_dict())
 
@@ -338,7 +337,7 @@ def test_a_backward_pass_that_cannot_be_compiled_is_one_line_too(small, tmp_path
             raise InductorError(CppCompileError(["g++"], "no header"), None)
 
     plain = small.Model.encode_images
-    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    monkeypatch.setattr(steps, "BACKEND", "eager")
     monkeypatch.setattr(small.Model, "encode_images", lambda self, pixels: Failing.apply(plain(self, pixels)))
     with pytest.raises(UserError, match="--compile"):
         train(replace(RECIPE, compile=True), tmp_path / "run", device="cpu", assemble=small.parts)

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from recollect import cli
 from recollect.core import progress
 from recollect.core.errors import UserError
-from recollect.training.averages import Averages
 from recollect.training.card import model_card
 from recollect.training.checkpoints import latest
 from recollect.training.loop import Hook, train
+from recollect.training.optimiser import Averages
 from recollect.training.options import Data, Model, Recipe, recipe_from_json
 from recollect.training.recipes import RECIPES
 from recollect.training.run_folder import Metrics, as_json

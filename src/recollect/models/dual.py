@@ -406,13 +406,9 @@ class DualEncoder(nn.Module, ABC):
                 )
             return image
         size = (self.transform.size, self.transform.size, 3)
-        if (
-            isinstance(image, np.ndarray)
-            and image.shape == size
-            and image.dtype == np.uint8
-            and not self.transform.packs
-        ):
-            return self.transform.pixels(image) if self.transform.packs else image  # no resizing would change it
+        packs = self.transform.packs
+        if not packs and isinstance(image, np.ndarray) and image.shape == size and image.dtype == np.uint8:
+            return image  # no resizing would change it
         return self.transform.pixels(image)
 
     def _pixels(self, images: Sequence[np.ndarray]) -> Tensor:

@@ -22,8 +22,7 @@ from recollect.core.errors import UserError, user_errors
 from recollect.core.files import atomic_folder, read_json, sync_folder, write_json, write_text
 from recollect.core.validation import refuse
 from recollect.data.sources.images import note
-from recollect.training.averages import Averages
-from recollect.training.optimiser import parameters
+from recollect.training.optimiser import Averages, parameters
 from recollect.training.sharded import part_like, whole
 from recollect.training.step import Towers
 

@@ -21,12 +21,10 @@ from recollect.models import DualEncoder, TransformersEncoder
 from recollect.objectives import Objective
 from recollect.training import checkpoints
 from recollect.training.assembly import Parts, assemble_recipe, object_spec
-from recollect.training.averages import Averages
 from recollect.training.card import model_card
 from recollect.training.checkpoints import State
-from recollect.training.compiled import CompiledForward
 from recollect.training.failures import in_one_line
-from recollect.training.optimiser import build_optimiser, learning_rate, parameters, set_learning_rate
+from recollect.training.optimiser import Averages, build_optimiser, learning_rate, parameters, set_learning_rate
 from recollect.training.options import Recipe
 from recollect.training.precision import LossScale, tensor_cores
 from recollect.training.ranks import ProcessRanks, first_decides, ranks, share_from_first, total, wait_for_all
@@ -43,7 +41,7 @@ from recollect.training.run_folder import (
     stop_requests,
 )
 from recollect.training.sharded import clip_gradients, shard_weights, whole_weights
-from recollect.training.step import Inputs, StepOptions, Towers, train_step
+from recollect.training.step import CompiledForward, Inputs, StepOptions, Towers, train_step
 from recollect.training.trackers import Tracker, check_trackers, open_trackers
 
 Assemble = Callable[[Recipe, ProcessRanks, Path | None], Parts]

@@ -1,13 +1,17 @@
-"""AdamW with the parameter groups of contrastive training, and the learning rate schedule."""
+"""AdamW with the parameter groups of contrastive training, its learning rate schedule, and the mean of the weights."""
 
 import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import AdamW
 
 from recollect.objectives import Objective
 from recollect.training.options import Optimiser
 from recollect.training.ranks import is_split
+from recollect.training.sharded import part_like
 from recollect.training.step import Towers
 
 
@@ -64,3 +68,49 @@ def parameters(optimiser: AdamW) -> dict[str, nn.Parameter]:
         for group in optimiser.param_groups
         for name, parameter in zip(group["param_names"], group["params"], strict=True)
     }
+
+
+class Averages:
+    """Exponential moving average of parameters (EMA), in float32; it often embeds better than the last weights.
+
+    Args:
+        parameters: by name.
+        decay: maximum decay; step t uses at most (1 + t) / (10 + t), so that the random start is forgotten.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
+        self.parameters, self.decay = dict(parameters), decay
+        self.means = {name: parameter.detach().float().clone() for name, parameter in self.parameters.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Update the means after step ``step`` (counted from 1)."""
+        share = 1 - min(self.decay, (1 + step) / (10 + step))
+        for name, mean in self.means.items():
+            mean.lerp_(self.parameters[name].detach().float(), share)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The means, by name, for a checkpoint."""
+        return dict(self.means)
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load what `tensors` returned; missing means stay as they are."""
+        for name, mean in self.means.items():
+            if name in tensors:
+                mean.copy_(part_like(tensors[name], mean))
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Swap the means into the model while the block runs."""
+        kept = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        try:
+            self._set(self.means)
+            yield
+        finally:
+            self._set(kept)
+
+    @torch.no_grad()
+    def _set(self, values: Mapping[str, Tensor]) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.copy_(values[name])

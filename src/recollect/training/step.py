@@ -7,6 +7,7 @@ gradients are those of the whole batch, temperatures included.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from recollect.core.errors import UserError
 from recollect.core.seeding import derive_seed, seed_default_generators
 from recollect.core.types import Encoder, Kind
 from recollect.models import DualEncoder
@@ -235,3 +237,39 @@ def train_step(
             if parameter.grad is not None:
                 parameter.grad.div_(options.loss_scale)
     return report
+
+
+BACKEND = "inductor"
+
+
+class CompiledForward:
+    """The compiled forward passes of towers, which are saved and evaluated without them.
+
+    Args:
+        towers: compiled on first use.
+    """
+
+    def __init__(self, towers: Towers) -> None:
+        self._towers: Any = towers
+        names = ("encode_images", "encode_texts")
+        self._forward = {name: torch.compile(getattr(towers, name), backend=BACKEND) for name in names}
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Let the towers compute by them while the block runs. The backward pass is compiled on its first call, too.
+
+        Raises:
+            UserError: torch cannot compile the towers here.
+        """
+        from torch._dynamo.exc import TorchDynamoException
+        from torch._inductor.exc import InductorError
+
+        vars(self._towers).update(self._forward)
+        try:
+            yield
+        except (TorchDynamoException, InductorError) as error:
+            first = next(iter(str(error).splitlines()), type(error).__name__)
+            raise UserError(f"--compile: torch cannot compile these towers here ({first[:200]}). Omit it.") from error
+        finally:
+            for name in self._forward:
+                del vars(self._towers)[name]

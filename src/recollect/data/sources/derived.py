@@ -56,7 +56,6 @@ class Subset(Source):
 
     @cached_property
     def labels(self) -> np.ndarray:
-        """The label of every sample, int64."""
         return self._renumbered(self.source.labels[self.indices])
 
     def __len__(self) -> int:
@@ -66,7 +65,6 @@ class Subset(Source):
         return self.read(index)
 
     def read(self, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
-        """Read one sample (see `TableSource.read`)."""
         sample = self.source.read(int(self.indices[index]), needed=needed, extra=extra)
         return replace(sample, source=self.name, label=int(self._renumbered(np.array([sample.label]))[0]))
 
@@ -84,11 +82,9 @@ class Subset(Source):
         return [replace(sample, source=self.name, label=label) for sample, label in zip(samples, labels, strict=True)]
 
     def texts(self, index: int) -> tuple[str, ...]:
-        """The texts of one sample, without opening its image."""
         return self.source.texts(int(self.indices[index]))
 
     def values(self, key: str) -> list[Any]:
-        """``extra[key]`` of every sample."""
         everything = self.source.values(key)
         return [everything[index] for index in self.indices]
 
@@ -153,13 +149,11 @@ class Joined(Source):
         return self.read(index)
 
     def read(self, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
-        """Read one sample (see `TableSource.read`)."""
         source, inner = self._place(index)
         sample = source.read(inner, needed=needed, extra=extra)
         return replace(sample, source=self.name, label=NO_LABEL, id=f"{source.name}:{sample.id}")
 
     def texts(self, index: int) -> tuple[str, ...]:
-        """The texts of one sample, without opening its image."""
         source, inner = self._place(index)
         return source.texts(inner)
 
@@ -181,7 +175,6 @@ class Joined(Source):
         return [name for source in self.sources for name in source.source_names]
 
     def values(self, key: str) -> list[Any]:
-        """``extra[key]`` of every sample."""
         return [value for source in self.sources for value in source.values(key)]
 
     def _place(self, index: int) -> tuple[Source, int]:

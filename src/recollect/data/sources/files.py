@@ -30,7 +30,7 @@ from recollect.data.sources.images import BROKEN_SHARE, PICTURE_ENDINGS, files_b
 from recollect.data.sources.places import HUB_ID, by_top_folder, files_named, refuse_of_hub, split_groups
 from recollect.data.sources.published import is_published_shots, read_published, read_published_shots
 from recollect.data.sources.remote import is_address
-from recollect.data.sources.shards import check_shards
+from recollect.data.sources.tars import check_shards
 
 _TABLES = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "json"}
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")

@@ -77,11 +77,7 @@ class TransformersEncoder(DualEncoder):
         self.width = self._find_width()
 
     def tokenize(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None = None) -> dict[str, Tensor]:
-        """Turn texts into token ids (and a mask where the tower reads one), on the CPU.
-
-        The prefix tokens precede the text and follow the start token, if any; the total
-        length stays the tower's.
-        """
+        """See `DualEncoder.tokenize`; prefix tokens follow the start token, if any, and count towards the length."""
         return self.text_tokens(texts, kinds)
 
     @property
@@ -91,11 +87,9 @@ class TransformersEncoder(DualEncoder):
 
     @property
     def longest_text(self) -> int:
-        """Most tokens of a text that the tower reads, prefix and special tokens included."""
         return self.text.length
 
     def text_lengths(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None = None) -> list[int]:
-        """Tokens of each text before anything is cut off, prefix and special tokens included."""
         given = self.text_tokens.prefixed(texts, kinds)
         tokens = self.tokenizer(given, padding=False, truncation=False, verbose=False)  # too long is what is asked
         return [len(ids) for ids in tokens["input_ids"]]
@@ -105,7 +99,6 @@ class TransformersEncoder(DualEncoder):
         return features(self.model.get_image_features(**image_inputs(pixels, self.model.config)))
 
     def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n width"]:
-        """Raw text embeddings."""
         device = self.device
         return features(self.model.get_text_features(**{name: ids.to(device) for name, ids in tokens.items()}))
 
@@ -114,7 +107,6 @@ class TransformersEncoder(DualEncoder):
         return self._heads["image"].read(lambda: self.encode_images(pixels))
 
     def project_images(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
-        """Raw image embeddings of what `pool_images` returned."""
         return self._heads["image"](features)
 
     def _fast_images(self, encode: Callable[[Tensor], Tensor], count: int) -> Callable[[Tensor], Tensor]:
@@ -128,15 +120,12 @@ class TransformersEncoder(DualEncoder):
         return (lambda pixels: self.project_images(graph(pixels))) if whole and projected else graph
 
     def pool_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n features"]:
-        """The pooled features before the projection."""
         return self._heads["text"].read(lambda: self.encode_texts(tokens))
 
     def project_texts(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
-        """Raw text embeddings of what `pool_texts` returned."""
         return self._heads["text"](features)
 
     def head_parameters(self, tower: Tower) -> Iterator[nn.Parameter]:
-        """The parameters of a tower's head."""
         return self._heads[tower].parameters()
 
     @cached_property
@@ -171,7 +160,6 @@ class TransformersEncoder(DualEncoder):
         self.gated = add_gated_blocks(self.model, seed)
 
     def tower_parameters(self, tower: Tower) -> Iterator[nn.Parameter]:
-        """The parameters of one tower, its projection included."""
         own = (value for name, value in self.model.named_parameters() if name.startswith(_TOWERS[tower]))
         return chain(own, self.gated.parameters() if self.gated is not None and tower == "image" else ())
 
@@ -184,7 +172,6 @@ class TransformersEncoder(DualEncoder):
 
     @property
     def recomputable(self) -> tuple[Tower, ...]:
-        """The towers whose activations `checkpoint_activations` can have recomputed."""
         towers: dict[Tower, Any] = {"image": self.model.vision_model, "text": self.model.text_model}
         return tuple(name for name, tower in towers.items() if tower.supports_gradient_checkpointing)
 
