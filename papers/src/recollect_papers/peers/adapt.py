@@ -1,7 +1,6 @@
 """ADAPT: class Gaussians of the most confident pictures, for a stream or a whole folder."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -107,33 +106,23 @@ class OnlineGaussians:
     confident pictures so far, without gradients.
 
     As published, a row may enter the bank of its predicted class before it is scored; unlike in the public code the
-    newest row is not counted twice. Labelled rows always stay in the bank.
+    newest row is not counted twice.
 
     Args:
         texts: unit class texts (classes, width).
         scale: the model's inverse temperature.
         bank: unlabelled rows of least entropy kept for each predicted class.
         sharpness: S; larger values reduce the effect of the Gaussians.
-        support, labels: labelled unit rows (examples, width) and their classes (examples,), or None.
     """
 
     texts: np.ndarray
     scale: float = 100.0
     bank: int = STREAM_BANK
     sharpness: float = SHARPNESS
-    support: Any = None
-    labels: Any = None
     _kept: dict[int, list[tuple[float, np.ndarray, np.ndarray]]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.texts = unit_rows(np.asarray(self.texts, dtype=np.float64), "texts")
-        if (self.support is None) != (self.labels is None):
-            raise ValueError("labelled rows need one label each")
-        if self.support is None:
-            self.support, self.labels = np.empty((0, self.texts.shape[1])), np.empty(0, dtype=np.int64)
-        else:
-            self.support = unit_rows(np.asarray(self.support, dtype=np.float64), "support")
-            self.labels = np.asarray(self.labels, dtype=np.int64)
 
     def scores(self, rows: np.ndarray) -> np.ndarray:
         """Scores of the next pictures of the stream (rows, classes), in order."""
@@ -146,10 +135,10 @@ class OnlineGaussians:
         item = float(_entropy(probabilities[None])[0]), row, probabilities
         self._kept[label] = sorted([*self._kept.get(label, []), item], key=lambda kept: kept[0])[: self.bank]
         items = [(label, *kept[1:]) for label, all_kept in self._kept.items() for kept in all_kept]
-        width, classes = self.support.shape[1], len(self.texts)
+        classes, width = self.texts.shape
         bank = _Bank(
-            np.concatenate([self.support, np.array([key for _, key, _ in items]).reshape(-1, width)]),
-            np.concatenate([np.eye(classes)[self.labels], np.array([p for *_, p in items]).reshape(-1, classes)]),
-            np.concatenate([self.labels, np.array([label for label, *_ in items], dtype=np.int64)]),
+            np.array([key for _, key, _ in items]).reshape(-1, width),
+            np.array([p for *_, p in items]).reshape(-1, classes),
+            np.array([label for label, *_ in items], dtype=np.int64),
         )
         return _scores(row[None], bank, self.texts, self.scale, self.sharpness)[0]

@@ -40,19 +40,10 @@ class Assignment:
         return self.probabilities.argmax(axis=1)
 
 
-def trans_clip(
-    pool: np.ndarray,
-    texts: np.ndarray,
-    *,
-    scale: float = 100.0,
-    support: np.ndarray | None = None,
-    labels: np.ndarray | None = None,
-    weight: float = 1.0,
-    rounds: int = ROUNDS,
-) -> Assignment:
+def trans_clip(pool: np.ndarray, texts: np.ndarray, *, scale: float = 100.0, rounds: int = ROUNDS) -> Assignment:
     """TransCLIP (Zanella et al., 2024): a Gaussian mixture with one variance, texts and neighbours as priors.
 
-    ``z_i`` is proportional to ``y_i^lambda exp(l_i / 50 + sum_j (w_ij + w_ji) z_j / 6)`` with zero-shot probabilities
+    ``z_i`` is proportional to ``y_i exp(l_i / 50 + sum_j (w_ij + w_ji) z_j / 6)`` with zero-shot probabilities
     y, log-likelihoods l and cosines w to the three nearest rows. It assumes that all classes occur; otherwise prefer
     `stat_a`.
 
@@ -60,28 +51,16 @@ def trans_clip(
         pool: unlabelled unit rows (pool, width).
         texts: unit class texts (classes, width).
         scale: the model's inverse temperature.
-        support, labels: labelled rows (examples, width), (examples,), of every class; they initialise the means and
-            enter means and variances with ``weight`` each, and lambda is 0.5 instead of 1.
-        weight: of a labelled row relative to one of the pool.
     """
     pool, texts = _checked(pool, texts)
     first = softmax(scale * pool @ texts.T)
-    power, anchors = 1.0, None
     means = _surest_means(pool, first)
-    if support is not None:
-        if labels is None or len(labels) != len(support) or len(np.unique(labels)) != len(texts):
-            raise ValueError(f"each labelled row needs a label, and each of the {len(texts)} classes a row")
-        power, anchors = 0.5, (unit_rows(support.astype(np.float64), "support"), np.eye(len(texts))[labels] * weight)
-        means = unit_or_zero(anchors[1].T @ anchors[0])
     variances = np.full(pool.shape[1], 1 / pool.shape[1])
     assigned, graph = first, _graph(pool)
     for _ in range(rounds):
-        assigned = _assign(pool, first, assigned, means, variances, graph, power)
-        rows, given = pool, assigned
-        if anchors is not None:
-            rows, given = np.concatenate([pool, anchors[0]]), np.concatenate([assigned, anchors[1]])
-        means = unit_or_zero(given.T @ rows)
-        variances = np.maximum(_spread(rows, given, means).sum(axis=0) / given.sum(), 1e-8)
+        assigned = _assign(pool, first, assigned, means, variances, graph)
+        means = unit_or_zero(assigned.T @ pool)
+        variances = np.maximum(_spread(pool, assigned, means).sum(axis=0) / assigned.sum(), 1e-8)
     return Assignment(assigned, means, variances)
 
 
@@ -106,7 +85,7 @@ def stat_a(
     means, variances = texts, np.broadcast_to(ground, texts.shape)
     assigned, graph = first, _graph(pool)
     for _ in range(rounds):
-        assigned = _assign(pool, first, assigned, means, variances, graph, 1.0)
+        assigned = _assign(pool, first, assigned, means, variances, graph)
         counts = np.bincount(assigned.argmax(axis=1), minlength=len(texts))
         beta = (counts / (counts + alpha))[:, None]
         sums = assigned.sum(axis=0)[:, None]
@@ -153,11 +132,10 @@ def _assign(
     means: np.ndarray,
     variances: np.ndarray,
     graph: tuple[np.ndarray, np.ndarray],
-    power: float,
 ) -> np.ndarray:
     """Assignment steps at fixed means and variances."""
     places, cosines = graph
-    fixed = power * np.log(np.maximum(first, 1e-30)) + LIKELIHOOD_SCALE * _log_likelihood(pool, means, variances)
+    fixed = np.log(np.maximum(first, 1e-30)) + LIKELIHOOD_SCALE * _log_likelihood(pool, means, variances)
     for _ in range(STEPS):
         pulled = (cosines[:, :, None] * assigned[places]).sum(axis=1)
         for neighbour in range(_NEIGHBOURS):  # the reverse edges
