@@ -13,11 +13,11 @@ from recollect.core.errors import UserError
 from recollect.data.definitions import Knowledge
 from recollect.data.sources import open_source
 from recollect.data.transforms import ImageTransform
-from recollect.models import build_model
+from recollect.models import PRESETS, build_model
 from recollect.objectives import ContextOptions, ContrastiveObjective
 from recollect.training import assembly
 from recollect.training.assembly import open_sources, start_model, training_transform
-from recollect.training.checks import ModelParts, check_at_once, say_defined, warn_of_model
+from recollect.training.checks import check_at_once, say_defined, warn_of_model
 from recollect.training.loop import train
 from recollect.training.options import Data, Model, ObjectiveOptions, Recipe
 from recollect.training.ranks import ProcessRanks
@@ -169,7 +169,7 @@ def test_activations_of_towers_that_do_not_learn_are_not_recomputed(capfd):
         asked = replace(recipe, checkpoint_activations=True, model=Model("tiny", **still))
         warn_of_model(asked, model)
         assert ("--checkpoint-activations has no effect" in capfd.readouterr().err) != learns
-    assert ModelParts.of_preset("tiny").recomputable == model.recomputable
+    assert PRESETS["tiny"].recomputable == model.recomputable
 
 
 def test_a_crop_and_a_flip_are_heard_by_towers_that_add_none_by_themselves():

@@ -117,7 +117,9 @@ class ImageTransform:
         """Crop and resize only: bytes, a quarter of the memory, to be normalised by the batch or on the GPU."""
         picture = as_picture(image)
         if not self.training:
-            return self.pack(np.array(self._patchable(picture))) if self.packs else np.array(self._centre(picture))
+            if not self.packs:
+                return np.array(self._centre(picture))
+            return self.pack(np.array(picture.resize(self._patched_size(*picture.size), _FILTERS[self.resample])))
         if generator is None:
             raise ValueError("a training transform needs a generator: its crop is random")
         box = self._crop(picture, generator)
@@ -161,9 +163,6 @@ class ImageTransform:
         images *= used[..., None]
         images[:, -1] = packed[:, -1].float()
         return images
-
-    def _patchable(self, picture: Image.Image) -> Image.Image:
-        return picture.resize(self._patched_size(*picture.size), _FILTERS[self.resample])
 
     def _patched_size(self, width: int, height: int) -> tuple[int, int]:
         """Width and height, in whole patches, of a picture of this shape that fills at most ``patches`` of them.

@@ -373,11 +373,7 @@ class DualEncoder(nn.Module, ABC):
         return self.save(folder)
 
     def _read_as_they_are(self, pixels: Tensor) -> Tensor:
-        """Transformed pixels, or vectors.
-
-        Raises:
-            UserError: of another shape than the tower reads, or bytes, which nothing has normalised.
-        """
+        """Transformed pixels, or vectors."""
         side = self.transform.size
         if (
             self.reads_vectors
@@ -392,11 +388,7 @@ class DualEncoder(nn.Module, ABC):
         )
 
     def _ready(self, image: ImageLike | Path) -> np.ndarray:
-        """A vector as it is; of a picture the bytes that `ImageTransform.normalise` takes.
-
-        Raises:
-            UserError: no picture, or a vector where the model reads pictures.
-        """
+        """A vector as it is; of a picture the bytes that `ImageTransform.normalise` takes."""
         image = opened(image)
         if isinstance(image, np.ndarray) and image.ndim == 1:
             if not self.reads_vectors:

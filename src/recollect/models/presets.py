@@ -45,7 +45,6 @@ class Preset(Protocol):
     Attributes:
         summary: one line for help texts.
         own_words: whether its text tower makes its own vocabulary, and takes no tokenizer.
-        has_dropout: see `DualEncoder.has_dropout`.
         recomputable: see `DualEncoder.recomputable`.
     """
 
@@ -53,8 +52,6 @@ class Preset(Protocol):
     def summary(self) -> str: ...
     @property
     def own_words(self) -> bool: ...
-    @property
-    def has_dropout(self) -> bool: ...
     @property
     def recomputable(self) -> tuple[Tower, ...]: ...
 
@@ -81,7 +78,7 @@ class RestorablePreset(Protocol):
 class TransformersPreset(ABC):
     """Towers of transformers with a tokenizer trained on the captions."""
 
-    own_words, has_dropout = False, False
+    own_words = False
     recomputable: ClassVar[tuple[Tower, ...]] = ("image", "text")
     vocabulary: int
     length: int
@@ -267,7 +264,6 @@ def build_model(
     texts: Sequence[str] | None,
     tokenizer: transformers.PreTrainedTokenizerBase | str | None = None,
     prefixes: Sequence[Kind] = (),
-    prefix_length: int = 1,
     seed: int = 0,
 ) -> DualEncoder:
     """A new model on the CPU; equal arguments give equal weights in every process.
@@ -276,15 +272,14 @@ def build_model(
         preset: a name of `PRESETS`.
         texts: captions to train the tokenizer on, or to take the words from; not needed if ``tokenizer`` is given.
         tokenizer: one to use instead, or the folder or hub id of one.
-        prefixes: kinds of source that get prefix tokens (prefix conditioning).
-        prefix_length: prefix tokens of a kind.
+        prefixes: kinds of source that get a prefix token (prefix conditioning).
         seed: of the weights.
 
     Raises:
         UserError: an unknown preset; neither texts nor a tokenizer.
     """
     encoder = PRESETS[check_choice(preset, PRESETS, "preset")].encoder(preset, texts, tokenizer, seed)
-    encoder.add_prefixes(prefixes, length=prefix_length, seed=seed)
+    encoder.add_prefixes(prefixes, seed=seed)
     return encoder
 
 

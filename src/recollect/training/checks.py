@@ -1,8 +1,7 @@
 """What a recipe asks of its data, model and machine: contradictions are errors, options without effect are warnings."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -14,7 +13,6 @@ from recollect.data.sources.generated import is_generated
 from recollect.data.sources.images import note
 from recollect.data.sources.opening import split_of
 from recollect.models import PRESETS, DualEncoder
-from recollect.models.dual import Tower
 from recollect.models.lora import check_peft
 from recollect.models.parts import check_model_place
 from recollect.models.pretrained import PRETRAINED
@@ -55,9 +53,9 @@ def check_at_once(
     """
     refuse(*_kind_errors(recipe, [kind for _, kind in recipe.data.specs], needs))
     if recipe.model.start in PRESETS:
-        parts = ModelParts.of_preset(recipe.model.start)
+        recomputable = PRESETS[recipe.model.start].recomputable
         words = "--shard-weights: splits layers of transformers, and this model has none. Leave it out."
-        refuse(*_model_errors(recipe.model, parts), (recipe.shard_weights and not parts.recomputable, words))
+        refuse(*_model_errors(recipe.model, None), (recipe.shard_weights and not recomputable, words))
     elif not resumed and recipe.model.start not in PRETRAINED:
         check_model_place(recipe.model.start)
     if recipe.model.lora is not None:
@@ -97,20 +95,19 @@ def check_model(options: Model, model: DualEncoder) -> None:
     Raises:
         UserError: naming the option.
     """
-    refuse(*_model_errors(options, ModelParts.of_checkpoint(model)))
+    refuse(*_model_errors(options, model))
 
 
 def warn_of_model(recipe: Recipe, model: DualEncoder) -> None:
     """Warn of options that have no effect on a model."""
     options = recipe.model
-    parts = ModelParts.of_preset(options.start) if options.start in PRESETS else ModelParts.of_checkpoint(model)
     still = {"image": options.locked != "none" or options.freeze == "image"}
     still["text"] = options.locked == "both" or options.freeze == "text" or options.gated
-    if recipe.checkpoint_activations and all(still[tower] for tower in parts.recomputable):
+    if recipe.checkpoint_activations and all(still[tower] for tower in model.recomputable):
         note(f"--checkpoint-activations has no effect: {options.start} has no layers of transformers that learn")
-    if options.dropout is not None and not parts.dropout:
+    if options.dropout is not None and not model.has_dropout:
         note(f"--model.dropout has no effect: {options.start} has no head with dropout")
-    if options.tokenizer is not None and (parts.words or options.start not in PRESETS):
+    if options.tokenizer is not None and (options.start not in PRESETS or PRESETS[options.start].own_words):
         note(f"--model.tokenizer has no effect: {options.start} has its own")
 
 
@@ -162,44 +159,15 @@ def _machine_warnings(recipe: Recipe, place: ProcessRanks) -> _Found:
     yield idle, f"--precision tf32: it is for NVIDIA GPUs, and this run computes on {place.device}"
 
 
-@dataclass(frozen=True)
-class ModelParts:
-    """What options ask for in a model, known of a preset before it is made.
-
-    Attributes:
-        preset: whether its weights are drawn at random.
-        words: whether its text tower reads words, not tokens.
-        dropout: whether its head drops features.
-        recomputable: towers whose activations can be recomputed (`DualEncoder.recomputable`).
-        prefixes: how many prefix tokens each kind of text has.
-    """
-
-    preset: bool
-    words: bool
-    dropout: bool
-    recomputable: tuple[Tower, ...]
-    prefixes: Mapping[Kind, int]
-
-    @classmethod
-    def of_preset(cls, name: str) -> "ModelParts":
-        """Those that a preset will have."""
-        preset = PRESETS[name]
-        return cls(True, preset.own_words, preset.has_dropout, preset.recomputable, {})
-
-    @classmethod
-    def of_checkpoint(cls, model: DualEncoder) -> "ModelParts":
-        """Those of a model that was opened."""
-        prefixes = {kind: len(tokens) for kind, tokens in model.prefixes.items()}
-        return cls(False, False, model.has_dropout, model.recomputable, prefixes)
-
-
-def _model_errors(options: Model, parts: ModelParts) -> _Found:
+def _model_errors(options: Model, checkpoint: DualEncoder | None) -> _Found:
+    """What a recipe asks of a model that it cannot have; without a checkpoint of a preset, which is yet to be made."""
+    known = {} if checkpoint is None else checkpoint.prefixes
     start = options.start
     for name, on in (("gated", options.gated), ("lora", options.lora is not None)):
         words = "is a preset, whose weights are drawn at random. Name a checkpoint with --model."
-        yield on and parts.preset, f"--model.{name}: {start} {words}"
+        yield on and checkpoint is None, f"--model.{name}: {start} {words}"
     for kind in dict.fromkeys(options.prefixes):
-        length, before = options.prefixes.count(kind), parts.prefixes.get(kind, 0)
+        length, before = options.prefixes.count(kind), len(known.get(kind, ()))
         words = (
             f"--model.prefixes: {start} has {before} for {kind} texts already, and {length} are asked for. Ask for as "
             "many as it has, or leave them out."

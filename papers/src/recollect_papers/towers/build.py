@@ -40,10 +40,6 @@ class SmallPreset:
     own_words = True
     recomputable: tuple[Tower, ...] = ()
 
-    @property
-    def has_dropout(self) -> bool:
-        return ENCODERS[type(self.towers)].has_dropout
-
     def encoder(
         self,
         name: str,

@@ -8,7 +8,6 @@ import numpy as np
 from recollect.core.options import Sampling
 from recollect.core.types import NO_LABEL, Source
 from recollect.core.validation import refuse
-from recollect.data.batches.order import Plan
 
 
 @dataclass(frozen=True)
@@ -79,10 +78,6 @@ class DataMix:
         numbers = np.full(len(labels), NO_LABEL, dtype=np.int64)
         numbers[known] = self._class_numbers[source][labels[known]]
         return numbers
-
-    def plan(self, batch_size: int, key: int) -> Plan:
-        """How many samples of each source each step takes."""
-        return Plan(self.shares, batch_size, self.sampling == "debiased", key)
 
 
 def _highest_label(source: Source) -> int:

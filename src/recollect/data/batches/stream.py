@@ -16,7 +16,7 @@ from recollect.core.types import NO_LABEL, Batch, Kind, Sample
 from recollect.core.validation import refuse
 from recollect.data.batches.loading import Piece, RowTokenizer, pieces_ahead
 from recollect.data.batches.mixture import DataMix
-from recollect.data.batches.order import BlockOrder, endless, mix, number_below, shuffled
+from recollect.data.batches.order import BlockOrder, Plan, endless, mix, number_below, shuffled
 from recollect.data.definitions import Knowledge
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.data.sources.images import BrokenImageError
@@ -67,7 +67,8 @@ class BatchStream:
         uneven = self.batch_size < 1 or self.batch_size % self.world_size
         refuse((uneven, f"batch size {self.batch_size} cannot be divided by {self.world_size} processes"))
         self.counters = BrokenCounter(self.broken_share, "--data.broken-share")
-        self._plan = self.mixture.plan(self.batch_size, self._key("plan"))
+        whole = self.mixture.sampling == "debiased"
+        self._plan = Plan(self.mixture.shares, self.batch_size, whole, self._key("plan"))
         self._blocks = [
             BlockOrder.of(source.block_sizes, window, partial(self._key_of_pass, source.name))
             for source, window in zip(self.mixture.sources, self.most_at_once, strict=True)

@@ -92,11 +92,7 @@ def parse_address(spec: str) -> Address:
 
 
 def _part(text: str, where: str) -> tuple[int, int]:
-    """``I/N`` as two numbers.
-
-    Raises:
-        UserError: it is something else.
-    """
+    """``I/N`` as two numbers."""
     part, _, parts = text.partition("/")
     if not (part.isdecimal() and parts.isdecimal() and int(part) < int(parts) >= 2):
         raise UserError(f"{where}={text}: write I/N, part I of N by the first text: from 0/N to N-1/N, N at least 2")

@@ -242,11 +242,7 @@ class _WebFile:
         return answer
 
     def _wait(self, failures: int, error: Exception) -> int:
-        """Wait before a retry, and return the number of failures in a row.
-
-        Raises:
-            UserError: a retry would be useless.
-        """
+        """Wait before a retry, and return the number of failures in a row."""
         said, again = one_line(error), urlsplit(self._url).netloc in _answered
         if isinstance(error, urllib.error.HTTPError):
             error.close()

@@ -226,11 +226,7 @@ class TableSource(Source):
         return digest.hexdigest()
 
     def _pictures(self, most: int | None = None) -> list[Path]:
-        """Image files that the table only names, and that are not files of the source themselves.
-
-        Args:
-            most: look at about this many rows, spread evenly; at all by default.
-        """
+        """Image files that the table only names, of about ``most`` rows spread evenly, or of all."""
         column = self.table.data.column(self.columns.image)
         if not is_text(column.type) or self.origin.base is None:
             return []

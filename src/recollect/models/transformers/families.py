@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -20,6 +21,8 @@ Pooling = Literal["end", "last", "first"]
 
 # CLIP's checkpoints from before transformers 4.31 store this id, and are read as "the greatest id is the end token".
 OLD_END = 2
+
+_FROM_PADDING = re.compile(".*roberta|altclip")  # text towers that count positions from the padding id + 1
 
 _LONGEST = 10_000  # tokenizers without a limit of their own say 1e30
 
@@ -111,12 +114,7 @@ def text_format(model: transformers.PreTrainedModel, tokenizer: transformers.Pre
 
 def _positions(config: Any) -> int:
     most = getattr(config, "max_position_embeddings", _LONGEST)
-    # RoBERTa counts positions from the padding id + 1.
-    return most - config.pad_token_id - 1 if "roberta" in config.model_type or _is_altclip(config) else most
-
-
-def _is_altclip(config: Any) -> bool:
-    return config.model_type.startswith("altclip")
+    return most - config.pad_token_id - 1 if _FROM_PADDING.match(config.model_type) else most
 
 
 def is_siglip(config: Any) -> bool:
