@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from recollect.core.errors import UserError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from datasets.table import Table
 
 _USUAL: Mapping[str, tuple[str, ...]] = {
@@ -92,13 +91,17 @@ class Columns:
         return resolved
 
 
-def is_text(type: pa.DataType) -> bool:
+def is_text(type: "pa.DataType") -> bool:
     """Whether a column holds words."""
+    import pyarrow as pa  # not at the top: the command line's options import this module
+
     return pa.types.is_string(type) or pa.types.is_large_string(type)
 
 
-def is_list(type: pa.DataType) -> bool:
+def is_list(type: "pa.DataType") -> bool:
     """Whether a column holds lists."""
+    import pyarrow as pa
+
     return pa.types.is_list(type) or pa.types.is_large_list(type)
 
 
