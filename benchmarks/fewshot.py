@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import scipy.linalg
@@ -21,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import machine
-from recollect.classifiers import EmbeddingClassifier, ProKeR
+from recollect.classifiers import ProKeR
 from recollect.classifiers.heads import proker
 from recollect.classifiers.heads.calibration import expected_calibration_error
 from recollect.classifiers.heads.engine import SET_ALPHA, SET_QUERIES, run_protocol
@@ -32,9 +31,7 @@ from recollect.classifiers.heads.mixing import best_weight
 from recollect.classifiers.heads.protocol import FewShotTask, Protocol, nested_supports
 from recollect.cli.parser import script_options
 from recollect.core.files import read_json, write_json
-from recollect_papers.peers import probes, together
 from recollect_papers.peers.ape import channel_scores
-from recollect_papers.peers.probes import ClassAdaptiveProbe
 from recollect_papers.study import StudyTable
 
 Figures = dict[str, Any]
@@ -66,7 +63,7 @@ class Options:
     seeds: int = 5
     rows: int = 1_000
     grid: int = 200
-    parts: tuple[str, ...] = ("left-out", "extend", "channels", "sweep", "engine", "folds", "memory", "large")
+    parts: tuple[str, ...] = ("left-out", "extend", "channels", "sweep", "engine", "memory", "large")
     left_out_classes: int = 1_000
     timed: int = 5
     refits: int = 5
@@ -136,10 +133,7 @@ FITTING = (
     "proker", "proker-published", "tip-x", "tip-x-published", "ape", "ape-published", "gda", "dmn-tf",
     "dmn-tf-published", "timo",
 )  # fmt: skip
-"""The other methods without training by gradient: each fit is its own, and most of the time."""
-
-TRAINED = ("clap", "lp++", "rla", "linear-probe", "clip-adapter", "tip-adapter-f", "ape-t")
-"""Methods trained by gradient: folds, strengths and draws beside each other, but for `lp++` and `linear-probe`."""
+"""Methods whose fits take most of the time; nothing is shared between them."""
 
 
 def engine(options: Options, methods: Sequence[str], what: str, seeds: int) -> Figures:
@@ -157,16 +151,6 @@ def engine(options: Options, methods: Sequence[str], what: str, seeds: int) -> F
         "methods": list(methods), "engine": fast, "loop": one * seeds, "speedup": one * seeds / fast,
         "largest_differences": apart,
     }  # fmt: skip
-
-
-def small(options: Options) -> list[Figures]:
-    """All methods, and the trained ones one by one, at the size of a study's task."""
-    size = replace(options, classes=20, width=64, queries=2_000, pool=640)
-    every = (*SHARING, *FITTING, *TRAINED)
-    where = "at 20 classes, 64 wide, 2,000 queries"
-    return [engine(size, every, where, options.seeds), *(
-        engine(size, (name,), f"({name}) {where}", options.seeds) for name in (*TRAINED, "proker")
-    )]  # fmt: skip
 
 
 def sweep(options: Options) -> Figures:
@@ -286,32 +270,6 @@ def channels(options: Options) -> Figures:
     return {"seconds": fast}
 
 
-def folds(options: Options, method: str, classes: int, shots: int) -> Figures:
-    """A head whose strength is chosen on folds: their models beside each other, in as few numbers as there are
-    examples, and kept for what is held out; against each model by itself, in the embeddings' own numbers, each time."""
-    task = task_of(replace(options, classes=classes, pool=16 * classes, queries=2_000))
-    rows = np.concatenate([np.flatnonzero(task.support_labels == label)[:shots] for label in range(classes)])
-
-    def fitted() -> Any:
-        estimator = FEW_SHOT_METHODS[method](task.texts, task.scale)
-        return estimator.fit(task.support[rows], task.support_labels[rows])
-
-    ClassAdaptiveProbe(epochs=1).fit(task.support[:classes], np.arange(classes))  # torch loads what it needs
-    fast, one = seconds(fitted)
-    with (
-        patch.object(together, "MOST_STACKED", 0),
-        patch.object(probes, "_basis", lambda rows: None),
-        patch.object(probes._Anchored, "_held_out", EmbeddingClassifier._held_out),
-    ):
-        slow, other = seconds(fitted)
-    apart = float(np.abs(one.scores(task.queries) - other.scores(task.queries)).max())
-    differ = int((one.predict(task.queries) != other.predict(task.queries)).sum())
-    return {
-        "method": method, "classes": classes, "shots": shots, "together": fast, "alone": slow, "speedup": slow / fast,
-        "queries": len(task.queries), "largest_difference": apart, "other_predictions": differ,
-    }  # fmt: skip
-
-
 def memory(method: str, classes: int, shots: int, width: int = 512) -> Figures:
     """Most memory of a process that tunes, fits and calibrates a method and asks it once, beside what its data take.
 
@@ -323,7 +281,6 @@ import numpy as np
 from recollect.classifiers.heads import proker
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
 from recollect_papers.peers.ape import channel_scores
-from recollect_papers.peers.probes import ClassAdaptiveProbe
 random = np.random.default_rng(0)
 rows = random.standard_normal(({classes * shots}, {width}), dtype=np.float32)
 rows /= np.linalg.norm(rows, axis=1, keepdims=True)
@@ -350,18 +307,11 @@ PARTS: Mapping[str, Callable[[Options], Sequence[Figures]]] = {
     "engine": lambda options: [
         engine(options, SHARING, "that read similarities", options.seeds),
         engine(replace(options, shots=(1, 4, 16)), FITTING, "that are fitted each by itself", 1),
-        *small(options),
-    ],
-    "folds": lambda options: [
-        folds(options, method, classes, shots)
-        for method in ("clap", "lp++")
-        for classes, shots in ((20, 4), (20, 16), (100, 16))
     ],
     "memory": lambda options: [memory("tip-adapter-cv", 1_000, 32)],
     "large": lambda options: [memory(method, 10_000, 16) for method in LARGE_METHODS],
 }
-"""Leave-one-out of ProKeR; one more example; APE's channel score; the exact sweep; the engine; heads on folds;
-memory of large fits."""
+"""Leave-one-out of ProKeR; one more example; APE's channel score; the exact sweep; the engine; memory of large fits."""
 
 
 def tables(found: Mapping[str, Sequence[Figures]], about: Mapping[str, Any]) -> list[StudyTable]:
@@ -407,10 +357,6 @@ _RATIOS: Mapping[str, Callable[[Figures], Sequence[tuple[str, ...]]]] = {
     "engine": lambda row: [
         (f"the protocol, {row['what']}", f"{row['engine']:.1f} s", f"each estimator by itself: {row['loop']:.1f} s",
          f"{row['speedup']:.1f} ×")
-    ],
-    "folds": lambda row: [
-        (f"{row['method']}, {row['classes']} classes × {row['shots']}: a fit that chooses on folds",
-         f"{row['together']:.2f} s", f"each model of a fold by itself: {row['alone']:.2f} s", f"{row['speedup']:.1f} ×")
     ],
     "sweep": lambda row: [
         ("best weight, 1,000 examples, 100 classes", f"{1e3 * row['sweep']:.2f} ms, exact",

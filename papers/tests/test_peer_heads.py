@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from scipy.optimize import minimize
 from sklearn.base import clone
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -12,105 +11,10 @@ from recollect.classifiers import GaussianDiscriminant, LinearProbe
 from recollect.classifiers.heads.holdout import HoldOut
 from recollect.classifiers.heads.mixture import discriminant
 from recollect.testing import check_estimator
-from recollect_papers.peers import probes, together
 from recollect_papers.peers.ape import ApeClassifier, ApeTrained
-from recollect_papers.peers.clip_adapter import ClipAdapter
-from recollect_papers.peers.probes import ClassAdaptiveProbe, LinearProbePlusPlus, ResidualMap
 from recollect_papers.peers.timo import Timo
-from recollect_papers.peers.tip_adapter_f import TipAdapterF
 from recollect_papers.peers.tip_x import TipX
-
-
-@pytest.mark.parametrize("model", [ClassAdaptiveProbe(epochs=0), ResidualMap(epochs=0, penalty=1.0),
-                                   ClassAdaptiveProbe(factor=1e9, epochs=10)], ids=str)  # fmt: skip
-def test_untrained_or_held_fast_a_head_is_zero_shot(model):
-    support, labels, queries, _, texts = world()
-    found = model.set_params(text_features=texts).fit(support, labels).scores(queries)
-    np.testing.assert_allclose(found, 100 * queries @ texts.T, rtol=1e-4, atol=1e-3)
-
-
-def test_a_large_penalty_keeps_the_map_at_the_identity():
-    support, labels, _, _, texts = world()
-    model = ResidualMap(texts, penalty=1e6, epochs=100).fit(support, labels)
-    assert np.abs(model.map_ - np.eye(12)).max() < 5e-3
-    free = ResidualMap(texts, penalty=0.0, epochs=100).fit(support, labels)
-    assert np.abs(free.map_ - np.eye(12)).max() > 2e-2
-
-
-def test_clap_holds_a_class_the_more_the_better_its_text():
-    support, labels, _, _, texts = world()
-    model = ClassAdaptiveProbe(texts, factor=1.0, epochs=5).fit(support, labels)
-    zero_shot = np.exp(100 * support @ texts.T)
-    zero_shot /= zero_shot.sum(axis=1, keepdims=True)
-    expected = [zero_shot[labels == label, label].mean() for label in range(4)]
-    np.testing.assert_allclose(model.lambda_, expected)
-
-
-@pytest.mark.parametrize("factor", [10.0, 1000.0])
-def test_clap_ends_at_the_minimum_of_its_loss(factor):
-    """For any factor; an implicit step that ignores the momentum would have a tenth of the effect."""
-    support, labels, _, _, texts = world((8,) * 4, noise=1.5, seed=2)
-    texts = unit(texts + 0.3 * texts[[1, 2, 3, 0]])
-    images, anchors, own = torch.tensor(support), torch.tensor(texts), torch.tensor(labels)
-    sure = torch.softmax(100 * images @ anchors.T, dim=1)[torch.arange(32), own]
-    kept = torch.stack([sure[own == label].mean() for label in range(4)])
-
-    def loss(flat):
-        weights = torch.tensor(flat.reshape(texts.shape), requires_grad=True)
-        logits = 100 * images @ torch.nn.functional.normalize(weights, dim=1).T
-        value = torch.nn.functional.cross_entropy(logits, own)
-        value = value + factor * (kept * ((weights - anchors) ** 2).sum(dim=1)).mean()
-        value.backward()
-        return value.item(), weights.grad.numpy().ravel()
-
-    slow = minimize(loss, texts.ravel(), jac=True, method="L-BFGS-B", options={"maxiter": 2000}).x.reshape(texts.shape)
-    model = ClassAdaptiveProbe(texts, factor=factor, learning_rate=0.01).fit(support, labels)
-    np.testing.assert_allclose(model.coef_, unit(slow), atol=2e-3)
-    assert np.abs(unit(slow) - texts).max() > 0.01
-
-
-@pytest.mark.parametrize("counts", [(5, 6, 7, 8), (2, 1, 3, 2)])
-@pytest.mark.parametrize("kind", [ClassAdaptiveProbe, LinearProbePlusPlus, ResidualMap])
-def test_models_of_folds_are_trained_together_and_once_with_the_outcome_of_each_alone(kind, counts, monkeypatch):
-    """And in a space of more directions than there are examples, in as many numbers as there are examples."""
-    monkeypatch.setattr(kind, "_values", lambda self, labels: (0.1, 0.3))
-    model = kind() if kind is LinearProbePlusPlus else kind(epochs=20)
-    support, labels, queries, _, texts = world(counts, noise=3.0)
-    wide = np.linalg.qr(np.random.default_rng(0).normal(size=(60, 12)))[0].T
-    asked = clone(model).set_params(text_features=texts).fit(support, labels)
-    alone = clone(asked).set_params(**asked._chosen()).fit(support, labels)
-    far = clone(asked).set_params(text_features=texts @ wide).fit(support @ wide, labels)
-    others = ((alone, queries),) if kind is ResidualMap else ((alone, queries), (far, queries @ wide))
-    for other, rows in others:
-        assert other._chosen() == asked._chosen()
-        np.testing.assert_allclose(other.loo_scores_, asked.loo_scores_, atol=2e-3)
-        np.testing.assert_allclose(other.scores(rows), asked.scores(queries), atol=2e-3)
-    assert asked._on_folds is None  # no longer needed, and of the size of the model times the folds
-
-
-TRAINED = [
-    ClassAdaptiveProbe(epochs=15), LinearProbePlusPlus(), ResidualMap(epochs=15), ClipAdapter(epochs=4, batch=8),
-    TipAdapterF(epochs=4), ApeTrained(epochs=4),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("shots", [1, 3, 6])
-@pytest.mark.parametrize("kind", TRAINED, ids=lambda model: type(model).__name__)
-def test_fits_beside_each_other_are_those_of_each_alone(kind, shots, monkeypatch):
-    """Several draws, with their folds, strengths and stand-ins; also where a stack holds only two of them."""
-    support, labels, queries, _, texts = world((3 * shots,) * 4, noise=2.0)
-    draws = [np.concatenate([np.flatnonzero(labels == own)[draw::3] for own in range(4)]) for draw in range(3)]
-    alone = [clone(kind).set_params(text_features=texts).fit(support[rows], labels[rows]) for rows in draws]
-    for most in (together.MOST_STACKED, 2 * len(draws[0]) * 12):
-        monkeypatch.setattr(together, "MOST_STACKED", most)
-        models = [clone(kind).set_params(text_features=texts) for _ in draws]
-        together.fit_together(models, [support[rows] for rows in draws], [labels[rows] for rows in draws])
-        for one, other in zip(alone, models, strict=True):
-            assert one._chosen() == pytest.approx(other._chosen())
-            np.testing.assert_allclose(other.scores(queries), one.scores(queries), rtol=1e-4, atol=2e-4)
-            np.testing.assert_allclose(other.loo_scores_, one.loo_scores_, rtol=1e-4, atol=2e-4)
-            assert other.temperature_ == pytest.approx(one.temperature_, rel=1e-3)
-            assert other._on_folds is other._on_stand_ins is None
+from recollect_papers.peers.trained import ClipAdapter, LinearProbePlusPlus, TipAdapterF
 
 
 def test_what_ape_t_says_of_itself_is_said_of_models_trained_as_it_is():
@@ -127,8 +31,7 @@ def test_training_improves_on_zero_shot():
     support, labels, queries, asked, texts = world((12,) * 4, queries=200, noise=1.3)
     texts = unit(texts + 0.8 * texts[[1, 2, 3, 0]])
     before = ((queries @ texts.T).argmax(axis=1) == asked).mean()
-    for model in (ClassAdaptiveProbe(texts, factor=0.0, epochs=60), LinearProbePlusPlus(texts, ridge=1e-3),
-                  ResidualMap(texts, penalty=0.01, epochs=60)):  # fmt: skip
+    for model in (LinearProbePlusPlus(texts, ridge=1e-3), ClipAdapter(texts), ApeTrained(texts), TipAdapterF(texts)):
         assert (model.fit(support, labels).predict(queries) == asked).mean() > before
 
 
@@ -233,50 +136,14 @@ def test_timo_chooses_by_what_it_held_out_and_names_prompts_that_do_not_fit():
         Timo(prompts(texts[:3], 6)).fit(support, labels)
 
 
-def test_timo_as_published_has_its_gamma_all_prompts_and_the_best_of_nine_weights():
-    support, labels, queries, _, texts = world((6, 6, 6), noise=1.5)
-    several = prompts(texts, 4)
-    model = Timo(several, preset="published").fit(support, labels)
-    fixed = [Timo(several, alpha=10.0**power, gamma=50.0, prompts=1.0).fit(support, labels) for power in range(-4, 5)]
-    assert (model.gamma_, model.prompts_) == (50.0, 1.0)
-    best = fixed[int(np.argmax([each.loo_accuracy_ for each in fixed]))]
-    assert model.alpha_ == best.alpha_
-    np.testing.assert_allclose(model.scores(queries), best.scores(queries))
-
-
-@pytest.mark.parametrize("shots", [1, 5])
-def test_a_residual_map_as_published_is_held_by_one_over_the_shots(shots):
-    support, labels, queries, _, texts = world((shots,) * 3)
-    model = ResidualMap(texts, epochs=4, preset="published").fit(support, labels)
-    assert model.penalty_ == 1 / shots
-    given = ResidualMap(texts, epochs=4, penalty=1 / shots).fit(support, labels)
-    np.testing.assert_array_equal(model.scores(queries), given.scores(queries))
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("kind", [Timo, ResidualMap])
-def test_an_unknown_preset_is_refused(kind):
-    support, labels, _, _, texts = world((2, 2))
-    with pytest.raises(ValueError):
-        kind(texts, preset="paper").fit(support, labels)
-
-
 def test_of_choices_that_are_right_alike_the_first_is_taken():
     """Clusters so far apart that everything is right."""
     support, labels, _, _, texts = world((2, 2, 2), noise=0.05)
     timo = Timo(prompts(texts, 2)).fit(support, labels)
     assert timo.loo_accuracy_ == 1
     assert (timo.gamma_, timo.prompts_) == (1.0, 0.5)
-    assert ClassAdaptiveProbe(texts, epochs=1).fit(support, labels).factor_ == 10.0
+    assert LinearProbePlusPlus(texts).fit(support, labels).ridge_ == 1e-3
     assert LinearProbe(strengths=(0.1, 1.0, 10.0)).fit(support, labels).C_ == 0.1
-
-
-def test_lp_plus_plus_reads_examples_block_by_block_to_the_same_minimum(monkeypatch):
-    support, labels, queries, _, texts = world((5, 6, 7, 8))
-    whole = LinearProbePlusPlus(texts, ridge=0.01).fit(support, labels)
-    monkeypatch.setattr(probes, "_LOGITS", 20)  # five examples at a time
-    parts = LinearProbePlusPlus(texts, ridge=0.01).fit(support, labels)
-    np.testing.assert_allclose(parts.scores(queries), whole.scores(queries), rtol=1e-5, atol=1e-6)
 
 
 def test_lp_plus_plus_starts_its_texts_weight_off_zero_where_they_say_nothing():
@@ -308,9 +175,8 @@ def test_copies_of_one_example_have_no_spread_whatever_the_precision(model, copi
 
 
 PEERS = [
-    ApeClassifier(), ApeTrained(epochs=3), ClassAdaptiveProbe(factor=1.0, epochs=10, learning_rate=0.01),
-    ClipAdapter(epochs=3, batch=64), LinearProbePlusPlus(ridge=0.01), ResidualMap(penalty=0.1, epochs=10),
-    Timo(), TipAdapterF(epochs=4), TipX(),
+    ApeClassifier(), ApeTrained(epochs=3), ClipAdapter(epochs=3, batch=64), LinearProbePlusPlus(ridge=0.01), Timo(),
+    TipAdapterF(epochs=4), TipX(),
 ]  # fmt: skip
 
 

@@ -105,18 +105,13 @@ def test_two_learners_in_cascade_are_one_with_the_tokens_of_both(encoder):
     assert torch.equal(found[1], found[3])
 
 
-def test_each_class_may_have_its_own_tokens_and_only_tokens_learn(encoder):
+def test_only_tokens_learn(encoder):
     frozen = frozen_copy(encoder)
-    own = torch.randn(2, 3, token_width(encoder, "text"), requires_grad=True)
-    tokens = prompt_tokens(frozen, NAMES, 3)
+    own = torch.randn(3, token_width(encoder, "text"), requires_grad=True)
     with prompted(frozen, [Prompts((own,))]):
-        together = frozen.encode_texts(tokens)
-    together.sum().backward()
-    assert own.grad.abs().amax(dim=(1, 2)).min() > 0
+        frozen.encode_texts(prompt_tokens(frozen, NAMES, 3)).sum().backward()
+    assert own.grad.abs().amax(dim=1).min() > 0
     assert all(parameter.grad is None for parameter in frozen.parameters())
-    for row in range(2):
-        with prompted(frozen, [Prompts((own[row],))]), torch.no_grad():
-            torch.testing.assert_close(frozen.encode_texts(tokens)[row], together[row].detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_long_names_leave_room_for_the_end(encoder):

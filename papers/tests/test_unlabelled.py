@@ -1,66 +1,153 @@
-"""Zero-shot methods that read a folder, a stream or views, but no labels."""
+"""Zero-shot methods that read a whole folder without labels: limits, symmetries, and plain loops."""
 # ruff: noqa: F401, F811
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
+from classifiers.worlds import unit
 from evaluation.conftest import encoder, task
 from recollect.core.errors import UserError
-from recollect.core.types import EncoderBase, Sample, Source
-from recollect.evaluation.tasks.classification import ClassificationTask
-from recollect.evaluation.zero_shot import NamedPictures, zero_shot
+from recollect.evaluation.zero_shot import zero_shot as measured
 from recollect_papers.peers import unlabelled
-from recollect_papers.peers.online import OnlineCache
-from recollect_papers.peers.unlabelled import UNLABELLED_METHODS, views_of
-
-FOR_VECTORS = tuple(name for name in UNLABELLED_METHODS if name != "zero")
-COLOURS = {"red": (220, 20, 20), "green": (20, 220, 20), "blue": (20, 20, 220)}
+from recollect_papers.peers.unlabelled import UNLABELLED_METHODS, stat_a, trans_clip
 
 
-class Colours(Source):
-    """Pictures of one colour with a little noise."""
-
-    name, kind, class_names, fingerprint = "colours", "label", tuple(COLOURS), "colours"
-
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        noise = np.random.default_rng(index).integers(0, 30, (20, 16, 3))
-        picture = (np.array(list(COLOURS.values())[index % 3]) + noise).astype(np.uint8)
-        return Sample(picture, (), index % 3, self.name, "label", str(index))
+def crowd(counts=(60, 60, 60), noise=0.9, off=0.9, width=24, seed=0):
+    """Rows around centres, their labels, and texts that are off."""
+    generator = np.random.default_rng(seed)
+    centres = unit(generator.normal(size=(len(counts), width)))
+    labels = generator.permutation(np.repeat(np.arange(len(counts)), counts))
+    rows = unit(centres[labels] + noise / np.sqrt(width) * 2 * generator.normal(size=(len(labels), width)))
+    return rows, labels, unit(centres + off / np.sqrt(width) * 2 * generator.normal(size=centres.shape))
 
 
-class MeanColour(EncoderBase):
-    """Embeds a picture by its mean colour."""
-
-    width, fingerprint = 3, "mean colour"
-
-    def __init__(self):
-        self.sizes = []
-
-    def embed_images(self, images):
-        self.sizes.append(len(images))
-        rows = torch.tensor(np.array([np.asarray(image).reshape(-1, 3).mean(axis=0) for image in images]))
-        return torch.nn.functional.normalize(rows.float(), dim=1)
-
-    def embed_texts(self, texts, prefix=None):
-        return torch.eye(3)[[list(COLOURS).index(text) for text in texts]]
+def zero_shot(rows, texts, scale=100.0):
+    logits = scale * rows @ texts.T
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
 
 
-def test_every_method_stands_beside_the_plain_one(encoder, task):
-    plain = zero_shot(encoder, task, model="m")
-    found = zero_shot(encoder, task, model="m", methods=FOR_VECTORS)
+@pytest.mark.parametrize("method", [trans_clip, stat_a])
+class TestBoth:
+    def test_order_does_not_matter(self, method):
+        rows, _, texts = crowd()
+        order = np.random.default_rng(1).permutation(len(rows))
+        np.testing.assert_allclose(method(rows[order], texts).probabilities, method(rows, texts).probabilities[order])
+
+    def test_no_rounds_is_zero_shot(self, method):
+        rows, _, texts = crowd()
+        np.testing.assert_allclose(method(rows, texts, rounds=0).probabilities, zero_shot(rows, texts))
+
+    def test_neighbours_and_a_mixture_that_say_nothing_leave_zero_shot(self, method, monkeypatch):
+        rows, _, texts = crowd()
+        monkeypatch.setattr(unlabelled, "LIKELIHOOD_SCALE", 0.0)
+        monkeypatch.setattr(
+            unlabelled, "_graph", lambda rows: (np.zeros((len(rows), 3), dtype=int), np.zeros((len(rows), 3)))
+        )
+        np.testing.assert_allclose(method(rows, texts).probabilities, zero_shot(rows, texts), atol=1e-12)
+
+    def test_a_pool_helps_where_texts_are_off(self, method):
+        rows, labels, texts = crowd(off=1.6)
+        before = ((rows @ texts.T).argmax(axis=1) == labels).mean()
+        assert (method(rows, texts, scale=20.0).labels == labels).mean() > before
+
+    def test_a_pool_too_small_or_of_another_width_is_refused(self, method):
+        rows, _, texts = crowd()
+        with pytest.raises(ValueError):
+            method(rows[:3], texts)
+        with pytest.raises(ValueError):
+            method(rows[:, :5], texts)
+        with pytest.raises(ValueError):
+            method(np.where(np.arange(len(rows))[:, None] == 4, np.nan, rows), texts)
+
+
+def test_an_infinite_anchor_keeps_the_texts_as_means():
+    rows, _, texts = crowd()
+    np.testing.assert_allclose(stat_a(rows, texts, alpha=1e15).means, texts, atol=1e-9)
+
+
+def test_classes_that_do_not_occur_stay_with_their_texts():
+    rows, labels, texts = crowd(counts=(80, 80, 1, 1, 1, 1), noise=0.3, off=0.3)
+    rows, labels = rows[labels < 2], labels[labels < 2]
+    found = stat_a(rows, texts)
+    assert (found.labels == labels).all()
+    np.testing.assert_allclose(found.means[2:], texts[2:], atol=1e-9)
+    assert np.abs(found.means[:2] - texts[:2]).max() > 1e-3
+
+
+def slow_mixture(rows, texts, scale, alpha=None):
+    """TransCLIP written out, or with ``alpha`` StatA: a density for each row and class, a sum for each mean."""
+    from scipy.stats import multivariate_normal
+
+    first = zero_shot(rows, texts, scale)
+    likeness = rows @ rows.T
+    np.fill_diagonal(likeness, -np.inf)
+    graph = np.zeros_like(likeness)
+    for row, near in enumerate(np.argsort(-likeness, axis=1)[:, :3]):
+        graph[row, near] = np.maximum(likeness[row, near], 0)
+    classes, assigned = range(len(texts)), first
+    about = sum(first[:, c] @ (rows - texts[c]) ** 2 for c in classes) / len(rows)
+    surest = [np.argsort(-first[:, c])[:8] for c in classes]
+    means = unit(np.array([first[surest[c], c] @ rows[surest[c]] for c in classes]))
+    variances = np.full((len(texts), rows.shape[1]), 1 / rows.shape[1])
+    if alpha is not None:
+        means, variances = texts, np.tile(about, (len(texts), 1))
+    for _ in range(10):
+        density = [multivariate_normal(means[c], np.diag(variances[c])).logpdf(rows) for c in classes]
+        for _ in range(5):
+            logits = np.log(first) + np.array(density).T / 50 + (graph @ assigned + graph.T @ assigned) / 6
+            assigned = zero_shot(logits, np.eye(len(texts)), 1.0)
+        own = np.array([assigned[:, c] @ rows / assigned[:, c].sum() for c in classes])
+        if alpha is None:
+            means = unit(own)
+            spread = sum(assigned[:, c] @ (rows - means[c]) ** 2 for c in classes) / assigned.sum()
+            variances = np.tile(spread, (len(texts), 1))
+            continue
+        counts = np.bincount(assigned.argmax(axis=1), minlength=len(texts))
+        beta = (counts / (counts + alpha))[:, None]
+        means = unit(beta * own + (1 - beta) * texts)
+        spread = np.array([assigned[:, c] @ (rows - means[c]) ** 2 / assigned[:, c].sum() for c in classes])
+        variances = beta * spread + (1 - beta) * (about + (texts - means) ** 2)
+    return assigned, means, variances
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+@pytest.mark.parametrize("scale", [8.0, 100.0])
+def test_both_against_a_loop(scale, dtype):
+    rows, _, texts = crowd(counts=(20, 12, 9))
+    rows = rows.astype(dtype)  # halves are widened before they are made unit rows
+    wide = unit(rows.astype(float))
+    for found, slow in [
+        (trans_clip(rows, texts, scale=scale), slow_mixture(wide, texts, scale)),
+        (stat_a(rows, texts, scale=scale, alpha=3.0), slow_mixture(wide, texts, scale, alpha=3.0)),
+    ]:  # fmt: skip
+        np.testing.assert_allclose(found.probabilities, slow[0], atol=1e-9)
+        np.testing.assert_allclose(found.means, slow[1], atol=1e-9)
+        np.testing.assert_allclose(np.broadcast_to(found.variances, slow[2].shape), slow[2], atol=1e-9)
+
+
+def test_twins_are_neighbours_and_nothing_is_its_own():
+    rows = unit(np.random.default_rng(0).normal(size=(10, 4)))
+    rows[7] = rows[2]
+    places, cosines = unlabelled._graph(rows)
+    assert not (places == np.arange(10)[:, None]).any()
+    assert places[7, 0] == 2
+    assert cosines[7, 0] == pytest.approx(1.0)
+
+
+def test_every_method_is_measured_next_to_the_prompt_ensemble(encoder, task):
+    plain = measured(encoder, task, model="m")
+    found = measured(encoder, task, model="m", methods=tuple(UNLABELLED_METHODS))
     assert found.rows[: len(plain.rows)] == plain.rows
     others = found.rows[len(plain.rows) :]
-    assert [row["method"] for row in others] == [name for name in FOR_VECTORS for _ in range(2)]
-    assert {row["reads"] for row in others} == {"folder", "stream"}
+    assert [row["method"] for row in others] == [name for name in UNLABELLED_METHODS for _ in range(2)]
     assert all(row["value"] > 60 for row in others if row["metric"] == "top-1")  # four classes
     assert all(0 <= row["ece"] <= 100 for row in others if row["metric"] == "top-1")
     assert found.file_name != plain.file_name
+    with pytest.raises(UserError, match="'tpt'"):
+        measured(encoder, task, model="m", methods=("tpt",))
 
 
 def test_a_method_reads_no_label_of_a_tested_picture(encoder, task):
@@ -72,59 +159,7 @@ def test_a_method_reads_no_label_of_a_tested_picture(encoder, task):
             return replace(sample, label=(sample.label + 1) % 4)
 
     other = Shuffled(asked.name, size=asked.size, seed=asked.seed)
-    right = zero_shot(encoder, task, model="m", methods=FOR_VECTORS).rows
-    wrong = zero_shot(encoder, replace(task, query=other), model="m", methods=FOR_VECTORS).rows
+    right = measured(encoder, task, model="m", methods=tuple(UNLABELLED_METHODS)).rows
+    wrong = measured(encoder, replace(task, query=other), model="m", methods=tuple(UNLABELLED_METHODS)).rows
     for one, shifted in zip(right, wrong, strict=True):
         assert one["value"] + shifted["value"] <= 100 + 1e-9  # the same predictions cannot be right under both
-
-
-def test_views_vote_and_are_the_same_each_time():
-    encoder, source = MeanColour(), Colours()
-    task = ClassificationTask("colours", source, source, source.class_names, ("{}",))
-    result = zero_shot(encoder, task, model="m", methods=("zero",))
-    assert 0 <= result.rows[-2]["ece"] <= 100
-    assert result.rows[-1] == {"method": "zero", "reads": "views", "metric": "mean per class", "value": 100.0}
-    assert max(encoder.sizes) == 8 * 64
-    first, again = views_of(source, 3), views_of(source, 3)
-    assert len(first) == 64
-    assert {np.asarray(view).shape for view in first[1:]} == {(16, 16, 3)}
-    assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=True))
-    assert not np.array_equal(first[1], views_of(source, 3, seed=1)[1])
-
-
-class OneColour(Colours):
-    """The same picture again and again."""
-
-    def __getitem__(self, index):
-        return super().__getitem__(0)
-
-
-def test_each_picture_has_views_of_its_own():
-    one, other = (views_of(OneColour(), row) for row in (0, 1))
-    assert np.array_equal(one[0], other[0])
-    assert not np.array_equal(one[1], other[1])
-
-
-def test_a_stream_comes_in_an_order_that_the_seed_draws(monkeypatch):
-    seen = []
-
-    class Watched(OnlineCache):
-        def scores(self, rows):
-            seen.append(rows[:, 0].tolist())
-            return super().scores(rows)
-
-    rows = np.stack([np.cos(np.arange(30) / 30), np.sin(np.arange(30) / 30)], axis=1)
-    found = []
-    for seed in (0, 0, 1):
-        given = NamedPictures(MeanColour(), Colours(), np.arange(30), rows, np.eye(2), 10.0, seed)
-        found.append(unlabelled._stream(Watched)(given))
-    assert seen[0] == seen[1] != seen[2]
-    assert sorted(seen[0]) == sorted(seen[2]) == sorted(rows[:, 0].tolist())
-    assert found[0].labels[:20].tolist() == [0] * 20  # in the order of the pictures again
-
-
-def test_vectors_have_no_views_and_unknown_methods_are_named(encoder, task):
-    with pytest.raises(UserError):
-        zero_shot(encoder, task, model="m", methods=("zero",))
-    with pytest.raises(UserError, match="'tpt'"):
-        zero_shot(encoder, task, model="m", methods=("tpt",))

@@ -12,21 +12,13 @@ from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS
 from recollect.classifiers.heads.protocol import FewShotTask, Protocol, nested_supports
 from recollect.core.errors import UserError
 from recollect_papers.peers.ape import ApeTrained
-from recollect_papers.peers.clip_adapter import ClipAdapter
-from recollect_papers.peers.probes import ClassAdaptiveProbe, LinearProbePlusPlus, ResidualMap
 from recollect_papers.peers.timo import Timo
+from recollect_papers.peers.trained import ClipAdapter, LinearProbePlusPlus
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Trained methods with few steps: what is tested is the engine."""
-    monkeypatch.setitem(FEW_SHOT_METHODS, "clap", lambda texts, scale: ClassAdaptiveProbe(texts, 1.0, 10, 0.01, scale))
-    monkeypatch.setitem(FEW_SHOT_METHODS, "rla", lambda texts, scale: ResidualMap(texts, 0.1, 10, scale=scale))
-    monkeypatch.setitem(
-        FEW_SHOT_METHODS,
-        "rla-published",
-        lambda texts, scale: ResidualMap(texts, None, 10, scale=scale, preset="published"),
-    )
     monkeypatch.setitem(FEW_SHOT_METHODS, "ape-t", lambda texts, scale: ApeTrained(texts, epochs=3, scale=scale))
     monkeypatch.setitem(FEW_SHOT_METHODS, "lp++", lambda texts, scale: LinearProbePlusPlus(texts, 0.01))
     monkeypatch.setitem(

@@ -11,9 +11,8 @@ from sklearn.preprocessing import Normalizer
 
 from recollect import classifiers
 from recollect_papers.peers.ape import ApeClassifier, ApeTrained, channel_scores
-from recollect_papers.peers.clip_adapter import ClipAdapter
-from recollect_papers.peers.tip_adapter_f import TipAdapterF
 from recollect_papers.peers.tip_x import TipX
+from recollect_papers.peers.trained import ClipAdapter, TipAdapterF
 
 CLASSES, SHOTS, WIDTH = 4, 5, 12
 

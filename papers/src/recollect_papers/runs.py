@@ -40,8 +40,7 @@ from recollect.evaluation.zero_shot import zero_shot
 from recollect.models import DualEncoder, load_model
 from recollect.training.loop import train
 from recollect.training.options import Recipe
-from recollect_papers.peers.cascade import BoostingPrompts, CascadedPrompts
-from recollect_papers.peers.prompt_learners import PromptSRC
+from recollect_papers.peers.tuning_methods import BoostingPrompts, CascadedPrompts, PromptSRC
 from recollect_papers.store import as_written, content, content_key, file_content, finish, finished
 
 

@@ -77,8 +77,8 @@ class ZeroShot:
     synonyms_column: Annotated[str | None, Arg(rare=True)] = None
     """Column of other names of a class: test the classes that have one under their names and under these."""
     methods: Annotated[tuple[str, ...], Arg(metavar="METHOD")] = ()
-    """Unsupervised methods to compare with, or all; recollect-papers has trans-clip, stat-a and adapt-folder, which
-    read all tested images at once, tda and adapt (those that came before) and zero (64 views of each image)."""
+    """Methods to compare with that read all test images at once, without labels, or all; recollect-papers has
+    trans-clip and stat-a."""
 
     run = run_by("recollect.cli.evaluate_labelled:run_zero_shot")
 

@@ -55,14 +55,14 @@ def run_zero_shot(options: ZeroShot) -> None:
 
 
 def _zero_shot_table(results: Sequence[Result], methods: Sequence[str]) -> Table:
-    beside = ("method", "reads besides") if methods else ()
-    table = Table("model", "data", "classes", "images", *beside, "top-1", "mean per class")
+    column = ("method",) if methods else ()
+    table = Table("model", "data", "classes", "images", *column, "top-1", "mean per class")
     for result in results:
         counts = (str(result.settings["classes"]), str(result.settings["queries"]))
         for method in ("", *methods):
             rows = [row for row in result.rows if row.get("method", "") == method]
             values = {row["metric"]: f"{row['value']:.1f}" for row in rows}
-            named = (method or "prompt ensemble", str(rows[0].get("reads", ""))) if methods else ()
+            named = (method or "prompt ensemble",) if methods else ()
             table.add_row(result.model, result.data, *counts, *named, values["top-1"], values["mean per class"])
     return table
 

@@ -1,8 +1,7 @@
-"""Zero-shot classification by CLIP's prompt ensemble, and by methods that read unlabelled pictures besides."""
+"""Zero-shot classification by CLIP's prompt ensemble, and by methods that read all test pictures at once."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +9,7 @@ from recollect.classifiers.heads.base import softmax
 from recollect.classifiers.heads.calibration import calibration_error, expected_calibration_error
 from recollect.classifiers.texts import learned_scale
 from recollect.core.plugins import Table
-from recollect.core.types import Encoder, Kind, Source
+from recollect.core.types import Encoder, Kind
 from recollect.core.validation import check_choice
 from recollect.evaluation.features import (
     FeatureCache,
@@ -25,51 +24,12 @@ _FEW = 5
 """Top-5 accuracy needs more classes."""
 
 
-@dataclass(frozen=True)
-class NamedPictures:
-    """Inputs of a method, without labels.
-
-    Attributes:
-        source, rows: the pictures, and indices of the readable ones.
-        images: their unit embeddings (n, width).
-        texts: unit class texts (classes, width).
-        seed: of the stream's order and of the views.
-    """
-
-    encoder: Encoder
-    source: Source
-    rows: np.ndarray
-    images: np.ndarray
-    texts: np.ndarray
-    scale: float
-    seed: int = 0
-
-
-Reads = Literal["folder", "stream", "views"]
-
-
-@dataclass(frozen=True)
-class Named:
-    """Predictions of a method.
-
-    Attributes:
-        confidence: its probability, or its share of votes (n,).
-    """
-
-    labels: np.ndarray
-    confidence: np.ndarray
-
-
-@dataclass(frozen=True)
-class UnlabelledMethod:
-    """A method, and what it reads in addition to one picture and the texts."""
-
-    reads: Reads
-    predict: Callable[[NamedPictures], Named]
-
+UnlabelledMethod = Callable[[np.ndarray, np.ndarray, float], np.ndarray]
+"""From unit embeddings of all pictures (n, width), unit class texts (classes, width) and the model's scale to class
+probabilities (n, classes)."""
 
 UNLABELLED_METHODS: Table[UnlabelledMethod] = Table("unlabelled_methods")
-"""Packages add theirs (`recollect.core.plugins`); recollect-papers has TransCLIP, StatA, ADAPT, TDA and ZERO."""
+"""Packages add theirs (`recollect.core.plugins`); recollect-papers has TransCLIP and StatA."""
 
 
 def top_1(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -107,8 +67,7 @@ def zero_shot(
 
     Returns:
         Top-1 (with the expected calibration error ``ece`` at the model's scale), mean per-class accuracy, and top-5
-        with more than five classes, all in percent; then the first two for each of ``methods``, with ``method`` and
-        what it ``reads``: a folder, a stream or views.
+        with more than five classes, all in percent; then the first two for each of ``methods``.
 
     Raises:
         UserError: no such method.
@@ -126,13 +85,12 @@ def zero_shot(
     ]
     if len(task.class_names) > _FEW:
         rows.append({"metric": "top-5", "value": top_5(scores, query.labels)})
-    given = NamedPictures(encoder, task.query, query.rows, query.images, texts, learned_scale(encoder))
     for name in methods:
-        method = UNLABELLED_METHODS[name]
-        found, about = method.predict(given), {"method": name, "reads": method.reads}
-        error = 100 * calibration_error(found.confidence, found.labels == query.labels)
-        rows.append({**about, "metric": "top-1", "value": top_1(found.labels, query.labels), "ece": error})
-        rows.append({**about, "metric": "mean per class", "value": mean_per_class(found.labels, query.labels)})
+        probabilities = UNLABELLED_METHODS[name](query.images, texts, learned_scale(encoder))
+        labels = probabilities.argmax(axis=1)
+        error = 100 * calibration_error(probabilities.max(axis=1), labels == query.labels)
+        rows.append({"method": name, "metric": "top-1", "value": top_1(labels, query.labels), "ece": error})
+        rows.append({"method": name, "metric": "mean per class", "value": mean_per_class(labels, query.labels)})
     settings: dict[str, Any] = {"classes": len(task.class_names), "queries": len(query.labels), "prefix": prefix}
     settings |= {"methods": list(methods)} if methods else {}
     settings |= content_of(encoder, task.query, asked=class_prompts(task))

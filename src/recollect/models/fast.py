@@ -107,9 +107,15 @@ def _possible(encoder: Any) -> bool:
         and encoder.dtype == torch.float32
         and encoder.gated is None
         and not encoder.transform.packs
+        and not any(map(_hooked, encoder.model.vision_model.modules()))
         and find_spec("onnxruntime") is not None
         and find_spec("onnx") is not None
     )
+
+
+def _hooked(module: nn.Module) -> bool:
+    """Whether something from outside changes what a layer computes, which a graph would freeze as it is now."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _state(encoder: Any) -> _State:

@@ -15,7 +15,7 @@ from recollect.classifiers.heads.tip import Choice, best_mixture, check_preset, 
 from recollect.classifiers.heads.trained import Schedule, fit_by_gradient
 from recollect.core.ordering import best_first
 from recollect.core.types import TEXT_SCALE
-from recollect_papers.peers.together import Problem, TrainedHead, make_generator, stacked, summed_loss
+from recollect_papers.peers.trained import make_generator, tensors
 
 SIMILARITY_WEIGHTS = (0.1, 0.3, 0.5, 0.7, 0.9)
 CHANNEL_SHARES = (0.4, 0.5, 0.7, 0.8)
@@ -99,8 +99,8 @@ class ApeClassifier(EmbeddingClassifier):
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         check_preset(self.preset)
-        if self.channels is not None and not 0 < self.channels <= 1:
-            raise ValueError(f"channels must be above 0 and at most 1, got {self.channels}")
+        if self.channels is not None:
+            _check_share(self.channels)
         self.support_, self.labels_ = support, labels
         self._tune(support, labels)
         self.keys_ = unit_or_zero(support[:, self.channels_])
@@ -152,7 +152,7 @@ class ApeClassifier(EmbeddingClassifier):
         weights = np.exp(np.outer(gammas, divergence)).astype(support.dtype)
         bounds = PUBLISHED_ALPHAS if self.preset == "published" else (0.0, np.inf)
         if self.alpha is not None:
-            bounds = (self.alpha, float(np.nextafter(self.alpha, np.inf)))
+            bounds = _exactly(self.alpha)
 
         def blocks() -> Iterator[tuple[slice, np.ndarray, Iterable[np.ndarray]]]:
             for rows, caches in held_out_blocks(keys, labels, plan, np.array(betas), weights):
@@ -191,7 +191,17 @@ def _one_or(given: float | None, fixed: float | None, several: Sequence[float]) 
     return several if given is None and fixed is None else (given if given is not None else fixed,)  # type: ignore[return-value]
 
 
-class ApeTrained(TrainedHead):
+def _check_share(channels: float) -> None:
+    if not 0 < channels <= 1:
+        raise ValueError(f"channels must be above 0 and at most 1, got {channels}")
+
+
+def _exactly(value: float) -> tuple[float, float]:
+    """Bounds that leave one weight."""
+    return value, float(np.nextafter(value, np.inf))
+
+
+class ApeTrained(EmbeddingClassifier):
     """APE-T: a learned residual for each class on the most discriminative channels, added to its text and to its keys,
     and a learned weight for each example (Zhu et al., 2023, section 3.3, as in the public code).
 
@@ -230,67 +240,53 @@ class ApeTrained(TrainedHead):
         self.learning_rate = learning_rate
         self.random_state = random_state
 
-    def _settle(self) -> None:
-        if not 0 < self.channels <= 1:
-            raise ValueError(f"channels must be above 0 and at most 1, got {self.channels}")
-        self.alpha_ = 2.0 if self.alpha is None else self.alpha
-        self.beta_ = 1.0 if self.beta is None else self.beta
+    def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
+        _check_share(self.channels)
+        self.trained_ = {"alpha": 2.0 if self.alpha is None else self.alpha,
+                         "beta": 1.0 if self.beta is None else self.beta}  # fmt: skip
+        self.alpha_, self.beta_ = self.trained_.values()
+        plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
+        if len(plan.rows) and None in (self.alpha, self.beta):
+            folds = [(self._refitted(support[learn], labels[learn], self.trained_), at) for learn, at in plan.folds()]
+            betas = PUBLISHED_BETAS if self.beta is None else (self.beta,)
+            blocks = ((np.searchsorted(plan.rows, at), (self.scale * support[at] @ fold.refined_.T)[None],
+                       (fold._cache(support[at], beta) for beta in betas)) for fold, at in folds)  # fmt: skip
+            bounds = PUBLISHED_ALPHAS if self.alpha is None else _exactly(self.alpha)
+            best = best_mixture(blocks, plan.held_labels, [(beta,) for beta in betas], bounds)
+            self.alpha_ = best.weight if self.alpha is None else self.alpha
+            self.beta_ = best.parameters[0]
+        self._train(support, labels)
 
-    def _choosing(self, support: np.ndarray, labels: np.ndarray) -> Iterator[list[Problem]]:
-        self._settle()
-        plan = HoldOut.of(labels)
-        if not len(plan.rows) or None not in (self.alpha, self.beta):
-            return
-        some = plan.first(MOST_TUNING_ROWS)
-        folds = list(some.folds())
-        problems = [self._without(support, labels, learn, {}) for learn, _ in folds]
-        yield problems
-        betas = PUBLISHED_BETAS if self.beta is None else (self.beta,)
-        bounds = PUBLISHED_ALPHAS if self.alpha is None else (self.alpha, float(np.nextafter(self.alpha, np.inf)))
-
-        def blocks() -> Iterator[tuple[np.ndarray, np.ndarray, Iterable[np.ndarray]]]:
-            for (model, *_), (_, choose) in zip(problems, folds, strict=True):
-                queries = support[choose]
-                caches = (model._cache(queries, beta) for beta in betas)
-                yield np.searchsorted(some.rows, choose), (self.scale * queries @ model.refined_.T)[None], caches
-
-        best = best_mixture(blocks(), some.held_labels, [(beta,) for beta in betas], bounds)
-        self.alpha_ = best.weight if self.alpha is None else self.alpha
-        self.beta_ = best.parameters[0]
-        if len(some.rows) == len(plan.rows):  # these are the folds that are held out to measure it
-            self._on_folds = [model for model, *_ in problems]
-            for model in self._on_folds:
-                model.alpha_, model.beta_ = self.alpha_, self.beta_
-
-    def _train_stack(
-        self, models: Sequence["ApeTrained"], supports: Sequence[np.ndarray], classes: Sequence[np.ndarray]
-    ) -> None:
-        images, texts, own = stacked(supports), stacked([model.texts_ for model in models]), stacked(classes)
-        scores = [channel_scores(model.texts_, self.similarity_weight) for model in models]
-        kept = best_first(np.stack(scores))[:, : max(1, round(self.channels * images.shape[2]))]
-        places = torch.from_numpy(np.sort(kept, axis=1))[:, None]
-        of_class, of_example = (places.expand(-1, count, -1) for count in (texts.shape[1], images.shape[1]))
-        values = nn.functional.one_hot(own, texts.shape[1]).float()
-        residual = nn.Parameter(torch.zeros(of_class.shape))
-        weights = nn.Parameter(torch.ones(*own.shape, 1))
-        alpha, beta = (given if given is not None else usual for given, usual in ((self.alpha, 2.0), (self.beta, 1.0)))
+    def _train(self, support: np.ndarray, labels: np.ndarray) -> None:
+        images, texts, own = tensors(support, self.texts_, labels)
+        order = best_first(channel_scores(self.texts_, self.similarity_weight))
+        kept = torch.from_numpy(np.sort(order[: max(1, round(self.channels * images.shape[1]))]))
+        values = nn.functional.one_hot(own, len(texts)).float()
+        residual = nn.Parameter(torch.zeros(len(texts), len(kept)))
+        weights = nn.Parameter(torch.ones(len(own), 1))
+        alpha, beta = self.trained_.values()
 
         def refined() -> tuple[Tensor, Tensor]:
-            mine = residual.gather(1, own[..., None].expand(-1, -1, residual.shape[2]))
-            return texts.scatter_add(2, of_class, residual), images.scatter_add(2, of_example, mine)
+            return texts.index_add(1, kept, residual), images.index_add(1, kept, residual[own])
 
         def loss(rows: Tensor) -> Tensor:
             towards, keys = refined()
-            near = torch.exp(beta * (images[:, rows] @ keys.mT - 1))
-            zero_shot = images[:, rows] @ towards.mT
-            return summed_loss(self.scale * zero_shot + alpha * near @ (weights * values), own[:, rows])
+            near = torch.exp(beta * (images[rows] @ keys.T - 1))
+            logits = self.scale * (images[rows] @ towards.T) + alpha * near @ (weights * values)
+            return nn.functional.cross_entropy(logits, own[rows])
 
         optimiser = torch.optim.AdamW([residual, weights], lr=self.learning_rate, eps=1e-3, weight_decay=0.1)
-        fit_by_gradient(optimiser, loss, images.shape[1], make_generator(self.random_state), Schedule(self.epochs))
+        fit_by_gradient(optimiser, loss, len(images), make_generator(self.random_state), Schedule(self.epochs))
         with torch.no_grad():
-            arrays = [each.numpy() for each in (*refined(), weights * values)]
-        for place, model in enumerate(models):
-            model.refined_, model.keys_, model.values_ = (array[place].copy() for array in arrays)
+            self.refined_, self.keys_, self.values_ = (each.numpy() for each in (*refined(), weights * values))
+
+    def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
+        def score(learn: np.ndarray, choose: np.ndarray) -> np.ndarray:  # trained as this one was, then read as it is
+            fold = self._refitted(support[learn], labels[learn], self.trained_)
+            fold.alpha_, fold.beta_ = self.alpha_, self.beta_
+            return fold._scores(support[choose])
+
+        return plan.scored(score, (len(self.classes_),), support.dtype)
 
     def _cache(self, queries: np.ndarray, beta: float) -> np.ndarray:
         return np.exp(beta * (queries @ self.keys_.T - 1)) @ self.values_

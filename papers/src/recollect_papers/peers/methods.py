@@ -4,11 +4,9 @@ from collections.abc import Mapping
 
 from recollect.classifiers.heads.methods import MakeEstimator
 from recollect_papers.peers.ape import ApeClassifier, ApeTrained
-from recollect_papers.peers.clip_adapter import ClipAdapter
-from recollect_papers.peers.probes import ClassAdaptiveProbe, LinearProbePlusPlus, ResidualMap
 from recollect_papers.peers.timo import Timo
-from recollect_papers.peers.tip_adapter_f import TipAdapterF
 from recollect_papers.peers.tip_x import TipX
+from recollect_papers.peers.trained import ClipAdapter, LinearProbePlusPlus, TipAdapterF
 
 FEW_SHOT_METHODS: Mapping[str, MakeEstimator] = {
     "tip-x": lambda texts, scale: TipX(texts, scale=scale),
@@ -16,11 +14,7 @@ FEW_SHOT_METHODS: Mapping[str, MakeEstimator] = {
     "ape": lambda texts, scale: ApeClassifier(texts, scale=scale),
     "ape-published": lambda texts, scale: ApeClassifier(texts, scale=scale, preset="published"),
     "timo": lambda texts, scale: Timo(texts),
-    "timo-published": lambda texts, scale: Timo(texts, preset="published"),
-    "clap": lambda texts, scale: ClassAdaptiveProbe(texts, scale=scale),
     "lp++": lambda texts, scale: LinearProbePlusPlus(texts),
-    "rla": lambda texts, scale: ResidualMap(texts, scale=scale),
-    "rla-published": lambda texts, scale: ResidualMap(texts, scale=scale, preset="published"),
     "clip-adapter": lambda texts, scale: ClipAdapter(texts, scale=scale),
     "ape-t": lambda texts, scale: ApeTrained(texts, scale=scale),
     "tip-adapter-f": lambda texts, scale: TipAdapterF(texts, scale=scale),

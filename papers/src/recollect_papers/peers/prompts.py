@@ -28,11 +28,11 @@ class Prompts:
     """Tokens of one learner: the first entry is inserted at the input, each next one replaces it in the next block.
 
     Attributes:
-        text: of each of the first blocks (tokens, width), or separate for each class (classes, tokens, width).
+        text: of each of the first blocks (tokens, width).
         image: the same for the image tower (tokens, width).
     """
 
-    text: tuple[Float[Tensor, "*classes tokens width"], ...] = ()
+    text: tuple[Float[Tensor, "tokens width"], ...] = ()
     image: tuple[Float[Tensor, "image_tokens image_width"], ...] = ()
 
     @property
@@ -187,8 +187,7 @@ class PromptedClassifier(TunedClassifier):
 
     @torch.no_grad()
     def embed_names(self, names: Sequence[str]) -> Float[Tensor, "n width"]:
-        if self.template is None:
-            return super().embed_names(names)
+        assert self.template is not None
         return class_texts(self.encoder, names, self.template, self.prompts)
 
     def _tensors(self) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """TIMO: prompts weighted by the shots, and discriminant analysis with prompts as samples (Li et al., 2025)."""
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from sklearn.utils.validation import check_array
@@ -9,7 +9,6 @@ from recollect.classifiers.heads.base import KernelForm, as_numpy, class_means, 
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.mixing import Pair, best_weight
 from recollect.classifiers.heads.mixture import Mixture, discriminant
-from recollect.classifiers.heads.tip import check_preset
 from recollect.core.ordering import best_first
 
 SHARPNESSES = (1.0, 5.0, 20.0, 50.0, 100.0)
@@ -29,13 +28,10 @@ class Timo(Mixture):
         alpha: weight of the texts; by default the exactly best one in 1e-4…1e4 on held-out examples.
         gamma: sharpness of the prompts' weights; chosen on held-out folds by default.
         prompts: number of prompts used as samples, as a share of all; chosen by default.
-        preset: ``published`` has gamma 50, all prompts once, and alpha among powers of ten (the public code has another
-            gamma for two data sets).
     """
 
     reads_prompts = True
     weight_bounds = (1e-4, 1e4)
-    published_weights = tuple(10.0**power for power in range(-4, 5))
     default_weight = 100.0
 
     def __init__(
@@ -44,13 +40,11 @@ class Timo(Mixture):
         alpha: float | None = None,
         gamma: float | None = None,
         prompts: float | None = None,
-        preset: Literal["default", "published"] = "default",
     ) -> None:
         self.text_features = text_features
         self.alpha = alpha
         self.gamma = gamma
         self.prompts = prompts
-        self.preset = preset
 
     def _texts(self, support: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """The prompts (classes, prompts, width)."""
@@ -67,7 +61,6 @@ class Timo(Mixture):
         return rows.reshape(given.shape).astype(support.dtype, copy=False)
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
-        check_preset(self.preset)
         plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
         self.gamma_, self.prompts_ = self._choose(support, labels, plan)
         super()._fit(support, labels)
@@ -75,7 +68,7 @@ class Timo(Mixture):
     def _choose(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> tuple[float, float]:
         gammas = SHARPNESSES if self.gamma is None else (self.gamma,)
         shares = PROMPT_SHARES if self.prompts is None else (self.prompts,)
-        if not len(plan.rows) or len(gammas) * len(shares) == 1 or self.preset == "published":
+        if not len(plan.rows) or len(gammas) * len(shares) == 1:
             return (50.0 if self.gamma is None else self.gamma), (1.0 if self.prompts is None else self.prompts)
         held = np.empty((len(shares), len(plan.rows), len(self.classes_)), dtype=support.dtype)
         near = np.empty((len(gammas), *held.shape[1:]), dtype=support.dtype)

@@ -1,14 +1,411 @@
-"""The tuning methods of this package by name; `recollect evaluate few-shot` reads them."""
+"""Prompt learners on frozen towers: CoOp, MaPLe, PromptSRC and CasPL, with the constants of their public codes."""
 
-from collections.abc import Mapping
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 
-from recollect.classifiers.tuning.weights import MakeTuning
-from recollect_papers.peers.prompt_learners import CoOp, KgCoOp, MaPLe, PromptSRC
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recollect.classifiers.heads.trained import Schedule
+from recollect.classifiers.texts import learned_scale
+from recollect.classifiers.tuning.shots import Crops, LabelledPictures, class_loss, descend, frozen_copy
+from recollect.classifiers.tuning.weights import TEMPLATE, MakeTuning
+from recollect.core.seeding import torch_generator
+from recollect.core.types import ImageLike
+from recollect.data.prompts import GENERAL_TEMPLATES, fill
+from recollect.models.dual import DualEncoder
+from recollect.models.transformers.encoder import TransformersEncoder
+from recollect_papers.peers.prompts import (
+    PromptedClassifier,
+    Prompts,
+    check_family,
+    class_texts,
+    prompt_tokens,
+    prompted,
+    token_layers,
+    token_width,
+    word_vectors,
+)
+
+DEPTH = 9
+"""Number of blocks with tokens in MaPLe, PromptSRC and CasPL; at most all of a tower's."""
+
+_SPREAD = 0.02  # standard deviation of random initial tokens
+
+
+@dataclass(frozen=True)
+class PromptTask:
+    """Inputs of a learner's loss.
+
+    Attributes:
+        encoder: frozen.
+        scale: factor of the cosines.
+        tokens: of the class texts, with room for the prompts.
+        before: frozen prompts that come first (CasPL).
+        references: unit-norm class embeddings of the model without prompts, for losses that use them.
+    """
+
+    encoder: TransformersEncoder
+    scale: float
+    tokens: dict[str, Tensor]
+    before: tuple[Prompts, ...] = ()
+    references: Tensor | None = None
+
+
+class Tokens(nn.Module):
+    """The parameters of a prompt learner: tokens of each block, in the text tower and in the image tower."""
+
+    def __init__(self, text: Sequence[Tensor], image: Sequence[Tensor] = ()) -> None:
+        super().__init__()
+        self.text, self.image = nn.ParameterList(text), nn.ParameterList(image)
+
+    def prompts(self) -> Prompts:
+        """The current tokens, with gradients."""
+        return Prompts(tuple(self.text), tuple(self.image))
+
+    def forward(self, task: PromptTask, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Raw embeddings of pictures and classes with the prompts."""
+        with prompted(task.encoder, (*task.before, self.prompts())):
+            return task.encoder.encode_images(pixels), task.encoder.encode_texts(task.tokens)
+
+
+class CoupledTokens(Tokens):
+    """Image tokens that are linear maps of the text tokens, layer by layer (MaPLe)."""
+
+    def __init__(self, text: Sequence[Tensor], maps: Sequence[nn.Linear]) -> None:
+        super().__init__(text)
+        self.maps = nn.ModuleList(maps)
+
+    def prompts(self) -> Prompts:
+        image = tuple(each(tokens) for each, tokens in zip(self.maps, self.text, strict=True))
+        return Prompts(tuple(self.text), image)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptLearning(ABC):
+    """Learns prompts of frozen towers by SGD with momentum 0.9, weight decay 5e-4, a cosine after one epoch at 1e-5 and
+    random crops.
+
+    Attributes:
+        tokens: of each block that has some.
+        learning_rate, batch: of SGD.
+        epochs: the published number by default.
+        flip: mirror half of the crops.
+        effort: share of the published epochs; at least one is run.
+        seed: of initialisation, crops and order.
+    """
+
+    tokens: int
+    learning_rate: float = 2e-3
+    batch: int = 32
+    epochs: int | None = None
+    flip: bool = True
+    effort: float = 1.0
+    seed: int = 0
+
+    text = "{}."
+    """Text after the learned tokens, with ``{}`` for the name."""
+    reads_images = False
+    """Whether the image tower has tokens too."""
+
+    @abstractmethod
+    def start(self, encoder: TransformersEncoder) -> Tokens:
+        """The initial tokens."""
+
+    def usual_epochs(self, shots: int) -> int:
+        """The published number of epochs."""
+        return 50
+
+    def loss(self, task: PromptTask, learner: Tokens, pixels: Tensor, labels: Tensor) -> Tensor:
+        """The loss; by default the cross-entropy of the classes."""
+        images, texts = learner(task, pixels)
+        return class_loss(images, texts, labels, task.scale)
+
+    def references(self, encoder: TransformersEncoder, names: Sequence[str]) -> Tensor | None:
+        """Class embeddings of the frozen model, if the loss uses them."""
+        return None
+
+    def averaging(self, learner: Tokens, epochs: int, steps: int) -> "EpochAverage | None":
+        """Average over epochs of the final prompts; None uses the last epoch."""
+        return None
+
+    def fit(
+        self, encoder: DualEncoder, shots: LabelledPictures, before: tuple[Prompts, ...] = ()
+    ) -> PromptedClassifier:
+        """Learn prompts for ``shots``.
+
+        Args:
+            before: frozen prompts of another learner that come first (CasPL).
+
+        Raises:
+            UserError: the model's towers cannot have tokens.
+        """
+        frozen = frozen_copy(encoder)
+        check_family(frozen, self.reads_images)
+        room = sum(each.text_tokens for each in before) + self.tokens
+        tokens = prompt_tokens(frozen, [fill(self.text, name) for name in shots.names], room)
+        task = PromptTask(frozen, learned_scale(encoder), tokens, before, self.references(frozen, shots.names))
+        learner = self.start(frozen).to(frozen.device)
+        self._learn(task, learner, shots)
+        prompts = (*before, learner.prompts().detached())
+        with torch.no_grad():
+            texts = class_texts(frozen, shots.names, self.text, prompts)
+        return PromptedClassifier(frozen, shots.names, texts, task.scale, self.text, prompts)
+
+    def _learn(self, task: PromptTask, learner: Tokens, shots: LabelledPictures) -> None:
+        crops = Crops(task.encoder, shots.pictures, self.flip, self.seed).stream()
+        labels = torch.from_numpy(shots.labels).to(task.encoder.device)
+        usual = self.usual_epochs(shots.shots) if self.epochs is None else self.epochs
+        epochs = _share_of(usual, self.effort)
+        average = self.averaging(learner, epochs, math.ceil(len(labels) / self.batch))
+        descend(
+            f"tune {type(self).__name__.lower()}",
+            _sgd(learner, self.learning_rate),
+            lambda rows: self.loss(task, learner, crops(rows), labels[rows]),
+            len(labels),
+            Schedule(epochs, self.batch, 1e-5),
+            self.seed,
+            average.step if average else None,
+        )
+        if average and epochs:
+            average.finish()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoOp(PromptLearning):
+    """CoOp (Zhou et al., 2022): tokens before the class name at the input of the text tower, drawn from N(0, 0.02)."""
+
+    tokens: int = 16
+
+    def usual_epochs(self, shots: int) -> int:
+        return 200 if shots >= 8 else 100 if shots >= 2 else 50
+
+    def start(self, encoder: TransformersEncoder) -> Tokens:
+        return Tokens(_layers(encoder, "text", "", self.tokens, 1, self.seed))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaPLe(PromptLearning):
+    """MaPLe (Khattak et al., 2023): tokens in the first blocks of both towers; those of the image tower are linear maps
+    of those of the text tower, one map per block.
+
+    The two input tokens are initialised as "a photo", followed by "of a NAME."; deeper ones from N(0, 0.02).
+    """
+
+    learning_rate: float = 3.5e-3
+    batch: int = 4
+    tokens: int = 2
+
+    text = "of a {}."
+    reads_images = True
+
+    def usual_epochs(self, shots: int) -> int:
+        return 5
+
+    def start(self, encoder: TransformersEncoder) -> Tokens:
+        text = _layers(encoder, "text", "a photo", self.tokens, DEPTH, self.seed)
+        inputs, outputs = token_width(encoder, "text"), token_width(encoder, "image")
+        count = min(len(text), token_layers(encoder, "image"))
+        maps = [nn.Linear(inputs, outputs).to(encoder.dtype) for _ in range(count)]
+        for number, each in enumerate(maps):  # initialised like torch's Linear, with separate generators
+            for name, parameter in each.named_parameters():
+                generator = torch_generator(self.seed, "maple", number, name)
+                with torch.no_grad():
+                    parameter.copy_((torch.rand(parameter.shape, generator=generator) * 2 - 1) * inputs**-0.5)
+        return CoupledTokens(text[:count], maps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptSRC(PromptLearning):
+    """PromptSRC (Khattak et al., 2023): independent tokens in the first blocks of both towers, with three penalties.
+
+    ``CE + 25 mean|w - w_frozen| + 10 mean|f - f_frozen| + KL(p_frozen || p) / (B C)`` over entries of unit embeddings;
+    frozen class embeddings are means over many templates. The text tower's input tokens are initialised as "a photo of
+    a". Final tokens are a mean over epochs with Gaussian weights.
+
+    Attributes:
+        templates: of the frozen class embeddings.
+        peak, spread: mean and standard deviation of the epochs' weights, in epochs.
+    """
+
+    learning_rate: float = 2.5e-3
+    batch: int = 4
+    tokens: int = 4
+    templates: tuple[str, ...] = field(default=GENERAL_TEMPLATES[:60])
+    peak: float = 30.0
+    spread: float = 30.0
+
+    reads_images = True
+
+    def start(self, encoder: TransformersEncoder) -> Tokens:
+        text = _layers(encoder, "text", "a photo of a", self.tokens, DEPTH, self.seed)
+        return Tokens(text, _layers(encoder, "image", "", self.tokens, DEPTH, self.seed))
+
+    def references(self, encoder: TransformersEncoder, names: Sequence[str]) -> Tensor:
+        means = [encoder.embed_texts([fill(each, name) for each in self.templates]).mean(dim=0) for name in names]
+        return F.normalize(torch.stack(means), dim=1).to(encoder.device)
+
+    def loss(self, task: PromptTask, learner: Tokens, pixels: Tensor, labels: Tensor) -> Tensor:
+        assert task.references is not None
+        with torch.no_grad():
+            frozen = F.normalize(task.encoder.encode_images(pixels), dim=1)
+            before = F.log_softmax(task.scale * frozen @ task.references.T, dim=1)
+        images, texts = (F.normalize(raw, dim=1) for raw in learner(task, pixels))
+        logits = task.scale * images @ texts.T
+        found = F.cross_entropy(logits, labels)
+        found = found + 25 * (texts - task.references).abs().mean() + 10 * (images - frozen).abs().mean()
+        divergence = F.kl_div(F.log_softmax(logits, dim=1), before, reduction="sum", log_target=True)
+        return found + divergence / logits.numel()
+
+    def averaging(self, learner: Tokens, epochs: int, steps: int) -> "EpochAverage":
+        weights = torch.exp(-0.5 * ((torch.arange(1, epochs + 1) - self.peak) / self.spread) ** 2).double()
+        return EpochAverage(learner, (weights / weights.sum()).tolist(), steps)
+
+
+class EpochAverage:
+    """Weighted mean of a learner's parameters over epochs.
+
+    Args:
+        weights: of each epoch, with sum 1.
+        steps: per epoch.
+    """
+
+    def __init__(self, learner: Tokens, weights: Sequence[float], steps: int) -> None:
+        self.learner, self.weights, self.steps, self.done = learner, weights, steps, 0
+        self.sums = [torch.zeros_like(parameter) for parameter in learner.parameters()]
+
+    def step(self, rate: float) -> None:
+        """Called after each step."""
+        self.done += 1
+        if self.done % self.steps == 0:
+            weight = self.weights[self.done // self.steps - 1]
+            for total, parameter in zip(self.sums, self.learner.parameters(), strict=True):
+                total += weight * parameter.detach()
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Replace the parameters by their mean."""
+        for total, parameter in zip(self.sums, self.learner.parameters(), strict=True):
+            parameter.copy_(total)
+
+
+@dataclass(frozen=True)
+class BoostingPrompts:
+    """CasPL's first phase (Wu et al., 2024): tokens in both towers that match a small model's probabilities to those of
+    a larger one on unlabelled pictures of the domain.
+
+    The paper defines the loss (KL between the logits); its constants are not public. Ours: 8 tokens in the first 9
+    blocks, 20 epochs of SGD, the larger model's zero-shot probabilities at its own scale.
+
+    Attributes:
+        tokens: of each block of each tower.
+        learning_rate, batch, epochs, flip, effort, seed: see `PromptLearning`.
+    """
+
+    tokens: int = 8
+    learning_rate: float = 2.5e-3
+    batch: int = 16
+    epochs: int = 20
+    flip: bool = True
+    effort: float = 1.0
+    seed: int = 0
+
+    def fit(
+        self, encoder: DualEncoder, teacher: DualEncoder, pictures: Sequence[ImageLike], names: tuple[str, ...]
+    ) -> Prompts:
+        """Learn from the larger ``teacher`` on unlabelled ``pictures``.
+
+        Both see the same crop; the teacher gets it as a picture, since its transform may differ.
+        """
+        frozen = frozen_copy(encoder)
+        check_family(frozen, image=True)
+        start = [_layers(frozen, tower, "", self.tokens, DEPTH, self.seed) for tower in ("text", "image")]
+        learner = Tokens(*start).to(frozen.device)
+        prompts = [fill(TEMPLATE, name) for name in names]
+        task = PromptTask(frozen, learned_scale(encoder), prompt_tokens(frozen, prompts, self.tokens))
+        texts, wanted = teacher.embed_texts(prompts), learned_scale(teacher)
+        crops = Crops(frozen, pictures, self.flip, self.seed).stream()
+
+        def loss(rows: Tensor) -> Tensor:
+            pixels = crops(rows)
+            shown = teacher.embed_images(_as_bytes(frozen, pixels))
+            targets = F.log_softmax(wanted * shown @ texts.T, dim=1).to(pixels.device)
+            return match_loss(learner, task, pixels, targets)
+
+        schedule = Schedule(_share_of(self.epochs, self.effort), self.batch, 1e-5)
+        optimiser = _sgd(learner, self.learning_rate)
+        descend("tune caspl: boosting", optimiser, loss, len(pictures), schedule, self.seed)
+        return learner.prompts().detached()
+
+
+def match_loss(learner: Tokens, task: PromptTask, pixels: Tensor, targets: Tensor) -> Tensor:
+    """Mean over pictures of ``KL(teacher || student)``; ``targets`` are log probabilities."""
+    images, texts = (F.normalize(raw, dim=1) for raw in learner(task, pixels))
+    found = F.log_softmax(task.scale * images @ texts.T, dim=1)
+    return F.kl_div(found, targets, reduction="batchmean", log_target=True)
+
+
+def _as_bytes(encoder: TransformersEncoder, pixels: Tensor) -> list[ImageLike]:
+    """Crops converted back to pictures."""
+    transform = encoder.transform
+    mean, std = (torch.tensor(values, device=pixels.device).view(3, 1, 1) for values in (transform.mean, transform.std))
+    rounded = ((pixels.float() * std + mean) * 255).round().clamp(0, 255).byte()
+    return list(rounded.permute(0, 2, 3, 1).cpu().numpy())
+
+
+@dataclass(frozen=True)
+class CascadedPrompts:
+    """CasPL: frozen `BoostingPrompts`, then another learner with its own loss.
+
+    It uses unlabelled pictures and a larger model, so its figures are not comparable with few-shot ones.
+
+    Attributes:
+        boosting, learner: the two phases.
+        teacher: a larger model.
+    """
+
+    boosting: BoostingPrompts
+    learner: PromptLearning
+    teacher: InitVar[DualEncoder]
+
+    def __post_init__(self, teacher: DualEncoder) -> None:
+        object.__setattr__(self, "_teacher", teacher)
+
+    def fit(self, encoder: DualEncoder, shots: LabelledPictures) -> PromptedClassifier:
+        """Learn both phases; the first from the unlabelled pictures, or from the shots where there are none."""
+        pictures = shots.unlabelled if len(shots.unlabelled) else shots.pictures
+        teacher: DualEncoder = self._teacher  # type: ignore[attr-defined]
+        before = self.boosting.fit(encoder, teacher, pictures, shots.names)
+        return self.learner.fit(encoder, shots, before=(before,))
+
+
+def _share_of(epochs: int, effort: float) -> int:
+    return max(1, round(effort * epochs)) if epochs and effort else 0
+
+
+def _sgd(learner: Tokens, learning_rate: float) -> torch.optim.SGD:
+    return torch.optim.SGD(learner.parameters(), lr=learning_rate, momentum=0.9, weight_decay=5e-4)
+
+
+def _layers(encoder: TransformersEncoder, tower: str, words: str, tokens: int, depth: int, seed: int) -> list[Tensor]:
+    """Initial tokens of the first ``depth`` blocks of a tower: random, and at the input the embeddings of words."""
+    like, width = next(encoder.parameters()), token_width(encoder, tower)
+    drawn = []
+    for number in range(min(depth, token_layers(encoder, tower))):
+        generator = torch_generator(seed, "prompts", f"{tower} {number}")
+        drawn.append((torch.randn((tokens, width), generator=generator) * _SPREAD).to(like))
+    if words:
+        vectors = word_vectors(encoder, words)[:tokens]
+        drawn[0][: len(vectors)] = vectors
+    return drawn
+
 
 TUNING_METHODS: Mapping[str, MakeTuning] = {
     "coop": lambda effort, flip, seed: CoOp(effort=effort, flip=flip, seed=seed),
-    "kgcoop": lambda effort, flip, seed: KgCoOp(effort=effort, flip=flip, seed=seed),
     "maple": lambda effort, flip, seed: MaPLe(effort=effort, flip=flip, seed=seed),
     "promptsrc": lambda effort, flip, seed: PromptSRC(effort=effort, flip=flip, seed=seed),
 }
-"""`CascadedPrompts` (CasPL) needs a larger model as well, and is not in the protocol."""
+"""`recollect evaluate few-shot` reads them; `CascadedPrompts` (CasPL) needs a larger model as well."""

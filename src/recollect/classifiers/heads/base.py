@@ -1,7 +1,7 @@
 """Base of all classifiers on embeddings: validation, normalisation and scikit-learn's conventions."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -236,14 +236,6 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
             return self._learn(support, labels)
         finally:
             self._similarity = None
-
-    @classmethod
-    def fit_each(
-        cls, models: Iterable["EmbeddingClassifier"], supports: Iterable[np.ndarray], labels: Iterable[np.ndarray]
-    ) -> Iterator["EmbeddingClassifier"]:
-        """`fit_checked` of several estimators with the same settings; a subclass may fit them together."""
-        for model, support, own in zip(models, supports, labels, strict=True):
-            yield model.fit_checked(support, own)
 
     def _texts(self, support: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """The class texts, checked; by default the normalised class means."""

@@ -145,8 +145,8 @@ def run_protocol(
             score.add((name, 0, 0), slice(None), found, softmax(task.scale * found))
             continue
         for shots in protocol.shots:
-            fitted = task.fitted_together(name, list(orders.values()), shots)
-            for seed, estimator in zip(orders, fitted, strict=True):
+            for seed, order in orders.items():
+                estimator = task.fitted(name, order, shots)
                 score.add_fit((name, shots, seed), estimator)
                 _classify(estimator, task, block, (name, shots, seed), score, tick)
     return score.rows(protocol.methods)

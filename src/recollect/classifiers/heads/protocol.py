@@ -4,7 +4,7 @@ Draws are nested: for one seed, K shots are the first K of each class in one ran
 from similarities to 2K shots (class sums, cache sums, nearest examples) extends what it computed from K shots.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -115,13 +115,6 @@ class FewShotTask:
         """
         rows, labels = support_of(order, shots)
         return self._unfitted(name).fit_checked(self.support[rows], labels, similarity)
-
-    def fitted_together(self, name: str, orders: Sequence[np.ndarray], shots: int) -> Iterator[EmbeddingClassifier]:
-        """`fitted` for each draw; some methods learn from all draws at once."""
-        drawn = [support_of(order, shots) for order in orders]
-        models = (self._unfitted(name) for _ in orders)
-        supports, labels = (self.support[rows] for rows, _ in drawn), (labels for _, labels in drawn)
-        return type(self._unfitted(name)).fit_each(models, supports, labels)
 
     def _unfitted(self, name: str) -> EmbeddingClassifier:
         made = FEW_SHOT_METHODS[name](self.texts, self.scale)

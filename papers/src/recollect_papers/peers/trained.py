@@ -1,0 +1,225 @@
+"""Heads trained by gradient descent: CLIP-Adapter, Tip-Adapter-F and LP++."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from sklearn.utils import check_random_state
+from torch import Tensor, nn
+
+from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm, class_means
+from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
+from recollect.classifiers.heads.trained import Schedule, fit_by_gradient
+from recollect.core.types import TEXT_SCALE
+
+
+def make_generator(random_state: Any) -> torch.Generator:
+    """A generator for torch from what scikit-learn takes as ``random_state``."""
+    return torch.Generator().manual_seed(int(check_random_state(random_state).randint(2**31 - 1)))
+
+
+def tensors(*arrays: np.ndarray) -> list[Tensor]:
+    """Arrays as tensors in single precision (integers stay integers)."""
+    found = [torch.from_numpy(array) for array in arrays]
+    return [each.float() if each.is_floating_point() else each for each in found]
+
+
+class ClipAdapter(EmbeddingClassifier):
+    """A residual bottleneck on the image embedding (Gao et al., 2023): ``norm(r MLP(f) + (1 - r) f)·W``.
+
+    Trained by CoOp's recipe, as in the public code: SGD with momentum 0.9, weight decay 5e-4, learning rate 0.002 along
+    a cosine after one epoch at 1e-5, batches of 32, and 200, 100 or 50 epochs at eight or more shots, at two, and at
+    one. No augmentation, since the support set consists of embeddings.
+
+    Args:
+        text_features: class texts W, in the order of ``classes_``.
+        ratio: weight r of the bottleneck, which is a quarter as wide as the embedding.
+        epochs: by default CoOp's for the number of shots.
+        learning_rate, batch: of SGD.
+        scale: inverse temperature of the text scores.
+        random_state: seed of initial weights and shuffling.
+    """
+
+    def __init__(
+        self,
+        text_features: Any = None,
+        ratio: float = 0.2,
+        epochs: int | None = None,
+        learning_rate: float = 2e-3,
+        batch: int = 32,
+        scale: float = TEXT_SCALE,
+        random_state: Any = 0,
+    ) -> None:
+        self.text_features = text_features
+        self.ratio = ratio
+        self.epochs = epochs
+        self.learning_rate = learning_rate
+        self.batch = batch
+        self.scale = scale
+        self.random_state = random_state
+
+    def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
+        shots = len(labels) / len(self.classes_)
+        usual = 200 if shots >= 8 else 100 if shots >= 2 else 50
+        self.epochs_ = usual if self.epochs is None else self.epochs
+        generator = make_generator(self.random_state)
+        images, texts, own = tensors(support, self.texts_, labels)
+        width, hidden = images.shape[1], max(1, images.shape[1] // 4)
+        down, up = (
+            nn.Parameter((torch.rand(shape, generator=generator) * 2 - 1) / shape[1] ** 0.5)
+            for shape in ((hidden, width), (width, hidden))
+        )
+
+        def loss(rows: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(self.scale * self._adapted(images[rows], down, up) @ texts.T, own[rows])
+
+        optimiser = torch.optim.SGD([down, up], lr=self.learning_rate, momentum=0.9, weight_decay=5e-4)
+        fit_by_gradient(optimiser, loss, len(images), generator, Schedule(self.epochs_, self.batch, 1e-5))
+        self.down_, self.up_ = down.detach().numpy(), up.detach().numpy()
+
+    def _chosen(self) -> dict[str, Any]:
+        return {"epochs": self.epochs_}
+
+    def _adapted(self, images: Tensor, down: Tensor, up: Tensor) -> Tensor:
+        bottleneck = torch.relu(torch.relu(images @ down.T) @ up.T)
+        return nn.functional.normalize(self.ratio * bottleneck + (1 - self.ratio) * images, dim=-1)
+
+    def _scores(self, queries: np.ndarray) -> np.ndarray:
+        adapted = self._adapted(*tensors(queries, self.down_, self.up_))
+        return self.scale * adapted.numpy() @ self.texts_.T
+
+
+class TipAdapterF(EmbeddingClassifier):
+    """Tip-Adapter whose keys are trained from the support embeddings (Zhang et al., 2022).
+
+    Args:
+        text_features: class texts W, in the order of ``classes_``.
+        alpha, beta: weight and sharpness of the cache.
+        epochs, learning_rate: of AdamW.
+        scale: inverse temperature of the text scores.
+        random_state: seed of the shuffling.
+    """
+
+    def __init__(
+        self,
+        text_features: Any = None,
+        alpha: float = 1.0,
+        beta: float = 5.5,
+        epochs: int = 20,
+        learning_rate: float = 1e-3,
+        scale: float = TEXT_SCALE,
+        random_state: Any = 0,
+    ) -> None:
+        self.text_features = text_features
+        self.alpha = alpha
+        self.beta = beta
+        self.epochs = epochs
+        self.learning_rate = learning_rate
+        self.scale = scale
+        self.random_state = random_state
+
+    def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
+        images, texts, own = tensors(support, self.texts_, labels)
+        values, keys = nn.functional.one_hot(own, len(self.classes_)).float(), nn.Parameter(images.clone())
+
+        def loss(rows: Tensor) -> Tensor:
+            cache = torch.exp(self.beta * (images[rows] @ keys.T - 1)) @ values
+            return nn.functional.cross_entropy(self.scale * images[rows] @ texts.T + self.alpha * cache, own[rows])
+
+        optimiser = torch.optim.AdamW([keys], lr=self.learning_rate, eps=1e-4)
+        fit_by_gradient(optimiser, loss, len(images), make_generator(self.random_state), Schedule(self.epochs))
+        self.keys_, self.values_ = keys.detach().numpy(), values.numpy()
+
+    def _scores(self, queries: np.ndarray) -> np.ndarray:
+        cache = np.exp(self.beta * (queries @ self.keys_.T - 1)) @ self.values_
+        return self.scale * queries @ self.texts_.T + self.alpha * cache
+
+    def kernel_form(self) -> KernelForm:
+        kernel = self.keys_, self.beta, self.alpha * self.values_
+        return KernelForm.of(self, self.scale * self.texts_, kernel=kernel)
+
+
+RIDGES = (1e-3, 1e-2, 1e-1, 1e-4)
+"""Candidates of LP++'s ridge; the first is used where no example can be held out."""
+
+
+class LinearProbePlusPlus(EmbeddingClassifier):
+    """LP++: ``f·(w_c + alpha_c t_c) + b_c``, learned prototypes and learned text weights (Huang et al., 2024).
+
+    The published method starts from ``w_c``, the sum of the class's examples, and ``alpha = 250 mean(x·t)`` and stops
+    early on a validation set. The loss is convex, so here it is minimised by L-BFGS, with a ridge around the same start
+    instead of early stopping: mean cross-entropy ``+ ridge/2 (|w - w_0|^2 + |alpha / alpha_0 - 1|^2 + |b|^2)``. The
+    ridge includes the intercept (random at first in the public code), which separable classes would leave undetermined.
+
+    Args:
+        text_features: class texts W, in the order of ``classes_``.
+        ridge: by default chosen among `RIDGES` on folds.
+        max_iter: of L-BFGS.
+
+    Attributes:
+        n_iter_: number of iterations.
+    """
+
+    def __init__(self, text_features: Any = None, ridge: float | None = None, max_iter: int = 500) -> None:
+        self.text_features = text_features
+        self.ridge = ridge
+        self.max_iter = max_iter
+
+    def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
+        self.ridge_ = RIDGES[0] if self.ridge is None else self.ridge
+        plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
+        if self.ridge is None and len(plan.rows):
+            right = np.zeros(len(RIDGES))
+            for learn, at in plan.folds():
+                folds = [self._refitted(support[learn], labels[learn], {"ridge": ridge}) for ridge in RIDGES]
+                right += [(fold._scores(support[at]).argmax(axis=1) == labels[at]).sum() for fold in folds]
+            self.ridge_ = RIDGES[int(np.argmax(right))]
+        self._minimise(support, labels)
+
+    def _chosen(self) -> dict[str, Any]:
+        return {"ridge": self.ridge_}
+
+    def start(self, support: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """``w_0`` (classes, width) and ``alpha_0`` (classes,)."""
+        classes = len(self.classes_)
+        own = (support * self.texts_[labels]).sum(axis=1)
+        alpha = 250.0 * float((np.bincount(labels, own) / np.bincount(labels)).mean())
+        sums = class_means(support, labels, classes) * np.bincount(labels)[:, None]
+        return sums.astype(np.float64), np.full(classes, alpha if abs(alpha) > 1e-3 else 1e-3)
+
+    def _minimise(self, support: np.ndarray, labels: np.ndarray) -> None:
+        images, texts = (torch.from_numpy(rows).double() for rows in (support, self.texts_))
+        sums, alphas = map(torch.from_numpy, self.start(support, labels))
+        own, similar = torch.from_numpy(labels), images @ texts.T
+        # The curvature along a text's weight (alpha is near 100) is this much larger than along an entry of w. Scaled
+        # by it, about 150 steps reach the minimum; without it 500 do not.
+        unit = (alphas**2 * similar.square().mean(dim=0) + 1).sqrt()
+
+        def parts(moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            shift, stretch, bias = moved.split([sums.numel(), len(sums), len(sums)])
+            return shift.view_as(sums), stretch / unit, bias
+
+        def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
+            moved = torch.from_numpy(flat).requires_grad_()
+            shift, stretch, bias = parts(moved)
+            logits = images @ (sums + shift).T + similar * (alphas * (1 + stretch)) + bias
+            held = sum(each.square().sum() for each in (shift, stretch, bias))
+            value = nn.functional.cross_entropy(logits, own) + self.ridge_ / 2 * held
+            value.backward()
+            assert moved.grad is not None
+            return value.item(), moved.grad.numpy()
+
+        options = {"maxiter": self.max_iter, "ftol": 1e-16, "gtol": 1e-10}
+        found = minimize(loss, np.zeros(sums.numel() + 2 * len(sums)), jac=True, method="L-BFGS-B", options=options)
+        shift, stretch, bias = parts(torch.from_numpy(found.x))
+        self.n_iter_ = max(1, int(found.nit))
+        self.alpha_ = (alphas * (1 + stretch)).numpy()
+        self.coef_ = (sums + shift + torch.from_numpy(self.alpha_)[:, None] * texts).numpy().astype(support.dtype)
+        self.intercept_ = bias.numpy().astype(support.dtype)
+
+    def _scores(self, queries: np.ndarray) -> np.ndarray:
+        return queries @ self.coef_.T + self.intercept_
+
+    def kernel_form(self) -> KernelForm:
+        return KernelForm.of(self, self.coef_, self.intercept_)
