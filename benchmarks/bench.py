@@ -40,7 +40,6 @@ from recollect.core.types import Source, best_device
 from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.stream import BatchStream
 from recollect.data.sources import open_source
-from recollect.data.sources.decoded import decoded
 from recollect.data.transforms import ImageTransform
 from recollect.models import build_model
 from recollect.objectives import ContextObjective, ContrastiveObjective
@@ -390,7 +389,7 @@ def pictures(count: int, side: int) -> list[bytes]:
 
 
 def reading(sizes: Sizes, clock: Clock) -> Iterator[Row]:
-    """Pictures a second of one core: Parquet, the same streamed, kept decoded, and the built-in world."""
+    """Pictures a second of one core: Parquet, the same streamed, and the built-in world."""
     transform = ImageTransform(size=32, training=True, scale=(0.5, 1.0))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "pictures.parquet"
@@ -400,7 +399,6 @@ def reading(sizes: Sizes, clock: Clock) -> Iterator[Row]:
         ways: dict[str, Source] = {
             "Parquet of 64-px JPEGs": whole,
             "the same, streamed": open_source(f"{path}?stream=yes"),
-            "the same, kept decoded": decoded(whole, transform.needed, Path(folder) / "kept"),
             "glyphs": open_source("glyphs:captions"),
         }
         rates: dict[str, list[float]] = {name: [] for name in ways}

@@ -42,7 +42,7 @@ from recollect.core.progress import track
 from recollect.core.seeding import numpy_generator
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.data.sources import open_source
-from recollect.data.sources.derived import Subset
+from recollect.data.sources.subset import Subset
 from recollect.evaluation.features import image_features
 from recollect.models import load_model
 from recording import this_command

@@ -27,7 +27,7 @@ from torch import Tensor
 from recollect import load_model
 from recollect.core.files import write_json
 from recollect.data.sources.images import decode
-from recollect.data.sources.reading import blocks_ahead
+from recollect.data.sources.reader import blocks_ahead
 from recollect.models import DualEncoder, TransformersEncoder
 from recollect.models.pairing import pair_towers
 

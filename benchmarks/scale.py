@@ -25,7 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from recollect.cli.parser import script_options
 from recollect.core.files import read_json, write_json
 from recollect.core.progress import output
-from recollect.data.sources.streamed import AT_ONCE, open_stream
+from recollect.data.sources.stream import AT_ONCE, open_stream
 from recollect.models import DualEncoder, build_model
 from recollect.objectives import ContextObjective, ContrastiveObjective
 from recollect.objectives.shards import Shard

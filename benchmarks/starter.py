@@ -23,7 +23,7 @@ from recollect.classifiers.heads.voting import SoftmaxVoting
 from recollect.core.files import write_json
 from recollect.data.prompts import readable
 from recollect.data.sources import open_source
-from recollect.data.sources.derived import Subset
+from recollect.data.sources.subset import Subset
 from recollect.models import TransformersEncoder
 from recollect.models.starter import class_names
 from recollect.training.locked import lock_source

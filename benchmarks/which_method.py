@@ -30,7 +30,7 @@ from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_json
 from recollect.core.progress import output
 from recollect.core.types import EncoderBase, ImageLike, Kind, Source
-from recollect.data.sources.derived import Subset
+from recollect.data.sources.subset import Subset
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.results import summarise
 from recollect.evaluation.tasks.classification import ClassificationTask, classification_task

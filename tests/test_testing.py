@@ -9,7 +9,7 @@ import torch
 from recollect.classifiers import EmbeddingClassifier
 from recollect.core.types import Sample
 from recollect.data.sources import open_source
-from recollect.data.sources.derived import Joined, Subset
+from recollect.data.sources.subset import Joined, Subset
 from recollect.models import build_model
 from recollect.testing import HashEncoder, SampleList, check_encoder, check_estimator, check_source
 from recollect_papers.worlds import SOURCES

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from recollect.data.sources.derived import Subset
+from recollect.data.sources.subset import Subset
 from recollect.evaluation.entities import harmonic_mean
 from recollect.index import Index
 from recollect.reco.block import FusionModule, FusionSettings

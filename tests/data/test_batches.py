@@ -21,7 +21,7 @@ from recollect.data.definitions import Glossary, Knowledge
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
-from recollect.data.sources.derived import Subset
+from recollect.data.sources.subset import Subset
 from recollect.data.transforms import ImageTransform
 from recollect.testing import SampleList
 

@@ -13,8 +13,8 @@ from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.stream import BatchStream
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
-from recollect.data.sources.derived import Subset
-from recollect.data.sources.reading import readable_blocks
+from recollect.data.sources.reader import readable_blocks
+from recollect.data.sources.subset import Subset
 from recollect.data.transforms import ImageTransform
 from recollect.evaluation.tasks.classification import Division, class_name_shift, classification_task
 from recollect.evaluation.tasks.retrieval import retrieval_task

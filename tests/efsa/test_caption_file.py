@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.core.errors import UserError
-from recollect.data.sources.derived import Joined, Subset
+from recollect.data.sources.subset import Joined, Subset
 from recollect.efsa.caption_file import CaptionFile, captions_of, key_of
 from recollect.testing import SampleList, check_source
 

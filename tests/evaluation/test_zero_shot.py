@@ -6,7 +6,7 @@ import torch
 
 from recollect.classifiers.heads.calibration import expected_calibration_error
 from recollect.core.errors import UserError
-from recollect.data.sources.derived import Subset
+from recollect.data.sources.subset import Subset
 from recollect.evaluation.features import FeatureCache, class_text_features
 from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.tasks.classification import ClassificationTask

@@ -23,9 +23,9 @@ from recollect.core.files import locked, make_folder
 from recollect.core.progress import output, progress
 from recollect.core.types import Encoder, Kind
 from recollect.data.sources.columns import Columns
-from recollect.data.sources.derived import Subset
 from recollect.data.sources.generated import is_generated
 from recollect.data.sources.images import note
+from recollect.data.sources.subset import Subset
 from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.few_shot import few_shot
 from recollect.evaluation.probe import linear_probe

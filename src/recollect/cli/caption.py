@@ -80,8 +80,7 @@ class Caption:
     def _source(self) -> None:
         """Captions of a source, into a file."""
         from recollect.core.progress import track
-        from recollect.data.sources import open_source
-        from recollect.data.sources.opening import split_of
+        from recollect.data.sources import open_source, split_of
         from recollect.efsa.caption_file import CaptionFile
         from recollect.efsa.captioner import TransformersCaptioner, source_items, write_captions
 

@@ -25,7 +25,7 @@ def split_for(spec: str, split: str | None, usual: str | None = None) -> str | N
         split: the value of --split.
         usual: the default of --split.
     """
-    from recollect.data.sources.opening import split_of
+    from recollect.data.sources import split_of
 
     named = split_of(spec)
     if named is None:

@@ -25,7 +25,7 @@ from recollect.core.files import read_lines
 from recollect.core.progress import output
 from recollect.core.types import Encoder
 from recollect.core.validation import check_choice
-from recollect.data.sources.opening import split_of
+from recollect.data.sources import split_of
 from recollect.evaluation.entities import entities, open_entities
 from recollect.evaluation.multilabel import multilabel, multilabel_task
 from recollect.evaluation.probe import linear_probe

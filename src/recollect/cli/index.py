@@ -189,8 +189,7 @@ class Remove:
         remove_pictures(index, ids, self.yes)
 
     def _near_ids(self, index: "Index") -> list[str]:
-        from recollect.data.sources import open_source
-        from recollect.data.sources.opening import split_of
+        from recollect.data.sources import open_source, split_of
         from recollect.evaluation.features import image_features
 
         assert self.near is not None

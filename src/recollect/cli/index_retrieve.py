@@ -78,8 +78,7 @@ class Retrieve:
     def _excluded(self, index: "Index", encoder: "Encoder") -> list[str]:
         if self.exclude is None:
             return []
-        from recollect.data.sources import open_source
-        from recollect.data.sources.opening import split_of
+        from recollect.data.sources import open_source, split_of
         from recollect.evaluation.features import image_features
 
         source = open_source(self.exclude, split=self.split or split_of(self.exclude) or "test")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from recollect.core.errors import UserError
 from recollect.core.types import ImageLike
-from recollect.data.sources.reading import blocks_ahead
+from recollect.data.sources.reader import blocks_ahead
 from recollect.data.transforms import ImageTransform
 from recollect.index import Picture
 

@@ -17,7 +17,7 @@ from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
 from recollect.core.types import Encoder, Kind, Source
 from recollect.data.prompts import fill
-from recollect.data.sources.reading import MOST_BROKEN, readable_blocks
+from recollect.data.sources.reader import MOST_BROKEN, readable_blocks
 from recollect.evaluation.tasks.classification import ClassificationTask
 
 

@@ -13,8 +13,8 @@ from recollect.classifiers.texts import learned_scale, prompts_and_ensemble
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, Kind
-from recollect.data.sources.derived import Subset
 from recollect.data.sources.images import note
+from recollect.data.sources.subset import Subset
 from recollect.evaluation.features import (
     FeatureCache,
     class_prompts,

@@ -11,7 +11,7 @@ from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Kind, caption_prefix
 from recollect.core.validation import check_choice
-from recollect.data.sources.derived import Joined
+from recollect.data.sources.subset import Joined
 from recollect.efsa.cost import Cost, measured
 from recollect.efsa.methods import SEARCH_METHODS, Method, Prepared, SearchContext
 from recollect.efsa.options import EpisodeOptions

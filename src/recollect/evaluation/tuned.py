@@ -18,7 +18,7 @@ from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, ImageLike, Source
 from recollect.core.validation import check_choice, check_number
-from recollect.data.sources.derived import Subset
+from recollect.data.sources.subset import Subset
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.models.dual import DualEncoder
 

@@ -19,7 +19,7 @@ from recollect.core.paths import may_be_there
 from recollect.core.progress import progress
 from recollect.core.types import Source
 from recollect.data.sources.images import note
-from recollect.data.sources.reading import BrokenCounter
+from recollect.data.sources.reader import BrokenCounter
 from recollect.index.changes import ChangeableIndex
 from recollect.index.picture import File
 from recollect.index.rows import COLUMNS, ROUNDING, Rows
@@ -116,9 +116,11 @@ def open_pictures(spec: str, split: str | None = None, columns: "Columns | None"
     Raises:
         UserError: the source, split or column does not exist.
     """
-    from recollect.data.sources import open_source  # loads datasets, which a search does not need
+    from recollect.data.sources import (
+        open_source,  # loads datasets, which a search does not need
+        split_of,
+    )
     from recollect.data.sources.generated import is_generated
-    from recollect.data.sources.opening import split_of
 
     if split is None and not is_generated(spec):
         split = split_of(spec) or "all"

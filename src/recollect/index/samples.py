@@ -15,7 +15,7 @@ from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL, Encoder, ImageLike, Sample, Source
 from recollect.data.prompts import fill
 from recollect.data.sources.images import BrokenImageError, pixel_digest
-from recollect.data.sources.reading import BROKEN_SHARE, blocks_ahead
+from recollect.data.sources.reader import BROKEN_SHARE, blocks_ahead
 from recollect.index.exif import PictureFacts, picture_facts
 from recollect.index.phash import phash_of
 from recollect.index.picture import File, as_png

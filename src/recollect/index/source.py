@@ -7,7 +7,7 @@ from jaxtyping import Float32, Int64
 
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, ImageLike, Source, caption_prefix
-from recollect.data.sources.reading import MOST_BROKEN, readable_blocks
+from recollect.data.sources.reader import MOST_BROKEN, readable_blocks
 from recollect.index.index import Index
 from recollect.index.picture import File
 from recollect.index.rows import Record, Rows

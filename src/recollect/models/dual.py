@@ -24,7 +24,7 @@ from recollect.core.progress import progress
 from recollect.core.types import ImageLike, Kind, Source
 from recollect.core.validation import check_number, refuse
 from recollect.data.sources.images import PictureInput, as_images, opened
-from recollect.data.sources.reading import blocks_ahead
+from recollect.data.sources.reader import blocks_ahead
 from recollect.data.transforms import ImageTransform
 
 RECORD = "recollect.json"

@@ -22,7 +22,7 @@ from scipy.linalg import orthogonal_procrustes
 from recollect.core.seeding import text_fold
 from recollect.core.types import Source
 from recollect.core.validation import refuse
-from recollect.data.sources.derived import first_text
+from recollect.data.sources.subset import first_text
 from recollect.reco.block import FusionSettings
 from recollect.reco.neighbours import Neighbours, ScoreOf, find_neighbours
 from recollect.reco.pairs import Pairs

@@ -12,7 +12,7 @@ from recollect.core.progress import progress
 from recollect.core.types import NO_LABEL, Encoder, Sample, Source, caption_prefix
 from recollect.data.prompts import SIMPLE_TEMPLATES, fill
 from recollect.data.sources.images import pixel_digest
-from recollect.data.sources.reading import BrokenCounter, read_ahead
+from recollect.data.sources.reader import BrokenCounter, read_ahead
 from recollect.index import Index, Rows
 
 _BLOCK = 256

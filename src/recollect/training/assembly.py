@@ -23,13 +23,11 @@ from recollect.core.words import counted
 from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.stream import CONTEXT_VIEW, BatchStream
 from recollect.data.definitions import Knowledge, open_definitions
-from recollect.data.sources import open_source
+from recollect.data.sources import open_source, split_of
 from recollect.data.sources.address import parse_address
-from recollect.data.sources.decoded import decoded
-from recollect.data.sources.derived import corpus
 from recollect.data.sources.generated import is_generated
 from recollect.data.sources.images import note
-from recollect.data.sources.opening import split_of
+from recollect.data.sources.subset import corpus
 from recollect.data.transforms import ImageTransform
 from recollect.models import PRESETS, DualEncoder, TransformersEncoder, build_model, load_model
 from recollect.models.transformers.families import TextTokens
@@ -121,8 +119,6 @@ def assemble_recipe(
         warn_of_model(recipe, model)
     check_agreement({"the tokenizer or the shape of the model": model.reading})
     objective, crops = objective or build_objective(recipe.objective, model), training_transform(model, data)
-    if data.decoded and recipe.model.locked == "none":
-        sources = tuple(first_makes(partial(decoded, source, crops.needed)) for source in sources)
     towers: DualEncoder | LockedTowers | AdaptedTowers = model
     if recipe.model.locked != "none":
         towers, sources = lock_towers(model.to(place.device), sources, recipe, crops, knowledge)

@@ -9,9 +9,9 @@ from recollect.core.options import Kind
 from recollect.core.types import Source
 from recollect.core.validation import refuse
 from recollect.data.definitions import Knowledge
+from recollect.data.sources import split_of
 from recollect.data.sources.generated import is_generated
 from recollect.data.sources.images import note
-from recollect.data.sources.opening import split_of
 from recollect.models import PRESETS, DualEncoder
 from recollect.models.lora import check_peft
 from recollect.models.parts import check_model_place
@@ -145,7 +145,7 @@ def _source_warnings(recipe: Recipe, sources: Sequence[Source], needs: Collectio
     free = [spec for spec, _ in data.specs if not spec.startswith(OBJECT) and split_of(spec) is None]
     yield data.split is not None and not free, "--data.split: every address names its split"
     made = all(source.makes_batches for source in sources)
-    for option in ("crop", "flip", "decoded", "broken_share"):
+    for option in ("crop", "flip", "broken_share"):
         changed = getattr(data, option) != getattr(type(data)(), option)
         yield made and changed, f"--data.{option.replace('_', '-')}: the sources make their pictures themselves"
 

@@ -21,9 +21,9 @@ from recollect.core.seeding import derive_seed
 from recollect.core.types import NO_LABEL, BatchRead, ImageLike, Sample, Source
 from recollect.core.validation import refuse
 from recollect.data.batches.order import mix, number_below
-from recollect.data.sources.derived import Subset
 from recollect.data.sources.images import BrokenImageError
-from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter, read_ahead
+from recollect.data.sources.reader import BROKEN_SHARE, BrokenCounter, read_ahead
+from recollect.data.sources.subset import Subset
 from recollect.data.transforms import ImageTransform
 from recollect.models import DualEncoder
 from recollect.training.feature_store import FeatureStore

@@ -76,8 +76,6 @@ class Data:
         definitions: of class names and nouns, appended to prompts and captions (K-LITE): a .json, .csv or
             .tsv file, the folder of a WordNet database, or ``wordnet`` for the installed one. Such a model is then
             asked with them too.
-        decoded: decode every picture once, and keep the bytes in the user's cache folder: for runs of many passes that
-            wait for their pictures.
         image_column: column of image bytes or paths, where it is not named image.
         caption_column: column of a text or a list of texts, where it is not named caption.
         label_column: column of class numbers or names, where it is not named label.
@@ -98,7 +96,6 @@ class Data:
     broken_share: float = 0.01
     copies: CopiesBy = "ids"
     definitions: str | None = None
-    decoded: bool = False
     image_column: str | None = None
     caption_column: str | None = None
     label_column: str | None = None
@@ -329,7 +326,6 @@ class Recipe:
         options = objective.context.options if objective.context else ContextOptions()
         yield model.lora is None and model.lora_alpha is not None, "--model.lora-alpha: there is no --lora"
         yield model.views > 1 and not locked, "--model.views: there is no --locked tower"
-        yield locked and data.decoded, "--data.decoded: a locked tower reads every picture once"
         yield bool(data.weights) and len(data.specs) == 1, "--data.weights: there is one source"
         for name, on in (
             ("objective.context.options.augmented", options.augmented != "none"),

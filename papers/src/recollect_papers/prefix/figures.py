@@ -10,8 +10,8 @@ from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Source
 from recollect.data.prompts import fill
 from recollect.data.sources import open_source
-from recollect.data.sources.derived import Subset
 from recollect.data.sources.generated import is_generated
+from recollect.data.sources.subset import Subset
 from recollect.evaluation.features import class_prompts
 from recollect.evaluation.reports.plots import save_figure
 from recollect.evaluation.tasks.classification import ClassificationTask, keep_classes

@@ -19,7 +19,7 @@ from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import NO_LABEL, Source
 from recollect.data.sources import open_source
-from recollect.data.sources.derived import Subset
+from recollect.data.sources.subset import Subset
 from recollect.models import DualEncoder
 from recollect.models.pretrained import open_efficientnet
 from recollect.models.starter import IMAGE_TOWER, class_names, empty_starter

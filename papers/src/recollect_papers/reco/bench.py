@@ -14,8 +14,8 @@ import numpy as np
 from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Source
-from recollect.data.sources.derived import Subset
 from recollect.data.sources.images import note
+from recollect.data.sources.subset import Subset
 from recollect.evaluation.entities import entities
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.retrieval import retrieval

@@ -25,8 +25,8 @@ from jaxtyping import Bool
 from recollect.core.errors import UserError
 from recollect.core.types import Source
 from recollect.data.sources.columns import Columns
-from recollect.data.sources.derived import Subset
 from recollect.data.sources.images import BROKEN_SHARE
+from recollect.data.sources.subset import Subset
 from recollect.data.sources.table import Origin, TableSource
 from recollect.evaluation.tasks.classification import ClassificationTask
 

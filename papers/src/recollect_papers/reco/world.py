@@ -9,9 +9,8 @@ import numpy as np
 from recollect.core.errors import UserError
 from recollect.core.places import public_names
 from recollect.data.prompts import GENERAL_TEMPLATES
-from recollect.data.sources import open_source
-from recollect.data.sources.derived import Subset
-from recollect.data.sources.opening import split_of
+from recollect.data.sources import open_source, split_of
+from recollect.data.sources.subset import Subset
 from recollect.evaluation.entities import open_entities
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.tasks.opening import Selection, open_tasks

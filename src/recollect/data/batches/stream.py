@@ -20,7 +20,7 @@ from recollect.data.batches.order import BlockOrder, Plan, endless, mix, number_
 from recollect.data.definitions import Knowledge
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.data.sources.images import BrokenImageError
-from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter
+from recollect.data.sources.reader import BROKEN_SHARE, BrokenCounter
 from recollect.data.transforms import ImageTransform
 
 CONTEXT_VIEW = 2

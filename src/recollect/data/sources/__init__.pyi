@@ -1,5 +1,5 @@
 """What `__init__.py` imports when it is first used."""
 
-from .opening import open_source as open_source
-from .opening import split_names as split_names
-from .opening import split_of as split_of
+from .address import split_of as split_of
+from .specs import open_source as open_source
+from .specs import split_names as split_names

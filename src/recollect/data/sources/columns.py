@@ -22,7 +22,7 @@ _USUAL: Mapping[str, tuple[str, ...]] = {
     "domain": ("domain",),
     "split": ("split",),
 }  # fmt: skip
-"""Names tried in this order where the user names no column."""
+"""Names tried in this order if the user names no column."""
 
 _INNER = ("caption", "captions", "text")
 
@@ -36,7 +36,7 @@ SPLITS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns to read; a name left out is looked for under its usual names.
+    """Which columns to read; for a name left out, the usual names are tried.
 
     Attributes:
         image: encoded bytes, a `datasets.Image`, or a path relative to the table.
@@ -45,9 +45,9 @@ class Columns:
         label: an integer, a ``ClassLabel`` or a class name.
         class_name: the readable name that goes with an integer label.
         synonyms: other names of the class (text or list), which become the texts of a label source.
-        id: unique for each row; the row number where there is none.
-        domain: the kind of picture (photo, sketch, ...), carried along for evaluation.
-        split: says which split a row belongs to, where a table holds several.
+        id: unique for each row; by default the row number.
+        domain: the kind of picture (photo, sketch, ...), for evaluation.
+        split: the split of each row, if a table holds several.
     """
 
     image: str | None = None
@@ -60,15 +60,15 @@ class Columns:
     split: str | None = None
 
     def resolve(self, present: Iterable[str], where: str, first: Callable[[str], Any] = lambda name: None) -> "Columns":
-        """Fill in what was left out from the columns that are there.
+        """Fill in the names that were left out from the columns of a table.
 
         Args:
             present: names of the columns.
-            where: they are, for messages.
-            first: from the name of a column to its first value, which tells whether it holds structures.
+            where: the table, for messages.
+            first: maps the name of a column to its first value, which may be a structure.
 
         Raises:
-            UserError: a named column is absent, holds structures, or nothing that could be the image is there.
+            UserError: a named column is absent, holds structures, or no column could be the image.
         """
         present = list(present)
         found: dict[str, str | None] = {"synonyms": self.synonyms}
@@ -76,19 +76,18 @@ class Columns:
             found[role] = getattr(self, role) or next((name for name in usual if name in present), None)
         if found["caption"] is None and found["label"] is None:
             found["caption"] = _inner_caption([name for name in present if name != found["image"]], first)
-        resolved = Columns(**found)
-        named = [(role, name) for role in found for name in (getattr(resolved, role) or "").split(",") if name]
+        named = [(role, name) for role, names in found.items() for name in (names or "").split(",") if name]
         absent = [(role, name) for role, name in named if name not in present and name.split(".")[0] not in present]
-        for role, name in (("image", "image"),) if resolved.image is None else absent:
+        for role, name in (("image", "image"),) if found["image"] is None else absent:
             raise UserError(_absent(role, name, present, where))
-        for name in (resolved.caption or "").split(","):
-            if name in present and (self.caption or not resolved.label) and (fields := fields_in(first(name))):
+        for name in (found["caption"] or "").split(","):
+            if name in present and (self.caption or not found["label"]) and (fields := fields_in(first(name))):
                 guess = next((each for each in fields if each in _USUAL["caption"]), fields[0])
                 raise UserError(
                     f"{where}: column '{name}' holds {', '.join(map(repr, fields[:8]))} of each row. Name one of them "
                     f"with --caption-column {quote(f'{name}.{guess}')}."
                 )
-        return resolved
+        return Columns(**found)
 
 
 def is_text(type: "pa.DataType") -> bool:
@@ -115,13 +114,13 @@ def _absent(role: str, name: str, present: list[str], where: str) -> str:
 
 
 def _inner_caption(present: Sequence[str], first: Callable[[str], Any]) -> str | None:
-    """The field of a column of structures that is called as captions are, as in WebDatasets of .jpg and .json alone."""
+    """A field that is named like captions in a column of structures, as in WebDatasets with only .jpg and .json."""
     inner = (f"{name}.{field}" for name in present for field in fields_in(first(name)) if field in _INNER)
     return next(inner, None)
 
 
 def fields_in(value: Any) -> tuple[str, ...]:
-    """What the fields are called in a structure, in JSON that is text, or in the first of a list of structures."""
+    """The names of the fields of a structure, of JSON text, or of the first of a list of structures."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         value = _structure(value)
     if isinstance(value, list) and value:
@@ -130,17 +129,19 @@ def fields_in(value: Any) -> tuple[str, ...]:
 
 
 def text_reader(table: "Table", columns: str) -> Callable[[int], tuple[str, ...]]:
-    """A function from a row number to the row's texts, read from one column, several, or a field inside one."""
-    readers = [_field_reader(table, name) for name in columns.split(",")]
-
-    def read(row: int) -> tuple[str, ...]:
-        return tuple(text for reader in readers for text in _texts(reader(row)))
-
-    return read
+    """A function from a row number of a table to the row's texts (see `texts_in`)."""
+    names = [name if name in table.column_names else name.split(".")[0] for name in columns.split(",")]
+    outer = {name: table.column(name) for name in names}
+    return lambda row: texts_in({name: column[row].as_py() for name, column in outer.items()}, columns)
 
 
 def texts_in(row: Mapping[str, Any], columns: str) -> tuple[str, ...]:
-    """The texts of one row, given as its columns; see `text_reader`."""
+    """The texts of one row, given as its columns.
+
+    Args:
+        columns: names joined by commas; ``a.b``, if there is no such column, is field ``b`` of column ``a`` (a
+            structure, a list of them, or JSON text).
+    """
     found: list[str] = []
     for name in columns.split(","):
         outer, *inner = (name,) if name in row else name.split(".")
@@ -148,21 +149,6 @@ def texts_in(row: Mapping[str, Any], columns: str) -> tuple[str, ...]:
         value = _structure(value) if inner and isinstance(value, str) else value
         found += _texts(_descend(value, inner) if inner else value)
     return tuple(found)
-
-
-def _field_reader(table: "Table", name: str) -> Callable[[int], Any]:
-    """Reads ``a`` or, if there is no such column, field ``b`` of column ``a`` for ``a.b`` (structure or JSON text)."""
-    if name in table.column_names:
-        column = table.column(name)
-        return lambda row: column[row].as_py()
-    outer, *inner = name.split(".")
-    column = table.column(outer)
-
-    def read(row: int) -> Any:
-        value = column[row].as_py()
-        return _descend(_structure(value) if isinstance(value, str) else value, inner)
-
-    return read
 
 
 def _structure(text: str) -> Any:

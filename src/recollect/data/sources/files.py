@@ -1,4 +1,4 @@
-"""From a path or a hub id to tables: everything that touches files, through the ``datasets`` library."""
+"""Tables of a path or a hub id, opened with the ``datasets`` library."""
 
 import atexit
 import os
@@ -6,8 +6,8 @@ import shutil
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from glob import has_magic
@@ -26,9 +26,9 @@ from recollect.core.files import read_text
 from recollect.core.paths import check_writable, near_names, refuse_slip
 from recollect.core.validation import refuse
 from recollect.core.words import counted
+from recollect.data.sources.few_shot_splits import is_published_shots, read_published, read_published_shots
+from recollect.data.sources.file_lists import HUB_ID, by_top_folder, files_named, refuse_of_hub, split_groups
 from recollect.data.sources.images import BROKEN_SHARE, PICTURE_ENDINGS, files_below, note, pictures_among, unread_among
-from recollect.data.sources.places import HUB_ID, by_top_folder, files_named, refuse_of_hub, split_groups
-from recollect.data.sources.published import is_published_shots, read_published, read_published_shots
 from recollect.data.sources.remote import is_address
 from recollect.data.sources.tars import check_shards
 
@@ -46,8 +46,8 @@ class OpenedTables:
     """The tables of one source.
 
     Attributes:
-        splits: name of split to its rows.
-        where: what to call the source in errors.
+        splits: the rows of each split.
+        where: name of the source, for errors.
         files: the files with the content, for its fingerprint.
         base: folder of relative image paths; None if the tables contain the image bytes.
         class_names: from the ``classnames.txt`` of WebDataset shards, in label order.
@@ -131,11 +131,9 @@ def _open_folder(folder: Path, lost_share: float) -> OpenedTables:
     files = _readable_names(folder, files_below(folder))
     for suffixes in ({".tar"}, {".parquet"}, PICTURE_ENDINGS, {".csv", ".tsv", ".jsonl"}):
         chosen = [file for file in files if file.suffix.lower() in suffixes]
-        if suffixes == {".parquet"}:
-            chosen = [file for file in chosen if file.name not in _METADATA]
         if chosen and suffixes is PICTURE_ENDINGS:
             return _open_pictures(folder, files)
-        if chosen:
+        if chosen and not (suffixes == {".parquet"} and all(file.name in _METADATA for file in chosen)):
             return _open_files(chosen, folder, folder.name, lost_share)
     unread = f"; {kinds}" if (kinds := unread_among(files)) else ""
     raise UserError(f"{folder}: an empty source; it holds no images, Parquet, tar, CSV or JSON-lines files{unread}")
@@ -235,14 +233,12 @@ def _shard_features(shard: Path, where: str) -> datasets.Features:
         for _, member in zip(range(_PEEKED_MEMBERS), archive, strict=False):
             if member.isfile() and "." in Path(member.name).name:
                 names.append(Path(member.name).name.split(".", 1)[1])
-    kinds: dict[str, Callable[[], Any]] = {"json": datasets.Json, "txt": lambda: datasets.Value("string")}
-    kinds |= {"text": kinds["txt"], "cls": lambda: datasets.Value("int64")}
-    features = {}
-    for name in dict.fromkeys(names):
+    kinds = {"json": datasets.Json(), "txt": datasets.Value("string"), "text": datasets.Value("string")}
+    kinds["cls"] = datasets.Value("int64")
+    features = {name: kinds[name] for name in names if name in kinds}
+    for name in names:
         if f".{name.rsplit('.', 1)[-1].lower()}" in PICTURE_ENDINGS:
             features[name] = datasets.Image(decode=False)
-        elif name in kinds:
-            features[name] = kinds[name]()
     refuse((not features, f"{shard}: no samples; a WebDataset shard contains files such as 0001.jpg and 0001.txt"))
     return datasets.Features(features | {"__key__": datasets.Value("string"), "__url__": datasets.Value("string")})
 
@@ -270,24 +266,21 @@ def _one_line(where: str, files: Sequence[Path]) -> Iterator[None]:
 
 
 def _is_damaged(file: Path) -> bool:
-    try:
+    with suppress(OSError, pa.ArrowException):
         if file.suffix == ".parquet":
             pq.ParquetFile(file)
         return False
-    except (OSError, pa.ArrowException):
-        return True
+    return True
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Show progress bars only on terminals, and no log: errors become user errors."""
     bars, level = datasets.is_progress_bar_enabled() and not sys.stderr.isatty(), datasets.logging.get_verbosity()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    if bars:
-        datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        datasets.logging.set_verbosity(level)
+    with ExitStack() as undo:
+        undo.callback(datasets.logging.set_verbosity, level)
+        datasets.logging.set_verbosity(datasets.logging.CRITICAL)
         if bars:
-            datasets.enable_progress_bars()
+            undo.callback(datasets.enable_progress_bars)
+            datasets.disable_progress_bars()
+        yield

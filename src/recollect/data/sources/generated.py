@@ -1,4 +1,4 @@
-"""Sources that make their samples instead of reading them, addressed as WORLD:NAME. Plugins provide them."""
+"""Sources that generate their samples, addressed as WORLD:NAME. Plugins provide them."""
 
 from collections.abc import Callable
 
@@ -7,11 +7,11 @@ from recollect.core.types import Kind, Source
 from recollect.core.validation import refuse
 
 GENERATORS: Table[Callable[[str, str | None], Source]] = Table("sources")
-"""By world: a function of an address and a split to a source."""
+"""By world: maps an address and a split to a source."""
 
 
 def is_generated(spec: str) -> bool:
-    """Whether an address names a generated source, spelled right or wrong."""
+    """Whether an address names a generated source, existing or not."""
     name, colon, _ = spec.partition(":")
     return bool(colon) and name.isidentifier() and name in GENERATORS
 

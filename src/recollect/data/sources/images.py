@@ -1,4 +1,4 @@
-"""Reading pictures of any format, or reporting in one line why one cannot be read."""
+"""Reading pictures of any format; a picture that cannot be read is one line that says why."""
 
 import base64
 import hashlib
@@ -28,8 +28,8 @@ MAX_PIXELS = 89_478_485
 """Pillow's own limit (a quarter of a gigabyte of RGB); larger pictures may be decompression bombs."""
 
 BROKEN_SHARE = 0.01
-"""Web crawls lose well under one picture in a hundred to damage; more than that is a mistake (a wrong column, a
-failed copy) that should not cost a night of training."""
+"""Web crawls lose well under 1 % of their pictures to damage; a larger share is a mistake (a wrong column, a failed
+copy) that should stop a run at once."""
 
 _NOT_OPENED = frozenset({"BUFR", "GRIB", "HDF5", "MPEG"})
 """Formats that Pillow recognizes but cannot open: weather data, measurements, films."""
@@ -39,12 +39,12 @@ PICTURE_ENDINGS = frozenset(
     for ending, form in Image.registered_extensions().items()
     if form in {*Image.OPEN, "MPO"} - _NOT_OPENED  # an MPO opens as the JPEG that it begins with
 )
-"""Of files that are read as pictures, wherever a folder of them is named."""
+"""File name endings of pictures that can be read."""
 
 _PHONES = {".heic", ".heif", ".hif", ".jxl", ".svg", ".avif"}
 _CAMERAS = {".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".pef"}
 _UNREAD_ENDINGS = frozenset(_PHONES | _CAMERAS) - PICTURE_ENDINGS
-"""Of pictures that Pillow does not open, AVIF only in its older versions."""
+"""Endings of pictures that Pillow does not open (AVIF only in older versions)."""
 _UNREAD = "this image format is not supported. Convert it to JPEG."
 _NO_HEIF = "HEIC needs pillow-heif: pip install 'recollect[web]'"
 
@@ -67,9 +67,9 @@ def decode(data: bytes | Path, where: str, *, needed: int = 0) -> Image.Image:
 
     Args:
         data: the encoded bytes, or the file that holds them.
-        where: what to call it in an error.
+        where: name of the picture, for errors.
         needed: shorter side in pixels above which detail is of no use; a JPEG at least twice as large is decoded at
-            a half, a quarter or an eighth of its size, several times faster. 0 decodes all of it.
+            1/2, 1/4 or 1/8 of its size, several times faster. 0 decodes all of it.
 
     Raises:
         BrokenImageError: not a picture, cut short, too large, or the file cannot be opened.
@@ -105,7 +105,7 @@ def pixel_digest(image: ImageLike) -> str:
 
 
 def find_images(folder: Path) -> list[Path]:
-    """Every image file under ``folder``, sorted; hidden files and folders are left out. One image file is itself.
+    """Every image file under ``folder``, sorted, without hidden ones; an image file is returned as it is.
 
     Raises:
         UserError: no such folder, or no image in it.
@@ -125,7 +125,7 @@ def pictures_among(files: Sequence[Path], folder: Path) -> list[Path]:
     """The pictures among a folder's files; the number of unsupported ones is printed.
 
     Raises:
-        UserError: there are none.
+        UserError: no file is a picture.
     """
     pictures = [path for path in files if path.suffix.lower() in PICTURE_ENDINGS]
     unread = unread_among(files)
@@ -158,19 +158,19 @@ def files_below(folder: Path) -> list[Path]:
 
 
 PictureInput = ImageLike | bytes | str | Path
-"""A picture in memory, as numbers or encoded, its file, or a folder of them."""
+"""A picture in memory or encoded, its file, or a folder of pictures."""
 
 
 def as_images(pictures: PictureInput | Sequence[PictureInput]) -> Sequence[ImageLike | Path]:
     """One picture or many, in any usual form, as a sequence of pictures; files are not opened yet.
 
     Args:
-        pictures: a PIL image; a uint8 array (height, width, 3) or a stack of them (n, height, width, 3), with 1 or 4
-            channels also, or a grey one (height, width); a vector of the latent world or a matrix of them; a file, or a
-            folder for all pictures in it, sorted; or several of these; bytes are an encoded picture.
+        pictures: a PIL image; a uint8 array (height, width) or ([n,] height, width, channels) with 1, 3 or 4 channels;
+            a vector or a matrix of vectors; an encoded picture as bytes; a file; a folder, for all pictures in it,
+            sorted; or several of these.
 
     Raises:
-        UserError: no such file or folder, or something that is no picture.
+        UserError: no such file or folder, or not a picture.
     """
     if isinstance(pictures, str | Path):
         refuse(("://" in str(pictures), f"{pictures}: a URL; pictures are read from files. Download it first."))
@@ -199,7 +199,7 @@ def _from_array(array: np.ndarray) -> list[ImageLike]:
             return [as_rgb(Image.fromarray(each)) for each in (array if array.ndim == 4 else array[None])]
         if array.shape[-3] in {1, 3, 4} and channels > 4:
             order = "0, 2, 3, 1" if array.ndim == 4 else "1, 2, 0"
-            refuse((True, f"an array of {array.shape} has its channels first. Give array.transpose({order})."))
+            raise UserError(f"an array of {array.shape} has its channels first. Give array.transpose({order}).")
     if array.dtype.kind in "fi" and array.ndim in {1, 2}:
         return [array] if array.ndim == 1 else list(array)
     raise UserError(
@@ -209,12 +209,12 @@ def _from_array(array: np.ndarray) -> list[ImageLike]:
 
 
 def opened(picture: ImageLike | Path) -> ImageLike:
-    """The picture, decoded where it is a file: all of it, so that it is the picture that others have in memory."""
+    """The picture; a file is decoded at full size, so that it equals the same picture in memory."""
     return decode(picture, str(picture)) if isinstance(picture, Path) else picture
 
 
 def as_picture(image: ImageLike) -> Image.Image:
-    """One picture in memory as RGB, as `as_rgb` reads it.
+    """One picture in memory as RGB (see `as_rgb`).
 
     Raises:
         ValueError: an array of another shape or type than uint8 (height, width, 3).
@@ -227,8 +227,8 @@ def as_picture(image: ImageLike) -> Image.Image:
 
 
 def as_rgb(picture: Image.Image) -> Image.Image:
-    """A picture as models read it: RGB, rotated by its EXIF tag, 16-bit and 32-bit grey scaled to 8 bits, transparent
-    parts white. Idempotent."""
+    """A picture as RGB, rotated by its EXIF tag, 16-bit and 32-bit grey scaled to 8 bits, transparent parts white.
+    Idempotent."""
     tags: Mapping[int, Any] = dict(picture.tag_v2) if isinstance(picture, TiffImageFile) else {}
     if picture.getexif().get(_ORIENTATION, 1) != 1:
         picture = ImageOps.exif_transpose(picture)
@@ -241,7 +241,7 @@ def as_rgb(picture: Image.Image) -> Image.Image:
         return Image.alpha_composite(page, picture).convert("RGB")
     if picture.mode == "RGB" and not isinstance(picture, ImageFile.ImageFile):
         return picture
-    return picture.convert("RGB")  # loads the pixels, also where the mode is RGB already
+    return picture.convert("RGB")  # loads the pixels, even if the mode is RGB already
 
 
 def _eight_bits(values: np.ndarray, tags: Mapping[int, Any]) -> np.ndarray:
@@ -260,11 +260,11 @@ def _eight_bits(values: np.ndarray, tags: Mapping[int, Any]) -> np.ndarray:
     if values.dtype.kind == "f":
         numbers = np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0)
         shades = _in_least(numbers, [1.0, *_RANGES, 2.0**32 - 1], _OVERSHOOT)
-    elif bits <= 16:  # by the upper eight, as Pillow does of colours
+    elif bits <= 16:  # the upper eight bits, as Pillow takes of colours
         shades = (values.clip(0) >> (bits - (8 if values.dtype.kind == "u" else 9))).astype(np.uint8)
     elif signed:
         shades = _in_least(values, [*_RANGES, 2.0**31 - 1])
-    else:  # Pillow has no such numbers: the upper half of them has turned negative
+    else:  # Pillow has no unsigned 32-bit mode: the upper half has turned negative
         shades = _in_least(values.astype(np.int32).view(np.uint32), [*_RANGES, 2.0**32 - 1])
     return 255 - shades if tags.get(_ZERO) == _WHITE else shades
 

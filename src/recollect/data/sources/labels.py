@@ -1,4 +1,4 @@
-"""Class ids and their readable names, whatever form a table gives them in."""
+"""Class ids and their readable names, in any form that a table may have them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ class Labels:
     """The classes of a source, the same in all its splits.
 
     Attributes:
-        names: readable class names; a label indexes them. Empty where labels are bare numbers.
-        ids: for each split, the label of each row, `NO_LABEL` where it has none.
+        names: readable class names; a label indexes them. Empty if labels are bare numbers.
+        ids: for each split, the label of each row, or `NO_LABEL`.
     """
 
     names: tuple[str, ...]
@@ -32,10 +32,9 @@ class Labels:
 def find_labels(opened: OpenedTables, columns: Columns) -> Labels:
     """Read the label of every row of every split, so that a class has the same id in each.
 
-    Names come, in this order, from the class-name column, the label's own ``ClassLabel``, the labels themselves
-    where they are words, or the ``classnames.txt`` of the shards. Of a class-name column of lists (captions) the
-    first entry counts. A row whose class name is empty has no label.
-    Several labels in one row (a list) count as none here; the sample's ``extra["labels"]`` holds them.
+    Names come, in this order, from the class-name column (the first entry if it holds lists), the label's own
+    ``ClassLabel``, the labels themselves if they are words, or the ``classnames.txt`` of the shards. A row whose class
+    name is empty has no label, nor has a row with a list of labels, which the sample's ``extra["labels"]`` holds.
     """
     if columns.label is None and columns.class_name is None:
         return Labels((), {split: _unlabelled(len(rows)) for split, rows in opened.splits.items()})

@@ -7,6 +7,7 @@ import hashlib
 import http.client
 import io
 import re
+import shutil
 import time
 import urllib.error
 import urllib.request
@@ -50,8 +51,13 @@ def open_remote(file: str) -> Any:
         UserError: no such file, its server gives whole files only, or a package for such URLs is missing.
         OSError, ValueError: from fsspec's file system.
     """
-    store = _store(file)
-    return RemoteFile(store) if isinstance(store, _WebFile) else store.open()
+    if not _on_web(file):
+        files, path = _file_system(file)
+        return files.open(path, "rb")
+    found = WebFile(file)
+    if found.size is None:
+        raise UserError(f"{file}: its server does not give parts of files. Download it first.")
+    return found
 
 
 def listed(pattern: str) -> list[str]:
@@ -77,43 +83,43 @@ def version_of(file: str) -> str:
     Raises:
         UserError: it cannot be reached.
     """
-    if commit := _commit(file):
-        return commit
+    match = _HUB.fullmatch(file)
+    if match and re.fullmatch(r"[0-9a-f]{40}", match["revision"] or ""):  # a branch may move, a commit does not
+        return match["revision"]
     with user_errors(f"{file}: cannot be reached"):
-        store = _store(file)
-        size, version = store.about()
+        if _on_web(file):
+            opened: Any = WebFile(file)
+            size, version = opened.size, opened.version
+        else:
+            files, path = _file_system(file)
+            about = files.info(path)
+            size, version = files.size(path), next((str(about[name]) for name in _VERSIONS if about.get(name)), None)
+            opened = None if version else files.open(path, "rb")
         if version or size is None:
             return version or ""
-        ends = ((0, min(size, _ENDS)), (max(0, size - _ENDS), size))
-        return _version(size, b"".join(data for part in ends for data in store.parts(*part)))
+        digest = hashlib.blake2b(digest_size=16)
+        for start in (0, max(0, size - _ENDS)):
+            opened.seek(start)
+            digest.update(opened.read(_ENDS))
+        return f"{size} {digest.hexdigest()}"
 
 
-def download(file: str, target: io.BufferedIOBase) -> str:
-    """Copy a whole file to ``target`` and return its version (see `version_of`).
+def download(file: str, target: io.BufferedIOBase) -> None:
+    """Copy a whole file to ``target``.
 
     Raises:
         UserError, OSError, ValueError: see `open_remote`; UserError too if the server stops answering.
     """
-    store, size, head, tail = _store(file), 0, b"", b""
-    for data in store.parts(0, None):
-        target.write(data)
-        size, head, tail = size + len(data), head + data[: _ENDS - len(head)], (tail + data[-_ENDS:])[-_ENDS:]
-    return _commit(file) or store.version or _version(size, head + tail)
+    if _on_web(file):
+        for data in WebFile(file).parts(0, None):
+            target.write(data)
+    else:
+        with open_remote(file) as source:
+            shutil.copyfileobj(source, target, _PIECE)
 
 
-def _commit(file: str) -> str | None:
-    """The commit in a hub URL; None for a branch, which may move."""
-    match = _HUB.fullmatch(file)
-    return match["revision"] if match and re.fullmatch(r"[0-9a-f]{40}", match["revision"] or "") else None
-
-
-def _version(size: int, ends: bytes) -> str:
-    return f"{size} {hashlib.blake2b(ends, digest_size=16).hexdigest()}"
-
-
-def _store(file: str) -> "_WebFile | _StoredFile":
-    ours = urlsplit(file).scheme in ("http", "https") or _HUB.fullmatch(file) is not None
-    return _WebFile(file) if ours else _StoredFile(file)
+def _on_web(file: str) -> bool:
+    return urlsplit(file).scheme in ("http", "https") or _HUB.fullmatch(file) is not None
 
 
 def _file_system(file: str) -> tuple[Any, str]:
@@ -131,43 +137,32 @@ def _file_system(file: str) -> tuple[Any, str]:
         return url_to_fs(file)
 
 
-class _StoredFile:
-    """A file that fsspec can read."""
+class WebFile(io.RawIOBase):
+    """A file on a web server or the hub, requested in ranges of bytes.
 
-    def __init__(self, file: str) -> None:
-        self._files, self._path = _file_system(file)
-
-    def open(self) -> Any:
-        return self._files.open(self._path, "rb")
-
-    def about(self) -> tuple[int | None, str | None]:
-        info = self._files.info(self._path)
-        return self._files.size(self._path), next((str(info[name]) for name in _VERSIONS if info.get(name)), None)
-
-    @property
-    def version(self) -> str | None:
-        return self.about()[1]
-
-    def parts(self, start: int, stop: int | None) -> Iterator[bytes]:
-        with self.open() as source:
-            source.seek(start)
-            while data := source.read(_PIECE if stop is None else min(_PIECE, stop - source.tell())):
-                yield data
-
-
-class RemoteFile(io.RawIOBase):
-    """Random access to a file on a web server.
-
-    Raises:
-        UserError: no such file, or its server gives whole files only.
+    Attributes:
+        version: its ETag; None if it has none, or nothing was requested yet.
     """
 
-    def __init__(self, store: "_WebFile") -> None:
-        self._store, self._place = store, 0
-        size, _ = store.about()
-        if size is None:
-            raise UserError(f"{store.file}: its server does not give parts of files. Download it first.")
-        self.size = size
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.version: str | None = None
+        self._url, self._headers = _resolved(file)
+        self._place = 0
+        self._size: int | None = -1
+
+    @property
+    def size(self) -> int | None:
+        """In bytes; None if the server gives whole files only."""
+        failures = 0
+        while self._size == -1:
+            try:
+                with self._ask(0, 1) as answer:
+                    total = (answer.headers["Content-Range"] or "").rpartition("/")[2]
+                    self._size = int(total) if answer.status == 206 and total.isdecimal() else None
+            except (OSError, http.client.HTTPException) as error:
+                failures = self._wait(failures, error)
+        return self._size
 
     def readable(self) -> bool:
         return True
@@ -176,36 +171,16 @@ class RemoteFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self.size}[whence]
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self.size or 0}[whence]
         self._place = max(0, start + offset)
         return self._place
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        start, stop = self._place, min(self.size, self._place + len(buffer))
-        for data in self._store.parts(start, stop):
+        start, stop = self._place, min(self.size or 0, self._place + len(buffer))
+        for data in self.parts(start, stop):
             buffer[self._place - start : self._place - start + len(data)] = data
             self._place += len(data)
         return self._place - start
-
-
-class _WebFile:
-    """A file on a web server or the hub, requested in ranges of bytes."""
-
-    def __init__(self, file: str) -> None:
-        self.file = file
-        self._url, self._headers = _resolved(file)
-        self.version: str | None = None
-
-    def about(self) -> tuple[int | None, str | None]:
-        """Size in bytes, None if the server gives whole files only; and the ETag, if any."""
-        failures = 0
-        while True:
-            try:
-                with self._ask(0, 1) as answer:
-                    size = (answer.headers["Content-Range"] or "").rpartition("/")[2]
-                    return int(size) if answer.status == 206 and size.isdecimal() else None, self.version
-            except (OSError, http.client.HTTPException) as error:
-                failures = self._wait(failures, error)
 
     def parts(self, start: int, stop: int | None) -> Iterator[bytes]:
         """The bytes from ``start`` to ``stop`` (default: the end), as they arrive."""
@@ -243,14 +218,14 @@ class _WebFile:
 
     def _wait(self, failures: int, error: Exception) -> int:
         """Wait before a retry, and return the number of failures in a row."""
-        said, again = one_line(error), urlsplit(self._url).netloc in _answered
+        reason, again = one_line(error), urlsplit(self._url).netloc in _answered
         if isinstance(error, urllib.error.HTTPError):
             error.close()
-            said, again = f"{error.code} {said}", True
+            reason, again = f"{error.code} {reason}", True
             if error.code not in _TEMPORARY:
-                raise AbsentFileError(f"{self.file}: {said}") from error
+                raise AbsentFileError(f"{self.file}: {reason}") from error
         if not again or failures == len(WAITS):
-            raise UserError(f"{self.file}: cannot be reached ({said}), tried {failures + 1} times") from error
+            raise UserError(f"{self.file}: cannot be reached ({reason}), tried {failures + 1} times") from error
         time.sleep(WAITS[failures])
         return failures + 1
 

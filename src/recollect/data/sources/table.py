@@ -1,4 +1,4 @@
-"""Samples out of a memory-mapped table, decoded when asked for."""
+"""Samples of a memory-mapped table, decoded on demand."""
 
 import hashlib
 import os
@@ -39,7 +39,7 @@ class Origin:
     Attributes:
         where: what to call it in errors.
         files: the files that hold its content.
-        base: folder that relative image paths start from; None where there is none.
+        base: folder that relative image paths start from; None if there is none.
         anywhere: whether the table may name pictures outside of that folder.
     """
 
@@ -58,8 +58,8 @@ class TableSource(Source):
         kind: whether texts are captions, or synonyms of a class.
         class_names: readable class names in label order.
         table: all rows, memory-mapped.
-        rows: int64, the rows of the table that are samples, in their order.
-        labels: int64, the label of every sample, known without opening an image.
+        rows: int64, the rows of the table that are samples, in order.
+        labels: int64, the label of every sample.
         columns: which column is which.
         origin: where the table came from.
     """
@@ -75,7 +75,7 @@ class TableSource(Source):
 
     def __post_init__(self) -> None:
         where, columns = self.origin.where, self.columns
-        assert columns.image is not None  # Columns.resolve saw to it
+        assert columns.image is not None  # by Columns.resolve
         image = self.table.data.column(columns.image).type
         other = not (_is_bytes(image) or is_text(image) or pa.types.is_struct(image))
         refuse((other, f"{where}: column '{columns.image}' holds {image}, not pictures"))
@@ -121,11 +121,7 @@ class TableSource(Source):
         return {key: value for key, value in self.__dict__.items() if not key.startswith("_")}
 
     def read(self, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
-        """Read one sample.
-
-        Args:
-            needed: shorter side in pixels above which detail is of no use (see `images.decode`).
-            extra: also read the columns that only evaluation needs.
+        """See `Source.read`.
 
         Raises:
             IndexError: outside the source.
@@ -139,23 +135,23 @@ class TableSource(Source):
         return Sample(image, self.texts(index), int(self.labels[index]), self.name, self.kind, id, more)
 
     def original(self, index: int) -> bytes | Path | None:
-        named = self.named(index)
+        named = self._named(index)
         return named.resolve() if isinstance(named, Path) else named
 
-    def named(self, index: int) -> bytes | Path | None:
-        """As `original`, but a file as the source names it, which may be a link."""
+    def _named(self, index: int) -> bytes | Path | None:
+        """As `original`, but links are not resolved."""
         value = self._readers["image"](int(self.rows[index]))
         if isinstance(value, dict):
             value = value.get("bytes") or value.get("path")
         return (self.origin.base or Path()) / value if isinstance(value, str) else value
 
     def picture_key(self, index: int, original: bytes | Path | None) -> str | None:
-        """The row's own id where there is a column of ids; the file below the source's folder, which may be a link to
-        elsewhere; or a digest of the picture's bytes."""
+        """The row's id if there is a column of ids, else the path of the file below the source's folder, else a digest
+        of the picture's bytes."""
         if self.columns.id:
             return str(self._readers["id"](int(self.rows[index])))
         if isinstance(original, Path):
-            base, named = self.origin.base or Path(), self.named(index)
+            base, named = self.origin.base or Path(), self._named(index)
             assert isinstance(named, Path)
             for path, folder in ((os.path.abspath(named), os.path.abspath(base)), map(os.path.realpath, (named, base))):
                 below = Path(os.path.relpath(path, folder))
@@ -202,19 +198,22 @@ class TableSource(Source):
 
     @property
     def content(self) -> str:
-        files = self.origin.files
-        if self.origin.base is None and all(file.suffix == ".arrow" for file in files):
-            return self._some_rows()  # of the hub: its copy here may be written otherwise on another machine
-        return portable_hash([*files, *self._pictures(_LOOKED_AT)])
+        if self._of_hub:
+            return self._some_rows()  # of the hub: another machine may write its local copy differently
+        return portable_hash([*self.origin.files, *self._pictures(_LOOKED_AT)])
 
     @property
     def sampled_files(self) -> list[Path]:
         files = self.origin.files
-        if self.origin.base is None and all(file.suffix == ".arrow" for file in files):
-            return []  # of the hub, whose files do not change under one revision
+        if self._of_hub:  # a revision's files do not change
+            return []
         looked_at, pictures = self._pictures(_LOOKED_AT), self._pictures(_STAMPED)
         whole = len(looked_at) == len(pictures) and reads_whole([*files, *pictures])
         return [] if whole else [*files, *pictures]
+
+    @property
+    def _of_hub(self) -> bool:
+        return self.origin.base is None and all(file.suffix == ".arrow" for file in self.origin.files)
 
     def _some_rows(self) -> str:
         """A digest of some rows, spread evenly."""
@@ -226,7 +225,7 @@ class TableSource(Source):
         return digest.hexdigest()
 
     def _pictures(self, most: int | None = None) -> list[Path]:
-        """Image files that the table only names, of about ``most`` rows spread evenly, or of all."""
+        """Image files that the table names: of about ``most`` rows spread evenly, or of all."""
         column = self.table.data.column(self.columns.image)
         if not is_text(column.type) or self.origin.base is None:
             return []
@@ -240,7 +239,7 @@ class TableSource(Source):
 
     @cached_property
     def _readers(self) -> dict[str, Callable[[int], Any]]:
-        """Reading a cell of an Arrow column takes about a microsecond; a row through ``datasets`` forty."""
+        """Readers of Arrow cells, at a microsecond each; a row through ``datasets`` takes forty."""
         table, columns = self.table.data, self.columns
         image = table.column(columns.image)
         readers: dict[str, Callable[[int], Any]] = {"image": lambda row: image[row].as_py()}

@@ -9,7 +9,6 @@ import io
 import json
 import os
 import tarfile
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -18,13 +17,24 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from recollect.core.errors import UserError, one_line, user_errors
-from recollect.core.files import FullDiskError, atomic_path, locked, make_folder, write_json, write_text
+from recollect.core.files import FullDiskError, atomic_path, locked, make_folder, read_json, write_json
 from recollect.core.paths import cache_folder
 from recollect.core.progress import progress
 from recollect.data.sources.images import note
 from recollect.data.sources.remote import AbsentFileError, download, is_address, version_of
 
+MOST_OPEN = 64
+"""Row groups or tars that a process keeps open: those of one stretch of a run and of the start of the next."""
+
 _BLOCK = tarfile.BLOCKSIZE
+
+_SIZES = "sizes.json"
+"""WebDataset's name for the file next to shards that lists the number of samples in each."""
+
+_LOCAL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES})
+"""Errors of the cache folder; all others come from the server."""
+
+_TEXT_SUFFIXES = frozenset({"txt", "text", "json", "cls"})
 
 
 @dataclass(frozen=True)
@@ -48,37 +58,16 @@ class ShardState:
     Attributes:
         samples: complete samples.
         files: files that a reader of tars reaches.
-        beyond: further files with intact headers, after damage or after the end mark.
-        damage: offset of the first damaged header; None if there is none.
-        ended: whether the end mark is present.
+        lost: files that it does not reach; -1 if their number is unknown, because the end is missing.
         cut: whether the tar ends within a file or its padding, so that no reader opens it.
+        damage: what is wrong with it; empty if nothing is.
     """
 
     samples: int
     files: int
-    beyond: int
-    damage: int | None
-    ended: bool
-    cut: bool
-
-    @property
-    def lost(self) -> float:
-        """Share of the files that no reader reaches; 1 if that is unknown."""
-        if not self.ended and self.damage is None:
-            return 1.0
-        broken = int(self.damage is not None)
-        return (self.beyond + broken) / max(1, self.files + self.beyond + broken)
-
-    def describe(self, file: Path) -> str:
-        """What is lost, for a message."""
-        if self.cut:
-            return f"{file}: damaged, cut short in the middle of file {self.files + 1:,}"
-        if self.damage is not None:
-            behind = f", and {self.beyond:,} more follow it" if self.beyond else ""
-            return f"{file}: the header of file {self.files + 1:,} is damaged (byte {self.damage:,}){behind}"
-        if not self.ended:
-            return f"{file}: damaged, cut short: no end mark after {self.files:,} files"
-        return f"{file}: {self.beyond:,} files follow the end mark, {self.files:,} come before it"
+    lost: int = 0
+    cut: bool = False
+    damage: str = ""
 
 
 def read_shard(file: BinaryIO, size: int) -> tuple[MemberRows, ShardState]:
@@ -86,6 +75,9 @@ def read_shard(file: BinaryIO, size: int) -> tuple[MemberRows, ShardState]:
 
     Args:
         size: of the file, in bytes.
+
+    Raises:
+        tarfile.ReadError: it is not a tar.
     """
     rows: MemberRows = []
     files, place, cut = 0, 0, size == 0
@@ -104,11 +96,21 @@ def read_shard(file: BinaryIO, size: int) -> tuple[MemberRows, ShardState]:
             if not rows or rows[-1][0].key != key:
                 rows.append([])
             rows[-1].append(Member(key, column, member.offset_data, member.size))
+    if cut:
+        return rows, ShardState(len(rows), files, -1, True, f"damaged, cut short in the middle of file {files + 1:,}")
     file.seek(place)
-    header = b"" if cut else file.read(_BLOCK)
-    ended, whole = not any(header), len(header) == _BLOCK
-    beyond = _count_files(file) if whole else 0
-    return rows, ShardState(len(rows), files, beyond, place if whole and not ended else None, whole and ended, cut)
+    header = file.read(_BLOCK)
+    if len(header) < _BLOCK:
+        return rows, ShardState(len(rows), files, -1, False, f"damaged, cut short: no end mark after {files:,} files")
+    beyond = _count_files(file)
+    if any(header):
+        if not files and not beyond:
+            raise tarfile.ReadError("no readable header")
+        more = f", and {beyond:,} more follow it" if beyond else ""
+        damage = f"the header of file {files + 1:,} is damaged (byte {place:,}){more}"
+        return rows, ShardState(len(rows), files, beyond + 1, False, damage)
+    damage = f"{beyond:,} files follow the end mark, {files:,} come before it" if beyond else ""
+    return rows, ShardState(len(rows), files, beyond, False, damage)
 
 
 def _count_files(file: BinaryIO) -> int:
@@ -121,71 +123,42 @@ def _count_files(file: BinaryIO) -> int:
     return count
 
 
-def shard_state(tar: Path) -> ShardState:
-    """The state of a tar, kept in the user's cache folder until the file changes.
-
-    Raises:
-        UserError: it is not a tar.
-    """
+def _shard_state(tar: Path) -> ShardState:
+    """The state of a tar, kept in the user's cache folder until the file changes."""
     about = tar.stat()
     stamp = repr((str(tar.resolve()), about.st_size, about.st_mtime_ns, about.st_ctime_ns))
-    name = hashlib.blake2b(stamp.encode(errors="surrogateescape"), digest_size=12).hexdigest()
-    cached = cache_folder() / "shards" / f"{name}.json"
-    with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):  # absent or damaged: read the tar again
-        found = json.loads(cached.read_text(encoding="utf-8"))
-        if found.pop("digest") == _digest(found):
-            return ShardState(**found)
+    cached = cache_folder() / "shards" / f"{_digest(stamp)}.json"
+    with suppress(OSError, UserError, TypeError):  # absent or damaged: read the tar again
+        return ShardState(**read_json(cached))
     with user_errors(f"{tar}: damaged, or not a tar", OSError, tarfile.TarError), tar.open("rb") as file:
         _, state = read_shard(file, about.st_size)
-    if not (state.files or state.beyond or state.cut or state.ended):
-        raise UserError(f"{tar}: damaged, or not a tar")
     with suppress(OSError, UserError):  # no room: it will be read again
-        write_json(cached, {**asdict(state), "digest": _digest(asdict(state))})
+        write_json(cached, asdict(state))
     return state
 
 
-def _digest(found: Mapping[str, object]) -> str:
-    return hashlib.blake2b(json.dumps(found, sort_keys=True).encode(), digest_size=8).hexdigest()
-
-
-def check_shards(files: Sequence[Path], lost_share: float) -> dict[Path, ShardState]:
+def check_shards(files: Sequence[Path], lost_share: float) -> list[ShardState]:
     """Report what is lost in each tar, and return their states.
 
     Raises:
         UserError: more than ``lost_share`` of all files is lost, an unknown share is, or a tar ends within a file.
     """
-    states = {}
+    states = []
     with progress("check shards", len(files), "shards", shown=len(files) > 8) as counter:
         for file in files:
-            states[file] = shard_state(file)
+            states.append(_shard_state(file))
             counter.advance()
-    losses = {file: state.describe(file) for file, state in states.items() if state.lost > 0}
-    total = sum(state.files + state.beyond + (state.damage is not None) for state in states.values())
-    lost = sum(state.lost * max(1, state.files + state.beyond) for state in states.values()) / max(1, total)
-    cut = next((file for file, state in states.items() if state.cut), None)
-    unknown = next((file for file, state in states.items() if state.lost == 1.0), None)
-    if cut or lost > lost_share or (unknown and lost_share < 1):
-        first = cut or unknown or next(iter(losses))
-        more = f" (and {len(losses) - 1} more shards)" if len(losses) > 1 else ""
-        raise UserError(f"{losses[first]}{more}. Copy or create it again, or leave it out.")
-    for text in losses.values():
+    damaged = [(state, f"{file}: {state.damage}") for file, state in zip(files, states, strict=True) if state.damage]
+    lost = sum(max(0, state.lost) for state in states)
+    total = lost + sum(state.files for state in states)
+    unknown = lost_share < 1 and any(state.lost < 0 for state in states)
+    if unknown or any(state.cut for state in states) or lost > lost_share * total:
+        _, first = next((each for each in damaged if each[0].cut or each[0].lost < 0), damaged[0])
+        more = f" (and {len(damaged) - 1} more shards)" if len(damaged) > 1 else ""
+        raise UserError(f"{first}{more}. Copy or create it again, or leave it out.")
+    for _, text in damaged:
         note(f"{text}; the rest is read")
     return states
-
-
-MOST_OPEN = 64
-"""Row groups or tars that a process keeps open: those of one stretch of a run and of the start of the next."""
-
-_SIZES = "sizes.json"
-"""WebDataset's name for the file next to shards that lists the number of samples in each."""
-
-_VERSION = ".version"
-"""Suffix of the file next to a downloaded tar with its version, and when its server was last asked for it."""
-
-_LOCAL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES})
-"""Errors of the cache folder; all others come from the server."""
-
-_TEXT_SUFFIXES = frozenset({"txt", "text", "json", "cls"})
 
 
 class TarRows:
@@ -206,22 +179,20 @@ class TarRows:
         return found
 
 
-def open_tar(file: str, rows: int, since: float) -> TarRows:
+def open_tar(file: str, rows: int) -> TarRows:
     """Open a local tar, or download one.
 
     Args:
         file: path or URL.
         rows: number of samples that it should hold.
-        since: if it was downloaded before this time, ask its server whether it has changed.
 
     Raises:
         UserError: it holds more samples.
         OSError: it cannot be read.
     """
-    opened = _fetched(file, since) if is_address(file) else Path(file).open("rb")  # noqa: SIM115  TarRows keeps it
+    opened = _fetched(file) if is_address(file) else Path(file).open("rb")  # noqa: SIM115  TarRows keeps it
     found = TarRows(opened)
-    if len(found.samples) > rows:
-        count = len(found.samples)
+    if (count := len(found.samples)) > rows:
         raise UserError(f"{file}: holds {count:,} samples, but {_SIZES} says {rows:,}. Correct that file.")
     return found
 
@@ -234,8 +205,10 @@ def tar_sizes(files: Sequence[str], lost_share: float) -> list[int]:
             damage.
     """
     if is_address(files[0]):
+        _sizes.cache_clear()
+        _version.cache_clear()
         return [_listed_size(file) for file in files]
-    return [state.samples for state in check_shards([Path(file) for file in files], lost_share).values()]
+    return [state.samples for state in check_shards([Path(file) for file in files], lost_share)]
 
 
 def _listed_size(file: str) -> int:
@@ -257,25 +230,16 @@ def _sizes(place: str) -> Mapping[str, Any]:
     return found
 
 
-def stamp(file: str) -> tuple[str, int, int] | str:
-    """Changes with a local file's content: path, size and time. For a remote file, its URL."""
-    if is_address(file):
-        return file
-    about = Path(file).stat()
-    return str(Path(file).resolve()), about.st_size, about.st_mtime_ns
-
-
-def _fetched(file: str, since: float) -> BinaryIO:
-    """A remote tar in the cache folder; the least recently opened tars there are removed."""
+def _fetched(file: str) -> BinaryIO:
+    """A remote tar in the cache folder, named by its version; the least recently opened tars there are removed."""
     folder = cache_folder() / "streams"
-    path = folder / f"{hashlib.blake2b(file.encode(), digest_size=12).hexdigest()}.tar"
+    path = folder / f"{_digest(f'{file} {_version(file)}')}.tar"
     make_folder(folder)
     with locked(folder / f".{path.stem[:2]}.lock"):  # one worker of a machine downloads it
-        if not (path.exists() and _is_current(file, path, since)):
+        if not path.exists():
             try:
                 with atomic_path(path) as unfinished, unfinished.open("wb") as target:
-                    version = download(file, target)
-                _note_version(path, version)
+                    download(file, target)
             except OSError as error:
                 if not isinstance(error, FullDiskError) and error.errno not in _LOCAL:
                     raise
@@ -287,26 +251,14 @@ def _fetched(file: str, since: float) -> BinaryIO:
         opened = path.open("rb")
     for old in sorted(folder.glob("*.tar"), key=_last_opened)[: -2 * MOST_OPEN]:
         old.unlink(missing_ok=True)
-        old.with_suffix(_VERSION).unlink(missing_ok=True)
     return opened
 
 
-def _is_current(file: str, path: Path, since: float) -> bool:
-    """Whether a downloaded tar is still what its server has, as checked by this run or asked now."""
-    try:
-        checked, _, version = path.with_suffix(_VERSION).read_text(encoding="utf-8").partition(" ")
-        if float(checked) >= since:
-            return True
-    except (OSError, ValueError):  # absent or damaged
-        return False
-    if version_of(file) != version:
-        return False
-    _note_version(path, version)
-    return True
+_version = lru_cache(4096)(version_of)  # asked once by each process
 
 
-def _note_version(path: Path, version: str) -> None:
-    write_text(path.with_suffix(_VERSION), f"{time.time()} {version}")
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=12).hexdigest()
 
 
 def _last_opened(path: Path) -> float:

@@ -16,7 +16,7 @@ from recollect.core.validation import check_choice
 from recollect.data.prompts import GENERAL_TEMPLATES, readable
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
-from recollect.data.sources.derived import Subset
+from recollect.data.sources.subset import Subset
 from recollect.evaluation.tasks.classification import ClassificationTask, Division, classification_task
 
 _NAME_RULES: Mapping[str, str] = {

@@ -11,7 +11,7 @@ from recollect.core.types import NO_LABEL, Metric, Source
 from recollect.data import sources
 from recollect.data.prompts import GENERAL_TEMPLATES, readable
 from recollect.data.sources.columns import SPLITS, Columns
-from recollect.data.sources.derived import Subset
+from recollect.data.sources.subset import Subset
 from recollect.data.sources.table import TableSource
 
 

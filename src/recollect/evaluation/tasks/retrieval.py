@@ -9,7 +9,7 @@ from recollect.core.errors import UserError
 from recollect.core.types import Source
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
-from recollect.data.sources.derived import Joined, Subset
+from recollect.data.sources.subset import Joined, Subset
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,13 @@ comes once per pass on any number of ranks and workers, and a run resumes exactl
 
 import hashlib
 import os
-import re
 import tarfile
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import takewhile
 from pathlib import Path
@@ -25,14 +23,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recollect.core.content import portable_hash, reads_whole
+from recollect.core.content import portable_hash, reads_whole, written_hash
 from recollect.core.errors import UserError, user_errors
 from recollect.core.types import NO_LABEL, Sample, Source
 from recollect.core.validation import refuse
-from recollect.data.sources.columns import SPLITS, Columns, texts_in
+from recollect.data.sources.columns import Columns, texts_in
 from recollect.data.sources.images import BROKEN_SHARE, BrokenImageError, decode
 from recollect.data.sources.remote import is_address, open_remote, version_of
-from recollect.data.sources.tars import MOST_OPEN, open_tar, stamp, tar_sizes
+from recollect.data.sources.tars import MOST_OPEN, open_tar, tar_sizes
 
 AT_ONCE = 16
 """Remote files that are opened at the same time."""
@@ -67,23 +65,20 @@ class StreamedSource(Source):
         name: unique within a run.
         blocks: in the order in which samples are numbered.
         columns: which column is which.
-        since: check tars downloaded before this time for changes.
+        opened: how many blocks were opened so far.
     """
 
     name: str
     blocks: Sequence[Block]
     columns: Columns
-    since: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
         self._starts = np.cumsum([0, *(block.rows for block in self.blocks)])
         folders = [file.split("/")[:-1] for file in self._files]
         shared = takewhile(lambda names: len(set(names)) == 1, zip(*folders, strict=False))
         self._folder = "".join(f"{names[0]}/" for names in shared)
-        self._open: OrderedDict[int, _Row] = OrderedDict()
-        self._texts: OrderedDict[int, _Row] = OrderedDict()
-        self._opening = threading.Lock()
         self.opened = 0
+        self.__setstate__({})
 
     @property
     def block_sizes(self) -> np.ndarray:
@@ -99,7 +94,10 @@ class StreamedSource(Source):
         return {key: value for key, value in self.__dict__.items() if key not in ("_open", "_texts", "_opening")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _open=OrderedDict(), _texts=OrderedDict(), _opening=threading.Lock())
+        self.__dict__.update(state)
+        self._open: OrderedDict[int, _Row] = OrderedDict()
+        self._texts: OrderedDict[int, _Row] = OrderedDict()
+        self._opening = threading.Lock()
 
     def read(self, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
         """Read one sample.
@@ -111,8 +109,7 @@ class StreamedSource(Source):
                 longer be a function of its seed.
         """
         row, where = self._row(index)
-        image = row.get(self.columns.image or "")
-        image = image.get("bytes") if isinstance(image, Mapping) else image
+        image = self._encoded(row)
         if not isinstance(image, bytes):
             raise BrokenImageError(f"{where}: no picture's bytes in column '{self.columns.image}'")
         texts = texts_in(row, self.columns.caption) if self.columns.caption else ()
@@ -126,17 +123,18 @@ class StreamedSource(Source):
         return texts_in(self._row(index, texts_only=True)[0], self.columns.caption) if self.columns.caption else ()
 
     def original(self, index: int) -> bytes | Path | None:
-        image = self._row(index)[0].get(self.columns.image or "")
+        return self._encoded(self._row(index)[0])
+
+    def _encoded(self, row: Mapping[str, Any]) -> Any:
+        image = row.get(self.columns.image or "")
         return image.get("bytes") if isinstance(image, Mapping) else image
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of names, sizes and times, or of some remote files' versions: the data may be terabytes."""
-        digest = hashlib.blake2b(repr(self.columns).encode(), digest_size=16)
-        if is_address(self.blocks[0].file):
-            digest.update(self.content.encode())
-        for block in self.blocks:
-            digest.update(repr((block.file, block.group, block.rows, stamp(block.file))).encode())
+        files = self._files
+        content = self.content if is_address(files[0]) else written_hash([Path(file) for file in files])
+        digest = hashlib.blake2b(content.encode(), digest_size=16)
+        digest.update(repr((self.columns, self.blocks)).encode())
         return digest.hexdigest()
 
     @property
@@ -170,16 +168,16 @@ class StreamedSource(Source):
         where = f"{block.file}" + (f", row group {block.group}" if block.group >= 0 else "") + f", sample {place}"
         columns = self.columns
         with self._opening:  # several threads read ahead
-            kept, most = self._open, MOST_OPEN
-            if texts_only and block.group >= 0 and number not in kept:
-                kept, most, columns = self._texts, _MOST_TEXTS, Columns(caption=columns.caption)
-            if number not in kept:
-                kept[number] = _opened(block, where, columns, self.since)
+            cache, most = self._open, MOST_OPEN
+            if texts_only and block.group >= 0 and number not in cache:
+                cache, most, columns = self._texts, _MOST_TEXTS, Columns(caption=columns.caption)
+            if number not in cache:
+                cache[number] = _open_block(block, where, columns)
                 self.opened += 1
-                if len(kept) > most:
-                    kept.popitem(last=False)
-            kept.move_to_end(number)
-            row = kept[number]
+                if len(cache) > most:
+                    cache.popitem(last=False)
+            cache.move_to_end(number)
+            row = cache[number]
         with user_errors(f"{where}: cannot be read", OSError, IndexError, raises=BrokenImageError):
             return row(place), where
 
@@ -198,7 +196,6 @@ def open_stream(
     Raises:
         UserError: files of another kind, damaged tars, or remote tars of unknown size.
     """
-    began = time.time()
     kinds = {Path(file.partition("?")[0]).suffix.lower() for file in files}
     if kinds == {".parquet"}:
         with ThreadPoolExecutor(AT_ONCE if is_address(files[0]) else 1) as pool:
@@ -207,7 +204,7 @@ def open_stream(
     elif kinds == {".tar"}:
         blocks = [Block(file, -1, rows) for file, rows in zip(files, tar_sizes(files, lost_share), strict=True) if rows]
         with user_errors(files[0], IndexError):
-            row = _opened(blocks[0], blocks[0].file, Columns(), began)(0) if blocks else {}
+            row = _open_block(blocks[0], blocks[0].file, Columns())(0) if blocks else {}
     else:
         raise UserError(f"{name}: streams are Parquet files or WebDataset tars, not {', '.join(sorted(kinds))}")
     blocks = [block for block in blocks if block.rows]
@@ -221,7 +218,7 @@ def open_stream(
             "in a separate file.",
         ),
     )
-    return StreamedSource(name, blocks, resolved, began)
+    return StreamedSource(name, blocks, resolved)
 
 
 def _parquet(file: str) -> pq.ParquetFile:
@@ -243,7 +240,7 @@ def _row_groups(file: str) -> list[Block]:
     return [Block(file, group, about.row_group(group).num_rows) for group in range(about.num_row_groups)]
 
 
-def _opened(block: Block, where: str, columns: Columns, since: float) -> _Row:
+def _open_block(block: Block, where: str, columns: Columns) -> _Row:
     """Open a block.
 
     Raises:
@@ -254,15 +251,11 @@ def _opened(block: Block, where: str, columns: Columns, since: float) -> _Row:
     damaged = (pa.ArrowException, tarfile.TarError, *(() if remote else (OSError,)))
     reached = user_errors(f"{where}: cannot be reached") if remote else nullcontext()
     with reached, user_errors(f"{where}: cannot be read", *damaged, raises=BrokenImageError):
-        return _open_block(block, columns, since)
-
-
-def _open_block(block: Block, columns: Columns, since: float) -> _Row:
-    if block.group >= 0:
+        if block.group < 0:
+            return open_tar(block.file, block.rows)
         file = _parquet(block.file)
         table = file.read_row_group(block.group, _needed(columns, file.schema_arrow.names))
         return lambda row: table.slice(row, 1).to_pylist()[0]
-    return open_tar(block.file, block.rows, since)
 
 
 def _needed(columns: Columns, present: Sequence[str]) -> list[str]:
@@ -270,36 +263,3 @@ def _needed(columns: Columns, present: Sequence[str]) -> list[str]:
     captions = (columns.caption or "").split(",")
     names = {columns.image, "__key__", *(name if name in present else name.partition(".")[0] for name in captions)}
     return [name for name in present if name in names]
-
-
-def hub_files(name: str, revision: str | None, split: str | None, config: str | None) -> list[str]:
-    """URLs of a hub data set's Parquet files or tars.
-
-    Args:
-        revision: branch or commit.
-        split: a word in the names of files or folders; training by default, if any name has it.
-        config: folder that contains the files.
-
-    Raises:
-        UserError: no such data set, or no such files in it.
-    """
-    from huggingface_hub import HfApi
-
-    with user_errors(f"{name}: the hub does not provide this data set"):
-        about = HfApi().dataset_info(name, revision=revision, timeout=5.0)
-    names = sorted(each.rfilename for each in about.siblings or [])
-    names = [each for each in names if config is None or config in each.split("/")[:-1]]
-    chosen = next((found for end in (".parquet", ".tar") if (found := [n for n in names if n.endswith(end)])), [])
-    if split is None:
-        chosen = [each for each in chosen if "train" in each.lower()] or chosen
-    else:
-        chosen = [each for each in chosen if _is_of(each, split)]
-    parts = (("split", split), ("config", config))
-    where = "".join(f" for {part} '{value}'" for part, value in parts if value is not None)
-    refuse((not chosen, f"{name}: no Parquet files or tars to stream{where}"))
-    return [f"hf://datasets/{name}@{about.sha}/{each}" for each in chosen]
-
-
-def _is_of(name: str, split: str) -> bool:
-    words = re.split(r"[^a-z]+", name.lower())
-    return any(SPLITS.get(word, word) == SPLITS.get(split, split) for word in words)

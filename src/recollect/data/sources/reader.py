@@ -1,4 +1,4 @@
-"""Counting pictures that cannot be read, and stopping when they are too many."""
+"""Reading samples ahead in threads; pictures that cannot be read are counted, and too many of them stop a run."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,22 +12,22 @@ from recollect.core.types import Sample, Source
 from recollect.data.sources.images import BROKEN_SHARE, BrokenImageError, note
 
 MOST_BROKEN = 0.1
-"""Share of pictures that an evaluation goes on without: it names and counts them, and no night of training is lost."""
+"""Largest share of broken pictures in an evaluation; it reports them and goes on."""
 
-_ENOUGH = 1000  # readings before a share means anything: in the first hundred, chance alone can exceed it
+_ENOUGH = 1000  # readings before a share means anything: among the first hundred, chance alone can exceed it
 _SHOWN = 3
 
 
 @dataclass
 class BrokenCounter:
-    """What was read and what could not be, for each source.
+    """Counts readings and failures for each source.
 
     Attributes:
         share: stop when more than this share of a source's readings failed.
-        option: what sets the share on the command line, to be named where it stops; empty where nothing does.
+        option: command-line option that sets the share, for the error message; empty if there is none.
         tried: readings of each source.
         broken: readings of each source that failed.
-        messages: what was wrong with each different picture, in the order met.
+        messages: what was wrong with each different picture, in order.
     """
 
     share: float = BROKEN_SHARE
@@ -37,7 +37,7 @@ class BrokenCounter:
     messages: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def add(self, source: Source, tried: int, messages: Sequence[str]) -> None:
-        """Count readings, say the first few failures, and stop when they are too many.
+        """Count readings, print the first few failures, and stop when there are too many.
 
         Raises:
             UserError: more than ``share`` of the readings failed (of the first thousand, or of all of a smaller
@@ -69,22 +69,19 @@ class BrokenCounter:
 _Read = TypeVar("_Read")
 
 Outcome = Sample | BrokenImageError
-"""What reading a sample gave."""
+"""A sample, or why it cannot be read."""
 
 
 def read_ahead(
     source: Source, indices: Sequence[int], block: int, *, needed: int = 0, extra: bool = True, threads: int = 4
 ) -> Iterator[list[Outcome]]:
-    """Read samples in order, in blocks; pictures are decoded in threads while the caller has the block before.
+    """Read samples in order, in blocks; threads decode the next block while the caller uses the current one.
 
     Args:
         indices: which samples.
         block: samples of a block; the last may have fewer.
         needed: shorter side in pixels above which detail is of no use (see `Source.read`).
         extra: also read what only evaluation needs.
-
-    Yields:
-        For each sample the sample, or what is wrong with its picture.
     """
     if source.reads_blocks:
         for start in range(0, len(indices), block):
@@ -103,10 +100,9 @@ def read_ahead(
 def blocks_ahead(
     read: Callable[[int], _Read], indices: Sequence[int], block: int, *, threads: int = 4
 ) -> Iterator[list[_Read]]:
-    """What ``read`` returns for each index, in order and in blocks, read in threads a block ahead of the caller.
+    """``read(index)`` for each index, in order and in blocks, in threads one block ahead of the caller.
 
-    Args:
-        read: of one sample; what it raises is raised where its block is due.
+    An exception of ``read`` is raised when its block is due.
     """
     with ThreadPoolExecutor(threads) as pool:  # decoding lets go of the interpreter's lock
         waiting = [pool.submit(read, int(index)) for index in indices[:block]]
@@ -115,14 +111,14 @@ def blocks_ahead(
                 coming = [pool.submit(read, int(index)) for index in indices[start + block : start + 2 * block]]
                 yield [item.result() for item in waiting]
                 waiting = coming
-        finally:  # a caller that stops in the middle does not wait for what it will not take
+        finally:  # a caller that stops early does not wait for the rest
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def readable_blocks(
     source: Source, block: int, *, share: float = BROKEN_SHARE, option: str = "", needed: int = 0
 ) -> Iterator[list[tuple[int, Sample]]]:
-    """Every sample that can be read, with its place, in blocks; the others are left out, counted and named.
+    """Every sample that can be read, with its index, in blocks; the others are left out, counted and named.
 
     Args:
         share, option: as for `BrokenCounter`.

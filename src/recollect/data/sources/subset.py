@@ -1,4 +1,4 @@
-"""Sources made of sources, and what can be asked of any source without opening its images."""
+"""Sources made of other sources, and the texts of any source."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ from recollect.data.prompts import GENERAL_TEMPLATES, fill
 
 
 def first_text(source: Source, index: int) -> str:
-    """A sample's first text, the name of its class where it has none, or nothing."""
+    """A sample's first text, else the name of its class, else an empty string."""
     if texts := source.texts(index):
         return texts[0]
     label = int(source.labels[index])
@@ -27,10 +27,10 @@ class Subset(Source):
     """Some samples of a source in a given order, with labels renumbered if asked.
 
     Attributes:
-        source: where the samples come from.
+        source: of the samples.
         indices: int64, which of its samples.
-        name: of the subset; by default the source's.
-        class_names: names in the new numbering; by default the source's.
+        name: by default the source's.
+        class_names: in the new numbering; by default the source's.
         renumber: int64, for each of the source's classes its new label (`NO_LABEL` drops the label); None keeps them.
     """
 
@@ -184,11 +184,11 @@ class Joined(Source):
 
 
 _MADE_TEXTS = 5_000
-"""Captions of a made world to read; every word of it is known beforehand."""
+"""Captions of a generated source to read; its vocabulary is known."""
 
 
 def corpus(source: Source, limit: int | None = None) -> Iterator[str]:
-    """Every text a model may meet in a source, for training a tokenizer: captions, class names, synonyms, templates.
+    """Every text of a source, for training a tokenizer: captions, class names, synonyms, templates.
 
     Args:
         limit: read the texts of at most this many samples, spread evenly over the source.
@@ -196,7 +196,7 @@ def corpus(source: Source, limit: int | None = None) -> Iterator[str]:
     if source.kind == "label":
         yield from source.class_names
         yield from (fill(template, "") for template in GENERAL_TEMPLATES)
-    elif source.vocabulary:  # a made world knows its words, and may have no end to read through
+    elif source.vocabulary:  # a generated source, which may be endless
         yield from source.vocabulary
         yield from source.example_texts(np.arange(min(limit or _MADE_TEXTS, _MADE_TEXTS, len(source))))
         return
@@ -205,7 +205,7 @@ def corpus(source: Source, limit: int | None = None) -> Iterator[str]:
 
 
 def _spread(source: Source, limit: int | None) -> Iterable[int]:
-    """About ``limit`` samples from all over a source; of one that is read in blocks, whole blocks, to open few."""
+    """About ``limit`` samples spread over a source; whole blocks if it is read in blocks, to open few of them."""
     step = max(1, len(source) // limit) if limit else 1
     if step == 1 or source.block_sizes is None:
         return range(0, len(source), step)

@@ -1,9 +1,8 @@
-"""Published few-shot splits: of whole sets as CoOp has them, and the shots of each draw as 2SFS has them.
+"""Published few-shot splits: whole sets as CoOp publishes them, and the shots of each draw as 2SFS does.
 
-CoOp's ``split_zhou_NAME.json`` holds lists of ``[path, label, class name]`` for each split, which the literature that
-compares with it reads. 2SFS publishes the draws: ``SET/split_fewshot/shot_16-seed_1_train.jsonl`` and ``..._val``,
-each line ``{"_impath": "SET/images/...", "_label": 0, "_classname": "...", "_domain": 0}`` with the path from the
-folder that holds SET (as code reads it that checks these files by their digests).
+CoOp's ``split_zhou_NAME.json`` holds lists of ``[path, label, class name]`` for each split. 2SFS publishes the draws as
+``SET/split_fewshot/shot_16-seed_1_train.jsonl`` and ``..._val.jsonl``, each line ``{"_impath": "SET/images/...",
+"_label": 0, "_classname": "..."}`` with the path from the folder that contains SET.
 """
 
 import json
@@ -20,14 +19,14 @@ _FORM = '{"train": [["path", label, "class name"], ...], "val": ..., "test": ...
 
 
 def read_published(path: Path) -> tuple[dict[str, datasets.Dataset], Path]:
-    """Read such a file.
+    """Read CoOp's splits of a whole set.
 
     Returns:
         The rows of each split, with columns image (a path), label and class_name; and the folder that paths start from:
-        the file's own, or one in it, whichever has the first picture.
+        the file's own or one in it, whichever has the first picture.
 
     Raises:
-        UserError: not JSON, of another form, or its pictures are nowhere near.
+        UserError: not JSON, of another form, or the pictures are not found.
     """
     value = read_json(path)
     fits = isinstance(value, dict) and all(isinstance(rows, list) for rows in value.values())
@@ -41,7 +40,7 @@ _SHOTS_FORM = '{"_impath": "SET/images/...", "_label": 0, "_classname": "class n
 
 
 def is_published_shots(path: Path) -> bool:
-    """Whether a file of JSON lines holds the shots of a draw, as its first line tells."""
+    """Whether a file of JSON lines holds the shots of a draw, judged by its first line."""
     with path.open("rb") as file:
         return b'"_impath"' in file.readline(1 << 16)
 
@@ -51,10 +50,10 @@ def read_published_shots(path: Path) -> tuple[dict[str, datasets.Dataset], Path,
     the whole test split if the parent folder has the set's ``split_zhou_*.json``.
 
     Returns:
-        The rows of each split as `read_published` has them, the folder that paths start from, and the files read.
+        The rows of each split as `read_published` returns them, the folder that paths start from, and the files read.
 
     Raises:
-        UserError: a line of another form, or the pictures are in none of the folders above.
+        UserError: a line of another form, or no folder above has the pictures.
     """
     files = {"train": path}
     if (validation := path.with_name(path.name.replace("_train.jsonl", "_val.jsonl"))) != path and validation.is_file():
@@ -62,8 +61,8 @@ def read_published_shots(path: Path) -> tuple[dict[str, datasets.Dataset], Path,
     splits = {split: _shots(file) for split, file in files.items()}
     first = splits["train"][0]["image"]
     root = next((folder for folder in path.resolve().parents if (folder / first).is_file()), None)
-    refuse((root is None, f"{path}: no picture {first} in a folder above. Put the file in SET/split_fewshot/"))
-    assert root is not None
+    if root is None:
+        raise UserError(f"{path}: no picture {first} in a folder above. Put the file in SET/split_fewshot/")
     for whole in sorted(path.resolve().parent.parent.glob("split_zhou_*.json"))[:1]:
         published, base = read_published(whole)
         if "test" in published:

@@ -1,0 +1,147 @@
+"""Sources opened from what users write: a path or hub id, with filters and a split behind it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recollect.core.errors import user_errors
+from recollect.core.types import NO_LABEL, Kind, Source
+from recollect.core.validation import refuse
+from recollect.data.sources.address import Address, parse_address
+from recollect.data.sources.columns import Columns
+from recollect.data.sources.file_lists import stream_files
+from recollect.data.sources.files import OpenedTables, open_tables
+from recollect.data.sources.generated import is_generated, open_generated
+from recollect.data.sources.images import BROKEN_SHARE, note
+from recollect.data.sources.labels import find_labels
+from recollect.data.sources.rows import choose_split, filter_mask, holds_lists, in_parts, with_text
+from recollect.data.sources.stream import open_stream
+from recollect.data.sources.subset import first_text
+from recollect.data.sources.table import Origin, TableSource
+
+_NO_SPLIT = -1
+_LOOKED_AT = 16  # rows in which to look for a first value
+
+
+def open_source(
+    spec: str,
+    *,
+    split: str | None = None,
+    kind: Kind | None = None,
+    columns: Columns | None = None,
+    lost_share: float = BROKEN_SHARE,
+    keep_textless: bool = False,
+) -> Source:
+    """Open a source of samples.
+
+    Args:
+        spec: a Parquet, CSV, TSV or JSON-lines file; WebDataset shards (``shard-{000..099}.tar``); a folder of these
+            or of images; or a hub id. Filters and options may follow a ``?``:
+            ``emoji.parquet?domain=twemoji,noto&ambiguous=false``, ``pairs.parquet?without=0/5``. ``?stream=yes`` reads
+            local or remote Parquet files and WebDataset shards in place, without a converted copy.
+        split: such as ``train``, ``test[:1000]``, ``train+validation``, ``all``; by default the training split, or
+            the only one.
+        kind: whether texts are captions or class names; by default captions if there is a caption column.
+        columns: which column is which, if the names are unusual.
+        lost_share: largest share of the files in WebDataset shards that may be lost to damage.
+        keep_textless: also keep rows of a table that have no caption and no class.
+
+    Raises:
+        UserError: no such source, split or column, no rows left, or a damaged file.
+    """
+    if is_generated(spec):
+        return open_generated(spec, split, kind)
+    address = parse_address(spec)
+    address = address if split is None else replace(address, split=split)
+    if address.stream:
+        return _open_streamed(spec, address, kind, columns, lost_share)
+    opened, resolved = _opened(address, columns, lost_share)
+    return _table_source(opened, address, resolved, kind, keep_textless)
+
+
+def split_names(spec: str, columns: Columns | None = None) -> tuple[str, ...]:
+    """The splits that a source has.
+
+    Raises:
+        UserError: there is no such source.
+    """
+    if is_generated(spec):
+        return ("train", "test")
+    opened, resolved = _opened(parse_address(spec), columns)
+    return _splits(opened, _joined(opened), resolved)[1]
+
+
+def _open_streamed(
+    spec: str, address: Address, kind: Kind | None, columns: Columns | None, lost_share: float
+) -> Source:
+    filtered = address.keep or address.drop or address.only or address.without or address.shuffle is not None
+    refuse(
+        (filtered, f"{spec}: a stream cannot be filtered or shuffled. Remove stream=yes."),
+        (kind == "label", f"{spec}: a stream has captions, no classes. Remove stream=yes."),
+    )
+    files = stream_files(address.place, address.revision, address.split, address.config)
+    return open_stream(Path(address.place.rstrip("/")).name, files, columns, lost_share)
+
+
+def _opened(
+    address: Address, columns: Columns | None, lost_share: float = BROKEN_SHARE
+) -> tuple[OpenedTables, Columns]:
+    opened = open_tables(address.place, address.config, address.revision, lost_share)
+    table = next(iter(opened.splits.values()))
+
+    def first(name: str) -> Any:
+        values = table.data.column(name).slice(0, _LOOKED_AT)
+        return next((value for value in values.to_pylist() if value is not None), None)
+
+    return opened, (columns or Columns()).resolve(table.column_names, opened.where, first)
+
+
+def _table_source(
+    opened: OpenedTables, address: Address, columns: Columns, kind: Kind | None, keep_textless: bool
+) -> TableSource:
+    where, table = opened.where, _joined(opened)
+    labels = find_labels(opened, columns)
+    ids = np.concatenate([labels.ids[split] for split in opened.splits])
+    labelled = ids.max(initial=NO_LABEL) > NO_LABEL or holds_lists(table, columns.label)
+    kind = kind or ("label" if labelled and not columns.caption else "caption")
+    mask = filter_mask(table, address, where)
+    if not keep_textless:
+        mask &= with_text(table, columns, kind, ids, where)
+    names, choices = _splits(opened, table, columns)
+    rows = choose_split(names, choices, mask, address.split, where, address.shuffle)
+    if (nowhere := int((mask & (names == _NO_SPLIT)).sum())) and not (names[rows] == _NO_SPLIT).any():
+        note(f"{where}: {nowhere:,} of {len(table):,} rows name no split and are left out; `all` includes them")
+    refuse((len(rows) == 0, f"{where}: empty source; no row is left in split '{address.split or 'train'}'"))
+    parts = [Path(where).stem if opened.files else where, address.split, address.filters]
+    name = ":".join(part for part in parts if part)
+    origin = Origin(where, opened.files, opened.base, address.paths == "anywhere")
+    source = TableSource(name, kind, labels.names, table, rows, ids[rows], columns, origin)
+    if not (address.only or address.without):
+        return source
+    kept = in_parts(address, (first_text(source, index) for index in range(len(source))))
+    refuse((not kept.any(), f"{where}: empty source; no text is in this part"))
+    return replace(source, rows=rows[kept], labels=source.labels[kept])
+
+
+def _joined(opened: OpenedTables) -> datasets.Dataset:
+    splits = list(opened.splits.values())
+    with user_errors(f"{opened.where}: its splits have different columns", ValueError):
+        table = datasets.concatenate_datasets(splits) if len(splits) > 1 else splits[0]
+    return table.flatten_indices() if table._indices is not None else table
+
+
+def _splits(opened: OpenedTables, table: datasets.Dataset, columns: Columns) -> tuple[np.ndarray, tuple[str, ...]]:
+    """For each row the number of its split, if any; and the splits' names, which are tables or values of a column."""
+    if len(opened.splits) == 1 and columns.split is not None:
+        column = pc.fill_null(table.data.column(columns.split).cast(pa.string()), "")
+        found = tuple(sorted(pc.unique(column).to_pylist()))
+        choices = tuple(filter(None, found)) or found
+        numbers = pc.index_in(column, value_set=pa.array(choices, pa.string()))
+        return pc.fill_null(numbers, _NO_SPLIT).to_numpy(), choices
+    sizes = [len(rows) for rows in opened.splits.values()]
+    return np.repeat(np.arange(len(sizes)), sizes), tuple(opened.splits)
