@@ -5,19 +5,24 @@ import multiprocessing
 import os
 import socket
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from recollect.core.seeding import torch_generator
+from recollect.models import build_model
 from recollect.objectives import Objective
 from recollect.objectives.shards import WHOLE, Shard
 from recollect.training.assembly import Parts
+from recollect.training.loop import Hook, train
 from recollect.training.step import Inputs
 
 WIDTH, LENGTH, WORDS = 6, 5, 11
@@ -139,10 +144,72 @@ def small_parts(recipe, place, saved_model) -> Parts:
     return Parts(model, objective, ("even", "odd"), feed)
 
 
+def watched_parts(meet, parts=small_parts):
+    """``parts`` that call ``meet(step, inputs, place)`` before each step; inputs that it returns replace the step's."""
+
+    def assemble(recipe, place, saved_model) -> Parts:
+        made = parts(recipe, place, saved_model)
+
+        def feed(start: int, stop: int):
+            for step, (inputs, counts) in enumerate(made.feed(start, stop), start):
+                yield meet(step, inputs, place) or inputs, counts
+
+        return replace(made, feed=feed)
+
+    return assemble
+
+
+def failing_parts(at: int, error: Exception, parts=small_parts):
+    """``parts`` whose batch of step ``at`` raises."""
+
+    def meet(step, *_):
+        if step == at:
+            raise error
+
+    return watched_parts(meet, parts)
+
+
+def cut_and_resumed(recipe, out: Path, at: int, **options) -> Path:
+    """The model of a run that lost its power at an evaluation after step ``at``, and was resumed."""
+
+    def power_cut(model):
+        raise RuntimeError("power")
+
+    with pytest.raises(RuntimeError, match="power"):
+        train(recipe, out, device="cpu", hooks=[Hook(at, power_cut)], **options)
+    return train(recipe, out, device="cpu", resume=True, **options)
+
+
 @pytest.fixture(scope="session")
 def small():
     """The stand-ins, by name."""
-    return SimpleNamespace(Model=SmallModel, Objective=SmallObjective, inputs=inputs_of_step, parts=small_parts)
+    return SimpleNamespace(
+        Model=SmallModel, Objective=SmallObjective, inputs=inputs_of_step, parts=small_parts, watched=watched_parts,
+        failing=failing_parts,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session", name="cut_and_resumed")
+def cut_and_resumed_fixture():
+    return cut_and_resumed
+
+
+@pytest.fixture(scope="session")
+def noise(tmp_path_factory) -> Path:
+    """A CSV of twenty pictures of noise with captions."""
+    folder, random = tmp_path_factory.mktemp("noise"), np.random.default_rng(0)
+    rows = ["path,caption"]
+    for number in range(20):
+        Image.fromarray(random.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+        rows.append(f"{number}.png,noise number {number} in many colours")
+    (folder / "pairs.csv").write_text("\n".join(rows))
+    return folder / "pairs.csv"
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> Path:
+    """A small checkpoint of transformers to continue from."""
+    return build_model("tiny", texts=["noise number many colours"]).save(tmp_path_factory.mktemp("tiny") / "model")
 
 
 @pytest.fixture

@@ -11,10 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 
 from recollect import cli
@@ -53,16 +51,9 @@ def recollect(*words) -> int:
     return cli.main([str(word) for word in words])
 
 
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory) -> Path:
-    """A CSV of noise, with captions."""
-    folder, random = tmp_path_factory.mktemp("pairs"), np.random.default_rng(0)
-    rows = ["path,caption"]
-    for number in range(20):
-        Image.fromarray(random.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(folder / f"{number}.png")
-        rows.append(f"{number}.png,noise number {number} in many colours")
-    (folder / "pairs.csv").write_text("\n".join(rows))
-    return folder / "pairs.csv"
+@pytest.fixture
+def pairs(noise) -> Path:
+    return noise
 
 
 def lines(out: Path) -> list[dict]:

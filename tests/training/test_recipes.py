@@ -1,6 +1,7 @@
 """Recipes: names that commands and files rely on, and the papers' values."""
 
 import json
+import math
 from dataclasses import asdict, replace
 
 import pytest
@@ -9,7 +10,7 @@ from recollect import cli
 from recollect.core.errors import UserError
 from recollect.models import PRESETS
 from recollect.objectives import ContextOptions
-from recollect.training.options import Context, Data, ObjectiveOptions, Recipe
+from recollect.training.options import Context, Data, ObjectiveOptions, Recipe, recipe_from_json
 from recollect.training.recipes import RECIPES
 from recollect.training.run_folder import as_json, check_run_folder, prepare_run_folder
 
@@ -27,24 +28,11 @@ def test_a_recipe_is_complete_but_for_data_that_nobody_can_ship(name):
     assert json.loads(json.dumps(asdict(recipe)))
 
 
-@pytest.mark.parametrize(
-    ("plain", "with_context"),
-    [
-        *((f"siglip-{name}", f"siglixp-{name}") for name in ("tiny", "small")),
-        ("clip-tiny", "clixp-tiny"),
-        ("post-train-heads-siglip", "post-train-heads-siglixp"),
-        ("post-train-projection-clip", "post-train-projection-clixp"),
-        *((f"{world}-siglip", f"{world}-siglixp") for world in ("latents", "latents-strong", "glyphs")),
-        *((f"siglip-vit-{size}-16", f"lixp-vit-{size}-16") for size in "sbl"),
-        ("post-train-clip", "post-train-clixp"),
-        ("post-train-siglip", "post-train-siglixp"),
-    ],
-)
-def test_pairs_to_compare_differ_in_the_context_alone(plain, with_context):
-    first, second = RECIPES[plain](), RECIPES[with_context]()
-    assert first.objective.context is None
-    assert second.objective.context is not None
-    assert replace(second, objective=replace(second.objective, context=None)) == first
+@pytest.mark.parametrize("name", [name for name in RECIPES if RECIPES[name]().objective.context is not None])
+def test_pairs_to_compare_differ_only_in_the_context(name):
+    plain = name.replace("siglixp", "siglip").replace("clixp", "clip").replace("lixp-", "siglip-")
+    second = RECIPES[name]()
+    assert replace(second, objective=replace(second.objective, context=None)) == RECIPES[plain]()
 
 
 @pytest.mark.parametrize(("size", "examples"), [("s", 1.5e9), ("b", 6e9), ("l", 8e9)])
@@ -74,43 +62,40 @@ def test_prefix_conditionings_recipe_has_its_papers_values():
     assert recipe.optimiser.warmup * recipe.steps == pytest.approx(10_000)
 
 
+def _with(path: str, value):
+    """A recipe with one option changed; ``a.b`` is an option of a part."""
+    recipe = Recipe(data=Data(sources=("a",)), objective=ObjectiveOptions(context=Context()))
+
+    def changed(options, names):
+        name, *inner = names
+        return replace(options, **{name: changed(getattr(options, name), inner) if inner else value})
+
+    return changed(recipe, path.split("."))
+
+
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("option", "value"),
     [
-        *(([f"--{name}", "0"], f"--{name} 0: must be at least 1")
-          for name in ("steps", "batch-size", "chunk", "log-every", "checkpoint-every", "checkpoints-kept")),
-        (["--model.views", "0"], "--model.views 0: must be at least 1"),
-        (["--model.dropout", "1"], "--model.dropout 1.0: must be at least 0 and less than 1"),
-        (["--workers", "-1"], "--workers -1: must be 0 or positive"),
-        (["--objective.scale", "0"], "--objective.scale 0.0: must be positive"),
-        (["--objective.bias", "nan"], "--objective.bias nan: must be a finite number"),
-        (["--objective.context.alpha", "1.5"], "--objective.context.alpha 1.5: must be between 0 and 1"),
-        (["--objective.context.tau", "0"], "--objective.context.tau 0.0: must be at least 1e-12"),
-        (["--optimiser.learning-rate", "nan"], "--optimiser.learning-rate nan: must be 0 or positive"),
-        (["--optimiser.weight-decay", "-1"], "--optimiser.weight-decay -1.0: must be 0 or positive"),
-        (["--optimiser.beta2", "1"], "--optimiser.beta2 1.0: must be at least 0 and less than 1"),
-        (["--optimiser.clip-norm", "0"], "--optimiser.clip-norm 0.0: must be positive"),
-        (["--optimiser.warmup", "2"], "--optimiser.warmup 2.0: must be between 0 and 1"),
-        (["--data.crop", "0"], "--data.crop 0.0: must be more than 0 and at most 1"),
-        (["--data.broken-share", "2"], "--data.broken-share 2.0: must be between 0 and 1"),
-        (["--device", "abacus"], "--device abacus: cannot be used here. This machine has"),
-        (["--objective.context.options.stale-rows", "-4"], "stale_rows must not be"),
+        *((name, 0) for name in ("steps", "batch_size", "chunk", "log_every", "checkpoint_every", "checkpoints_kept")),
+        ("model.views", 0), ("model.dropout", 1.0), ("workers", -1), ("objective.scale", 0.0),
+        ("objective.bias", math.nan), ("objective.context.alpha", 1.5), ("objective.context.tau", 0.0),
+        ("optimiser.learning_rate", math.nan), ("optimiser.weight_decay", -1.0), ("optimiser.beta2", 1.0),
+        ("optimiser.clip_norm", 0.0), ("optimiser.warmup", 2.0), ("data.crop", 0.0), ("data.broken_share", 2.0),
+        ("batch_size", 1), ("objective.context.options.active_rows", 1000), ("data.weights", (1.0, 2.0)),
     ],
 )  # fmt: skip
-def test_what_no_run_can_be_made_of_is_named_and_leaves_nothing(words, message, tmp_path, capsys):
-    try:
-        status = cli.main(["train", "latents-siglixp", *words, "--out", str(tmp_path / "run")])
-    except SystemExit as stop:
-        status = stop.code
-    assert status == 2
-    assert message in capsys.readouterr().err
+def test_a_number_out_of_its_range_is_named(option, value):
+    with pytest.raises(UserError, match=option.replace("_", "-")):
+        _with(option, value).check()
+
+
+@pytest.mark.parametrize(
+    "words", [["--steps", "0"], ["--device", "abacus"], ["--objective.context.options.stale-rows", "-4"]]
+)
+def test_the_command_refuses_a_wrong_option_and_leaves_nothing(words, tmp_path, capsys):
+    assert cli.main(["train", "latents-siglixp", *words, "--out", str(tmp_path / "run")]) == 2
+    assert words[0].rpartition(".")[2].strip("-").replace("-", "_") in capsys.readouterr().err.replace("-", "_")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_batch_of_one_has_no_context():
-    recipe = Recipe(data=Data(sources=("a",)), batch_size=1, objective=ObjectiveOptions(context=Context()))
-    with pytest.raises(UserError, match="--batch-size 1: a batch of one has no context"):
-        recipe.check()
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -122,13 +107,9 @@ def test_what_was_run_is_kept_whole(name, tmp_path):
     assert json.loads((tmp_path / name / "recipe.json").read_text()) == as_json(recipe)
     check_run_folder(tmp_path / name, recipe, resume=True)
     other = replace(recipe, objective=replace(recipe.objective, context=Context(alpha=0.123)))
-    with pytest.raises(UserError, match=r"objective\.context.* was .*, is .*0\.123|objective.context.alpha was"):
+    with pytest.raises(UserError, match=r"objective\.context"):
         check_run_folder(tmp_path / name, other, resume=True)
-    if recipe.objective.context is None:
-        with pytest.raises(UserError, match=r"objective\.context\.\w+ was None, is"):
-            check_run_folder(
-                tmp_path / name, replace(recipe, objective=replace(recipe.objective, context=Context())), True
-            )
+    assert recipe_from_json(tmp_path / name / "recipe.json", Recipe) == recipe
 
 
 def test_a_run_goes_on_after_an_update_that_brought_an_option(tmp_path):

@@ -89,16 +89,11 @@ def test_a_run_killed_again_and_again_at_random_times_resumes_to_the_same_bits(s
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_stopped_run_saves_and_leaves_as_the_signal_would(small, in_child, unbroken, tmp_path, number, status, capfd):
-    def parts(recipe, place, saved):
-        made = small.parts(recipe, place, saved)
+    def signalled(step, *_):
+        if step == 4:
+            os.kill(os.getpid(), number)
 
-        def feed(start, stop):
-            for step, item in enumerate(made.feed(start, stop), start):
-                if step == 4:
-                    os.kill(os.getpid(), number)
-                yield item
-
-        return replace(made, feed=feed)
+    parts = small.watched(signalled)
 
     def work():
         try:
@@ -155,16 +150,10 @@ def test_a_file_too_large_for_the_disk_is_one_line(small, in_child, tmp_path):
 
 
 def test_a_loss_that_is_no_number_stops_before_it_reaches_the_weights(small, tmp_path):
-    def parts(recipe, place, saved):
-        made = small.parts(recipe, place, saved)
+    def spoiled(step, inputs, place):
+        return replace(inputs, images=inputs.images * float("nan")) if step == 4 else inputs
 
-        def feed(start, stop):
-            for step, (inputs, sources) in enumerate(made.feed(start, stop), start):
-                images = inputs.images * (float("nan") if step == 4 else 1)
-                yield replace(inputs, images=images), sources
-
-        return replace(made, feed=feed)
-
+    parts = small.watched(spoiled)
     out = tmp_path / "run"
     with pytest.raises(UserError, match=r"step 5 has loss nan.*Last good checkpoint: .*step-00000004"):
         train(RECIPE, out, device="cpu", assemble=parts)
@@ -197,28 +186,13 @@ def test_a_folder_with_other_things_is_left_alone(small, tmp_path):
 def test_resuming_with_another_recipe_says_what_differs(small, tmp_path):
     train(RECIPE, tmp_path / "run", device="cpu", assemble=small.parts)
     other = replace(RECIPE, seed=9, workers=1, optimiser=replace(RECIPE.optimiser, learning_rate=0.5))
-    with pytest.raises(UserError, match=r"but optimiser.learning_rate was 0.001, is 0.5; seed was 0, is 9"):
+    with pytest.raises(UserError, match=r"optimiser.learning_rate was 0.001, is 0.5; seed was 0, is 9"):
         train(other, tmp_path / "run", resume=True, device="cpu", assemble=small.parts)
-    for source, tip in (("/other/disk/stand-in", r" .*ln -s.*$"), ("/other/pairs", "$")):
-        with pytest.raises(UserError, match=rf"data.sources was .*, is \['{source}'\]\..*{tip}"):
-            moved = replace(RECIPE, data=replace(RECIPE.data, sources=(source,)))
-            train(moved, tmp_path / "run", resume=True, device="cpu", assemble=small.parts)
 
 
 def stopped_at(small, out: Path, step: int, data=None) -> None:
     """A run of `RECIPE` that lost its power after a checkpoint."""
-
-    def parts(recipe, place, saved):
-        made = replace(small.parts(recipe, place, saved), data=data or {})
-
-        def feed(start, stop):
-            for number, item in enumerate(made.feed(start, stop), start):
-                if number == step:
-                    raise RuntimeError("power")
-                yield item
-
-        return replace(made, feed=feed)
-
+    parts = small.failing(step, RuntimeError("power"), lambda *given: replace(small.parts(*given), data=data or {}))
     with pytest.raises(RuntimeError, match="power"):
         train(RECIPE, out, device="cpu", assemble=parts)
 
@@ -237,9 +211,7 @@ def test_resuming_with_other_data_says_what_differs(small, unbroken, tmp_path, c
     changed = {"even.csv": {"samples": 40, "bytes": 8}, "odd": {"samples": 3}, "new": {"samples": 1}}
     with pytest.raises(UserError) as refused:
         resume(**changed)
-    changes = "even.csv had 6,400 samples, has 40 samples; even.csv had 9 bytes, has 8 bytes"
-    assert str(refused.value).startswith(f"{last}: ")
-    assert changes in str(refused.value)
+    assert "even.csv had 6,400 samples, has 40 samples; even.csv had 9 bytes, has 8 bytes" in str(refused.value)
     assert files(out) == before
     capfd.readouterr()
     resume(odd={"samples": 3, "content": "5f"})  # what is not known any more, or was not, is not compared
@@ -261,9 +233,7 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_resumes_to_the_same_bit
     data = file.read_bytes()
     file.unlink() if damage == "gone" else file.write_bytes(data[: len(data) // 2])
     train(RECIPE, out, resume=True, device="cpu", assemble=small.parts)
-    said = "".join(capfd.readouterr().err.split())
-    assert "step-00000004:damaged" in said
-    assert "goingbacktostep-00000002" in said
+    assert "step-00000004: damaged" in " ".join(capfd.readouterr().err.split())
     assert_same_run(out, unbroken)
 
 
@@ -340,23 +310,17 @@ def test_a_second_process_in_the_folder_of_a_run_is_refused(small, in_child, unb
     out = tmp_path / "run"
     outcomes = []
 
-    def parts(recipe, place, saved):
-        made = small.parts(recipe, place, saved)
+    def second():
+        try:
+            train(RECIPE, out, resume=True, device="cpu", assemble=small.parts)
+        except UserError as error:
+            sys.exit(2 if "another process trains there" in str(error) else 1)
 
-        def second():
-            try:
-                train(RECIPE, out, resume=True, device="cpu", assemble=small.parts)
-            except UserError as error:
-                sys.exit(2 if "another process trains there" in str(error) else 1)
+    def meet(step, *_):
+        if step == 3:
+            outcomes.append(in_child(second))
 
-        def feed(start, stop):
-            for number, item in enumerate(made.feed(start, stop), start):
-                if number == 3:
-                    outcomes.append(in_child(second))
-                yield item
-
-        return replace(made, feed=feed)
-
+    parts = small.watched(meet)
     train(RECIPE, out, device="cpu", assemble=parts)
     assert outcomes == [2]
     assert_same_run(out, unbroken)
@@ -408,15 +372,7 @@ def test_a_checkpoint_resumes_on_another_number_of_processes(small, in_processes
     def stopped_together(rank):
         """All processes leave after step 5, as if the machine had been switched off."""
 
-        def feeding(recipe, place, saved):
-            made = parts(recipe, place, saved)
-
-            def feed(start, stop):
-                yield from made.feed(start, min(stop, 5))
-                os._exit(0)
-
-            return replace(made, feed=feed)
-
+        feeding = small.watched(lambda step, *_: os._exit(0) if step == 5 else None, parts)
         train(RECIPE, tmp_path / "run", device="cpu", assemble=feeding)
 
     in_processes(stopped_together, before)
@@ -463,16 +419,11 @@ def test_what_the_first_process_fails_at_alone_ends_the_run_in_every_process_wit
 
 
 def test_a_process_that_dies_ends_the_run_in_one_line(small, tmp_path, in_processes):
-    def feeding(recipe, place, saved):
-        made = small.parts(recipe, place, saved)
+    def dies(step, inputs, place):
+        if place.rank == 1 and step == 3:
+            os._exit(0)  # as if killed for its memory
 
-        def feed(start, stop):
-            for step, item in enumerate(made.feed(start, stop), start):
-                if place.rank == 1 and step == 3:
-                    os._exit(0)  # as if it had been killed for its memory
-                yield item
-
-        return replace(made, feed=feed)
+    feeding = small.watched(dies)
 
     def work(rank):
         try:

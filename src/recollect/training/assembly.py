@@ -1,4 +1,4 @@
-"""From a recipe to what a run trains and reads."""
+"""The parts of a run, assembled from a recipe: model, objective and batches."""
 
 import itertools
 import os
@@ -39,7 +39,7 @@ from recollect.training.checks import (
     check_at_once,
     check_model,
     check_sources,
-    say_defined,
+    report_definitions,
     warn_of_model,
 )
 from recollect.training.locked import LockedSource, lock_source
@@ -49,12 +49,12 @@ from recollect.training.ranks import ProcessRanks, check_agreement, first_makes
 from recollect.training.step import Inputs, Towers
 
 Feed = Callable[[int, int], Iterator[tuple[Inputs, Mapping[str, int]]]]
-"""From a first step and the one to stop before, to each step's inputs and how many samples each source gave it."""
+"""Maps a range of steps to the inputs of each step, and how many samples each source gave it."""
 
 _SECOND_VIEW = 1
 _MOST_WORKERS = 8
-_SHORT_RUN = 20_000  # examples; to start a process takes as long as to read some hundred
-_MOST_TEXTS = 1_000_000  # for a tokenizer; more do not change it, and reading them takes time
+_SHORT_RUN = 20_000  # examples; starting a process takes as long as reading some hundred
+_MOST_TEXTS = 1_000_000  # that a tokenizer is trained on; more do not change it
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Parts:
 
     Attributes:
         model: a dual encoder.
-        objective: from raw embeddings to a loss and a report.
+        objective: maps raw embeddings to a loss and a report.
         sources: names of the sources, in the order in which they are counted.
         feed: the inputs of any range of steps; those of a step are a function of the seed and the step.
-        data: what is cheap to know of whatever the run reads; a checkpoint keeps it, and goes on with the same only.
+        data: facts about everything the run reads; a checkpoint records them, and a run resumes only with the same.
     """
 
     model: Towers
@@ -77,7 +77,7 @@ class Parts:
 
 
 def object_spec(source: Source) -> str:
-    """How a recipe speaks of a source that is a Python object: by its name and its content."""
+    """The spec, in a recipe, of a source that is a Python object: its name and content."""
     return f"{OBJECT}{source.name}@{source.fingerprint}"
 
 
@@ -91,14 +91,13 @@ def assemble_recipe(
     """Open the sources, and build or open the model.
 
     Args:
-        recipe: what to train and on what.
-        place: which rows of each batch this process reads.
-        saved_model: folder of the model to go on with; None to start as the recipe says.
+        place: this process.
+        saved_model: folder of the model to resume with; None to start as the recipe says.
         objects: sources that are Python objects, by their spec in the recipe (`object_spec`).
-        objective: what to minimise; None for the recipe's.
+        objective: replaces the recipe's.
 
     Raises:
-        UserError: bad data, or a recipe of Python objects without them.
+        UserError: bad data, or Python objects of the recipe are missing.
     """
     data, needs = recipe.data, None if objective is None else objective.needs
     check_at_once(recipe, place, resumed=saved_model is not None, needs=needs)
@@ -106,10 +105,10 @@ def assemble_recipe(
     sources = open_sources(data, objects)
     _tell_apart([spec for spec, _ in data.specs], sources)
     check_sources(recipe, sources, place, needs)
-    _mixed(sources, data)  # what cannot be mixed should show before anything is fitted or embedded
+    _mixed(sources, data)  # errors show before anything is fitted or embedded
     facts = _data_facts(data, sources)
     check_agreement({name: _in_words(known) for name, known in facts.items()})
-    if saved_model is not None and recipe.model.lora is None:  # LoRA's checkpoints hold the changes alone
+    if saved_model is not None and recipe.model.lora is None:  # LoRA's checkpoints have only the adapters
         model = load_model(saved_model, "cpu")
     else:
         model = start_model(recipe.model, sources, recipe.seed, knowledge)
@@ -139,13 +138,12 @@ def assemble_recipe(
         knowledge=knowledge,
     )
     if place.first:
-        say_defined(sources, knowledge)
-        for source, bound, count in zip(sources, stream.most_at_once, stream.most_until(recipe.steps), strict=True):
-            if min(bound, count) > len(source):
-                note(
-                    f"{source.name}: {counted(len(source), 'sample')} for {count:,} of a batch; copies are left out of "
-                    "the loss"
-                )
+        if knowledge:
+            report_definitions(sources, knowledge)
+        for source, count in zip(sources, stream.most_until(recipe.steps), strict=True):
+            if count > len(source):
+                several = f"{counted(len(source), 'sample')} for {count:,} of a batch"
+                note(f"{source.name}: {several}; copies are left out of the loss")
     feed = _feed(stream, towers, objective.needs, recipe, place)
     return Parts(towers, objective, tuple(source.name for source in sources), feed, facts)
 
@@ -155,17 +153,20 @@ def _mixed(sources: tuple[Source, ...], data: Data) -> DataMix:
 
 
 def open_sources(data: Data, objects: Mapping[str, Source] = MappingProxyType({})) -> tuple[Source, ...]:
-    """The sources of a recipe, in its order; those that are opened already by their spec.
+    """The sources of a recipe, in its order.
+
+    Args:
+        objects: sources that are open already, by their spec.
 
     Raises:
-        UserError: one cannot be opened, or is an object of the program that trained.
+        UserError: a source cannot be opened, or is a Python object that is missing.
     """
     return tuple(objects.get(spec) or _open(spec, kind, data) for spec, kind in data.specs)
 
 
 def _tell_apart(specs: Sequence[str], sources: Sequence[Source]) -> None:
-    """Give sources of one name, such as ``a/train.parquet`` and ``b/train.parquet``, as much of their folders as it
-    takes. What is named twice by one address keeps its name, and is refused."""
+    """Prefix the same names of different sources, such as ``a/train.parquet`` and ``b/train.parquet``, with the folders
+    that tell them apart. An address that is given twice keeps its name, and is refused later."""
     files = [(spec, source) for spec, source in zip(specs, sources, strict=True)
              if not (spec.startswith(OBJECT) or is_generated(spec))]  # fmt: skip
     for name, count in Counter(source.name for source in sources).items():
@@ -179,11 +180,11 @@ def _tell_apart(specs: Sequence[str], sources: Sequence[Source]) -> None:
 
 
 def _data_facts(data: Data, sources: Sequence[Source]) -> Facts:
-    """What is cheap to know of everything that is read: samples, size of a file, a digest of what the files hold."""
+    """Facts about everything the run reads: samples, size of a file, a digest of the content."""
     facts: dict[str, Mapping[str, int | str]] = {}
     for (spec, _), source in zip(data.specs, sources, strict=True):
         counted = {} if source.endless else {"samples": len(source)}
-        if not (spec.startswith(OBJECT) or is_generated(spec)):  # which change with their names
+        if not (spec.startswith(OBJECT) or is_generated(spec)):
             counted |= _size(Path(parse_address(spec).place).expanduser())
         content = source.content
         facts[spec] = counted if content is None else {**counted, CONTENT: content, **_large_facts(source)}
@@ -195,7 +196,7 @@ def _data_facts(data: Data, sources: Sequence[Source]) -> Facts:
 
 
 def _large_facts(source: Source) -> dict[str, str]:
-    """Of a source whose content is told by parts of its files: all of it, if that can be read, and who wrote to it."""
+    """For large files, whose content digest covers only parts: a digest of all bytes if feasible, and of the times."""
     if not (files := source.sampled_files):
         return {}
     whole = first_makes(partial(whole_hash, files, source.name))
@@ -214,16 +215,16 @@ def _open(spec: str, kind: Kind | None, data: Data) -> Source:
     name = spec.removeprefix(OBJECT).rpartition("@")[0]
     absent = f"{name}: a Python object of the program that trained. Pass it to train(sources=[...]) again."
     refuse((spec.startswith(OBJECT), absent))
-    split = data.split if split_of(spec) is None else None  # what an address says of one source goes first
+    split = data.split if split_of(spec) is None else None  # the split of an address takes precedence
     return open_source(spec, split=split, kind=kind, columns=data.columns(kind), lost_share=data.broken_share)
 
 
 def _gate(model: DualEncoder, recipe: Recipe) -> None:
-    """Let new blocks before those of the image tower learn, and nothing else."""
+    """Insert new blocks before those of the image tower, and let only them learn."""
     if not isinstance(model, TransformersEncoder):
         start = recipe.model.start
         raise UserError(f"--model.gated: {start} has no transformer blocks, so gated ones cannot be inserted.")
-    if model.gated is None:  # else the run goes on, or begins with such a model
+    if model.gated is None:  # else the model has its blocks already
         model.add_gated(recipe.seed)
     model.requires_grad_(False)
     for parameter in model.gated.parameters():  # type: ignore[union-attr]
@@ -239,7 +240,7 @@ def _adapted(model: DualEncoder, recipe: Recipe, saved: Path | None) -> AdaptedT
 
 
 def workers_of(recipe: Recipe, sources: Sequence[Source], processes: int) -> int:
-    """How many processes read ahead for each of ``processes`` of this machine, where the recipe does not say."""
+    """Number of processes that read ahead for each of the ``processes`` of this machine."""
     if recipe.workers is not None:
         return recipe.workers
     short = recipe.steps * recipe.batch_size < _SHORT_RUN
@@ -270,8 +271,8 @@ def start_model(
         if tokenizer is None:
             texts = [text for source in sources for text in corpus(source, _MOST_TEXTS // len(sources))]
             if knowledge is not None:
-                told = (knowledge.of_name(text) or knowledge.of_caption(text) for text in texts)
-                texts = [*texts, *dict.fromkeys(ending for endings in told for ending in endings)]
+                defined = (knowledge.of_name(text) or knowledge.of_caption(text) for text in texts)
+                texts = [*texts, *dict.fromkeys(ending for endings in defined for ending in endings)]
         model = build_model(options.start, texts=texts, tokenizer=tokenizer, seed=seed)
         first_makes(partial(model.prepare, sources))
     if options.dropout is not None:
@@ -282,28 +283,18 @@ def start_model(
 
 
 def build_objective(options: ObjectiveOptions, model: DualEncoder) -> ContrastiveObjective | ContextObjective:
-    """The objective, with the checkpoint's temperature and bias where the recipe names none."""
+    """The objective, with the checkpoint's temperature and bias if the recipe names none."""
     scale = options.scale or model.scale or 10.0
     bias = next(value for value in (options.bias, model.bias, FIRST_BIAS) if value is not None)
     if options.context is None:
         return ContrastiveObjective(options.base, scale=scale, bias=bias, smoothing=options.smoothing)
-    context = options.context
-    return ContextObjective(
-        options.base,
-        context.alpha,
-        context.options,
-        width=model.width,
-        scale=scale,
-        bias=bias,
-        tau_context=context.tau,
-    )
+    alpha, tau, ablations = options.context.alpha, options.context.tau, options.context.options
+    made = partial(ContextObjective, options.base, alpha, ablations, width=model.width)
+    return made(scale=scale, bias=bias, tau_context=tau)
 
 
 def training_transform(model: DualEncoder, data: Data) -> ImageTransform:
-    """The model's training transform, with the recipe's crop and flip.
-
-    Towers that add no crop by themselves do where one is asked for; mirrored alone, they still see the whole centre.
-    """
+    """The model's training transform, with the recipe's crop and flip, also for models that crop nothing by default."""
     transform = model.training_transform()
     if data.crop is not None:
         transform = replace(transform, training=True, scale=(data.crop, 1.0))
@@ -321,7 +312,7 @@ def lock_towers(
 ) -> tuple[LockedTowers, tuple[LockedSource, ...]]:
     """The towers and the sources of a run whose frozen parts are computed beforehand (``recipe.model.locked``)."""
     views, share = recipe.model.views, recipe.data.broken_share
-    # The first process embeds, and the others of its machine find what it has kept.
+    # The first process embeds, and the others of its machine find its files.
     locked = tuple(
         first_makes(partial(lock_source, model, source, views=views, crops=crops, broken_share=share))
         for source in sources
@@ -341,12 +332,14 @@ def _feed(
     recipe: Recipe,
     place: ProcessRanks,
 ) -> Feed:
-    # Whole batches are normalised on the device; chunks are moved there one by one, and normalised then, so that memory
-    # is the chunk's and the batch waits as bytes.
+    # Whole batches are normalised on the device. Chunks are moved there one by one, and the rest waits as bytes.
     raw = recipe.chunk is not None
     device = None if raw else place.device
     workers = workers_of(recipe, stream.mixture.sources, int(os.environ.get("LOCAL_WORLD_SIZE", place.size)))
     how: Mapping[str, Any] = {"device": device, "pin": place.device.type == "cuda", "raw": raw}
+
+    def marks(batch: Batch) -> Tensor:
+        return duplicate_ids_of(batch, recipe.data.copies)
 
     def feed(start: int, stop: int) -> Iterator[tuple[Inputs, Mapping[str, int]]]:
         def others(first: int, last: int, view: int, needed: bool) -> Iterator[Batch | None]:
@@ -356,24 +349,23 @@ def _feed(
         views = others(start, stop, _SECOND_VIEW, "views" in needs)
         contexts = others(start + 1, stop + 1, CONTEXT_VIEW, "context" in needs)
         for step, batch, view, context in zip(range(start, stop), batches, views, contexts, strict=False):
-            tokens = model.tokenize(batch.texts, batch.kinds) if batch.tokens is None else batch.tokens
-            labels = batch.labels if "labels" in needs else None
-            prepare = stream.normalised if raw else None
             inputs = Inputs(
-                batch.images, tokens, labels, duplicate_ids=duplicate_ids_of(batch, recipe.data.copies), prepare=prepare
+                batch.images,
+                model.tokenize(batch.texts, batch.kinds) if batch.tokens is None else batch.tokens,
+                labels=batch.labels if "labels" in needs else None,
+                views=None if view is None else view.images,
+                context=None if context is None else context.images,
+                duplicate_ids=marks(batch),
+                context_duplicate_ids=None if context is None else marks(context),
+                prepare=stream.normalised if raw else None,
             )
-            if view is not None:
-                inputs = replace(inputs, views=view.images)
-            if context is not None:
-                duplicate_ids = duplicate_ids_of(context, recipe.data.copies)
-                inputs = replace(inputs, context=context.images, context_duplicate_ids=duplicate_ids)
             yield inputs, stream.composition(step)
 
     return feed
 
 
 def row_tokenizer(model: DualEncoder | LockedTowers | AdaptedTowers) -> TextTokens | None:
-    """What the processes that read ahead tokenise with; None where a text's tokens depend on the whole batch."""
+    """The tokenizer of the processes that read ahead; None if a text's tokens depend on the whole batch."""
     if isinstance(model, LockedTowers) and model.texts is not None:
         return None
     encoder = model if isinstance(model, DualEncoder) else model.encoder
@@ -386,12 +378,7 @@ def duplicate_ids_of(batch: Batch, copies: CopiesBy) -> Tensor:
 
     The same in every process; 63 bits, so that two of a billion samples share one by chance once in ten billion steps.
     """
-    columns = [[sample_mark(source, id) for source, id in zip(batch.sources, batch.ids, strict=True)]]
+    columns = [[derive_seed("copy", f"{place}\0{id}") for place, id in zip(batch.sources, batch.ids, strict=True)]]
     if copies == "captions":
         columns.append([derive_seed("copy", "text\0" + " ".join(text.lower().split())) for text in batch.texts])
     return torch.tensor(columns).T.contiguous()
-
-
-def sample_mark(source: str, id: str) -> int:
-    """The first of a sample's `duplicate_ids_of`, from the name of its source and its id there."""
-    return derive_seed("copy", f"{source}\0{id}")

@@ -4,7 +4,6 @@ A checkpoint holds a complete model (which opens like any other), the objective,
 There is no random state: every random number of a step is a function of the recipe's seed and the step.
 """
 
-import hashlib
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from recollect.core.checksums import CHECKSUMS
-from recollect.core.errors import UserError, user_errors
+from recollect.core.checksums import CHECKSUMS, damaged_files, note_checksums
+from recollect.core.errors import user_errors
 from recollect.core.files import atomic_folder, read_json, sync_folder, write_json, write_text
 from recollect.core.validation import refuse
 from recollect.data.sources.images import note
@@ -56,13 +55,7 @@ class State:
     data: Facts = field(default_factory=dict)
 
 
-def save(
-    folder: Path,
-    state: State,
-    model: Towers,
-    tensors: Mapping[str, Tensor],
-    keep: int = 2,
-) -> None:
+def save(folder: Path, state: State, model: Towers, tensors: Mapping[str, Tensor], keep: int = 2) -> None:
     """Write ``folder/step-XXXXXXXX`` atomically, then remove all but the last ``keep``.
 
     Args:
@@ -76,7 +69,7 @@ def save(
         model.save(unfinished / "model")
         save_file(dict(tensors), unfinished / "training.safetensors")
         write_json(unfinished / "state.json", asdict(state))
-        write_json(unfinished / CHECKSUMS, _digests(unfinished))
+        note_checksums(unfinished, sorted(file for file in unfinished.rglob("*") if file.is_file()))
     prune_checkpoints(folder, keep)
 
 
@@ -113,44 +106,26 @@ def newest_whole(folder: Path) -> Path | None:
         UserError: all checkpoints are damaged.
     """
     found = _checkpoints(folder)
-    for checkpoint in reversed(found):
-        wrong = _damage(checkpoint)
-        if wrong is None:
+    for place, checkpoint in reversed(list(enumerate(found))):
+        if not (damage := _damage(checkpoint)):
             return checkpoint
-        before = found[found.index(checkpoint) - 1] if checkpoint != found[0] else None
-        note(f"{checkpoint}: damaged ({wrong}); " + (f"going back to {before.name}" if before else "none before it"))
+        before = f"going back to {found[place - 1].name}" if place else "none before it"
+        note(f"{checkpoint}: damaged ({damage[0]}); {before}")
     refuse((found, f"{folder}: every checkpoint is damaged. Start again with another --out."))
     return None
+
+
+def _damage(checkpoint: Path) -> list[str]:
+    listed = checkpoint / CHECKSUMS
+    return damaged_files(checkpoint) if listed.exists() else [f"{CHECKSUMS} is missing"]
 
 
 def remove_newer(folder: Path, checkpoint: Path) -> None:
     """Remove the damaged checkpoints newer than the one the run resumes from."""
     for path in _checkpoints(folder):
         if path.name > checkpoint.name:
-            _put_away(path)
+            put_away(path)
     remove_leftovers(folder)
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    """blake2b digest of every file, by relative path."""
-    found = {}
-    for file in sorted(folder.rglob("*")):
-        if file.is_file() and file != folder / CHECKSUMS:
-            with file.open("rb") as opened:
-                found[file.relative_to(folder).as_posix()] = hashlib.file_digest(opened, "blake2b").hexdigest()
-    return found
-
-
-def _damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint; None if nothing is."""
-    try:
-        written, found = read_json(checkpoint / CHECKSUMS), _digests(checkpoint)
-    except (UserError, OSError) as error:
-        return str(error)
-    if not isinstance(written, dict):
-        return f"{CHECKSUMS} is not a list of files"
-    names = [name for name in sorted(written.keys() | found) if written.get(name) != found.get(name)]
-    return f"{names[0]} {'has the wrong checksum' if names[0] in found else 'is missing'}" if names else None
 
 
 def restore(checkpoint: Path, objective: nn.Module, optimiser: AdamW, averages: Averages | None = None) -> State:
@@ -183,20 +158,14 @@ def restore(checkpoint: Path, objective: nn.Module, optimiser: AdamW, averages: 
 def prune_checkpoints(folder: Path, keep: int) -> None:
     """Remove all but the last ``keep`` checkpoints, and unfinished files of killed processes."""
     for old in _checkpoints(folder)[:-keep]:
-        _put_away(old)
+        put_away(old)
     remove_leftovers(folder)
 
 
-def put_model_away(path: Path) -> None:
-    """Remove a model that a longer run will replace."""
+def put_away(path: Path) -> None:
+    """Mark a folder for `remove_leftovers`. A kill during the removal then leaves no part of it under its own name."""
     if path.exists():
-        _put_away(path)
-    remove_leftovers(path.parent)
-
-
-def _put_away(path: Path) -> None:
-    # Renamed first, so that a kill half-way does not leave part of a folder under its own name.
-    path.rename(path.with_name(f".{path.name}.tmp"))
+        path.rename(path.with_name(f".{path.name}.tmp"))
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -204,7 +173,7 @@ def remove_leftovers(folder: Path) -> None:
     found = list(folder.glob(".*.tmp*"))
     for path in found:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    if found:  # so that pruned files do not reappear after a power failure
+    if found:  # otherwise pruned files could reappear after a power failure
         sync_folder(folder)
 
 

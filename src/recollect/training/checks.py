@@ -1,4 +1,4 @@
-"""What a recipe asks of its data, model and machine: contradictions are errors, options without effect are warnings."""
+"""What a recipe needs from its data, model and machine: contradictions are errors, options without effect warnings."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -9,44 +9,36 @@ from recollect.core.options import Kind
 from recollect.core.types import Source
 from recollect.core.validation import refuse
 from recollect.data.definitions import Knowledge
-from recollect.data.sources import split_of
-from recollect.data.sources.generated import is_generated
 from recollect.data.sources.images import note
 from recollect.models import PRESETS, DualEncoder
 from recollect.models.lora import check_peft
 from recollect.models.parts import check_model_place
 from recollect.models.pretrained import PRETRAINED
-from recollect.objectives import OBJECTIVES
-from recollect.training.options import Model, Recipe
+from recollect.objectives import OBJECTIVES, ContextOptions
+from recollect.objectives.base import smoothed
+from recollect.training.options import FIRST_BIAS, Data, Model, Recipe
 from recollect.training.ranks import ProcessRanks
 from recollect.training.sharded import check_torch
 
 OBJECT = "object:"
-"""How the spec of a source begins that is a Python object."""
+"""Prefix of the spec of a source that is a Python object."""
 
 _TEXTS: dict[Kind, str] = {"caption": "captions", "label": "labels"}
-_COLUMNS: dict[str, Kind | None] = {
-    "image_column": None, "caption_column": "caption", "label_column": "label", "class_name_column": "label",
-    "synonyms_column": "label", "split_column": None,
-}  # fmt: skip
-"""Columns, and the one kind of source that each is read for."""
-
-_LOOKED_AT = 1000
-"""Captions of a source, for how many have a word with a definition."""
+_LOOKED_AT = 1000  # captions of a source that are searched for words with a definition
 
 _Found = Iterator[tuple[bool, str]]
-"""Whether something is wrong or has no effect, and the words for it."""
+"""A condition, and the message if it is true."""
 
 
 def check_at_once(
     recipe: Recipe, place: ProcessRanks | None, *, resumed: bool, needs: Collection[str] | None = None
 ) -> None:
-    """Check what can be told before anything is opened.
+    """Check what is known before anything is opened.
 
     Args:
-        place: which of how many processes this is, and where it computes; None where that is not known yet.
-        resumed: whether the model is that of a checkpoint; where the run began need not be there any more.
-        needs: of the objective that takes the place of the recipe's (`Objective.needs`).
+        place: this process; None if not known yet.
+        resumed: the model comes from a checkpoint of the run, so ``model.start`` need not exist any more.
+        needs: `Objective.needs` of an objective that replaces the recipe's.
 
     Raises:
         UserError: naming the option.
@@ -71,26 +63,24 @@ def check_at_once(
 def check_sources(
     recipe: Recipe, sources: Sequence[Source], place: ProcessRanks, needs: Collection[str] | None = None
 ) -> None:
-    """Check what a recipe asks of its opened sources, and warn of options that have no effect on them.
+    """Check what a recipe needs from its opened sources, and warn of options without effect.
 
     Args:
-        sources: in the recipe's order, opened.
-        place: which of how many processes this is, and where it computes.
-        needs: of the objective that takes the place of the recipe's (`Objective.needs`).
+        sources: opened, in the recipe's order.
+        needs: `Objective.needs` of an objective that replaces the recipe's.
 
     Raises:
         UserError: naming the option.
     """
     refuse(*_kind_errors(recipe, [source.kind for source in sources], needs))
-    found = (*recipe.without_effect(), *_source_warnings(recipe, sources, needs), *_machine_warnings(recipe, place))
-    for idle, words in found:
+    for idle, words in _warnings(recipe, sources, place, needs):
         if idle and place.first:
             option, _, why = words.partition(": ")
             note(f"{option} has no effect: {why}")
 
 
 def check_model(options: Model, model: DualEncoder) -> None:
-    """Check what a recipe asks of a checkpoint.
+    """Check what a recipe needs from a checkpoint.
 
     Raises:
         UserError: naming the option.
@@ -116,51 +106,61 @@ def _labelled(recipe: Recipe, needs: Collection[str] | None) -> bool:
 
 
 def _kind_errors(recipe: Recipe, kinds: Sequence[Kind | None], needs: Collection[str] | None) -> _Found:
-    """What a recipe needs of the kinds of its sources, each None where it is not known yet."""
+    """What a recipe needs of the kinds of its sources; None is a kind that is not known yet."""
     known = None not in kinds
     missing = next((kind for kind in recipe.model.prefixes if kind not in kinds), None)
     if missing is not None:
         add = f"Name one with --{_TEXTS[missing]} SOURCE, or leave the prefix out."
         yield known, f"--model.prefixes {missing}: no source has {_TEXTS[missing]}, so it could not learn. {add}"
-    base, unlabelled = recipe.objective.base, known and "label" not in kinds
-    words = f"--objective {base}: no source has labels. Name one with --labels SOURCE, or take softmax."
-    yield needs is None and _labelled(recipe, needs) and unlabelled, words
+    words = "no source has labels. Name one with --labels SOURCE, or take softmax."
+    unlabelled = known and "label" not in kinds
+    yield needs is None and _labelled(recipe, needs) and unlabelled, f"--objective {recipe.objective.base}: {words}"
 
 
-def _source_warnings(recipe: Recipe, sources: Sequence[Source], needs: Collection[str] | None) -> _Found:
-    data, kinds = recipe.data, [source.kind for source in sources]
-    yield data.sampling == "equal" and len(set(kinds)) == 1, "--data.sampling equal: all sources are of one kind"
-    yield data.sampling == "debiased" and len(kinds) == 1, "--data.sampling debiased: there is one source"
-    apart = data.sampling != "proportional" and len(set(kinds)) == len(kinds) > 1
-    yield bool(data.weights) and apart, f"--data.weights: with --data.sampling {data.sampling} each kind has one source"
-    names = Counter(name.strip().casefold() for each in sources if each.kind == "label" for name in each.class_names)
-    why = "no two classes have one name" if _labelled(recipe, needs) else "the objective reads no labels"
-    idle = max(names.values(), default=0) < 2 or not _labelled(recipe, needs)
-    yield data.merge_classes and idle, f"--data.merge-classes: {why}"
-    files = [(spec, kind) for (spec, _), kind in zip(data.specs, kinds, strict=True) if not _has_no_columns(spec)]
-    for column, kind in _COLUMNS.items():
-        read = [spec for spec, each in files if kind in (None, each)]
-        option = f"--data.{column.replace('_', '-')}"
-        yield getattr(data, column) is not None and not read, f"{option}: no file with columns is read for it"
-    free = [spec for spec, _ in data.specs if not spec.startswith(OBJECT) and split_of(spec) is None]
-    yield data.split is not None and not free, "--data.split: every address names its split"
-    made = all(source.makes_batches for source in sources)
-    for option in ("crop", "flip", "broken_share"):
-        changed = getattr(data, option) != getattr(type(data)(), option)
-        yield made and changed, f"--data.{option.replace('_', '-')}: the sources make their pictures themselves"
-
-
-def _has_no_columns(spec: str) -> bool:
-    return spec.startswith(OBJECT) or is_generated(spec)
-
-
-def _machine_warnings(recipe: Recipe, place: ProcessRanks) -> _Found:
+def _warnings(recipe: Recipe, sources: Sequence[Source], place: ProcessRanks, needs: Collection[str] | None) -> _Found:
+    """Options without effect in this recipe, with these sources, on this machine."""
+    model, data, objective = recipe.model, recipe.data, recipe.objective
+    locked, loss = model.locked != "none", OBJECTIVES[objective.base]
+    options = objective.context.options if objective.context else ContextOptions()
+    yield model.lora is None and model.lora_alpha is not None, "--model.lora-alpha: there is no --lora"
+    yield model.views > 1 and not locked, "--model.views: there is no --locked tower"
+    for name, on in (
+        ("objective.context.options.augmented", options.augmented != "none"),
+        ("data.crop", data.crop is not None),
+        ("data.flip", data.flip),
+    ):
+        words = f"--{name}: --locked keeps one view of each picture; take --model.views 2 or more"
+        yield locked and model.views == 1 and on, words
+    smooths = not objective.context and loss.smooths
+    words = f"--objective.smoothing: it is for {' and '.join(smoothed())}, without context"
+    yield objective.smoothing > 0 and not smooths, words
+    biased = objective.bias not in (None, FIRST_BIAS)  # which recipes set for any objective
+    yield biased and not loss.biased, f"--objective.bias: the {objective.base} objective has no bias"
+    yield from _data_warnings(data, sources, _labelled(recipe, needs))
     idle = recipe.precision == "tf32" and place.device.type != "cuda"
     yield idle, f"--precision tf32: it is for NVIDIA GPUs, and this run computes on {place.device}"
 
 
+def _data_warnings(data: Data, sources: Sequence[Source], labelled: bool) -> _Found:
+    kinds = [source.kind for source in sources]
+    yield data.sampling == "equal" and len(set(kinds)) == 1, "--data.sampling equal: all sources are of one kind"
+    yield data.sampling == "debiased" and len(kinds) == 1, "--data.sampling debiased: there is one source"
+    each_alone = data.sampling != "proportional" and len(set(kinds)) == len(kinds)
+    idle = len(kinds) == 1 or each_alone
+    yield bool(data.weights) and idle, f"--data.weights: with --data.sampling {data.sampling} each kind has one source"
+    names = Counter(name.strip().casefold() for each in sources if each.kind == "label" for name in each.class_names)
+    why = "no two classes have one name" if labelled else "the objective reads no labels"
+    yield data.merge_classes and (max(names.values(), default=0) < 2 or not labelled), f"--data.merge-classes: {why}"
+    yield data.caption_column is not None and "caption" not in kinds, "--data.caption-column: no source has captions"
+    yield data.label_column is not None and "label" not in kinds, "--data.label-column: no source has labels"
+    made = all(source.makes_batches for source in sources)
+    for option in ("crop", "flip", "broken_share"):
+        changed = getattr(data, option) != getattr(Data(), option)
+        yield made and changed, f"--data.{option.replace('_', '-')}: the sources make their pictures themselves"
+
+
 def _model_errors(options: Model, checkpoint: DualEncoder | None) -> _Found:
-    """What a recipe asks of a model that it cannot have; without a checkpoint of a preset, which is yet to be made."""
+    """What a recipe needs and a model cannot have; None stands for a preset, which is not made yet."""
     known = {} if checkpoint is None else checkpoint.prefixes
     start = options.start
     for name, on in (("gated", options.gated), ("lora", options.lora is not None)):
@@ -169,8 +169,8 @@ def _model_errors(options: Model, checkpoint: DualEncoder | None) -> _Found:
     for kind in dict.fromkeys(options.prefixes):
         length, before = options.prefixes.count(kind), len(known.get(kind, ()))
         words = (
-            f"--model.prefixes: {start} has {before} for {kind} texts already, and {length} are asked for. Ask for as "
-            "many as it has, or leave them out."
+            f"--model.prefixes: {start} has {before} for {kind} texts already, not {length}. Name the kind as often as "
+            "it has prefixes, or leave it out."
         )
         yield before not in (0, length), words
         frozen = "--model.freeze text" if options.freeze == "text" else "--model.locked both"
@@ -178,10 +178,9 @@ def _model_errors(options: Model, checkpoint: DualEncoder | None) -> _Found:
         yield not before and still, f"--model.prefixes: with {frozen} no prefix could learn. Remove one of the two."
 
 
-def say_defined(sources: Sequence[Source], knowledge: Knowledge | None) -> None:
-    """How many classes of each source, or of its first captions, have a definition."""
-    for source in sources if knowledge else ():
-        assert knowledge is not None
+def report_definitions(sources: Sequence[Source], knowledge: Knowledge) -> None:
+    """Print how many classes of each source, or of its first captions, have a definition."""
+    for source in sources:
         if source.kind == "label" and source.class_names:
             known = sum(bool(knowledge.of_name(name)) for name in source.class_names)
             note(f"{source.name}: {known:,} of {len(source.class_names):,} classes have a definition")

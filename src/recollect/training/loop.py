@@ -23,14 +23,13 @@ from recollect.training import checkpoints
 from recollect.training.assembly import Parts, assemble_recipe, object_spec
 from recollect.training.card import model_card
 from recollect.training.checkpoints import State
-from recollect.training.failures import in_one_line
+from recollect.training.interruptions import StopRequest, in_one_line, stop_requests
 from recollect.training.optimiser import Averages, build_optimiser, learning_rate, parameters, set_learning_rate
 from recollect.training.options import Recipe
 from recollect.training.precision import LossScale, tensor_cores
 from recollect.training.ranks import ProcessRanks, first_decides, ranks, share_from_first, total, wait_for_all
 from recollect.training.run_folder import (
     Metrics,
-    StopRequest,
     as_json,
     check_data,
     check_run_folder,
@@ -38,7 +37,6 @@ from recollect.training.run_folder import (
     prepare_run_folder,
     run_finished,
     run_lock,
-    stop_requests,
 )
 from recollect.training.sharded import clip_gradients, shard_weights, whole_weights
 from recollect.training.step import CompiledForward, Inputs, StepOptions, Towers, train_step
@@ -273,10 +271,10 @@ class _Run:
         assert self.metrics is not None, "the first process has the metrics"
         # From the file, because a run resumed after its last step logs nothing more.
         encoder = self.model.encoder
-        own = isinstance(encoder, DualEncoder) and not (
+        plain = not isinstance(encoder, DualEncoder) or (
             isinstance(encoder, TransformersEncoder) and encoder.gated is None
         )
-        card = model_card(as_json(self.recipe), self.state.seen, self.metrics.last, plain=not own)
+        card = model_card(as_json(self.recipe), self.state.seen, self.metrics.last, plain)
         checkpoints.save_model(self.out / "model", self.model, card)
 
     def step(self, inputs: Inputs, composition: Mapping[str, int]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What a recipe is made of; the command line, its help and ``recipe.json`` are derived from these fields."""
+"""The options of a recipe; the command line, its help and ``recipe.json`` are derived from these fields."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,19 +23,19 @@ class Model:
         text: a text encoder (BERT, MiniLM, ...) to pair with ``start``, which is then a vision backbone (ViT, DINOv2,
             Swin, ConvNeXt, ResNet, EfficientNet, ...); new linear heads join them.
         width: number of entries of an embedding of such a pair.
-        tokenizer: folder or hub id of a tokenizer for a preset; by default one is trained on the captions.
+        tokenizer: folder or hub id of a tokenizer for a preset (default: trained on the captions).
         prefixes: kinds of source whose texts begin with a learned prefix token (prefix conditioning); a kind that is
             named twice gets two.
         freeze: a tower that keeps its weights.
-        locked: towers whose head alone learns (the projection; SigLIP's pooling MLP), or nothing where the tower
-            is frozen too. Features before the head are computed once and kept, so that large batches cost little.
-        dropout: share of the features that the head drops, in models with such a head; its own by default.
-        views: of a locked image tower: how many crops of each picture are computed; 1 takes the picture as it is.
-        lora: rank of LoRA adapters of every attention and MLP layer, which are trained instead of the weights. The
-            finished model has them merged, and PEFT reads them from its folder too.
-        lora_alpha: scale of the changes times their rank; the rank by default.
-        gated: put a new block before each block of the image tower, behind gates that begin closed, and let these
-            blocks learn alone (REACT). Such a model opens with recollect, not with plain transformers.
+        locked: towers of which only the head learns (the projection; SigLIP's pooling MLP), or nothing if the tower
+            is frozen too. Features before the head are computed once and cached, so that large batches cost little.
+        dropout: share of the features that the head drops, in models with such a head (default: the model's own).
+        views: crops of each picture that are computed for a locked image tower; 1 takes the picture as it is.
+        lora: rank of LoRA adapters of every attention and MLP layer, which are trained instead of the weights. They
+            are merged into the finished model, whose folder also has them in PEFT's format.
+        lora_alpha: scale of the adapters times their rank (default: the rank).
+        gated: train only new blocks, one before each block of the image tower, with gates that begin closed (REACT).
+            Such a model opens with recollect, not with plain transformers.
     """
 
     start: str = "tiny"
@@ -53,35 +53,35 @@ class Model:
 
 
 CopiesBy = Literal["ids", "captions"]
-"""What makes two samples of a batch copies of each other: being the same sample, or having the same text as well."""
+"""Which samples of a batch are copies of each other: those with the same id, or also those with the same text."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """What to train on. A source is glyphs:NAME, latents:NAME, a hub id, or a path: Parquet, WebDataset, images, CSV.
+    """What to train on. A source is a path (Parquet, WebDataset, images, CSV), a hub id, or generated (glyphs:NAME).
 
     Attributes:
         sources: training data whose kind, captions or labels, is detected.
         captions: sources to read as captions.
         labels: sources to read as class labels; their texts are made with prompt templates.
-        split: of every source whose address names none; the training split by default.
-        weights: of each source in the order sources, captions, labels; their sizes by default.
+        split: of each source whose address names none (default: the training split).
+        weights: of each source, in the order sources, captions, labels (default: their sizes).
         sampling: divide every batch by the weights; half captions, half labels; or each batch whole from one source.
-        merge_classes: classes of one name in several sources are one class to a loss on labels.
-        crop: least share of a picture that a random crop shows; 1 shows all of it. The model's own by default.
-        flip: mirror half of the pictures; not where they hold letters or captions say left and right.
+        merge_classes: classes with the same name in several sources are one class to a loss on labels.
+        crop: least share of a picture that a random crop shows; 1 shows all of it (default: the model's own).
+        flip: mirror half of the pictures; not for pictures with letters, or captions that say left and right.
         broken_share: share of pictures that may be unreadable before the run stops.
-        copies: samples of a batch that are neither negatives of each other nor context: those of the same id (where a
-            source is smaller than the batch), or those of the same caption too.
+        copies: samples of a batch that are neither negatives of each other nor context: those with the same id (if a
+            source is smaller than the batch), or also those with the same caption.
         definitions: of class names and nouns, appended to prompts and captions (K-LITE): a .json, .csv or
-            .tsv file, the folder of a WordNet database, or ``wordnet`` for the installed one. Such a model is then
-            asked with them too.
-        image_column: column of image bytes or paths, where it is not named image.
-        caption_column: column of a text or a list of texts, where it is not named caption.
-        label_column: column of class numbers or names, where it is not named label.
+            .tsv file, the folder of a WordNet database, or ``wordnet`` for the installed one. Use them in queries of
+            such a model too.
+        image_column: column of image bytes or paths, if not named image.
+        caption_column: column of a text or a list of texts, if not named caption.
+        label_column: column of class numbers or names, if not named label.
         class_name_column: readable names of class numbers.
         synonyms_column: other names of a class.
-        split_column: says which split a row belongs to.
+        split_column: the split of each row.
     """
 
     sources: tuple[str, ...] = ()
@@ -105,16 +105,12 @@ class Data:
 
     @property
     def specs(self) -> list[tuple[str, Kind | None]]:
-        """Every source with its kind, None where that is to be found by looking."""
-        named: list[tuple[tuple[str, ...], Kind | None]] = [
-            (self.sources, None),
-            (self.captions, "caption"),
-            (self.labels, "label"),
-        ]
-        return [(spec, kind) for specs, kind in named for spec in specs]
+        """Every source with its kind; None if the kind is to be detected."""
+        found: list[tuple[str, Kind | None]] = [(spec, None) for spec in self.sources]
+        return [*found, *((spec, "caption") for spec in self.captions), *((spec, "label") for spec in self.labels)]
 
     def columns(self, kind: Kind | None) -> Columns:
-        """Which column is which in sources that are read as ``kind``; what the other kind reads need not be there."""
+        """The columns of sources that are read as ``kind``, which need not have the columns of the other kind."""
         captions, labels = kind != "label", kind != "caption"
         return Columns(
             image=self.image_column,
@@ -132,7 +128,7 @@ class Context:
 
     Attributes:
         alpha: weight of the loss without context.
-        tau: tau_context at the start; the paper has 1, from which a short run does not come down.
+        tau: tau_context at the start; the paper has 1, which is too high for short runs.
         options: the paper's ablations.
     """
 
@@ -142,7 +138,7 @@ class Context:
 
 
 FIRST_BIAS = -10.0
-"""Where the bias of a loss that has one begins (SigLIP), unless the recipe or the checkpoint say otherwise."""
+"""Initial bias (SigLIP), unless the recipe or the checkpoint has another."""
 
 
 @dataclass(frozen=True)
@@ -164,36 +160,22 @@ class ObjectiveOptions:
     context: Context | None = None
 
 
-_COUNT = (lambda value: value >= 1, "at least 1")
-_POSITIVE = (lambda value: 0 < value < inf, "positive")
-_NOT_NEGATIVE = (lambda value: 0 <= value < inf, "0 or positive")
-_SHARE = (lambda value: 0 <= value <= 1, "between 0 and 1")
-_DECAY = (lambda value: 0 <= value < 1, "at least 0 and less than 1")
-_LIMITS: Mapping[str, tuple[Callable[[float], bool], str]] = {
-    **dict.fromkeys(
-        (
-            "steps",
-            "batch_size",
-            "chunk",
-            "log_every",
-            "checkpoint_every",
-            "checkpoints_kept",
-            "model.views",
-            "model.lora",
-            "model.width",
-        ),
-        _COUNT,
-    ),
-    **dict.fromkeys(("objective.scale", "optimiser.clip_norm", "model.lora_alpha"), _POSITIVE),
-    **dict.fromkeys(("optimiser.learning_rate", "optimiser.weight_decay"), _NOT_NEGATIVE),
-    **dict.fromkeys(("optimiser.temperature_factor", "workers"), _NOT_NEGATIVE),
-    **dict.fromkeys(("objective.context.alpha", "optimiser.warmup", "data.broken_share"), _SHARE),
-    **dict.fromkeys(("optimiser.beta1", "optimiser.beta2", "model.dropout", "average", "objective.smoothing"), _DECAY),
-    "objective.bias": (isfinite, "a finite number"),
-    "objective.context.tau": (lambda value: 1e-12 <= value < inf, "at least 1e-12"),  # below, float32 has no gradient
-    "data.crop": (lambda value: 0 < value <= 1, "more than 0 and at most 1"),
+_Limit = tuple[Callable[[float], bool], str]
+_LIMITS: Mapping[_Limit, str] = {
+    (lambda value: value >= 1, "at least 1"): "steps batch_size chunk log_every checkpoint_every checkpoints_kept "
+    "model.views model.lora model.width",
+    (lambda value: 0 < value < inf, "positive"): "objective.scale optimiser.clip_norm model.lora_alpha",
+    (lambda value: 0 <= value < inf, "0 or positive"): "optimiser.learning_rate optimiser.weight_decay "
+    "optimiser.temperature_factor workers",
+    (lambda value: 0 <= value <= 1, "between 0 and 1"): "objective.context.alpha optimiser.warmup data.broken_share",
+    (lambda value: 0 <= value < 1, "at least 0 and less than 1"): "optimiser.beta1 optimiser.beta2 model.dropout "
+    "average objective.smoothing",
+    (isfinite, "a finite number"): "objective.bias",
+    # Below, float32 has no gradient.
+    (lambda value: 1e-12 <= value < inf, "at least 1e-12"): "objective.context.tau",
+    (lambda value: 0 < value <= 1, "more than 0 and at most 1"): "data.crop",
 }
-"""Valid values of each number, and their description."""
+"""A condition on numbers, its description, and the options that must satisfy it."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +204,7 @@ class Optimiser:
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that decides the outcome of a run.
+    """Everything that decides the outcome of a run.
 
     Attributes:
         model: what to train.
@@ -235,16 +217,16 @@ class Recipe:
         precision: arithmetic of the towers; weights, loss and optimiser stay float32. tf32 rounds the factors of
             float32 products on a GPU; float16 scales the loss, and skips steps where that overflowed.
         seed: random seed.
-        workers: processes that read images ahead; 0 reads between steps. The outcome does not depend on it. By default
-            one for each core to spare, at most 8, where pictures are read from files and the run is not short.
+        workers: processes that read images ahead; 0 reads between steps. The result does not depend on it (default: one
+            for each free core, at most 8; 0 for short runs and generated pictures).
         log_every: steps between lines of metrics.jsonl.
         checkpoint_every: steps between checkpoints.
-        checkpoints_kept: the last few that stay.
+        checkpoints_kept: number of checkpoints to keep.
         average: decay (0.999 or so) of a running mean of the weights, EMA, that becomes the model; None keeps the last.
         checkpoint_activations: recompute each layer's activations in the backward pass instead of keeping them.
         compile: compile the towers with torch.compile; the first steps take minutes.
-        shard_weights: of several processes each keeps a part of every layer, of its gradients and of AdamW's moments
-            (FSDP2), and has a layer whole only while it computes: for towers that one GPU cannot hold.
+        shard_weights: split every layer, its gradients and AdamW's moments over the processes (FSDP2), for towers that
+            one GPU cannot hold.
     """
 
     model: Model = field(default_factory=Model)
@@ -266,46 +248,50 @@ class Recipe:
     shard_weights: bool = False
 
     def check(self) -> None:
-        """Refuse what no run can be made of.
+        """Check the options by themselves.
 
         Raises:
-            UserError: naming the option.
+            UserError: naming the option that is wrong.
         """
         for room in (self, self.model, self.data, self.objective):
             with user_errors("recipe: wrong option", ValueError):
                 check_choices(room)
-        for name, (right, words) in _LIMITS.items():
-            value: Any = self
-            for part in name.split("."):
-                value = getattr(value, part, None)
-            wrong = value is not None and not right(value)
-            refuse((wrong, f"--{name.replace('_', '-')} {value}: must be {words}."))
+        for (right, words), names in _LIMITS.items():
+            for name in names.split():
+                value: Any = self
+                for part in name.split("."):
+                    value = getattr(value, part, None)
+                wrong = value is not None and not right(value)
+                refuse((wrong, f"--{name.replace('_', '-')} {value}: must be {words}."))
         from recollect.objectives import OBJECTIVES
 
         check_choice(self.objective.base, OBJECTIVES, "--objective")
         refuse(*self._contradictions())
 
     def _contradictions(self) -> Iterator[tuple[bool, str]]:
-        """Options that no run can have together: whether they are here, and what to do."""
+        """Options that cannot be combined: whether they are, and the message."""
         model, data, context = self.model, self.data, self.objective.context
-        locked, lora = model.locked != "none", model.lora is not None
+        on = {
+            "model.locked": model.locked != "none",
+            "model.lora": model.lora is not None,
+            "model.freeze": model.freeze != "none",
+            "model.prefixes": bool(model.prefixes),
+            "model.gated": model.gated,
+            "compile": self.compile,
+            "shard-weights": self.shard_weights,
+        }
         yield not data.specs, "no source of data was named. Name one with --data SOURCE."
-        for name, on in (("locked", locked), ("prefixes", bool(model.prefixes))):
-            words = f"--model.lora and --model.{name}: LoRA leaves all weights as they are. Take one of them."
-            yield lora and on, words
-        frozen = (("locked", locked), ("lora", lora), ("freeze", model.freeze != "none"), ("prefixes", model.prefixes))
-        for name, given in frozen:
-            words = f"--model.gated and --model.{name}: nothing learns but the new blocks. Take one of them."
-            yield model.gated and bool(given), words
-        whole = (
-            ("model.locked", locked),
-            ("model.lora", lora),
-            ("model.gated", model.gated),
-            ("compile", self.compile),
-        )
-        for name, on in whole:
-            words = f"--shard-weights and --{name}: only whole towers are split. Take one of them."
-            yield self.shard_weights and on, words
+        for one, others, why in (
+            ("model.lora", ("model.locked", "model.prefixes"), "LoRA leaves all weights as they are"),
+            (
+                "model.gated",
+                ("model.locked", "model.lora", "model.freeze", "model.prefixes"),
+                "only new blocks learn",
+            ),
+            ("shard-weights", ("model.locked", "model.lora", "model.gated", "compile"), "only whole towers are split"),
+        ):
+            for other in others:
+                yield on[one] and on[other], f"--{one} and --{other}: {why}. Take one of them."
         count = len(data.specs)
         unfit = len(data.weights) != count or any(not 0 < weight < inf for weight in data.weights)
         words = f"--data.weights: must be {count} positive numbers, one for each source; got {data.weights}."
@@ -316,39 +302,15 @@ class Recipe:
         words = f"--objective.context.options.active-rows {rows}: more than the batch of {self.batch_size}."
         yield rows > self.batch_size, words
 
-    def without_effect(self) -> Iterator[tuple[bool, str]]:
-        """Options without effect in this combination, and why."""
-        from recollect.objectives import OBJECTIVES
-        from recollect.objectives.base import smoothed
-
-        model, data, objective = self.model, self.data, self.objective
-        locked, loss = model.locked != "none", OBJECTIVES[objective.base]
-        options = objective.context.options if objective.context else ContextOptions()
-        yield model.lora is None and model.lora_alpha is not None, "--model.lora-alpha: there is no --lora"
-        yield model.views > 1 and not locked, "--model.views: there is no --locked tower"
-        yield bool(data.weights) and len(data.specs) == 1, "--data.weights: there is one source"
-        for name, on in (
-            ("objective.context.options.augmented", options.augmented != "none"),
-            ("data.crop", data.crop is not None),
-            ("data.flip", data.flip),
-        ):
-            words = f"--{name}: --locked keeps one view of each picture; take --model.views 2 or more"
-            yield locked and model.views == 1 and on, words
-        smooths = not objective.context and loss.smooths
-        words = f"--objective.smoothing: it is for {' and '.join(smoothed())}, without context"
-        yield objective.smoothing > 0 and not smooths, words
-        biased = objective.bias not in (None, FIRST_BIAS)  # recipes set that one, whatever the objective
-        yield biased and not loss.biased, f"--objective.bias: the {objective.base} objective has no bias"
-
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 """A recipe of one kind."""
 
 
 def recipe_from_json(file: Path, kind: type[AnyRecipe]) -> AnyRecipe:
-    """The recipe, of a kind, that a ``recipe.json`` holds.
+    """The recipe in a ``recipe.json``.
 
     Raises:
-        UserError: no such file, not a recipe, an option that there is not, or one that must be there and is not.
+        UserError: no such file, not a recipe, or an unknown or missing option.
     """
     return from_mapping(kind, read_options_file(file), file)

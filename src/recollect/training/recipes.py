@@ -1,8 +1,8 @@
 """Recipes: functions that return a full configuration, listed in `RECIPES`.
 
-Recipes named after a paper's models have the paper's values. The tiny and small recipes have values for short
-runs: a log-temperature moves by about one learning rate a step, so temperatures learn 10 times faster and tau_context
-starts low.
+Recipes named after a paper's models have the paper's values. The tiny and small recipes are for short runs: a
+log-temperature moves by about one learning rate a step, so temperatures learn 10 times faster and tau_context starts
+low.
 """
 
 from collections.abc import Callable
@@ -19,6 +19,16 @@ _CLIP_SCALE = 1 / 0.07  # where CLIP, and with it UniCL and prefix conditioning,
 def with_context(recipe: Recipe, tau: float, alpha: float = 0.9) -> Recipe:
     """The same run with the context objective: SigLIxP for SigLIP, CLIxP for CLIP."""
     return replace(recipe, objective=replace(recipe.objective, context=Context(alpha=alpha, tau=tau)))
+
+
+def _contextual(make: Callable[[], Recipe], tau: float, title: str) -> Callable[[], Recipe]:
+    """A recipe with the context objective; ``title`` is its line in the list of recipes."""
+
+    def recipe() -> Recipe:
+        return with_context(make(), tau)
+
+    recipe.__doc__ = title
+    return recipe
 
 
 def as_clip(recipe: Recipe) -> Recipe:
@@ -42,29 +52,14 @@ def siglip_tiny() -> Recipe:
     )
 
 
-def siglixp_tiny() -> Recipe:
-    """SigLIxP: siglip-tiny with the context objective."""
-    return with_context(siglip_tiny(), tau=0.01)
-
-
 def clip_tiny() -> Recipe:
     """CLIP with tiny towers at 32 px: minutes on a CPU."""
     return as_clip(siglip_tiny())
 
 
-def clixp_tiny() -> Recipe:
-    """CLIxP: clip-tiny with the context objective."""
-    return with_context(clip_tiny(), tau=0.01)
-
-
 def siglip_small() -> Recipe:
     """SigLIP with small towers at 64 px: an hour or two on a CPU."""
     return replace(siglip_tiny(), model=Model("small"), steps=3000)
-
-
-def siglixp_small() -> Recipe:
-    """SigLIxP: siglip-small with the context objective."""
-    return with_context(siglip_small(), tau=0.01)
 
 
 # --- LIxP's own runs (section 4.1, Appendix A) ------------------------------------------------------------------------
@@ -89,29 +84,14 @@ def siglip_vit_s_16() -> Recipe:
     return _paper("vit-s-16", 1.5e9, 1024)
 
 
-def lixp_vit_s_16() -> Recipe:
-    """LIxP's SigLIxP: ViT-S/16 at 256 px, 1.5 billion examples."""
-    return with_context(siglip_vit_s_16(), tau=1.0)
-
-
 def siglip_vit_b_16() -> Recipe:
     """SigLIP's baseline of LIxP: ViT-B/16 at 256 px, 6 billion examples."""
     return _paper("vit-b-16", 6e9, 512)
 
 
-def lixp_vit_b_16() -> Recipe:
-    """LIxP's SigLIxP: ViT-B/16 at 256 px, 6 billion examples."""
-    return with_context(siglip_vit_b_16(), tau=1.0)
-
-
 def siglip_vit_l_16() -> Recipe:
     """SigLIP's baseline of LIxP: ViT-L/16 at 256 px, 8 billion examples."""
     return _paper("vit-l-16", 8e9, 256)
-
-
-def lixp_vit_l_16() -> Recipe:
-    """LIxP's SigLIxP: ViT-L/16 at 256 px, 8 billion examples."""
-    return with_context(siglip_vit_l_16(), tau=1.0)
 
 
 # --- Post-training of a given checkpoint (LIxP, Figure 4) -------------------------------------------------------------
@@ -130,19 +110,9 @@ def post_train_siglip() -> Recipe:
     )
 
 
-def post_train_siglixp() -> Recipe:
-    """Post-train a SigLIP checkpoint (--model) with the context objective."""
-    return with_context(post_train_siglip(), tau=0.01)
-
-
 def post_train_clip() -> Recipe:
     """Continue a CLIP checkpoint as it was: the baseline of post-train-clixp."""
     return as_clip(replace(post_train_siglip(), model=Model("openai/clip-vit-base-patch16")))
-
-
-def post_train_clixp() -> Recipe:
-    """Post-train a CLIP checkpoint (--model) with the context objective."""
-    return with_context(post_train_clip(), tau=0.01)
 
 
 def post_train_react() -> Recipe:
@@ -168,20 +138,10 @@ def post_train_heads_siglip() -> Recipe:
     return _heads("google/siglip2-base-patch16-256")
 
 
-def post_train_heads_siglixp() -> Recipe:
-    """Post-train only the heads of a SigLIP checkpoint with the context objective."""
-    return with_context(post_train_heads_siglip(), tau=0.01)
-
-
 def post_train_projection_clip() -> Recipe:
     """Train only the image projection of a CLIP checkpoint, texts as they are (after ProLIP, Fahes et al., 2024)."""
     recipe = as_clip(_heads("openai/clip-vit-base-patch16"))
     return replace(recipe, model=replace(recipe.model, freeze="text"))
-
-
-def post_train_projection_clixp() -> Recipe:
-    """Train only the image projection of a CLIP checkpoint, with the context objective."""
-    return with_context(post_train_projection_clip(), tau=0.01)
 
 
 def lit() -> Recipe:
@@ -225,26 +185,38 @@ RECIPES: Table[Callable[[], Recipe]] = Table(
     "recipes",
     {
         "siglip-tiny": siglip_tiny,
-        "siglixp-tiny": siglixp_tiny,
+        "siglixp-tiny": _contextual(siglip_tiny, 0.01, "SigLIxP: siglip-tiny with the context objective."),
         "clip-tiny": clip_tiny,
-        "clixp-tiny": clixp_tiny,
+        "clixp-tiny": _contextual(clip_tiny, 0.01, "CLIxP: clip-tiny with the context objective."),
         "siglip-small": siglip_small,
-        "siglixp-small": siglixp_small,
+        "siglixp-small": _contextual(siglip_small, 0.01, "SigLIxP: siglip-small with the context objective."),
         "siglip-vit-s-16": siglip_vit_s_16,
-        "lixp-vit-s-16": lixp_vit_s_16,
+        "lixp-vit-s-16": _contextual(siglip_vit_s_16, 1.0, "LIxP's SigLIxP: ViT-S/16 at 256 px, 1.5 billion examples."),
         "siglip-vit-b-16": siglip_vit_b_16,
-        "lixp-vit-b-16": lixp_vit_b_16,
+        "lixp-vit-b-16": _contextual(siglip_vit_b_16, 1.0, "LIxP's SigLIxP: ViT-B/16 at 256 px, 6 billion examples."),
         "siglip-vit-l-16": siglip_vit_l_16,
-        "lixp-vit-l-16": lixp_vit_l_16,
+        "lixp-vit-l-16": _contextual(siglip_vit_l_16, 1.0, "LIxP's SigLIxP: ViT-L/16 at 256 px, 8 billion examples."),
         "post-train-siglip": post_train_siglip,
-        "post-train-siglixp": post_train_siglixp,
+        "post-train-siglixp": _contextual(
+            post_train_siglip, 0.01, "Post-train a SigLIP checkpoint with the context objective."
+        ),
         "post-train-clip": post_train_clip,
-        "post-train-clixp": post_train_clixp,
+        "post-train-clixp": _contextual(
+            post_train_clip, 0.01, "Post-train a CLIP checkpoint with the context objective."
+        ),
         "post-train-react": post_train_react,
         "post-train-heads-siglip": post_train_heads_siglip,
-        "post-train-heads-siglixp": post_train_heads_siglixp,
+        "post-train-heads-siglixp": _contextual(
+            post_train_heads_siglip,
+            0.01,
+            "The same with the context objective.",
+        ),
         "post-train-projection-clip": post_train_projection_clip,
-        "post-train-projection-clixp": post_train_projection_clixp,
+        "post-train-projection-clixp": _contextual(
+            post_train_projection_clip,
+            0.01,
+            "The same with the context objective.",
+        ),
         "lit": lit,
         "prefix-swin-t": prefix_swin_t,
         "prefix-tiny": prefix_tiny,

@@ -4,15 +4,12 @@ import dataclasses
 import json
 import math
 import os
-import signal
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from recollect.core.errors import UserError, user_errors
+from recollect.core.errors import user_errors
 from recollect.core.files import hold, make_folder, read_json, sync_file, write_json, write_text
 from recollect.core.validation import refuse
 from recollect.data.sources.images import note
@@ -22,7 +19,7 @@ from recollect.training.checkpoints import (
     WRITTEN,
     Facts,
     prune_checkpoints,
-    put_model_away,
+    put_away,
     remove_leftovers,
     remove_newer,
 )
@@ -43,29 +40,23 @@ def run_lock(out: Path) -> Iterator[None]:
     """
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     make_folder(out)
-    path = out / ".lock"
-    with _locked(path):
-        try:
-            yield
-        finally:
-            with suppress(PermissionError):  # Windows cannot remove an open file
-                path.unlink(missing_ok=True)
-            for folder in made:  # remove the folders we created if the run did not start
-                if any(folder.iterdir()):
-                    break
-                folder.rmdir()
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    while True:
+    path, own = out / ".lock", False
+    while not own:
         with path.open("ab") as file:
             busy = not hold(file, wait=False)
-            refuse((busy, f"{path.parent}: another process trains there. Wait for it, or choose another --out."))
+            refuse((busy, f"{out}: another process trains there. Wait for it, or choose another --out."))
             # The previous holder may have removed the file between our open and our lock.
-            if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
-                yield
-                return
+            own = path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino
+            if own:
+                try:
+                    yield
+                finally:
+                    with suppress(PermissionError):  # Windows cannot remove an open file
+                        path.unlink(missing_ok=True)
+                    for folder in made:  # remove the folders we created if the run did not start
+                        if any(folder.iterdir()):
+                            break
+                        folder.rmdir()
 
 
 def check_run_folder(out: Path, recipe: Any, resume: bool) -> None:
@@ -79,18 +70,9 @@ def check_run_folder(out: Path, recipe: Any, resume: bool) -> None:
     if not file.exists():
         return
     changed = {name: values for name, values in _changes(file, recipe).items() if name not in _MAY_CHANGE}
-    if changed:
-        words = "; ".join(f"{name} was {then}, is {now}" for name, (then, now) in changed.items())
-        moved = all(_same_names(*values) for values in changed.values())
-        what = " If files only moved, put links in the old place (ln -s)." if moved else ""
-        raise UserError(f"{file}: --resume needs the same recipe, but {words}. Choose another --out.{what}")
-
-
-def _same_names(then: Any, now: Any) -> bool:
-    """Whether two values are paths, or lists of paths, with the same file names."""
-    if isinstance(then, list) and isinstance(now, list):
-        return len(then) == len(now) and all(map(_same_names, then, now))
-    return isinstance(then, str) and isinstance(now, str) and Path(then).name == Path(now).name
+    words = "; ".join(f"{name} was {then}, is {now}" for name, (then, now) in changed.items())
+    advice = "Choose another --out. If files only moved, put links in the old place (ln -s)."
+    refuse((changed, f"{file}: --resume needs the same recipe, but {words}. {advice}"))
 
 
 def check_free(out: Path, resume: bool) -> None:
@@ -119,24 +101,22 @@ def check_data(checkpoint: Path, data: Facts) -> None:
         UserError: the data differs; the message says how.
     """
     before: Facts = read_json(checkpoint / "state.json").get("data", {})
-    words = []
+    words, unsure = [], []
     for name, facts in before.items():
         now = data.get(name, {})
         changed = [fact for fact, then in facts.items() if fact != WRITTEN and now.get(fact, then) != then]
         shown = [fact for fact in changed if fact not in (CONTENT, WHOLE_CONTENT)] or changed[:1]
         words += [f"{name} had {_counted(facts[fact], fact)}, has {_counted(data[name][fact], fact)}" for fact in shown]
+        written = now.get(WRITTEN, facts.get(WRITTEN)) != facts.get(WRITTEN)
+        if written and WHOLE_CONTENT not in facts.keys() & now.keys():
+            unsure.append(name)
     advice = "Restore it, or choose another --out."
     refuse((words, f"{checkpoint}: --resume needs the same data, but {'; '.join(words)}. {advice}"))
-    for name, facts in before.items():
-        now = data.get(name, {})
-        if (
-            now.get(WRITTEN, facts.get(WRITTEN)) != facts.get(WRITTEN)
-            and WHOLE_CONTENT not in facts.keys() & now.keys()
-        ):
-            note(
-                f"{name}: modified or copied since {checkpoint.name} and too large to compare in full; its size and "
-                "samples of it match"
-            )
+    for name in unsure:
+        note(
+            f"{name}: modified or copied since {checkpoint.name} and too large to compare in full; its size and parts "
+            "of it match"
+        )
     if unknown := [name for name, facts in data.items() if CONTENT in facts and CONTENT not in before.get(name, {})]:
         names = ", ".join(unknown[:3]) + (" …" if len(unknown) > 3 else "")
         note(f"{checkpoint}: does not record the content of {names}; assuming it has not changed")
@@ -188,7 +168,8 @@ def prepare_run_folder(out: Path, recipe: Any, last: Path | None) -> None:
         follows = "; the learning rate schedule now follows the new length" if name == "steps" else ""
         note(f"{out}: continues with {name.replace('_', '-')} {now} (was {then}){follows}")
     if "steps" in changes:
-        put_model_away(out / "model")  # before the recipe records the new length
+        put_away(out / "model")  # before the recipe records the new length
+        remove_leftovers(out)
     if changes or not file.exists():
         write_json(file, as_json(recipe))  # first: this file makes the folder a run
     make_folder(folder)
@@ -200,19 +181,18 @@ def leaves_no_failed_start(out: Path) -> Iterator[None]:
 
     Otherwise the corrected command would be refused because the folder contains a run.
     """
-    new = not (out / "recipe.json").exists()
+    metrics, folder, recipe = own = [out / "metrics.jsonl", out / "checkpoints", out / "recipe.json"]
+    new = not recipe.exists()
     try:
         yield
     except Exception:
-        own = [out / "metrics.jsonl", out / "checkpoints", out / "recipe.json"]
-        if new and {path for path in out.iterdir() if path.name != ".lock"} <= set(own):
-            metrics, folder, recipe = own
-            begun = (metrics.exists() and metrics.stat().st_size > 0) or (folder.exists() and any(folder.iterdir()))
-            if not begun:
-                metrics.unlink(missing_ok=True)
-                if folder.exists():
-                    folder.rmdir()
-                recipe.unlink(missing_ok=True)  # last: without it, the other files would block a new run
+        foreign = {path for path in out.iterdir() if path.name != ".lock"} - set(own)
+        begun = (metrics.exists() and metrics.stat().st_size > 0) or (folder.exists() and any(folder.iterdir()))
+        if new and not foreign and not begun:
+            metrics.unlink(missing_ok=True)
+            if folder.exists():
+                folder.rmdir()
+            recipe.unlink(missing_ok=True)  # last: without it, the other files would block a new run
         raise
 
 
@@ -303,16 +283,11 @@ class Metrics:
             self._file.close()
 
 
-def _with_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
+def _with_nulls(value: Any) -> Any:
     """Replace non-finite numbers by None."""
-    return {
-        name: _with_nulls(value)
-        if isinstance(value, Mapping)
-        else None
-        if isinstance(value, float) and not math.isfinite(value)
-        else value
-        for name, value in values.items()
-    }
+    if isinstance(value, Mapping):
+        return {name: _with_nulls(inner) for name, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _read_line(line: bytes) -> dict[str, Any] | None:
@@ -322,63 +297,3 @@ def _read_line(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return read if isinstance(read, dict) and isinstance(read.get("step"), int) else None
-
-
-class _StopNow(BaseException):
-    """Not an Exception, so that an evaluation cannot catch it."""
-
-
-class StopRequest:
-    """Records SIGINT or SIGTERM; created by `stop_requests`."""
-
-    signal: int = 0
-    _inside = False
-
-    @contextmanager
-    def ends(self) -> Iterator[None]:
-        """Let a signal abort the block; the block must be safe to abandon."""
-        try:
-            self._inside = True
-            try:
-                yield
-            finally:
-                self._inside = False
-        except _StopNow:
-            pass
-
-    def note(self, number: int) -> None:
-        """Record a signal."""
-        self.signal = number
-        if self._inside:
-            raise _StopNow
-
-    def leave(self) -> None:
-        """Exit as the signal would have."""
-        if self.signal == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise SystemExit(128 + (self.signal or signal.SIGTERM))
-
-
-@contextmanager
-def stop_requests() -> Iterator[StopRequest]:
-    """Record the first SIGINT or SIGTERM instead of exiting; a second one acts as usual."""
-    request = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield request  # only the main thread can set handlers
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def note(number: int, frame: FrameType | None) -> None:
-        restore()
-        request.note(number)
-
-    for number in before:
-        signal.signal(number, note)
-    try:
-        yield request
-    finally:
-        restore()
