@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from recollect.core.errors import UserError
-from recollect.data.definitions import Glossary, Knowledge, knowledge_prompts, open_definitions
+from recollect.data.definitions import Knowledge, glossary, knowledge_prompts, open_definitions
 
 SENSES = {
     "crane": ['lifts and moves heavy objects; "the crane on the quay"', "large long-necked wading bird"],
@@ -115,7 +115,7 @@ KNOWN = {"crane": ("a machine", "a bird"), "blue tit": ("a small bird",), "berry
     ],
 )
 def test_phrases_of_a_caption_are_defined_the_longest_first(caption, names):
-    knowledge = Knowledge(Glossary(KNOWN))
+    knowledge = Knowledge(glossary(KNOWN))
     endings = [f" ; {name} , {definition}" for name in names for definition in KNOWN[name]]
     assert knowledge.of_caption(caption) == tuple(endings)
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from recollect.core.errors import UserError
 from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.stream import BatchStream
-from recollect.data.definitions import Glossary, Knowledge
+from recollect.data.definitions import Knowledge, glossary
 from recollect.data.sources import open_source
 from recollect.models import build_model, load_model
 from recollect.objectives import ContrastiveObjective
@@ -228,7 +228,7 @@ def test_every_wording_of_a_class_is_known(checkpoint):
 
 def test_every_definition_of_a_text_is_known(pairs, checkpoint):
     """A locked text tower is given each text with each of its definitions once, and never the text alone."""
-    knowledge = Knowledge(Glossary({"picture": ("what hangs", "what is seen")}))
+    knowledge = Knowledge(glossary({"picture": ("what hangs", "what is seen")}))
     kept = lock_source(load_model(checkpoint, "cpu"), open_source(str(pairs)))
     texts, plain = set(possible_texts(kept, knowledge)), set(possible_texts(kept))
     for text in plain:

@@ -1,4 +1,4 @@
-"""Definitions of words, from a file or a WordNet database, to append to class names and captions (K-LITE)."""
+"""Definitions of words, from a file or WordNet, to append to class names and captions (K-LITE)."""
 
 import csv
 import json
@@ -18,19 +18,14 @@ from recollect.data.prompts import fill, readable
 _LINE = 2**20  # longest line of a WordNet file; the longest there is takes a few thousand bytes
 
 
-@dataclass(frozen=True)
-class Glossary:
-    """Definitions by name, whatever the case.
+LookUp = Callable[[str], tuple[str, ...]]
+"""Maps a name, in any case, to its definitions; the most usual comes first."""
 
-    Attributes:
-        definitions: of each name in lower case, the first the most usual.
-    """
 
-    definitions: Mapping[str, tuple[str, ...]]
-
-    def __call__(self, name: str) -> tuple[str, ...]:
-        """The definitions of a name, none if it has none."""
-        return self.definitions.get(_key(name), ())
+def glossary(definitions: Mapping[str, tuple[str, ...]]) -> LookUp:
+    """Look up names in a mapping."""
+    known = {_key(name): texts for name, texts in definitions.items()}
+    return lambda name: known.get(_key(name), ())
 
 
 @dataclass(frozen=True)
@@ -38,8 +33,8 @@ class WordNet:
     """The nouns of a WordNet database in Princeton's format: a folder with ``index.noun`` and ``data.noun``.
 
     Attributes:
-        folder: as WordNet's ``dict/``, or ``corpora/wordnet`` of NLTK's data.
-        senses: how many of a noun's senses count, most usual first. The first is often right, and wrong for a "crane".
+        folder: such as WordNet's ``dict/``, or ``corpora/wordnet`` of NLTK's data.
+        senses: number of senses of a noun to use, most usual first.
     """
 
     folder: Path
@@ -47,7 +42,7 @@ class WordNet:
     _places: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
     def __call__(self, name: str) -> tuple[str, ...]:
-        """The definitions of a name's senses; none for a name that is not there."""
+        """The definitions of a name's senses; empty for an unknown name."""
         if not self._places:
             self._places.update(_index(self.folder / "index.noun"))
         places = self._places.get(_key(name).replace(" ", "_"), ())
@@ -55,7 +50,7 @@ class WordNet:
 
 
 INSTALLED = "wordnet"
-"""Stands for the WordNet that a package installed."""
+"""Names the WordNet that a package installed."""
 
 
 def installed_wordnet() -> Path:
@@ -69,7 +64,7 @@ def installed_wordnet() -> Path:
     own = [os.environ.get("WNSEARCHDIR", ""), f"{os.environ.get('WNHOME', '')}/dict"]
     places = [*own, "/usr/share/wordnet", "/usr/local/WordNet-3.0/dict", *(f"{each}/corpora/wordnet" for each in nltk)]
     for place in map(Path, filter(None, places)):
-        if all((place.expanduser() / name).is_file() for name in ("index.noun", "data.noun")):
+        if _is_wordnet(place.expanduser()):
             return place.expanduser()
     raise UserError(
         "no WordNet is installed. On Debian and Ubuntu: apt install wordnet-base. Elsewhere name the folder of its "
@@ -77,25 +72,27 @@ def installed_wordnet() -> Path:
     )
 
 
-def open_definitions(path: Path) -> Callable[[str], tuple[str, ...]]:
-    """From names to definitions: a .json file of ``{name: definition or list}``, a .csv or .tsv file with columns
-    ``name`` and ``definition`` (several rows of a name add up), a folder with a WordNet database, or ``wordnet`` for
-    the one that is installed (`installed_wordnet`).
+def _is_wordnet(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in ("index.noun", "data.noun"))
+
+
+def open_definitions(path: Path) -> LookUp:
+    """Open a .json file of ``{name: definition or list}``, a .csv or .tsv file with columns ``name`` and ``definition``
+    (a name may have several rows), a folder with a WordNet database, or ``wordnet`` for the installed one.
 
     Raises:
-        UserError: no such file, or none of these.
+        UserError: no such file, or of another form.
     """
     if path == Path(INSTALLED) and not path.exists():
         return WordNet(installed_wordnet())
     if path.is_dir():
-        missing = not all((path / name).is_file() for name in ("index.noun", "data.noun"))
-        refuse((missing, f"{path}: not WordNet's folder dict, nor corpora/wordnet of NLTK's data."))
+        refuse((not _is_wordnet(path), f"{path}: not WordNet's folder dict, nor corpora/wordnet of NLTK's data."))
         return WordNet(path)
     text = read_text(path, "file or folder of definitions")
     if path.suffix == ".json":
-        return Glossary(_from_json(path, text))
+        return glossary(_from_json(path, text))
     if path.suffix in (".csv", ".tsv"):
-        return Glossary(_from_table(path, text, "\t" if path.suffix == ".tsv" else ","))
+        return glossary(_from_table(path, text, "\t" if path.suffix == ".tsv" else ","))
     raise UserError(
         f"{path}: definitions are a .json, .csv or .tsv file, a folder with a WordNet database, or '{INSTALLED}'"
     )
@@ -112,7 +109,7 @@ _FUNCTION_WORDS = frozenset(
     while who will with within without would you your
     """.split()  # noqa: SIM905
 )
-"""Words that are rare nouns in WordNet ("in" is a unit of length), but not in captions."""
+"""Words that WordNet lists as nouns ("in" is a unit of length) although captions use them otherwise."""
 
 
 @dataclass(frozen=True)
@@ -120,21 +117,20 @@ class Knowledge:
     """Definitions of class names and nouns in captions, to append to training texts (K-LITE).
 
     Attributes:
-        look_up: from a name to its definitions, as `open_definitions` returns it.
+        look_up: see `open_definitions`.
     """
 
-    look_up: Callable[[str], tuple[str, ...]]
+    look_up: LookUp
     _known: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
 
     def of_name(self, name: str) -> tuple[str, ...]:
-        """Texts to append to the prompt of a class: `` ; name , definition`` for each of its definitions."""
+        """Texts to append to a prompt of a class: `` ; name , definition`` for each definition."""
         return tuple(f" ; {name} , {_spaced(definition)}" for definition in self._definitions(name))
 
     def of_caption(self, caption: str) -> tuple[str, ...]:
-        """Texts to append to a caption: the same for each of its phrases that has a definition.
+        """Texts to append to a caption, for each phrase in it that has a definition.
 
-        Phrases are matched from the left, the longest of up to three words first, also in singular form. Any word with
-        a definition counts as a noun.
+        Phrases are matched from the left, the longest of up to three words first, also in singular form.
         """
         words, found, place = re.findall(r"\w+(?:['-]\w+)*", caption.lower()), [], 0
         while place < len(words):
@@ -159,24 +155,22 @@ class Knowledge:
 
 
 def _singular(word: str) -> Iterator[str]:
-    """What a regular plural may be of."""
+    """Possible singulars of a regular plural."""
     for ending, before in (("ies", "y"), ("es", ""), ("s", "")):
         if word.endswith(ending) and not word.endswith("ss") and len(word) > len(ending) + 2:
             yield word[: -len(ending)] + before
 
 
-def knowledge_prompts(
-    templates: Sequence[str], names: Sequence[str], look_up: Callable[[str], tuple[str, ...]]
-) -> tuple[tuple[str, ...], ...]:
-    """The prompts of each class with its definitions behind: ``template(name) ; name , definition`` for every template
-    and definition (K-LITE, Shen et al., 2022); the plain prompts of a name that has none.
+def knowledge_prompts(templates: Sequence[str], names: Sequence[str], look_up: LookUp) -> tuple[tuple[str, ...], ...]:
+    """The prompts of each class followed by its definitions: ``template(name) ; name , definition`` for every template
+    and definition (K-LITE, Shen et al., 2022); the plain prompts if it has none.
 
     Punctuation is separated by spaces, as in the public code. Only models trained on such texts gain from them.
     """
     knowledge, found = Knowledge(look_up), []
     for name in names:
-        plain = tuple(fill(template, name) for template in templates)
-        found.append(tuple(prompt + ending for prompt in plain for ending in knowledge.of_name(name)) or plain)
+        endings = knowledge.of_name(name) or ("",)
+        found.append(tuple(fill(template, name) + ending for template in templates for ending in endings))
     return tuple(found)
 
 
@@ -195,7 +189,7 @@ def _from_json(path: Path, text: str) -> dict[str, tuple[str, ...]]:
     several: dict[str, Any] = {key: [each] if isinstance(each, str) else each for key, each in items}
     fits = all(isinstance(each, list) and all(isinstance(one, str) for one in each) for each in several.values())
     refuse((not fits, f'{path}: definitions are {{"name": "definition"}}, or a list of them for a name'))
-    return {_key(name): tuple(each) for name, each in several.items()}
+    return {name: tuple(each) for name, each in several.items()}
 
 
 def _from_table(path: Path, text: str, delimiter: str) -> dict[str, tuple[str, ...]]:

@@ -87,9 +87,8 @@ class ImageTransform:
     def needed(self) -> int:
         """Shorter side in pixels above which more detail has next to no effect.
 
-        For evaluation twice the side that is resized to: a JPEG decoded at less, or averaged before it is resized,
-        changes the starter's embeddings by 0.001 to 0.004 in cosine (a dozen photographs of 12 megapixels), at twice
-        the side by 0.0001 to 0.0007.
+        For evaluation twice the resized side: a JPEG decoded at less changes the starter's embeddings by 0.001 to 0.004
+        in cosine (a dozen photographs of 12 megapixels), at twice the side by 0.0001 to 0.0007.
         """
         if self.training:
             return math.ceil(self.size / math.sqrt(self.scale[0]))
@@ -102,7 +101,7 @@ class ImageTransform:
 
         Args:
             image: a PIL image of any mode (see `as_rgb`), (height, width, 3) uint8, or a 1-d vector.
-            generator: where the crop and the flip come from; needed for training.
+            generator: of the random crop and flip; needed for training.
 
         Raises:
             ValueError: training without a generator, or an array of another shape or type.
@@ -114,7 +113,7 @@ class ImageTransform:
     def pixels(
         self, image: ImageLike, generator: np.random.Generator | None = None
     ) -> UInt8[np.ndarray, "size size 3"] | UInt8[np.ndarray, "rows entries"]:
-        """Crop and resize only: bytes, a quarter of the memory, to be normalised by the batch or on the GPU."""
+        """Crop and resize only: bytes, a quarter of the memory, to be normalised as a batch or on the GPU."""
         picture = as_picture(image)
         if not self.training:
             if not self.packs:
@@ -167,25 +166,20 @@ class ImageTransform:
     def _patched_size(self, width: int, height: int) -> tuple[int, int]:
         """Width and height, in whole patches, of a picture of this shape that fills at most ``patches`` of them.
 
-        The search of transformers' ``get_image_size_for_max_num_patches``, so that published checkpoints see the very
-        grid they were made for.
+        The same search as transformers' ``get_image_size_for_max_num_patches``, so that published checkpoints see the
+        grid they were trained with.
         """
 
-        def scaled(scale: float) -> tuple[int, int]:
-            return (
-                max(1, math.ceil(width * scale / self.patch)) * self.patch,
-                max(1, math.ceil(height * scale / self.patch)) * self.patch,
-            )
+        def grid(scale: float) -> tuple[int, int]:
+            wide, tall = (max(1, math.ceil(side * scale / self.patch)) for side in (width, height))
+            return wide, tall
 
         low, high = 1e-6, 100.0
         while high - low >= 1e-5:
             middle = (low + high) / 2
-            wide, tall = scaled(middle)
-            if (wide // self.patch) * (tall // self.patch) <= self.patches:
-                low = middle
-            else:
-                high = middle
-        return scaled(low)
+            low, high = (middle, high) if math.prod(grid(middle)) <= self.patches else (low, middle)
+        wide, tall = grid(low)
+        return wide * self.patch, tall * self.patch
 
     def _centre(self, picture: Image.Image) -> Image.Image:
         side = self.resized or self.size

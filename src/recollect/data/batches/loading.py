@@ -1,11 +1,9 @@
-"""Batches made ahead by worker processes, so that the model need not wait for its data."""
+"""Batches made ahead by worker processes."""
 
 import os
 import signal
-import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,7 +14,7 @@ from recollect.core.errors import UserError
 from recollect.core.types import Kind
 
 _PIECE = 256
-"""Rows that a worker makes at once: a batch of 32,768 is shared out instead of being one worker's (5 GB at 224 px)."""
+"""Rows that a worker makes at once, so that workers share a batch of 32,768 (5 GB at 224 px)."""
 
 _AHEAD = 2  # batches in the making while one is being trained on
 
@@ -29,16 +27,16 @@ PieceOfStep = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Piece:
-    """Some rows of a batch, as a worker hands them over.
+    """Some rows of a batch, from a worker.
 
     Attributes:
-        images: uint8 (n, size, size, 3), still to be normalised, or float32 that is ready.
+        images: uint8 (n, size, size, 3), not normalised, or float32 that is ready.
         texts: one for each row.
         labels: int64 (n,), unique across sources.
         sources: int64 (n,), the number of each row's source.
         ids: of each row.
         broken: for each source number, what was wrong with images that had to be replaced.
-        tokens: of the texts, where there is a tokenizer.
+        tokens: of the texts, if there is a tokenizer.
     """
 
     images: Tensor
@@ -50,14 +48,14 @@ class Piece:
     tokens: dict[str, Tensor] | None = None
 
     def pin_memory(self) -> "Piece":
-        """The same in memory that a GPU copies from while the machine does other things; torch's loader asks for it."""
+        """The same in page-locked memory; torch's loader calls this."""
         tokens = self.tokens and {name: column.pin_memory() for name, column in self.tokens.items()}
         return replace(self, images=self.images.pin_memory(), tokens=tokens)
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """What went wrong in a worker, carried home as a value: raised there, it would come wrapped in a traceback."""
+    """An error of a worker, returned as a value; raised, it would come wrapped in a traceback."""
 
     message: str
 
@@ -99,8 +97,7 @@ def pieces_ahead(
             in_order=True,
             pin_memory=pin,
         )
-        with _held_stop() if workers else nullcontext():
-            made = iter(loader)
+        made = iter(loader)
     pieces: list[Piece] = []
     try:
         for each in made:
@@ -111,8 +108,7 @@ def pieces_ahead(
                 yield pieces
                 pieces = []
     finally:
-        # Ends the workers now. Otherwise a stored traceback could keep them until their queues are collected, and each
-        # would then take five seconds to end.
+        # Ends the workers now. A stored traceback could keep them alive, and each would then take five seconds to end.
         del made
 
 
@@ -134,37 +130,9 @@ class _Tasks:
 def _start_worker(worker: int) -> None:
     """A worker uses one core, and tokenizers' threads do not outlive a fork.
 
-    Ctrl-C reaches every process of the terminal, and SIGTERM every process of a job where `timeout`, Slurm or systemd
-    ends it, but they are the trainer's to handle: it saves, for which it needs its workers, then ends them.
+    Ctrl-C reaches every process of a terminal, and `timeout`, Slurm or systemd send SIGTERM to every process of a job.
+    Only the trainer handles them: it saves, for which it needs its workers, then ends them.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    if _CAN_WAIT:
-        threading.Thread(target=_end_when_told, args=(os.getppid(),), daemon=True).start()
-
-
-_CAN_WAIT = hasattr(signal, "sigwaitinfo")
-"""Not on a Mac, where torch's own handler ends a worker."""
-
-
-@contextmanager
-def _held_stop() -> Iterator[None]:
-    """Processes that begin within are born with SIGTERM held back.
-
-    Held back later, in the worker, it would still reach threads that libraries (Arrow's, Lance's) start at the fork.
-    """
-    if not _CAN_WAIT:
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _end_when_told(trainer: int) -> None:
-    """End this process at the first SIGTERM that comes from its trainer."""
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != trainer:
-        pass
-    os._exit(0)

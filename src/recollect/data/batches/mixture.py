@@ -20,8 +20,8 @@ class DataMix:
         sampling: "proportional" divides every batch by the weights; "equal" gives half of every batch to captions
             and half to labels; "debiased" takes every whole batch from one source, captions and labels equally often.
             In the last two, the weights act among sources of the same kind.
-        merge_classes: classes that go by one name in several sources are one, so that a loss on labels (UniCL) does not
-            push their images apart; by default every source has classes of its own.
+        merge_classes: classes with the same name in several sources are one, so that a loss on labels (UniCL) does not
+            push their images apart; by default every source has its own classes.
     """
 
     sources: tuple[Source, ...]
@@ -50,12 +50,11 @@ class DataMix:
         """Mean share of each source in what is drawn; adds up to one."""
         weights = self.weights or tuple(float(len(source)) for source in self.sources)
         kinds = [source.kind for source in self.sources]
-        by_kind = {
-            kind: sum(weight for weight, own in zip(weights, kinds, strict=True) if own == kind) for kind in kinds
-        }
+        pairs = list(zip(weights, kinds, strict=True))
+        by_kind = {kind: sum(weight for weight, own in pairs if own == kind) for kind in kinds}
         if self.sampling == "proportional":
             return tuple(weight / sum(weights) for weight in weights)
-        return tuple(weight / by_kind[kind] / len(by_kind) for weight, kind in zip(weights, kinds, strict=True))
+        return tuple(weight / by_kind[kind] / len(by_kind) for weight, kind in pairs)
 
     @cached_property
     def _class_numbers(self) -> tuple[np.ndarray, ...]:
@@ -73,7 +72,7 @@ class DataMix:
         return tuple(tables)
 
     def class_numbers(self, source: int, labels: np.ndarray) -> np.ndarray:
-        """Labels of one source as numbers of the run, which no two sources share but for classes that are merged."""
+        """Labels of one source as numbers of the run; sources share only merged classes."""
         known = labels != NO_LABEL
         numbers = np.full(len(labels), NO_LABEL, dtype=np.int64)
         numbers[known] = self._class_numbers[source][labels[known]]

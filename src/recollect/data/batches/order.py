@@ -1,4 +1,4 @@
-"""Which sample comes when, as a pure function: hashes, shuffled orders, and how many of each source a batch takes."""
+"""The order of samples as a pure function: hashes, shuffles, and how many samples of each source a batch takes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,10 +16,7 @@ _ROUNDS = 16  # with 8, some orders of five things came three times too often
 
 
 def mix(*parts: int | np.ndarray) -> np.ndarray:
-    """Hash integers to 64 bits, element by element (splitmix64's finaliser over each part in turn).
-
-    Arrays broadcast. The same everywhere, and fast enough for a number for each image of a batch.
-    """
+    """Hash integers to 64 bits, element by element (splitmix64's finaliser over each part); arrays broadcast."""
     state: Any = GOLDEN
     with np.errstate(over="ignore"):
         for part in parts:
@@ -33,11 +30,10 @@ def number_below(hashes: np.ndarray | np.uint64, count: int) -> np.ndarray:
 
 
 def shuffled(positions: np.ndarray, size: int, key: int) -> np.ndarray:
-    """Where each position goes in a random order of ``size`` things; no two go to the same place.
+    """A random permutation of ``size`` items, at these positions.
 
-    A Feistel network over a rectangle that just holds ``size`` cells, walked again where it leaves them (Black and
-    Rogaway, 2002): a position costs the same whether the source holds a thousand images or a billion, and nothing
-    is kept.
+    A Feistel network over a rectangle that just holds ``size`` cells, repeated for positions that leave them (Black and
+    Rogaway, 2002): needs no memory, and a position costs the same in a source of a thousand or a billion images.
     """
     height = max(1, math.isqrt(size - 1) + 1)
     width = -(-size // height)
@@ -54,16 +50,14 @@ def shuffled(positions: np.ndarray, size: int, key: int) -> np.ndarray:
 
 
 def endless(positions: np.ndarray, size: int, window: int, key: Callable[[int], int]) -> np.ndarray:
-    """Where each position of endless passes through ``size`` things goes: every pass is a permutation of them.
-
-    No thing comes twice within ``window`` positions, also across the end of a pass, if there are that many things: a
-    batch of at most ``window`` holds no copies.
+    """Endless passes through ``size`` items, at these positions; every pass is a permutation.
 
     Args:
         positions: int64, not negative.
-        size: number of things.
-        window: positions within which all things differ.
-        key: seed of a pass, by its number.
+        size: number of items.
+        window: no item comes twice within so many positions, also across the end of a pass (if there are as many
+            items), so that a batch holds no copies.
+        key: maps the number of a pass to its seed.
     """
     passes, places = np.divmod(positions, size)
     for turn in np.unique(passes).tolist():
@@ -78,7 +72,7 @@ def endless(positions: np.ndarray, size: int, window: int, key: Callable[[int], 
 
 
 def _in_blocks(places: np.ndarray, size: int, block: int, base: int, key: int) -> np.ndarray:
-    """Shuffled within blocks of an order that every pass shares: a thing moves by less than a block."""
+    """Shuffle within blocks of an order that all passes share: an item moves by less than a block."""
     starts = places // block * block
     inner = places - starts
     for start in np.unique(starts).tolist():
@@ -88,10 +82,10 @@ def _in_blocks(places: np.ndarray, size: int, block: int, base: int, key: int) -
 
 
 def _clear_of_the_last(places: np.ndarray, size: int, window: int, turn: int, key: Callable[[int], int]) -> np.ndarray:
-    """A pass whose first ``window`` things are none of the last ``window`` of the pass before.
+    """A pass whose first ``window`` items are none of the last ``window`` of the pass before.
 
-    Those that are change places with later ones, all before the pass's own last ``window``, which thus stay as they
-    were shuffled: no pass needs to know more than the one before.
+    Items that are swap places with later ones, but not with the last ``window`` of the pass. So a pass depends only on
+    the one before.
     """
     found = shuffled(places, size, key(turn))
     early = places < 2 * window
@@ -109,14 +103,14 @@ def _clear_of_the_last(places: np.ndarray, size: int, window: int, turn: int, ke
 class BlockOrder:
     """Endless passes through items in blocks, a few blocks at a time; every pass is a permutation.
 
-    The blocks of a pass are shuffled; then those of each stretch of ``together`` blocks are shuffled into each other,
-    as a shuffle buffer of that size would do, but so that any position can be asked for. Neighbouring stretches share
-    no block, also across the end of a pass.
+    The blocks of a pass are shuffled; then the items of each stretch of ``together`` blocks are shuffled, as by a
+    shuffle buffer of that size, but with access to any position. Neighbouring stretches share no block, also across the
+    end of a pass.
 
     Args:
         sizes: of the blocks, int64.
         together: blocks of a stretch.
-        key: seed of a pass, by its number.
+        key: maps the number of a pass to its seed.
     """
 
     def __init__(self, sizes: np.ndarray, together: int, key: Callable[[int], int]) -> None:
@@ -126,14 +120,14 @@ class BlockOrder:
 
     @classmethod
     def of(cls, sizes: np.ndarray | None, window: int, key: Callable[[int], int]) -> "BlockOrder | None":
-        """The order of a source with these blocks, if it has enough of them for an order by blocks to be random too."""
+        """The order of a source with these blocks; None if it has too few of them for a random order."""
         if sizes is None or not len(sizes):
             return None
         together = max(_TOGETHER, math.ceil(window / sizes.mean()) + 1)
         return cls(sizes, together, key) if 3 * together <= len(sizes) else None
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Where each position goes, int64."""
+        """The items at these positions, int64."""
         passes, places = np.divmod(positions, self._starts[-1])
         found = np.empty_like(places)
         for turn in np.unique(passes).tolist():
@@ -151,7 +145,7 @@ class BlockOrder:
         return found
 
     def _pass(self, turn: int) -> tuple[np.ndarray, np.ndarray]:
-        """The blocks of a pass in their order, and the position behind each stretch of them."""
+        """The blocks of a pass in order, and the position after each stretch of them."""
         if turn not in self._passes:
             count = len(self.sizes)
             blocks = endless(turn * count + np.arange(count), count, 3 * self.together, self.key)

@@ -24,7 +24,7 @@ from recollect.data.sources.reader import BROKEN_SHARE, BrokenCounter
 from recollect.data.transforms import ImageTransform
 
 CONTEXT_VIEW = 2
-"""The view under which a step's samples serve as context of the step before."""
+"""The view of a step's samples as the context of the step before."""
 
 _REPLACEMENTS = 32  # in a row; with one image in a hundred broken, that many never are
 
@@ -33,23 +33,22 @@ _REPLACEMENTS = 32  # in a row; with one image in a hundred broken, that many ne
 class BatchStream:
     """An endless sequence of batches, each of which can be built independently.
 
-    Each source is passed through in an order of its own, without repetition until all of it was seen, and then in
-    another; a batch across two passes holds no sample twice, unless it takes more than the source has. Texts are drawn
-    anew at every visit: one of the captions, or a template filled with the class name (or with one of the sample's own
-    texts if it has any: synonyms). An image that cannot be read is replaced by another of its source, chosen by
-    (seed, step, row), so that the sequence is the same on any rank and worker.
+    Every pass through a source is a new random order of its samples; a batch across two passes holds no sample twice,
+    unless it takes more than the source has. At every visit one of the captions is drawn, or a template is filled with
+    the class name (or one of its synonyms). An image that cannot be read is replaced by another of its source, chosen
+    by (seed, step, row), so that the sequence is the same on any rank and worker.
 
     Attributes:
-        mixture: what to draw from.
+        mixture: the sources.
         batch_size: of the global batch.
-        transform: from pictures to pixels; None where all sources are vectors or make whole batches by themselves.
+        transform: from pictures to pixels; None if all sources are vectors or make whole batches.
         seed: of everything random.
         rank, world_size: this process makes rows ``rank * n`` to ``(rank + 1) * n`` of the global batch of
             ``n * world_size`` rows.
         templates: prompt templates for class names.
-        knowledge: appends a randomly drawn definition to each text that has any (K-LITE).
-        broken_share: share of images that may be broken before it is an error.
-        counters: what was read so far and what could not be.
+        knowledge: appends a random definition to each text that has any (K-LITE).
+        broken_share: share of images that may be broken.
+        counters: readings and failures so far.
     """
 
     mixture: DataMix
@@ -87,9 +86,9 @@ class BatchStream:
         return self.join([self.piece(step, 0, self.local_size, view=view)])
 
     def context(self, step: int) -> Batch:
-        """A separate batch to look things up in: the samples of the next step, under a crop of their own.
+        """A separate batch to look things up in: the samples of the next step, with another crop.
 
-        Samples of neighbouring steps differ (except where a new pass begins), so a row cannot find itself.
+        Samples of neighbouring steps differ (except at the start of a pass), so a row cannot find itself.
         """
         return self.batch(step + 1, view=CONTEXT_VIEW)
 
@@ -104,7 +103,7 @@ class BatchStream:
         return self._plan.most
 
     def most_until(self, steps: int) -> tuple[int, ...]:
-        """The most samples of each source in any of the first steps; `most_at_once` may be one more than ever comes."""
+        """The most samples of each source in any of the first ``steps`` steps."""
         return tuple(int(count) for count in self._plan.counts(np.arange(steps)).max(axis=0))
 
     @property
@@ -129,10 +128,10 @@ class BatchStream:
         Args:
             workers: processes that read and crop; 0 does it between steps, in this process.
             view: as in `batch`; ``iterate(start + 1, stop + 1, view=CONTEXT_VIEW)`` gives the contexts.
-            device: where images are brought as bytes, to be normalised there.
-            pin: make them in page-locked memory, from which a GPU copies while the machine does other things.
-            raw: leave pictures as bytes, a quarter of the memory, for `normalised` to bring to numbers part by part.
-            tokenize: of texts and their kinds makes ``tokens`` of the batch, where its rows are made.
+            device: where images are normalised; they are moved there as bytes.
+            pin: make them in page-locked memory.
+            raw: leave pictures as bytes, a quarter of the memory, for `normalised` to convert part by part.
+            tokenize: makes the ``tokens`` of the batch, in the worker.
 
         Raises:
             UserError: too many images are broken.
@@ -148,11 +147,11 @@ class BatchStream:
             counts, before = self._plan.counts(np.array([step]))[0], self._plan.before(step)
             sources = np.repeat(np.arange(len(counts)), counts)
             drawn = [self._order(number, before[number] + np.arange(count)) for number, count in enumerate(counts)]
-            # Mixed, so that every rank gets its part of every source.
+            # Shuffled, so that every rank gets a part of every source.
             slots = shuffled(np.arange(self.batch_size), self.batch_size, derive_seed(self.seed, "slots", step))
             sources, indices = sources[slots], np.concatenate(drawn)[slots]
             for number, order in enumerate(self._blocks):
-                if order is not None:  # so that each rank, and each worker, reads few of the blocks
+                if order is not None:  # each rank and each worker should read few of the blocks
                     here = np.flatnonzero(sources == number)
                     indices[here] = np.sort(indices[here])
             self._last_rows = step, sources, indices
@@ -182,7 +181,7 @@ class BatchStream:
         return Piece(self._assemble(blocks), texts.tolist(), labels, sources, ids.tolist(), broken, tokens)
 
     def join(self, pieces: Sequence[Piece], device: torch.device | None = None, raw: bool = False) -> Batch:
-        """Put pieces together, normalise them on ``device`` unless they are to stay ``raw``, and count what was broken.
+        """Join pieces, normalise them on ``device`` unless ``raw``, and count broken images.
 
         Raises:
             UserError: too many images are broken.
@@ -224,7 +223,7 @@ class BatchStream:
         return derive_seed(self.seed, "pass", name, turn)
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Some rows of a batch as the towers read them, where they are: bytes are normalised, numbers stay."""
+        """Rows of a batch as the towers read them: bytes are normalised, floats returned as they are."""
         if images.dtype != torch.uint8:
             return images
         assert self.transform is not None  # only a transform makes bytes
@@ -265,7 +264,7 @@ class _Draw:
     view: int
 
     def vectorised(self, indices: np.ndarray, slots: np.ndarray) -> _Block | None:
-        """A whole block by the source itself, if it can."""
+        """A whole block, if the source makes batches; else None."""
         source = self.stream.mixture.sources[self.number]
         if not source.makes_batches:
             return None
@@ -281,7 +280,7 @@ class _Draw:
         return _Block(self._bytes(images) if images.dtype == torch.uint8 else images, texts, labels.numpy(), ids, [])
 
     def _bytes(self, pictures: Tensor) -> Tensor:
-        """A world's pictures (n, 3, height, width) as (n, size, size, 3): resized only; it places things itself."""
+        """Generated pictures (n, 3, height, width) as (n, size, size, 3); only resized, never cropped."""
         transform = self.stream.transform
         if transform is None:
             raise ValueError(
@@ -297,7 +296,7 @@ class _Draw:
         return pixels
 
     def one_by_one(self, indices: np.ndarray, slots: np.ndarray) -> _Block:
-        """Sample after sample; random numbers depend on the row's place in the global batch, not on who reads it."""
+        """One sample after the other; random numbers depend only on the row's place in the global batch."""
         draws = mix(self.stream._key("text"), self.step, slots)
         names = mix(draws, 1)
         crops = mix(self.stream._key("crop"), self.view, self.step, slots)
@@ -329,8 +328,8 @@ class _Draw:
         return self._defined(fill(templates[number_below(draw, len(templates))], name), name)
 
     def _defined(self, text: str, name: str | None) -> str:
-        """A prompt of a class, or a caption (no ``name``), with one of its definitions behind it: the same one for
-        equal texts of a step, so that captions that are copies of each other stay so."""
+        """A prompt of class ``name``, or a caption (None), followed by one of its definitions: the same one for equal
+        texts of a step, so that copies of a caption remain copies."""
         knowledge = self.stream.knowledge
         if knowledge is None:
             return text
@@ -339,7 +338,7 @@ class _Draw:
         return text + endings[int(number_below(draw, len(endings)))] if endings else text
 
     def _readable(self, index: int, slot: int, broken: list[str]) -> Sample:
-        """The sample, or the first readable one of a fixed random sequence in its stead."""
+        """The sample, or the first readable one of a fixed random sequence instead."""
         source, transform = self.stream.mixture.sources[self.number], self.stream.transform
         for attempt in range(1, _REPLACEMENTS + 1):
             try:
@@ -350,4 +349,4 @@ class _Draw:
             except BrokenImageError as error:
                 broken.append(str(error))
             index = int(number_below(mix(self.stream._key("replacement"), self.step, slot, attempt), len(source)))
-        raise UserError(f"{broken[-_REPLACEMENTS]}; and so with {_REPLACEMENTS} images of {source.name} in a row")
+        raise UserError(f"{broken[-_REPLACEMENTS]}; {_REPLACEMENTS} images of {source.name} in a row are unreadable")
