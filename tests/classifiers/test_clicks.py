@@ -204,3 +204,18 @@ def test_a_fifth_of_what_to_label_next_is_the_likeliest():
     p[fit.rows] = -1
     likeliest = set(np.argsort(-p, kind="stable")[:4].tolist())
     assert likeliest <= set(next_to_label(model, fit, 20).tolist())
+
+
+def test_with_few_marks_what_to_label_next_is_the_likeliest_and_far_ones_among_those_that_follow():
+    rows, truth, text = pool(600)
+    fit = ClickModel(rows, text).fit({int(row): 1 for row in np.flatnonzero(truth)[:2]})
+    ranked = [row for row in np.argsort(-fit.scores, kind="stable").tolist() if row not in fit.rows]
+    picks = next_to_label(ClickModel(rows, text), fit, 10).tolist()
+    assert picks[:5] == ranked[:5]
+    assert set(picks[5:]) <= set(ranked[5:105])
+    near, known = np.array(ranked[5:105]), [*fit.rows.tolist(), *ranked[:5]]
+    centred = ClickModel(rows, text).centred(np.arange(600))
+    for pick in picks[5:]:
+        nearest = (centred[near] @ centred[known].T).max(axis=1)
+        assert pick == near[np.argmin(nearest)]
+        known.append(pick)

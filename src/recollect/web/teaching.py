@@ -16,7 +16,7 @@ from recollect.core.ordering import best_first
 from recollect.web.label_store import ClickedClass, LabelStore
 from recollect.web.library import Library, View
 
-SUGGESTED = 24
+SUGGESTED = 12
 """Pictures that *Suggest pictures to mark* shows at once."""
 
 MOST_HELD = 2**30

@@ -146,12 +146,14 @@ class ClickModel:
         return settings
 
     def _scored(self, every: np.ndarray, alpha: np.ndarray, settings: ClickSettings) -> np.ndarray:
-        kernel = self._kernel_rows(every, settings.sharpness)
-        scores = torch.from_numpy(alpha.astype(np.float32)) @ kernel
+        places = self._cached(every, settings.sharpness)
+        weights = torch.zeros(len(self._known))  # a copy of the rows that are asked for would take longer
+        weights[places] = torch.from_numpy(alpha.astype(np.float32))
+        scores = weights @ self._kernel[: len(self._known)]
         return scores.numpy() + np.float32(settings.prior) * self.prior
 
-    def _kernel_rows(self, every: np.ndarray, sharpness: float) -> torch.Tensor:
-        """Kernel of these rows with the pool (n, rows), cached for earlier clicks."""
+    def _cached(self, every: np.ndarray, sharpness: float) -> torch.Tensor:
+        """Places of these rows in the cached kernel with the pool (n, rows)."""
         if self._sharpness != sharpness:
             self._known, self._sharpness = {}, sharpness
         new = [row for row in every.tolist() if row not in self._known]
@@ -169,7 +171,7 @@ class ClickModel:
             torch.addmm(shift[:, None], torch.from_numpy(asked.astype(np.float32)), pool.T, beta=-1, out=fresh)
             fresh.div_(torch.from_numpy(self._apart)).sub_(1).mul_(sharpness).exp_()
             self._known |= {row: start + place for place, row in enumerate(new)}
-        return self._kernel[torch.tensor([self._known[row] for row in every.tolist()])]
+        return torch.tensor([self._known[row] for row in every.tolist()])
 
 
 @dataclass(frozen=True)
