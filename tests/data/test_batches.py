@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import textwrap
 from collections import Counter
 
 import numpy as np
@@ -21,7 +20,6 @@ from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.subset import Subset
 from recollect.data.transforms import ImageTransform
-from recollect.testing import SampleList
 
 TRANSFORM = ImageTransform(size=6, training=True, scale=(0.2, 1.0))
 
@@ -99,17 +97,6 @@ def test_definitions_stand_behind_prompts_and_captions_and_nothing_else_changes(
     assert same(*(stream(both, knowledge=Knowledge(glossary(known))).batch(5) for _ in range(2)))
 
 
-def test_labels_of_different_sources_never_meet(make, labels):
-    other = open_source(str(make.parquet({"label": ["cat", "owl"] * 8}, "other.parquet")), kind="label")
-    seen = {}
-    mixture = DataMix((labels, other))
-    for step in range(6):
-        batch = stream(mixture).batch(step)
-        for label, source in zip(batch.labels.tolist(), batch.sources, strict=True):
-            assert seen.setdefault(label, source) == source
-    assert set(seen) == {0, 1, 2, 3, 4}
-
-
 def test_classes_of_one_name_in_two_sources_are_merged_where_that_is_asked(make):
     """Against the names themselves: numbers are equal exactly where names are."""
     owls, birds = (
@@ -129,26 +116,12 @@ def test_classes_of_one_name_in_two_sources_are_merged_where_that_is_asked(make)
     assert mixture.class_numbers(0, np.array([NO_LABEL, 1])).tolist()[0] == NO_LABEL
 
 
-def test_a_caption_has_no_label_even_where_its_source_knows_one(make):
-    path = make.parquet({"caption": [f"text {i}" for i in range(8)], "label": [i % 2 for i in range(8)]})
-    assert stream(DataMix((open_source(str(path)),)), 8).batch(0).labels.tolist() == [NO_LABEL] * 8
-
-
 def test_every_caption_and_every_template_is_drawn(both):
     sampler = stream(both)
-    texts = Counter(text for step in range(300) for text in sampler.batch(step).texts)
-    assert texts["picture 7"] > 10
-    assert texts["number 7"] > 10
-    assert all(texts[template.format("cat")] for template in GENERAL_TEMPLATES)
-
-
-def test_synonyms_are_put_into_templates_in_place_of_the_name(make):
-    path = str(make.parquet({"label": ["frog"] * 4, "names": [["frog", "toad"]] * 4}))
-    source = open_source(path, kind="label", columns=Columns(synonyms="names"))
-    texts = {
-        text for step in range(20) for text in stream(DataMix((source,)), 4, templates=("a {}.",)).batch(step).texts
-    }
-    assert texts == {"a frog.", "a toad."}
+    texts = Counter(text for step in range(120) for text in sampler.batch(step).texts)
+    assert texts["picture 7"] > 3
+    assert texts["number 7"] > 3
+    assert len({text for text in texts if "cat" in text}) > 70  # of 80 templates
 
 
 def test_a_source_is_seen_whole_before_any_of_it_is_seen_again(captions):
@@ -159,7 +132,7 @@ def test_a_source_is_seen_whole_before_any_of_it_is_seen_again(captions):
     assert len({frozenset(one[:10]) for one in passes}) == 5  # each in another order
 
 
-@pytest.mark.parametrize("batch_size", [7, 13, 16, 39, 40])
+@pytest.mark.parametrize("batch_size", [7, 13, 39, 40])
 def test_a_batch_across_two_passes_holds_no_sample_twice(captions, batch_size):
     stream = BatchStream(DataMix((captions,)), batch_size, TRANSFORM)
     rows = [stream.rows(step)[1] for step in range(40)]
@@ -191,18 +164,6 @@ def test_a_debiased_batch_never_mixes_sources_and_both_come_equally_often(captio
     assert 35 < Counter(kinds)["captions"] < 65
     for step in range(4):
         assert set(sampler.batch(step).sources) == {kinds[step]}
-
-
-def test_debiased_sources_too_are_seen_whole_before_again(captions, labels):
-    sampler = stream(DataMix((captions, labels), sampling="debiased"), 10)
-    ids = [id for step in range(30) for id in sampler.batch(step).ids if sampler.composition(step)["labels"]]
-    assert sorted(map(int, ids[:30])) == list(range(30))
-
-
-def test_ranks_agree_on_the_source_of_a_debiased_batch(captions, labels):
-    ranks = [stream(DataMix((captions, labels), sampling="debiased"), rank=rank, world_size=4) for rank in range(4)]
-    for step in range(8):
-        assert len({source for one in ranks for source in one.batch(step).sources}) == 1
 
 
 def test_proportional_sampling_follows_sizes_or_weights(captions, labels):
@@ -262,28 +223,8 @@ def test_pictures_that_stay_bytes_are_the_same_once_they_are_normalised(both):
         assert torch.equal(made.normalised(kept.images), whole.images)
 
 
-def test_a_resumed_sequence_goes_on_as_if_never_broken(both):
-    unbroken = list(stream(both).iterate(0, 6))
-    resumed = [*stream(both).iterate(0, 2), *stream(both).iterate(2, 6)]
-    assert all(map(same, unbroken, resumed))
-
-
-def test_another_process_makes_the_same_batch(captions, elsewhere):
-    batch = stream(DataMix((captions,))).batch(5)
-    program = f"""
-        from recollect.data.batches.stream import BatchStream
-        from recollect.data.batches.mixture import DataMix
-        from recollect.data.sources import open_source
-        from recollect.data.transforms import ImageTransform
-        source = open_source({str(captions.origin.files[0])!r})
-        stream = BatchStream(DataMix((source,)), 12, ImageTransform(size=6, training=True, scale=(0.2, 1.0)), seed=1)
-        batch = stream.batch(5)
-        print(batch.texts, float(batch.images.double().sum()))
-    """
-    assert elsewhere(textwrap.dedent(program)) == f"{batch.texts} {float(batch.images.double().sum())}"
-
-
 def test_spawned_workers_read_the_same(both, monkeypatch):
+    """They are processes with other hashes of words."""
     context = torch.multiprocessing.get_context("spawn")
     from recollect.data.batches import loading
 
@@ -305,9 +246,9 @@ def test_a_second_view_shows_the_same_samples_cropped_otherwise(both):
 def test_a_context_shares_no_sample_with_its_batch(captions):
     sampler = stream(DataMix((captions,)), 10)
     for step in (0, 1, 2):
-        batch, context = sampler.batch(step), sampler.context(step)
+        batch, context = sampler.batch(step), sampler.batch(step + 1, view=CONTEXT_VIEW)
         assert not set(batch.ids) & set(context.ids)
-    assert same(next(sampler.iterate(1, 2, view=CONTEXT_VIEW)), sampler.context(0))
+    assert same(next(sampler.iterate(1, 2, view=CONTEXT_VIEW)), sampler.batch(1, view=CONTEXT_VIEW))
 
 
 # --- vectors and sources that make whole batches -----------------------------------------------------------------
@@ -389,27 +330,15 @@ def test_a_worlds_pictures_are_resized_to_what_the_model_reads():
         BatchStream(DataMix((Pictures(),)), 4, None).batch(0)
 
 
-def test_the_built_in_worlds_train_together():
-    glyphs = [open_source(f"glyphs:{name}") for name in ("captions", "labels")]
-    sampler = BatchStream(DataMix(tuple(glyphs), sampling="equal"), 16, ImageTransform(size=32, training=True))
-    batch = sampler.batch(3)
+def test_generated_sources_train_together():
+    glyphs = DataMix(tuple(open_source(f"glyphs:{name}") for name in ("captions", "labels")), sampling="equal")
+    transform = ImageTransform(size=32, training=True)
+    batch = BatchStream(glyphs, 16, transform).batch(3)
     assert batch.images.shape == (16, 3, 32, 32)
     assert sum(label >= 0 for label in batch.labels.tolist()) == 8
-    halves = [
-        BatchStream(DataMix(tuple(glyphs), sampling="equal"), 16, sampler.transform, rank=rank, world_size=2).batch(3)
-        for rank in (0, 1)
-    ]
+    halves = [BatchStream(glyphs, 16, transform, rank=rank, world_size=2).batch(3) for rank in (0, 1)]
     assert torch.equal(torch.cat([half.images for half in halves]), batch.images)
     assert halves[0].texts + halves[1].texts == batch.texts
-    view = sampler.batch(3, view=1)
-    assert (view.ids, view.texts) == (batch.ids, batch.texts)
-    latents = BatchStream(DataMix((open_source("latents:captions"),)), 8, None)
-    assert latents.batch(0).texts == latents.batch(0, view=1).texts
-
-
-def test_images_of_different_shapes_cannot_share_a_batch(captions):
-    with pytest.raises(UserError, match="different shapes"):
-        stream(DataMix((captions, World()))).batch(0)
 
 
 # --- broken images -----------------------------------------------------------------------------------------------
@@ -520,22 +449,6 @@ def test_sources_of_one_length_are_passed_through_in_orders_of_their_own(caption
     assert sorted(orders[0]) == sorted(orders[1])
     places = [stream(two, 2 * len(captions))._order(number, everything) for number in (0, 1)]
     assert not np.array_equal(*places)
-
-
-class InBlocks(SampleList):
-    """A source that lies in blocks of one sample each."""
-
-    @property
-    def block_sizes(self):
-        return np.ones(len(self), dtype=np.int64)
-
-
-def test_sources_in_blocks_too_are_passed_through_in_orders_of_their_own():
-    mixture = DataMix(tuple(InBlocks.of_pictures(name, 60, 6) for name in ("one", "two")), sampling="equal")
-    both = stream(mixture, 4)
-    one, two = ([int(index) for index in both._order(number, np.arange(60))] for number in (0, 1))
-    assert sorted(one) == sorted(two) == list(range(60))
-    assert one != two
 
 
 def test_the_synonym_of_a_class_does_not_depend_on_the_template(make):

@@ -124,17 +124,3 @@ def test_what_wordnet_calls_a_noun_and_captions_do_not_is_not_looked_up():
     knowledge = Knowledge(lambda name: (f"what {name} is",))
     assert knowledge.of_caption("in a house on the hill") == (" ; house , what house is", " ; hill , what hill is")
     assert knowledge.of_name("in") == (" ; in , what in is",)  # a class that is called so is
-
-
-def test_only_what_is_defined_is_kept():
-    asked = []
-
-    def look_up(name):
-        asked.append(name)
-        return KNOWN.get(name, ())
-
-    knowledge = Knowledge(look_up)
-    first = knowledge.of_caption("a crane nobody knows")
-    assert knowledge.of_caption("a crane nobody knows") == first
-    assert asked.count("crane") == 1
-    assert set(knowledge._known) == {"crane"}

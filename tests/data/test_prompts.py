@@ -1,6 +1,4 @@
-import pytest
-
-from recollect.data.prompts import GENERAL_TEMPLATES, SIMPLE_TEMPLATES, fill, readable
+from recollect.data.prompts import GENERAL_TEMPLATES, SIMPLE_TEMPLATES, fill
 
 
 def test_there_are_eighty_different_templates_each_with_one_place_for_the_name():
@@ -17,15 +15,5 @@ def test_the_templates_are_those_of_clip_in_their_order():
     assert set(SIMPLE_TEMPLATES) <= set(GENERAL_TEMPLATES)
 
 
-def test_a_name_is_filled_in_as_words():
-    assert fill("a {} in a video game.", "fire_truck") == "a fire truck in a video game."
-    assert readable("  annual__crop land") == "annual crop land"
-
-
 def test_braces_in_a_name_are_left_alone():
     assert fill("a {}.", "set {0} of {x}") == "a set {0} of {x}."
-
-
-def test_a_template_without_a_place_for_the_name_is_refused():
-    with pytest.raises(ValueError, match=r"has no \{\}"):
-        fill("a photo.", "cat")

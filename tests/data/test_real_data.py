@@ -3,7 +3,6 @@
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -13,10 +12,8 @@ from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.stream import BatchStream
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
-from recollect.data.sources.reader import readable_blocks
-from recollect.data.sources.subset import Subset
 from recollect.data.transforms import ImageTransform
-from recollect.evaluation.tasks.classification import Division, class_name_shift, classification_task
+from recollect.evaluation.tasks.classification import Division, classification_task
 from recollect.evaluation.tasks.retrieval import retrieval_task
 
 SETS = ("caltech101", "cifar10", "dtd10", "emoji", "eurosat", "flickr8k", "omniglot", "pacs", "rsicd_captions",
@@ -56,13 +53,6 @@ def test_every_split_has_the_rows_of_the_file(real_data, name):
         assert len(open_source(str(file), split=split)) == count
 
 
-def test_a_labelled_set_has_the_classes_of_the_file(real_data):
-    task = classification_task(str(real_data("tiny_imagenet")))
-    train, test = (rows(real_data("tiny_imagenet"), split) for split in ("train", "test"))
-    assert (len(task.support), len(task.query)) == (len(train), len(test))
-    assert set(task.class_names) == set(train.column("class_name").to_pylist())
-
-
 def test_aerial_images_without_a_class_are_left_out_of_the_label_set(real_data):
     source = open_source(str(real_data("rsicd_captions")), kind="label", split="all")
     classes = [name for name in rows(real_data("rsicd_captions")).column("class_name").to_pylist() if name]
@@ -76,14 +66,6 @@ def test_omniglot_is_divided_inside_one_split(real_data):
     assert len(task.class_names) == len(set(test.column("label").to_pylist()))
     assert len(task.support) + len(task.query) == len(test)
     assert len(task.query) / len(test) == pytest.approx(0.25, abs=0.01)
-
-
-def test_tiny_imagenet_has_synonyms_for_class_name_shift(real_data):
-    task = classification_task(str(real_data("tiny_imagenet")), columns=Columns(synonyms="captions"))
-    usual, shifted = class_name_shift(task)
-    names = dict(zip(usual.class_names, shifted.class_names, strict=True))
-    assert names["African elephant"] == "Loxodonta africana"
-    assert 25 <= len(names) <= 60
 
 
 def test_one_pool_of_three_domains_knows_all_true_matches(real_data):
@@ -108,9 +90,3 @@ def test_three_sources_of_two_kinds_train_together(real_data):
     assert Counter(batches[0].kinds) == {"caption": 32, "label": 32}
     assert batches[0].images.shape == (64, 3, 32, 32)
     assert stream.counters.summary() == {}
-
-
-def test_no_picture_of_the_real_sets_is_broken(real_data):
-    source = open_source(str(real_data("dtd10")), split="all")
-    every_tenth = Subset(source, np.arange(0, len(source), 10))
-    assert sum(len(block) for block in readable_blocks(every_tenth, 16, share=0.0)) == len(every_tenth)

@@ -73,11 +73,6 @@ def test_every_sample_comes_once_a_pass_on_any_ranks_and_workers(places, kind):
     assert joined == whole[:300]
 
 
-def test_a_run_goes_on_at_its_very_place(places):
-    whole = texts(stream(open_source(places["tar"])).iterate(0, 40))
-    assert texts(stream(open_source(places["tar"])).iterate(17, 40)) == whole[17 * 12 :]
-
-
 def test_a_stretch_of_a_run_reads_few_shards_and_each_rank_its_part_of_them(places):
     source = open_source(places["parquet"])
     for _ in stream(source).iterate(0, 6):  # 72 of the 80 samples of the first stretch
@@ -133,19 +128,6 @@ def test_texts_of_parquet_are_read_without_their_pictures(tmp_path, monkeypatch)
     assert [source.read(index).texts for index in (0, 1)] == [("a 0", "c 0"), ("a 1", "c 1")]
     assert source.texts(0) == ("a 0", "c 0")
     assert asked[2:] == [["image", "json", "b.c"]]
-
-
-def test_a_block_is_shuffled_anew_at_each_pass():
-    order = BlockOrder(np.array([50]), 1, partial(derive_seed, 0))
-    passes = order(np.arange(150)).reshape(3, 50).tolist()
-    assert len({tuple(each) for each in passes}) == 3
-
-
-def test_few_blocks_are_shuffled_as_one(places):
-    assert BlockOrder.of(np.array([100] * 20), 10, partial(derive_seed, 0)) is None
-    assert BlockOrder.of(np.array([5] * 60), 12, partial(derive_seed, 0)) is not None
-    assert BlockOrder.of(np.array([5] * 60), 120, partial(derive_seed, 0)) is None
-    assert BlockOrder.of(None, 10, partial(derive_seed, 0)) is None
 
 
 def test_a_stream_trains_the_same_as_a_copy_would_order_aside(places):
@@ -266,13 +248,6 @@ def test_bad_addresses_of_streams_are_one_line(places, spec, options, culprit):
     with pytest.raises(UserError, match=re.escape(culprit)) as met:
         open_source(spec, **options)
     assert "\n" not in str(met.value)
-
-
-def test_rows_of_a_test_split_are_not_streamed_by_oversight(tmp_path):
-    table = pa.table({"image": [png(0), png(1)], "caption": ["a", "b"], "split": ["train", "test"]})
-    pq.write_table(table, tmp_path / "all.parquet")
-    with pytest.raises(UserError, match="'split'"):
-        open_source(f"{tmp_path}/all.parquet?stream=yes")
 
 
 def test_sizes_of_shards_are_counted_once_and_again_when_a_shard_changes(tmp_path, monkeypatch):

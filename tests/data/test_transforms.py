@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -66,12 +64,6 @@ def test_a_strip_is_cropped_before_it_is_resized():
     assert ImageTransform(size=224).pixels(strip).tolist()[0][0] == [10, 20, 30]  # whole, it would take 4.5 GB
 
 
-def test_a_flat_picture_stays_flat_whatever_is_cut_out():
-    flat = Image.new("RGB", (50, 30), (1, 120, 255))
-    pixels = ImageTransform(size=16, training=True, scale=(0.05, 1.0)).pixels(flat, np.random.default_rng(0))
-    assert (pixels == np.array([1, 120, 255], dtype=np.uint8)).all()
-
-
 def test_crops_cover_the_area_and_ratio_that_are_asked_for():
     # A picture that counts columns in red and rows in green shows how far a crop reaches.
     columns, rows = np.meshgrid(np.arange(200), np.arange(200))
@@ -121,13 +113,6 @@ def test_training_is_a_function_of_the_generator():
         transform(image)
 
 
-def test_needed_is_the_side_from_which_the_smallest_square_crop_is_not_enlarged():
-    transform = ImageTransform(size=100, training=True, scale=(0.25, 1.0))
-    assert transform.needed == 200
-    assert math.sqrt(0.25) * transform.needed == transform.size
-    assert ImageTransform(size=100).needed >= 100
-
-
 def test_the_key_changes_with_everything_that_changes_an_evaluation_image():
     keys = [ImageTransform().key, ImageTransform(size=10).key, ImageTransform(fit="squash").key,
             ImageTransform(resample="bilinear").key, ImageTransform(mean=(0.5, 0.5, 0.5)).key,
@@ -136,11 +121,6 @@ def test_the_key_changes_with_everything_that_changes_an_evaluation_image():
             ImageTransform(training=True, scale=(0.1, 1.0)).key]  # fmt: skip
     assert len(set(keys)) == len(keys)
     assert ImageTransform(flip=True).key == ImageTransform().key  # an evaluation image is never flipped
-
-
-def test_a_vector_passes_unchanged():
-    vector = np.arange(6, dtype=np.float32)
-    assert torch.equal(ImageTransform(size=4)(vector), torch.arange(6.0))
 
 
 @pytest.mark.parametrize(
@@ -155,8 +135,3 @@ def test_a_vector_passes_unchanged():
 def test_impossible_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         ImageTransform(**options)
-
-
-def test_an_array_that_is_no_picture_is_refused():
-    with pytest.raises(ValueError, match="uint8"):
-        ImageTransform(size=4)(np.zeros((4, 4, 3), dtype=np.float32))

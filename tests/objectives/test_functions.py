@@ -282,14 +282,6 @@ def test_a_cold_look_up_returns_the_nearest_and_a_warm_one_the_mean(form):
 
 
 @pytest.mark.parametrize("form", ["dense", "blockwise"])
-def test_two_identical_rows_are_each_others_nearest(form):
-    images = torch.cat([rows(4), rows(4)])
-    found = contextualize(images, number(1e-5), form=form, tile=3)
-    torch.testing.assert_close(found, normalize(images, dim=1))
-    assert torch.isfinite(found).all()
-
-
-@pytest.mark.parametrize("form", ["dense", "blockwise"])
 def test_unique_labels_make_unicl_the_softmax_loss(form):
     images, texts = normalize(rows(15), dim=1), normalize(rows(15, seed=1), dim=1)
     expected = softmax_contrastive(images, texts, number(10.0), form="dense")

@@ -18,7 +18,6 @@ from recollect.data.definitions import Knowledge, glossary
 from recollect.data.sources import open_source
 from recollect.models import build_model, load_model
 from recollect.objectives import ContrastiveObjective
-from recollect.testing import SampleList
 from recollect.training import feature_store, locked
 from recollect.training.feature_store import FeatureStore
 from recollect.training.locked import lock_source
@@ -171,15 +170,6 @@ def test_views_are_the_picture_and_crops_of_it(pairs, checkpoint):
     drawn = [three.batch(np.array([4]), seed)[0][0] for seed in range(20)]
     which = {int((three.features[4] == features).all(1).nonzero()[0, 0]) for features in drawn}
     assert which == {0, 1, 2}
-
-
-def test_each_picture_is_cropped_by_draws_of_its_own(checkpoint):
-    """Copies of one picture have one embedding as they are, and others as crops."""
-    encoder, (sample,) = load_model(checkpoint, "cpu"), SampleList.of_pictures("copies", 1, 32).samples
-    copies = lock_source(encoder, SampleList("copies", [replace(sample, id=str(place)) for place in range(3)]), views=2)
-    plain, crops = copies.features.unbind(1)
-    torch.testing.assert_close(plain, plain[:1].expand(3, -1))
-    assert len({row.numpy().tobytes() for row in crops}) == 3
 
 
 def test_a_sample_is_read_with_all_of_its_captions_in_turn(pairs, checkpoint):

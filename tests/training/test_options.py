@@ -8,14 +8,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from recollect.core.errors import UserError
 from recollect.core.types import Batch
-from recollect.data.batches.loading import Piece
 from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.stream import BatchStream
 from recollect.data.sources import open_source
@@ -233,16 +231,6 @@ def test_compiled_towers_give_the_gradients_of_plain_ones(small, monkeypatch):
         torch.testing.assert_close(plain, other, rtol=0, atol=1e-6)
 
 
-def test_towers_that_cannot_be_compiled_are_one_line(small, monkeypatch):
-    def broken(graph, example):
-        raise RuntimeError("no C++ compiler")
-
-    monkeypatch.setattr(steps, "BACKEND", broken)
-    model = small.Model()
-    with pytest.raises(UserError, match="--compile"), CompiledForward(model).in_use():
-        train_step(model, small.Objective(), small.inputs(0))
-
-
 def test_a_run_compiles_its_towers_and_saves_plain_ones(small, tmp_path, monkeypatch):
     monkeypatch.setattr(steps, "BACKEND", "eager")
     model = train(replace(RECIPE, steps=2, compile=True), tmp_path / "run", device="cpu", assemble=small.parts)
@@ -373,15 +361,6 @@ def test_tokens_that_depend_on_the_whole_batch_are_not_made_by_workers(towers, m
     monkeypatch.setattr(towers, "text", replace(towers.text, padding="longest"))
     assert row_tokenizer(towers) is None
     assert row_tokenizer(build_model("tiny-conv", texts=["a b"])) is None
-
-
-def test_pieces_can_be_brought_to_pinned_memory(monkeypatch):
-    pinned = torch.ones(1)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned)
-    piece = Piece(torch.zeros(1), ["a"], np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), ["0"])
-    assert piece.pin_memory().images is pinned
-    assert replace(piece, tokens={"input_ids": torch.zeros(1)}).pin_memory().tokens == {"input_ids": pinned}
-    assert piece.pin_memory().texts == ["a"]
 
 
 # --- activation checkpointing -------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from recollect.objectives import OBJECTIVES, BaseLoss, ContextObjective, Contras
 from recollect.objectives.shards import WHOLE
 from recollect.objectives.terms import weighted_sum
 from recollect.testing import SampleList, check_estimator
-from recollect.training.card import model_card
 from recollect.training.loop import train
 from recollect.training.options import Model, Recipe
 from recollect_papers import cli as papers
@@ -57,16 +56,6 @@ def test_one_line_in_the_table_adds_a_base_loss(own_loss):
     torch.testing.assert_close(context(images, texts)[0], expected, rtol=1e-12, atol=0)
     with pytest.raises(ValueError, match="smoothing"):
         ContrastiveObjective("distance", smoothing=0.1)
-
-
-def test_the_model_card_has_the_name_of_the_loss(own_loss):
-    recipe = {"model": {"start": "tiny"}, "objective": {"base": "distance", "context": {}}, "steps": 1, "batch_size": 2}
-    assert "# DistLIxP, from tiny" in model_card(recipe, {}, {})
-
-
-def test_an_unknown_base_is_refused_with_the_names_that_there_are():
-    with pytest.raises(ValueError, match="hinge"):
-        ContrastiveObjective("hinge")
 
 
 class Distances(Objective):
@@ -106,11 +95,6 @@ def test_a_recipe_that_speaks_of_python_objects_says_so_when_they_are_missing(tm
     with pytest.raises(UserError, match="own: "):
         train(replace(RECIPE, data=data), tmp_path / "again", device="cpu")
     assert not (tmp_path / "again").exists()
-
-
-def test_sources_beside_an_assembly_of_ones_own_are_refused(small, tmp_path):
-    with pytest.raises(ValueError, match="sources"):
-        train(RECIPE, tmp_path / "run", sources=[SampleList.of_pictures("own", 3)], assemble=small.parts)
 
 
 class Medoid(EmbeddingClassifier):

@@ -224,10 +224,9 @@ def test_files_of_one_name_are_told_apart_by_their_folders(pairs, tmp_path):
             train(replace(recipe, data=Data(captions=twice)), tmp_path / "twice", device="cpu")
 
 
-@pytest.mark.parametrize("preset", ["tiny", "small"])
-def test_a_preset_learns_from_pictures(preset, pairs, tmp_path):
+def test_a_preset_learns_from_pictures(pairs, tmp_path):
     """Every weight of both towers moves, and the loss of a batch seen again and again falls."""
-    recipe = replace(RECIPES["siglip-tiny"](), model=Model(preset), steps=3, batch_size=8, log_every=1)
+    recipe = replace(RECIPES["siglip-tiny"](), model=Model("tiny"), steps=3, batch_size=8, log_every=1)
     recipe = replace(recipe, data=Data(sources=(str(pairs),)), optimiser=replace(recipe.optimiser, warmup=0.0))
     untrained = train(replace(recipe, steps=1, optimiser=replace(recipe.optimiser, learning_rate=0.0)), tmp_path / "0")
     trained = train(recipe, tmp_path / "1")
@@ -252,21 +251,3 @@ def test_a_full_disk_ends_the_command_in_one_line(in_child, tmp_path, capfd):
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
     assert in_child(lambda: recollect("train", *RUNS["vectors"], "--out", tmp_path / "run", "--resume")) == 0
     assert (tmp_path / "run" / "model").exists()
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_the_command_leaves_with_the_status_of_its_signal(number, status, in_child, tmp_path):
-    def work():
-        parent = os.getpid()
-        if not os.fork():
-            wait_for_lines(tmp_path / "run", 1)
-            os.kill(parent, number)
-            os._exit(0)
-        try:
-            long = ["100000" if word == "40" else word for word in RUNS["vectors"]]
-            os._exit(recollect("train", *long, "--out", tmp_path / "run"))
-        except SystemExit as stop:
-            os._exit(stop.code)
-
-    assert in_child(work) == status
-    assert checkpoints.latest(tmp_path / "run" / "checkpoints")

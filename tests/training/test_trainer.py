@@ -6,22 +6,19 @@ import shutil
 import signal
 import time
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from recollect import cli
-from recollect.core import progress
 from recollect.core.errors import UserError
 from recollect.training.card import model_card
 from recollect.training.checkpoints import latest
 from recollect.training.loop import Hook, train
 from recollect.training.optimiser import Averages
 from recollect.training.options import Data, Model, Recipe, recipe_from_json
-from recollect.training.run_folder import Metrics, as_json
+from recollect.training.run_folder import as_json
 
 RECIPE = Recipe(data=Data(sources=("stand-in",)), steps=6, batch_size=8, log_every=3, checkpoint_every=3)
 
@@ -81,14 +78,6 @@ def test_a_run_that_fails_before_it_has_anything_to_keep_leaves_no_folder(small,
 # --- measurements while training ----------------------------------------------------------------------------------
 
 
-def test_a_line_of_the_metrics_that_finds_no_room_says_where(tmp_path):
-    metrics = Metrics(tmp_path / "metrics.jsonl", 0)
-    metrics._file = Path("/dev/full").open("a")  # noqa: SIM115
-    with pytest.raises(UserError, match=r"metrics\.jsonl: .*No space left on device"):
-        metrics.write({"step": 1, "loss": 0.5})
-    metrics.close()
-
-
 @pytest.mark.parametrize("at", [2, 3])  # of three measurements; the last is behind the last step
 def test_a_signal_does_not_wait_for_a_measurement_and_the_resumed_run_makes_it(small, tmp_path, at):
     calls = []
@@ -112,10 +101,9 @@ def test_a_signal_does_not_wait_for_a_measurement_and_the_resumed_run_makes_it(s
     assert all(torch.equal(value, weights(whole)[name]) for name, value in weights(cut).items())
 
 
-@pytest.mark.parametrize("average", [None, 0.5])
-def test_what_fails_while_it_is_measured_loses_no_step(small, tmp_path, average, capfd):
+def test_what_fails_while_it_is_measured_loses_no_step(small, tmp_path, capfd):
     """Between two checkpoints too; and a kill in the middle of a measurement, which may take an hour, finds one."""
-    there, recipe = [], replace(RECIPE, average=average, checkpoint_every=4)
+    there, recipe = [], replace(RECIPE, average=0.5, checkpoint_every=4)
     made = {"device": "cpu", "assemble": small.parts}
 
     def measure(model):
@@ -182,25 +170,6 @@ def test_hooks_write_their_figures_and_change_nothing_in_the_run(small, tmp_path
     assert measured[1]["evaluation"]["weight"] == pytest.approx(float(weights(watched)["image.0.weight"].norm()))
     assert [line for line in lines if "evaluation" not in line] == metrics(tmp_path / "plain")
     assert (plain / "model.safetensors").read_bytes() == (watched / "model.safetensors").read_bytes()
-
-
-def test_the_time_of_a_measurement_is_not_that_of_training(small, tmp_path, monkeypatch):
-    """By a clock of its own: a step takes one second, a measurement a thousand."""
-    clock = [0.0]
-    monkeypatch.setattr("recollect.training.loop.time", SimpleNamespace(perf_counter=lambda: clock[0]))
-
-    def tick(*_):
-        clock[0] += 1
-
-    ticking = small.watched(tick)
-
-    def measure(model):
-        clock[0] += 1000
-        return {"weight": 1.0}
-
-    train(RECIPE, tmp_path / "run", device="cpu", assemble=ticking, hooks=[Hook(2, measure)])
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["examples_per_second"] for line in lines if "loss" in line] == [RECIPE.batch_size] * 3
 
 
 def test_a_figure_that_is_no_number_is_null_and_the_run_goes_on(small, tmp_path):
@@ -306,19 +275,3 @@ def test_zero_shot_accuracy_is_measured_on_the_way(tmp_path):
 
 
 # --- progress without a terminal ----------------------------------------------------------------------------------
-
-
-def test_without_a_terminal_there_is_a_plain_line_now_and_then(monkeypatch, capfd):
-    now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    with progress.progress("training", 5000, "example", 1000) as counter:
-        for step in range(8):
-            now[0] += 20
-            counter.advance(500, f"loss {step}")
-    said = capfd.readouterr().err.splitlines()
-    assert said[0] == "training: 1,500 of 5,000 (30.0%), 25 example/s, 0:02:20 left, loss 0"
-    assert 3 <= len(said) <= 8
-    with progress.progress("training", 10, shown=False) as counter:
-        now[0] += 100
-        counter.advance(1)
-    assert capfd.readouterr().err == ""

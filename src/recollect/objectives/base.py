@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -196,14 +197,11 @@ class ContrastiveObjective(Objective):
         texts: Float[Tensor, "batch width"],
         *,
         labels: Int[Tensor, " batch"] | None = None,
-        views: Float[Tensor, "batch width"] | None = None,
-        context: Float[Tensor, "rows width"] | None = None,
         duplicate_ids: Int[Tensor, "batch columns"] | None = None,
-        context_duplicate_ids: Int[Tensor, "rows columns"] | None = None,
-        seed: int = 0,
         shard: Shard = WHOLE,
+        **_: Any,
     ) -> tuple[Tensor, Report]:
-        """See `Objective.forward`; only UniCL reads ``labels``, and ``views``, ``context`` and ``seed`` are unused.
+        """See `Objective.forward`; only UniCL reads ``labels``.
 
         The report has ``loss``, ``base_loss``, ``scale`` and, for SigLIP, ``bias``.
         """

@@ -192,17 +192,12 @@ class ContextObjective(Objective):
         rows, own = batch.images, batch.numbers() if options.mask else None
         copies = find_copies(batch.duplicate_ids, shard) if options.mask else None
         if options.separate or options.augmented != "none":
-            given = context if options.separate else views
-            if given is None:
-                raise ValueError(
-                    f"these options need {'context' if options.separate else 'views'} to look things up in"
-                )
-            rows, own = full_precision(given), None
-            copies = (
-                _copies_in(context_duplicate_ids, batch.duplicate_ids, shard)
-                if options.separate and options.mask
-                else None
-            )
+            buffer, name = (context, "context") if options.separate else (views, "views")
+            if buffer is None:
+                raise ValueError(f"these options need {name} to look things up in")
+            hides = options.separate and options.mask
+            rows, own = full_precision(buffer), None
+            copies = _copies_in(context_duplicate_ids, batch.duplicate_ids, shard) if hides else None
         keys = rows
         if options.normalise_keys:
             keys = batch.unit_images if rows is batch.images else unit(rows)
@@ -247,14 +242,11 @@ class ContextObjective(Objective):
         places = (first + torch.arange(len(rows), device=images.device)) % len(self.stale)
         self.stale[places] = rows.to(self.stale)
         self.stale_count += len(images)
-        if duplicate_ids is not None and (
-            self.stale_duplicate_ids is None or self.stale_duplicate_ids.shape[1] != duplicate_ids.shape[1]
-        ):
-            self.stale_duplicate_ids = duplicate_ids.new_full((len(self.stale), duplicate_ids.shape[1]), _UNKNOWN)
-        if self.stale_duplicate_ids is not None:
-            self.stale_duplicate_ids[places] = (
-                _UNKNOWN if duplicate_ids is None else shard.gather(duplicate_ids)[-len(rows) :]
-            )
+        ids, known = duplicate_ids, self.stale_duplicate_ids
+        if ids is not None and (known is None or known.shape[1] != ids.shape[1]):
+            self.stale_duplicate_ids = known = ids.new_full((len(self.stale), ids.shape[1]), _UNKNOWN)
+        if known is not None:
+            known[places] = _UNKNOWN if ids is None else shard.gather(ids)[-len(rows) :]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         """Allocate the duplicate ids of stale rows if the checkpoint has them."""

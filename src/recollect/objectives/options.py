@@ -1,5 +1,6 @@
 """The ablations of the context objective (LIxP, Tables 4, 5 and 6)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,8 +30,8 @@ class ContextOptions:
         active_rows: look up in a random subset of the batch of this size; None means the whole batch (Table 5f).
         augmented: look up in a second view of each image, without a mask. ``buffer``: the views are context only;
             ``all``: they are trained on too; ``all+infonce``: plus an image-view InfoNCE loss (Table 6).
-        shuffled: a control that is not in the paper: each key carries the value of a random other row, so the second
-            loss exists but what it reads is uninformative.
+        shuffled: a control that is not in the paper: each key has the value of a random other row, so the second loss
+            reads nothing informative.
     """
 
     mask: bool = True
@@ -51,37 +52,38 @@ class ContextOptions:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        foreign = self.separate or self.augmented != "none"
-        if self.separate and self.augmented != "none":
-            raise ValueError("separate and augmented both define the buffer; choose one")
-        if self.values == "texts" and (not self.mask or foreign or self.stale_rows):
-            raise ValueError("values='texts' needs the mask and the batch itself as the buffer")
-        if self.stale_rows < 0:
-            raise ValueError(f"stale_rows must not be negative, got {self.stale_rows}")
-        if self.active_rows is not None and (self.active_rows < 2 or foreign):
-            raise ValueError("active_rows must be at least 2, and is a subset of the batch itself")
-        if self.tied in {"context", "all"} and self.freeze_temperature:
-            raise ValueError("a tied tau_context cannot be frozen by itself")
-        if self.stages == 2 and (foreign or self.stale_rows or self.active_rows is not None):
-            raise ValueError("stages=2 is defined for the batch itself as the buffer")
-        if self.stages == 2 and (self.value_head or not self.normalise_keys or self.values == "texts"):
-            raise ValueError("stages=2 has a map of its own: no value_head, no texts, and normalised keys only")
-        if self.stages == 2 and (self.stop_gradient != "none" or self.layer_norm != "none"):
-            raise ValueError("stages=2 is not defined with stop_gradient or layer_norm; choose one ablation")
-        if self.shuffled and (self.stages == 2 or self.values == "texts" or self.stale_rows):
-            raise ValueError(
-                "shuffled is the control of one look-up of the batch's images: no stages=2, values='texts', stale_rows"
-            )
-        if self.residual and self.augmented.startswith("all"):
-            raise ValueError("residual has one loss, on the mixture; views can be its buffer only (augmented='buffer')")
-        if self.residual and self.tied in {"context", "scales"}:
-            raise ValueError("residual has one loss and no tau_2 to tie; tied='all' ties tau_1 and tau_context")
-        if not self.mask and self.augmented != "none":
-            raise ValueError("augmented has no mask to leave out: a row may look up its own second view")
-        if self.stops("keys") and self.normalises("keys"):
-            raise ValueError("stop_gradient of the keys would keep their layer_norm from learning; choose one")
-        if self.stops("values") and (self.normalises("values") or self.value_head):
-            raise ValueError("stop_gradient of the values would keep their layer_norm or value_head from learning")
+        for wrong, message in self._contradictions():
+            if wrong:
+                raise ValueError(message)
+
+    def _contradictions(self) -> Iterator[tuple[bool, str]]:
+        foreign, residual, two = self.separate or self.augmented != "none", self.residual, self.stages == 2
+        texts, subset = self.values == "texts", self.active_rows is not None
+        yield self.separate and self.augmented != "none", "separate and augmented both define the buffer; choose one"
+        wrong = texts and (not self.mask or foreign or self.stale_rows > 0)
+        yield wrong, "values='texts' needs the mask and the batch itself as the buffer"
+        yield self.stale_rows < 0, f"stale_rows must not be negative, got {self.stale_rows}"
+        wrong = self.active_rows is not None and (self.active_rows < 2 or foreign)
+        yield wrong, "active_rows must be at least 2, and is a subset of the batch itself"
+        wrong = self.tied in {"context", "all"} and self.freeze_temperature
+        yield wrong, "a tied tau_context cannot be frozen by itself"
+        wrong = two and (foreign or self.stale_rows > 0 or subset)
+        yield wrong, "stages=2 is defined for the batch itself as the buffer"
+        wrong = two and (self.value_head > 0 or not self.normalise_keys or texts)
+        yield wrong, "stages=2 has a map of its own: no value_head, no texts, and normalised keys only"
+        wrong = two and (self.stop_gradient != "none" or self.layer_norm != "none")
+        yield wrong, "stages=2 is not defined with stop_gradient or layer_norm; choose one ablation"
+        wrong = self.shuffled and (two or texts or self.stale_rows > 0)
+        yield wrong, "shuffled is for one look-up of the batch's images: no stages=2, values='texts', stale_rows"
+        wrong = residual and self.augmented.startswith("all")
+        yield wrong, "residual has one loss, on the mixture; views can be its buffer only (augmented='buffer')"
+        wrong = residual and self.tied in {"context", "scales"}
+        yield wrong, "residual has one loss and no tau_2 to tie; tied='all' ties tau_1 and tau_context"
+        yield not self.mask and self.augmented != "none", "augmented has no mask: a row may look up its own second view"
+        wrong = self.stops("keys") and self.normalises("keys")
+        yield wrong, "with stop_gradient of the keys, their layer_norm could not learn; choose one"
+        wrong = self.stops("values") and (self.normalises("values") or self.value_head > 0)
+        yield wrong, "with stop_gradient of the values, their layer_norm or value_head could not learn"
 
     @property
     def needs_width(self) -> bool:

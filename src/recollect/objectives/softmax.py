@@ -1,5 +1,6 @@
 """Softmax losses: CLIP, and UniCL, where samples of the same class are positives of each other."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -180,27 +181,17 @@ class _LogSums(torch.autograd.Function):
 
 
 def _losses(sets: list[LossInputs], targets: Targets) -> Losses:
-    texts, _, duplicate_ids, form, shard = targets
-    return weighted_sum(
-        sets,
-        [
-            softmax_contrastive(one.images, texts, one.scale, duplicate_ids=duplicate_ids, form=form, shard=shard)
-            for one in sets
-        ],
-    )
+    texts, _, ids, form, shard = targets
+    loss = partial(softmax_contrastive, duplicate_ids=ids, form=form, shard=shard)
+    return weighted_sum(sets, [loss(one.images, texts, one.scale) for one in sets])
 
 
 def _label_losses(sets: list[LossInputs], targets: Targets) -> Losses:
-    texts, labels, duplicate_ids, form, shard = targets
+    texts, labels, ids, form, shard = targets
     if labels is None:
         raise ValueError("the 'label' objective needs labels; use -1 for samples that have none")
-    return weighted_sum(
-        sets,
-        [
-            label_contrastive(one.images, texts, labels, one.scale, duplicate_ids=duplicate_ids, form=form, shard=shard)
-            for one in sets
-        ],
-    )
+    loss = partial(label_contrastive, duplicate_ids=ids, form=form, shard=shard)
+    return weighted_sum(sets, [loss(one.images, texts, labels, one.scale) for one in sets])
 
 
 SOFTMAX = BaseLoss(_losses, "CLIP", "CLIxP", smooths=True)

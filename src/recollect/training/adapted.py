@@ -1,4 +1,4 @@
-"""LoRA: a checkpoint that stays as it is while low-rank changes of its layers learn (Hu et al., 2022)."""
+"""LoRA: low-rank adapters of a checkpoint's layers learn, its weights stay as they are (Hu et al., 2022)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,10 +26,10 @@ _TOWERS: Mapping[Tower, str] = {"image": "vision_model.", "text": "text_model."}
 
 
 class AdaptedTowers(EncoderTowers):
-    """A dual encoder with LoRA adapters; only they learn.
+    """A dual encoder with LoRA adapters, which alone learn.
 
-    A checkpoint holds the adapters alone (`save`). The finished model is the encoder with the adapters merged into its
-    weights, which opens as any other, and the adapters in PEFT's format (`publish`).
+    A checkpoint has only the adapters (`save`); the finished model has them merged into the weights, and also in PEFT's
+    format (`publish`).
 
     Args:
         encoder: after `recollect.models.lora.add_lora`.

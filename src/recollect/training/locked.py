@@ -1,9 +1,9 @@
-"""Locked towers: what a frozen tower makes of its inputs is computed once, and training reads that.
+"""Locked towers: the features of a frozen tower are computed once, and training reads them.
 
-With the tower's features on disk a step costs only its head, the text tower and the loss, so that batches of 4,096 to
-32,768 train on a laptop. The features are those before the head (`DualEncoder.pool_images`), which goes on learning:
-LiT (Zhai et al., 2022) with a projection. Files are named by what they depend on: the frozen weights, how they read,
-the samples and the crops, but not the head, so that every run and every seed on the same tower shares them.
+A step then costs only the head, the text tower and the loss, so that batches of 4,096 to 32,768 train on a laptop. The
+features are those before the head (`DualEncoder.pool_images`), which learns: LiT (Zhai et al., 2022) with a projection.
+Files are named by the frozen weights, the transform, the samples and the crops, but not the head, so that all runs and
+seeds on the same tower share them.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from recollect.models import DualEncoder
 from recollect.training.feature_store import FeatureStore
 
 MADE_ROWS = 20_000
-"""Of a made world, which has no end, this many samples are embedded."""
+"""Number of samples of an endless generated source to embed."""
 
 _BLOCK = 256
 
@@ -38,10 +38,10 @@ class LockedSource(Subset):
     """A source whose images are features of a frozen tower.
 
     Args:
-        source: where the texts and labels come from.
-        rows: which of its samples could be read, ascending.
-        features: of each of these and each view of it, float32.
-        tower: fingerprint of what made them.
+        source: of the texts and labels.
+        rows: the samples that could be read, ascending.
+        features: of each sample and view, float32.
+        tower: fingerprint of the tower.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class LockedSource(Subset):
 
     @property
     def makes_batches(self) -> bool:
-        """Unless classes have synonyms, which are drawn sample by sample; those are read in their first view."""
+        """Unless classes have synonyms, which are drawn sample by sample, for the first view."""
         return self.kind == "caption" or not self.texts(0)
 
     def values(self, key: str) -> list[Any]:
@@ -91,13 +91,12 @@ class LockedSource(Subset):
         views = number_below(mix(draws, 1), self.features.shape[1])
         features = self.features[torch.from_numpy(indices), torch.from_numpy(views)]
         if self.kind == "label":
-            texts = [""] * len(indices)  # the stream words them, from the class names
+            texts = [""] * len(indices)  # the stream fills templates with the class names
         elif self.source.makes_batches:  # it draws its captions itself
             texts = self.example_texts(indices)
         else:
-            told = [self.texts(int(index)) for index in indices]
-            places = [number_below(draw, len(each)) for draw, each in zip(draws, told, strict=True)]
-            texts = [each[int(place)] for each, place in zip(told, places, strict=True)]
+            known = [self.texts(int(index)) for index in indices]
+            texts = [each[int(number_below(draw, len(each)))] for draw, each in zip(draws, known, strict=True)]
         return features, texts, torch.from_numpy(self.labels[indices])
 
 
@@ -110,24 +109,22 @@ def lock_source(
     broken_share: float = BROKEN_SHARE,
     store: FeatureStore | None = None,
 ) -> LockedSource:
-    """Compute what the encoder's image tower makes of a source before its head, unless that is kept already.
+    """Compute the features of a source before the head of the encoder's image tower, or read them from the cache.
 
     Args:
-        encoder: on the device where it is to compute.
+        encoder: on the device that computes.
         source: pictures that cannot be read are left out, counted and named.
-        views: how many of each image; the first is the one of evaluation, the others are random crops.
-        crops: transform of the other views; the encoder's for training by default.
+        views: of each image; the first is that of evaluation, the others are random crops.
+        crops: transform of the other views (default: the encoder's for training).
         broken_share: share of the pictures that may be broken.
-        store: where features are kept; the user's cache folder by default.
+        store: of features (default: the user's cache folder).
 
     Raises:
         UserError: too many pictures are broken, the features are not finite, or there is no room for their file.
     """
     store, crops = store or FeatureStore(), crops or encoder.training_transform()
-    tower, count = (
-        encoder.stem_fingerprint("image"),
-        min(len(source), MADE_ROWS if source.makes_batches else len(source)),
-    )
+    tower, count = encoder.stem_fingerprint("image"), len(source)
+    count = min(count, MADE_ROWS) if source.makes_batches else count
     key = ("locked", tower, source.fingerprint, count, views, crops.key if views > 1 else "")
     kept = store.load(*key)
     if kept is None:
@@ -186,7 +183,7 @@ def _crops(
 def read_pictures(
     source: Source, indices: np.ndarray, view: int, needed: int
 ) -> list[tuple[int, ImageLike | BrokenImageError]]:
-    """The images of some samples, or why they cannot be read; a made world draws another picture for each view."""
+    """The images of some samples, or why they cannot be read; a generated source draws a new picture for each view."""
     if source.makes_batches:
         images = source.batch(indices, view)[0]
         made = images.numpy() if images.ndim == 2 else images.permute(0, 2, 3, 1).contiguous().numpy()

@@ -1,7 +1,7 @@
-"""Models seen from behind their locked towers: they read features where the whole model reads pictures or texts."""
+"""Models with locked towers, which read cached features instead of pictures or texts."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
 import torch
@@ -22,7 +22,7 @@ _BLOCK = 256
 
 
 class TextFeatures:
-    """What a frozen text tower makes of every text that the sources can give, before its head."""
+    """Features, before the head of a frozen text tower, of every text that the sources can give."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class TextFeatures:
 def embed_texts_once(
     encoder: DualEncoder, texts: Sequence[str], kind: Kind | None, store: FeatureStore
 ) -> Float[Tensor, "texts features"]:
-    """What the text tower makes of ``texts`` before its head, kept in ``store``."""
+    """Features of ``texts`` before the head of the text tower, cached in ``store``."""
     digest = hashlib.blake2b("\x1f".join(texts).encode(), digest_size=16).hexdigest()
     key = ("locked texts", encoder.stem_fingerprint("text"), digest, kind or "")
     kept = store.load(*key)
@@ -70,9 +70,10 @@ def embed_texts_once(
 def possible_texts(source: LockedSource, knowledge: Knowledge | None = None) -> Iterator[str]:
     """Every text that a batch may give to a sample of the source, with every definition that may be appended."""
     if source.kind == "caption":
-        told = (source.texts(index) for index in range(len(source)))
-        made = source.source.makes_batches
-        for text in source.source.example_texts(source.indices) if made else (text for texts in told for text in texts):
+        texts: Iterable[str] = (text for index in range(len(source)) for text in source.texts(index))
+        if source.source.makes_batches:
+            texts = source.source.example_texts(source.indices)
+        for text in texts:
             yield from (text + ending for ending in (knowledge.of_caption(text) if knowledge else ()) or ("",))
         return
     names = set(source.class_names)
@@ -84,11 +85,11 @@ def possible_texts(source: LockedSource, knowledge: Knowledge | None = None) -> 
 
 
 class LockedTowers(EncoderTowers):
-    """A dual encoder that is given what its frozen parts made; it is written whole, and reads pictures as any other.
+    """A dual encoder that reads the features of its locked parts; it is saved whole, as any other.
 
     Args:
         encoder: with the parts locked.
-        texts: of the text tower, where that is locked too.
+        texts: features of the text tower, if that is locked too.
     """
 
     def __init__(self, encoder: DualEncoder, texts: TextFeatures | None = None) -> None:
@@ -96,7 +97,7 @@ class LockedTowers(EncoderTowers):
         self.texts = texts
 
     def tokenize(self, texts: Sequence[str], kinds: Sequence[Kind]) -> dict[str, Tensor]:
-        """What `encode_texts` reads: tokens, or the features of a locked text tower."""
+        """Tokens, or the features of a locked text tower."""
         return self.encoder.tokenize(texts, kinds) if self.texts is None else {"features": self.texts(texts, kinds)}
 
     def encode_images(self, pixels: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
@@ -105,6 +106,5 @@ class LockedTowers(EncoderTowers):
 
     def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n width"]:
         """Raw text embeddings."""
-        return (
-            self.encoder.encode_texts(tokens) if self.texts is None else self.encoder.project_texts(tokens["features"])
-        )
+        encoder = self.encoder
+        return encoder.encode_texts(tokens) if self.texts is None else encoder.project_texts(tokens["features"])

@@ -1,7 +1,7 @@
 """Weights split over processes (FSDP2): each holds a part of every layer, and a whole layer only while it computes.
 
-Gradients, AdamW's moments and the running mean of the weights are split with them. What is written is whole, as one
-process would write it, so that a run goes on with or without this, on any number of processes.
+Gradients, AdamW's moments and the running mean of the weights are split as well. Checkpoints are whole, as one process
+writes them, so that a run resumes with or without split weights, on any number of processes.
 """
 
 from collections import OrderedDict
@@ -22,7 +22,7 @@ from recollect.training.ranks import is_split
 from recollect.training.step import Towers
 
 _LOWEST = (2, 13)
-"""Of torch: with 2.9 a step in chunks ends in an error of torch's; nothing between the two was tried."""
+"""Version of torch; with 2.9 a step in chunks fails inside torch, and none in between was tried."""
 
 
 def check_torch() -> None:
@@ -36,7 +36,7 @@ def check_torch() -> None:
 
 
 def shard_weights(model: Towers) -> None:
-    """Leave each process its part of every layer and of the token embedding; projections and temperatures stay whole.
+    """Split every layer and the token embedding over the processes; projections and temperatures stay whole.
 
     Raises:
         UserError: the model has no layers of transformers, or torch is older than 2.13.
@@ -51,7 +51,7 @@ def shard_weights(model: Towers) -> None:
 
 
 def _sharded_apart(model: TransformersEncoder) -> Iterator[nn.Module]:
-    """The token embedding and all layers, then what holds layers, which fetches them ahead of their turn."""
+    """The token embedding and all layers, then the modules that contain layers, which prefetch them."""
     yield model.model.text_model.get_input_embeddings()
     for tower in (model.model.vision_model, model.model.text_model):
         for module in list(tower.modules()):
@@ -62,7 +62,7 @@ def _sharded_apart(model: TransformersEncoder) -> Iterator[nn.Module]:
 
 
 def _add_gradients(module: nn.Module) -> None:
-    """Add up the processes' gradients: each is of its rows' part of one loss, so that their mean would be too small."""
+    """Sum the gradients of the processes, since each has the gradient of its part of one loss; the default averages."""
     assert isinstance(module, FSDPModule)
     module.set_gradient_divide_factor(1.0)
     module.set_force_sum_reduction_for_comms(True)  # gloo has no other way
@@ -70,9 +70,9 @@ def _add_gradients(module: nn.Module) -> None:
 
 @contextmanager
 def whole_weights(model: Towers) -> Iterator[None]:
-    """Let every process have a plain model with all weights, to save or measure, while the block runs.
+    """Give every process a plain model with all weights, to save or measure, while the block runs.
 
-    All processes must enter it; each may do different work inside. Weights are not to be changed.
+    All processes must enter it; each may do different work inside, but must not change weights.
     """
     split = [(module, name, value) for module in _modules(model)
              for name, value in module.named_parameters(recurse=False) if is_split(value)]  # fmt: skip
@@ -88,7 +88,7 @@ def whole_weights(model: Towers) -> Iterator[None]:
 
 @contextmanager
 def _without_fetching(model: Towers) -> Iterator[None]:
-    """Leave out FSDP's hooks, which would ask the other processes for their parts before a layer computes."""
+    """Remove FSDP's hooks, which gather the parts of other processes before a layer computes."""
     hooked = [module for module in _modules(model) if isinstance(module, FSDPModule)]
     kept = [(module._forward_pre_hooks, module._forward_hooks) for module in hooked]
     for module in hooked:
@@ -105,7 +105,7 @@ def _modules(model: Towers) -> Iterable[nn.Module]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor; every process must ask where it is split."""
+    """All of a tensor; a collective call if it is split."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -118,10 +118,10 @@ def part_like(value: Tensor, parameter: Tensor) -> Tensor:
 
 
 def clip_gradients(parameters: Mapping[str, nn.Parameter], most: float) -> Tensor:
-    """Scale all gradients down to the norm ``most``, if they have more; as torch's ``clip_grad_norm_``, split or not.
+    """Clip the norm of all gradients to ``most``, as torch's ``clip_grad_norm_``, whether split or not.
 
     Returns:
-        The norm before, of the gradients of all processes.
+        The norm before, over all processes.
     """
     split = [parameter for parameter in parameters.values() if is_split(parameter)]
     rest = [parameter for parameter in parameters.values() if not is_split(parameter)]

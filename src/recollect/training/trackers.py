@@ -1,10 +1,11 @@
 """Send a run's metrics to TensorBoard or Weights & Biases."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_json
@@ -14,17 +15,16 @@ from recollect.core.validation import refuse
 Tracker = Literal["tensorboard", "wandb"]
 
 
-@runtime_checkable
-class MetricsTracker(Protocol):
+class MetricsTracker(ABC):
     """Receives every line of ``metrics.jsonl``."""
 
+    @abstractmethod
     def write(self, values: Mapping[str, Any]) -> None:
         """Log one line, which has a ``step``."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Flush and close."""
-        ...
 
 
 def check_trackers(names: Sequence[Tracker]) -> None:
@@ -47,14 +47,13 @@ def open_trackers(names: Sequence[Tracker], out: Path, recipe: Mapping[str, Any]
         recipe: as in ``recipe.json``.
         step: step the run resumes from; later points already logged are discarded.
     """
-    makers: Mapping[Tracker, Callable[[], MetricsTracker]] = {
-        "tensorboard": lambda: _TensorBoard(out, step),
-        "wandb": lambda: _WeightsAndBiases(out, recipe),
-    }
-    return [makers[name]() for name in dict.fromkeys(names)]
+    return [
+        _TensorBoard(out, step) if name == "tensorboard" else _WeightsAndBiases(out, recipe)
+        for name in dict.fromkeys(names)
+    ]
 
 
-class _TensorBoard:
+class _TensorBoard(MetricsTracker):
     """Writes event files to ``tensorboard/`` in the run's folder."""
 
     def __init__(self, out: Path, step: int) -> None:
@@ -71,7 +70,7 @@ class _TensorBoard:
         self._writer.close()
 
 
-class _WeightsAndBiases:
+class _WeightsAndBiases(MetricsTracker):
     """Logs to the project ``WANDB_PROJECT`` (default: recollect); a resumed run continues the same W&B run."""
 
     def __init__(self, out: Path, recipe: Mapping[str, Any]) -> None:

@@ -24,7 +24,8 @@ from recollect.data.sources.reader import BROKEN_SHARE, BrokenCounter
 from recollect.data.transforms import ImageTransform
 
 CONTEXT_VIEW = 2
-"""The view of a step's samples as the context of the step before."""
+"""The view of a step's samples as the context of the step before. Samples of neighbouring steps differ, except at the
+start of a pass, so that a row cannot find itself."""
 
 _REPLACEMENTS = 32  # in a row; with one image in a hundred broken, that many never are
 
@@ -70,7 +71,7 @@ class BatchStream:
         self._plan = Plan(self.mixture.shares, self.batch_size, whole, self._key("plan"))
         self._blocks = [
             BlockOrder.of(source.block_sizes, window, partial(self._key_of_pass, source.name))
-            for source, window in zip(self.mixture.sources, self.most_at_once, strict=True)
+            for source, window in zip(self.mixture.sources, self._plan.most, strict=True)
         ]
         self._last_rows: tuple[int, np.ndarray, np.ndarray] | None = None
 
@@ -85,22 +86,10 @@ class BatchStream:
         """
         return self.join([self.piece(step, 0, self.local_size, view=view)])
 
-    def context(self, step: int) -> Batch:
-        """A separate batch to look things up in: the samples of the next step, with another crop.
-
-        Samples of neighbouring steps differ (except at the start of a pass), so a row cannot find itself.
-        """
-        return self.batch(step + 1, view=CONTEXT_VIEW)
-
     def composition(self, step: int) -> dict[str, int]:
         """How many samples each source gives to the global batch."""
         counts = self._plan.counts(np.array([step]))[0]
         return {source.name: int(count) for source, count in zip(self.mixture.sources, counts, strict=True)}
-
-    @property
-    def most_at_once(self) -> tuple[int, ...]:
-        """The most samples that each source gives to one global batch; copies among them only if it has fewer."""
-        return self._plan.most
 
     def most_until(self, steps: int) -> tuple[int, ...]:
         """The most samples of each source in any of the first ``steps`` steps."""
@@ -216,7 +205,7 @@ class BatchStream:
         source, blocks = self.mixture.sources[number], self._blocks[number]
         if blocks is not None:
             return blocks(positions)
-        window = self.most_at_once[number]
+        window = self._plan.most[number]
         return endless(positions, len(source), window, lambda turn: self._key_of_pass(source.name, turn))
 
     def _key_of_pass(self, name: str, turn: int) -> int:
