@@ -23,12 +23,18 @@ from bench import machine
 from recollect.classifiers import ProKeR
 from recollect.classifiers.heads import proker
 from recollect.classifiers.heads.calibration import expected_calibration_error
-from recollect.classifiers.heads.engine import SET_ALPHA, SET_QUERIES, run_protocol
 from recollect.classifiers.heads.holdout import HoldOut
 from recollect.classifiers.heads.kernel import Landmarks, RidgeTargets
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS
 from recollect.classifiers.heads.mixing import best_weight
-from recollect.classifiers.heads.protocol import FewShotTask, Protocol, nested_supports
+from recollect.classifiers.heads.protocol import (
+    SET_ALPHA,
+    SET_QUERIES,
+    FewShotTask,
+    Protocol,
+    nested_supports,
+    run_protocol,
+)
 from recollect.cli.parser import script_options
 from recollect.core.files import read_json, write_json
 from recollect_papers.peers.ape import channel_scores
@@ -112,14 +118,15 @@ def loop_over_estimators(task: FewShotTask, protocol: Protocol) -> Measured:
             labels = task.support_labels[rows]
             for name in protocol.methods:
                 estimator = FEW_SHOT_METHODS[name](task.texts, task.scale).fit(task.support[rows], labels)
-                found[name, shots, seed] = _asked(estimator, task, sharing=name in SHARING)
+                found[name, shots, seed] = _asked(estimator, task)
     return found
 
 
-def _asked(estimator: Any, task: FewShotTask, sharing: bool) -> tuple[float, float, float, float]:
+def _asked(estimator: Any, task: FewShotTask) -> tuple[float, float, float, float]:
     probabilities = estimator.predict_proba(task.queries)
     right = 100 * float(np.mean(probabilities.argmax(axis=1) == task.query_labels))
-    some = slice(None) if sharing else slice(None, None, -(-len(task.queries) // SET_QUERIES))  # as the protocol does
+    exact = isinstance(estimator, ProKeR)  # as the protocol does
+    some = slice(None, None, -(-len(task.queries) // SET_QUERIES)) if exact else slice(None)
     sets, own = estimator.predict_set(task.queries[some], SET_ALPHA), task.query_labels[some]
     covered = 100 * float(sets[np.arange(len(own)), own].mean())
     ece = 100 * expected_calibration_error(probabilities, task.query_labels)

@@ -10,8 +10,7 @@ from models.conftest import MAKERS
 from recollect.classifiers.heads import trust
 from recollect.classifiers.heads.base import EmbeddingClassifier
 from recollect.classifiers.heads.calibration import expected_calibration_error
-from recollect.classifiers.heads.engine import Score
-from recollect.classifiers.heads.protocol import Protocol, nested_supports
+from recollect.classifiers.heads.protocol import Protocol, Score, nested_supports
 from recollect.classifiers.tuning import LabelledPictures, TwoStageTuning
 from recollect.core.errors import UserError
 from recollect.core.types import Sample, Source

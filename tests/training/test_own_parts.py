@@ -12,9 +12,8 @@ import torch
 from torch.nn import functional
 
 from recollect.classifiers import EmbeddingClassifier
-from recollect.classifiers.heads.engine import run_protocol
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
-from recollect.classifiers.heads.protocol import FewShotTask, Protocol
+from recollect.classifiers.heads.protocol import FewShotTask, Protocol, run_protocol
 from recollect.core.errors import UserError
 from recollect.models import load_model
 from recollect.objectives import OBJECTIVES, BaseLoss, ContextObjective, ContrastiveObjective, Objective

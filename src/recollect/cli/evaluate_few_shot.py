@@ -9,9 +9,8 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from recollect.classifiers.heads.engine import SET_ALPHA, TRUST_COLUMNS
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS
-from recollect.classifiers.heads.protocol import Protocol, ShortClasses
+from recollect.classifiers.heads.protocol import SET_ALPHA, TRUST_COLUMNS, Protocol, ShortClasses
 from recollect.classifiers.heads.trust import TOO_FEW
 from recollect.classifiers.tuning.weights import TUNING_METHODS
 from recollect.cli.evaluate import DataOptions, FeatureOptions, FewShot

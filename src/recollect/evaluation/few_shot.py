@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from recollect.classifiers.heads.engine import run_protocol
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
-from recollect.classifiers.heads.protocol import NO_ROW, FewShotTask, Protocol, draw
+from recollect.classifiers.heads.protocol import NO_ROW, FewShotTask, Protocol, draw, run_protocol
 from recollect.classifiers.texts import learned_scale, prompts_and_ensemble
 from recollect.core.errors import UserError
 from recollect.core.progress import progress

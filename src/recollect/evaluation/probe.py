@@ -4,7 +4,7 @@ import numpy as np
 
 from recollect.classifiers import LinearProbe
 from recollect.classifiers.heads.calibration import expected_calibration_error
-from recollect.classifiers.heads.engine import SET_ALPHA
+from recollect.classifiers.heads.protocol import SET_ALPHA
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Metric
 from recollect.evaluation.features import FeatureCache, image_features

@@ -8,9 +8,8 @@ import numpy as np
 
 from recollect.classifiers.heads.base import softmax
 from recollect.classifiers.heads.calibration import fit_temperature, set_thresholds
-from recollect.classifiers.heads.engine import SET_ALPHA, Key, Score
 from recollect.classifiers.heads.holdout import HoldOut
-from recollect.classifiers.heads.protocol import Protocol, support_of
+from recollect.classifiers.heads.protocol import SET_ALPHA, Key, Protocol, Score, support_of
 from recollect.classifiers.tuning.classifier import TunedClassifier
 from recollect.classifiers.tuning.shots import LabelledPictures
 from recollect.classifiers.tuning.weights import TUNING_METHODS, MakeTuning
@@ -121,17 +120,14 @@ def count(score: Score, key: Key, scores: np.ndarray, held: tuple[np.ndarray, np
 
     Without held-out examples the calibration error is that of the trained temperature.
     """
-    if held is None:
-        score.add(key, slice(None), scores, softmax(scores))
-        return
-    known, own = held
-    temperature = fit_temperature(known, own) if len(own) else 1.0
-    probabilities = softmax(scores / temperature)
-    score.add(key, slice(None), scores, probabilities)
+    known, own = held if held is not None else (np.empty((0, scores.shape[1])), np.empty(0, dtype=np.int64))
+    temperature, kept = 1.0, None
     if len(own):
+        temperature = fit_temperature(known, own)
         score.fits[key] = float((known.argmax(axis=1) == own).mean()), len(own)
         fits = softmax(known / temperature)[np.arange(len(own)), own]
-        score.add_sets(key, slice(None), probabilities >= set_thresholds(fits, own, scores.shape[1], SET_ALPHA))
+        kept = softmax(scores / temperature) >= set_thresholds(fits, own, scores.shape[1], SET_ALPHA)
+    score.add(key, score.counts(slice(None), scores, softmax(scores / temperature), kept))
 
 
 def _support(task: ClassificationTask, rows: np.ndarray) -> LabelledPictures:

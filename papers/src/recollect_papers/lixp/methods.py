@@ -8,8 +8,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from recollect.classifiers.heads.engine import run_protocol
-from recollect.classifiers.heads.protocol import FewShotTask, Protocol
+from recollect.classifiers.heads.protocol import FewShotTask, Protocol, run_protocol
 from recollect.core.types import TEXT_SCALE
 from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
 from recollect_papers.measurements import FigureAddress, Measurements

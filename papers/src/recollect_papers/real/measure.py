@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recollect.classifiers.heads.engine import run_protocol
-from recollect.classifiers.heads.protocol import FewShotTask, Protocol
+from recollect.classifiers.heads.protocol import FewShotTask, Protocol, run_protocol
 from recollect.core.types import Encoder
 from recollect_papers.measurements import Measurements
 from recollect_papers.real.data import FeatureSet, RealData, labelled

@@ -19,7 +19,8 @@ from recollect.classifiers.heads.calibration import (
     fit_temperature,
     set_thresholds,
 )
-from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut, SupportSimilarity
+from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
+from recollect.classifiers.heads.similarity import Similarities
 from recollect.core.ordering import in_order
 
 UNIT_TOLERANCE = 1e-2
@@ -126,6 +127,10 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
 
     reads_prompts = False
 
+    reads_similarity = False
+    """Whether scores follow from cosines to the examples and to the texts alone, by ``_scores_of``; several methods can
+    then share these."""
+
     def fit(self, X: Any, y: Any) -> "EmbeddingClassifier":
         """Learn from a support set.
 
@@ -220,22 +225,10 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
             return support[plan.rows] @ self.texts_.T
         return left_out_means(support, labels, plan, cosine=True)
 
-    _similarity: SupportSimilarity | None = None
-
-    def fit_checked(
-        self, support: np.ndarray, labels: np.ndarray, similarity: SupportSimilarity | None = None
-    ) -> "EmbeddingClassifier":
-        """`fit` without checks: ``support`` is unit-norm float, ``labels`` are 0…C - 1 and all occur.
-
-        Args:
-            similarity: of the support, if it is known already.
-        """
+    def fit_checked(self, support: np.ndarray, labels: np.ndarray) -> "EmbeddingClassifier":
+        """`fit` without checks: ``support`` is unit-norm float, ``labels`` are 0…C - 1 and all occur."""
         self.classes_, self.n_features_in_ = np.arange(int(labels.max()) + 1), support.shape[1]
-        self._similarity = similarity
-        try:
-            return self._learn(support, labels)
-        finally:
-            self._similarity = None
+        return self._learn(support, labels)
 
     def _texts(self, support: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """The class texts, checked; by default the normalised class means."""
@@ -344,6 +337,10 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         raise NotImplementedError
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def _scores_of(self, similarity: Similarities, texts: np.ndarray | None) -> np.ndarray:
+        """Scores from cosines to the examples, and to ``texts_`` (queries, classes) where the method has them."""
         raise NotImplementedError
 
 

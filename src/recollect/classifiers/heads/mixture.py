@@ -8,6 +8,7 @@ from sklearn.base import clone
 from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm, class_means, softmax
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.mixing import Pair, best_weight
+from recollect.classifiers.heads.similarity import Similarities
 from recollect.classifiers.heads.tip import check_preset
 from recollect.classifiers.heads.voting import SoftmaxVoting
 from recollect.core.ordering import in_order
@@ -284,11 +285,16 @@ class ZeroShotMix(Mixture):
     weight_name = "weight"
 
     def _learn_extra(self, support: np.ndarray, labels: np.ndarray) -> None:
-        new = SoftmaxVoting() if self.estimator is None else clone(self.estimator)
-        if self._similarity is not None and isinstance(new, SoftmaxVoting):
-            self.estimator_ = new.fit_checked(support, labels, self._similarity)
-        else:
-            self.estimator_ = new.fit(support, labels)
+        self.estimator_ = (SoftmaxVoting() if self.estimator is None else clone(self.estimator)).fit(support, labels)
+
+    @property
+    def reads_similarity(self) -> bool:  # type: ignore[override]
+        """Whether the mixed classifier does."""
+        return self.estimator is None or getattr(self.estimator, "reads_similarity", False)
+
+    def _scores_of(self, similarity: Similarities, texts: np.ndarray | None) -> np.ndarray:
+        shares = self.estimator_.shares_of(self.estimator_._scores_of(similarity, texts))
+        return softmax(self.scale * texts) + self.weight_ * shares
 
     def _components(self, queries: np.ndarray) -> Pair:
         return softmax(self.scale * queries @ self.texts_.T), _shares(self.estimator_, queries)
@@ -300,10 +306,6 @@ class ZeroShotMix(Mixture):
         base = softmax(self.scale * self._text_similarity(support, labels, plan))
         scores = self.estimator_.loo_scores_[np.searchsorted(known, plan.rows)]
         return base, self.estimator_.shares_of(scores)
-
-    def combine(self, text_similarity: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-        """Scores from the queries' similarities to the texts and the classifier's probabilities."""
-        return softmax(self.scale * text_similarity) + self.weight_ * probabilities
 
     def _logits(self, scores: np.ndarray) -> np.ndarray:
         return np.log(np.maximum(scores, np.finfo(np.float32).tiny))

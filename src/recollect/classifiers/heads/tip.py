@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm
-from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut, SupportSimilarity
-from recollect.classifiers.heads.kernel import gaussian
+from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.mixing import best_of_intervals, correct_interval
+from recollect.classifiers.heads.similarity import Similarities
 
 TIP_PRESETS = {"paper": 1.0, "official": 100.0}
 """Factor of the text scores: 1 in LIxP, 100 in Tip-Adapter's code."""
@@ -74,20 +74,24 @@ class TipAdapter(EmbeddingClassifier):
     def _choose(self, support: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
         return self.alpha, self.beta
 
+    reads_similarity = True
+
     def _scores(self, queries: np.ndarray) -> np.ndarray:
-        near = torch.from_numpy(gaussian(self.support_, queries, self.beta_))
-        cache = class_sums(near, self.labels_, len(self.classes_)).T.numpy()
-        return self.combine(queries @ self.texts_.T, cache)
+        return self._scores_of(Similarities(queries @ self.support_.T), queries @ self.texts_.T)
+
+    def _scores_of(self, similarity: Similarities, texts: np.ndarray | None) -> np.ndarray:
+        kernel = torch.from_numpy(similarity.matrix).sub(1).mul_(self.beta_).exp_()
+        sums = torch.zeros(len(kernel), len(self.classes_), dtype=kernel.dtype)
+        return self._combined(texts, sums.index_add_(1, torch.from_numpy(self.labels_), kernel).numpy())
 
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
         scores = self._text_similarity(support, labels, plan)
-        for rows, (cache,) in held_out_blocks(support, labels, plan, np.array([self.beta_]), known=self._similarity):
-            scores[rows] = self.combine(scores[rows], cache)
+        for rows, (cache,) in held_out_blocks(support, labels, plan, np.array([self.beta_])):
+            scores[rows] = self._combined(scores[rows], cache)
         return scores
 
-    def combine(self, text_similarity: np.ndarray, cache: np.ndarray) -> np.ndarray:
-        """Scores from similarities to the texts and sums of the cache for each class."""
-        return TIP_PRESETS[self.preset] * text_similarity + self.alpha_ * cache
+    def _combined(self, texts: Any, cache: np.ndarray) -> np.ndarray:
+        return TIP_PRESETS[self.preset] * texts + self.alpha_ * cache
 
     def kernel_form(self) -> KernelForm:
         values = self.alpha_ * np.eye(len(self.classes_))[self.labels_]
@@ -108,7 +112,7 @@ class CrossValidatedTipAdapter(TipAdapter):
         if not len(plan.rows):
             return self.alpha, self.beta
         texts = TIP_PRESETS[self.preset] * self._text_similarity(support, labels, plan)
-        sums = held_out_blocks(support, labels, plan, BETA_GRID, known=self._similarity)
+        sums = held_out_blocks(support, labels, plan, BETA_GRID)
         blocks = ((rows, texts[None, rows], caches) for rows, caches in sums)
         best = best_mixture(blocks, plan.held_labels, [(beta,) for beta in BETA_GRID.tolist()])
         return best.weight, best.parameters[0]
@@ -127,7 +131,6 @@ def held_out_blocks(
     betas: np.ndarray,
     weights: np.ndarray | None = None,
     block: int = 64,
-    known: SupportSimilarity | None = None,
 ) -> Iterator[tuple[slice, np.ndarray]]:
     """Tip-Adapter's cache ``sum exp(-beta (1 - f·F))`` over each class for held-out rows, at every beta.
 
@@ -145,8 +148,7 @@ def held_out_blocks(
     sets = [None] if weights is None else [torch.from_numpy(each)[:, None] for each in np.atleast_2d(weights)]
     for start in range(0, len(plan.rows), block):
         rows = plan.rows[start : start + block]
-        between = support @ support[rows].T if known is None else np.ascontiguousarray(known.matrix[rows].T)
-        distance = torch.from_numpy(between) - 1
+        distance = torch.from_numpy(support @ support[rows].T) - 1
         places, absent = plan.absent(rows)
         distance[torch.from_numpy(absent), torch.from_numpy(places)] = -torch.inf
         kernel, held = torch.empty_like(distance), []

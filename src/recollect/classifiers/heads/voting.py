@@ -3,26 +3,8 @@
 import numpy as np
 
 from recollect.classifiers.heads.base import EmbeddingClassifier
-from recollect.classifiers.heads.holdout import HoldOut, cosines
-from recollect.core.ordering import best_first
-
-
-def top_similar(similarity: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and values of the ``k`` largest entries of each row, largest first; ties by lower index."""
-    width = similarity.shape[1]
-    if k >= width:
-        part = np.broadcast_to(np.arange(width), similarity.shape)
-    else:
-        # Partitioning values is faster than partitioning indices.
-        border = np.partition(similarity, width - k, axis=1)[:, width - k, None]
-        near = similarity >= border
-        if np.count_nonzero(near) > k * len(near):  # ties at the border
-            part = np.sort(best_first(similarity)[:, :k], axis=1)
-        else:
-            part = np.flatnonzero(near).reshape(len(near), k) - width * np.arange(len(near))[:, None]
-    values = np.take_along_axis(similarity, part, axis=1)
-    order = best_first(values)
-    return np.take_along_axis(part, order, axis=1), np.take_along_axis(values, order, axis=1)
+from recollect.classifiers.heads.holdout import HoldOut
+from recollect.classifiers.heads.similarity import Similarities, cosines
 
 
 def counters(weights: np.ndarray, voters: np.ndarray, classes: int) -> np.ndarray:
@@ -41,14 +23,12 @@ def counters(weights: np.ndarray, voters: np.ndarray, classes: int) -> np.ndarra
 HELD_BLOCK = 256
 """Block size of held-out examples."""
 
-SHARED_NEIGHBOURS = 32
-"""Number of neighbours that the voting methods find together: the largest published k."""
-
 
 class _Voting(EmbeddingClassifier):
     """Scores are shares of votes; ties go to the class of the nearest example."""
 
     k: int
+    reads_similarity = True
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         if self.k < 1:
@@ -64,9 +44,12 @@ class _Voting(EmbeddingClassifier):
         raise NotImplementedError
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
-        return self.vote(*top_similar(cosines(queries, self.support_), self.k_))
+        return self._scores_of(Similarities(cosines(queries, self.support_)), None)
 
-    def vote(self, neighbours: np.ndarray, similarity: np.ndarray) -> np.ndarray:
+    def _scores_of(self, similarity: Similarities, texts: np.ndarray | None) -> np.ndarray:
+        return self._vote(*similarity.nearest(self.k_))
+
+    def _vote(self, neighbours: np.ndarray, similarity: np.ndarray) -> np.ndarray:
         """Shares of votes from the ``k_`` nearest examples of each query, nearest first."""
         voters = self.labels_[neighbours]
         weights = self._weights(similarity)
@@ -83,20 +66,13 @@ class _Voting(EmbeddingClassifier):
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
         if not plan.one_by_one:
             return super()._held_out(support, labels, plan)
-        most = len(support) - 1
-        k, near = min(self.k_, most), None
-        if self._similarity is not None:
-            near = self._similarity.nearest(min(most, max(self.k_, SHARED_NEIGHBOURS)), top_similar)
         scores = np.empty((len(plan.rows), len(self.classes_)), dtype=np.float64)
         for start in range(0, len(plan.rows), HELD_BLOCK):
             rows = plan.rows[start : start + HELD_BLOCK]
-            if near is not None:
-                found = near[0][rows, :k], near[1][rows, :k]
-            else:
-                similarity = cosines(support[rows], support)
-                similarity[plan.absent(rows)] = -np.inf
-                found = top_similar(similarity, k)
-            scores[start : start + HELD_BLOCK] = self.vote(*found)
+            similarity = cosines(support[rows], support)
+            similarity[plan.absent(rows)] = -np.inf
+            near = Similarities(similarity).nearest(min(self.k_, len(support) - 1))
+            scores[start : start + HELD_BLOCK] = self._vote(*near)
         return scores
 
     def shares_of(self, scores: np.ndarray) -> np.ndarray:
