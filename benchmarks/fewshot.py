@@ -69,7 +69,7 @@ class Options:
     seeds: int = 5
     rows: int = 1_000
     grid: int = 200
-    parts: tuple[str, ...] = ("left-out", "extend", "channels", "sweep", "engine", "memory", "large")
+    parts: tuple[str, ...] = ("left-out", "channels", "sweep", "engine", "memory", "large")
     left_out_classes: int = 1_000
     timed: int = 5
     refits: int = 5
@@ -256,21 +256,6 @@ def _refits(options: Options, targets: RidgeTargets, plan: HoldOut, model: ProKe
     return float(np.mean(times)), seconds(lambda: closed(0.1))[0]
 
 
-def extend(options: Options) -> Figures:
-    """One more example at 100 classes x 16, of a known class: what the page waits for at each click."""
-    task = shots_of(options, 100)
-    model = ProKeR(task.texts)
-    whole, _ = seconds(lambda: model.fit(task.support, task.support_labels))
-    added = [seconds(lambda: model.extend(task.queries[:1], task.query_labels[:1]))[0] for _ in range(7)]
-    return {
-        "examples": 1600,
-        "fit": whole,
-        "one_more_example": min(added),
-        "slowest": max(added),
-        "speedup": whole / min(added),
-    }
-
-
 def channels(options: Options) -> Figures:
     texts = unit(np.random.default_rng(2).standard_normal((1_000, options.width)))
     fast, _ = seconds(lambda: channel_scores(texts), 20)
@@ -308,7 +293,6 @@ LARGE_METHODS = ("tip-adapter-cv", "proker")
 
 PARTS: Mapping[str, Callable[[Options], Sequence[Figures]]] = {
     "left-out": lambda options: [left_out(options)],
-    "extend": lambda options: [extend(options)],
     "channels": lambda options: [channels(options)],
     "sweep": lambda options: [sweep(options)],
     "engine": lambda options: [
@@ -318,7 +302,7 @@ PARTS: Mapping[str, Callable[[Options], Sequence[Figures]]] = {
     "memory": lambda options: [memory("tip-adapter-cv", 1_000, 32)],
     "large": lambda options: [memory(method, 10_000, 16) for method in LARGE_METHODS],
 }
-"""Leave-one-out of ProKeR; one more example; APE's channel score; the exact sweep; the engine; memory of large fits."""
+"""Leave-one-out of ProKeR; APE's channel score; the exact sweep; the engine; memory of large fits."""
 
 
 def tables(found: Mapping[str, Sequence[Figures]], about: Mapping[str, Any]) -> list[StudyTable]:
@@ -356,10 +340,6 @@ _RATIOS: Mapping[str, Callable[[Figures], Sequence[tuple[str, ...]]]] = {
             "the same against the closed form, which chooses no text weight", f"{row['search']:,.0f} s",
             f"a factor for each ridge: {row['one_factor_for_each_ridge']:,.0f} s", f"{row['over_factors']:.1f} ×",
         ),
-    ],
-    "extend": lambda row: [
-        ("ProKeR, 100 classes × 16: one more example", f"{1e3 * row['one_more_example']:.0f} ms",
-         f"fit again: {row['fit']:.1f} s", f"{row['speedup']:,.0f} ×")
     ],
     "engine": lambda row: [
         (f"the protocol, {row['what']}", f"{row['engine']:.1f} s", f"each estimator by itself: {row['loop']:.1f} s",

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from classifiers.tuning.conftest import encoder, make_encoder, shots
+from classifiers.conftest import encoder, make_encoder, shots
 from recollect.classifiers.heads.trained import Schedule
 from recollect.classifiers.texts import learned_scale
-from recollect.classifiers.tuning import ClipLora
-from recollect.classifiers.tuning.shots import Crops, descend, frozen_copy
+from recollect.classifiers.tuning import ClipLora, descend, frozen_copy, random_crops
 from recollect.core.errors import UserError
 from recollect_papers.peers.prompts import PromptedClassifier, Prompts, prompt_tokens, prompted, token_width
 from recollect_papers.peers.tuning_methods import (
@@ -58,7 +57,7 @@ def test_prompts_learn_and_the_towers_do_not(encoder, shots, learner):
 
 def test_another_seed_draws_other_crops_another_order_and_other_tokens(encoder, shots):
     rows = torch.arange(len(shots.pictures))
-    one, same, other = (Crops(encoder, shots.pictures, seed=seed).stream()(rows) for seed in (0, 0, 1))
+    one, same, other = (random_crops(encoder, shots.pictures, seed=seed)(rows) for seed in (0, 0, 1))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     orders = []
@@ -191,7 +190,7 @@ class TestCasPL:
         method = BoostingPrompts(tokens=3, epochs=12, batch=6, learning_rate=0.05, flip=False)
         prompts = [replace(method, effort=effort).fit(encoder, teacher, shots.pictures, shots.names)
                    for effort in (0.0, 1.0)]  # fmt: skip
-        pixels = Crops(encoder, shots.pictures, seed=7).stream()(torch.arange(6))
+        pixels = random_crops(encoder, shots.pictures, seed=7)(torch.arange(6))
         frozen = frozen_copy(encoder)
         tokens = prompt_tokens(frozen, [f"a photo of a {name}." for name in shots.names], 3)
         lesson = PromptTask(frozen, learned_scale(encoder), tokens)

@@ -4,8 +4,8 @@
 import pytest
 import torch
 
-from classifiers.tuning.conftest import encoder, make_encoder, shots
-from recollect.classifiers.tuning.shots import frozen_copy
+from classifiers.conftest import encoder, make_encoder, shots
+from recollect.classifiers.tuning import frozen_copy
 from recollect.core.errors import UserError
 from recollect_papers.peers.prompts import (
     Prompts,

@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 
 from recollect.classifiers.heads.protocol import Protocol, ShortClasses
-from recollect.classifiers.tuning.weights import TUNING_METHODS
+from recollect.classifiers.tuning import TUNING_METHODS
 from recollect.core import progress as reporting
 from recollect.core.files import locked, make_folder
 from recollect.core.progress import output, progress
@@ -49,7 +49,7 @@ class StudyTuning:
     """Methods that tune a study's models on the pictures of each draw, in addition to those that read embeddings.
 
     Attributes:
-        methods: names of `recollect.classifiers.tuning.weights.TUNING_METHODS`, or ``caspl``.
+        methods: names of `recollect.classifiers.tuning.TUNING_METHODS`, or ``caspl``.
         effort: share of the published steps.
         flip: mirror half of the training crops.
         teacher: recipe of the larger model for ``caspl``; trained once, and kept as every run is.

@@ -16,18 +16,11 @@ from recollect.classifiers.heads.methods import BEST, CANDIDATES, FEW_SHOT_METHO
 from recollect.classifiers.heads.trust import ENOUGH_EXAMPLES, TOO_FEW, enough_to_tell, held_out_check
 from recollect.classifiers.heads.unknown import UnknownRule, unknown_rule
 from recollect.classifiers.pictures import Examples
-from recollect.classifiers.teaching import (
-    ClassData,
-    ClassifierModel,
-    Support,
-    class_prefix,
-    extended,
-    not_of_pixels,
-)
+from recollect.classifiers.teaching import ClassifierModel, Support, extended, not_of_pixels
 from recollect.classifiers.texts import learned_scale
 from recollect.core.errors import UserError
 from recollect.core.paths import beside
-from recollect.core.types import Encoder, Kind
+from recollect.core.types import Encoder, Kind, caption_prefix
 from recollect.core.validation import check_choice, check_number
 from recollect.core.words import counted
 from recollect.data.sources.images import PIXEL_DIGESTS
@@ -73,10 +66,7 @@ class Classifier:
         if len(self.classes) < 2:
             raise UserError(f"{counted(len(self.classes), 'class')}; a classifier needs two or more")
         if not self.without_examples:
-            methods = CANDIDATES if self.asked == BEST else (self.asked,)
-            method, estimator, accuracies = choose_method(
-                methods, self.texts, self.model.scale, self.support.features, self.support.labels
-            )
+            method, estimator, accuracies = self._chosen(self.support.features, self.support.labels)
         elif self.asked in (BEST, "zero-shot"):
             method, estimator, accuracies = "zero-shot", by_names(self.texts, self.model.scale), {}
         else:
@@ -104,21 +94,15 @@ class Classifier:
             names: class names, or a mapping from names to descriptive texts.
             method: a name in `FEW_SHOT_METHODS`, or ``best``: the best on held-out examples.
             model_name: path or hub id to open the model again.
-            prefix: of class texts, for models with prefixes (`class_prefix` by default).
+            prefix: of class texts, for models with prefixes; by default that of captions.
 
         Raises:
             UserError: fewer than two classes, a class without readable examples, or an invalid name.
         """
-        model = ClassifierModel(
-            model_name, encoder.fingerprint, learned_scale(encoder), prefix or class_prefix(encoder)
-        )
-        known = ClassData.empty(encoder.width)
-        return cls._of(extended(known, encoder, model, examples, names), model, method, encoder)
-
-    @classmethod
-    def _of(cls, known: ClassData, model: ClassifierModel, method: str, encoder: Encoder) -> "Classifier":
-        texts, support = known.texts, known.support
-        return cls(known.classes, known.class_texts, texts, support, model, method, known.notes, encoder)
+        prefix = prefix or caption_prefix(encoder)
+        model = ClassifierModel(model_name, encoder.fingerprint, learned_scale(encoder), prefix)
+        known = extended({}, encoder, prefix, examples, names)
+        return cls(**known, model=model, asked=method, encoder=encoder)
 
     def add(
         self,
@@ -132,9 +116,7 @@ class Classifier:
             UserError: another model, or as in `teach`.
         """
         self.check_model(encoder)
-        known = ClassData(self.classes, self.class_texts, self.texts, self.support)
-        grown = extended(known, encoder, self.model, examples, names)
-        return self._of(grown, self.model, self.asked, encoder)
+        return replace(self, encoder=encoder, **extended(vars(self), encoder, self.model.prefix, examples, names))
 
     @classmethod
     def load(cls, folder: str | Path) -> "Classifier":
@@ -248,13 +230,13 @@ class Classifier:
         """
         if not self.calibrated:
             return {}
-        found = held_out_check(self._taught, self.support.features, self.support.labels)
+        support = self.support
+        found = held_out_check(lambda *examples: self._chosen(*examples)[1], support.features, support.labels)
         return {"examples": len(self.estimator.loo_rows_)} if found is None else asdict(found)
 
-    def _taught(self, support: np.ndarray, labels: np.ndarray) -> EmbeddingClassifier:
-        """The method, chosen and fitted on other examples."""
+    def _chosen(self, support: np.ndarray, labels: np.ndarray) -> tuple[str, EmbeddingClassifier, Mapping[str, float]]:
         methods = CANDIDATES if self.asked == BEST else (self.asked,)
-        return choose_method(methods, self.texts, self.model.scale, support, labels)[1]
+        return choose_method(methods, self.texts, self.model.scale, support, labels)
 
     @property
     def enough_examples(self) -> bool:

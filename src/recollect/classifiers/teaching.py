@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -10,7 +11,7 @@ from jaxtyping import Float, Int
 from recollect.classifiers.pictures import Example, Examples, InMemory, embed_files, example_pairs, named_classes
 from recollect.classifiers.texts import prompt_ensemble
 from recollect.core.errors import UserError
-from recollect.core.types import Encoder, Kind, caption_prefix
+from recollect.core.types import Encoder, Kind
 from recollect.core.words import counted
 from recollect.data.prompts import GENERAL_TEMPLATES, fill, readable
 
@@ -59,6 +60,11 @@ class Support:
     files: tuple[str, ...]
     digests: tuple[str, ...]
 
+    @classmethod
+    def empty(cls, width: int) -> "Support":
+        """No examples."""
+        return cls(np.empty((0, width), np.float32), np.empty(0, np.int64), (), ())
+
     def __len__(self) -> int:
         return len(self.files)
 
@@ -91,65 +97,39 @@ class Support:
         )
 
 
-@dataclass(frozen=True)
-class ClassData:
-    """Classes and examples, before a method is chosen.
-
-    Attributes:
-        classes: names, sorted.
-        class_texts: descriptions of classes that are not just their name in CLIP's templates.
-        texts: unit-norm class texts (classes, width).
-        notes: problems with the examples that were added last.
-    """
-
-    classes: tuple[str, ...]
-    class_texts: Mapping[str, tuple[str, ...]]
-    texts: Float[np.ndarray, "classes width"]
-    support: Support
-    notes: tuple[str, ...] = ()
-
-    @classmethod
-    def empty(cls, width: int) -> "ClassData":
-        """No classes and no examples."""
-        support = Support(np.empty((0, width), np.float32), np.empty(0, np.int64), (), ())
-        return cls((), {}, np.empty((0, width), np.float32), support)
-
-
-def class_prefix(encoder: Encoder) -> Kind | None:
-    """Prefix of class names: the caption prefix if the model has one (as with ``--prefix auto``)."""
-    return caption_prefix(encoder)
-
-
 def class_prompts_of(name: str, texts: Sequence[str]) -> list[str]:
     """Prompts of a class: its own texts, or its name in CLIP's templates."""
     return list(texts) or [fill(template, readable(name)) for template in GENERAL_TEMPLATES]
 
 
 def extended(
-    known: ClassData,
+    known: Mapping[str, Any],
     encoder: Encoder,
-    model: ClassifierModel,
+    prefix: Kind | None,
     examples: Examples,
     names: Mapping[str, Sequence[str] | str] | Sequence[str],
-) -> ClassData:
-    """Add examples or classes; only new ones are embedded.
+) -> dict[str, Any]:
+    """Add examples or classes to ``classes``, ``class_texts``, ``texts`` and ``support`` of a `Classifier`; only new
+    ones are embedded.
+
+    Returns:
+        These four, and ``notes`` about the new examples.
 
     Raises:
         UserError: fewer than two classes in total, or no new example of a class can be read.
     """
-    pairs = example_pairs(examples)
-    given = named_classes(names)
-    every = tuple(sorted({*known.classes, *given, *(name for _, name in pairs)}))
-    described = {**known.class_texts, **{name: each for name, each in given.items() if each}}
-    vectors = dict(zip(known.classes, known.texts, strict=True))
+    pairs, given = example_pairs(examples), named_classes(names)
+    classes: tuple[str, ...] = known.get("classes", ())
+    every = tuple(sorted({*classes, *given, *(name for _, name in pairs)}))
     if len(every) < 2:
         raise UserError(f"{counted(len(every), 'class')}; a classifier needs two or more. Add examples or names.")
-    new = [name for name in every if name not in vectors or given.get(name)]
-    if new:
+    described = {**known.get("class_texts", {}), **{name: each for name, each in given.items() if each}}
+    vectors = dict(zip(classes, known.get("texts", ()), strict=True))
+    if new := [name for name in every if name not in vectors or given.get(name)]:
         prompts = [class_prompts_of(name, described.get(name, ())) for name in new]
-        vectors |= zip(new, prompt_ensemble(encoder, prompts, model.prefix), strict=True)
-    moved = np.array([every.index(name) for name in known.classes], dtype=np.int64)
-    support = known.support
+        vectors |= zip(new, prompt_ensemble(encoder, prompts, prefix), strict=True)
+    support: Support = known.get("support", Support.empty(encoder.width))
+    moved = np.array([every.index(name) for name in classes], dtype=np.int64)
     support = replace(support, labels=moved[support.labels] if len(support) else support.labels)
     notes: list[str] = []
     if pairs:
@@ -159,8 +139,8 @@ def extended(
         if copies := len(support) + len(found) - len(joined):
             notes.append(f"{copies} examples are exact copies of others of their class and were ignored")
         support = joined
-    means = np.stack([vectors[name] for name in every])
-    return ClassData(every, described, means, support, tuple(notes))
+    texts = np.stack([vectors[name] for name in every])
+    return {"classes": every, "class_texts": described, "texts": texts, "support": support, "notes": tuple(notes)}
 
 
 def _embedded(encoder: Encoder, pairs: Sequence[Example], classes: Sequence[str]) -> tuple[Support, tuple[str, ...]]:

@@ -12,7 +12,7 @@ from rich.table import Table
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS
 from recollect.classifiers.heads.protocol import SET_ALPHA, TRUST_COLUMNS, Protocol, ShortClasses
 from recollect.classifiers.heads.trust import TOO_FEW
-from recollect.classifiers.tuning.weights import TUNING_METHODS
+from recollect.classifiers.tuning import TUNING_METHODS
 from recollect.cli.evaluate import DataOptions, FeatureOptions, FewShot
 from recollect.cli.evaluate_run import (
     check_models,

@@ -10,9 +10,7 @@ from recollect.classifiers.heads.base import softmax
 from recollect.classifiers.heads.calibration import fit_temperature, set_thresholds
 from recollect.classifiers.heads.holdout import HoldOut
 from recollect.classifiers.heads.protocol import SET_ALPHA, Key, Protocol, Score, support_of
-from recollect.classifiers.tuning.classifier import TunedClassifier
-from recollect.classifiers.tuning.shots import LabelledPictures
-from recollect.classifiers.tuning.weights import TUNING_METHODS, MakeTuning
+from recollect.classifiers.tuning import TUNING_METHODS, LabelledPictures, MakeTuning, TunedClassifier
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, ImageLike, Source

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recollect.classifiers.classifier import Classifier
-from recollect.classifiers.teaching import ClassifierModel, Support, class_prefix, class_prompts_of, not_of_pixels
+from recollect.classifiers.teaching import ClassifierModel, Support, class_prompts_of, not_of_pixels
 from recollect.classifiers.texts import learned_scale, prompt_ensemble
 from recollect.core.errors import UserError
 from recollect.core.ordering import best_first
+from recollect.core.types import caption_prefix
 from recollect.web.library import Library, View
 from recollect.web.teaching import ShownRows, Teaching
 
@@ -94,7 +95,7 @@ class Sorting:
         index = self.library.index
         encoder = index.encoder
         model = ClassifierModel(
-            index.record.model_name, encoder.fingerprint, learned_scale(encoder), class_prefix(encoder)
+            index.record.model_name, encoder.fingerprint, learned_scale(encoder), caption_prefix(encoder)
         )
         return Classifier(names, texts, self._class_texts(names, texts), support, model)
 
@@ -105,7 +106,7 @@ class Sorting:
             keys = [(name, texts.get(name, ())) for name in names]
             if new := [key for key in keys if key not in self._texts]:
                 prompts = [class_prompts_of(*key) for key in new]
-                self._texts |= zip(new, prompt_ensemble(encoder, prompts, class_prefix(encoder)), strict=True)
+                self._texts |= zip(new, prompt_ensemble(encoder, prompts, caption_prefix(encoder)), strict=True)
             return np.stack([self._texts[key] for key in keys])
 
     def save(self, name: str) -> tuple[Path, Classifier, bool]:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recollect.classifiers.tuning.classifier import TunedClassifier, unit_texts
+from recollect.classifiers.tuning import TunedClassifier, unit_texts
 from recollect.core.errors import UserError
 from recollect.core.types import ImageLike
 from recollect.data.prompts import fill

@@ -11,8 +11,15 @@ from torch import Tensor, nn
 
 from recollect.classifiers.heads.trained import Schedule
 from recollect.classifiers.texts import learned_scale
-from recollect.classifiers.tuning.shots import Crops, LabelledPictures, class_loss, descend, frozen_copy
-from recollect.classifiers.tuning.weights import TEMPLATE, MakeTuning
+from recollect.classifiers.tuning import (
+    TEMPLATE,
+    LabelledPictures,
+    MakeTuning,
+    class_loss,
+    descend,
+    frozen_copy,
+    random_crops,
+)
 from recollect.core.seeding import torch_generator
 from recollect.core.types import ImageLike
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
@@ -156,7 +163,7 @@ class PromptLearning(ABC):
         return PromptedClassifier(frozen, shots.names, texts, task.scale, self.text, prompts)
 
     def _learn(self, task: PromptTask, learner: Tokens, shots: LabelledPictures) -> None:
-        crops = Crops(task.encoder, shots.pictures, self.flip, self.seed).stream()
+        crops = random_crops(task.encoder, shots.pictures, self.flip, self.seed)
         labels = torch.from_numpy(shots.labels).to(task.encoder.device)
         usual = self.usual_epochs(shots.shots) if self.epochs is None else self.epochs
         epochs = _share_of(usual, self.effort)
@@ -327,7 +334,7 @@ class BoostingPrompts:
         prompts = [fill(TEMPLATE, name) for name in names]
         task = PromptTask(frozen, learned_scale(encoder), prompt_tokens(frozen, prompts, self.tokens))
         texts, wanted = teacher.embed_texts(prompts), learned_scale(teacher)
-        crops = Crops(frozen, pictures, self.flip, self.seed).stream()
+        crops = random_crops(frozen, pictures, self.flip, self.seed)
 
         def loss(rows: Tensor) -> Tensor:
             pixels = crops(rows)

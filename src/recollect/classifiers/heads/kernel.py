@@ -80,71 +80,54 @@ def ridge_path(
         For each ridge the predictions of the rows ``plan.rows``.
     """
     if plan.one_by_one:
-        yield from _alone(targets, plan.rows, bandwidth, ridges, features)
+        yield from _path(targets, np.arange(len(targets.labels)), plan.rows, bandwidth, ridges, features, alone=True)
         return
     parts: list[list[Predictions]] = []
     places = []
     for learn, choose in plan.folds():
-        parts.append(list(_fold(targets, learn, choose, bandwidth, ridges, features)))
+        parts.append(list(_path(targets, learn, choose, bandwidth, ridges, features)))
         places.append(np.searchsorted(plan.rows, choose))
     order = in_order(np.concatenate(places))
     for predictions in zip(*parts, strict=True):
         yield tuple(np.concatenate(each)[order] for each in zip(*predictions, strict=True))
 
 
-def _alone(
-    targets: RidgeTargets, rows: np.ndarray, bandwidth: float, ridges: np.ndarray, features: np.ndarray | None
-) -> Iterator[Predictions]:
-    """With A = K + ridge I: ``y - (A^-1 y)_i / (A^-1)_ii``; in features ``y - (y - prediction) / (1 - leverage)``."""
-    known = targets.one_hot(rows), targets.similarity(rows)
-    if features is None:
-        values, basis = scipy.linalg.eigh(gaussian(targets.support, targets.support, bandwidth), check_finite=False)
-        inside, mine = targets.under(basis), basis[rows]
-    else:
-        values, vectors = scipy.linalg.eigh(features.T @ features, check_finite=False)
-        inside, mine = _turned(vectors, targets.under(features)), features[rows] @ vectors
-    squares = mine**2
-    for ridge in ridges:
-        shrunk = 1 / (np.maximum(values, 0) + ridge)
-        spread = squares @ shrunk
-        over = -spread if features is None else np.maximum(1 - spread, 1e-6)
-        yield tuple(_held_out(mine @ (shrunk[:, None] * each), y, over, features is None)
-                    for y, each in zip(known, inside, strict=True))  # type: ignore[misc]  # fmt: skip
-
-
-def _held_out(solved: np.ndarray, known: np.ndarray, over: np.ndarray, kernel: bool) -> np.ndarray:
-    """Predictions of held-out rows, computed in place since copies are large at many classes."""
-    if not kernel:
-        solved -= known
-    solved /= over[:, None]
-    solved += known
-    return solved
-
-
-def _fold(
+def _path(
     targets: RidgeTargets,
     learn: np.ndarray,
     choose: np.ndarray,
     bandwidth: float,
     ridges: np.ndarray,
     features: np.ndarray | None,
+    alone: bool = False,
 ) -> Iterator[Predictions]:
+    """Predictions of the rows ``choose`` from the rows ``learn``, at every ridge.
+
+    With ``alone`` they are among them, and each is left out alone: with A = K + ridge I it is
+    ``y - (A^-1 y)_i / (A^-1)_ii``, and in features ``y - (y - prediction) / (1 - leverage)``.
+    """
     if features is None:
-        support = targets.support
-        values, basis = scipy.linalg.eigh(gaussian(support[learn], support[learn], bandwidth), check_finite=False)
-        inside, mine = targets.under(basis, learn), gaussian(support[choose], support[learn], bandwidth) @ basis
+        known = targets.support[learn]
+        values, basis = scipy.linalg.eigh(gaussian(known, known, bandwidth), check_finite=False)
+        inside = targets.under(basis, learn)
+        mine = basis[choose] if alone else gaussian(targets.support[choose], known, bandwidth) @ basis
     else:
         known = features[learn]
-        values, vectors = scipy.linalg.eigh(known.T @ known, check_finite=False)
-        inside, mine = _turned(vectors, targets.under(known, learn)), features[choose] @ vectors
+        values, basis = scipy.linalg.eigh(known.T @ known, check_finite=False)
+        sums = targets.under(known, learn)
+        inside, mine = (basis.T @ sums[0], basis.T @ sums[1]), features[choose] @ basis
+    own = targets.one_hot(choose), targets.similarity(choose)
+    squares = mine**2 if alone else None
     for ridge in ridges:
-        shrunk = (1 / (np.maximum(values, 0) + ridge))[:, None]
-        yield tuple(mine @ (shrunk * each) for each in inside)
-
-
-def _turned(vectors: np.ndarray, sums: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Sums of features in the basis of eigenvectors, without rotating every example."""
-    return vectors.T @ sums[0], vectors.T @ sums[1]
+        shrunk = 1 / (np.maximum(values, 0) + ridge)
+        found = [mine @ (shrunk[:, None] * each) for each in inside]
+        for solved, y in zip(found, own if alone else (), strict=False):  # in place, since copies are large
+            spread = squares @ shrunk
+            if features is not None:
+                solved -= y
+            solved /= (-spread if features is None else np.maximum(1 - spread, 1e-6))[:, None]
+            solved += y
+        yield found[0], found[1]
 
 
 class Landmarks:
@@ -172,11 +155,8 @@ class Landmarks:
         """Float64 ``Phi' Phi`` (landmarks, landmarks), ``Phi' Y`` and ``Phi' Z`` (landmarks, classes), block by block:
         the features of 160,000 examples in double precision would take gigabytes."""
         width, classes = self.whiten.shape[1], len(targets.texts)
-        gram, ones, means = (
-            np.zeros((width, width)),
-            np.zeros((width, classes)),
-            np.zeros((width, targets.texts.shape[1])),
-        )
+        gram, ones = np.zeros((width, width)), np.zeros((width, classes))
+        means = np.zeros((width, targets.texts.shape[1]))
         for start in range(0, len(targets.labels), ROW_BLOCK):
             block = slice(start, start + ROW_BLOCK)
             part = RidgeTargets(targets.support[block], targets.labels[block], targets.texts)
@@ -188,7 +168,7 @@ class Landmarks:
 
 
 class ExactRidge:
-    """``A^-1`` of ``A = K + ridge I``, updated in O(N^2) when examples are added or removed.
+    """``A^-1`` of ``A = K + ridge I``.
 
     Args:
         support: unit rows (examples, width).
@@ -198,43 +178,19 @@ class ExactRidge:
     """
 
     def __init__(self, support: np.ndarray, bandwidth: float, ridge: float) -> None:
-        self.support, self.bandwidth, self.ridge = support, bandwidth, ridge
+        self.support, self.bandwidth = support, bandwidth
         kernel = gaussian(support.astype(np.float64), support.astype(np.float64), bandwidth)
         kernel[np.diag_indices(len(kernel))] += ridge
-        self.inverse = _symmetric_inverse(kernel)
+        factor, info = scipy.linalg.lapack.dpotrf(kernel, lower=1)
+        if info:  # not positive definite within rounding
+            self.inverse = np.linalg.inv(kernel)
+        else:
+            lower = np.tril(scipy.linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)[0])
+            self.inverse = lower + np.tril(lower, -1).T
 
     def kernel(self, queries: np.ndarray) -> np.ndarray:
         """Kernel matrix (queries, examples)."""
         return gaussian(queries, self.support, self.bandwidth)
-
-    def append(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Append examples.
-
-        Returns:
-            ``A^-1 k`` (examples, rows) with the old inverse, and the inverse Schur complement (rows, rows): with
-            residuals r of the new rows and ``t = S^-1 (r - k' C)``, coefficients C become ``C - A^-1 k t`` and t.
-        """
-        between = self.kernel(rows).astype(np.float64).T
-        corner = gaussian(rows.astype(np.float64), rows.astype(np.float64), self.bandwidth)
-        corner[np.diag_indices(len(rows))] += self.ridge
-        reached = self.inverse @ between
-        schur = _symmetric_inverse(corner - between.T @ reached)
-        side = -reached @ schur
-        grown = np.empty((len(self.inverse) + len(rows),) * 2)
-        old = len(self.inverse)
-        np.matmul(side, -reached.T, out=grown[:old, :old])
-        grown[:old, :old] += self.inverse
-        grown[:old, old:], grown[old:, :old], grown[old:, old:] = side, side.T, schur
-        self.inverse, self.support = grown, np.concatenate([self.support, rows])
-        return reached, schur
-
-    def drop(self, rows: np.ndarray) -> None:
-        """Remove examples."""
-        kept = np.setdiff1d(np.arange(len(self.inverse)), rows)
-        side = self.inverse[np.ix_(kept, rows)]
-        corner = self.inverse[np.ix_(rows, rows)]
-        self.inverse = self.inverse[np.ix_(kept, kept)] - side @ np.linalg.solve(corner, side.T)
-        self.support = self.support[kept]
 
     def held_out_errors(self, coefficients: np.ndarray, plan: HoldOut) -> np.ndarray:
         """``residual - prediction`` of held-out examples (held, classes).
@@ -250,13 +206,3 @@ class ExactRidge:
             return found[np.searchsorted(absent, choose)]
 
         return plan.scored(errors, (coefficients.shape[1],), np.float64)
-
-
-def _symmetric_inverse(matrix: np.ndarray) -> np.ndarray:
-    """Inverse of a positive definite matrix by Cholesky, or by LU if it is not numerically definite."""
-    factor, info = scipy.linalg.lapack.dpotrf(matrix, lower=1)
-    if info:
-        return np.linalg.inv(matrix)
-    inverse, _ = scipy.linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)
-    lower = np.tril(inverse, -1)
-    return lower + lower.T + np.diag(np.diag(inverse))

@@ -294,7 +294,7 @@ class ZeroShotMix(Mixture):
 
     def _scores_of(self, similarity: Similarities, texts: np.ndarray | None) -> np.ndarray:
         shares = self.estimator_.shares_of(self.estimator_._scores_of(similarity, texts))
-        return softmax(self.scale * texts) + self.weight_ * shares
+        return softmax(self.scale * np.asarray(texts)) + self.weight_ * shares
 
     def _components(self, queries: np.ndarray) -> Pair:
         return softmax(self.scale * queries @ self.texts_.T), _shares(self.estimator_, queries)

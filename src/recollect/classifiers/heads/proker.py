@@ -42,8 +42,8 @@ class ProKeR(EmbeddingClassifier):
     one shot bandwidth and ridge are fixed, and s follows from the agreement of texts and examples
     (`trusted_text_weight`).
 
-    Held-out scores follow from one inverse, which `extend` and `remove` update in O(N^2). Conformal sets are exact
-    (full conformal prediction) at the chosen bandwidth, ridge and s.
+    Held-out scores follow from one inverse. Conformal sets are exact (full conformal prediction) at the chosen
+    bandwidth, ridge and s.
 
     Args:
         text_features: class texts W, in the order of ``classes_``; without them z = 0.
@@ -167,11 +167,7 @@ class ProKeR(EmbeddingClassifier):
             self.coef_ = scipy.linalg.cho_solve(self._factor, ones - self.text_weight_ * similarity)
         else:
             self._landmarks, self._ridge = None, ExactRidge(self.support_, self.bandwidth_, self.ridge_)
-            self._regress()
-
-    def _regress(self) -> None:
-        assert self._ridge is not None
-        self.coef_ = self._ridge.inverse @ self._residual(np.arange(len(self.labels_)))
+            self.coef_ = self._ridge.inverse @ self._residual(np.arange(len(self.labels_)))
 
     def _residual(self, rows: np.ndarray) -> np.ndarray:
         """``Y - s Z`` of the given examples."""
@@ -259,7 +255,7 @@ class ProKeR(EmbeddingClassifier):
         return (1 + sums) / (counts + 1)
 
     def extend(self, X: Any, y: Any, text_features: Any = None) -> "ProKeR":
-        """Add examples at the chosen settings: milliseconds where `fit` takes seconds.
+        """Add examples at the chosen settings, which `fit` would choose again.
 
         Args:
             X: embeddings (examples, width).
@@ -273,7 +269,7 @@ class ProKeR(EmbeddingClassifier):
             raise ValueError(f"{len(rows)} examples need as many labels, got shape {y.shape}")
         if (y.dtype.kind in "US") != (self.classes_.dtype.kind in "US"):
             raise ValueError(f"labels are {y.dtype}, those of the classifier {self.classes_.dtype}")
-        known, before = len(self.classes_), vars(self).copy()
+        before = vars(self).copy()
         names = np.concatenate([self.classes_[self.labels_], y])
         self.classes_, self.labels_ = np.unique(names, return_inverse=True)
         self.support_ = np.concatenate([self.support_, rows.astype(self.support_.dtype, copy=False)])
@@ -284,18 +280,11 @@ class ProKeR(EmbeddingClassifier):
         except ValueError:
             self.__dict__.update(before)
             raise
-        if self._ridge is not None and len(self.labels_) <= EXACT_ROWS:
-            rows = rows.astype(self.support_.dtype, copy=False)
-            between = self._ridge.kernel(rows).astype(np.float64)
-            reached, schur = self._ridge.append(rows)
-            if len(self.classes_) == known and text_features is None:
-                residual = self._residual(np.arange(len(names) - len(y), len(names)))
-                new = schur @ (residual - between @ self.coef_)
-                self.coef_ = np.concatenate([self.coef_ - reached @ new, new])
-            else:  # the targets of all examples changed
-                self._regress()
-        else:
-            self._solve()
+        return self._again()
+
+    def _again(self) -> "ProKeR":
+        """Solve and measure again at the same settings."""
+        self._solve()
         self._measure(self.support_, self.labels_)
         return self
 
@@ -315,13 +304,7 @@ class ProKeR(EmbeddingClassifier):
                 f"class {self.classes_[counts.argmin()]!r} would have no example left; fit again without it"
             )
         self.support_, self.labels_ = self.support_[left], self.labels_[left]
-        if self._ridge is not None:
-            self._ridge.drop(rows)
-            self._regress()
-        else:
-            self._solve()
-        self._measure(self.support_, self.labels_)
-        return self
+        return self._again()
 
 
 def trusted_text_weight(similarity: np.ndarray, labels: np.ndarray) -> float:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from recollect.classifiers.tuning import ClipLora, LabelledPictures, TunedClassifier, TwoStageTuning
-from recollect.classifiers.tuning.shots import class_loss
+from recollect.classifiers.tuning import ClipLora, LabelledPictures, TunedClassifier, TwoStageTuning, class_loss
 from recollect.core.errors import UserError
 from recollect.models import build_model
 
