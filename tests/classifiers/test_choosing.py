@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 
-from recollect.classifiers import predictions
 from recollect.classifiers.heads.methods import CANDIDATES, by_names, choose_method
 from recollect.classifiers.heads.trust import INTERVAL_WIDTH, accuracy_interval, held_out_check
 from recollect.classifiers.heads.unknown import unknown_rule
-from recollect.classifiers.teaching import Support
 
 
 def blobs(per_class, classes=4, width=16, seed=0, spread=0.8):
@@ -63,12 +61,6 @@ def test_the_nested_accuracy_is_that_of_fresh_pictures(shots):
     assert np.mean(optimistic) > np.mean(told)
 
 
-def test_too_few_examples_have_no_accuracy():
-    support, labels, texts = blobs(2)
-    learn = lambda rows, own: choose_method(CANDIDATES, texts, 100.0, rows, own)[1]  # noqa: E731
-    assert held_out_check(learn, support, labels) is None
-
-
 def test_names_alone_are_as_sure_as_the_model():
     _, _, texts = blobs(1)
     logits = 7.0 * texts @ texts.T
@@ -107,25 +99,6 @@ def test_the_rule_against_a_loop():
     assert rule.rejected == pytest.approx(2 / 11)
     assert rule.accepted is None, "nine examples that can be held out"
     assert unknown_rule(rows[:9], labels[:9]).rejected is None
-
-
-def test_without_examples_nothing_is_unknown():
-    rule = unknown_rule(np.empty((0, 4), np.float32), np.empty(0, np.int64))
-    assert rule.is_unknown(np.eye(4, dtype=np.float32)).tolist() == [False] * 4
-
-
-def test_examples_are_compared_block_by_block(monkeypatch):
-    support, labels, _ = blobs(7)
-    support[9], support[3], support[12] = support[2], support[19], support[2]
-    every = support @ support.T
-    np.fill_diagonal(every, -np.inf)
-    for rows in (1, 4, 100):
-        monkeypatch.setattr(predictions, "EXAMPLES_AT_ONCE", rows)
-        named = tuple(str(row) for row in range(len(labels)))
-        found = list(predictions._alike(Support(support, labels, named, named)))
-        wanted = [(i, j) for i in range(len(labels)) for j in range(i + 1, len(labels))
-                  if every[i, j] >= 0.995 and labels[i] != labels[j]]  # fmt: skip
-        assert [pair[:2] for pair in found] == wanted != []
 
 
 def test_the_interval_is_wilsons_and_reaches_as_high_as_more_examples_may_lift_it():

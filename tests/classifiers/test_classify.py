@@ -7,13 +7,12 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from PIL import Image
-from safetensors.numpy import load_file
 
 import guide_world
 from colours import COLOURS, ColourEncoder, paint, shade
 from recollect.classifiers import classifier
 from recollect.classifiers.classifier import Classifier
-from recollect.classifiers.folder import CLASSIFIER_FILE, _canonical, _digest, save_classifier
+from recollect.classifiers.folder import CLASSIFIER_FILE, _canonical, _digest
 from recollect.classifiers.heads.trust import TOO_FEW
 from recollect.classifiers.pictures import find_examples, find_images, read_names
 from recollect.classifiers.predictions import classify
@@ -94,17 +93,6 @@ def test_examples_may_be_pictures_in_memory(folders):
         Classifier.teach(ColourEncoder(), {"red": [None], "blue": pictures["blue"]})
 
 
-def test_a_classifier_with_several_texts_per_class_is_not_opened_as_another(folders):
-    taught = Classifier.teach(ColourEncoder(), names=["red", "blue"])
-    kept = taught.save(folders / "kept")
-    record = json.loads((kept / CLASSIFIER_FILE).read_text())
-    del record["digest"]
-    numbers = {**load_file(kept / record["numbers"]), "prompts": np.zeros((2, 3, 3), dtype=np.float32)}
-    save_classifier(record, numbers, kept, True)
-    with pytest.raises(UserError):
-        Classifier.load(kept)
-
-
 @pytest.mark.parametrize(
     ("examples", "names", "culprit"),
     [
@@ -124,11 +112,6 @@ def test_invalid_class_names_are_reported_before_any_work(examples, names, culpr
         Classifier.teach(ColourEncoder(), examples, names)
 
 
-def test_one_text_of_a_class_is_no_text_a_letter(folders):
-    taught = Classifier.teach(ColourEncoder(), names={"red": "a red thing", "blue": ("a blue thing",)})
-    assert taught.class_texts == {"red": ("a red thing",), "blue": ("a blue thing",)}
-
-
 def test_the_same_picture_in_two_classes_is_reported(folders):
     for number in range(12):
         copied = folders / f"support/green/twin{number}.png"
@@ -140,17 +123,6 @@ def test_the_same_picture_in_two_classes_is_reported(folders):
     assert "red/" in said[0]
     assert len(said) == 9, "a class that was copied into another is no hundred lines"
     assert "further pairs" in said[-1]
-
-
-def test_copies_within_a_class_and_few_examples_are_reported(folders):
-    (folders / "support/red/copy.png").write_bytes((folders / "support/red/0.png").read_bytes())
-    for example in (2, 3, 4):
-        (folders / f"support/blue/{example}.png").unlink()
-    paint(folders / "support/Red/0.png", COLOURS["red"], 7)
-    warnings = run(folders).warnings
-    assert any("Red and red" in text for text in warnings)
-    assert any("1 examples are exact copies" in text for text in warnings)
-    assert any("fewer than 4 examples" in text and "blue (2)" in text for text in warnings)
 
 
 def test_an_image_unlike_every_example_is_none_of_these(folders):

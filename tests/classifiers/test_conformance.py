@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -60,12 +60,6 @@ def test_a_classifier_works_in_pipelines_and_searches(name):
     points, labels = clusters()
     pipeline = make_pipeline(Normalizer(), clone(ESTIMATORS[name]))
     assert cross_val_score(pipeline, points * 3, labels, cv=3).mean() > 0.8
-
-
-def test_parameters_can_be_searched():
-    points, labels = clusters()
-    search = GridSearchCV(classifiers.SoftmaxVoting(), {"k": [1, 8], "temperature": [0.07, 0.5]}, cv=3)
-    assert search.fit(points, labels).best_score_ > 0.8
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)

@@ -48,11 +48,6 @@ def test_a_classifier_as_numbers_scores_as_the_classifier(name, shots, classes):
     np.testing.assert_allclose(shares / shares.sum(1, keepdims=True), taught.predict_proba(queries), atol=1e-4)
 
 
-def test_votes_have_no_such_form():
-    taught = FEW_SHOT_METHODS["plurality"](None, 20.0).fit_checked(unit(6, 0), np.repeat(np.arange(3), 2))
-    assert taught.kernel_form() is None
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A small model, an index it embedded with a fusion that reads it, examples and a classifier taught with both.

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from recollect import classifiers
 from recollect.classifiers.heads.mixing import best_of_intervals, best_weight, correct_interval
 from recollect.classifiers.heads.tip import best_mixture
-from recollect.classifiers.heads.trained import LinearProbe
 from recollect_papers.peers.tip_x import TipX
 
 
@@ -65,13 +64,6 @@ def test_the_first_of_equal_mixtures_wins():
     assert (best.weight, best.right) == best_weight(base, extra, labels)
 
 
-def test_the_lowest_of_equal_plateaus_wins():
-    # The first row is right on (0, 1), the second on (2, 3): nothing is right in between.
-    base = np.array([[1.0, 0.0, -9.0], [2.0, 0.0, -3.0]])
-    extra = np.array([[0.0, 1.0, 0.0], [0.0, 1.0, 2.0]])
-    assert best_weight(base, extra, np.array([0, 1])) == (pytest.approx(0.5), 0.5)
-
-
 def test_a_plateau_goes_on_where_one_row_takes_over_from_another():
     # Right on (0, 1) and on (1, 2.5): the centre of both, clear of the tie at 1.
     base, extra = np.array([[1.0, 0.0, -9.0], [1.0, 0.0, -2.5]]), np.array([[0.0, 1.0, 0.0], [0.0, 1.0, 2.0]])
@@ -116,12 +108,3 @@ def test_a_rival_of_nearly_the_same_slope_bounds_nothing_and_warns_of_nothing():
         lower, upper = correct_interval(base, extra, np.array([0, 0]))
     assert lower[0] == np.inf
     assert (lower[1], upper[1]) == (-1.0, np.inf)
-
-
-def test_one_example_of_many_classes_is_no_regression_to_a_linear_probe():
-    rows = np.random.default_rng(0).normal(size=(24, 6)).astype(np.float32)
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        probe = LinearProbe(strengths=(1.0,)).fit(rows, np.arange(24))
-    assert set(probe.predict(rows)) <= set(range(24))

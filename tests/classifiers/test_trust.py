@@ -21,7 +21,6 @@ from recollect.classifiers.heads.calibration import (
     set_thresholds,
 )
 from recollect.classifiers.heads.holdout import HoldOut
-from recollect.classifiers.heads.trust import TOO_FEW, enough_to_tell, share_text
 
 METHODS = CLASSIFIERS
 
@@ -67,13 +66,6 @@ def test_familiarity_counts_the_held_out_examples_that_look_no_more_familiar():
     for rows in (support, asked):
         wanted = [(1 + sum(known <= score)) / (len(known) + 1) for score in model.scores(rows).max(axis=1)]
         np.testing.assert_allclose(model.known_p(rows), wanted)
-
-
-def test_a_shortened_plan_stays_even_over_the_classes():
-    labels = np.repeat(np.arange(5), 20)
-    plan = HoldOut.of(labels).first(15)
-    assert np.bincount(plan.held_labels).tolist() == [3] * 5
-    assert len(np.concatenate([choose for _, choose in plan.folds()])) == 15
 
 
 @given(st.integers(0, 10**6), st.sampled_from([0.01, 1.0, 300.0]))
@@ -130,18 +122,6 @@ def test_conformal_p_values_count_the_class_that_fits_no_better(seed):
         group = conformal_groups(np.bincount(labels, minlength=4), alpha)
         found = conformal_p(known, group[labels], asked, group)
         np.testing.assert_array_equal(asked >= set_thresholds(known, labels, 4, alpha), found > alpha)
-
-
-def test_nine_examples_are_too_few_to_tell():
-    assert [enough_to_tell(count) for count in (0, 9, 10)] == [False, False, True]
-    assert share_text(1.0, 9) == share_text(None, 90) == TOO_FEW
-    assert share_text(0.875, 24) == "87.5 % of 24"
-
-
-def test_classes_with_too_few_examples_are_calibrated_together():
-    assert conformal_groups(np.array([9, 8, 12, 0]), 0.1).tolist() == [0, 2, 1, 2]
-    assert conformal_groups(np.array([9, 8]), 0.5).tolist() == [0, 1]
-    assert conformal_groups(np.array([3, 8]), 0.1).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("name", ["PrototypeClassifier", "GaussianDiscriminant", "ProKeR"])
@@ -216,14 +196,6 @@ class TestEveryMethod:
         with pytest.raises(ValueError):
             model.predict_set(asked, 1.0)
 
-    def test_unlike_everything_is_told_by_a_small_p(self, name):
-        model, *_, asked, _ = fitted(name)
-        p = model.known_p(asked)
-        assert p.shape == (60,)
-        assert p.min() > 0
-        assert p.max() <= 1
-        assert (p <= 0.1).mean() < 0.4
-
     def test_one_shot_holds_nothing_out_and_says_so(self, name):
         model, _, _, asked, _ = fitted(name, counts=(1, 1, 1))
         assert len(model.loo_rows_) == 0
@@ -245,10 +217,6 @@ class TestEveryMethod:
         if "text_features" in model.get_params():
             model.set_params(text_features=unit(generator.normal(size=(3, 40))))
         assert model.fit(support, labels).loo_accuracy_ < 0.6
-
-    def test_texts_that_are_made_from_the_examples_go_without_a_row_too(self, name):
-        support, labels = unit(np.random.default_rng(2).normal(size=(60, 40))), np.tile(np.arange(3), 20)
-        assert getattr(classifiers, name)().fit(support, labels).loo_accuracy_ < 0.6
 
 
 def one_of_each(likeness, classes=40, width=24, queries=1000):
@@ -277,20 +245,6 @@ def test_one_shot_confidence_is_right_where_classes_are_as_alike_as_was_assumed(
     right, sure = (model.predict(asked) == own).mean(), model.predict_proba(asked).max(axis=1).mean()
     assert sure == pytest.approx(right, abs=0.1)
     assert right > 0.1
-
-
-def test_stand_ins_are_the_examples_or_know_nothing_of_them(monkeypatch):
-    support = one_of_each(0.5)[0]
-    monkeypatch.setattr(base, "LIKENESS", 1.0)
-    np.testing.assert_allclose(base.stand_ins(support, np.random.default_rng(0)), support)
-    monkeypatch.setattr(base, "LIKENESS", 0.0)
-    middle = support.mean(axis=0)
-    other = base.stand_ins(support, np.random.default_rng(0)) - middle
-    assert np.isfinite(other).all()
-    assert abs(np.mean(other * (support - middle))) < 0.1 * np.mean((support - middle) ** 2)
-    assert (other**2).mean() == pytest.approx(np.mean((support - middle) ** 2), rel=0.2)
-    two = classifiers.PrototypeClassifier().fit(support[:2], [0, 1])
-    assert 0.5 <= two.predict_proba(support).max(axis=1).mean() < 0.7  # two examples tell very little
 
 
 def test_stand_ins_of_thousands_are_drawn_from_few_rows(monkeypatch):

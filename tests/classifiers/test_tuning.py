@@ -55,10 +55,6 @@ class TestClipLora:
 
 
 class TestTwoStageTuning:
-    def test_no_steps_are_zero_shot(self, encoder, shots):
-        tuned = TwoStageTuning(effort=0.0).fit(encoder, shots)
-        np.testing.assert_allclose(tuned.scores(shots.pictures), zero_shot(encoder, shots), rtol=1e-5, atol=1e-5)
-
     def test_the_first_stage_learns_norms_alone(self, encoder, shots):
         before = weights(encoder)
         method = TwoStageTuning(steps_per_shot=2, first_share=1.0, batch=6, learning_rate=1e-2)

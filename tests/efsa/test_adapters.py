@@ -119,27 +119,3 @@ def test_the_first_gradient_is_each_query_s_own(encoder):
         loss = (raw_images * weights[0, query]).sum() + (raw_texts * weights[1, query]).sum()
         for name, wanted in zip(up, torch.autograd.grad(loss, list(up.values())), strict=True):
             torch.testing.assert_close(collector.gradient[name][query], wanted[0], atol=1e-12, rtol=1e-10)
-
-
-def test_rows_in_the_order_of_the_queries_give_the_same_gradient(make_encoder):
-    """The fast path, one product for all queries, against rows that must be put in order first."""
-    encoder = make_encoder("clip").double().requires_grad_(False)
-    sites = adapter_sites(encoder)
-    start = begin(sites, rank=3)
-    tokens = encoder.tokenize(sentences(6))
-    gradients = torch.randn(6, encoder.width, generator=torch.Generator().manual_seed(0)).double()
-    found = []
-    for order in ([0, 1, 2, 3, 4, 5], [5, 0, 3, 1, 4, 2]):
-        collector = FirstStep(sites, start, 2)
-        with collector.recording():
-            raw = encoder.encode_texts({name: each[order] for name, each in tokens.items()})
-        collector.backward(raw, gradients[order], torch.tensor([0, 0, 0, 1, 1, 1])[order])
-        found.append(collector.gradient)
-    for name in sites:
-        torch.testing.assert_close(found[0][name], found[1][name], atol=1e-13, rtol=1e-11)
-
-
-def test_the_short_cut_refuses_another_start(make_encoder):
-    sites = adapter_sites(make_encoder("clip"))
-    with pytest.raises(ValueError, match="B = 0"):
-        FirstStep(sites, begin(sites, rank=2, both_xavier=True), 2)

@@ -1,14 +1,11 @@
 """Captions in a file survive a kill and are found again by id."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.core.errors import UserError
-from recollect.data.sources.subset import Joined, Subset
-from recollect.efsa.caption_file import CaptionFile, captions_of, key_of
-from recollect.testing import SampleList, check_source
+from recollect.efsa.caption_file import CaptionFile, captions_of
 
 
 @given(st.dictionaries(st.text(min_size=1), st.text()), st.dictionaries(st.text(min_size=1), st.text()))
@@ -32,16 +29,6 @@ def test_a_line_that_was_cut_short_is_written_again(tmp_path):
         file.write({"2": "a car"})
         assert CaptionFile(path).captions["2"] == "a car"
         assert len(path.read_text().splitlines()) == min(complete, 2) + 1
-
-
-def test_nothing_is_left_of_a_long_line_that_was_cut_short(tmp_path):
-    path = tmp_path / "captions.jsonl"
-    CaptionFile(path).write({"1": "a tree", "2": "a very long caption of a car " * 20})
-    path.write_bytes(path.read_bytes()[:-5])
-    CaptionFile(path).write({"2": "a car"})
-    assert CaptionFile(path).captions == {"1": "a tree", "2": "a car"}
-    assert path.read_text().count("\n") == 2
-    assert path.read_text().endswith('"a car"}\n')
 
 
 @pytest.mark.parametrize("text", ["hello\n", "[1, 2]\n", '{"id": 3}\n'])
@@ -91,23 +78,3 @@ def test_captions_stay_with_their_pictures_when_a_table_is_sorted(tmp_path):
     )
     assert one == tuple(f"written {number}" for number in range(4))
     assert two == one[::-1]
-
-
-class Named(SampleList):
-    """A source of one's own that knows what its pictures are called."""
-
-    def picture_key(self, index, original):
-        return f"{self.samples[index].id}.png"
-
-
-def test_a_source_of_ones_own_says_what_its_pictures_are_called():
-    own = Named.of_pictures("own", 3)
-    check_source(own)
-    assert [key_of(own, index) for index in range(3)] == ["0.png", "1.png", "2.png"]
-    some = Subset(own, np.array([2, 0]))
-    assert [key_of(some, index) for index in range(2)] == ["2.png", "0.png"]
-    pool = Joined((some, SampleList.of_pictures("other", 1)))
-    assert [key_of(pool, index) for index in range(3)] == ["own:2.png", "own:0.png", "other:0"]
-    assert pool.source_names == ["own", "own", "other"]
-    assert [pool.facts(index) for index in range(3)] == [own.facts(2), own.facts(0), "(('noise number 0',), -1, {})"]
-    assert (some.place, pool.place) == ("own", "own+other")

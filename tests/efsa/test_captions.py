@@ -29,13 +29,11 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from recollect.core.errors import UserError
-from recollect.data.sources.images import pixel_digest
 from recollect.efsa.caption_file import CaptionFile
 from recollect.efsa.captioner import (
     CaptionerOptions,
     TransformersCaptioner,
     caption_index,
-    source_items,
     write_captions,
 )
 from recollect.index import Index, Picture
@@ -225,14 +223,6 @@ def test_captions_are_written_once_and_a_run_that_was_stopped_goes_on(tmp_path, 
     assert (again.written, again.known) == (0, 23)
 
 
-def test_a_source_is_described_by_the_ids_of_its_samples_whatever_texts_it_has(tmp_path, pictures):
-    file = CaptionFile(tmp_path / "captions.jsonl")
-    report = write_captions(source_items(pictures, block=7), Scribe(), file, batch_size=5)
-    assert report.written == 24
-    assert set(file.captions) == {f"picture-{row}" for row in range(24)}
-    assert CaptionFile(file.path).pictures == {f"picture-{row}": pixel_digest(pictures[row].image) for row in range(24)}
-
-
 def test_an_index_keeps_each_batch_of_captions_with_their_vectors(tmp_path, pictures, make_encoder):
     encoder = make_encoder("clip")
     index = Index.create(width=20, model=encoder.fingerprint)
@@ -257,8 +247,3 @@ def test_an_index_keeps_each_batch_of_captions_with_their_vectors(tmp_path, pict
     assert (found.captions, found.captioned_by) == ((said,), "scribe")
     assert index.pictures(["picture-2"])[0].captions == ("my own",)
     assert index.search(said, 1, by="text")[0].id == "picture-7"
-
-
-def test_a_caption_needs_a_token():
-    with pytest.raises(UserError, match="most_tokens"):
-        CaptionerOptions(most_tokens=0)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.core.errors import UserError
-from recollect.efsa.batch import number_texts, shared_rows
+from recollect.efsa.batch import shared_rows
 from recollect.efsa.episodes import Episodes
 from recollect.efsa.options import BLOCKS_RATE, HEADS_RATE, EpisodeOptions
 from recollect.models import build_model
@@ -120,13 +120,6 @@ def test_too_few_captions_leave_the_query_as_zero_shot_ranked_it(make_encoder, m
     assert not found.failed.any()
 
 
-def test_no_caption_at_all_is_no_error(make_encoder, make_episode_batch):
-    encoder = make_encoder("clip").double()
-    batch = replace(make_episode_batch(encoder), captions=(), texts=torch.full((3, 5), -1))
-    for options in (BASE, replace(BASE, steps=2)):
-        assert Episodes(encoder, options).rerank(batch).scores.isnan().all()
-
-
 def test_pictures_are_embedded_once_forwards_and_once_for_each_query_backwards(make_encoder, make_episode_batch):
     encoder = make_encoder("clip").double()
     batch = make_episode_batch(encoder, queries=3, k=5, pictures=7)
@@ -155,16 +148,6 @@ def test_shared_rows_count_every_place_once(seed, queries, k, union):
         assert (rows.flatten()[group.places] == group.rows).all()
 
 
-def test_wordings_are_numbered_by_what_they_say():
-    assert number_texts(["a  b", None, "a b ", "", "c"]) == (("a b", "c"), [0, -1, 0, -1, 1])
-
-
-@pytest.mark.parametrize("rate", [float("nan"), -1.0, 0.0, float("inf")])
-def test_a_learning_rate_is_a_number_above_0(rate):
-    with pytest.raises(UserError, match="learning_rate"):
-        EpisodeOptions(learning_rate=rate)
-
-
 def test_the_default_step_is_that_of_the_kind_of_model_and_a_named_one_stays(make_encoder):
     """Heads alone take a larger one than towers of blocks: each as its own validation pools preferred."""
     heads = build_model("tiny-conv", texts=["a red tree"])
@@ -172,16 +155,6 @@ def test_the_default_step_is_that_of_the_kind_of_model_and_a_named_one_stays(mak
         assert kind(make_encoder("clip")).options.rate == BLOCKS_RATE
         assert kind(heads).options.rate == HEADS_RATE
         assert kind(heads, EpisodeOptions.paper()).options.rate == 5e-4
-
-
-def test_the_paper_s_settings_have_a_name():
-    printed = EpisodeOptions.paper(k=8)
-    assert (printed.direction, printed.learning_rate, printed.temperature, printed.k) == (
-        "image-to-text",
-        5e-4,
-        None,
-        8,
-    )
 
 
 @pytest.mark.parametrize(

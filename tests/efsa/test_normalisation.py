@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recollect.core.errors import UserError
 from recollect.efsa.normalisation import (
     Normalisation,
     NormalisedIndex,
@@ -14,7 +13,6 @@ from recollect.efsa.normalisation import (
     reference_means,
 )
 from recollect.index import Index, Rows
-from recollect.index.source import source_index
 
 
 def unit(generator, *shape):
@@ -98,12 +96,6 @@ def encoder(make_encoder):
     return make_encoder("clip")
 
 
-def test_of_settings_that_do_alike_the_smaller_alpha_and_then_the_smaller_k_is_chosen():
-    images = np.eye(6, dtype=np.float32)
-    found = choose_normalisation(images, images, np.arange(6), nearest=(4, 2, 1))
-    assert (found.alpha, found.k, found.reciprocal_rank) == (0.0, 1, 1.0)
-
-
 def test_an_index_is_searched_by_normalised_scores(encoder, make_index):
     index = make_index(encoder)
 
@@ -116,14 +108,3 @@ def test_an_index_is_searched_by_normalised_scores(encoder, make_index):
     half = normalised(index, Normalisation(0.5, 8))
     odd = [id for id in ids(half) if int(id) % 2]
     assert ids(half, where="domain = 'odd'") == odd  # with the means of the whole index
-
-
-def test_without_captions_there_are_no_references(encoder, pictures):
-    with pytest.raises(UserError, match="no captions"):
-        normalised(source_index(encoder, pictures))
-
-
-@pytest.mark.parametrize("wrong", [{"alpha": float("nan"), "k": 1}, {"alpha": -1.0, "k": 1}, {"alpha": 0.5, "k": 0}])
-def test_settings_that_make_no_sense_are_refused(wrong):
-    with pytest.raises(UserError):
-        Normalisation(**wrong)

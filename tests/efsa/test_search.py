@@ -8,14 +8,12 @@ import pytest
 import torch
 
 from recollect.core.errors import UserError
-from recollect.data.sources.images import BrokenImageError
 from recollect.efsa.cost import Meter
 from recollect.efsa.episodes import Episodes
 from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.pixels import PixelCache
 from recollect.efsa.rerank import EpisodeReranker, episode_reranker
-from recollect.index import Query, embed_queries
-from recollect.index.source import source_index
+from recollect.index import Query
 from recollect_papers.efsa.sequential import FullEpisodes, SequentialEpisodes
 
 QUERIES = ["a red snowman", "large river", "the bridge right of a tree", "queen", "blue car above the umbrella"]
@@ -46,18 +44,6 @@ def search(request, encoder):
         return index.search_many(queries, k, rerank=rerank, **more)
 
     return asked
-
-
-def test_a_search_finds_the_nearest_images(encoder, make_index, pictures):
-    found = make_index(encoder).search_many(QUERIES, 7)
-    images = encoder.embed_images([pictures[row].image for row in range(24)])
-    for query, hits in zip(QUERIES, found, strict=True):
-        cosines = (images @ encoder.embed_texts([query])[0]).tolist()
-        order = sorted(range(24), key=lambda row: -cosines[row])[:7]
-        assert ids(hits) == [str(row) for row in order]
-        assert [hit.zero_shot_rank for hit in hits] == list(range(1, 8))
-        assert [hit.score for hit in hits] == pytest.approx([cosines[row] for row in order], abs=1e-6)
-        assert hits.query == query
 
 
 def test_text_to_text_finds_the_images_whose_captions_are_nearest(encoder, make_index, pictures):
@@ -117,22 +103,6 @@ def test_an_empty_query_finds_nothing_and_stops_nothing(encoder, make_index, sea
     assert search(index, [], 4) == []
 
 
-def test_an_index_smaller_than_k_is_found_whole(encoder, make_index, search):
-    index = make_index(encoder)
-    few = index.with_vectors(["3", "8", "21"], index.vectors(["3", "8", "21"]))
-    for hits in search(few):
-        assert sorted(ids(hits)) == ["21", "3", "8"]
-        assert hits.notes == ()
-
-
-def test_one_image_alone_is_found_without_an_episode(encoder, make_index):
-    index = make_index(encoder)
-    ((hits,), rerank) = adapted(encoder, index.with_vectors(["3"], index.vectors(["3"])), ["queen"])
-    assert ids(hits) == ["3"]
-    assert hits.notes
-    assert rerank.report.without_captions == 1
-
-
 def test_images_gone_from_disk_keep_their_places_and_the_others_are_ranked_again(encoder, make_index, pictures):
     index = make_index(encoder)
     (before,) = index.search_many(QUERIES[:1], 6)
@@ -147,16 +117,6 @@ def test_images_gone_from_disk_keep_their_places_and_the_others_are_ranked_again
     there = [id for id in ids(before) if int(id) not in lost]
     ((alone,), _) = adapted(encoder, index.with_vectors(there, index.vectors(there)), QUERIES[:1], 6)
     assert [id for id in ids(after) if int(id) not in lost] == ids(alone)
-
-
-def test_when_every_image_is_gone_the_ranking_is_zero_shot(encoder, make_index, pictures):
-    index = make_index(encoder)
-    before = index.search_many(QUERIES, 10)
-    pictures.lost |= set(range(24))
-    after, rerank = adapted(encoder, index)
-    assert [ids(hits) for hits in after] == [ids(hits) for hits in before]
-    assert all(hits.notes for hits in after)
-    assert rerank.report.without_captions == 5
 
 
 def test_missing_captions_leave_the_episode_to_the_others(encoder, make_index, pictures):
@@ -222,46 +182,6 @@ def test_pixels_from_the_cache_are_what_the_model_reads(encoder, make_index, pic
     torch.testing.assert_close(cache.tensor(read), wanted)
 
 
-def test_captions_and_vectors_are_one_for_each_picture(encoder, pictures):
-    with pytest.raises(ValueError, match="captions"):
-        source_index(encoder, pictures, ["one", "two"])
-    with pytest.raises(ValueError, match="vectors"):
-        source_index(encoder, pictures, vectors=np.eye(3, dtype=np.float32))
-
-
-def test_pictures_that_cannot_be_read_are_left_out_and_the_others_keep_their_ids(encoder, pictures, capsys):
-    class Damaged(type(pictures)):
-        def __getitem__(self, index):
-            if index == 3:
-                raise BrokenImageError("row 3: not a picture")
-            return super().__getitem__(index)
-
-    whole, index = source_index(encoder, pictures), source_index(encoder, Damaged(pictures._texts))
-    left = [str(row) for row in range(24) if row != 3]
-    assert (len(index), index.ids) == (23, left)
-    np.testing.assert_array_equal(index.vectors(left), whole.vectors(left))
-    assert index.lookup(whole.vectors(["7"]), 1).ids.tolist() == [["7"]]
-    assert "row 3" in capsys.readouterr().err
-
-
-def test_equal_pictures_of_a_source_are_rows_of_their_own(encoder, pictures):
-    pictures._pixels[5] = pictures._pixels[4]
-    index = source_index(encoder, pictures)
-    assert ids(index.search(Query.picture(pictures[4].image), 2)) == ["4", "5"]
-
-
-def test_pages_are_parts_of_one_list(encoder, make_index, search):
-    index, queries = make_index(encoder), QUERIES[:2]
-    whole = search(index, queries, 24)
-    pages = [search(index, queries, 5, page=page) for page in range(1, 7)]
-    for number, hits in enumerate(whole):
-        assert [id for page in pages for id in ids(page[number])] == ids(hits)
-        assert [page[number].first_rank for page in pages] == [1, 6, 11, 16, 21, 26]
-    assert len(pages[-1][0]) == 0
-    with pytest.raises(UserError):
-        search(index, QUERIES, 5, page=0)
-
-
 def test_a_cut_off_is_by_the_model_as_it_is(encoder, make_index, search):
     index = make_index(encoder)
     plain = index.search(QUERIES[0], 24)
@@ -273,18 +193,6 @@ def test_a_cut_off_is_by_the_model_as_it_is(encoder, make_index, search):
     assert cut.notes
     (none,) = search(index, QUERIES[:1], 7, min_score=threshold)
     assert len(none) == 7
-
-
-def test_a_filter_leaves_what_satisfies_it(encoder, make_index, search):
-    index = make_index(encoder)
-    (odd,) = search(index, ["queen"], 24, where="domain = 'odd'")
-    assert sorted(map(int, ids(odd))) == list(range(1, 24, 2))
-    assert odd.searched == 12
-    plain = index.search("queen", 24, where="domain = 'odd'")
-    assert ids(plain) == [id for id in ids(index.search("queen", 24)) if int(id) % 2]
-    for wrong in ("domain = 'strange'", "domian = 'odd'"):
-        with pytest.raises(UserError):
-            search(index, ["queen"], where=wrong)
 
 
 def test_other_vectors_keep_everything_else(encoder, make_index, pictures):
@@ -313,15 +221,6 @@ def mixed_queries(pictures):
         Query.words("large river"),
         0.5 * Query.picture(pictures[9].image) - Query.picture(pictures[2].image),
     ]
-
-
-def test_words_and_pictures_together_find_what_the_sum_is_nearest_to(encoder, make_index, pictures):
-    index, queries = make_index(encoder), mixed_queries(pictures)
-    images = encoder.embed_images([pictures[row].image for row in range(24)]).numpy()
-    vectors = embed_queries(encoder, queries)
-    for query, vector, hits in zip(queries, vectors, index.search_many(queries, 24), strict=True):
-        assert ids(hits) == [str(row) for row in sorted(range(24), key=lambda row: -float(images[row] @ vector))]
-        assert hits.query == str(query)
 
 
 @pytest.mark.parametrize("steps", [1, 2])

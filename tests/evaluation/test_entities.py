@@ -8,7 +8,7 @@ import torch
 
 from recollect.core.errors import UserError
 from recollect.core.types import EncoderBase, Sample, Source
-from recollect.evaluation.entities import best_and_confidence, entities, harmonic_mean, open_entities
+from recollect.evaluation.entities import best_and_confidence, entities, open_entities
 from recollect.evaluation.tasks.classification import ClassificationTask
 
 NAMES = ("a cat", "an owl", "a fox", "a newt")
@@ -80,16 +80,6 @@ def test_of_equal_candidates_the_first_is_named_in_whatever_block_it_lies(monkey
         labels, confidence = best_and_confidence(np.eye(3, dtype=np.float32), texts, 50.0, torch.device("cpu"))
         assert labels.tolist() == [0, 1, 2]
         np.testing.assert_allclose(confidence, [1 / 2, 1 / 3, 1])
-
-
-def test_a_mean_of_nothing_is_nothing():
-    assert harmonic_mean(0.0, 0.0) == harmonic_mean(0.0, 50.0) == 0
-    assert harmonic_mean(40.0, 40.0) == 40
-
-
-def test_one_kind_alone_is_refused():
-    with pytest.raises(UserError):
-        entities(Axes(), task([(0, 0), (1, 1)]), np.array([True, True, False, False]), model="m")
 
 
 def test_splits_say_which_entities_are_seen(tmp_path):

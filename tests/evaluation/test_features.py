@@ -1,17 +1,12 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from recollect.classifiers.heads.protocol import Protocol
 from recollect.classifiers.texts import prompt_ensemble, prompts_and_ensemble
 from recollect.core.errors import UserError
 from recollect.evaluation.features import (
     FeatureCache,
-    class_text_features,
     image_features,
 )
-from recollect.evaluation.few_shot import few_shot
 
 
 def test_features_are_the_embeddings_in_the_order_of_the_source(source, encoder):
@@ -77,24 +72,3 @@ def test_prompts_one_by_one_stand_beside_their_ensemble(encoder):
     np.testing.assert_array_equal(texts, prompt_ensemble(encoder, prompts))
     assert each.shape == (2, 2, 8)  # as many as the class with fewest has
     np.testing.assert_allclose(each[1], encoder.embed_texts(["a 1", "the 1"]), atol=1e-6)
-
-
-def test_methods_that_weigh_prompts_are_given_each_of_them(encoder, task, monkeypatch):
-    asked = []
-    monkeypatch.setattr("recollect.evaluation.few_shot.run_protocol", lambda arrays, *rest: asked.append(arrays) or [])
-    task = replace(task, templates=("a {}", "the {}", "one {}"))
-    plain, weighed = (
-        few_shot(encoder, task, Protocol((name,), (1,), (0,)), model="m") for name in ("prototype", "timo")
-    )
-    assert asked[0].prompts is None
-    assert asked[1].prompts.shape == (4, 3, 8)
-    np.testing.assert_array_equal(asked[0].texts, asked[1].texts)
-    assert (plain.settings.get("prompts"), weighed.settings["prompts"]) == (None, 3)
-
-
-def test_a_task_may_bring_its_own_texts(encoder, task):
-    own = replace(task, class_texts=tuple((f"word {index}",) for index in range(4)))
-    np.testing.assert_allclose(
-        class_text_features(encoder, own), encoder.embed_texts([f"word {index}" for index in range(4)]), atol=1e-6
-    )
-    assert not np.allclose(class_text_features(encoder, own), class_text_features(encoder, task))

@@ -91,19 +91,6 @@ def test_what_results_keep_gives_the_interval_and_the_test_again(seed, number):
     assert again.interval(least=-1.0) == pytest.approx(Kinds.of(parts, clusters).interval(least=-1.0))
 
 
-def test_resamples_of_another_name_are_other_ones():
-    kinds = Kinds.of(np.arange(40) % 3 == 0, np.repeat(np.arange(20), 2))
-    plain, one, same, other = (kinds.resampled(*names) for names in ((), ("one",), ("one",), ("other",)))
-    np.testing.assert_array_equal(one, same)
-    assert (one != other).any()
-    assert (one != plain).any()
-
-
-def test_kept_pictures_can_be_read():
-    kinds = Kinds.of(np.array([1, 0, 0, 1, 1, 0]), np.array([7, 7, 3, 3, 1, 0]))
-    assert kinds.as_text() == "1 x 0/1, 1 x 1/1, 2 x 1/2"
-
-
 def test_the_p_value_is_that_of_drawn_signs_and_fair_where_nothing_differs():
     generator = np.random.default_rng(2)
     hit, clusters = five_captions(generator, 60)

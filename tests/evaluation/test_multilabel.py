@@ -13,7 +13,6 @@ from PIL import Image
 from sklearn.metrics import average_precision_score
 
 from recollect.core.errors import UserError
-from recollect.evaluation import multilabel as module
 from recollect.evaluation.multilabel import average_precision, eleven_points, multilabel, multilabel_task
 from recollect.testing import HashEncoder
 
@@ -44,14 +43,6 @@ def test_of_equal_scores_the_wrong_come_first():
         assert of_class(np.ones(4), np.array([True, False, False, False])) == 0.25
     with pytest.raises(ValueError):
         average_precision(np.ones(2), np.zeros(2, dtype=bool))
-
-
-def test_of_strengths_that_do_alike_the_probe_takes_the_smallest():
-    shows = np.arange(40)[:, None] % 8 < np.array([4, 2])
-    images = np.where(shows, 1.0, -1.0) + 0.01 * np.random.default_rng(0).normal(size=shows.shape)
-    assert module._choose(images, shows) == 0.01
-    shows = np.concatenate([shows, np.arange(40)[:, None] % 8 != 7], axis=1)  # all that is learned from show it
-    assert module._choose(images, shows) == 0.01
 
 
 def picture(row):

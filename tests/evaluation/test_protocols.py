@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import recollect
-from recollect.classifiers.heads.protocol import Protocol
 from recollect.core.errors import UserError
 from recollect.evaluation.protocols import PROTOCOLS, Measurement
 from recollect.evaluation.results import Result
@@ -54,18 +52,6 @@ def test_classes_with_too_few_examples_are_left_out_and_named(pictures, capfd):
         PROTOCOLS["few-shot"].open(str(few))
 
 
-def test_evaluations_in_python_need_an_encoder_and_a_task_and_a_task_fits_on_a_screen(pictures):
-    encoder, task = HashEncoder(width=16), recollect.classification_task(pictures)
-    assert len(repr(task)) < 3000, "80 templates, and not every picture's file"
-    found = [recollect.zero_shot(encoder, task), recollect.linear_probe(encoder, task)]
-    found += [recollect.few_shot(encoder, task, Protocol(("prototype",), (1, 2), (0,)))]
-    pairs = recollect.retrieval_task(pictures)
-    found += [recollect.retrieval(encoder, pairs)]
-    assert {each.model for each in found} == {"model"}
-    with pytest.raises(UserError):
-        recollect.few_shot(encoder, task)
-
-
 def test_draws_are_averaged_and_other_rows_left_out():
     rows = [{"metric": "a", "value": 1.0}, {"metric": "a", "value": 4.0}, {"metric": "b", "value": 9.0}]
     evaluation = Measurement(
@@ -74,9 +60,3 @@ def test_draws_are_averaged_and_other_rows_left_out():
         lambda row: row["metric"] if row["metric"] == "a" else None,
     )
     assert evaluation.figures(HashEncoder(width=4), "task") == {"a": 2.5}
-
-
-@pytest.mark.parametrize("name", PROTOCOLS)
-def test_a_source_that_is_not_there_is_said_when_it_is_opened(name):
-    with pytest.raises(UserError):
-        PROTOCOLS[name].open("no/such.parquet")

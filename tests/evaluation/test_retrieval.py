@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from recollect.core.errors import UserError
 from recollect.core.types import EncoderBase, Sample, Source
 from recollect.efsa.options import EpisodeOptions
 from recollect.evaluation.intervals import Kinds
-from recollect.evaluation.pools import held_out, true_captions
+from recollect.evaluation.pools import held_out
 from recollect.evaluation.retrieval import (
     MISSED,
     Comparison,
@@ -121,19 +120,6 @@ def test_each_domain_has_a_sample_of_its_own():
     assert (len(first), len(second)) == (5, 5)
     assert first != second
     assert asked_texts(task, None, 5, seed=3) == asked != asked_texts(task, None, 5, seed=4)
-
-
-def test_a_pool_of_ambiguous_pictures_alone_is_refused(problem):
-    encoder, task = problem
-    with pytest.raises(UserError):
-        retrieval(encoder, replace(task, ambiguous=(True,) * 30), model="fixed")
-
-
-def test_the_mean_of_domains_weighs_each_the_same(problem):
-    rows = retrieval(*problem, model="fixed").rows
-    for direction in ("text to image", "image to text"):
-        values = {row["domain"]: row["value"] for row in rows if row["k"] == 5 and row["direction"] == direction}
-        assert values["mean of domains"] == pytest.approx((values["a"] + values["b"]) / 2)
 
 
 def test_in_the_mean_of_domains_a_source_counts_once_whatever_its_styles():
@@ -252,16 +238,6 @@ def test_every_method_is_in_one_table_with_its_cost(encoder):
     assert sum("hits" in row for row in gains) > 10
 
 
-def test_an_episode_cannot_find_what_is_beyond_its_candidates(encoder):
-    task = scenes_task()
-    options = EpisodeOptions(k=5, rank=4, scale=15.0)
-    result = compare_methods(encoder, task, true_captions(task.images), Comparison(episode=options), model="tiny")
-    plain, again = (recalls(result, name) for name in ("zero-shot", "episode"))
-    assert again["all", 5] == plain["all", 5]
-    assert again["all", 10] == plain["all", 10]
-    assert again != plain
-
-
 def test_a_caption_that_is_held_out_is_no_query(encoder):
     task = scenes_task()
     captions = held_out(task.images)
@@ -302,28 +278,6 @@ def test_a_merged_pool_keeps_every_match():
 def test_of_equal_scores_the_wrong_come_first(scores, true, rank):
     found = Hits([Hit(Picture(id), score) for id, score in zip("abc", scores, strict=True)], "q")
     assert first_match(found, true) == rank
-
-
-def test_the_interval_of_a_gain_is_that_of_paired_queries():
-    generator = np.random.default_rng(0)
-    before = generator.integers(1, 4, 400)
-    after = np.where(generator.random(400) < 0.1, 1, before)
-    domains = np.array(["a"] * 400)
-    rows = recall_rows("m", "text to image", after, plain_groups(domains), (1,), before)
-    row = next(row for row in rows if row["domain"] == "all")
-    draws = generator.integers(0, 400, size=(4000, 400))
-    gains = 100 * ((after[draws] == 1).mean(axis=1) - (before[draws] == 1).mean(axis=1))
-    assert row["gain_low"] == pytest.approx(np.quantile(gains, 0.025), abs=0.6)
-    assert row["gain_high"] == pytest.approx(np.quantile(gains, 0.975), abs=0.6)
-    assert row["gain_high"] - row["gain_low"] < row["high"] - row["low"]  # the same queries: less noise
-
-
-def test_a_comparison_says_what_it_lacks(encoder):
-    task = scenes_task()
-    with pytest.raises(UserError, match="'magic'"):
-        compare_methods(encoder, task, None, Comparison(("magic",)), model="tiny")
-    with pytest.raises(UserError):
-        compare_methods(encoder, task, None, Comparison(("text-to-text",)), model="tiny")
 
 
 def test_other_pictures_texts_or_depths_are_another_evaluation(problem):

@@ -48,26 +48,6 @@ def test_sample_efficiency_is_the_ratio_of_shots_for_the_same_accuracy():
     assert str(never) == "less than 1x"
 
 
-@pytest.mark.parametrize("curve", [{1: 40, 8: 55, 32: 60}, {1: 40, 8: 60, 32: 60}, {1: 60, 8: 61, 32: 60}])
-def test_a_model_against_itself_saves_nothing(curve):
-    rows = {("prototype", k, 0): v for k, v in curve.items()}
-    frame = tidy([few_shot("base", "one", 0, rows), few_shot("same", "one", 0, rows)])
-    saved = sample_efficiency(frame, "same", "base", "prototype")
-    assert (saved.factor, saved.bound) == (1.0, "exactly")
-
-
-def test_a_flat_baseline_is_asked_where_it_gets_there_first():
-    frame = tidy([
-        few_shot("base", "one", 0, {("prototype", k, 0): v for k, v in {1: 40, 2: 50, 4: 60, 32: 60}.items()}),
-        few_shot("model", "one", 0, {("prototype", k, 0): v for k, v in {1: 60, 2: 61, 4: 62, 32: 63}.items()}),
-    ])  # fmt: skip
-    saved = sample_efficiency(frame, "model", "base", "prototype")
-    assert (saved.factor, saved.bound) == (4.0, "at least")
-    assert str(saved) == "at least 4x"
-    with pytest.raises(ValueError, match="'other'"):
-        sample_efficiency(frame, "other", "base", "prototype")
-
-
 def test_gains_are_paired_by_draw():
     frame = tidy([
         few_shot(name, data, 0, {("prototype", 4, draw): base + 10 * draw + gain for draw in range(3)})
@@ -116,10 +96,3 @@ def test_the_fit_finds_the_line_and_its_p_value():
     assert fit.slope == pytest.approx(slope)
     assert fit.intercept == pytest.approx(intercept)
     assert fit.p_value == pytest.approx(2 * student_t.sf(abs(slope / error), 19))
-
-
-def test_a_line_is_not_fitted_through_two_points_or_one_size():
-    with pytest.raises(ValueError):
-        log_linear_fit(np.array([10.0, 100.0]), np.array([1.0, 2.0]))
-    with pytest.raises(ValueError):
-        log_linear_fit(np.array([10.0, 10.0, 10.0]), np.array([1.0, 2.0, 3.0]))

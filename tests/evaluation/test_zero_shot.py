@@ -5,10 +5,7 @@ import pytest
 import torch
 
 from recollect.classifiers.heads.calibration import expected_calibration_error
-from recollect.core.errors import UserError
-from recollect.data.sources.subset import Subset
-from recollect.evaluation.features import FeatureCache, class_text_features
-from recollect.evaluation.probe import linear_probe
+from recollect.evaluation.features import class_text_features
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.zero_shot import mean_per_class, top_1, zero_shot
 from recollect.testing import HashEncoder, SampleList
@@ -38,11 +35,6 @@ def test_the_prefix_reaches_the_text_tower_and_the_result(encoder, task):
     assert result.rows != zero_shot(encoder, task, model="m").rows
 
 
-def test_the_cache_changes_nothing(encoder, task, tmp_path):
-    cached = [zero_shot(encoder, task, model="m", cache=FeatureCache(tmp_path)).rows for _ in range(2)]
-    assert cached[0] == cached[1] == zero_shot(encoder, task, model="m").rows
-
-
 @pytest.mark.parametrize("classes", [5, 6])
 def test_the_best_five_are_told_where_there_are_more(classes):
     pictures = SampleList.of_pictures("some", classes).samples
@@ -60,11 +52,6 @@ def test_mean_per_class_weighs_rare_classes_like_common_ones():
     assert mean_per_class(predictions, labels) == 50
 
 
-def test_other_templates_are_another_evaluation(encoder, task):
-    other = replace(task, templates=("a sketch of {}.", "a drawing of {}."))
-    assert zero_shot(encoder, other, model="m").file_name != zero_shot(encoder, task, model="m").file_name
-
-
 def test_the_calibration_error_is_that_of_the_models_own_probabilities(encoder, task):
     (row,) = (row for row in zero_shot(encoder, task, model="m").rows if row["metric"] == "top-1")
     texts = class_text_features(encoder, task)
@@ -73,11 +60,3 @@ def test_the_calibration_error_is_that_of_the_models_own_probabilities(encoder, 
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
     assert row["ece"] == pytest.approx(100 * expected_calibration_error(shares, task.query.labels), abs=1e-3)
-
-
-def test_a_probe_that_has_lost_a_class_says_so(encoder, task):
-    """All its pictures are broken; its column would be taken for the next class."""
-    left = replace(task, support=Subset(task.support, np.flatnonzero(task.support.labels != 2)))
-    assert linear_probe(encoder, task, model="m").rows[0]["value"] > 50
-    with pytest.raises(UserError, match="'class 2'"):
-        linear_probe(encoder, left, model="m")

@@ -9,7 +9,7 @@ from recollect.core.types import Encoder
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.index import Index
 from recollect.reco.block import FusionModule, FusionSettings
-from recollect.reco.encoder import RetrievalEnhancedEncoder, open_encoder
+from recollect.reco.encoder import RetrievalEnhancedEncoder
 
 
 def fusion_of(**settings):
@@ -57,11 +57,6 @@ def test_a_mode_leaves_the_other_modality_alone(built, pictures, encoder):
             "text": torch.equal(enhanced.embed_texts(texts), encoder.embed_texts(texts)),
         }
         assert same == {modality: modality not in refined for modality in ("image", "text")}
-
-
-def test_nothing_is_embedded_as_nothing(built, encoder):
-    enhanced = RetrievalEnhancedEncoder(encoder, built, fusion_of(), k=3)
-    assert enhanced.embed_texts([]).shape == (0, 16)
 
 
 def test_what_the_memory_learns_is_read_at_once_and_features_are_made_anew(built, pictures, encoder, tmp_path):
@@ -130,9 +125,3 @@ def test_an_index_of_the_same_fingerprint_but_another_width_or_reading_rule_is_r
     other = Index.create(tmp_path / "captions", width=16, model=encoder.fingerprint, prefix="caption")
     with pytest.raises(UserError, match="prefix"):
         RetrievalEnhancedEncoder(encoder, other, fusion_of())
-
-
-def test_an_encoder_is_opened_from_addresses(built, encoder, tmp_path):
-    saved = fusion_of().save(tmp_path / "fusion")
-    enhanced = open_encoder(encoder, built.address, saved, "text", 5)
-    assert enhanced.fingerprint == RetrievalEnhancedEncoder(encoder, built, fusion_of(), "text", 5).fingerprint

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from recollect.core.errors import UserError
 from recollect.core.types import EncoderBase
 from recollect.index import Index
-from recollect.index.rows import COLUMNS, Rows
+from recollect.index.rows import COLUMNS
 from recollect.objectives import softmax_contrastive
 from recollect.reco import learning
 from recollect.reco.block import FusionModule, FusionSettings
@@ -134,46 +134,6 @@ def test_a_picture_never_reads_its_own_other_captions():
     assert len(torch.unique(found.captions)) == 18
 
 
-@pytest.mark.parametrize("score_of", ["image", "searched"])
-def test_a_picture_exactly_as_near_as_max_score_is_not_read(score_of):
-    vectors = np.array([[0.5, np.sqrt(0.75)], [0, 1]], dtype=np.float32)
-    index = Pairs(vectors, vectors, ["b", "c"], ["half", "other"], "m").index()
-    pair = Pairs(*([np.array([[1, 0]], dtype=np.float32)] * 2), ["a"], ["own"], "m")
-    above = float(np.nextafter(np.float32(0.5), np.float32(1)))
-    for bound, read in ((0.5, vectors[1]), (above, vectors[0])):
-        found = find_neighbours(pair, index, FusionSettings(2, search="uni", read="uni"), 1, bound, score_of)
-        for modality in ("image", "text"):
-            np.testing.assert_allclose(found.tokens(modality, torch.arange(1))[0, 1], read, atol=1e-7)
-
-
-def test_near_twins_are_cut_by_the_cosine_of_unit_vectors(tmp_path, pairs):
-    """Pairs whose cosine is within a rounding of the threshold are cut as exact arithmetic on unit vectors says."""
-    generator, width = np.random.default_rng(3), 256
-    rows = pairs(200, width=width)
-    turned = generator.normal(size=rows.images.shape)
-    turned -= (turned * rows.images).sum(1, keepdims=True) * rows.images
-    turned /= np.linalg.norm(turned, axis=1, keepdims=True)
-    cosines = 0.94 + np.linspace(-3e-5, 3e-5, 200)[:, None]
-    twins = (cosines * rows.images + np.sqrt(1 - cosines**2) * turned).astype(np.float32)
-    names = [f"twin {number}" for number in range(200)]
-    index = Index.create(tmp_path / "half", width=width, model="model-a", precision="float16")
-    for table in replace(rows, images=twins, pictures=names).index().store.scan(COLUMNS):
-        index.insert(Rows.of_table(table))
-    stored = index.vectors(names).astype(np.float64)
-    exact = (rows.images * stored / np.linalg.norm(stored, axis=1, keepdims=True)).sum(1)
-    found = find_neighbours(rows, index, FusionSettings(width), k=1, max_score=0.94, score_of="image")
-    read = found.values["image"][found.rows["image"][:, 0]].numpy()
-    reads_own_twin = np.isclose(read, index.vectors(names, "text"), atol=1e-6).all(axis=1)
-    sure = np.abs(exact - 0.94) > 1e-6
-    assert (reads_own_twin == (exact < 0.94))[sure].all()
-
-
-def test_captions_are_the_same_but_for_case_and_spaces():
-    assert caption_key("A red  bridge ", "a") == caption_key("a red bridge", "b")
-    assert caption_key("a red bridge") != caption_key("a red bridges")
-    assert caption_key("", "a") != caption_key(" ", "b")  # nothing is known of a pair without a caption
-
-
 def test_it_is_known_of_what_caption_each_token_is(on_disk, pairs):
     some = pairs(12, first=30)
     found = find_neighbours(some, on_disk, FusionSettings(16), 5)
@@ -188,14 +148,6 @@ def test_it_is_known_of_what_caption_each_token_is(on_disk, pairs):
         assert keys[row, 1:].tolist() == [of[value.numpy().tobytes()] for value in tokens[row, 1:]]
 
 
-def test_a_side_that_is_not_refined_looks_nothing_up(on_disk, pairs):
-    found = find_neighbours(pairs(5, first=40), on_disk, FusionSettings(16, modalities="image"), 3)
-    assert found.tokens("image", torch.arange(5)).shape == (5, 4, 16)
-    assert found.tokens("text", torch.arange(5)).shape == (5, 1, 16)
-    nothing = find_neighbours(pairs(5, first=40), on_disk, FusionSettings(16, "mlp"), 3)
-    assert nothing.tokens("image", torch.arange(5)).shape == (5, 1, 16)
-
-
 def test_stored_neighbours_are_read_as_they_were(on_disk, pairs, tmp_path):
     found = find_neighbours(pairs(8, first=36), on_disk, FusionSettings(16), 3)
     found.save(tmp_path / "n.safetensors")
@@ -208,13 +160,6 @@ def test_stored_neighbours_are_read_as_they_were(on_disk, pairs, tmp_path):
     (tmp_path / "n.safetensors").write_bytes(b"cut")
     with pytest.raises(UserError, match="cannot be read"):
         Neighbours.open(tmp_path / "n.safetensors")
-
-
-def test_pairs_of_another_model_find_nothing(on_disk, pairs):
-    with pytest.raises(UserError, match="is another model"):
-        find_neighbours(pairs(5, model="model-b"), on_disk, FusionSettings(16), 3)
-    with pytest.raises(UserError, match="k = 41"):
-        find_neighbours(pairs(5), on_disk, FusionSettings(16), 41)
 
 
 def info_nce(images, texts, scale):
@@ -289,12 +234,6 @@ def test_tiles_change_no_gradient_and_without_groups_it_is_infonce():
     torch.testing.assert_close(
         masked_contrastive(images, texts, scale, apart), softmax_contrastive(images, texts, scale)
     )
-
-
-def test_a_batch_of_one_caption_has_nothing_to_tell_apart():
-    vectors = torch.from_numpy(unit_rows(np.random.default_rng(0), 4, 8))
-    loss = masked_contrastive(vectors, vectors.flip(0), torch.tensor(3.0), torch.zeros(4, 1, dtype=torch.int64))
-    assert loss.item() == pytest.approx(0, abs=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -375,29 +314,6 @@ def test_a_trained_fusion_reads_concepts_it_was_never_trained_on(world, tmp_path
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert {"refined_loss", "image_loss", "text_loss", "scale"} <= set(lines[0])
-
-
-def test_images_that_read_both_modalities_of_a_pair_learn_from_it(world, tmp_path):
-    """RA-CLIP's reading: images alone are enriched, by the images and the texts of similar images."""
-    train, test, memory = world
-    fusion = FusionSettings(1, start="embedding", read="both", modalities="image")
-    recipe = recipe_of(memory, fusion=fusion, newness=Newness("offsets"))
-    trained = FusionModule.open(train_fusion(recipe, Frozen(), train, tmp_path / "run", device="cpu"))
-    assert trained.settings.read == "both"
-    assert set(trained.blocks) == {"image"}
-    with torch.no_grad():
-        before = recall(FusionModule(replace(fusion, width=32)), memory, test, "image")
-        after = recall(trained, memory, test, "image")
-    assert before < 0.05
-    assert after > 0.2, after
-
-
-def test_an_mlp_of_the_same_size_without_memory_learns_nothing_about_new_concepts(world, tmp_path):
-    train, test, memory = world
-    recipe = recipe_of(memory, fusion=FusionSettings(1, "mlp"), terms=("refined",))
-    fusion = FusionModule.open(train_fusion(recipe, Frozen(), train, tmp_path / "run", device="cpu"))
-    with torch.no_grad():
-        assert recall(fusion, memory, test, "both") < 0.15
 
 
 @pytest.mark.parametrize(
@@ -484,15 +400,6 @@ def test_every_pair_is_seen_once_an_epoch(world):
     assert torch.equal(joined, steps[3][0].images)
 
 
-def test_ten_epochs_of_few_pairs_are_ten_steps(world, tmp_path):
-    """A batch is never larger than the pairs there are, and an epoch is still an epoch."""
-    train, _, memory = world
-    recipe = recipe_of(memory, batch_size=4096, epochs=10, log_every=1)
-    train_fusion(recipe, Frozen(), train, tmp_path / "run", device="cpu")
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(lines[-1])["step"] == 10
-
-
 def loop_offsets(tokens, captions, modalities, newness, seed, step):
     """One token at a time, in float64: the offset of its caption and modality, if that caption is disturbed."""
     from recollect.core.seeding import derive_seed, normals, uniforms
@@ -542,18 +449,6 @@ def test_an_offset_is_shared_by_all_that_is_of_a_caption_and_differs_between_mod
     assert not torch.allclose(images, texts)
     again = Disturbance(Newness("offsets", 2.0, 1.0), seed=3, step=6)(tokens, ("image", "image"), captions)
     assert not torch.allclose(again, images)
-
-
-def test_offsets_have_the_length_and_share_that_are_asked_for():
-    tokens = torch.from_numpy(unit_rows(np.random.default_rng(0), 2000, 1, 256))
-    captions = torch.arange(2000)[:, None]
-    disturbed = Disturbance(Newness("offsets", 2.0, 0.25), 0, 0)(tokens, ("image", "text"), captions)
-    moved = (disturbed != tokens).any(2)[:, 0]
-    # 2,000 draws of a probability of 1/4: a standard deviation of 0.0097; five of them
-    assert float(moved.float().mean()) == pytest.approx(0.25, abs=0.05)
-    cosines = (disturbed * tokens).sum(2)[moved]
-    # an offset of length 2 at a right angle leaves a cosine of 1/sqrt(1 + 4)
-    assert float(cosines.mean()) == pytest.approx(5**-0.5, abs=0.02)
 
 
 def test_a_rotation_keeps_neighbourhoods_and_breaks_the_alignment():

@@ -1,7 +1,6 @@
 """How a fusion learns to read, as it is chosen on the command line."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,9 +13,6 @@ from recollect.data.sources import open_source
 from recollect.index import Index
 from recollect.models import build_model
 from recollect.reco.block import FusionModule
-from recollect.reco.learning import paper_recipe
-from recollect.reco.newness import Newness
-from recollect.training.options import Recipe
 from recollect.training.run_folder import as_json
 
 
@@ -103,21 +99,6 @@ def test_the_recipe_of_a_run_is_the_input_of_another(pairs, begun, tmp_path, wor
     assert (str(again.out), again.model, again.index) == ("there", str(pairs / "model"), "index")
 
 
-def test_what_is_written_beside_another_runs_recipe_goes_first(pairs, begun, tmp_path):
-    words = ("--newness-strength", 3, "--mask", "id", "--split", "train", "--k", 4)
-    first = begun(pairs / "model", "--index", "index", "--data", "pairs.csv", *words)
-    file = file_of(tmp_path, first)
-    again = recipe_of(begun("--index", "other", "--config", file, "--data", "more.csv?split=all", "--k", 5))
-    assert (again.index, again.data.sources, again.k, again.mask) == ("other", ("more.csv?split=all",), 5, "id")
-    paper, kept = recipe_of(begun("--config", file, "--preset", "paper", "--mask", "both")), recipe_of(first)
-    own = {name: getattr(kept, name) for name in ("model", "data", "index", "k", "objective")}
-    assert paper == replace(paper_recipe(), **own, mask="both")
-    assert recipe_of(begun("--config", file, "--newness", "rotation")).newness == Newness("rotation", 1.0)
-    assert recipe_of(begun("--config", file, "--newness", "none")).newness.kind == "none"
-    assert recipe_of(begun("--config", file, "--kind", "mlp")).k == 4  # said by the other run, and read by nothing
-    assert begun(f"--config={file}", pairs / "gone") is None
-
-
 @pytest.mark.parametrize(
     ("changed", "words", "message"),
     [
@@ -131,34 +112,6 @@ def test_what_no_other_run_can_be_made_of_is_one_line(pairs, begun, tmp_path, ca
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-
-
-def test_recipes_of_other_commands_are_refused(begun, tmp_path, capsys):
-    file = tmp_path / "recipe.json"
-    file.write_text(json.dumps(as_json(Recipe()) | {"compile": True}))
-    assert begun("--config", file) is None
-    assert "recipe.json: " in capsys.readouterr().err
-    file.write_text(json.dumps(as_json(paper_recipe())))
-    assert cli.main(["train", "--config", str(file)]) == 2
-    assert "there is no option" in capsys.readouterr().err
-
-
-def test_what_reads_nothing_has_no_effect(begun, capsys):
-    assert begun("--index", "index", "--data", "pairs.csv", "--kind", "mlp", "--k", 3)
-    assert "--k has no effect" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--newness-strength", 0), "--newness-strength 0: must be"),
-        (("--newness-share", 2), "--newness-share 2: must be"),
-    ],
-)
-def test_a_strength_or_share_that_is_none_is_one_line(pairs, tmp_path, capsys, words, message):
-    assert train(pairs, tmp_path / "run", *words) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
 
 
 def test_cross_fitting_trains_on_what_other_models_have_not_seen(pairs, tmp_path, capsys, monkeypatch):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from recollect.core.errors import UserError
 from recollect.efsa.options import EpisodeReport
 from recollect.evaluation.reports.gallery import hits_as_json, save_results, thumbnail
 from recollect.index import File, Hit, Hits, Picture
@@ -87,8 +86,3 @@ def test_a_json_file_holds_everything(tmp_path):
     }  # fmt: skip
     assert (found["results"][0]["searched"], found["results"][0]["cut"]) == (9, 6)
     assert found["results"][0]["hits"][1]["captions"] == []
-
-
-def test_another_ending_is_refused(tmp_path):
-    with pytest.raises(UserError):
-        save_results(RESULTS, REPORT, {}, tmp_path / "found.txt")

@@ -1,4 +1,3 @@
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -55,27 +54,6 @@ def test_figures_show_what_the_table_says():
         "Default Tip, 32 shots:\ngain (points)",
         "Default Tip, 32 shots: context over base",
     }
-
-
-def test_many_sets_are_named_below_panels_that_keep_their_height():
-    heights, notes = [], []
-    for count in (1, 40):
-        rows = pd.concat([frame().assign(data=f"glyphs-test-{kind}") for kind in range(count)])
-        curves = plots.few_shot_curves(rows, ["base"], ["tip-adapter"], {})
-        curves.draw_without_rendering()
-        heights.append(curves.axes[0].get_window_extent().height)
-        notes.append(curves.get_supxlabel().replace("\n", " "))
-    assert heights[1] == pytest.approx(heights[0], rel=0.1)
-    assert notes[1].startswith("mean of 40 sets of glyphs-test: 0, 1, 2, ")
-
-
-def test_names_of_points_that_lie_on_each_other_do_not():
-    across, up = pd.Series([1, 1, 2, 1, 1]), pd.Series([5.0, 5.0, 5.0, 5.1, 0.0])
-    heights = plots._apart(across, up)
-    column = sorted(height for x, height in zip(across, heights, strict=True) if x == 1)
-    assert np.diff(column).min() > 0.2  # of five points of range
-    assert (heights[2], heights[4]) == (5.0, 0.0)
-    assert all(height >= own for height, own in zip(heights, up, strict=True))
 
 
 def test_a_figure_is_saved_in_the_format_of_its_ending(tmp_path):

@@ -39,10 +39,3 @@ def test_own_copies_are_read_in_the_same_split_and_the_others_are_named(tmp_path
     assert any(reason.startswith("scicap: scicap: no copy on the hub is known") for reason in left_out)
     with pytest.raises(UserError, match="coco"):
         captioned_specs("efsa-9")
-
-
-def test_unknown_names_are_refused():
-    with pytest.raises(UserError, match="efsa-8"):
-        captioned_specs("efsa-8")
-    with pytest.raises(UserError, match="--copies"):
-        captioned_specs("efsa-9", ("imagenet=a.parquet",))

@@ -30,13 +30,6 @@ def test_support_and_query_number_their_classes_alike(animals):
     assert not {sample.id for sample in task.support} & {sample.id for sample in task.query}
 
 
-def test_classes_that_a_filter_removes_are_no_classes_of_the_task(animals):
-    task = classification_task(f"{animals}?label!=dog,eel")
-    assert task.class_names == ("cat", "owl")
-    assert set(task.support.labels) == set(task.query.labels) == {0, 1}
-    assert [task.query[i].label for i in range(4)] == [0, 1, 0, 1]
-
-
 def test_a_validation_split_serves_where_there_is_no_test_split(make):
     path = str(make.parquet({"label": ["a", "b"] * 4, "split": ["train"] * 4 + ["val"] * 4}))
     assert len(classification_task(path).query) == 4
@@ -93,28 +86,12 @@ def test_one_split_can_be_divided_class_by_class(make):
     assert {sample.id for sample in other.query} != ids[1]
 
 
-def test_how_a_class_is_divided_does_not_depend_on_the_other_classes(make):
-    words = [f"letter {i // 8}" for i in range(24)]
-    path = str(make.parquet({"label": words}))
-    division = Division(within="train")
-    whole = classification_task(path, division=division)
-    part = classification_task(f"{path}?label=letter 1,letter 2", division=division)
-    chosen = {sample.id for sample in whole.query if sample.label == 1}
-    assert chosen == {sample.id for sample in part.query if sample.label == 0}
-
-
 def test_each_class_is_divided_by_a_draw_of_its_own():
     labels = np.repeat([0, 1], 40)
     for names in ((), ("cat", "dog")):
         tested = classification.tested_rows(labels, names, Division(within="all")).reshape(2, 40)
         assert tested.sum(axis=1).tolist() == [20, 20]
         assert (tested[0] != tested[1]).any()
-
-
-def test_a_zero_shot_task_has_no_examples(animals):
-    task = classification_task(animals, division=Division(support=None))
-    assert (len(task.support), len(task.query)) == (0, 12)
-    assert task.class_names == ("cat", "dog", "owl")
 
 
 def test_a_task_needs_names_and_two_classes(make):
@@ -124,14 +101,6 @@ def test_a_task_needs_names_and_two_classes(make):
     one = str(make.parquet({"label": ["a"] * 4, "split": ["train", "train", "test", "test"]}))
     with pytest.raises(UserError, match="'a'"):
         classification_task(one)
-
-
-def test_the_built_in_label_set_is_a_task():
-    task = classification_task("glyphs:labels")
-    assert len(task.class_names) > 100
-    assert task.support.fingerprint != task.query.fingerprint
-    with pytest.raises(UserError):
-        classification_task("glyphs:captions")
 
 
 def test_class_name_shift_keeps_classes_with_a_synonym_that_is_another_word(make):
@@ -175,8 +144,3 @@ def test_several_sources_make_one_pool_and_share_their_captions(make, shade):
     assert task.domains == ("photo", "sketch", "second:test")
     assert [shade(sample) for sample in task.images] == [0, 1, 0]
     assert task.ambiguous == (False,) * 3
-
-
-def test_a_pool_needs_captions(make):
-    with pytest.raises(UserError):
-        retrieval_task(str(make.pictures(["a.png", "b.png"])), split=None)
