@@ -1,5 +1,6 @@
 """``recollect evaluate few-shot``: every method, number of shots and draw, of models or of embeddings from files."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,18 +29,7 @@ from recollect.core.progress import output
 from recollect.core.types import Encoder
 from recollect.core.validation import check_number, refuse
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
-from recollect.evaluation.own_features import (
-    LabelledVectors,
-    OwnFeatures,
-    divided,
-    few_shot_features,
-    fewest_examples,
-    read_arrays,
-    read_prompts,
-    read_texts,
-    read_vectors,
-    with_enough_rows,
-)
+from recollect.evaluation.own_features import VectorEncoder, divided, read_arrays, read_vectors, vector_task
 from recollect.evaluation.reports.plots import few_shot_curves, gain_against_examples, gain_per_data_set, save_figure
 from recollect.evaluation.results import Result, joint_identity, summarise
 from recollect.evaluation.tables import gain_over_draws, sample_efficiency, tidy
@@ -50,8 +40,8 @@ _USUAL = ("zero-shot", *PAPER_METHODS)
 _SHOTS = (1, 2, 4, 8, 16, 32)
 
 
-def open_features(options: FeatureOptions, data: DataOptions) -> list[OwnFeatures]:
-    """The sets.
+def open_features(options: FeatureOptions, data: DataOptions) -> list[tuple[VectorEncoder, ClassificationTask]]:
+    """The sets, each with the encoder that reads it.
 
     Raises:
         UserError: a file is missing or does not fit.
@@ -73,22 +63,13 @@ def open_features(options: FeatureOptions, data: DataOptions) -> list[OwnFeature
                   for path in options.features]  # fmt: skip
     else:
         raise UserError("--features: name .parquet files, or one or two .npy files with their --feature-labels")
-    return [_with_texts(options, name, *pair, data.label_column) for name, pair in opened]
+    return [vector_task(name, pair, options.texts, data.label_column, options.scale) for name, pair in opened]
 
 
 def _twice(options: FeatureOptions) -> list[Path]:
     """Files that are named after they were named."""
     places = [path.resolve() for path in options.features]
     return [path for number, path in enumerate(options.features) if places[number] in places[:number]]
-
-
-def _with_texts(
-    options: FeatureOptions, name: str, support: LabelledVectors, queries: LabelledVectors, label_column: str | None
-) -> OwnFeatures:
-    classes = sorted(set(support.labels.tolist()))
-    texts = read_texts(options.texts, classes, label_column) if options.texts else None
-    prompts = read_prompts(options.texts, classes, label_column) if options.texts else None
-    return OwnFeatures(name, support, queries, texts, options.scale, prompts)
 
 
 def run_few_shot(options: FewShot) -> None:
@@ -143,18 +124,18 @@ def _of_features(options: FewShot) -> tuple[list[Result], tuple[str, ...]]:
         refuse((asked, "--methods zero-shot: needs class texts. Name them with --texts FILE."))
         protocol = replace(protocol, methods=tuple(name for name in protocol.methods if name != "zero-shot"))
     sets = open_features(options.own, options.data)
-    protocol = _reachable(options, protocol, min(map(fewest_examples, sets)))
-    if options.small_classes == "drop":
-        sets = [with_enough_rows(each, protocol.shots[-1]) for each in sets]
+    protocol = _reachable(options, protocol, [task for _, task in sets])
     seed = options.model.seed
-    return [few_shot_features(each, protocol, model="own embeddings", seed=seed) for each in sets], ()
+    return [
+        few_shot(encoder, _fitting(options, task, protocol), protocol, model="own embeddings", seed=seed)
+        for encoder, task in sets
+    ], ()
 
 
 def _of_models(options: FewShot) -> tuple[list[Result], tuple[str, ...]]:
     protocol, tuning = _protocol(options), _tuning(options)
     opened = open_data(options.data, "few-shot")
-    fewest = (np.bincount(task.support.labels, minlength=len(task.class_names)).min() for task in opened.tasks)
-    protocol = _reachable(options, protocol, int(min(fewest)))
+    protocol = _reachable(options, protocol, opened.tasks)
     tasks = [_fitting(options, task, protocol) for task in opened.tasks]
 
     def measured(encoder: Encoder, task: ClassificationTask, **given: Any) -> Result:
@@ -178,10 +159,11 @@ def _tuning(options: FewShot) -> TuningRequest:
     return TuningRequest(methods, options.effort, options.flip, options.held_out)
 
 
-def _reachable(options: FewShot, protocol: Protocol, fewest: int) -> Protocol:
-    """Shots that every class has, where nobody named any."""
+def _reachable(options: FewShot, protocol: Protocol, tasks: Sequence[ClassificationTask]) -> Protocol:
+    """By default, the numbers of shots that every class has."""
     if options.shots is not None or options.small_classes != "refuse":
         return protocol
+    fewest = min(int(np.bincount(task.support.labels, minlength=len(task.class_names)).min()) for task in tasks)
     shots = tuple(k for k in protocol.shots if k <= fewest)
     if not shots or shots == protocol.shots:
         return protocol

@@ -1,6 +1,5 @@
 """The few-shot protocol (LIxP) on a task and a model."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,7 +49,7 @@ def few_shot(
     """
     classes = len(task.class_names)
     labels = task.support.labels
-    check_shots(task.name, task.class_names, np.bincount(labels, minlength=classes), protocol)
+    check_shots(task, protocol)
     orders = draw(labels, classes, protocol)
     used, places = np.unique(np.stack(list(orders.values())), return_inverse=True)
     columns = places.reshape(len(orders), -1, classes)
@@ -63,14 +62,16 @@ def few_shot(
         options = {"model": model, "seed": seed, "prefix": prefix, "cache": cache, "tuning": tuning}
         return few_shot(encoder, readable, protocol, **options)  # type: ignore[arg-type]
     query = image_features(encoder, task.query, cache)
-    each = None
-    if any(FEW_SHOT_METHODS[name](None, 1.0).reads_prompts for name in protocol.methods):
+    each = texts = None
+    if task.class_texts != () and any(FEW_SHOT_METHODS[name](None, 1.0).reads_prompts for name in protocol.methods):
         each, texts = prompts_and_ensemble(encoder, class_prompts(task), prefix)
-    else:
+    elif task.class_texts != ():
         texts = class_text_features(encoder, task, prefix)
     scale = learned_scale(encoder)
     arrays = FewShotTask(support.images, support.labels, query.images, query.labels, texts, scale, each)
-    rows = protocol_rows(task.name, arrays, protocol, dict(zip(orders, columns, strict=True)))
+    fits = sum(method != "zero-shot" for method in protocol.methods) * len(protocol.shots) * len(protocol.seeds)
+    with progress(f"classify {task.name}", fits * len(query.labels), "predictions") as counter:
+        rows = run_protocol(arrays, protocol, counter.advance, dict(zip(orders, columns, strict=True)))
     if tuning is not None and tuning.methods:
         rows += tuned_rows(encoder, task, protocol, tuning, orders, query.rows)
     settings: dict[str, Any] = {"classes": classes, "queries": len(query.labels), "pool": len(labels)}
@@ -81,42 +82,30 @@ def few_shot(
     return Result("few-shot", model, task.name, seed, rows, settings)
 
 
-def protocol_rows(
-    name: str, task: FewShotTask, protocol: Protocol, orders: Mapping[int, np.ndarray] | None = None
-) -> list[dict[str, Any]]:
-    """`run_protocol` with a progress line."""
-    fits = sum(method != "zero-shot" for method in protocol.methods) * len(protocol.shots) * len(protocol.seeds)
-    with progress(f"classify {name}", fits * len(task.queries), "predictions") as counter:
-        return run_protocol(task, protocol, counter.advance, orders)
-
-
-def check_shots(name: str, classes: Sequence[str], counts: np.ndarray, protocol: Protocol) -> None:
+def check_shots(task: ClassificationTask, protocol: Protocol) -> None:
     """Raise UserError if a class has fewer examples than the protocol needs."""
+    counts = np.bincount(task.support.labels, minlength=len(task.class_names))
     least = int(counts.argmin())
     if counts[least] < (protocol.shots[-1] if protocol.short_classes == "refuse" else 1):
         raise UserError(
-            f"{name}: class '{classes[least]}' has {counts[least]} examples, fewer than {protocol.shots[-1]} shots. "
-            "Ask for fewer shots, drop such classes (--small-classes drop), or use all of them (--small-classes all)."
+            f"{task.name}: class '{task.class_names[least]}' has {counts[least]} examples, fewer than "
+            f"{protocol.shots[-1]} shots. Ask for fewer shots, drop such classes (--small-classes drop), or use all of "
+            "them (--small-classes all)."
         )
 
 
-def large_enough(name: str, classes: Sequence[str], counts: np.ndarray, shots: int) -> np.ndarray:
-    """Indices of classes with at least ``shots`` examples; prints a note about the others.
+def with_enough_examples(task: ClassificationTask, shots: int) -> ClassificationTask:
+    """The task without classes that have fewer than ``shots`` examples; prints a note about them.
 
     Raises:
         UserError: fewer than two classes are left.
     """
-    short = np.flatnonzero(counts < shots)
-    if len(counts) - len(short) < 2:
-        raise UserError(f"{name}: fewer than two classes have {shots} examples. Ask for fewer shots.")
-    if len(short):
-        names = ", ".join(classes[label] for label in short[:3]) + (" …" if len(short) > 3 else "")
-        note(f"{name}: left out {len(short):,} of {len(counts):,} classes with fewer than {shots} examples: {names}")
-    return np.flatnonzero(counts >= shots)
-
-
-def with_enough_examples(task: ClassificationTask, shots: int) -> ClassificationTask:
-    """The task without classes that have fewer than ``shots`` examples (`large_enough`)."""
     counts = np.bincount(task.support.labels, minlength=len(task.class_names))
-    kept = large_enough(task.name, task.class_names, counts, shots)
-    return task if len(kept) == len(counts) else keep_classes(task, kept)
+    short = np.flatnonzero(counts < shots)
+    if not len(short):
+        return task
+    if len(counts) - len(short) < 2:
+        raise UserError(f"{task.name}: fewer than two classes have {shots} examples. Ask for fewer shots.")
+    names = ", ".join(task.class_names[label] for label in short[:3]) + (" …" if len(short) > 3 else "")
+    note(f"{task.name}: left out {len(short):,} of {len(counts):,} classes with fewer than {shots} examples: {names}")
+    return keep_classes(task, np.flatnonzero(counts >= shots))

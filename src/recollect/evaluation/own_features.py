@@ -1,9 +1,10 @@
-"""Embeddings of labelled sets in files: write them, and run the few-shot protocol on them."""
+"""Embeddings of labelled sets in files: write them, and open them as tasks."""
 
 import hashlib
 import unicodedata
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,17 +12,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import torch
+from torch import Tensor
 
-from recollect.classifiers.heads.protocol import FewShotTask, Protocol
 from recollect.classifiers.texts import learned_scale
 from recollect.core.errors import UserError, user_errors
 from recollect.core.files import fresh_folder, write_json
 from recollect.core.ordering import in_order
-from recollect.core.types import TEXT_SCALE, Encoder, Kind
+from recollect.core.types import TEXT_SCALE, Encoder, EncoderBase, Kind, Sample, Source
 from recollect.data.sources.images import note
 from recollect.evaluation.features import class_text_features, image_features
-from recollect.evaluation.few_shot import check_shots, large_enough, protocol_rows
-from recollect.evaluation.results import Result
 from recollect.evaluation.tasks.classification import ClassificationTask, Division, tested_rows
 
 _VECTORS = ("vector", "embedding", "image_vector", "features")
@@ -44,22 +44,99 @@ class LabelledVectors:
     splits: np.ndarray | None = None
 
 
+class _VectorSource(Source):
+    """Rows of embeddings as samples."""
+
+    kind: Kind = "label"
+
+    def __init__(self, name: str, rows: LabelledVectors, class_names: tuple[str, ...]) -> None:
+        self.name, self.class_names, self._vectors = name, class_names, rows.vectors
+        self.labels = np.searchsorted(class_names, rows.labels)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        digest = hashlib.blake2b("\x1f".join(self.class_names).encode(), digest_size=16)
+        for array in (self._vectors, self.labels):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Sample:
+        return Sample(self._vectors[index], (), int(self.labels[index]), self.name, "label", f"row-{index}")
+
+
 @dataclass(frozen=True)
-class OwnFeatures:
-    """Examples, tested rows and class texts from files.
+class VectorEncoder(EncoderBase):
+    """Embeds vectors as themselves, and texts as the vectors they name.
 
     Attributes:
-        support, queries: rows to draw examples from, and tested rows, of the same classes.
-        texts: unit-norm class texts (classes, width) in the order of the sorted labels, if any.
-        prompts: unit-norm prompts (classes, prompts, width) for methods that weight them, if any.
+        texts: unit-norm vectors (width,) by name.
     """
 
-    name: str
-    support: LabelledVectors
-    queries: LabelledVectors
-    texts: np.ndarray | None = None
+    width: int
+    texts: Mapping[str, np.ndarray]
     scale: float = TEXT_SCALE
-    prompts: np.ndarray | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        digest = hashlib.blake2b(digest_size=16)
+        for name, vector in self.texts.items():
+            digest.update(name.encode() + vector.tobytes())
+        return digest.hexdigest()
+
+    def embed_images(self, images: Tensor | Sequence[Any]) -> Tensor:
+        return torch.from_numpy(np.stack(list(images)))
+
+    def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Tensor:
+        return torch.from_numpy(np.stack([self.texts[text] for text in texts]))
+
+
+def vector_task(
+    name: str,
+    parts: tuple[LabelledVectors, LabelledVectors],
+    texts: Path | None = None,
+    label_column: str | None = None,
+    scale: float = TEXT_SCALE,
+) -> tuple[VectorEncoder, ClassificationTask]:
+    """Examples and tested rows as a task, with the encoder that reads it.
+
+    Args:
+        texts: class texts. A .npy file has a row for each class in the order of the sorted labels. A Parquet file has
+            labels, and several rows of a class are its prompts. None for a task without texts.
+
+    Raises:
+        UserError: fewer than two classes, a class without a text, or other widths or numbers of rows.
+    """
+    classes = tuple(np.unique(np.concatenate([part.labels for part in parts])).tolist())
+    if len(classes) < 2:
+        raise UserError(f"{name}: only one class, '{classes[0]}'. Two or more are needed.")
+    width = parts[0].vectors.shape[1]
+    named = _texts(texts, classes, label_column) if texts else {}
+    others = (parts[1].vectors, *(vectors for vectors in named.values()))
+    if wrong := next((each.shape[1] for each in others if each.shape[1] != width), None):
+        raise UserError(f"{texts or name}: vectors of {wrong} numbers; the examples have {width}")
+    prompts = tuple(tuple(f"{each} {i}" for i in range(len(named[each]))) for each in classes if named)
+    vectors = {prompt: row for each, own in zip(classes, prompts, strict=False)
+               for prompt, row in zip(own, named[each], strict=True)}  # fmt: skip
+    support, query = (_VectorSource(name, part, classes) for part in parts)
+    return VectorEncoder(width, vectors, scale), ClassificationTask(name, support, query, classes, (), prompts)
+
+
+def _texts(path: Path, classes: Sequence[str], label_column: str | None) -> dict[str, np.ndarray]:
+    """Unit rows of each class (prompts, width)."""
+    if path.suffix == ".npy":
+        matrix = _array(path)
+        if matrix.ndim != 2 or len(matrix) != len(classes):
+            raise UserError(
+                f"{path}: has shape {matrix.shape}; needs one row for each of {len(classes)} classes in sorted order"
+            )
+        return dict(zip(classes, _unit(matrix, path)[:, None], strict=True))
+    found = read_vectors(path, label_column)
+    if missing := sorted(set(classes) - set(found.labels.tolist())):
+        raise UserError(f"{path}: no text for class '{missing[0]}'")
+    return {name: found.vectors[found.labels == name] for name in classes}
 
 
 def read_vectors(path: Path, label_column: str | None = None) -> LabelledVectors:
@@ -148,98 +225,6 @@ def divided(rows: LabelledVectors, path: Path, division: Division) -> tuple[Labe
             f"divide it with --within {asked}."
         )
     return _of_split(rows, learned), _of_split(rows, asked)
-
-
-def read_texts(path: Path, classes: Sequence[str], label_column: str | None = None) -> np.ndarray:
-    """Unit-norm float32 class texts (classes, width).
-
-    A .npy file has a row for each class in the order of the sorted labels. A Parquet file has labels, and several rows
-    of a class are averaged (a prompt ensemble).
-
-    Raises:
-        UserError: a class has no text, or the number of rows differs.
-    """
-    if path.suffix == ".npy":
-        matrix = _array(path)
-        if matrix.ndim != 2 or len(matrix) != len(classes):
-            raise UserError(
-                f"{path}: has shape {matrix.shape}; needs one row for each of {len(classes)} classes in sorted order"
-            )
-        return _unit(matrix, path)
-    found = read_vectors(path, label_column)
-    if missing := [name for name in classes if name not in set(found.labels.tolist())]:
-        raise UserError(f"{path}: no text for class '{missing[0]}'")
-    return _unit(np.stack([found.vectors[found.labels == name].mean(axis=0) for name in classes]), path)
-
-
-def read_prompts(path: Path, classes: Sequence[str], label_column: str | None = None) -> np.ndarray | None:
-    """The prompts that `read_texts` averages, cut to the smallest number of any class: unit-norm float32
-    (classes, prompts, width); None if a class has only one.
-    """
-    if path.suffix == ".npy":
-        return None
-    found = read_vectors(path, label_column)
-    rows = [_unit(found.vectors[found.labels == name], path) for name in classes]
-    least = min(map(len, rows))
-    return np.stack([each[:least] for each in rows]) if least > 1 else None
-
-
-def fewest_examples(features: OwnFeatures) -> int:
-    """Number of examples of the smallest class."""
-    return int(np.unique(features.support.labels, return_counts=True)[1].min())
-
-
-def with_enough_rows(features: OwnFeatures, shots: int) -> OwnFeatures:
-    """The set without classes that have fewer than ``shots`` examples (`large_enough`)."""
-    classes, counts = np.unique(features.support.labels, return_counts=True)
-    kept = large_enough(features.name, classes.tolist(), counts, shots)
-    support, queries = (_chosen(part, np.isin(part.labels, classes[kept]))
-                        for part in (features.support, features.queries))  # fmt: skip
-    texts, prompts = (None if each is None else each[kept] for each in (features.texts, features.prompts))
-    return replace(features, support=support, queries=queries, texts=texts, prompts=prompts)
-
-
-def few_shot_features(features: OwnFeatures, protocol: Protocol, *, model: str, seed: int = 0) -> Result:
-    """The few-shot protocol on embeddings from files.
-
-    Raises:
-        UserError: a tested class without examples, fewer examples than shots, or different widths.
-    """
-    classes, counts = np.unique(features.support.labels, return_counts=True)
-    if len(strange := np.setdiff1d(features.queries.labels, classes)):
-        there = ", ".join(f"'{name}'" for name in classes[:4].tolist()) + (", …" if len(classes) > 4 else "")
-        raise UserError(
-            f"{features.name}: tested class '{strange[0]}' has no examples; they are of {there}. Use the same names in "
-            "both, or drop such classes (--small-classes drop)."
-        )
-    if not len(features.queries.labels):
-        raise UserError(f"{features.name}: no tested rows of these classes")
-    if len(classes) < 2:
-        raise UserError(f"{features.name}: only one class, '{classes[0]}'. Two or more are needed.")
-    check_shots(features.name, classes.tolist(), counts, protocol)
-    support, queries = (np.searchsorted(classes, part.labels) for part in (features.support, features.queries))
-    with user_errors(features.name, ValueError):
-        task = FewShotTask(
-            features.support.vectors, support, features.queries.vectors, queries, features.texts, features.scale,
-            features.prompts,
-        )  # fmt: skip
-        rows = protocol_rows(features.name, task, protocol)
-    settings: dict[str, Any] = {"classes": len(classes), "queries": len(queries), "pool": len(support)}
-    settings |= {"scale": features.scale}
-    settings |= protocol.settings()
-    settings |= {"data_content": _digest(features)}
-    return Result("few-shot", model, features.name, seed, rows, settings)
-
-
-def _digest(features: OwnFeatures) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for part in (features.support, features.queries):
-        digest.update(np.ascontiguousarray(part.vectors).tobytes())
-        digest.update("\x1f".join(part.labels.tolist()).encode())
-    for texts in (features.texts, features.prompts):
-        if texts is not None:
-            digest.update(np.ascontiguousarray(texts).tobytes())
-    return digest.hexdigest()
 
 
 def _array(path: Path) -> np.ndarray:

@@ -23,7 +23,7 @@ class ClassificationTask:
         query: test images; never an argument of a ``fit``.
         class_names: readable names; labels of ``support`` and ``query`` index them.
         templates: prompt templates with ``{}`` for the class name.
-        class_texts: explicit prompts of every class, in place of templates and names.
+        class_texts: explicit prompts of every class, in place of templates and names; empty for a task without texts.
         group: kind of task, if a source has several: ``script``, ``attributes``, ...
         shift: distribution shift: ``faces``, ``styles``; ``names`` and ``synonyms`` are the same classes under both.
     """
@@ -123,7 +123,7 @@ def keep_classes(task: ClassificationTask, kept: np.ndarray) -> ClassificationTa
         Subset(part, np.flatnonzero(np.isin(part.labels, kept)), class_names=names, renumber=renumber)
         for part in (task.support, task.query)
     ]
-    texts = None if task.class_texts is None else tuple(task.class_texts[label] for label in kept)
+    texts = tuple(task.class_texts[label] for label in kept) if task.class_texts else task.class_texts
     return replace(task, support=parts[0], query=parts[1], class_names=names, class_texts=texts)
 
 
