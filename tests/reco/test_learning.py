@@ -321,9 +321,8 @@ def test_a_trained_fusion_reads_concepts_it_was_never_trained_on(world, tmp_path
     [
         {},
         {"newness": Newness("offsets"), "mask": "both", "fusion": FusionSettings(1)},
-        {"newness": Newness("rotation")},
     ],
-    ids=["paper", "offsets", "rotation"],
+    ids=["paper", "offsets"],
 )
 def test_a_run_that_was_stopped_resumes_to_the_same_weights(world, tmp_path, monkeypatch, changes):
     train, _, memory = world
@@ -449,24 +448,6 @@ def test_an_offset_is_shared_by_all_that_is_of_a_caption_and_differs_between_mod
     assert not torch.allclose(images, texts)
     again = Disturbance(Newness("offsets", 2.0, 1.0), seed=3, step=6)(tokens, ("image", "image"), captions)
     assert not torch.allclose(again, images)
-
-
-def test_a_rotation_keeps_neighbourhoods_and_breaks_the_alignment():
-    generator = np.random.default_rng(0)
-    tokens = torch.from_numpy(unit_rows(generator, 20, 4, 16))
-    captions = torch.zeros(20, 4, dtype=torch.int64)
-    disturb = Disturbance(Newness("rotation", 1.0), 0, 1)
-    turned = disturb(tokens, ("image", "text"), captions)
-    for places in (slice(0, 1), slice(1, 4)):  # within a modality all angles stay
-        before, after = (part[:, places].flatten(0, 1).double() for part in (tokens, turned))
-        torch.testing.assert_close(after @ after.T, before @ before.T, rtol=0, atol=1e-5)
-    rotations = [disturb.rotation(modality, 16).double() for modality in ("image", "text")]
-    for rotation in rotations:
-        torch.testing.assert_close(rotation @ rotation.T, torch.eye(16).double(), rtol=0, atol=1e-5)
-        assert float(torch.linalg.det(rotation)) == pytest.approx(1, abs=1e-4)
-    assert not torch.allclose(*rotations, atol=1e-2)
-    other = Disturbance(Newness("rotation", 1.0), 0, 2).rotation("image", 16)
-    assert not torch.allclose(other.double(), rotations[0], atol=1e-2)
 
 
 def test_newness_teaches_a_fusion_to_read_pairs_that_the_model_gets_right(tmp_path):

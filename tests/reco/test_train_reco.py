@@ -43,8 +43,8 @@ def train(folder, out, *words):
         ((), "gate", "caption", ("offsets", 2.0, 0.5), "image"),
         (("--preset", "paper"), "embedding", "none", ("none", 2.0, 0.5), "searched"),
         (
-            ("--preset", "paper", "--start", "mean", "--mask", "both", "--newness", "rotation"),
-            "mean", "both", ("rotation", 1.0, 0.5), "searched",
+            ("--preset", "paper", "--start", "mean", "--mask", "both", "--newness", "offsets"),
+            "mean", "both", ("offsets", 2.0, 0.5), "searched",
         ),
         (
             ("--newness-strength", 3, "--newness-share", 1, "--mask", "none", "--score-of", "searched"),
@@ -87,7 +87,7 @@ def file_of(folder, command, **changed):
         (),
         ("--preset", "paper", "--modalities", "image", "--terms", "image", "--limit", 9, "--split", "train"),
         ("--kind", "mlp", "--epochs", 3, "--batch-size", 7, "--chunk", 3, "--seed", 4, "--scale", 20),
-        ("--newness", "rotation", "--search", "cross", "--read", "both", "--max-score", 1.5, "--k", 2),
+        ("--newness", "none", "--search", "cross", "--read", "both", "--max-score", 1.5, "--k", 2),
         ("--newness-strength", 3, "--newness-share", 1, "--mask", "id", "--start", "mean", "--score-of", "searched"),
         ("--optimiser.learning-rate", 0.1, "--log-every", 3, "--checkpoint-every", 4),
     ],
@@ -112,25 +112,3 @@ def test_what_no_other_run_can_be_made_of_is_one_line(pairs, begun, tmp_path, ca
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-
-
-def test_cross_fitting_trains_on_what_other_models_have_not_seen(pairs, tmp_path, capsys, monkeypatch):
-    for number in range(2):
-        words = [f"noise of kind {kind}" for kind in range(12)]
-        build_model("tiny", texts=words, seed=number + 1).save(tmp_path / f"model-{number}")
-    models = [tmp_path / f"model-{number}" for number in range(2)]
-    assert train(pairs, tmp_path / "run", "--crossfit", *models) == 0
-    assert FusionModule.open(tmp_path / "run" / "model").trained["folds"] == 2
-    assert json.loads((tmp_path / "run" / "recipe.json").read_text())["crossfit"] == [str(model) for model in models]
-    with monkeypatch.context() as patch:
-        patch.delattr(train_reco_run, "embed_pairs")
-        capsys.readouterr()
-        for out, words, message in (
-            ("run", ("--seed", 1), "already contains a run"),
-            ("one", ("--crossfit", models[0]), "--crossfit"),
-            ("gone", ("--crossfit", models[0], "./modle-1"), "./modle-1: no such folder"),
-        ):
-            assert train(pairs, tmp_path / out, *words) == 2
-            assert message in capsys.readouterr().err
-    assert train(pairs, tmp_path / "same", "--crossfit", pairs / "model", models[0]) == 2
-    assert "model 0 of --crossfit: it is the model itself" in capsys.readouterr().err

@@ -46,16 +46,13 @@ class TrainReco:
     mask: Annotated[Literal["none", "caption", "id", "both"] | None, Arg(rare=True)] = None
     """Pairs of a batch that are no negatives of each other: of equal caption, of one id with several captions, both, or
     none; by default as the preset says: caption, paper: none."""
-    newness: Annotated[Literal["none", "offsets", "rotation"] | None, Arg(rare=True)] = None
-    """Make training pairs look new to the model: random offsets for each caption and modality, or a random rotation of
-    each modality in each step; by default as the preset says: offsets, paper: none."""
-    newness_strength: Annotated[float | None, Arg(rare=True)] = None
-    """Length of an offset (2 by default), where an embedding's is 1; or the largest rotation (1 by default)."""
+    newness: Annotated[Literal["none", "offsets"] | None, Arg(rare=True)] = None
+    """Make training pairs look new to the model by random offsets for each caption and modality; by default as the
+    preset says: offsets, paper: none."""
+    newness_strength: Annotated[float, Arg(rare=True)] = 2.0
+    """Length of an offset, where an embedding's is 1."""
     newness_share: Annotated[float, Arg(rare=True)] = 0.5
     """Share of the captions that have an offset in a step."""
-    crossfit: Annotated[tuple[str, ...], Arg(rare=True)] = ()
-    """Cross-fitting: N further models, trained as MODEL was but on data with ?without=0/N, ?without=1/N and so on. Each
-    pair is then trained on as the model embeds it that has not seen it, among all pairs by that model."""
     k: int = 10
     """Rows that each embedding reads."""
     max_score: Annotated[float, Arg(rare=True)] = 0.94
@@ -112,10 +109,7 @@ class TrainReco:
             usual = cls(index="", data=())
             names = ("start", "mask", "newness", "newness_strength", "newness_share", "score_of")
             begun = replace(begun, **{name: getattr(usual, name) for name in names})
-        command = parse(cls, words, prog, begun)
-        if command.newness != begun.newness and "--newness-strength" not in typed:
-            command = replace(command, newness_strength=None)  # the other run's is a measure of something else
-        return command
+        return parse(cls, words, prog, begun)
 
     run = run_by("recollect.cli.train_reco_run:run_reco")
 

@@ -8,17 +8,14 @@ from recollect.cli.parser import warn_unused
 from recollect.cli.train_reco import TrainReco
 from recollect.core.paths import check_writable
 from recollect.core.progress import output
-from recollect.core.types import Source
 from recollect.core.validation import refuse
 from recollect.data.sources import open_source
 from recollect.index import Index
-from recollect.models import load_model
 from recollect.models.parts import check_model_place
 from recollect.reco.block import FusionSettings
-from recollect.reco.crossfit import Fold, fold_of
 from recollect.reco.learning import FUSION_PRESETS, FusionRecipe, train_fusion
 from recollect.reco.neighbours import check_k
-from recollect.reco.newness import STRENGTHS, Newness
+from recollect.reco.newness import Newness
 from recollect.reco.pairs import embed_pairs
 from recollect.training.options import Data, Model, ObjectiveOptions, Recipe, recipe_from_json
 from recollect.training.run_folder import check_free, differences
@@ -32,7 +29,7 @@ def options_of_run(file: Path) -> TrainReco:
     """
     recipe = recipe_from_json(file, FusionRecipe)
     fusion, newness = recipe.fusion, recipe.newness
-    same = ("index", "terms", "k", "max_score", "score_of", "mask", "limit", "epochs", "crossfit", "optimiser",
+    same = ("index", "terms", "k", "max_score", "score_of", "mask", "limit", "epochs", "optimiser",
             "batch_size", "chunk", "seed", "log_every", "checkpoint_every")  # fmt: skip
     command = TrainReco(
         model=recipe.model.start,
@@ -67,8 +64,7 @@ def run_reco(options: TrainReco) -> None:
     unlimited = options.limit is None and any(source.endless for source in sources)
     refuse((unlimited, "a generated source is endless. Set the number of pairs with --limit N."))
     pairs = embed_pairs(encoder, sources, options.limit, recipe.data.broken_share)
-    folds = _folds(options, sources, recipe.data.broken_share)
-    model = train_fusion(recipe, encoder, pairs, options.out, folds=folds, resume=options.resume, device=options.device)
+    model = train_fusion(recipe, encoder, pairs, options.out, resume=options.resume, device=options.device)
     output().print(f"fusion: {model}\nmetrics: {options.out / 'metrics.jsonl'}", highlight=False, soft_wrap=True)
 
 
@@ -79,32 +75,15 @@ def _check(options: TrainReco) -> None:
         warn_unused(options, "k", "search", "read", "start", "max_score", "score_of", why=why)
     newness = options.newness or FUSION_PRESETS[options.preset]().newness.kind
     if newness == "none":
-        warn_unused(options, "newness_strength", why="there is no simulated newness")
-    if newness != "offsets":
-        warn_unused(options, "newness_share", why="it is for --newness offsets")
-    refuse((len(options.crossfit) == 1, "--crossfit: needs two models or more, model I of N trained on ?without=I/N."))
-    for place in (options.model, *options.crossfit):
-        if place is not None:
-            check_model_place(place)
-
-
-def _folds(options: TrainReco, sources: tuple[Source, ...], broken_share: float) -> list[Fold]:
-    """What each model of --crossfit makes of the pairs, and which of them are new to it."""
-    folds = []
-    for number, place in enumerate(options.crossfit):
-        pairs = embed_pairs(load_model(place, options.device), sources, options.limit, broken_share)
-        folds.append(Fold(pairs, fold_of(pairs, sources, len(options.crossfit)) == number))
-    return folds
+        warn_unused(options, "newness_strength", "newness_share", why="there is no simulated newness")
+    if options.model is not None:
+        check_model_place(options.model)
 
 
 def recipe_of(options: TrainReco) -> FusionRecipe:
     """What these options ask for."""
     preset = FUSION_PRESETS[options.preset]()
-    newness = preset.newness
-    if options.newness is not None:
-        newness = Newness(options.newness, STRENGTHS[options.newness])
-    strength = newness.strength if options.newness_strength is None else options.newness_strength
-    newness = replace(newness, strength=strength, share=options.newness_share)
+    newness = Newness(options.newness or preset.newness.kind, options.newness_strength, options.newness_share)
     start = options.start or preset.fusion.start
     return replace(
         preset,
@@ -127,5 +106,4 @@ def recipe_of(options: TrainReco) -> FusionRecipe:
         newness=newness,
         limit=options.limit,
         epochs=options.epochs,
-        crossfit=options.crossfit,
     )

@@ -21,7 +21,6 @@ from recollect.index import By
 
 _WEIGHTS, _RECORD = "fusion.safetensors", "fusion.json"
 FUSION_FORMAT = 3
-"""1: before a block could start elsewhere than at the embedding; 2: before it could read another model's vectors."""
 HEAD = 64
 """Entries of an attention head."""
 
@@ -65,10 +64,6 @@ class FusionSettings:
             raise ValueError(f"start {self.start!r}: choose {', '.join(get_args(Start))}")
         if self.reads is not None and self.reads < 1:
             raise ValueError(f"reads must be at least 1, got {self.reads}")
-
-    def told(self) -> dict[str, Any]:
-        """As JSON; what was settled before there was ``reads`` reads as it did."""
-        return {name: value for name, value in asdict(self).items() if name != "reads" or value is not None}
 
     def refines(self, modality: By) -> bool:
         """Whether embeddings of a modality are refined."""
@@ -234,7 +229,7 @@ class FusionModule(nn.Module):
     @property
     def fingerprint(self) -> str:
         """Changes whenever a refined embedding would."""
-        made = hashlib.blake2b(json.dumps(self.settings.told(), sort_keys=True).encode(), digest_size=16)
+        made = hashlib.blake2b(json.dumps(asdict(self.settings), sort_keys=True).encode(), digest_size=16)
         for name, tensor in sorted(self.state_dict().items()):
             made.update(name.encode())
             made.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
@@ -248,7 +243,7 @@ class FusionModule(nn.Module):
         """
         with fresh_folder(folder, "fusion") as unfinished:
             save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, unfinished / _WEIGHTS)
-            record = {"format": FUSION_FORMAT, "settings": self.settings.told(), "model": self.model}
+            record = {"format": FUSION_FORMAT, "settings": asdict(self.settings), "model": self.model}
             write_json(unfinished / _RECORD, sealed(record | {"trained": self.trained}, unfinished))
         return Path(folder)
 
@@ -264,12 +259,10 @@ class FusionModule(nn.Module):
             hint = f" Its model is {folder / 'model'}; name that." if (folder / "model" / _RECORD).is_file() else ""
             raise UserError(f"{folder}: no fusion ({_RECORD} is not there).{hint}")
         record = read_json(folder / _RECORD)
-        if not isinstance(record, dict) or record.get("format", FUSION_FORMAT + 1) > FUSION_FORMAT:
-            raise UserError(f"{folder / _RECORD}: written by a newer recollect, or by none. Update recollect.")
+        if not isinstance(record, dict) or record.get("format") != FUSION_FORMAT:
+            raise UserError(f"{folder / _RECORD}: not a fusion of this version. Train it again.")
         try:
-            # what was saved before there was a choice started at the embedding
-            settings = FusionSettings(**({"start": "embedding"} | record["settings"]))
-            fusion = cls(settings, record["model"], record["trained"])
+            fusion = cls(FusionSettings(**record["settings"]), record["model"], record["trained"])
             fusion.load_state_dict(load_file(folder / _WEIGHTS))
         except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
             reason = str(error).strip().splitlines()[0][:200]

@@ -1,8 +1,7 @@
 """Training a fusion on stored embeddings: the encoders are frozen, so no image is opened (RECO, section 3.2)."""
 
 import hashlib
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +21,6 @@ from recollect.core.validation import check_number, refuse
 from recollect.data.sources.images import note
 from recollect.index import NEAR, By, Index
 from recollect.reco.block import FusionModule, FusionSettings
-from recollect.reco.crossfit import Fold, cross_neighbours
 from recollect.reco.neighbours import Neighbours, ScoreOf, find_neighbours
 from recollect.reco.newness import Disturbance, Newness
 from recollect.reco.objective import CLIP_SCALE, TERMS, FusionObjective, LossTerm, Mask
@@ -36,7 +34,7 @@ from recollect.training.ranks import ProcessRanks
 from recollect.training.run_folder import check_run_folder
 from recollect.training.step import Inputs
 
-_NEIGHBOURS_FORMAT = 4
+_NEIGHBOURS_FORMAT = 5
 NEIGHBOURS = "neighbours.safetensors"
 _KEY = "key.json"
 
@@ -63,7 +61,6 @@ class FusionRecipe(Recipe):
         mask: which pairs of a batch are no negatives of each other.
         newness: how training pairs are made to look new to the model.
         epochs: over the training pairs; decides ``steps``.
-        crossfit: the models of cross-fitting, for the record; `train_fusion` is given what they make of the pairs.
     """
 
     fusion: FusionSettings = field(default_factory=lambda: FusionSettings(1))
@@ -76,7 +73,6 @@ class FusionRecipe(Recipe):
     newness: Newness = field(default_factory=lambda: Newness("offsets"))
     limit: int | None = None
     epochs: int = 10
-    crossfit: tuple[str, ...] = ()
     optimiser: Optimiser = field(default_factory=lambda: Optimiser(1e-3, weight_decay=1e-5, warmup=0.0))
     batch_size: int = 4096
 
@@ -157,7 +153,6 @@ def train_fusion(
     pairs: Pairs,
     out: Path,
     *,
-    folds: Sequence[Fold] = (),
     resume: bool = False,
     device: str | None = None,
 ) -> Path:
@@ -167,8 +162,6 @@ def train_fusion(
 
     Args:
         recipe: what to train and how; its width and steps are set here.
-        folds: the pairs by models that have not seen some of them (cross-fitting): each is then trained on as the model
-            embeds it that has not, and reads the pairs by that model instead of the index.
 
     Returns:
         Folder of the trained fusion (`FusionModule.open`).
@@ -183,14 +176,13 @@ def train_fusion(
     recipe.check()
     check_run_folder(out, recipe, resume)  # before what the run there has found gives way to what this one would
     folder = out.with_name(f"{out.name}.neighbours")
-    found = _found(recipe, pairs, folds, folder)
+    found = _found(recipe, pairs, folder)
     scale = recipe.objective.scale or encoder.scale or CLIP_SCALE
     name = pairs.sources[0] if pairs.sources else "pairs"
 
     def facts() -> Facts:
         key = read_json(folder / _KEY)
-        by_others = hashlib.blake2b(json.dumps(key["folds"]).encode(), digest_size=16).hexdigest() if folds else "none"
-        seen = {"pairs": len(pairs), "content": key["pairs"], "folds": by_others}
+        seen = {"pairs": len(pairs), "content": key["pairs"]}
         return {name: seen, recipe.index: {"content": key["index"]}}
 
     def assemble(given: Recipe, place: ProcessRanks, saved: Path | None) -> Parts:
@@ -202,7 +194,6 @@ def train_fusion(
             "terms": list(recipe.active_terms),
             "mask": recipe.mask,
             "newness": asdict(recipe.newness),
-            "folds": len(folds),
         }
         fusion = FusionModule.open(saved) if saved else FusionModule(settings, pairs.model, trained)
         towers = FusionTowers(fusion.train())
@@ -212,14 +203,13 @@ def train_fusion(
     return train(recipe, out, resume=resume, device=device, assemble=assemble)
 
 
-def _found(recipe: FusionRecipe, pairs: Pairs, folds: Sequence[Fold], folder: Path) -> Neighbours:
+def _found(recipe: FusionRecipe, pairs: Pairs, folder: Path) -> Neighbours:
     """Stored neighbours of the same pairs in the same version of the index, or new ones."""
     index = Index.open(recipe.index)
     fusion = recipe.fusion
     key: dict[str, Any] = {
         "format": _NEIGHBOURS_FORMAT,
         "pairs": _digest(pairs),
-        "folds": [[_digest(fold.pairs), *np.flatnonzero(fold.new).tolist()] for fold in folds],
         "index": index.fingerprint,
         "k": recipe.k,
         "max_score": recipe.max_score,
@@ -232,11 +222,7 @@ def _found(recipe: FusionRecipe, pairs: Pairs, folds: Sequence[Fold], folder: Pa
             return Neighbours.open(folder / NEIGHBOURS)
         except UserError as error:
             note(f"{error} It is made again.")
-    asked = (recipe.k, recipe.max_score, recipe.score_of)
-    if folds:
-        found = cross_neighbours(pairs, folds, recipe.fusion, *asked)
-    else:
-        found = find_neighbours(pairs, index, recipe.fusion, *asked)
+    found = find_neighbours(pairs, index, fusion, recipe.k, recipe.max_score, recipe.score_of)
     (folder / _KEY).unlink(missing_ok=True)
     found.save(folder / NEIGHBOURS)
     write_json(folder / _KEY, sealed(key, folder))

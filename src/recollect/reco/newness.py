@@ -1,22 +1,15 @@
 """Simulated newness: training pairs whose own embeddings are wrong while their neighbours are still right.
 
-A frozen model is right about the pairs that it was fitted to, so a fusion that is trained on them learns to trust the
-embedding and to ignore the index. What the model never saw is different: its image and its text lie apart, yet similar
-images still lie together, and so do similar texts. Both ways here make training pairs look like that, without any pair
-that is new to the model.
+A frozen model is right about the pairs it was fitted to, so a fusion trained on them learns to trust the embedding and
+to ignore the index. Pairs the model never saw differ: image and text lie apart, yet similar images still lie together,
+and so do similar texts. Offsets imitate this. Each caption has one random direction for each modality. It is added to
+the embeddings of its pairs and to everything read of it, so image and text of the caption no longer agree, but image
+agrees with image and text with text. In each step a share of the captions is disturbed.
 
-``offsets``: each caption has, for each modality, one random direction. It is added to the embeddings of its pairs and
-to all that is read of it, so that image and text of the caption no longer agree, but image agrees with image and text
-with text. A share of the captions is disturbed in a step, others in the next.
-
-``rotation``: all vectors of a modality are turned by one partial random rotation a step, those of the other modality by
-another: neighbourhoods stay exactly, the alignment of the modalities breaks.
-
-All numbers are functions of (seed, step) and of the caption's key, so a run that was stopped goes on bit for bit, and
-processes that share a batch agree about a caption that several of them hold.
+All numbers are functions of (seed, step) and of the caption's key, so a resumed run continues bit for bit, and
+processes that share a batch agree about a caption.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,15 +19,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from recollect.core.seeding import derive_seed, normals, torch_generator, uniforms
+from recollect.core.seeding import derive_seed, normals, uniforms
 from recollect.core.validation import check_number
 from recollect.index import By
-
-NewnessKind = Literal["none", "offsets", "rotation"]
-"""Leave training pairs as they are; disturb captions one by one; or turn each modality as a whole."""
-
-STRENGTHS: Mapping[NewnessKind, float] = {"none": 2.0, "offsets": 2.0, "rotation": 1.0}
-"""What is taken where no strength is given."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +29,12 @@ class Newness:
     """How training pairs are made to look new to the model.
 
     Attributes:
-        strength: of ``offsets`` the length of an offset, where an embedding's is 1; of ``rotation`` the largest ``s``
-            in ``expm(s (A − Aᵀ))``, with entries of A from N(0, 1 / width); a step takes s from U(0, strength).
-        share: of the captions that have an offset in a step; a rotation turns everything.
+        kind: leave pairs as they are, or disturb captions.
+        strength: length of an offset, where an embedding's is 1.
+        share: of the captions that have an offset in a step.
     """
 
-    kind: NewnessKind = "none"
+    kind: Literal["none", "offsets"] = "none"
     strength: float = 2.0
     share: float = 0.5
 
@@ -82,10 +69,11 @@ class Disturbance:
         """
         if self.newness.kind == "none":
             return tokens
-        turned = self._offset if self.newness.kind == "offsets" else self._rotate
         own, *read = modalities
         places = [tensor[:, 1:].tensor_split(len(read), dim=1) for tensor in (tokens, captions)]
-        return torch.cat([turned(tokens[:, :1], own, captions[:, :1]), *map(turned, places[0], read, places[1])], dim=1)
+        return torch.cat(
+            [self._offset(tokens[:, :1], own, captions[:, :1]), *map(self._offset, places[0], read, places[1])], dim=1
+        )
 
     def _offset(self, vectors: Tensor, modality: By, captions: Tensor) -> Tensor:
         """``n(x + strength · e / √width)``, e ~ N(0, 1) of the caption and modality, where the caption is disturbed."""
@@ -99,16 +87,6 @@ class Disturbance:
         moved &= vectors.abs().amax(dim=2) > 0
         shifted = vectors[moved] + torch.from_numpy(offsets[places.reshape(captions.shape)[moved.numpy()]])
         return vectors.index_put((moved,), functional.normalize(shifted, dim=1).to(vectors.dtype))
-
-    def _rotate(self, vectors: Tensor, modality: By, captions: Tensor) -> Tensor:
-        return vectors @ self.rotation(modality, vectors.shape[2]).T
-
-    def rotation(self, modality: By, width: int) -> Float[Tensor, "width width"]:
-        """The rotation of a modality in this step: ``expm(s (A − Aᵀ))``; s is the same for both modalities."""
-        amount = self.newness.strength * float(uniforms(self._key("amount"), np.zeros(1, dtype=np.int64), 1)[0, 0])
-        drawn = torch.randn(width, width, generator=torch_generator(self._key(modality)), dtype=torch.float64)
-        generator = (drawn - drawn.T) / width**0.5
-        return torch.linalg.matrix_exp(amount * generator).float()
 
     def _key(self, what: str) -> int:
         return derive_seed("newness", self.seed, self.step, what)

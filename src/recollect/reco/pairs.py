@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32
 
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
@@ -26,8 +26,6 @@ class Pairs:
         images, texts: unit-norm embeddings.
         pictures: ids of the pictures, as an index has them (`recollect.data.sources.images.pixel_digest`).
         sources: name of the source of each pair.
-        origins: fingerprint of that source.
-        ordinals: place of the pair in it.
     """
 
     images: Float32[np.ndarray, "pairs width"]
@@ -36,8 +34,6 @@ class Pairs:
     pictures: Sequence[str]
     model: str
     sources: Sequence[str] = ()
-    origins: Sequence[str] = ()
-    ordinals: Int64[np.ndarray, " pairs"] | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -86,30 +82,23 @@ def embed_pairs(encoder: Encoder, sources: Sequence[Source], limit: int | None, 
     captions: list[str] = []
     pictures: list[str] = []
     names: list[str] = []
-    origins: list[str] = []
-    ordinals: list[int] = []
     for source in sources:
-        stop, origin = len(source) if limit is None else min(limit, len(source)), source.fingerprint
+        stop = len(source) if limit is None else min(limit, len(source))
         with progress(f"embed {source.name}", stop, "pairs") as counter:
-            for start, block in zip(range(0, stop, _BLOCK), read_ahead(source, range(stop), _BLOCK), strict=True):
+            for block in read_ahead(source, range(stop), _BLOCK):
                 counters.add(source, len(block), [str(each) for each in block if not isinstance(each, Sample)])
-                read = [(start + place, each) for place, each in enumerate(block) if isinstance(each, Sample)]
-                there = [(place, each, text) for place, each in read if (text := _text(each, source))]
+                read = [each for each in block if isinstance(each, Sample)]
+                there = [(each.image, text) for each in read if (text := _text(each, source))]
                 if there:
-                    images.append(encoder.embed_images([each.image for _, each, _ in there]).numpy())
-                    texts.append(encoder.embed_texts([text for _, _, text in there], prefix).numpy())
-                captions += [text for _, _, text in there]
-                pictures += [pixel_digest(each.image) for _, each, _ in there]
-                ordinals += [place for place, _, _ in there]
+                    images.append(encoder.embed_images([image for image, _ in there]).numpy())
+                    texts.append(encoder.embed_texts([text for _, text in there], prefix).numpy())
+                captions += [text for _, text in there]
+                pictures += [pixel_digest(image) for image, _ in there]
                 names += [source.name] * len(there)
-                origins += [origin] * len(there)
                 counter.advance(len(block))
     if not captions:
         raise UserError(f"{', '.join(source.name for source in sources)}: no pairs of an image and a text")
-    return Pairs(
-        np.concatenate(images), np.concatenate(texts), captions, pictures, encoder.fingerprint, names, origins,
-        np.array(ordinals, dtype=np.int64),
-    )  # fmt: skip
+    return Pairs(np.concatenate(images), np.concatenate(texts), captions, pictures, encoder.fingerprint, names)
 
 
 def _text(sample: Sample, source: Source) -> str:
