@@ -125,12 +125,10 @@ class FewShotTask:
         made = FEW_SHOT_METHODS[name](self.texts, self.scale)
         return made if self.prompts is None or not made.reads_prompts else made.set_params(text_features=self.prompts)
 
-    def fitted(self, name: str, orders: Sequence[np.ndarray], shots: int) -> Iterator[EmbeddingClassifier]:
-        """A method fitted to the first ``shots`` shots of each draw; some methods learn from all draws at once."""
-        drawn = [support_of(order, shots) for order in orders]
-        models = (self.unfitted(name) for _ in orders)
-        supports, labels = (self.support[rows] for rows, _ in drawn), (labels for _, labels in drawn)
-        return type(self.unfitted(name)).fit_each(models, supports, labels)
+    def fitted(self, name: str, order: np.ndarray, shots: int) -> EmbeddingClassifier:
+        """A method fitted to the first ``shots`` shots of a draw."""
+        rows, labels = support_of(order, shots)
+        return self.unfitted(name).fit_checked(self.support[rows], labels)
 
 
 def draw(labels: np.ndarray, classes: int, protocol: Protocol) -> dict[int, np.ndarray]:
@@ -261,7 +259,8 @@ class _Run:
         """Evaluate a method, fit by fit."""
         queries = self.task.queries
         for shots in self.protocol.shots:
-            for seed, estimator in zip(orders, self.task.fitted(name, list(orders.values()), shots), strict=True):
+            for seed, order in orders.items():
+                estimator = self.task.fitted(name, order, shots)
                 least = self._fitted((name, shots, seed), estimator)
                 for rows in self._blocks():
                     found = self._counts(estimator, rows, estimator._scores(queries[rows]), least)
