@@ -25,7 +25,6 @@ ALTERNATIVES = {
     "symmetric": replace(BASE, direction="symmetric"),
     "hinge alone": replace(BASE, contrastive=0.0),
     "three steps": replace(BASE, steps=3),
-    "both Xavier": replace(BASE, both_xavier=True, steps=2),
 }
 
 
@@ -166,8 +165,6 @@ def test_the_default_step_is_that_of_the_kind_of_model_and_a_named_one_stays(mak
         {"temperature": 0.0},
         {"temperature": float("nan")},
         {"at_once": 0},
-        {"soft": 1.5},
-        {"mix": -0.1},
         {"margin": float("inf")},
         {"weight_decay": -1.0},
         {"scale": float("nan")},

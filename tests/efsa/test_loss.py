@@ -16,26 +16,25 @@ def cosine(a, b):
     return float(np.dot(a, b) / math.sqrt(np.dot(a, a) * np.dot(b, b)))
 
 
-def one_way_by_loops(rows, columns, texts, captions, pairs, scale, options):
+def one_way_by_loops(rows, columns, captions, pairs, scale, options):
     """METHODS 6 word by word for one query; ``captions`` are numbers of wordings."""
     places = [place for place in range(len(rows)) if pairs[place]]
     total = 0.0
     for i in places:
         own = cosine(rows[i], columns[i])
         others = [j for j in places if j != i and captions[j] != captions[i]]
-        factors = [1 - options.soft * max(0.0, cosine(texts[i], texts[j])) for j in others]
         cosines = [cosine(rows[i], columns[j]) for j in others]
-        among = math.exp(scale * own) + sum(f * math.exp(scale * c) for f, c in zip(factors, cosines, strict=True))
-        hinge = sum(f * max(0.0, options.margin - own + c) for f, c in zip(factors, cosines, strict=True))
+        among = math.exp(scale * own) + sum(math.exp(scale * c) for c in cosines)
+        hinge = sum(max(0.0, options.margin - own + c) for c in cosines)
         total += options.contrastive * -math.log(math.exp(scale * own) / among) + options.hinge * hinge
     return total / max(1, len(places))
 
 
 def by_loops(images, texts, captions, pairs, scale, options):
-    loss = one_way_by_loops(images, texts, texts, captions, pairs, scale, options)
+    loss = one_way_by_loops(images, texts, captions, pairs, scale, options)
     if options.direction == "image-to-text":
         return loss
-    return (loss + one_way_by_loops(texts, images, texts, captions, pairs, scale, options)) / 2
+    return (loss + one_way_by_loops(texts, images, captions, pairs, scale, options)) / 2
 
 
 @st.composite
@@ -47,7 +46,6 @@ def cases(draw):
     options = EpisodeOptions(
         direction=draw(st.sampled_from(["image-to-text", "symmetric"])),
         margin=draw(st.sampled_from([0.0, 0.2, 0.7])),
-        soft=draw(st.sampled_from([0.0, 0.6, 1.0])),
     )
     images, texts = generator.normal(size=(2, 2, k, 4))
     return images, texts, captions, pairs, draw(st.sampled_from([1.0, 14.0])), options

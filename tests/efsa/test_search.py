@@ -247,17 +247,6 @@ def test_a_stored_vector_in_a_query_stays_as_it_is_when_the_model_adapts(encoder
     assert any(abs(hit.score - hit.model_score) > 1e-6 for hit in hits)
 
 
-@pytest.mark.parametrize("mix", [0.0, 0.4])
-def test_an_episode_may_be_mixed_with_the_ranking_before_it(encoder, make_index, mix):
-    index = make_index(encoder)
-    alone, _ = adapted(encoder, index, k=6)
-    mixed, _ = adapted(encoder, index, k=6, options=replace(OPTIONS, mix=mix))
-    for one, other in zip(alone, mixed, strict=True):
-        wanted = {hit.id: mix * hit.score + (1 - mix) * hit.model_score for hit in one}
-        assert {hit.id: hit.score for hit in other} == pytest.approx(wanted, abs=1e-9)
-        assert [hit.score for hit in other] == sorted(wanted.values(), reverse=True) or mix == 0.0
-
-
 class Measured(EpisodeReranker):
     """Notes how many queries ran together and what all of it held."""
 

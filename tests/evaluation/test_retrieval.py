@@ -8,7 +8,6 @@ import torch
 
 from recollect.core.types import EncoderBase, Sample, Source
 from recollect.efsa.options import EpisodeOptions
-from recollect.evaluation.intervals import Kinds
 from recollect.evaluation.pools import held_out
 from recollect.evaluation.retrieval import (
     MISSED,
@@ -225,17 +224,6 @@ def test_every_method_is_in_one_table_with_its_cost(encoder):
         before = recalls(result, "zero-shot", row["direction"])[row["domain"], row["k"]]
         assert row["gain"] == pytest.approx(row["value"] - before)
         assert row["gain_low"] <= row["gain"] <= row["gain_high"]
-        if "gains" in row:
-            gained = Kinds.from_text(row["gains"])
-            assert [100 * each for each in gained.interval(least=-1.0)] == [row["gain_low"], row["gain_high"]]
-            assert gained.sign_test() == row["gain_p"]
-    for row in result.rows:
-        if "low" in row:
-            hits = Kinds.from_text(row["hits"])
-            assert [100 * each for each in hits.interval(least=0.0)] == [row["low"], row["high"]]
-            assert 100 * hits.mean() == pytest.approx(row["value"])
-            assert hits.clusters == row["pictures"]
-    assert sum("hits" in row for row in gains) > 10
 
 
 def test_a_caption_that_is_held_out_is_no_query(encoder):

@@ -52,9 +52,7 @@ class Episodes:
             return self._adapt(batch)[0]
 
     def _adapt(self, batch: EpisodeBatch) -> tuple[Adapters, Float[Tensor, " queries"]]:
-        if self.options.short_cut:
-            return self._first_step(batch)
-        return self._steps(batch)
+        return self._first_step(batch) if self.options.steps == 1 else self._steps(batch)
 
     def _first_step(self, batch: EpisodeBatch) -> tuple[Adapters, Float[Tensor, " queries"]]:
         step = FirstStep(self._sites, self._start, len(batch.queries))

@@ -32,21 +32,14 @@ def episode_loss(
     Contrastive is Eq. 1, the cross-entropy of each image's caption among the captions that are wrong for it. Hinge is
     ``1/N Σ_i Σ_{j≠i} max(0, m − s_ii + s_ij)``: Eq. 2 as printed would push positives away.
 
-    With soft negatives a wrong caption counts ``1 − soft · max(0, cos(t_i, t_j))`` times in both sums, so that one that
-    says nearly the same is hardly wrong; the factors are constants to the gradient.
-
     Args:
         images: raw tower outputs.
         texts: likewise; text i of a query is image i's caption.
         pairs: which of the k places hold a pair; the others count for nothing.
         scale: 1/τ of Eq. 1.
     """
-    captions = F.normalize(texts, dim=2)
-    similarity = F.normalize(images, dim=2) @ captions.transpose(1, 2)
+    similarity = F.normalize(images, dim=2) @ F.normalize(texts, dim=2).transpose(1, 2)
     weight = negative.to(similarity.dtype)
-    if options.soft:
-        alike = (captions @ captions.transpose(1, 2)).detach().clamp(0, 1)
-        weight = weight * (1 - options.soft * alike)
     loss = _one_way(similarity, pairs, weight, scale, options)
     if options.direction == "symmetric":
         back = _one_way(similarity.transpose(1, 2), pairs, weight.transpose(1, 2), scale, options)

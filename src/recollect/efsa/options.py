@@ -16,7 +16,7 @@ small models without blocks, whose heads alone learn (``results/efsa/adaptation-
 
 PRINTED: dict[str, Any] = {
     "direction": "image-to-text", "learning_rate": 5e-4, "temperature": None, "contrastive": 1.7, "hinge": 0.3,
-    "margin": 0.2, "soft": 0.0, "mix": 1.0, "steps": 1,
+    "margin": 0.2, "steps": 1,
 }  # fmt: skip
 """The settings that the paper prints (§3.2, §4.1)."""
 
@@ -40,13 +40,9 @@ class EpisodeOptions:
         hinge: weight of the hinge loss, Eq. 2 (the paper's β).
         margin: of the hinge loss.
         direction: image → text as printed in Eq. 1 and 2, or the mean of both directions.
-        soft: how much less a wrong caption counts the more it says the same as the right one, from 0 (all count in
-            full, as printed) to 1 (one that is embedded the same does not count).
-        mix: weight of the adapted model's cosine in what ranks again; the rest is the cosine before.
         temperature: of Eq. 1; None takes the model's own.
         rank: of the low-rank adapters.
         scale: factor of the adapters; 15/64, or 15 or 15/√64 as other readings of "a scaling factor of 15".
-        both_xavier: begin with both matrices of an adapter random, so not at the pretrained model.
         at_once: most queries that adapt at once; fewer where they would hold more than ``gibibytes``.
         gibibytes: that the tensors of queries that adapt at once may hold, as measured on the first; one query always
             runs.
@@ -61,12 +57,9 @@ class EpisodeOptions:
     hinge: float = 0.3
     margin: float = 0.2
     direction: Literal["image-to-text", "symmetric"] = "symmetric"
-    soft: float = 0.0
-    mix: float = 1.0
     temperature: float | None = None
     rank: int = 64
     scale: float = 15 / 64
-    both_xavier: bool = False
     at_once: int = 8
     gibibytes: float = 2.0
     seed: int = 0
@@ -80,8 +73,6 @@ class EpisodeOptions:
                 check_number(name, getattr(self, name), above=0)
         for name in ("weight_decay", "contrastive", "hinge", "margin"):
             check_number(name, getattr(self, name), least=0)
-        for name in ("soft", "mix"):
-            check_number(name, getattr(self, name), least=0, most=1)
 
     @classmethod
     def paper(cls, **changed: Any) -> "EpisodeOptions":
@@ -104,12 +95,7 @@ class EpisodeOptions:
         """How the adapters begin."""
         from recollect.models.lora import AdapterOptions  # heavy, and a command line only needs the settings
 
-        return AdapterOptions(self.rank, self.scale, self.both_xavier, self.seed)
-
-    @property
-    def short_cut(self) -> bool:
-        """Whether the first forward is the frozen model's and no step follows, so that no state is needed."""
-        return self.steps == 1 and not self.both_xavier
+        return AdapterOptions(self.rank, self.scale, seed=self.seed)
 
 
 @dataclass(frozen=True)

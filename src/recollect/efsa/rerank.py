@@ -151,8 +151,7 @@ class EpisodeReranker:
     def _reordered(self, found: Hits, again: Reranked, number: int) -> Hits:
         first = found.hits[: self.options.k]
         notes = self._notes(first, bool(again.failed[number]), int(again.pairs[number]))
-        before = np.array([hit.score for hit in first])
-        scores = self.options.mix * again.scores[number].numpy()[: len(first)] + (1 - self.options.mix) * before
+        scores = again.scores[number].numpy()[: len(first)]
         hits = list(first)
         ranked = [place for place, score in enumerate(scores.tolist()) if np.isfinite(score)]
         order = sorted(ranked, key=lambda place: -scores[place])

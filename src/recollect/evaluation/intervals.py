@@ -1,15 +1,13 @@
 """Intervals and tests of recalls whose queries are not independent, such as the captions of one picture.
 
 Queries are resampled picture by picture (cluster bootstrap). Clusters with the same counts are interchangeable, so a
-sample is one multinomial draw over the kinds of clusters. Results store the kinds as text (`Kinds.as_text`), from which
-intervals and tests can be computed again.
+sample is one multinomial draw over the kinds of clusters.
 """
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64, Shaped
+from jaxtyping import Float64, Int64, Shaped
 
 from recollect.core.seeding import numpy_generator
 
@@ -44,28 +42,6 @@ class Kinds:
         """Number of clusters."""
         return int(self.count.sum())
 
-    def as_text(self) -> str:
-        """Count, total and size of each kind, e.g. ``812 x 0/5, 60 x 1/5``."""
-        parts = zip(self.count.tolist(), self.total.tolist(), self.size.tolist(), strict=True)
-        return ", ".join(f"{count} x {total:.15g}/{size:g}" for count, total, size in parts)
-
-    @classmethod
-    def from_text(cls, text: str) -> "Kinds":
-        """Inverse of `as_text`."""
-        found = [[float(number) for number in re.split(" x |/", part)] for part in text.split(", ")]
-        count, total, size = np.array(found).T
-        return cls(total, size, count.astype(np.int64))
-
-    def mean(self) -> float:
-        """Mean over queries."""
-        return float(self.count @ self.total / (self.count @ self.size))
-
-    def resampled(self, name: str = "") -> Float64[np.ndarray, " draws"]:
-        """The mean over queries in `DRAWS` bootstrap samples; ``name`` selects the random stream."""
-        generator = numpy_generator("cluster bootstrap", self.clusters, *([name] if name else []))
-        drawn = generator.multinomial(self.clusters, self.count / self.clusters, DRAWS)
-        return drawn @ self.total / (drawn @ self.size)
-
     def interval(self, least: float) -> tuple[float, float]:
         """Percentile interval of the mean over queries under cluster resampling, between ``least`` and 1.
 
@@ -75,7 +51,10 @@ class Kinds:
         if (means == means[0]).all():
             bound = surprise(self.clusters)
             return max(least, float(means[0]) - bound), min(1.0, float(means[0]) + bound)
-        return percentiles(self.resampled())
+        generator = numpy_generator("cluster bootstrap", self.clusters)
+        drawn = generator.multinomial(self.clusters, self.count / self.clusters, DRAWS)
+        low, high = np.quantile(drawn @ self.total / (drawn @ self.size), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        return float(low), float(high)
 
     def sign_test(self) -> float:
         """Two-sided p-value of no difference, by random signs of the clusters' gains.
@@ -89,19 +68,6 @@ class Kinds:
         return float((1 + (np.abs(sums) >= seen - 1e-9).sum()) / (1 + DRAWS))
 
 
-def percentiles(draws: Float64[np.ndarray, " draws"]) -> tuple[float, float]:
-    """Central interval with the share `LEVEL` of the draws."""
-    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
-
-
 def surprise(clusters: int) -> float:
     """Upper bound of the share of deviating clusters if none was observed (Clopper–Pearson)."""
     return 1 - float(((1 - LEVEL) / 2) ** (1 / clusters))
-
-
-def gain_kinds(
-    hit: Bool[np.ndarray, " queries"], before: Bool[np.ndarray, " queries"], clusters: Shaped[np.ndarray, " queries"]
-) -> Kinds:
-    """Clusters by the gain over ``before`` on the same queries."""
-    return Kinds.of(hit.astype(np.int64) - before.astype(np.int64), clusters)

@@ -17,7 +17,7 @@ from recollect.efsa.methods import SEARCH_METHODS, Method, Prepared, SearchConte
 from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.pixels import PixelCache
 from recollect.evaluation.features import FeatureCache, image_features
-from recollect.evaluation.intervals import Kinds, gain_kinds
+from recollect.evaluation.intervals import Kinds
 from recollect.evaluation.ranks import NO_RANK, TIE, streaming_ranks
 from recollect.evaluation.results import Result, ResultRow, content_of
 from recollect.evaluation.tasks.retrieval import RetrievalTask, keep_images
@@ -51,10 +51,9 @@ def retrieval(
 
     Returns:
         Rows with ``method`` (zero-shot), ``metric`` (recall), ``direction``, ``domain``, ``k``, the number of
-        ``queries`` and their ``pictures``, ``value`` in percent with its 95 % interval ``low`` to ``high`` by
-        resampling pictures, and ``hits``, from which `Kinds.from_text` can compute the interval again. The domain is
-        that of the image, of most of the text's images, or the name of the source if most of its texts have several;
-        ``all`` and ``mean of domains`` summarise them.
+        ``queries`` and their ``pictures``, and ``value`` in percent with its 95 % interval ``low`` to ``high`` by
+        resampling pictures. The domain is that of the image, of most of the text's images, or the name of the source if
+        most of its texts have several; ``all`` and ``mean of domains`` summarise them.
 
     Raises:
         UserError: every picture is ambiguous.
@@ -214,16 +213,15 @@ def _figures(hit: np.ndarray, clusters: np.ndarray) -> ResultRow:
     low, high = kinds.interval(least=0.0)
     return {
         "value": 100 * float(hit.mean()), "low": 100 * low, "high": 100 * high, "queries": len(hit),
-        "pictures": kinds.clusters, "hits": kinds.as_text(),
+        "pictures": kinds.clusters,
     }  # fmt: skip
 
 
 def _gain(hit: np.ndarray, before: np.ndarray, clusters: np.ndarray) -> ResultRow:
-    kinds = gain_kinds(hit, before, clusters)
+    kinds = Kinds.of(hit.astype(np.int64) - before.astype(np.int64), clusters)
     low, high = kinds.interval(least=-1.0)
     gain = 100 * float(hit.mean() - before.mean())
-    return {"gain": gain, "gain_low": 100 * low, "gain_high": 100 * high, "gain_p": kinds.sign_test(),
-            "gains": kinds.as_text()}  # fmt: skip
+    return {"gain": gain, "gain_low": 100 * low, "gain_high": 100 * high, "gain_p": kinds.sign_test()}
 
 
 @dataclass(frozen=True)
@@ -263,8 +261,7 @@ def compare_methods(
         captions: of the pool's images, for methods that learn from them.
 
     Returns:
-        Rows as in `retrieval`, with ``gain``, ``gain_low``, ``gain_high``, ``gain_p`` and ``gains`` over the first
-        method, and rows for the cost per query (`Cost`).
+        Rows as in `retrieval`, with ``gain``, ``gain_low``, ``gain_high`` and ``gain_p`` over the first method, and rows for the cost per query (`Cost`).
 
     Raises:
         UserError: no such method, or it lacks captions or a teacher.
