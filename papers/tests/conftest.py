@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from recollect.data.sources import derived
+from recollect.data.sources import subset
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_worlds():
     """Every word of a made world is known beforehand, and how often it occurs does not change a table's form."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(derived, "_MADE_TEXTS", 300)
+        patch.setattr(subset, "_MADE_TEXTS", 300)
         patch.setattr(os, "fsync", lambda file: None)  # what a power cut leaves is tested where files are written
         yield
 

@@ -261,7 +261,8 @@ def compare_methods(
         captions: of the pool's images, for methods that learn from them.
 
     Returns:
-        Rows as in `retrieval`, with ``gain``, ``gain_low``, ``gain_high`` and ``gain_p`` over the first method, and rows for the cost per query (`Cost`).
+        Rows as in `retrieval`, with ``gain``, ``gain_low``, ``gain_high`` and ``gain_p`` over the first method, and
+        rows for the cost per query (`Cost`).
 
     Raises:
         UserError: no such method, or it lacks captions or a teacher.
