@@ -16,8 +16,7 @@ import numpy as np
 
 from recollect.classifiers.heads.base import EmbeddingClassifier
 from recollect.classifiers.heads.methods import CANDIDATES, choose_method
-from recollect.classifiers.heads.trust import held_out_check
-from recollect.classifiers.heads.unknown import unknown_rule
+from recollect.classifiers.heads.trust import held_out_check, unknown_rule
 from recollect.cli.parser import script_options
 
 CHOOSING = ("dtd10", "resisc12", "imagenette")

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from recollect.classifiers.heads.methods import CANDIDATES, by_names, choose_method
-from recollect.classifiers.heads.trust import INTERVAL_WIDTH, accuracy_interval, held_out_check
-from recollect.classifiers.heads.unknown import unknown_rule
+from recollect.classifiers.heads.trust import INTERVAL_WIDTH, accuracy_interval, held_out_check, unknown_rule
 
 
 def blobs(per_class, classes=4, width=16, seed=0, spread=0.8):

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from dual_encoders import sentences
-from recollect.efsa.adapters import Adapters, adapted
-from recollect.efsa.first_step import FirstStep
+from recollect.efsa.adapters import Adapters, FirstStep, adapted
 from recollect.models.lora import AdapterOptions, adapter_sites, initial_weights
 
 

@@ -13,8 +13,14 @@ from jaxtyping import Bool, Float
 from recollect.classifiers import EmbeddingClassifier
 from recollect.classifiers.folder import load_classifier, save_classifier
 from recollect.classifiers.heads.methods import BEST, CANDIDATES, FEW_SHOT_METHODS, by_names, choose_method
-from recollect.classifiers.heads.trust import ENOUGH_EXAMPLES, TOO_FEW, enough_to_tell, held_out_check
-from recollect.classifiers.heads.unknown import UnknownRule, unknown_rule
+from recollect.classifiers.heads.trust import (
+    ENOUGH_EXAMPLES,
+    TOO_FEW,
+    UnknownRule,
+    enough_to_tell,
+    held_out_check,
+    unknown_rule,
+)
 from recollect.classifiers.pictures import Examples
 from recollect.classifiers.teaching import ClassifierModel, Support, extended, not_of_pixels
 from recollect.classifiers.texts import learned_scale

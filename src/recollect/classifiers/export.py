@@ -114,7 +114,7 @@ def _readable(encoder: RetrievalEnhancedEncoder, spoken: bool) -> list[str]:
     return ids
 
 
-class Classifying(nn.Module):
+class _Classifying(nn.Module):
     """Unit embeddings to calibrated probabilities, and the cosine with the nearest class mean."""
 
     weights: Tensor
@@ -187,7 +187,7 @@ def export_all(encoder: Encoder, folder: str | Path, classifier: Classifier | No
             lambda names: _TextChain(TextTower(model, names), read), model, unfinished / TEXT_FILE, ["embeddings"]
         )
         if classifier is not None and form is not None:
-            classifying = Classifying(form, torch.from_numpy(classifier.unknown_rule.means))
+            classifying = _Classifying(form, torch.from_numpy(classifier.unknown_rule.means))
             outputs = ["probabilities", "nearest"]
             write_image_graph(_Chain(images, classifying), model, unfinished / _CLASSIFIER_GRAPH, outputs)
             more |= {"classes": list(classifier.classes), "method": classifier.method}

@@ -53,7 +53,7 @@ _File = TypeVar("_File", Path, Path | InMemory)
 
 
 @dataclass(frozen=True)
-class PictureFiles(Generic[_File]):
+class _PictureFiles(Generic[_File]):
     """Embeddings of readable pictures, and error messages of the others (``broken``)."""
 
     files: tuple[_File, ...]
@@ -217,7 +217,7 @@ def _names_file(file: Path) -> Mapping[str, Sequence[str]] | Sequence[str]:
     return values
 
 
-def embed_files(encoder: Encoder, files: Sequence[_File], what: str, block: int = 64) -> PictureFiles[_File]:
+def embed_files(encoder: Encoder, files: Sequence[_File], what: str, block: int = 64) -> _PictureFiles[_File]:
     """Decode and embed files or pictures in memory, skipping unreadable ones.
 
     Raises:
@@ -244,4 +244,4 @@ def embed_files(encoder: Encoder, files: Sequence[_File], what: str, block: int 
             counter.advance(min(block, len(files) - start))
     if not kept:
         raise UserError(f"{what}: none of {len(files)} images can be read; the first: {broken[0]}")
-    return PictureFiles(tuple(kept), np.concatenate(features), tuple(digests), tuple(broken))
+    return _PictureFiles(tuple(kept), np.concatenate(features), tuple(digests), tuple(broken))

@@ -1,15 +1,16 @@
-"""Adapters of many queries at once, which PEFT does not compute in one forward pass.
+"""Adapters of many queries at once, which PEFT does not compute in one forward pass, and their first gradient.
 
-Nothing is added to a model and no weight is touched: while `adapted` is open, a layer's ``forward`` is another one.
+Nothing is added to a model and no weight changes: while `adapted` is open, a layer's ``forward`` is another one.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 
@@ -81,3 +82,117 @@ def _many_sets(
         low = F.linear(mine, down) if down.ndim == 2 else mine @ down.transpose(1, 2)
         result = F.linear(mine, weight, bias).baddbmm_(low, up.transpose(1, 2), alpha=scale)
     return result.reshape(*rows.shape[:-1], outputs)
+
+
+class FirstStep:
+    """Collects, layer by layer, each query's gradient of B at B = 0, from one forward of the unchanged model.
+
+    At ``B = 0`` the adapted model is the frozen one, so an image in the lists of several queries passes the towers once.
+    There the gradient of A vanishes, and with ``y = W x + scale · B A x`` that of B is ``scale · Σ g (A x)ᵀ`` over a
+    query's own rows, where g is the gradient at the layer's output.
+
+    Attributes:
+        gradient: for each layer (queries, outputs, rank).
+    """
+
+    def __init__(self, sites: Mapping[str, nn.Linear], start: Adapters, queries: int) -> None:
+        if any(bool(up.any()) for up in start.up.values()):
+            raise ValueError("the short cut holds from B = 0 only; these adapters start elsewhere")
+        self._sites, self._start, self._queries = sites, start, queries
+        self.gradient = {name: up.new_zeros(queries, *up.shape) for name, up in start.up.items()}
+        like = next(iter(start.up.values()))
+        # Autograd walks back only to what needs a gradient; the weights do not.
+        self._anchor = like.new_zeros((), requires_grad=True)
+        self._turn = _Turn(None, [])
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Let the layers keep A x of what they read while the block runs."""
+
+        def forward(name: str, layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+            down = self._start.down[name]
+
+            def receive(gradient: Tensor, low: Tensor) -> None:
+                self._add(self.gradient[name], gradient, low)
+
+            return lambda rows: _Recorded.apply(rows, self._anchor, layer.weight, layer.bias, down, receive)
+
+        with torch.enable_grad(), replaced_forward(self._sites, forward):
+            yield
+
+    def backward(
+        self,
+        outputs: Float[Tensor, "rows width"],
+        gradients: Float[Tensor, "rows width"],
+        owners: Int[Tensor, " rows"],
+        *,
+        keep: bool = False,
+    ) -> None:
+        """Run one recorded forward backwards and add what its rows contribute to their queries.
+
+        Args:
+            outputs: what a tower gave while `recording`.
+            gradients: of each row's owner's loss.
+            owners: number of the query that each row counts for in this pass.
+            keep: run the same forward backwards again later.
+        """
+        order = None if bool((owners[1:] >= owners[:-1]).all()) else owners.argsort(stable=True)
+        counts = torch.bincount(owners, minlength=self._queries).tolist()
+        self._turn = _Turn(order, counts)
+        torch.autograd.grad(outputs, self._anchor, gradients, retain_graph=keep, allow_unused=True)
+
+    def _add(self, total: Tensor, gradient: Tensor, low: Tensor) -> None:
+        """Add ``Σ g (A x)ᵀ`` over the rows of each query to ``total``, (queries, outputs, rank)."""
+        order, counts = self._turn.order, self._turn.counts
+        rows, scale = sum(counts), self._start.scale
+        gradient, low = (each.reshape(rows, -1, each.shape[-1]) for each in (gradient, low))
+        if order is not None:
+            gradient, low = gradient[order], low[order]
+        if len(set(counts)) == 1:
+            gradient, low = (each.reshape(len(counts), -1, each.shape[-1]) for each in (gradient, low))
+            total.baddbmm_(gradient.transpose(1, 2), low, alpha=scale)
+            return
+        start = 0
+        for query, count in enumerate(counts):
+            if count:
+                mine = slice(start, start + count)
+                total[query].addmm_(gradient[mine].flatten(0, 1).T, low[mine].flatten(0, 1), alpha=scale)
+            start += count
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """Whose rows a backward pass is for.
+
+    Attributes:
+        order: brings the rows into the order of their queries; None if they are in it.
+    """
+
+    order: Int[Tensor, " rows"] | None
+    counts: list[int]
+
+
+class _Recorded(torch.autograd.Function):
+    """A linear layer that remembers ``A x`` instead of x, a tenth of its size in a wide tower."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        anchor: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        down: Tensor,
+        receive: Callable[[Tensor, Tensor], None],
+    ) -> Tensor:
+        ctx.save_for_backward(weight, F.linear(rows, down))
+        ctx.receive = receive
+        return F.linear(rows, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        weight, low = ctx.saved_tensors
+        gradient = gradients[0].contiguous()  # attention gives it head by head; two products read it
+        ctx.receive(gradient, low)
+        below = gradient @ weight if ctx.needs_input_grad[0] else None
+        return below, None, None, None, None, None

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from PIL import Image
@@ -31,15 +31,6 @@ _TURN = "USER: {image}\n{prompt} ASSISTANT:"
 
 # What transformers, its hub client and safetensors raise for bad files; a bug of ours raises others.
 _FAILURES = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError)
-
-
-@runtime_checkable
-class Captioner(Protocol):
-    """Describes images."""
-
-    def describe(self, images: Sequence[ImageLike]) -> list[str]:
-        """One text for each image."""
-        ...
 
 
 class TransformersCaptioner:
@@ -118,7 +109,7 @@ class CaptionReport:
 
 
 def write_captions(
-    blocks: Iterable[Sequence[Picture]], captioner: Captioner, file: CaptionFile, batch_size: int = 8
+    blocks: Iterable[Sequence[Picture]], captioner: Any, file: CaptionFile, batch_size: int = 8
 ) -> CaptionReport:
     """Describe every picture without a caption; captions are on disk at once, so a run can be stopped anywhere."""
     report = CaptionReport()
@@ -132,7 +123,7 @@ def write_captions(
     return report
 
 
-def caption_index(index: Index, captioner: Captioner, by: str = "", batch_size: int = 8) -> CaptionReport:
+def caption_index(index: Index, captioner: Any, by: str = "", batch_size: int = 8) -> CaptionReport:
     """Describe every picture of an index that has no caption; each batch is kept, so a run can be stopped anywhere.
 
     Args:
@@ -159,7 +150,7 @@ def _opened(items: Sequence[Picture], report: CaptionReport) -> dict[str, ImageL
     return opened
 
 
-def _described(opened: dict[str, ImageLike], captioner: Captioner, report: CaptionReport) -> dict[str, str]:
+def _described(opened: dict[str, ImageLike], captioner: Any, report: CaptionReport) -> dict[str, str]:
     if not opened:
         return {}
     captions = dict(zip(opened, captioner.describe(list(opened.values())), strict=True))

@@ -9,10 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from recollect.core.types import caption_prefix
-from recollect.efsa.adapters import Adapters, adapted
+from recollect.efsa.adapters import Adapters, FirstStep, adapted
 from recollect.efsa.batch import EpisodeBatch, Reranked, shared_rows
 from recollect.efsa.cost import CostCounters
-from recollect.efsa.first_step import FirstStep
 from recollect.efsa.loss import episode_loss, negatives
 from recollect.efsa.options import EpisodeOptions
 from recollect.models import DualEncoder
@@ -127,7 +126,7 @@ class Episodes:
             gradients = torch.autograd.grad(losses.sum(), parts)
             for part in parts:
                 part.requires_grad_(False)
-            adamw_step(state, torch.cat([each.reshape(-1) for each in gradients]), moments, number, self.options)
+            _adamw_step(state, torch.cat([each.reshape(-1) for each in gradients]), moments, number, self.options)
             total += losses.detach()
             self.counters.backward(images=batch.images.numel(), texts=batch.texts.numel())
         return adapters, total
@@ -165,7 +164,7 @@ class Episodes:
         )
 
 
-def adamw_step(
+def _adamw_step(
     state: Float[Tensor, " numbers"],
     gradient: Float[Tensor, " numbers"],
     moments: tuple[Float[Tensor, " numbers"], Float[Tensor, " numbers"]],

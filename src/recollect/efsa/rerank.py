@@ -32,7 +32,7 @@ Load = tuple[int, int]
 
 
 @dataclass
-class EpisodeBatchPlan:
+class _BatchPlan:
     """Keeps the memory of a batch of episodes below a bound, by what episodes were measured to hold.
 
     The first query runs alone and is measured, and so is any with more pictures or longer texts than every query that
@@ -102,7 +102,7 @@ class EpisodeReranker:
         self.pixels = pixels or PixelCache(encoder.transform)
         self.episodes = adapt(encoder, self.options)
         self.episodes.counters = self.counters
-        self.plan = EpisodeBatchPlan(self.options.at_once, self.options.gibibytes * 2**30)
+        self.plan = _BatchPlan(self.options.at_once, self.options.gibibytes * 2**30)
 
     def rerank(self, queries: Sequence[Query], found: Sequence[Hits]) -> list[Hits]:
         """The same hits, the first k in their new order."""

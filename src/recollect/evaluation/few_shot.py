@@ -49,7 +49,7 @@ def few_shot(
     """
     classes = len(task.class_names)
     labels = task.support.labels
-    check_shots(task, protocol)
+    _check_shots(task, protocol)
     orders = draw(labels, classes, protocol)
     used, places = np.unique(np.stack(list(orders.values())), return_inverse=True)
     columns = places.reshape(len(orders), -1, classes)
@@ -82,7 +82,7 @@ def few_shot(
     return Result("few-shot", model, task.name, seed, rows, settings)
 
 
-def check_shots(task: ClassificationTask, protocol: Protocol) -> None:
+def _check_shots(task: ClassificationTask, protocol: Protocol) -> None:
     """Raise UserError if a class has fewer examples than the protocol needs."""
     counts = np.bincount(task.support.labels, minlength=len(task.class_names))
     least = int(counts.argmin())

@@ -45,11 +45,11 @@ class Kinds:
     def interval(self, least: float) -> tuple[float, float]:
         """Percentile interval of the mean over queries under cluster resampling, between ``least`` and 1.
 
-        If all clusters have the same mean, resampling has no variance, and the bound of `surprise` is used instead.
+        If all clusters have the same mean, resampling has no variance, and the bound of `_surprise` is used instead.
         """
         means = self.total / self.size
         if (means == means[0]).all():
-            bound = surprise(self.clusters)
+            bound = _surprise(self.clusters)
             return max(least, float(means[0]) - bound), min(1.0, float(means[0]) + bound)
         generator = numpy_generator("cluster bootstrap", self.clusters)
         drawn = generator.multinomial(self.clusters, self.count / self.clusters, DRAWS)
@@ -68,6 +68,6 @@ class Kinds:
         return float((1 + (np.abs(sums) >= seen - 1e-9).sum()) / (1 + DRAWS))
 
 
-def surprise(clusters: int) -> float:
+def _surprise(clusters: int) -> float:
     """Upper bound of the share of deviating clusters if none was observed (Clopper–Pearson)."""
     return 1 - float(((1 - LEVEL) / 2) ** (1 / clusters))

@@ -37,7 +37,7 @@ def top_1(predictions: np.ndarray, labels: np.ndarray) -> float:
     return 100.0 * float(np.mean(predictions == labels))
 
 
-def top_5(scores: np.ndarray, labels: np.ndarray) -> float:
+def _top_5(scores: np.ndarray, labels: np.ndarray) -> float:
     """Top-5 accuracy of scores (n, classes) in percent."""
     best = np.argpartition(scores, -_FEW, axis=1)[:, -_FEW:]
     return 100.0 * float(np.mean((best == labels[:, None]).any(axis=1)))
@@ -84,7 +84,7 @@ def zero_shot(
         {"metric": "mean per class", "value": mean_per_class(predictions, query.labels)},
     ]
     if len(task.class_names) > _FEW:
-        rows.append({"metric": "top-5", "value": top_5(scores, query.labels)})
+        rows.append({"metric": "top-5", "value": _top_5(scores, query.labels)})
     for name in methods:
         probabilities = UNLABELLED_METHODS[name](query.images, texts, learned_scale(encoder))
         labels = probabilities.argmax(axis=1)

@@ -148,15 +148,7 @@ class FusionBlock(nn.Module):
         return 2 * (1 - weight) * tokens[:, 0] + 2 * weight * functional.normalize(tokens[:, 1:].sum(dim=1), dim=1)
 
 
-class MeanFusion(nn.Module):
-    """The mean of the embedding and of what it found (RECO, Table 3, rows 5–8); nothing is learned."""
-
-    def forward(self, tokens: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch width"]:
-        """The mean, up to its length; rows of zeros add nothing."""
-        return tokens.sum(dim=1)
-
-
-class MlpFusion(nn.Module):
+class _MlpFusion(nn.Module):
     """A residual MLP on the embedding alone, as large as the block (6 d² + 6 d parameters): without reading."""
 
     def __init__(self, width: int) -> None:
@@ -186,17 +178,17 @@ class FusionModule(nn.Module):
         super().__init__()
         self.settings, self.model, self.trained = settings, model, dict(trained or {})
         modalities: tuple[By, ...] = ("image", "text")
-        self.blocks = nn.ModuleDict({modality: self._block() for modality in modalities if settings.refines(modality)})
+        self.blocks = nn.ModuleDict()
+        for modality in modalities if settings.kind != "mean" else ():
+            if settings.refines(modality):
+                mlp = settings.kind == "mlp"
+                self.blocks[modality] = (
+                    _MlpFusion(settings.width) if mlp else FusionBlock(settings.width, settings.start)
+                )
         if settings.reads is not None:  # without a bias: an empty place stays zeros
             self.adapters = nn.ModuleDict(
                 {modality: nn.Linear(settings.reads, settings.width, bias=False) for modality in modalities}
             )
-
-    def _block(self) -> nn.Module:
-        width = self.settings.width
-        if self.settings.kind == "mean":
-            return MeanFusion()
-        return FusionBlock(width, self.settings.start) if self.settings.kind == "transformer" else MlpFusion(width)
 
     def adapt(self, modality: By, found: Float[Tensor, "batch places reads"]) -> Float[Tensor, "batch places width"]:
         """What embeddings of one modality found, as tokens beside them: as it is, or mapped linearly from the space of
@@ -222,8 +214,10 @@ class FusionModule(nn.Module):
         """
         if tokens.shape[2] != self.settings.width:
             raise ValueError(f"tokens {tuple(tokens.shape)}, but the fusion is {self.settings.width} wide")
-        if modality not in self.blocks:
+        if not self.settings.refines(modality):
             return functional.normalize(tokens[:, 0], dim=1)
+        if self.settings.kind == "mean":  # RECO, Table 3, rows 5-8
+            return functional.normalize(tokens.sum(dim=1), dim=1)
         return functional.normalize(self.blocks[modality](tokens), dim=1)
 
     @property

@@ -172,7 +172,7 @@ def _search(
             some = slice(start, start + _QUERIES)
             exclude: list[set[str]] = [{id} for id in pairs.pictures[some]]
             if not by_score and max_score <= 1:  # above every cosine, nothing is near
-                for own, near in zip(exclude, near_each(index, pairs.images[some], max_score), strict=True):
+                for own, near in zip(exclude, _near_each(index, pairs.images[some], max_score), strict=True):
                     own |= near
             limit = max_score if by_score else None
             blocks.append(read_index(index, queries[some], settings, modality, k, exclude, limit, exact=True))
@@ -180,7 +180,7 @@ def _search(
     return blocks
 
 
-def near_each(index: Index, images: Float32[np.ndarray, "n width"], max_score: float) -> list[set[str]]:
+def _near_each(index: Index, images: Float32[np.ndarray, "n width"], max_score: float) -> list[set[str]]:
     """For each image the ids of all pictures with at least this cosine."""
     near: list[set[str]] = [set() for _ in images]
     waiting, k = np.arange(len(images)), 32

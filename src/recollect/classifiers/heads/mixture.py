@@ -116,7 +116,7 @@ class GaussianDiscriminant(Mixture):
         if not plan.one_by_one:
             return super()._held_out_pair(support, labels, plan)
         base = self.scale * self._text_similarity(support, labels, plan)
-        return base, discriminant_left_out(support, labels, plan).astype(support.dtype)
+        return base, _discriminant_left_out(support, labels, plan).astype(support.dtype)
 
     def kernel_form(self) -> KernelForm:
         weight = self._weight()
@@ -137,7 +137,7 @@ def discriminant(support: np.ndarray, labels: np.ndarray, classes: int) -> tuple
     return weights.astype(support.dtype), bias.astype(support.dtype)
 
 
-def discriminant_left_out(support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
+def _discriminant_left_out(support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
     """Leave-one-out scores ``x·W_g + b``: float64 (held, classes).
 
     With the scatter's eigenvectors the precision is diagonal whatever the ridge. Without an example x of class c, at

@@ -31,7 +31,7 @@ def cosines(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return found
 
 
-def top_similar(similarity: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+def _top_similar(similarity: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Indices and values of the ``k`` largest entries of each row, largest first; ties by lower index."""
     width = similarity.shape[1]
     if k >= width:
@@ -76,6 +76,6 @@ class Similarities:
         if self._near is None or self._near[0].shape[1] < k:
             most = min(max(k, SHARED_NEIGHBOURS), self.matrix.shape[1])
             starts = range(0, max(len(self.matrix), 1), _ROWS_AT_ONCE)
-            parts = [top_similar(self.matrix[start : start + _ROWS_AT_ONCE], most) for start in starts]
+            parts = [_top_similar(self.matrix[start : start + _ROWS_AT_ONCE], most) for start in starts]
             self._near = np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
         return self._near[0][:, :k], self._near[1][:, :k]
