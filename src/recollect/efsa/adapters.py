@@ -87,7 +87,7 @@ def _many_sets(
 class FirstStep:
     """Collects, layer by layer, each query's gradient of B at B = 0, from one forward of the unchanged model.
 
-    At ``B = 0`` the adapted model is the frozen one, so an image in the lists of several queries passes the towers once.
+    At ``B = 0`` the adapted model is the frozen one, so an image that several queries found passes the towers once.
     There the gradient of A vanishes, and with ``y = W x + scale · B A x`` that of B is ``scale · Σ g (A x)ᵀ`` over a
     query's own rows, where g is the gradient at the layer's output.
 
