@@ -9,11 +9,8 @@ import torch
 from PIL import Image
 from transformers import (
     AutoConfig,
-    AutoImageProcessor,
     AutoModelForImageTextToText,
     AutoProcessor,
-    AutoTokenizer,
-    VisionEncoderDecoderModel,
 )
 
 from recollect.core.errors import UserError
@@ -34,7 +31,7 @@ _FAILURES = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeEr
 
 
 class TransformersCaptioner:
-    """Any image-to-text model of transformers: LLaVA, BLIP, BLIP-2, GIT, a vision encoder–decoder.
+    """Any image-to-text model of transformers: LLaVA, BLIP, BLIP-2, GIT.
 
     Answers are greedy, so that the same image has the same caption in every run.
 
@@ -49,17 +46,22 @@ class TransformersCaptioner:
         self, name: str, options: CaptionerOptions | None = None, device: torch.device | str | None = None
     ) -> None:
         self.name, self.options, chosen = name, options or CaptionerOptions(), chosen_device(device)
+        opener: Any = AutoModelForImageTextToText
+        part = "config.json"
         with quiet(), asked_once(name):
             try:
                 config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+                if type(config) not in opener._model_mapping:
+                    raise UserError(
+                        f"{name}: a {config.model_type} model, which does not describe images. Name an image-to-text "
+                        "model, such as llava-hf/llava-1.5-7b-hf or Salesforce/blip-image-captioning-base."
+                    )
+                part = "processor"
+                self._processor = AutoProcessor.from_pretrained(name, trust_remote_code=False)
+                part = "weights"
+                model = opener.from_pretrained(name, use_safetensors=True, trust_remote_code=False, dtype="auto")
             except _FAILURES as error:
-                raise _cannot(name, "config.json", error) from error
-            self._opener = _opener(name, config)
-            self._processor = _processor(name, config)
-            try:
-                model = self._opener.from_pretrained(name, use_safetensors=True, trust_remote_code=False, dtype="auto")
-            except _FAILURES as error:
-                raise _cannot(name, "weights", error) from error
+                raise _cannot(name, part, error) from error
         self.model = model.to(chosen).eval()
         self._text = self._request()
 
@@ -168,39 +170,6 @@ def source_items(source: Source, block: int = 64) -> Iterator[list[Picture]]:
 
     for start in range(0, len(source), block):
         yield [item(index) for index in range(start, min(start + block, len(source)))]
-
-
-def _opener(name: str, config: Any) -> Any:
-    if config.model_type == "vision-encoder-decoder":
-        return VisionEncoderDecoderModel
-    if type(config) in AutoModelForImageTextToText._model_mapping:
-        return AutoModelForImageTextToText
-    raise UserError(
-        f"{name}: a {config.model_type} model, which does not describe images. Name an image-to-text model, such as "
-        "llava-hf/llava-1.5-7b-hf or Salesforce/blip-image-captioning-base."
-    )
-
-
-def _processor(name: str, config: Any) -> Any:
-    try:
-        if config.model_type != "vision-encoder-decoder":
-            return AutoProcessor.from_pretrained(name, trust_remote_code=False)
-        return _Parts(AutoImageProcessor.from_pretrained(name), AutoTokenizer.from_pretrained(name))
-    except _FAILURES as error:
-        raise _cannot(name, "processor", error) from error
-
-
-class _Parts:
-    """An image processor and a tokenizer that nothing joins."""
-
-    def __init__(self, images: Any, tokenizer: Any) -> None:
-        self.images, self.tokenizer = images, tokenizer
-
-    def __call__(self, images: Sequence[Image.Image], return_tensors: str) -> Any:
-        return self.images(images, return_tensors=return_tensors)
-
-    def batch_decode(self, tokens: Any, skip_special_tokens: bool) -> list[str]:
-        return self.tokenizer.batch_decode(tokens, skip_special_tokens=skip_special_tokens)
 
 
 def _cannot(name: str, what: str, error: Exception) -> UserError:
