@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from recollect import classifiers
-from recollect_papers.peers.ape import ApeClassifier
 
 GOOD = np.eye(4)[[0, 0, 1, 1, 2, 2]]
 LABELS = np.array([0, 0, 1, 1, 2, 2])
@@ -40,13 +39,3 @@ class TestEveryClassifier:
 def test_class_texts_that_do_not_fit_are_named_with_both_shapes(texts):
     with pytest.raises(ValueError):
         classifiers.TipAdapter(text_features=texts).fit(GOOD, LABELS)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_an_unknown_preset_and_an_impossible_k_are_refused():
-    with pytest.raises(ValueError):
-        classifiers.TipAdapter(preset="best").fit(GOOD, LABELS)
-    with pytest.raises(ValueError):
-        classifiers.RankVoting(k=0).fit(GOOD, LABELS)
-    with pytest.raises(ValueError):
-        ApeClassifier(channels=0).fit(GOOD, LABELS)

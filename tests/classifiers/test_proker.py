@@ -147,18 +147,6 @@ def test_an_example_more_gives_what_fitting_anew_gives(counts):
     assert model.temperature_ == pytest.approx(whole.temperature_, rel=1e-4)
 
 
-def test_an_example_added_and_removed_leaves_no_trace():
-    support, labels, queries, _, texts = world((6, 6, 6))
-    model = ProKeR(texts, **SETTINGS).fit(support, labels)
-    before = model.scores(queries)
-    model.extend(queries[:2], [2, 0]).remove([18, 19])
-    np.testing.assert_allclose(model.scores(queries), before, rtol=1e-7, atol=1e-9)
-    with pytest.raises(ValueError):
-        model.remove(np.flatnonzero(labels == 1))
-    with pytest.raises(ValueError):
-        model.remove([18])
-
-
 def test_examples_that_do_not_fit_leave_the_classifier_as_it_was():
     support, labels, queries, _, texts = world((5, 5, 5))
     model = ProKeR(texts, bandwidth=2.0, ridge=0.1, text_weight=1.0).fit(support, labels)

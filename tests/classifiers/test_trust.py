@@ -58,16 +58,6 @@ def test_every_example_is_held_out_once_but_the_only_one_of_a_class(counts, seed
     assert plan.one_by_one == (max(counts) > 4)
 
 
-def test_familiarity_counts_the_held_out_examples_that_look_no_more_familiar():
-    """By scores that do not hang on the examples, so that each is as familiar held out as asked."""
-    support, labels, asked, _, texts = world((4, 5, 6), queries=9)
-    model = classifiers.ZeroShotClassifier(texts).fit(support, labels)
-    known = model.scores(support).max(axis=1)
-    for rows in (support, asked):
-        wanted = [(1 + sum(known <= score)) / (len(known) + 1) for score in model.scores(rows).max(axis=1)]
-        np.testing.assert_allclose(model.known_p(rows), wanted)
-
-
 @given(st.integers(0, 10**6), st.sampled_from([0.01, 1.0, 300.0]))
 def test_the_temperature_has_the_least_smoothed_likelihood(seed, scale):
     generator = np.random.default_rng(seed)
@@ -203,11 +193,6 @@ class TestEveryMethod:
         assert model.predict_set(asked, 0.1).all()
         assert (model.known_p(asked) == 1).all()
         assert np.isfinite(model.predict_proba(asked)).all()
-
-    def test_one_class_with_one_example_leaves_the_others_measured(self, name):
-        model, *_ = fitted(name, counts=(8, 1, 8))
-        assert len(model.loo_rows_) == 16
-        assert model.loo_accuracy_ > 0.4
 
     def test_no_row_is_scored_by_itself(self, name):
         """A support of pure noise: what sees itself is always right, what does not guesses."""

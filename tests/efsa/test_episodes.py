@@ -107,18 +107,6 @@ def test_a_loss_that_is_not_finite_stays_in_its_query(make_encoder, make_episode
         torch.testing.assert_close(found.scores[[0, 2]], wanted[[0, 2]], atol=1e-10, rtol=0)
 
 
-def test_too_few_captions_leave_the_query_as_zero_shot_ranked_it(make_encoder, make_episode_batch):
-    encoder = make_encoder("clip").double()
-    batch = make_episode_batch(encoder)
-    batch.texts[0] = -1
-    batch.texts[1, 1:] = -1
-    found = Episodes(encoder, BASE).rerank(batch)
-    assert found.pairs.tolist() == [0, 1, 5]
-    assert found.scores[:2].isnan().all()
-    assert found.scores[2].isfinite().all()
-    assert not found.failed.any()
-
-
 def test_pictures_are_embedded_once_forwards_and_once_for_each_query_backwards(make_encoder, make_episode_batch):
     encoder = make_encoder("clip").double()
     batch = make_episode_batch(encoder, queries=3, k=5, pictures=7)

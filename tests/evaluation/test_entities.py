@@ -73,15 +73,6 @@ def test_best_and_confidence_are_those_of_the_softmax_over_all_candidates(monkey
     np.testing.assert_allclose(found, wanted.max(axis=1), rtol=9 * 8 * 2**-23)
 
 
-def test_of_equal_candidates_the_first_is_named_in_whatever_block_it_lies(monkeypatch):
-    texts = np.eye(3, dtype=np.float32)[[0, 1, 2, 1, 0, 1]]
-    for block in (1, 2, 4096):
-        monkeypatch.setattr("recollect.evaluation.entities._TEXTS", block)
-        labels, confidence = best_and_confidence(np.eye(3, dtype=np.float32), texts, 50.0, torch.device("cpu"))
-        assert labels.tolist() == [0, 1, 2]
-        np.testing.assert_allclose(confidence, [1 / 2, 1 / 3, 1])
-
-
 def test_splits_say_which_entities_are_seen(tmp_path):
     from PIL import Image
 

@@ -133,18 +133,6 @@ def test_labels_are_one_whatever_writes_them_and_small_classes_may_go(files, wor
     assert found["zero-shot", 0, 0] == pytest.approx(100 * right.mean())
 
 
-def test_rows_without_a_split_are_counted_and_a_column_without_any_is_no_column(files, capsys):
-    table = pq.read_table(files / "own.parquet")
-    for name, splits in (("some", ["train"] * 36 + [None] * 9 + [""] + ["test"] * 14), ("none", [None] * 60)):
-        changed = table.set_column(table.column_names.index("split"), "split", pa.array(splits, pa.string()))
-        pq.write_table(changed, files / f"{name}.parquet")
-        run("--features", files / f"{name}.parquet", "--methods", "prototype", *SHOTS, "--out", files / f"{name}.json")
-    said = " ".join(capsys.readouterr().err.split())
-    assert "some.parquet: left out 10 of 60 rows" in said
-    assert "none.parquet" in said
-    assert [figures(files / f"{name}.json")[1]["settings"]["queries"] for name in ("some", "none")] == [14, 30]
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -63,14 +63,6 @@ def test_gains_are_paired_by_draw():
     assert (gain.mean, gain.count) == (1.0, 6)  # each draw of each training
 
 
-def test_two_sets_of_one_name_are_not_one_set():
-    results = [
-        Result("few-shot", "m", "birds", 0, [{"method": "prototype", "shots": 1, "seed": 0, "value": value}],
-               {"classes": 3, "data_content": content}) for value, content in ((20.0, "a"), (60.0, "b"))
-    ]  # fmt: skip
-    assert tidy(results).groupby("data")["value"].mean().to_dict() == {"birds": 20.0, "birds (2)": 60.0}
-
-
 def test_relative_gain_and_number_of_examples():
     frame = tidy(
         [

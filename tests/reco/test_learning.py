@@ -20,7 +20,7 @@ from recollect.reco import learning
 from recollect.reco.block import FusionModule, FusionSettings
 from recollect.reco.encoder import RetrievalEnhancedEncoder
 from recollect.reco.learning import FusionRecipe, train_fusion
-from recollect.reco.neighbours import Neighbours, caption_key, find_neighbours
+from recollect.reco.neighbours import Neighbours, find_neighbours
 from recollect.reco.newness import Disturbance, Newness
 from recollect.reco.objective import TERMS, FusionObjective, masked_contrastive
 from recollect.reco.pairs import Pairs
@@ -132,20 +132,6 @@ def test_a_picture_never_reads_its_own_other_captions():
         assert own.shape == (3, 16)
     assert len(torch.unique(found.pictures)) == 6
     assert len(torch.unique(found.captions)) == 18
-
-
-def test_it_is_known_of_what_caption_each_token_is(on_disk, pairs):
-    some = pairs(12, first=30)
-    found = find_neighbours(some, on_disk, FusionSettings(16), 5)
-    everything = pairs(40)
-    of = {
-        row.tobytes(): caption_key(caption) for row, caption in zip(everything.texts, everything.captions, strict=True)
-    }
-    keys = found.token_captions("image", torch.arange(12))
-    tokens = found.tokens("image", torch.arange(12))
-    for row in range(12):
-        assert keys[row, 0] == caption_key(some.captions[row])
-        assert keys[row, 1:].tolist() == [of[value.numpy().tobytes()] for value in tokens[row, 1:]]
 
 
 def test_stored_neighbours_are_read_as_they_were(on_disk, pairs, tmp_path):
@@ -433,21 +419,6 @@ def test_offsets_are_those_of_a_loop_over_tokens(seed, step, share, strength, mo
     expected = loop_offsets(tokens, captions, modalities, newness, seed, step)
     torch.testing.assert_close(disturbed.double(), expected, rtol=0, atol=1e-5)
     assert not disturbed[2, 2:].any()
-
-
-def test_an_offset_is_shared_by_all_that_is_of_a_caption_and_differs_between_modalities():
-    vector = torch.from_numpy(unit_rows(np.random.default_rng(0), 16))
-    tokens = vector.expand(2, 3, 16).contiguous()
-    captions = torch.tensor([[7, 7, 8], [7, 8, 8]])
-    disturb = Disturbance(Newness("offsets", 2.0, 1.0), seed=3, step=5)
-    images, texts = disturb(tokens, ("image", "image"), captions), disturb(tokens, ("text", "text"), captions)
-    for disturbed in (images, texts):
-        assert torch.equal(disturbed[0, 0], disturbed[0, 1])
-        assert torch.equal(disturbed[0, 0], disturbed[1, 0])
-        assert not torch.allclose(disturbed[0, 0], disturbed[0, 2])
-    assert not torch.allclose(images, texts)
-    again = Disturbance(Newness("offsets", 2.0, 1.0), seed=3, step=6)(tokens, ("image", "image"), captions)
-    assert not torch.allclose(again, images)
 
 
 def test_newness_teaches_a_fusion_to_read_pairs_that_the_model_gets_right(tmp_path):

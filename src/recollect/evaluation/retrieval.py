@@ -61,13 +61,13 @@ def retrieval(
     features = image_features(encoder, task.images, cache)
     task, images = keep_images(task, features.rows), features.images
     texts = encoder.embed_texts(task.texts, prefix).numpy()
-    asked = _Asked.of(task)
-    if not asked.texts.asked.any():
+    asked = _asked(task)
+    if not asked[DIRECTIONS[0]].asked.any():
         raise UserError(f"{task.name}: every picture is marked ambiguous, so there are no queries")
     ranks = streaming_ranks(images, texts, task.matches)
     rows: list[ResultRow] = []
     for direction, found in zip(DIRECTIONS, (ranks.texts, ranks.images), strict=True):
-        rows += recall_rows("zero-shot", direction, *asked.only(direction, found), depths)
+        rows += recall_rows("zero-shot", direction, found, asked[direction], depths)
     settings: dict[str, Any] = {"images": len(task.images), "texts": len(task.texts), "prefix": prefix}
     settings |= {"depths": list(depths)} | content_of(encoder, task.images, asked=_asked_content(task))
     return Result("retrieval", model, task.name, seed, rows, settings)
@@ -101,42 +101,31 @@ class QueryGroups:
     clusters: Shaped[np.ndarray, " n"]
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """The queries in both directions."""
+def _asked(task: RetrievalTask, reserved: frozenset[str] = frozenset()) -> dict[str, QueryGroups]:
+    """The queries of each direction."""
+    ambiguous, domains = np.array(task.ambiguous, dtype=bool), np.array(task.domains)
+    certain = np.array([not ambiguous[list(found)].all() for found in task.matches])
+    free = np.array([text not in reserved for text in task.texts])
+    first = np.array([found[0] for found in task.matches])
+    origins = np.array(task.images.source_names)
+    texts = np.arange(len(task.images)) - len(task.images)  # an image without a text is its own cluster
+    for text, found in reversed(list(enumerate(task.matches))):
+        texts[list(found)] = text
+    by_text = QueryGroups(certain & free, np.array(_text_domains(task, origins)), origins[first], first)
+    return dict(zip(DIRECTIONS, (by_text, QueryGroups(~ambiguous, domains, origins, texts)), strict=True))
 
-    texts: QueryGroups
-    images: QueryGroups
 
-    @classmethod
-    def of(cls, task: RetrievalTask, reserved: frozenset[str] = frozenset()) -> "_Asked":
-        ambiguous, domains = np.array(task.ambiguous, dtype=bool), np.array(task.domains)
-        certain = np.array([not ambiguous[list(found)].all() for found in task.matches])
-        free = np.array([text not in reserved for text in task.texts])
-        first = np.array([found[0] for found in task.matches])
-        origins = np.array(task.images.source_names)
-        texts = np.arange(len(task.images)) - len(task.images)  # an image without a text is its own cluster
-        for text, found in reversed(list(enumerate(task.matches))):
-            texts[list(found)] = text
-        return cls(
-            QueryGroups(certain & free, np.array(_text_domains(task, origins)), origins[first], first),
-            QueryGroups(~ambiguous, domains, origins, texts),
-        )
-
-    def sampled(self, number: int | None, seed: int) -> "_Asked":
-        """At most ``number`` texts of each domain, drawn at random."""
-        if number is None:
-            return self
-        chosen = np.zeros(len(self.texts.asked), dtype=bool)
-        for domain in sorted(set(self.texts.domains.tolist())):
-            rows = np.flatnonzero(self.texts.asked & (self.texts.domains == domain))
-            chosen[numpy_generator("queries", seed, domain).permutation(rows)[:number]] = True
-        return replace(self, texts=replace(self.texts, asked=chosen))
-
-    def only(self, direction: str, ranks: Int64[np.ndarray, " n"]) -> tuple[np.ndarray, QueryGroups]:
-        """The ranks with `NO_RANK` for entries that are not queries, and the groups."""
-        groups = self.texts if direction == DIRECTIONS[0] else self.images
-        return np.where(groups.asked, ranks, NO_RANK), groups
+def _sampled(task: RetrievalTask, reserved: frozenset[str], number: int | None, seed: int) -> dict[str, QueryGroups]:
+    """At most ``number`` texts of each domain, drawn at random."""
+    asked = _asked(task, reserved)
+    if number is None:
+        return asked
+    texts = asked[DIRECTIONS[0]]
+    chosen = np.zeros(len(texts.asked), dtype=bool)
+    for domain in sorted(set(texts.domains.tolist())):
+        rows = np.flatnonzero(texts.asked & (texts.domains == domain))
+        chosen[numpy_generator("queries", seed, domain).permutation(rows)[:number]] = True
+    return asked | {DIRECTIONS[0]: replace(texts, asked=chosen)}
 
 
 def _text_domains(task: RetrievalTask, origins: np.ndarray) -> list[str]:
@@ -159,7 +148,7 @@ def _text_domains(task: RetrievalTask, origins: np.ndarray) -> list[str]:
 def asked_texts(task: RetrievalTask, captions: PoolCaptions | None, queries: int | None, seed: int = 0) -> list[int]:
     """Indices of the texts that `compare_methods` uses as queries."""
     reserved = captions.reserved if captions is not None else frozenset[str]()
-    return np.flatnonzero(_Asked.of(task, reserved).sampled(queries, seed).texts.asked).tolist()
+    return np.flatnonzero(_sampled(task, reserved, queries, seed)[DIRECTIONS[0]].asked).tolist()
 
 
 def recall_rows(
@@ -176,11 +165,11 @@ def recall_rows(
     pictures, not queries (`recollect.evaluation.intervals`).
 
     Args:
-        ranks: of the first true match; `NO_RANK` for entries that are not queries.
+        ranks: of the first true match.
         groups: domain, source and picture of each query.
         baseline: ranks of the same queries by another method, to add the gain over it with interval and p-value.
     """
-    asked = ranks != NO_RANK
+    asked = groups.asked & (ranks != NO_RANK)
     names = sorted(set(groups.domains[asked].tolist()))
     rows: list[ResultRow] = []
     for k in depths:
@@ -275,29 +264,29 @@ def compare_methods(
     task, vectors = keep_images(task, features.rows), features.images
     index = source_index(encoder, task.images, captions.captions, vectors)
     setting = SearchContext(encoder, index, comparison.episode, PixelCache(encoder.transform))
-    asked = _Asked.of(task, captions.reserved).sampled(comparison.queries, comparison.seed)
-    if not asked.texts.asked.any():
+    asked = _sampled(task, captions.reserved, comparison.queries, comparison.seed)
+    texts = asked[DIRECTIONS[0]].asked
+    if not texts.any():
         raise UserError(f"{task.name}: no queries are left, since all texts are captions of the pool")
     rows: list[ResultRow] = []
     notes: dict[str, object] = {}
     baseline: Mapping[str, np.ndarray] = {}
     for name in comparison.methods:
         prepared = comparison.known[name](setting)
-        ranks, cost = _search_ranks(prepared, task, np.flatnonzero(asked.texts.asked), max(comparison.depths))
+        ranks, cost = _search_ranks(prepared, task, np.flatnonzero(texts), max(comparison.depths))
         found = {DIRECTIONS[0]: ranks}
         if prepared.encoder is not None:
             known = vectors if prepared.encoder is encoder else None
             found[DIRECTIONS[1]] = _image_ranks(prepared.encoder, task, captions.reserved, known)
         for direction, mine in found.items():
-            only, groups = asked.only(direction, mine)
-            rows += recall_rows(name, direction, only, groups, comparison.depths, baseline.get(direction))
+            rows += recall_rows(name, direction, mine, asked[direction], comparison.depths, baseline.get(direction))
         rows += _cost_rows(name, cost)
         notes[name] = {"report": asdict(prepared.search.report), "preparation": asdict(prepared.preparation)}
         baseline = baseline or found
     settings: dict[str, Any] = {
         "images": len(task.images),
         "texts": len(task.texts),
-        "queries": int(asked.texts.asked.sum()),
+        "queries": int(texts.sum()),
         "captions": sum(caption is not None for caption in captions.captions),
         "episode": asdict(comparison.episode),
         "methods": list(comparison.methods),

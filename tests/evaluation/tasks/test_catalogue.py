@@ -93,11 +93,6 @@ def test_a_sliced_set_sorted_by_class_keeps_all_classes_in_both_parts(make):
     }
 
 
-def test_the_hubs_address_carries_filter_and_shuffle():
-    entry = next(e for e in suite("lixp-21") if e.name == "domainnet-sketch")
-    assert entry.spec == "wltjr1007/DomainNet?domain=sketch&shuffle=0"
-
-
 def test_what_cannot_be_opened_says_so(make):
     voc = next(e for e in suite("prefix-11") if e.name == "voc-2007")
     with pytest.raises(UserError, match="voc-2007"):

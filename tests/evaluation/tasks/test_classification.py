@@ -5,7 +5,6 @@ from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources.columns import Columns
-from recollect.evaluation.tasks import classification
 from recollect.evaluation.tasks.classification import Division, class_name_shift, classification_task
 from recollect.evaluation.tasks.retrieval import retrieval_task
 
@@ -84,23 +83,6 @@ def test_one_split_can_be_divided_class_by_class(make):
     assert {sample.id for sample in again.query} == ids[1]
     other = classification_task(path, division=Division(within="test", query_share=0.25, seed=1))
     assert {sample.id for sample in other.query} != ids[1]
-
-
-def test_each_class_is_divided_by_a_draw_of_its_own():
-    labels = np.repeat([0, 1], 40)
-    for names in ((), ("cat", "dog")):
-        tested = classification.tested_rows(labels, names, Division(within="all")).reshape(2, 40)
-        assert tested.sum(axis=1).tolist() == [20, 20]
-        assert (tested[0] != tested[1]).any()
-
-
-def test_a_task_needs_names_and_two_classes(make):
-    numbers = str(make.parquet({"label": [0, 1, 0, 1], "split": ["train", "train", "test", "test"]}))
-    with pytest.raises(UserError):
-        classification_task(numbers)
-    one = str(make.parquet({"label": ["a"] * 4, "split": ["train", "train", "test", "test"]}))
-    with pytest.raises(UserError, match="'a'"):
-        classification_task(one)
 
 
 def test_class_name_shift_keeps_classes_with_a_synonym_that_is_another_word(make):

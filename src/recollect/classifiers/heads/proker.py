@@ -280,31 +280,9 @@ class ProKeR(EmbeddingClassifier):
         except ValueError:
             self.__dict__.update(before)
             raise
-        return self._again()
-
-    def _again(self) -> "ProKeR":
-        """Solve and measure again at the same settings."""
         self._solve()
         self._measure(self.support_, self.labels_)
         return self
-
-    def remove(self, rows: Any) -> "ProKeR":
-        """Remove examples (indices into ``support_``) at the chosen settings.
-
-        Raises:
-            ValueError: a class would have no example left, or an index is out of range.
-        """
-        rows = np.unique(np.asarray(rows, dtype=np.int64))
-        if len(rows) and not 0 <= rows[0] <= rows[-1] < len(self.labels_):
-            raise ValueError(f"rows must be 0 to {len(self.labels_) - 1}, got {rows[0]} to {rows[-1]}")
-        left = np.setdiff1d(np.arange(len(self.labels_)), rows)
-        counts = np.bincount(self.labels_[left], minlength=len(self.classes_))
-        if counts.min() == 0:
-            raise ValueError(
-                f"class {self.classes_[counts.argmin()]!r} would have no example left; fit again without it"
-            )
-        self.support_, self.labels_ = self.support_[left], self.labels_[left]
-        return self._again()
 
 
 def trusted_text_weight(similarity: np.ndarray, labels: np.ndarray) -> float:
