@@ -32,7 +32,7 @@ class Adapters:
 def replaced_forward(
     sites: Mapping[str, nn.Linear], forward: Callable[[str, nn.Linear], Callable[[Tensor], Tensor]]
 ) -> Iterator[None]:
-    """Let each layer compute ``forward(name, layer)`` while the block runs, and what it did before afterwards."""
+    """Replace the ``forward`` of each layer by ``forward(name, layer)`` inside the block."""
     try:
         for name, layer in sites.items():
             layer.forward = forward(name, layer)  # type: ignore[assignment,method-assign]
@@ -44,9 +44,9 @@ def replaced_forward(
 
 @contextmanager
 def adapted(sites: Mapping[str, nn.Linear], adapters: Adapters) -> Iterator[None]:
-    """Let layers compute with ``W + scale · B A`` in place of W while the block runs.
+    """Let layers compute with ``W + scale · B A`` instead of W inside the block.
 
-    The rows that a tower reads are as many equal runs as there are queries, one query's after the other's.
+    The input rows of a tower are equal runs, one for each query, in the order of the queries.
     """
 
     def forward(name: str, layer: nn.Linear) -> Callable[[Tensor], Tensor]:
@@ -66,14 +66,14 @@ def _many_sets(
     scale: float,
 ) -> Float[Tensor, "... outputs"]:
     if rows.shape[0] % len(up):
-        raise ValueError(f"{rows.shape[0]} rows cannot be shared out among {len(up)} queries")
+        raise ValueError(f"{rows.shape[0]} rows are no multiple of {len(up)} queries")
     outputs, inputs = weight.shape
     mine = rows.reshape(len(up), -1, inputs)
     if torch.is_grad_enabled():
         low = F.linear(mine, down) if down.ndim == 2 else mine @ down.transpose(1, 2)
         result = F.linear(mine, weight, bias) + scale * (low @ up.transpose(1, 2))
-    # Making a query's own weight costs rank·inputs·outputs products, its rows through A and B rank·(inputs + outputs)
-    # each: from about half a layer's width on (150 rows of 300), one's own weight is cheaper.
+    # Forming W + B A costs rank·inputs·outputs products, a row through A and B rank·(inputs + outputs): with more rows
+    # than about half a layer's width, forming it is cheaper.
     elif mine.shape[1] * (inputs + outputs) > inputs * outputs:
         own = torch.baddbmm(weight, up, down.expand(len(up), -1, -1), alpha=scale)
         own_t = own.transpose(1, 2)
@@ -97,7 +97,7 @@ class FirstStep:
 
     def __init__(self, sites: Mapping[str, nn.Linear], start: Adapters, queries: int) -> None:
         if any(bool(up.any()) for up in start.up.values()):
-            raise ValueError("the short cut holds from B = 0 only; these adapters start elsewhere")
+            raise ValueError("this gradient holds at B = 0 only")
         self._sites, self._start, self._queries = sites, start, queries
         self.gradient = {name: up.new_zeros(queries, *up.shape) for name, up in start.up.items()}
         like = next(iter(start.up.values()))
@@ -107,7 +107,7 @@ class FirstStep:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Let the layers keep A x of what they read while the block runs."""
+        """Let the layers store A x of their inputs inside the block."""
 
         def forward(name: str, layer: nn.Linear) -> Callable[[Tensor], Tensor]:
             down = self._start.down[name]
@@ -128,13 +128,13 @@ class FirstStep:
         *,
         keep: bool = False,
     ) -> None:
-        """Run one recorded forward backwards and add what its rows contribute to their queries.
+        """Run a recorded forward backwards and add the gradient of each row to its query.
 
         Args:
-            outputs: what a tower gave while `recording`.
-            gradients: of each row's owner's loss.
-            owners: number of the query that each row counts for in this pass.
-            keep: run the same forward backwards again later.
+            outputs: of a tower inside `recording`.
+            gradients: of the loss of each row's query.
+            owners: query of each row in this pass.
+            keep: keep the graph for another pass.
         """
         order = None if bool((owners[1:] >= owners[:-1]).all()) else owners.argsort(stable=True)
         counts = torch.bincount(owners, minlength=self._queries).tolist()
@@ -162,10 +162,11 @@ class FirstStep:
 
 @dataclass(frozen=True)
 class _Turn:
-    """Whose rows a backward pass is for.
+    """The queries of the rows of a backward pass.
 
     Attributes:
-        order: brings the rows into the order of their queries; None if they are in it.
+        order: sorts the rows by query; None if they are sorted.
+        counts: rows of each query.
     """
 
     order: Int[Tensor, " rows"] | None
@@ -173,7 +174,7 @@ class _Turn:
 
 
 class _Recorded(torch.autograd.Function):
-    """A linear layer that remembers ``A x`` instead of x, a tenth of its size in a wide tower."""
+    """A linear layer that stores ``A x`` instead of x, which is a tenth of the size in a wide tower."""
 
     @staticmethod
     def forward(

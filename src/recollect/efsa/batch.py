@@ -1,4 +1,4 @@
-"""The queries that adapt at once, with the images and captions that they found."""
+"""Queries that adapt together, with the images and captions they found."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class EpisodeQuery:
 
     Attributes:
         pictures: rows of the batch's pixels and their weights.
-        vector: weighted sum of the terms that are vectors; the adapted model cannot embed them again.
+        vector: weighted sum of the terms that are vectors, which the adapted model cannot embed again.
     """
 
     words: tuple[tuple[str, float], ...]
@@ -24,14 +24,13 @@ class EpisodeQuery:
 
 @dataclass(frozen=True)
 class EpisodeBatch:
-    """Several queries and their candidates; an image or caption that several found is here once.
+    """Several queries and their candidates; shared images and captions occur once.
 
     Attributes:
-        pixels: every picture that a query found or shows, transformed.
-        images: for each query its candidates, best first, as rows of ``pixels``; -1 where there is none, or it
-            cannot be read.
-        captions: every caption of those pictures, each wording once.
-        texts: for each candidate its caption; -1 where it has none.
+        pixels: all pictures that a query found or contains, transformed.
+        images: candidates of each query, best first, as rows of ``pixels``; -1 if missing or unreadable.
+        captions: distinct captions of those pictures.
+        texts: caption of each candidate, as an index; -1 for none.
     """
 
     queries: tuple[EpisodeQuery, ...]
@@ -42,24 +41,24 @@ class EpisodeBatch:
 
     @property
     def pairs(self) -> Bool[Tensor, "queries k"]:
-        """Which candidates an episode can learn from: those with a picture and a caption."""
+        """Whether each candidate has a picture and a caption, so that an episode can learn from it."""
         return (self.images >= 0) & (self.texts >= 0)
 
     def one(self, query: int) -> "EpisodeBatch":
-        """The same for one query alone."""
+        """The batch of a single query."""
         mine = slice(query, query + 1)
         return EpisodeBatch(self.queries[mine], self.pixels, self.images[mine], self.captions, self.texts[mine])
 
 
 @dataclass(frozen=True)
 class Reranked:
-    """What episodes found.
+    """Results of episodes.
 
     Attributes:
-        scores: cosine of each candidate with its query by the adapted model, float64 on the CPU; NaN where a
-            candidate cannot be ranked again, and in the whole row where the episode failed or had too few pairs.
-        failed: which queries' episodes broke down (a loss or a score that is not finite).
-        pairs: how many pairs each query learnt from.
+        scores: cosine of each candidate with its query by the adapted model, float64 on the CPU; NaN for candidates
+            that cannot be ranked again, and for all of a query whose episode failed or had too few pairs.
+        failed: whether the loss or a score of each query was not finite.
+        pairs: number of pairs each query learned from.
     """
 
     scores: Float[Tensor, "queries k"]
@@ -69,10 +68,10 @@ class Reranked:
 
 @dataclass(frozen=True)
 class Shared:
-    """Rows of a union that are counted equally often.
+    """Distinct rows that are used equally often.
 
     Attributes:
-        places: (times, rows): where each is counted, as ``query · k + rank``; rows are in the order of the first.
+        places: uses of each row as ``query · k + rank`` (times, rows), sorted by the first use.
     """
 
     rows: Int[Tensor, " rows"]
@@ -80,10 +79,11 @@ class Shared:
 
 
 def shared_rows(union: Int[Tensor, "queries k"], counted: Bool[Tensor, "queries k"]) -> list[Shared]:
-    """Group the rows of a union by how many queries count them, so that a row passes forward once and back often.
+    """Group distinct rows by their number of uses, so that each row passes forward once and backward for each use.
 
     Args:
-        union: row of the union at each place.
+        union: row at each place.
+        counted: which places count.
     """
     places = counted.reshape(-1).nonzero()[:, 0]
     rows = union.reshape(-1)[places]
@@ -98,7 +98,7 @@ def shared_rows(union: Int[Tensor, "queries k"], counted: Bool[Tensor, "queries 
 
 
 def number_texts(texts: Sequence[str | None]) -> tuple[tuple[str, ...], list[int]]:
-    """Each wording once, white space aside, and the number of every text's wording; -1 for None and for blanks."""
+    """Distinct texts up to white space, and the index of each text among them; -1 for None and blank texts."""
     numbers: dict[str, int] = {}
     found = []
     for text in texts:

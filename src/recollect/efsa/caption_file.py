@@ -1,4 +1,4 @@
-"""Captions in a file, one JSON object a line, so that a captioner that was stopped goes on where it was."""
+"""Captions in a file with one JSON object per line, so that an interrupted captioner can resume."""
 
 import csv
 import json

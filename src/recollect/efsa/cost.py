@@ -1,4 +1,4 @@
-"""What a search costs: rows through the towers, products of both passes, seconds, memory."""
+"""Cost of a search: rows through the towers, products of both passes, seconds, memory."""
 
 import time
 import weakref
@@ -30,7 +30,7 @@ _COUNTS: dict[Any, Callable[..., int]] = {
 
 @dataclass
 class CostCounters:
-    """Rows that went through each tower, forwards and backwards."""
+    """Rows that passed each tower, forwards and backwards."""
 
     images_forward: int = 0
     texts_forward: int = 0
@@ -50,28 +50,28 @@ class CostCounters:
 
 @runtime_checkable
 class TextSearch(Protocol):
-    """A way of searching that evaluations compare: the model as it is, episodes, or a baseline."""
+    """A search method that evaluations compare: the plain model, episodes, or a baseline."""
 
     counters: CostCounters
 
     @property
     def report(self) -> EpisodeReport:
-        """How often something went wrong."""
+        """Problems in episodes."""
         ...
 
     def search(self, queries: Sequence[str], k: int = 10) -> list[Hits]:
-        """The k best pictures for each query, in the order of the queries; fewer if there are not as many."""
+        """The k best pictures of each query, fewer if the index is smaller."""
         ...
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one query, on average.
+    """Mean cost of one query.
 
     Attributes:
         seconds: from the query's text to its ranking.
         forward_products, backward_products: multiplications of matrix products, attention and convolutions.
-        memory: bytes of the tensors that a search of several queries made and held at once; not of one query.
+        memory: largest number of bytes that tensors of a search of several queries held at once.
     """
 
     seconds: float
@@ -85,11 +85,12 @@ class Cost:
 
 
 class Meter(TorchDispatchMode):
-    """Counts what torch computes while it is open, and what it holds.
+    """Counts torch's multiplications and memory inside the block.
 
     Attributes:
         forward, backward: multiplications of matrix products, attention and convolutions in each pass.
-        held: bytes of the tensors that were made since and are still there.
+        held: bytes of living tensors that were created inside the block.
+        peak: its maximum.
     """
 
     def __init__(self) -> None:
@@ -127,7 +128,7 @@ class Meter(TorchDispatchMode):
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Those that an operator takes or returns: alone, or in lists."""
+    """Tensors among an operator's arguments or results, also in lists."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -136,9 +137,9 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def measured(search: TextSearch, queries: Sequence[str], k: int, probe: int = 8) -> tuple[list[Hits], Cost]:
-    """Search, and measure what it costs.
+    """Search and measure the cost.
 
-    Seconds and rows are of all queries; products and memory are counted in a second search for the first ``probe``
+    Seconds and rows are those of all queries. Products and memory are counted in a second search of the first ``probe``
     queries, since counting is slow.
     """
     before = asdict(search.counters)

@@ -1,4 +1,4 @@
-"""Episodes: for each query one step on what it found, on adapters of its own, many queries at once (EFSA, §3.2)."""
+"""Episodes: each query trains its own adapters for a step on what it found, many queries at once (EFSA, §3.2)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,17 +19,17 @@ from recollect.models.lora import adapter_sites, initial_weights
 
 _NO_TEMPERATURE = 1 / 0.07  # a model that stores none is read with CLIP's at the start
 LEAST_PAIRS = 2
-"""One pair alone has nothing to be told from."""
+"""A single pair has no negatives."""
 
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8  # AdamW's
 
 
 class Episodes:
-    """Adapts a model to many queries at once and ranks their candidates again; the model stays as it is.
+    """Adapts a model to many queries at once and ranks their candidates again; the model itself does not change.
 
-    With one step from B = 0 the first forward is the frozen model's, once for every picture and caption however many
-    queries found it; only the gradient of each query's B is formed, and AdamW's first step needs no state. Otherwise
-    every query has its own A and B, moments and forward passes.
+    With a single step from B = 0, every picture and caption passes the frozen model once, however many queries found
+    it. Only the gradient of each query's B is formed, and AdamW's first step needs no state. With more steps, every
+    query has its own A, B, moments and forward passes.
     """
 
     def __init__(self, encoder: DualEncoder, options: EpisodeOptions | None = None) -> None:
@@ -79,7 +79,7 @@ class Episodes:
         return Adapters(self._decayed(), step.gradient, self._start.scale), losses
 
     def _start_raw(self, places: int) -> Float[Tensor, "towers places width"]:
-        # Places without a pair hold ones: any direction will do, since they count for nothing.
+        # Places without a pair hold ones, since their direction does not matter.
         encoder = self.encoder
         return torch.ones(2, places, encoder.width, dtype=encoder.dtype, device=encoder.device)
 
@@ -100,7 +100,7 @@ class Episodes:
         return episode_loss(images, texts, pairs, wrong, contrast_scale(self.encoder, self.options), self.options)
 
     def _decayed(self) -> dict[str, Tensor]:
-        """A after the step: its gradient is zero where B is, but AdamW's weight decay still shrinks it."""
+        """A after the step: its gradient is zero at B = 0, but weight decay shrinks it."""
         factor = 1 - self.options.rate * self.options.weight_decay
         return {name: down * factor for name, down in self._start.down.items()}
 
@@ -134,7 +134,7 @@ class Episodes:
     def _encode_pairs(
         self, batch: EpisodeBatch
     ) -> tuple[Float[Tensor, "queries k width"], Float[Tensor, "queries k width"]]:
-        """Both towers on every place, each query's places with its own adapters; places without a pair are filled."""
+        """Both towers on every place, with each query's own adapters; places without a pair are filled."""
         queries, k = batch.images.shape
         rows = [places.clamp(min=0).reshape(-1) for places in (batch.images, batch.texts)]
         tokens = self.encoder.tokenize(batch.captions or ("",), caption_prefix(self.encoder))
@@ -171,7 +171,7 @@ def _adamw_step(
     number: int,
     options: EpisodeOptions,
 ) -> None:
-    """AdamW's ``number``-th step (from 1), in place; moments are each entry's own, so that one serves all queries."""
+    """AdamW's ``number``-th step (from 1), in place and for all queries at once, since it works entry by entry."""
     mean, square = moments
     state.mul_(1 - options.rate * options.weight_decay)
     mean.lerp_(gradient, 1 - _BETAS[0])
@@ -181,10 +181,10 @@ def _adamw_step(
 
 
 def embed_asked(encoder: DualEncoder, batch: EpisodeBatch) -> Float[Tensor, "queries width"]:
-    """The queries by the towers as they are now: weighted sums of unit embeddings of their words and pictures.
+    """Query embeddings by the current towers: weighted sums of unit embeddings of words and pictures.
 
-    Where adapters are each query's own, its words are one run of rows and so are its pictures; shorter queries are
-    filled up with what has no weight.
+    With adapters, the words of a query are one run of rows, and so are its pictures; shorter queries are padded with
+    terms of weight 0.
     """
     total = torch.zeros(len(batch.queries), encoder.width, dtype=encoder.dtype, device=encoder.device)
     most = max(len(query.words) for query in batch.queries)
@@ -216,7 +216,7 @@ def similarities(
 
 
 def as_reranked(batch: EpisodeBatch, scores: Float[Tensor, "queries k"], losses: Float[Tensor, " queries"]) -> Reranked:
-    """Scores on the CPU, with those that say nothing taken out, and which queries broke down."""
+    """Scores on the CPU without meaningless ones, and the queries whose episode failed."""
     there = batch.images >= 0
     scores = scores.double().cpu()
     broken = ~losses.isfinite().cpu() | ((~scores.isfinite()) & there).any(dim=1)
@@ -226,20 +226,20 @@ def as_reranked(batch: EpisodeBatch, scores: Float[Tensor, "queries k"], losses:
 
 
 def contrast_scale(encoder: DualEncoder, options: EpisodeOptions) -> float:
-    """1/τ of Eq. 1: the model's own, or as the options say."""
+    """1/τ of Eq. 1: the model's own unless the options set it."""
     if options.temperature is not None:
         return 1 / options.temperature
     return encoder.scale or _NO_TEMPERATURE
 
 
 def rows_of(tokens: Mapping[str, Tensor], rows: Int[Tensor, " n"]) -> dict[str, Tensor]:
-    """Some rows of what a tokenizer gave."""
+    """Some rows of a tokenizer's output."""
     return {name: each[rows] for name, each in tokens.items()}
 
 
 @contextmanager
 def frozen(encoder: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and no parameter asks for a gradient, while the block runs."""
+    """Evaluation mode without gradients of parameters inside the block."""
     training = [module for module in encoder.modules() if module.training]
     asking = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
     encoder.eval()

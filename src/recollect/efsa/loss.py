@@ -1,4 +1,4 @@
-"""What an episode minimises (EFSA, Eq. 1 and 2, as METHODS settle them)."""
+"""The loss of an episode (EFSA, Eq. 1 and 2)."""
 
 import torch
 import torch.nn.functional as F
@@ -9,10 +9,10 @@ from recollect.efsa.options import EpisodeOptions
 
 
 def negatives(texts: Int[Tensor, "queries k"], pairs: Bool[Tensor, "queries k"]) -> Bool[Tensor, "queries k k"]:
-    """Which captions are wrong for which images: those of other pairs that do not read the same.
+    """Whether each caption is wrong for each image: that of another pair with another text.
 
     Args:
-        texts: number of each image's caption; equal captions have equal numbers.
+        texts: index of each image's caption; equal captions have equal indices.
         pairs: which images have a caption.
     """
     different = texts[:, :, None] != texts[:, None, :]
@@ -35,7 +35,7 @@ def episode_loss(
     Args:
         images: raw tower outputs.
         texts: likewise; text i of a query is image i's caption.
-        pairs: which of the k places hold a pair; the others count for nothing.
+        pairs: which of the k places hold a pair; the others are ignored.
         scale: 1/τ of Eq. 1.
     """
     similarity = F.normalize(images, dim=2) @ F.normalize(texts, dim=2).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Every way of searching by text in one table, so that one evaluation serves them all."""
+"""All text search methods in one table, for one evaluation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ from recollect.models import DualEncoder
 
 @dataclass(frozen=True)
 class SearchContext:
-    """What a method works with.
+    """Inputs of a method.
 
     Attributes:
-        pixels: decoded pictures; methods that are compared may share them.
+        pixels: decoded pictures, which compared methods share.
     """
 
     encoder: DualEncoder
@@ -29,7 +29,7 @@ class SearchContext:
 
 @dataclass
 class IndexSearch:
-    """`Index.search_many` with counts of what it costs."""
+    """`Index.search_many` with cost counters."""
 
     index: Index
     encoder: DualEncoder
@@ -43,7 +43,7 @@ class IndexSearch:
 
     @property
     def report(self) -> EpisodeReport:
-        """What went wrong in episodes."""
+        """Problems in episodes."""
         return EpisodeReport() if self.rerank is None else self.rerank.report
 
     def search(self, queries: Sequence[str], k: int = 10) -> list[Hits]:
@@ -54,12 +54,11 @@ class IndexSearch:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A method that is ready to search.
+    """A method ready to search.
 
     Attributes:
-        preparation: rows that went through the towers before the first query.
-        encoder: the model that embeds for it, if one model does so for all queries; None where each query has its own,
-            or pictures are not compared at all.
+        preparation: rows that passed the towers before the first query.
+        encoder: the one model of all queries; None if each query has its own, or pictures are not compared.
     """
 
     search: TextSearch
@@ -68,7 +67,7 @@ class Prepared:
 
 
 Method = Callable[[SearchContext], Prepared]
-"""Makes a way of searching ready."""
+"""Prepares a search method."""
 
 
 def _zero_shot(context: SearchContext) -> Prepared:
@@ -81,8 +80,8 @@ def _normalised(context: SearchContext) -> Prepared:
 
 
 def _text_to_text(context: SearchContext) -> Prepared:
-    # All captions are searched. EFSA (section 4.1) writes of those of the top k, but its R@10 is below what a random
-    # order of sixteen candidates would give.
+    # Searches all captions. EFSA (section 4.1) mentions those of the top k, but its R@10 is below that of sixteen
+    # candidates in random order.
     if not context.index.texts:
         raise UserError(NO_CAPTIONS)
     search = IndexSearch(context.index, context.encoder, by="text")
@@ -100,4 +99,4 @@ SEARCH_METHODS: Mapping[str, Method] = {
     "text-to-text": _text_to_text,
     "episode": _episode,
 }
-"""Ways of searching, in the order of a table."""
+"""Search methods in the order of tables."""

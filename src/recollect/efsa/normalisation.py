@@ -1,4 +1,4 @@
-"""Scores minus what a picture scores with any query: nearest-neighbour normalisation (NNN, Chowdhury et al., 2024).
+"""Nearest-neighbour normalisation: scores minus a picture's mean score with many queries (Chowdhury et al., 2024).
 
 ``s'(q, g) = s(q, g) - α b(g)``, where b(g) is the mean of the k largest cosines of picture g with reference queries: a
 picture close to every query (a hub) falls. In an index these are two more entries, which keep unit norm:
@@ -31,9 +31,10 @@ class Normalisation:
 
     Attributes:
         alpha: factor of a picture's mean cosine with its nearest references; 0 changes nothing.
-        k: how many references count as near; all of them where there are fewer.
-        reciprocal_rank: what the choice was made by: the mean of 1/rank of the own picture of held-out captions; None
-            where nothing was chosen.
+        k: number of near references; all of them if there are fewer.
+        reciprocal_rank: mean of 1/rank of the own picture of held-out captions, by which the settings were chosen; None
+            if they were given.
+        plain: the same without normalisation.
     """
 
     alpha: float
@@ -48,7 +49,7 @@ class Normalisation:
             raise UserError(f"k {self.k}: at least 1 reference")
 
     def __str__(self) -> str:
-        """For a reader."""
+        """The settings and how they were chosen."""
         chosen = ""
         if self.reciprocal_rank is not None and self.plain is not None:
             found = f"{self.reciprocal_rank:.3f}, without normalisation {self.plain:.3f}"
@@ -57,10 +58,10 @@ class Normalisation:
 
 
 class NormalisedIndex(Index):
-    """Pictures of an index by normalised scores: cosines minus alpha times a mean.
+    """An index that ranks by normalised scores: cosines minus alpha times a mean.
 
     Args:
-        vectors: of these, unit norm.
+        vectors: unit-norm vectors of the pictures ``ids``.
         means: b of each.
     """
 
@@ -91,10 +92,10 @@ class NormalisedIndex(Index):
 
 
 def normalised(index: Index, settings: Normalisation | None = None, seed: int = 0) -> NormalisedIndex:
-    """An index by normalised scores, whose references are its own captions: at most 2,048, drawn at random.
+    """An index with normalised scores. Its references are at most 2,048 of its own captions, drawn at random.
 
     Args:
-        settings: alpha and k; by default those by which captions find their own picture best, each held out.
+        settings: alpha and k; by default those at which held-out captions find their own picture best.
 
     Raises:
         UserError: fewer than two pictures have a caption.
@@ -128,10 +129,10 @@ def choose_normalisation(
     nearest: Sequence[int] = NEAREST,
     seed: int = 0,
 ) -> Normalisation:
-    """The alpha and k by which captions find their own images best, each caption held out from every image's mean.
+    """The alpha and k at which captions find their own images best, each held out from the means of all images.
 
-    The measure is the mean of 1/rank over at most 512 captions, among at most 8,192 images and their own; ties go to
-    the smaller alpha and then to the smaller k.
+    The measure is the mean of 1/rank of at most 512 captions among at most 8,192 images and their own. Ties go to the
+    smaller alpha, then to the smaller k.
 
     Args:
         owners: row of the image that each text belongs to.
@@ -160,10 +161,7 @@ def _means_without(
     references: Float[Tensor, "references width"],
     k: int,
 ) -> Float[Tensor, "asked images"]:
-    """b of each image for each caption, with that caption held out; k is below the number of references.
-
-    Where the caption is one of an image's k nearest, the next reference replaces it.
-    """
+    """b of each image without each caption, which the next one replaces where it is among the image's k nearest."""
     top = torch.from_numpy(exact_neighbours(images.numpy(), references.numpy(), k + 1).scores).T  # largest first
     with_next = top.sum(dim=0)
     inside = scores >= top[k - 1]

@@ -1,4 +1,4 @@
-"""The settings of episodes and of captioners, and what went wrong in episodes; light to import."""
+"""Settings of episodes and captioners, and counts of problems in episodes; light to import."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -26,13 +26,13 @@ PROMPT = "Describe what you see in detail with a maximum of 30 words."
 
 @dataclass(frozen=True)
 class EpisodeOptions:
-    """How a model adapts to one query and what it may change (EFSA, §3.2 and §4.1).
+    """How a model adapts to one query (EFSA, §3.2 and §4.1).
 
-    The defaults are what gained on validation pools: the loss in both directions, at three times the paper's step where
-    towers have blocks, and at forty times where heads alone learn. `EpisodeOptions.paper` is as printed.
+    The defaults gained most on validation pools: the loss in both directions, at three times the paper's step for
+    towers of blocks, and at forty times for small models whose heads alone learn. `EpisodeOptions.paper` is as printed.
 
     Attributes:
-        k: images that the frozen model finds, that the episode learns from, and that are ranked again.
+        k: images that the frozen model finds, the episode learns from, and the adapted model ranks again.
         steps: optimiser steps on the one batch of k pairs.
         learning_rate: of AdamW; None takes 1.5e-3, or 2e-2 for a small model without blocks, whose heads alone learn.
         weight_decay: of AdamW (the paper names none; 0.01 is torch's).
@@ -40,12 +40,12 @@ class EpisodeOptions:
         hinge: weight of the hinge loss, Eq. 2 (the paper's β).
         margin: of the hinge loss.
         direction: image → text as printed in Eq. 1 and 2, or the mean of both directions.
-        temperature: of Eq. 1; None takes the model's own.
+        temperature: of Eq. 1; by default the model's own.
         rank: of the low-rank adapters.
         scale: factor of the adapters; 15/64, or 15 or 15/√64 as other readings of "a scaling factor of 15".
-        at_once: most queries that adapt at once; fewer where they would hold more than ``gibibytes``.
-        gibibytes: that the tensors of queries that adapt at once may hold, as measured on the first; one query always
-            runs.
+        at_once: maximum number of queries that adapt together.
+        gibibytes: maximum memory of the tensors of queries that adapt together, as measured on the first; a single
+            query always runs.
         seed: of the adapters' random start, the same for every query.
     """
 
@@ -85,14 +85,14 @@ class EpisodeOptions:
         return BLOCKS_RATE if self.learning_rate is None else self.learning_rate
 
     def for_sites(self, sites: Iterable[str]) -> "EpisodeOptions":
-        """The same with the learning rate that adapters of these layers take where none is named."""
+        """The options with the default learning rate for adapters of these layers."""
         from recollect.models.lora import without_blocks  # heavy, as below
 
         return self if self.learning_rate or not without_blocks(sites) else replace(self, learning_rate=HEADS_RATE)
 
     @property
     def adapters(self) -> "AdapterOptions":
-        """How the adapters begin."""
+        """How the adapters are initialised."""
         from recollect.models.lora import AdapterOptions  # heavy, and a command line only needs the settings
 
         return AdapterOptions(self.rank, self.scale, seed=self.seed)
@@ -100,7 +100,7 @@ class EpisodeOptions:
 
 @dataclass(frozen=True)
 class CaptionerOptions:
-    """How a captioner is asked.
+    """Options of a captioner.
 
     Attributes:
         prompt: the request, for models that take one.
@@ -116,13 +116,13 @@ class CaptionerOptions:
 
 @dataclass
 class EpisodeReport:
-    """How often something went wrong.
+    """Counts of problems in episodes.
 
     Attributes:
-        not_finite: episodes that broke down; these queries have the zero-shot ranking.
-        without_captions: queries with fewer than two captioned pictures, and so without an episode.
-        captions_missing: candidates without a caption, which their episodes left out.
-        images_gone: candidates whose picture cannot be opened; they keep their zero-shot places.
+        not_finite: failed episodes, whose queries have the zero-shot ranking.
+        without_captions: queries without an episode, since fewer than two of their pictures have a caption.
+        captions_missing: candidates without a caption, which were not learned from.
+        images_gone: candidates whose picture cannot be opened, which keep their zero-shot places.
     """
 
     not_finite: int = 0

@@ -17,9 +17,7 @@ _GIB = 2**30
 
 
 class PixelCache:
-    """Decoded, transformed pictures; the least recently used are dropped first.
-
-    They are kept as bytes, a quarter of what the towers read.
+    """A cache of decoded, transformed pictures as bytes; the least recently used are dropped first.
 
     Attributes:
         gone: ids of pictures that could not be opened.
@@ -35,7 +33,7 @@ class PixelCache:
         return len(self._kept)
 
     def read(self, items: Sequence[Picture]) -> list[np.ndarray | None]:
-        """Each item's picture, (size, size, 3) bytes or a 1-d vector; None where it cannot be opened."""
+        """Each item's picture, (size, size, 3) bytes or a 1-d vector; None if it cannot be opened."""
         missing = [item for item in items if item.id not in self._kept and item.id not in self.gone]
         fresh: dict[str, np.ndarray | None] = {}
         if missing:
@@ -50,12 +48,12 @@ class PixelCache:
         return found
 
     def prepared(self, image: ImageLike) -> np.ndarray:
-        """A picture as `read` gives it."""
+        """A picture in the form that `read` returns."""
         vector = isinstance(image, np.ndarray) and image.ndim == 1
         return np.asarray(image, dtype=np.float32) if vector else self.transform.pixels(image)
 
     def tensor(self, pictures: Sequence[np.ndarray]) -> Tensor:
-        """What the image tower reads."""
+        """Input of the image tower."""
         rows = torch.from_numpy(np.stack(pictures))
         return rows.float() if rows.ndim == 2 else self.transform.normalise(rows)
 

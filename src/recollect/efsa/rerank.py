@@ -1,4 +1,4 @@
-"""Ranking the first pictures of a search again by the model adapted to the query (EFSA)."""
+"""Re-ranks the first pictures of a search by the model adapted to the query (EFSA)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,23 +24,24 @@ NO_CAPTIONS = (
     "these pictures have no captions to learn from. Write some with `recollect caption INDEX --model CAPTIONER`."
 )
 EPISODE = "episode"
-"""What scores a hit that was ranked again."""
+"""`scored_by` of a re-ranked hit."""
 
 
 Load = tuple[int, int]
-"""Pictures of a query, those with a caption twice, and tokens of its longest text."""
+"""Memory needs of a query: its pictures, counted twice if captioned, and the tokens of its longest text."""
 
 
 @dataclass
 class _BatchPlan:
-    """Keeps the memory of a batch of episodes below a bound, by what episodes were measured to hold.
+    """Keeps the measured memory of a batch of episodes below a bound.
 
-    The first query runs alone and is measured, and so is any with more pictures or longer texts than every query that
-    was (texts are padded to the longest of a batch). Queries that run together share what one alone holds for itself,
-    so that n of them hold at most n times as much as the dearest.
+    The first query runs alone and is measured, and so is each with more pictures or longer texts than all before (texts
+    are padded to the longest of a batch). Queries in a batch share tensors, so n of them hold at most n times the
+    memory of the largest.
 
     Attributes:
-        most_bytes: that the tensors of a batch may hold at once.
+        most_bytes: maximum memory of the tensors of a batch.
+        dearest: largest measured memory of a single query.
     """
 
     most_queries: int
@@ -49,23 +50,23 @@ class _BatchPlan:
     measured: list[Load] = field(default_factory=list)
 
     def number(self, loads: Sequence[Load]) -> int:
-        """How many of the next queries may run together; at least one."""
+        """Number of the next queries that may run together, at least one."""
         known = next((place for place, load in enumerate(loads) if not self.knows(load)), len(loads))
         fit = self.most_queries if not self.dearest else int(self.most_bytes // self.dearest)
         return max(1, min(known, self.most_queries, fit))
 
     def knows(self, load: Load) -> bool:
-        """Whether a query that was measured had as many pictures and as long texts."""
+        """Whether a measured query had as many pictures and as long texts."""
         return any(load[0] <= pictures and load[1] <= tokens for pictures, tokens in self.measured)
 
     def learn(self, load: Load, peak: int) -> None:
-        """Note what one query alone held at once."""
+        """Record the memory of a single query."""
         self.dearest = max(self.dearest, peak)
         self.measured.append(load)
 
 
 class Adapts(Protocol):
-    """What adapts to a batch of queries: `Episodes`, or another form of them."""
+    """`Episodes`, or another implementation of them."""
 
     counters: CostCounters
 
@@ -75,18 +76,18 @@ class Adapts(Protocol):
 
 
 class EpisodeReranker:
-    """Adapts the model to each query on the first k pictures it finds, and ranks these again (EFSA).
+    """Adapts the model to each query on the first k pictures it finds, and re-ranks these (EFSA).
 
     >>> adapt = EpisodeReranker(index.encoder)                                    # doctest: +SKIP
     >>> index.search("a red snowman", k=20, rerank=adapt)                         # doctest: +SKIP
 
-    Hits that an episode ranked are scored by it and come before the others, which have the score of the model as it is.
+    Re-ranked hits have the episode's score and come first; the others keep the plain model's score.
 
     Args:
-        adapt: makes what adapts; another form of episodes for studies.
+        adapt: another implementation of episodes, for studies.
 
     Attributes:
-        plan: how many queries adapt at once; the first alone, to measure the memory that it takes.
+        plan: decides how many queries adapt together.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class EpisodeReranker:
         return results
 
     def _next(self, queries: Sequence[Query], found: Sequence[Hits], start: int) -> slice:
-        """Which queries adapt together now: as many as measured memory allows."""
+        """The next queries that adapt together, as far as memory allows."""
         some = slice(start, start + self.options.at_once)
         loads = [self._load(query, hits) for query, hits in zip(queries[some], found[some], strict=True)]
         return slice(start, start + self.plan.number(loads))
@@ -181,10 +182,10 @@ class EpisodeReranker:
 def episode_reranker(
     index: Index, options: EpisodeOptions | None = None, pixels: PixelCache | None = None
 ) -> EpisodeReranker:
-    """Episodes by the model of an index.
+    """An episode reranker with the model of an index.
 
     Raises:
-        UserError: it is not a dual encoder, or no picture has a caption.
+        UserError: the model is not a dual encoder, or no picture has a caption.
     """
     encoder = index.encoder
     if not isinstance(encoder, DualEncoder):
@@ -197,7 +198,7 @@ def episode_reranker(
 def make_episode_batch(
     queries: Sequence[Query], found: Sequence[Hits], k: int, pixels: PixelCache
 ) -> EpisodeBatch | None:
-    """The first k pictures of each query with their captions, each opened once; None if none can be opened."""
+    """The first k pictures of each query with their captions; None if none can be opened."""
     pictures: dict[str, Picture] = {hit.id: hit.picture for hits in found for hit in hits.hits[:k]}
     read = dict(zip(pictures, pixels.read(list(pictures.values())), strict=True))
     there = {id: pixel for id, pixel in read.items() if pixel is not None}

@@ -28,25 +28,25 @@ FusionKind = Literal["transformer", "mean", "mlp"]
 """RECO's block; the plain mean (Table 3); or a residual MLP of the same size that reads nothing (Figure 3, left)."""
 
 Read = Literal["cross", "uni", "both"]
-"""What is read of the rows that were found: the other modality than the query's (RECO), its own, or both as two tokens
-a row (RA-CLIP)."""
+"""What is read of the rows found: the other modality than the query's (RECO), its own, or both as two tokens per row
+(RA-CLIP)."""
 
 Start = Literal["embedding", "mean", "gate"]
-"""What an untrained block returns, to which it learns a correction: the embedding as it is (the paper's); the mean of
-the embedding and of what it reads; or a mixture of the embedding and the mean of what it reads, whose weight is learned
-and starts at one half."""
+"""Output of an untrained block, to which training adds a correction: the embedding (the paper's); the mean of the
+embedding and everything it reads; or a mixture of the embedding and the mean of what it reads, whose learned weight
+starts at one half."""
 
 
 @dataclass(frozen=True)
 class FusionSettings:
-    """What a fusion is made from, and what it reads.
+    """Architecture of a fusion, and what it reads.
 
     Attributes:
-        kind: how an embedding and what it found become one.
+        kind: how an embedding and what it found are combined.
         search: find by the vectors of the query's own modality (uni), or of the other (cross).
-        read: read the found pairs' other modality (cross), the query's own (uni), or both.
-        start: what an untrained block returns; the other kinds have none.
-        reads: width of the vectors that it reads, if the index is of another model; None if it is of its own.
+        read: read the other modality of the pairs found (cross), the query's own (uni), or both.
+        start: output of an untrained transformer block.
+        reads: width of the index's vectors if they are another model's.
     """
 
     width: int
@@ -70,11 +70,11 @@ class FusionSettings:
         return self.modalities in {"both", modality}
 
     def searched(self, modality: By) -> By:
-        """The vectors that a query of a modality is compared with."""
+        """The modality whose vectors a query is compared with."""
         return modality if self.search == "uni" else other(modality)
 
     def taken(self, modality: By) -> tuple[By, ...]:
-        """The vectors that a query of a modality reads of each row, in the order of its tokens."""
+        """The modalities that a query reads of each row, in the order of its tokens."""
         if self.read == "both":
             return other(modality), modality
         return (other(modality),) if self.read == "cross" else (modality,)
@@ -91,14 +91,12 @@ class FusionBlock(nn.Module):
     Heads of 64 entries, an MLP as wide as the embedding, no positions (METHODS 7): 6 d² + 10 d parameters. Only token 0
     is a query, and its keys and values are never formed: with ``q`` its query in a head,
     ``q · (W_k x_j + b_k) = (W_kᵀ q) · x_j + q · b_k`` and ``Σ_j a_j (W_v x_j + b_v) = W_v (Σ_j a_j x_j) + b_v``, so a
-    projection costs the same for ten neighbours as for none. Both residual branches start at zero: an untrained block
-    returns what it starts at, with ``x_0`` the embedding, ``x_j`` what it reads and ``n`` the division by the length::
+    projection costs the same for ten neighbours as for none. Both residual branches start at zero, so an untrained
+    block returns its ``start``, where ``x_0`` is the embedding, ``x_j`` what it reads, and ``n`` normalises::
 
         embedding:  x_0                                              (RECO)
         mean:       n(x_0 + Σ_j x_j)
         gate:       2 (1 − w) x_0 + 2 w n(Σ_j x_j),  w = σ(gate),    gate learned from 0
-
-    What the branches add is the same function of the tokens for every start.
     """
 
     def __init__(self, width: int, start: Start = "embedding") -> None:
@@ -121,7 +119,7 @@ class FusionBlock(nn.Module):
         """Token 0 after the block.
 
         Args:
-            tokens: the embedding, then what it found; a row of zeros is an empty place and is not read.
+            tokens: the embedding, then what it found; rows of zeros are empty places and are ignored.
         """
         batch, _, width = tokens.shape
         empty = tokens.detach().abs().amax(dim=2) == 0
@@ -139,7 +137,7 @@ class FusionBlock(nn.Module):
         return self._origin(tokens) + attention + mlp
 
     def _origin(self, tokens: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch width"]:
-        """What an untrained block returns; rows of zeros add nothing."""
+        """Output of an untrained block."""
         if self.start == "embedding":
             return tokens[:, 0]
         if self.start == "mean":
@@ -149,7 +147,7 @@ class FusionBlock(nn.Module):
 
 
 class _MlpFusion(nn.Module):
-    """A residual MLP on the embedding alone, as large as the block (6 d² + 6 d parameters): without reading."""
+    """A residual MLP on the embedding alone, as large as the block (6 d² + 6 d parameters)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -159,19 +157,19 @@ class _MlpFusion(nn.Module):
         nn.init.zeros_(self.down.bias)
 
     def forward(self, tokens: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch width"]:
-        """The embedding, refined by itself."""
+        """The refined embedding; other tokens are ignored."""
         return tokens[:, 0] + self.down(functional.gelu(self.up(self.norm(tokens[:, 0]))))
 
 
 class FusionModule(nn.Module):
-    """A block for images and one for texts, which share nothing.
+    """Separate blocks for images and texts.
 
     >>> fusion = FusionModule(FusionSettings(512))                                             # doctest: +SKIP
     >>> refined = fusion("image", torch.cat([embeddings[:, None], found_texts], dim=1))        # doctest: +SKIP
 
     Args:
-        model: fingerprint of the model whose embeddings it was trained on; empty if that is not known.
-        trained: what else is known of its training, kept in `_RECORD`.
+        model: fingerprint of the model whose embeddings it was trained on, if known.
+        trained: facts about its training, saved with it.
     """
 
     def __init__(self, settings: FusionSettings, model: str = "", trained: dict[str, Any] | None = None) -> None:
@@ -185,14 +183,14 @@ class FusionModule(nn.Module):
                 self.blocks[modality] = (
                     _MlpFusion(settings.width) if mlp else FusionBlock(settings.width, settings.start)
                 )
-        if settings.reads is not None:  # without a bias: an empty place stays zeros
+        if settings.reads is not None:  # without a bias, so that empty places stay zero
             self.adapters = nn.ModuleDict(
                 {modality: nn.Linear(settings.reads, settings.width, bias=False) for modality in modalities}
             )
 
     def adapt(self, modality: By, found: Float[Tensor, "batch places reads"]) -> Float[Tensor, "batch places width"]:
-        """What embeddings of one modality found, as tokens beside them: as it is, or mapped linearly from the space of
-        another model, images and texts each by a map of their own."""
+        """The vectors that embeddings of one modality found, as tokens; those of another model are mapped linearly,
+        separately for images and texts."""
         if self.settings.reads is None:
             return found
         taken = self.settings.taken(modality)
@@ -204,10 +202,10 @@ class FusionModule(nn.Module):
         """Refine embeddings of one modality.
 
         Args:
-            tokens: the embedding, then what it found (zeros where it found nothing more).
+            tokens: the embedding, then what it found (zeros for empty places).
 
         Returns:
-            Unit-norm refined embeddings; the embeddings as they are where this modality is not refined.
+            Unit-norm refined embeddings; the normalised embeddings if this modality is not refined.
 
         Raises:
             ValueError: another width.
@@ -230,10 +228,10 @@ class FusionModule(nn.Module):
         return made.hexdigest()
 
     def save(self, folder: str | Path) -> Path:
-        """Write weights and record into ``folder``, whole or not at all.
+        """Write weights and record into a new folder, atomically.
 
         Raises:
-            UserError: something is there already.
+            UserError: the folder exists.
         """
         with fresh_folder(folder, "fusion") as unfinished:
             save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, unfinished / _WEIGHTS)
@@ -246,7 +244,7 @@ class FusionModule(nn.Module):
         """Open a saved fusion, on the CPU, for evaluation.
 
         Raises:
-            UserError: there is none, or a file of it is missing or damaged.
+            UserError: no fusion, or a file is missing or damaged.
         """
         folder = Path(folder)
         if not (folder / _RECORD).is_file():

@@ -1,4 +1,4 @@
-"""A drop-in encoder that looks things up: embeddings refined by what they find in an index."""
+"""An encoder whose embeddings are refined by what they find in an index."""
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
@@ -25,29 +25,27 @@ _ROWS = 512
 
 
 class RetrievalEnhancedEncoder(EncoderBase):
-    """A model, an index that it embedded, and a fusion; it embeds as any other encoder does (RECO, section 3).
+    """A model, an index that it embedded, and a fusion, used like any other encoder (RECO, section 3).
 
-    An image finds the k nearest images and reads their captions; a text finds the k nearest captions and reads their
-    images; a fusion may have been trained to do otherwise. The index may have grown or changed since the fusion was
-    trained.
+    By default an image finds the k nearest images and reads their captions, and a text finds the k nearest captions and
+    reads their images. The index may have changed since the fusion was trained.
 
-    **k counts pictures**, each found once by its best caption or by itself. Each gives one vector: a picture found by a
-    caption gives that caption where texts are read, one found by its image gives its caption, or the normalised mean of
-    several. A fusion that reads both modalities gets two vectors of each picture. Pictures without a caption are not
-    found where captions are searched or read.
+    **k counts pictures**, each found once, by its best caption or by itself. Each gives one vector. Where texts are
+    read, a picture found by a caption gives that caption, and one found by its image gives its caption, or the
+    normalised mean of several. A fusion that reads both modalities gets two vectors of each picture. Where captions are
+    searched or read, pictures without a caption are skipped.
 
     >>> encoder = RetrievalEnhancedEncoder(model, Index.open("index"), FusionModule.open("fusion"))  # doctest: +SKIP
 
     Args:
         mode: which embeddings read the index; the others are the model's own.
-        where: read only pictures that satisfy this filter.
-        exclude_ids: ids of pictures that are never read, such as near-duplicates of tested images.
-        searcher: the model of the index, where it is another one and the fusion was trained to read its vectors
-            (RA-CLIP): it embeds each picture too, to search. None if the model itself searches.
+        where: a filter of the pictures to read.
+        exclude_ids: pictures that are never read, such as near-duplicates of test images.
+        searcher: the model of the index if that is another one, whose vectors the fusion was trained to read (RA-CLIP);
+            it embeds each picture too, to search.
 
     Raises:
-        UserError: the index or the fusion is of another model, width or way to read texts, or the index is empty or
-            smaller than k.
+        UserError: index or fusion are of another model or width, or the index has fewer than k pictures.
     """
 
     def __init__(
@@ -92,7 +90,7 @@ class RetrievalEnhancedEncoder(EncoderBase):
 
     @property
     def fingerprint(self) -> str:
-        """Changes with the model, the fusion, the mode, k, the pictures that are read, and how they are found."""
+        """Changes with everything that determines an embedding."""
         parts = (
             self._model_fingerprint,
             self._fusion_fingerprint,
@@ -108,7 +106,7 @@ class RetrievalEnhancedEncoder(EncoderBase):
 
     @property
     def scale(self) -> float | None:
-        """The inverse temperature that the fusion has learnt, else the model's own."""
+        """The inverse temperature learned with the fusion, else the model's own."""
         return self.fusion.trained.get("scale") or self.model.scale
 
     @property
@@ -118,16 +116,16 @@ class RetrievalEnhancedEncoder(EncoderBase):
 
     @property
     def base(self) -> Encoder | None:
-        """The model, whose embeddings are refined; None where a searcher has to see the picture."""
+        """The model whose embeddings are refined; None if a searcher has to see the pictures."""
         return None if self.searcher else self.model
 
     def refine_images(self, embeddings: Tensor) -> Tensor:
-        """The model's own image embeddings, refined; unchanged where a searcher has to see the pictures."""
+        """Refined image embeddings of the model; unchanged if a searcher has to see the pictures."""
         return embeddings if self.searcher else self.refine("image", embeddings)
 
     @property
     def description(self) -> dict[str, Any]:
-        """What is read, and how: enough to tell two results apart."""
+        """What is read and how, for result files."""
         return {
             "index": public_place(self.index.address),
             "version": self.index.version,
@@ -142,10 +140,10 @@ class RetrievalEnhancedEncoder(EncoderBase):
         }
 
     def embed_images(self, images: Tensor | Sequence[ImageLike]) -> Float[Tensor, "n width"]:
-        """Embed images; in modes ``image`` and ``both`` with what they find.
+        """Embed images, refined in modes ``image`` and ``both``.
 
         Raises:
-            UserError: tensors of pixels, where a searcher has to see the pictures.
+            UserError: a tensor of pixels although a searcher has to see the pictures.
         """
         embeddings = self.model.embed_images(images)
         if self.searcher is None:
@@ -157,16 +155,16 @@ class RetrievalEnhancedEncoder(EncoderBase):
         return self.refine("image", embeddings, self.searcher.embed_images(images))
 
     def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
-        """Embed texts; in modes ``text`` and ``both`` with what they find."""
+        """Embed texts, refined in modes ``text`` and ``both``."""
         return self.refine("text", self.model.embed_texts(texts, prefix))
 
     def refine(
         self, modality: By, embeddings: Float[Tensor, "n width"], asked: Float[Tensor, "n reads"] | None = None
     ) -> Float[Tensor, "n width"]:
-        """Refine the model's own embeddings of one modality, if the mode says so.
+        """Refine the model's embeddings of one modality if the mode includes it.
 
         Args:
-            asked: the searcher's embeddings of the same things, where another model searches.
+            asked: the searcher's embeddings of the same items, if there is one.
 
         Returns:
             Unit-norm float32, on the CPU, without graph.
@@ -187,8 +185,8 @@ class RetrievalEnhancedEncoder(EncoderBase):
         return torch.cat(blocks)
 
     def read(self, modality: By, embeddings: Float[Tensor, "n reads"]) -> Float[np.ndarray, "n places reads"]:
-        """The vectors that embeddings of one modality, by the model of the index, find and read, nearest first; where a
-        fusion reads both modalities, k of the one and then k of the other."""
+        """The vectors that embeddings by the model of the index find and read, nearest first; if a fusion reads both
+        modalities, k of one and then k of the other."""
         queries = embeddings.cpu().numpy()
         exclude = self.exclude_ids or None
         found = read_index(self.index, queries, self.fusion.settings, modality, self.k, exclude, where=self.where)
@@ -214,7 +212,7 @@ def _check_searcher(model: Encoder, index: Index, fusion: FusionModule, searcher
 
 
 def modalities_of(mode: Mode) -> tuple[By, ...]:
-    """The modalities that read the index in a mode."""
+    """The modalities that a mode includes."""
     return ("image", "text") if mode == "both" else (mode,)
 
 
@@ -230,7 +228,7 @@ def open_encoder(
     """A retrieval-enhanced encoder from the addresses of an index and a fusion.
 
     Raises:
-        UserError: a part cannot be opened, or the parts do not belong together.
+        UserError: a part cannot be opened, or the parts do not fit.
     """
     return RetrievalEnhancedEncoder(
         model, Index.open(index), FusionModule.open(fusion), mode, k, where, searcher=searcher

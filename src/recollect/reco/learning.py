@@ -39,26 +39,26 @@ NEIGHBOURS = "neighbours.safetensors"
 _KEY = "key.json"
 
 FusionPreset = Literal["reading", "paper"]
-"""What decides how a fusion learns to read: our choice on held-out concepts, or RECO as it is printed."""
+"""Defaults for training: our choice on held-out concepts, or RECO as printed."""
 
 
 @dataclass(frozen=True)
 class FusionRecipe(Recipe):
-    """All that decides the outcome of training a fusion.
+    """Everything that determines a trained fusion.
 
-    The values are the paper's (section 4.1) but for what makes a fusion read: its start, which pairs are not
+    The values are the paper's (section 4.1), except those that make a fusion read: its start, which pairs are not
     negatives, simulated newness, and which near-duplicates are skipped. `paper_recipe` has the paper's values.
 
-    Of a recipe's other settings ``model.start`` names the frozen model, ``data`` the training pairs and ``chunk`` how
-    many of them are fused at a time.
+    ``model.start`` names the frozen model, ``data`` the training pairs, and ``chunk`` the number of pairs fused at a
+    time.
 
     Attributes:
-        fusion: what to make; its width is the model's.
-        index: the index to read: a folder, or milvus://host:port/collection.
-        terms: of the loss; those that refine what the fusion does not are left out.
+        fusion: its architecture; the width is set to the model's.
+        index: address of the index to read: a folder, or milvus://host:port/collection.
+        terms: of the loss; those of modalities that are not refined are left out.
         k: pictures that each embedding reads (see `RetrievalEnhancedEncoder`).
-        max_score: pass over pictures with at least this cosine to a training pair.
-        mask: which pairs of a batch are no negatives of each other.
+        max_score: skip pictures with at least this cosine to a training pair.
+        mask: which pairs of a batch are not negatives of each other.
         newness: how training pairs are made to look new to the model.
         epochs: over the training pairs; decides ``steps``.
     """
@@ -77,11 +77,7 @@ class FusionRecipe(Recipe):
     batch_size: int = 4096
 
     def check(self) -> None:
-        """Refuse what no run can be made of.
-
-        Raises:
-            UserError: naming the option.
-        """
+        """Raise UserError for options that do not fit."""
         super().check()
         for option, value in (("--k", self.k), ("--epochs", self.epochs), ("--limit", self.limit)):
             if value is not None:
@@ -96,13 +92,13 @@ class FusionRecipe(Recipe):
 
     @property
     def active_terms(self) -> tuple[LossTerm, ...]:
-        """The terms that the fusion's sides have (Table 4: one side leaves one term)."""
+        """The terms of refined modalities (Table 4: with one modality, one term)."""
         modalities = self.fusion.modalities
         return tuple(term for term in TERMS if term in self.terms and modalities in {"both", term})
 
 
 def paper_recipe() -> FusionRecipe:
-    """RECO as it is printed: starts at the embedding, all other pairs are negatives, pairs as the model sees them."""
+    """RECO as printed: starts at the embedding, all other pairs are negatives, no simulated newness."""
     fusion = FusionSettings(1, start="embedding")
     return FusionRecipe(fusion=fusion, score_of="searched", mask="none", newness=Newness("none"))
 
@@ -111,7 +107,7 @@ FUSION_PRESETS: Mapping[FusionPreset, Callable[[], FusionRecipe]] = {"reading": 
 
 
 class FusionTowers(nn.Module):
-    """A fusion as the trainer sees a model: it reads tokens, and returns refined and own embeddings side by side."""
+    """A fusion in the form of a model for the trainer: from tokens to refined and original embeddings, concatenated."""
 
     def __init__(self, fusion: FusionModule) -> None:
         super().__init__()
@@ -119,23 +115,23 @@ class FusionTowers(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return next(self.fusion.parameters()).device
 
     @property
     def encoder(self) -> None:
-        """None: a fusion embeds nothing by itself."""
+        """None, since a fusion embeds nothing by itself."""
 
     def encode_images(self, pixels: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch two_widths"]:
-        """Refined and own image embeddings."""
+        """Refined and original image embeddings."""
         return torch.cat([self.fusion("image", pixels).float(), pixels[:, 0].float()], dim=1)
 
     def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "batch two_widths"]:
-        """Refined and own text embeddings."""
+        """Refined and original text embeddings."""
         return torch.cat([self.fusion("text", tokens["tokens"]).float(), tokens["tokens"][:, 0].float()], dim=1)
 
     def set_scale(self, scale: float, bias: float | None = None) -> None:
-        """Note the temperature that training has come to."""
+        """Record the learned temperature."""
         self.fusion.trained["scale"] = scale
 
     def save(self, folder: str | Path) -> Path:
@@ -143,7 +139,7 @@ class FusionTowers(nn.Module):
         return self.fusion.save(folder)
 
     def publish(self, folder: str | Path) -> Path:
-        """The same."""
+        """As `save`."""
         return self.save(folder)
 
 
@@ -156,18 +152,18 @@ def train_fusion(
     resume: bool = False,
     device: str | None = None,
 ) -> Path:
-    """Find the neighbours of the training pairs, unless that was done before, and train by ``recipe``.
+    """Find the neighbours of the training pairs, unless they are stored already, and train by ``recipe``.
 
-    ``out`` receives what any run writes, and beside it, in ``OUT.neighbours``, what the pairs found.
+    The run is written to ``out``, the neighbours to ``OUT.neighbours``.
 
     Args:
-        recipe: what to train and how; its width and steps are set here.
+        recipe: its width and steps are set here.
 
     Returns:
         Folder of the trained fusion (`FusionModule.open`).
 
     Raises:
-        UserError: the index is of another model, empty, or smaller than k; or the run cannot be made.
+        UserError: the index is of another model or has fewer than k pictures, or options do not fit.
     """
     batch = min(recipe.batch_size, len(pairs))
     settings = replace(recipe.fusion, width=encoder.width)
@@ -238,7 +234,7 @@ def _digest(pairs: Pairs) -> str:
 
 
 def _feed(found: Neighbours, recipe: FusionRecipe, place: ProcessRanks, name: str) -> Any:
-    """Batches without repetition within an epoch; what a step reads is a function of the seed and the step."""
+    """Batches without repetition within an epoch, each a function of the seed and the step."""
     per_epoch = max(1, len(found) // recipe.batch_size)
     share = recipe.batch_size // place.size
     mine = slice(place.rank * share, (place.rank + 1) * share)
@@ -271,7 +267,7 @@ _GROUPS: Mapping[Mask, tuple[str, ...]] = {
 def _tokens(
     found: Neighbours, recipe: FusionRecipe, disturb: Disturbance, modality: By, pairs: Tensor
 ) -> Float[Tensor, "some places width"]:
-    """What the fusion reads for some pairs in a step."""
+    """Input of the fusion for some pairs in a step."""
     tokens = found.tokens(modality, pairs)
     if recipe.newness.kind == "none":
         return tokens

@@ -1,4 +1,4 @@
-"""Training pairs with what each of them finds in an index: found once, stored, and read in every epoch."""
+"""Neighbours of training pairs in an index: found once, stored, and read in every epoch."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,29 +23,29 @@ from recollect.reco.block import FusionSettings
 from recollect.reco.pairs import Pairs
 
 ScoreOf = Literal["image", "searched"]
-"""Whose cosine decides that a picture is a near-duplicate of a pair: that of the two images, however it was found; or
-that of the query with the vector it was compared with (RECO, section 4.1). The second also keeps a text from all
-pictures with its own caption, which a text does find at test time."""
+"""Which cosine marks a picture as a near-duplicate of a pair: that of the two images, or that of query and vector
+searched (RECO, section 4.1). The latter also excludes all pictures with the text's own caption, which a text does find
+at test time."""
 
 _QUERIES = 2_048
 
 
 def caption_key(caption: str, id: str = "") -> int:
-    """A number that two captions share if they are the same but for case and spaces; without a caption, of the id."""
+    """A number shared by captions that differ only in case and spaces; without a caption, the id's."""
     return text_key(caption) if caption.strip() else derive_seed("no caption", id)
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Embedded pairs, and for each modality what their embeddings read.
+    """Embedded pairs and the vectors that each modality reads.
 
     Attributes:
-        values: for each modality the vectors that some embedding of it reads; row 0 is zeros, an empty place.
-        rows: for each modality and pair the k rows of ``values`` that it reads, nearest first; where both modalities of
-            a row are read, first k of the one and then k of the other.
+        values: vectors that some embedding of the modality reads; row 0 is zeros, for empty places.
+        rows: the k rows of ``values`` that each pair reads, nearest first; if both modalities are read, k of one and
+            then k of the other.
         captions: `caption_key` of each pair.
-        pictures: a number that pairs of one picture share.
-        read_captions: for each modality the `caption_key` of each row of ``values``; row 0 is ignored.
+        pictures: a number for the picture of each pair.
+        read_captions: `caption_key` of each row of ``values``; row 0 is ignored.
     """
 
     images: Float32[Tensor, "pairs width"]
@@ -60,12 +60,12 @@ class Neighbours:
         return len(self.images)
 
     def tokens(self, modality: By, pairs: Int64[Tensor, " some"]) -> Float32[Tensor, "some places width"]:
-        """What the fusion reads for some pairs: the embedding, then what it found."""
+        """Input of the fusion for some pairs: the embedding, then what it found."""
         own = (self.images if modality == "image" else self.texts)[pairs]
         return torch.cat([own[:, None], self.values[modality][self.rows[modality][pairs]]], dim=1)
 
     def token_captions(self, modality: By, pairs: Int64[Tensor, " some"]) -> Int64[Tensor, "some places"]:
-        """For each of `tokens` the key of the caption that it belongs to."""
+        """`caption_key` of each token."""
         read = self.read_captions[modality][self.rows[modality][pairs]]
         return torch.cat([self.captions[pairs, None], read], dim=1)
 
@@ -99,12 +99,12 @@ _PAIRED = ("values", "rows", "read_captions")
 
 @dataclass(frozen=True)
 class Reading:
-    """What some embeddings read.
+    """Vectors that some embeddings read.
 
     Attributes:
-        ids: of the pictures that were found; "" where there are none left.
-        captions: which caption was read, from 0; -1 for the mean of all, or where images are read.
-        vectors: one array for each modality that is read, in the order of a fusion's tokens; zeros where nothing is.
+        ids: of the pictures found; "" for empty places.
+        captions: index of the caption that was read; -1 for the mean of all, or if images are read.
+        vectors: one array for each modality read, in the order of a fusion's tokens; zeros for empty places.
     """
 
     ids: Shaped[np.ndarray, "queries k"]
@@ -120,17 +120,15 @@ def find_neighbours(
     max_score: float = NEAR,
     score_of: ScoreOf = "image",
 ) -> Neighbours:
-    """Look up every training pair from both sides (RECO, section 3.1).
-
-    A pair never finds its own picture, nor near-duplicates of it.
+    """Look up image and text of every training pair (RECO, section 3.1), without its own picture and near-duplicates.
 
     Args:
-        settings: which vectors are searched and which are read.
-        k: pictures for each embedding (see `RetrievalEnhancedEncoder`); places stay empty where fewer count.
-        max_score: cosine from which a picture counts as a near-duplicate.
+        settings: which vectors are searched and read.
+        k: pictures for each embedding (see `RetrievalEnhancedEncoder`).
+        max_score: cosine from which a picture is a near-duplicate.
 
     Raises:
-        UserError: another model, an empty index, or one smaller than k.
+        UserError: another model, or an index with fewer than k pictures.
     """
     index.check_model(pairs.model, "the training pairs'")
     check_k(index, k)
@@ -163,7 +161,7 @@ def _keys(keys: Iterable[int]) -> Tensor:
 def _search(
     pairs: Pairs, index: Index, settings: FusionSettings, modality: By, k: int, max_score: float, score_of: ScoreOf
 ) -> list[Reading]:
-    """What the pairs' embeddings of a modality find and read, in blocks."""
+    """Look-ups of all pairs by one modality, in blocks."""
     queries = pairs.images if modality == "image" else pairs.texts
     by, blocks = settings.searched(modality), []
     by_score = score_of == "searched" or (modality == by == "image")
@@ -181,7 +179,7 @@ def _search(
 
 
 def _near_each(index: Index, images: Float32[np.ndarray, "n width"], max_score: float) -> list[set[str]]:
-    """For each image the ids of all pictures with at least this cosine."""
+    """The ids of all pictures with at least this cosine to each image."""
     near: list[set[str]] = [set() for _ in images]
     waiting, k = np.arange(len(images)), 32
     while len(waiting):
@@ -204,7 +202,7 @@ def read_index(
     where: str | None = None,
     exact: bool = False,
 ) -> Reading:
-    """Find k pictures for each embedding of a modality, and read the vectors that a fusion asks for."""
+    """Find k pictures for each embedding of a modality, and read the vectors a fusion needs."""
     by, taken = settings.searched(modality), settings.taken(modality)
     read: By = "text" if "text" in taken else "image"
     found = index.lookup(queries, k, by, read, where, exclude, max_score, exact)
@@ -224,11 +222,11 @@ def read_index(
 
 
 def gather(found: Sequence[Reading], index: Index) -> tuple[Tensor, Tensor, Tensor]:
-    """What many embeddings read, each vector kept once.
+    """Distinct vectors of many look-ups.
 
     Returns:
-        The vectors after a row of zeros (vectors, width); which of them each place holds (queries, places): k places
-        for the first modality that is read, then k for the next; and the `caption_key` of each vector.
+        The vectors after a row of zeros (vectors, width), the row of each place (queries, places), and the
+        `caption_key` of each vector.
     """
     values, keys = [np.zeros((1, index.width), dtype=np.float32)], list[tuple[str, int]]()
     sides = []
@@ -252,13 +250,10 @@ def gather(found: Sequence[Reading], index: Index) -> tuple[Tensor, Tensor, Tens
 
 
 def check_k(index: Index, k: int, spoken: bool = False) -> None:
-    """Reject a number of pictures to read that an index does not have.
+    """Raise UserError if k is below 1 or the index has fewer pictures.
 
     Args:
-        spoken: only pictures with a caption count.
-
-    Raises:
-        UserError: k is below 1, or the index is empty or smaller.
+        spoken: count only pictures with a caption.
     """
     pictures = index.texts if spoken else len(index)
     what = f"{pictures:,} of its {len(index):,} pictures have a caption" if spoken else f"it has {pictures:,} pictures"

@@ -49,7 +49,7 @@ class Newness:
 
 
 class Disturbance:
-    """What one step does to the vectors of each modality."""
+    """The offsets of one step."""
 
     def __init__(self, newness: Newness, seed: int, step: int) -> None:
         self.newness, self.seed, self.step = newness, seed, step
@@ -60,12 +60,12 @@ class Disturbance:
         modalities: tuple[By, ...],
         captions: Int64[Tensor, "some places"],
     ) -> Float[Tensor, "some places width"]:
-        """Disturbed tokens; rows of zeros, the empty places, stay zeros.
+        """Disturbed tokens; empty places stay zero.
 
         Args:
-            tokens: embeddings, each with what it reads.
-            modalities: of the embeddings, and of what they read: of several, each has as many places, in this order.
-            captions: key of the caption that each token belongs to.
+            tokens: embeddings, each followed by what it reads.
+            modalities: of the embeddings, then of the equal parts of what they read.
+            captions: `caption_key` of each token.
         """
         if self.newness.kind == "none":
             return tokens
@@ -76,7 +76,7 @@ class Disturbance:
         )
 
     def _offset(self, vectors: Tensor, modality: By, captions: Tensor) -> Tensor:
-        """``n(x + strength · e / √width)``, e ~ N(0, 1) of the caption and modality, where the caption is disturbed."""
+        """``n(x + strength · e / √width)``, e ~ N(0, 1) of caption and modality, for disturbed captions."""
         distinct, places = np.unique(captions.numpy(), return_inverse=True)
         width = vectors.shape[2]
         chosen = uniforms(self._key("captions"), distinct, 1)[:, 0] < self.newness.share

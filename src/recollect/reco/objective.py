@@ -1,4 +1,4 @@
-"""What training a fusion minimises: three InfoNCE terms, in which pairs of one caption need not be negatives."""
+"""Loss of a fusion: three InfoNCE terms, in which pairs of one caption need not be negatives."""
 
 from typing import Literal
 
@@ -15,8 +15,8 @@ LossTerm = Literal["refined", "image", "text"]
 """``L(v̂, t̂)``, ``L(v̂, t)`` or ``L(v, t̂)``, the terms of Eq. 2."""
 
 Mask = Literal["none", "caption", "id", "both"]
-"""Pairs of a batch that are no negatives of each other: none; those of equal captions (but for case and spaces); those
-of one picture with several captions (ids that differ in ``#1``, ``#2``, … only); or either."""
+"""Pairs of a batch that are not negatives of each other: none, those of equal captions (up to case and spaces), those
+of one picture, or both."""
 
 TERMS: tuple[LossTerm, ...] = ("refined", "image", "text")
 CLIP_SCALE = 1 / 0.07
@@ -31,16 +31,16 @@ def masked_contrastive(
     groups: Int64[Tensor, "batch keys"],
     tile: int = _TILE,
 ) -> Float[Tensor, ""]:
-    """Symmetric InfoNCE in which no pair is a negative of another one that shares a group with it.
+    """Symmetric InfoNCE in which pairs that share a group are not negatives of each other.
 
     ``−1/B Σ_i log exp(l_ii) / Σ_{j = i or j in no group of i} exp(l_ij)``, ``l_ij = scale x_i·t_j``, mean of both
-    directions. Where no two pairs share a group it is `softmax_contrastive`.
+    directions. If no two pairs share a group it equals `softmax_contrastive`.
 
     Args:
         images: unit-norm; row i belongs to text i.
         texts: unit-norm.
         groups: of each pair; two pairs share a group if they agree in any column.
-        tile: rows of logits formed at once; with more rows they are formed again in the backward pass.
+        tile: maximum number of rows of logits in memory; with more rows they are recomputed in the backward pass.
     """
 
     def part(queries: Tensor, candidates: Tensor, start: int) -> Tensor:
@@ -95,11 +95,11 @@ class FusionObjective(Objective):
         """The loss of a batch.
 
         Args:
-            images: each row a refined image embedding, then the model's own.
-            texts: likewise.
-            labels: groups of pairs that are no negatives of each other (`masked_contrastive`); None if all are.
-            views: unused, like every other keyword; all objectives share one signature.
-            shard: which rows of the batch these are; the losses of all processes add up to that of the batch.
+            images: rows of a refined image embedding followed by the model's own.
+            texts: the same for texts.
+            labels: groups of pairs that are not negatives of each other (`masked_contrastive`); None for no groups.
+            views: unused, like the other keywords that all objectives share.
+            shard: position of these rows in the batch; the losses of all processes add up to that of the batch.
 
         Returns:
             The loss and a report with ``loss``, a ``…_loss`` for each term, and ``scale``.

@@ -20,11 +20,11 @@ _BLOCK = 256
 
 @dataclass(frozen=True)
 class Pairs:
-    """Embedded image-text pairs; every field but ``model`` has one entry for each, or is empty.
+    """Embedded image-text pairs.
 
     Attributes:
         images, texts: unit-norm embeddings.
-        pictures: ids of the pictures, as an index has them (`recollect.data.sources.images.pixel_digest`).
+        pictures: ids of the pictures in an index (`recollect.data.sources.images.pixel_digest`).
         sources: name of the source of each pair.
     """
 
@@ -67,15 +67,15 @@ class Pairs:
 
 
 def embed_pairs(encoder: Encoder, sources: Sequence[Source], limit: int | None, broken_share: float) -> Pairs:
-    """Embed the first text of each sample, and its picture; samples without either are left out.
+    """Embed the picture and first text of each sample; samples without either are left out.
 
-    Samples with a label and no caption have a text made of the class name.
+    The text of samples with a label and no caption is made of the class name.
 
     Args:
-        broken_share: stop when more than this share of the pictures cannot be read.
+        broken_share: maximum share of unreadable pictures.
 
     Raises:
-        UserError: too many cannot be read, or no pair is left.
+        UserError: too many pictures cannot be read, or no pair is left.
     """
     counters, prefix = BrokenCounter(broken_share, "--data.broken-share"), caption_prefix(encoder)
     images, texts = [np.empty((0, encoder.width), np.float32)], [np.empty((0, encoder.width), np.float32)]
