@@ -59,10 +59,15 @@ class LinearProbe(EmbeddingClassifier):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Training over shuffled batches, with a cosine from the optimiser's learning rate to zero."""
+    """Training of a head over shuffled batches, with a cosine from the optimiser's learning rate to zero.
+
+    Attributes:
+        warm_up: constant learning rate of an epoch before the cosine; None for none.
+    """
 
     epochs: int
     batch: int = 256
+    warm_up: float | None = None
 
 
 def fit_by_gradient(
@@ -81,12 +86,14 @@ def fit_by_gradient(
         after: called after each step with its learning rate.
     """
     steps = -(-count // schedule.batch)
+    warm = steps if schedule.warm_up is not None and schedule.epochs > 1 else 0
     highest = [group["lr"] for group in optimiser.param_groups]
     done = 0
     for _ in range(schedule.epochs):
         for rows in torch.randperm(count, generator=generator).split(schedule.batch):
+            share = max(done - warm, 0) / max(schedule.epochs * steps - warm, 1)
             for group, rate in zip(optimiser.param_groups, highest, strict=True):
-                group["lr"] = rate * (1 + np.cos(np.pi * done / (schedule.epochs * steps))) / 2
+                group["lr"] = schedule.warm_up if done < warm else rate * (1 + np.cos(np.pi * share)) / 2
             value = loss(rows)
             optimiser.zero_grad()
             value.backward()
