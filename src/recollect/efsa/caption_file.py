@@ -50,7 +50,7 @@ class CaptionFile:
         """Add captions; they are on disk when this returns, and so are those that other processes add meanwhile.
 
         Args:
-            pictures: by id, digests of the pictures that they say something of (`pixel_digest`).
+            pictures: digests of the described pictures by id (`pixel_digest`).
         """
         pictures = pictures or {}
         make_folder(self.path.parent)

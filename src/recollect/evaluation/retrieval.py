@@ -78,7 +78,7 @@ class PoolCaptions:
     """One caption for each image of a source, and which of its texts may be asked for.
 
     Attributes:
-        captions: one for each image; None where there is none.
+        captions: one for each image, or None.
         reserved: texts (white space aside) that are captions here and so no queries.
     """
 

@@ -18,8 +18,8 @@ GALLERY_FORMAT = 3
 
 _SIDE = 224
 _REPORT = {
-    "not_finite": "episodes that broke down, whose ranking is zero-shot",
-    "without_captions": "queries without an episode, for want of captioned images",
+    "not_finite": "failed episodes, whose ranking is zero-shot",
+    "without_captions": "queries without an episode, since too few images have captions",
     "captions_missing": "candidates without a caption",
     "images_gone": "candidates that cannot be opened",
 }
