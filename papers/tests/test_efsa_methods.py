@@ -233,7 +233,7 @@ def test_full_parameters_are_plain_adamw_on_both_towers(make_encoder, make_episo
 
 
 def test_options_as_printed_keep_the_number_of_candidates_and_the_rank(make_encoder):
-    assert as_printed(EpisodeOptions(k=8, rank=4, soft=0.5, mix=0.3)) == EpisodeOptions.paper(k=8, rank=4)
+    assert as_printed(EpisodeOptions(k=8, rank=4, margin=0.5, steps=2)) == EpisodeOptions.paper(k=8, rank=4)
     assert FullEpisodes(make_encoder("clip")).options.rate < EpisodeOptions().rate / 100
 
 
