@@ -24,7 +24,7 @@ from recollect.cli.parser import Arg, script_options
 from recollect.core.files import write_json
 from recollect.core.progress import progress
 from recollect.index.duplicates import HASH_BITS
-from recollect.index.phash import phash_of
+from recollect.index.picture import phash_of
 from recollect.index.same_picture import PreparedPicture, near_identical
 from recording import this_command
 

@@ -3,6 +3,7 @@
 import io
 from contextlib import nullcontext
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -10,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
-from elsewhere import CARD, card
+from elsewhere import card
 from index_rows import make_rows
 from recollect.core.errors import UserError
 from recollect.core.types import EncoderBase
-from recollect.index import Duplicates, Index, duplicates, near_pairs
-from recollect.index.near_pairs import Bounds, DisjointSets, join_all, join_neighbourhoods
-from recollect.index.phash import near_hashes, phash_numbers, phash_of
+from recollect.index import Duplicates, Index, duplicates
+from recollect.index.duplicates import near_rows
+from recollect.index.picture import phash_of
 
 WIDTH = 16
 
@@ -45,81 +46,60 @@ def slow_components(count, edges):
     return [found[row] for row in range(count)]
 
 
-@settings(max_examples=12, deadline=None)
-@given(st.integers(0, 2**32), st.integers(0, 300), st.integers(0, 7), st.sampled_from([1, 3, 40]))
-def test_near_hashes_are_those_of_all_pairs_each_once(seed, count, bits, kinds):
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 120), st.floats(0.5, 0.99))
+def test_rows_are_grouped_and_paired_as_by_comparing_all_of_them(seed, count, threshold):
     generator = np.random.default_rng(seed)
-    hashes = generator.integers(0, 2**63, kinds, dtype=np.uint64)[generator.integers(kinds, size=count)]
-    for _ in range(6):
+    vectors = clustered(generator, count, centres=8)
+    hashes = generator.integers(1, 2**63, 5, dtype=np.uint64)[generator.integers(5, size=count)]
+    for _ in range(5):
         hashes = hashes ^ (np.uint64(1) << generator.integers(0, 64, count).astype(np.uint64))
-    hashes = np.unique(hashes)
-    one, other = np.triu_indices(len(hashes), 1)
-    near = np.bitwise_count(hashes[one] ^ hashes[other]) <= bits
-    found = [(int(a), int(b)) for some in near_hashes(hashes, bits) for a, b in zip(some[0], some[1], strict=True)]
-    assert len(found) == len(set(found))
-    assert {tuple(sorted(each)) for each in found} == set(zip(one[near].tolist(), other[near].tolist(), strict=True))
-    assert not any(cut for _, _, cut in near_hashes(hashes, bits))
-    few = [
-        pair for some in near_hashes(hashes, bits, 50) for pair in zip(some[0].tolist(), some[1].tolist(), strict=True)
-    ]
-    assert set(few) <= set(found)
+    hashes[generator.random(count) < 0.2] = 0
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("_STRIPE", 16), ("_BLOCK", 48), ("_MOST_PENDING", 200)):
+            patch.setattr(duplicates, name, value)
+        found = near_rows(vectors, hashes, threshold)
+    wide = vectors.astype(np.float64)
+    cosines = wide @ wide.T
+    sure = np.abs(cosines - threshold) > 1e-6
+    hypothesis.assume(sure.all() and (np.abs(np.triu(cosines, 1) - 0.9) > 1e-6).all())
+    groups = slow_components(count, np.argwhere(cosines >= threshold).tolist())
+    assert np.array_equal(found.groups[:, None] == found.groups, np.equal.outer(groups, groups))
+    expected = set()
+    for one in range(count):
+        others = [other for other in np.argsort(-cosines[one], kind="stable") if other != one][:8]
+        expected |= {tuple(sorted((one, int(other)))) for other in others if cosines[one, other] >= 0.9}
+        expected |= {(one, other) for other in range(one + 1, count) if hashes[one] and hashes[other]
+                     and int(hashes[one] ^ hashes[other]).bit_count() <= 7}  # fmt: skip
+    assert set(map(tuple, found.pairs.tolist())) == expected
+    assert not found.cut
 
 
-def test_equal_rows_are_one_group_without_a_pair_of_each(monkeypatch):
-    """Twenty thousand equal pictures are two hundred million pairs; few are compared, and none is kept."""
-    compared = []
-    reach = Bounds.reach
-    monkeypatch.setattr(
-        Bounds, "reach", lambda self, one, other, least: compared.append(len(one)) or reach(self, one, other, least)
-    )
+def test_equal_rows_are_one_group_without_a_pair_of_each():
+    """Twenty thousand equal pictures are two hundred million pairs; few of them are kept."""
     vectors = np.tile(clustered(np.random.default_rng(0), 2), (10_000, 1))  # two kinds, one after the other
-    bounds, joined = Bounds(vectors, 0.94), DisjointSets(len(vectors))
-    join_all(bounds, joined, 0.94)
-    assert np.array_equal(joined.all(), np.arange(20_000) % 2)
-    assert sum(compared) < 40 * len(vectors)
+    found = near_rows(vectors, np.zeros(len(vectors), dtype=np.uint64), 0.94)
+    assert np.array_equal(found.groups == found.groups[0], np.arange(20_000) % 2 == 0)
+    assert len(found.pairs) < 20 * len(vectors)
 
 
-def test_a_bound_of_few_coordinates_loses_no_pair(monkeypatch):
-    generator = np.random.default_rng(1)
-    vectors = clustered(generator, 600, width=96, spread=0.2, centres=30)
-    products = vectors.astype(np.float64) @ vectors.T.astype(np.float64)
-    bounds = Bounds(1.003 * vectors, 0.8)  # of norms that are not quite one
-    assert bounds.short.shape[1] < 96, "this is what is tested"
-    bound = (bounds.short @ bounds.short.T).numpy()
-    assert (bound >= products - 1e-5).all()
-    joined = DisjointSets(len(vectors))
-    join_all(bounds, joined, 0.8)
-    near = products >= 0.8
-    assert near.sum() > 2 * len(vectors)
-    assert joined.all().tolist() == slow_components(600, np.argwhere(near).tolist())
+def test_common_hashes_are_cut_off_and_reported(index, monkeypatch):
+    rows = make_rows(30)
+    rows.phash = ["00000000000000ff"] * 30
+    index.insert(rows)
+    assert index.duplicates().skipped == ()
+    monkeypatch.setattr(duplicates, "MOST_HASHED", 10)
+    assert len(index.duplicates().skipped) == 1
 
 
 def test_all_of_it_runs_on_a_card_too(monkeypatch):
     vectors, found = clustered(np.random.default_rng(3), 500, width=48, spread=0.05, centres=100), []
     for place in (nullcontext, card):
         with place() as device:
-            monkeypatch.setattr(near_pairs, "best_device", lambda device=device: device or torch.device("cpu"))
-            bounds, exact, fast = Bounds(vectors, 0.9), DisjointSets(500), DisjointSets(500)
-            join_all(bounds, exact, 0.9)
-            join_neighbourhoods(bounds, fast, 0.9)
-            found.append([exact.all().tolist(), fast.all().tolist()])
-    assert bounds.short.device == CARD
-    assert found[0] == found[1]
-
-
-def test_neighbourhoods_join_nothing_that_is_not_near_and_miss_little(monkeypatch):
-    monkeypatch.setattr(near_pairs, "CELL", 100)
-    monkeypatch.setattr(near_pairs, "MOST_IN_CELL", 150)
-    generator = np.random.default_rng(2)
-    vectors = clustered(generator, 2_000, width=32, spread=0.03, centres=800)
-    exact, fast = (DisjointSets(2_000) for _ in range(2))
-    bounds = Bounds(vectors, 0.94)
-    join_all(bounds, exact, 0.94)
-    assert join_neighbourhoods(bounds, fast, 0.94) >= 20
-    whole, parts = exact.all(), fast.all()
-    assert len(np.unique(whole)) < 900
-    assert all(len(np.unique(whole[parts == root])) == 1 for root in np.unique(parts)), "no group too many"
-    assert len(np.unique(parts)) < 1.1 * len(np.unique(whole))
+            monkeypatch.setattr(duplicates, "best_device", lambda device=device: device or torch.device("cpu"))
+            found.append(near_rows(vectors, np.zeros(500, dtype=np.uint64), 0.9))
+    assert np.array_equal(found[0].groups, found[1].groups)
+    assert np.array_equal(found[0].pairs, found[1].pairs)
 
 
 def scene(number, size=96):
@@ -231,24 +211,13 @@ def test_an_empty_index_has_no_duplicates_and_a_threshold_is_a_cosine(index):
         index.duplicates(1.5)
 
 
-def test_skipped_comparisons_are_reported(index, monkeypatch):
-    rows = make_rows(30)
-    rows.phash = [f"{number:016x}" for number in range(1, 31)]
-    index.insert(rows)
-    assert index.duplicates().skipped == ()
-    assert len(index.duplicates(everything=False).skipped) == 1
-    monkeypatch.setattr(duplicates, "MOST_HASHES", 10)
-    assert len(index.duplicates(everything=False).skipped) == 2
-    assert index.duplicates().skipped == ()
-
-
 def test_a_perceptual_hash_survives_encoding_and_resizing_and_tells_pictures_apart():
     for number in range(12):
         picture, buffer = scene(number), io.BytesIO()
         picture.save(buffer, "JPEG", quality=60)
         again = Image.open(io.BytesIO(buffer.getvalue())).resize((70, 70))
-        hashes = phash_numbers([phash_of(picture), phash_of(again), phash_of(scene(number + 50))])
-        assert np.bitwise_count(hashes[0] ^ hashes[1]) <= 6
-        assert np.bitwise_count(hashes[0] ^ hashes[2]) > 12
+        hashes = [int(phash_of(each), 16) for each in (picture, again, scene(number + 50))]
+        assert (hashes[0] ^ hashes[1]).bit_count() <= 6
+        assert (hashes[0] ^ hashes[2]).bit_count() > 12
     assert phash_of(np.zeros(5, dtype=np.float32)) == ""
     assert phash_of(Image.new("RGB", (9, 9), (5, 5, 5))) == ""

@@ -11,8 +11,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 
 from recollect.index.duplicates import near_identical_groups
-from recollect.index.same_picture import PreparedPicture, near_identical
-from recollect.index.sketches import EDGE, Sketches
+from recollect.index.same_picture import PreparedPicture, Sketches, near_identical
 
 FASHION = Path(__file__).parents[3] / "shared" / "data" / "fashion.parquet"
 
@@ -127,9 +126,9 @@ def reading(pictures):
 
 
 def sketches_of(pictures):
-    found = Sketches.empty(len(pictures))
+    found = Sketches(len(pictures))
     for place, picture in enumerate(pictures):
-        found.put(place, picture.square(EDGE), picture.gray)
+        found.put(place, picture)
     return found
 
 
@@ -225,11 +224,11 @@ def test_groups_form_around_the_picture_that_stays_and_never_along_chains():
     assert all(same(one, other) for one, other in itertools.pairwise(crops))
     assert not same(crops[0], crops[-1])
     pairs = np.array([(one, other) for one in range(6) for other in range(one + 1, 6)])
-    found = near_identical_groups(pairs, reading(crops), {place: (False, place) for place in range(6)})
-    for first, *others in found.groups:
+    found, _ = near_identical_groups(pairs, reading(crops), {place: (False, place) for place in range(6)})
+    for first, *others in found:
         assert all(same(crops[first], crops[other]) for other in others)
         assert first == min([first, *others]), "the largest stays"
-    assert len(found.groups) >= 2
+    assert len(found) >= 2
 
 
 def test_the_picture_that_stays_is_annotated_in_color_and_large():
@@ -237,7 +236,7 @@ def test_the_picture_that_stays_is_annotated_in_color_and_large():
     pictures = [original.convert("L").convert("RGB"), scaled(original, 0.5), original, encoded(original, "JPEG")]
     pairs = np.array([(one, other) for one in range(4) for other in range(one + 1, 4)])
     first = [near_identical_groups(pairs, reading(pictures), {place: (place not in annotated, place) for place in
-             range(4)}).groups[0][0] for annotated in ((), (1,))]  # fmt: skip
+             range(4)})[0][0][0] for annotated in ((), (1,))]  # fmt: skip
     assert first == [2, 1]
 
 

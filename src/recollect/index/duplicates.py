@@ -1,36 +1,35 @@
 """Duplicates in an index: identical files, near-identical pictures (by pixels), and similar ones (by embedding)."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Float32, Int64, UInt64
 
 from recollect.core.errors import UserError
-from recollect.core.nearest import exact_neighbours
 from recollect.core.ordering import in_order
 from recollect.core.progress import progress
-from recollect.core.types import ImageLike
+from recollect.core.types import ImageLike, best_device
 from recollect.core.validation import check_number
 from recollect.data.sources.images import BrokenImageError
 from recollect.index import annotations
 from recollect.index.contents import IndexContents
-from recollect.index.phash import near_hashes, phash_numbers, runs
 from recollect.index.rows import ROUNDING
-from recollect.index.same_picture import PreparedPicture, near_identical
-from recollect.index.sketches import EDGE, Sketches
+from recollect.index.same_picture import PreparedPicture, Sketches, near_identical
 
 HASH_BITS = 7
 """Pictures whose perceptual hashes differ in at most this many bits are compared by pixels."""
 
-NEIGHBORS, LEAST_COSINE = 8, 0.9
+_NEIGHBORS, _LEAST_COSINE = 8, 0.9
 """So are pictures with their nearest neighbors by embedding, down to this cosine."""
 
-MOST_HASHES, MOST_PAIRS = 3 * 10**9, 10**7
-"""Comparisons of hashes, and pairs of pictures with near hashes, beyond which `find_duplicates` skips some unless it
-compares everything."""
+MOST_HASHED = 10**7
+"""Pairs of pictures with near hashes that are compared by pixels, at most."""
 
+_STRIPE, _BLOCK = 512, 4_096  # rows that are multiplied with one another at a time
+_MOST_PENDING = 2**20  # pairs that are kept before they are reduced
 _PREPARED = 64  # pictures kept in memory, at most 4 MB each
 _AT_ONCE = 256
 
@@ -62,88 +61,152 @@ class Duplicates:
         return [id for group in self.near_identical for id in group[1:]]
 
 
-def find_duplicates(index: IndexContents, threshold: float, everything: bool = True) -> Duplicates:
+def find_duplicates(index: IndexContents, threshold: float) -> Duplicates:
     """Compare the pictures of an index with one another; see `Index.duplicates`."""
     check_number("--threshold", threshold, above=0, most=1)
     facts = _Facts.read(index)
-    count = len(facts.ids)
-    if not count:
+    if not facts.ids:
         return Duplicates(facts.identical)
-    skipped = list[str]()
-    pairs, cut = candidate_pairs(facts.hashes, facts.vectors, everything)
-    if cut:
-        skipped.append("Some pictures with very common perceptual hashes were not compared.")
+    near = near_rows(facts.vectors, facts.hashes, threshold - ROUNDING)
     prefer = {
         place: (facts.ids[place] not in facts.described, -facts.sizes[place], facts.ids[place])
-        for place in np.unique(pairs).tolist()
+        for place in np.unique(near.pairs).tolist()
     }
-    found = near_identical_groups(
-        pairs, lambda places: [each.open for each in index.pictures([facts.ids[place] for place in places])], prefer
+    found, unread = near_identical_groups(
+        near.pairs,
+        lambda places: [each.open for each in index.pictures([facts.ids[place] for place in places])],
+        prefer,
     )
-    from recollect.index.near_pairs import Bounds, DisjointSets, join_all, join_neighbourhoods  # imports torch
-
-    joined = DisjointSets(count)
-    for group in found.groups:
-        joined.join(np.array(group[1:]), np.full(len(group) - 1, group[0]))
-    stricter = joined.all()
-    bounds = Bounds(facts.vectors, threshold)
-    if everything:
-        join_all(bounds, joined, threshold - ROUNDING)
-    else:
-        cells = join_neighbourhoods(bounds, joined, threshold - ROUNDING)
-        skipped.append(f"Similar pictures were sought within {cells:,} neighborhoods; pairs across borders are missed.")
-    similar = _groups(joined.all(), stricter)
+    strict = np.arange(len(facts.ids))
+    for group in found:
+        strict[group] = group[0]
+    groups = _joined(near.groups, strict, np.arange(len(strict)))
+    similar = [group for group in _members(groups) if (strict[group] != strict[group[0]]).any()]
 
     def named(groups: list[list[int]]) -> tuple[tuple[str, ...], ...]:
         return tuple(sorted(tuple(facts.ids[place] for place in group) for group in groups))
 
     return Duplicates(
         facts.identical,
-        named(found.groups),
+        named(found),
         named([sorted(group, key=lambda each: (facts.ids[each] not in facts.described, each)) for group in similar]),
-        tuple(skipped),
-        found.unread,
+        ("Some pictures with very common perceptual hashes were not compared.",) if near.cut else (),
+        unread,
     )
 
 
-class _Neighbors:
-    """What each picture is paired with."""
-
-    def __init__(self, pairs: Int64[np.ndarray, "pairs 2"], count: int) -> None:
-        both = np.concatenate([pairs, pairs[:, ::-1]])
-        both = both[in_order(both[:, 0])]
-        self._others, self._ends = both[:, 1], np.searchsorted(both[:, 0], np.arange(count + 1))
-
-    def of(self, number: int) -> Int64[np.ndarray, " others"]:
-        """Numbers of the pictures paired with this one."""
-        return self._others[self._ends[number] : self._ends[number + 1]]
-
-
 @dataclass(frozen=True)
-class NearIdentical:
-    """Groups of near-identical pictures, the one to keep first, and how many pictures could not be read."""
+class NearRows:
+    """What `near_rows` found.
 
-    groups: list[list[int]]
-    unread: int
+    Attributes:
+        pairs: numbers of pictures that may be near-identical: near hashes, or neighbors by embedding.
+        groups: a number for each picture, shared by those that are similar, directly or through others.
+        cut: whether some near hashes were left out.
+    """
+
+    pairs: Int64[np.ndarray, "pairs 2"]
+    groups: Int64[np.ndarray, " pictures"]
+    cut: bool
+
+
+def near_rows(
+    vectors: Float32[np.ndarray, "pictures width"], hashes: UInt64[np.ndarray, " pictures"], threshold: float
+) -> NearRows:
+    """Compare every picture with every other one, by embedding and by perceptual hash, in bounded memory.
+
+    Args:
+        vectors: none of them zero; norms are divided out.
+        hashes: 0 where unknown.
+        threshold: cosine from which two pictures are similar.
+    """
+    import torch  # a search does not need it
+
+    count = len(vectors)
+    least = np.full(count, np.nextafter(np.float32(_LEAST_COSINE), np.float32(0)))
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit = torch.from_numpy(np.asarray(vectors / norms, dtype=np.float32)).to(best_device())
+    groups = np.arange(count)
+    neighbors = np.empty((0, 2), dtype=np.int64), np.empty(0, dtype=np.float32)
+    hashed, cut = [np.empty((0, 2), dtype=np.int64)], False
+    with progress("compare pictures", count * (count + 1) / 2e6, "million pairs") as counter:
+        for start in range(0, count, _STRIPE):
+            stripe = slice(start, min(start + _STRIPE, count))
+            for first in range(start, count, _BLOCK):
+                block = slice(first, min(first + _BLOCK, count))
+                ones, others = _hash_pairs(hashes, stripe, block)
+                cut |= sum(map(len, hashed)) + len(ones) > MOST_HASHED
+                if not cut and len(ones):
+                    hashed.append(np.stack([ones, others], axis=1))
+                products = unit[stripe] @ unit[block].T
+                if float(products.max()) < min(threshold, _LEAST_COSINE):
+                    continue
+                cosines = products.cpu().numpy()
+                near = np.nonzero((cosines >= threshold) & (groups[stripe, None] != groups[block]))
+                groups = _joined(groups, near[0] + start, near[1] + first)
+                close = np.nonzero(cosines > np.minimum(least[stripe, None], least[block]))
+                pairs = np.stack([close[0] + start, close[1] + first], axis=1)
+                neighbors = np.concatenate([neighbors[0], pairs]), np.concatenate([neighbors[1], cosines[close]])
+                if len(neighbors[0]) > _MOST_PENDING:
+                    neighbors = _nearest_of_each(*neighbors, least)
+            counter.advance((stripe.stop - start) * (count - (start + stripe.stop) / 2) / 1e6)
+    pairs = np.concatenate([*hashed, _nearest_of_each(*neighbors, least)[0]])
+    return NearRows(np.unique(pairs[pairs[:, 0] < pairs[:, 1]], axis=0), groups, cut)
+
+
+def _hash_pairs(hashes: np.ndarray, stripe: slice, block: slice) -> tuple[np.ndarray, np.ndarray]:
+    """Places of near hashes; each pair once."""
+    ours, theirs = hashes[stripe, None], hashes[block]
+    near = np.bitwise_count(ours ^ theirs) <= HASH_BITS
+    ones, others = np.nonzero(near & (ours > 0) & (theirs > 0)) if near.any() else np.zeros((2, 0), dtype=np.int64)
+    ones, others = ones + stripe.start, others + block.start
+    return ones[ones < others], others[ones < others]
+
+
+def _joined(groups: np.ndarray, ones: np.ndarray, others: np.ndarray) -> Int64[np.ndarray, " pictures"]:
+    """Groups after the pictures of each pair were put into one."""
+    if not len(ones):
+        return groups
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    count = len(groups)
+    edges = coo_array((np.ones(len(ones), dtype=bool), (groups[ones], groups[others])), shape=(count, count))
+    return np.asarray(connected_components(edges, directed=False)[1][groups], dtype=np.int64)
+
+
+def _nearest_of_each(pairs: np.ndarray, cosines: np.ndarray, least: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs in which one picture is among the nearest of the other; ``least`` becomes the cosine of the last one."""
+    kept = np.zeros(len(pairs), dtype=bool)
+    apart = np.flatnonzero(pairs[:, 0] < pairs[:, 1])
+    rows, scores = pairs[apart].T.reshape(-1), np.tile(cosines[apart], 2)
+    order = np.lexsort((-scores, rows))
+    rank = np.arange(len(rows)) - np.searchsorted(rows[order], rows[order])
+    best = order[rank < _NEIGHBORS]
+    last = order[rank == _NEIGHBORS - 1]
+    least[rows[last]] = np.maximum(least[rows[last]], scores[last])
+    kept[np.tile(apart, 2)[best]] = True
+    return pairs[kept], cosines[kept]
 
 
 def near_identical_groups(
     pairs: Int64[np.ndarray, "pairs 2"],
     pictures: Callable[[Sequence[int]], Sequence[Callable[[], ImageLike]]],
     prefer: Mapping[int, tuple[object, ...]],
-) -> NearIdentical:
+) -> tuple[list[list[int]], int]:
     """Group pictures around the one to keep: every other member is near-identical to that one.
 
     Args:
         pairs: which pictures to compare, by number.
         pictures: finds pictures by number; each result decodes one, or raises `BrokenImageError`.
         prefer: sort key of each picture; of equal first entries, color is kept before gray, more pixels before fewer.
+
+    Returns:
+        The groups, the picture to keep first; and how many pictures could not be read.
     """
     places = np.unique(pairs)
-    sketches = Sketches.empty(len(places))
-    readable = np.zeros(len(places), dtype=bool)
+    sketches, readable, unread = Sketches(len(places)), np.zeros(len(places), dtype=bool), 0
     order: list[tuple[tuple[object, ...], int]] = []
-    unread = 0
     prepared = lru_cache(_PREPARED)(lambda place: PreparedPicture(pictures([place])[0]()))
     with progress("read pictures", len(places), "pictures") as counter:
         found = (
@@ -159,11 +222,13 @@ def near_identical_groups(
             if isinstance(picture, np.ndarray) and picture.ndim != 3:
                 continue  # a vector of a generated world
             small = PreparedPicture(picture)
-            sketches.put(number, small.square(EDGE), small.gray)
+            sketches.put(number, small)
             readable[number] = True
             key = prefer[place]
             order.append(((key[0], small.gray, -small.width * small.height, *key[1:]), number))
-    near = _Neighbors(np.searchsorted(places, pairs), len(places))
+    near = np.searchsorted(places, np.concatenate([pairs, pairs[:, ::-1]]))
+    near = near[in_order(near[:, 0])]
+    ends = np.searchsorted(near[:, 0], np.arange(len(places) + 1))
     groups, taken = list[list[int]](), set[int]()
     with progress("compare pixels", len(order), "pictures") as counter:
         for _, number in sorted(order):
@@ -171,11 +236,9 @@ def near_identical_groups(
             if number in taken:
                 continue
             taken.add(number)
-            others = [each for each in near.of(number).tolist() if readable[each] and each not in taken]
-            likely = np.array(others, dtype=np.int64)
+            others = near[ends[number] : ends[number + 1], 1].tolist()
+            likely = np.array([each for each in others if readable[each] and each not in taken], dtype=np.int64)
             likely = likely[sketches.may_be_near_identical(number, likely)]
-            if not len(likely):
-                continue
             kept = int(places[number])
             try:
                 same = [each for each in likely.tolist() if near_identical(prepared(kept), prepared(int(places[each])))]
@@ -184,44 +247,7 @@ def near_identical_groups(
             taken.update(same)
             if same:
                 groups.append([kept, *places[same].tolist()])
-    return NearIdentical(groups, unread)
-
-
-def candidate_pairs(
-    hashes: UInt64[np.ndarray, " pictures"], vectors: Float32[np.ndarray, "pictures width"], everything: bool = True
-) -> tuple[Int64[np.ndarray, "pairs 2"], bool]:
-    """Pictures that may show the same: those with near hashes, and neighbors by embedding.
-
-    Args:
-        hashes: perceptual hashes as numbers, 0 where unknown.
-        vectors: image embeddings, none of them zero.
-        everything: compare all hashes, however many are near.
-
-    Returns:
-        Pairs of numbers, and whether some were skipped.
-    """
-    found = [np.empty((0, 2), dtype=np.int64)]
-    known = np.flatnonzero(hashes)
-    rows = known[in_order(hashes[known])]
-    distinct, first, counts = np.unique(hashes[rows], return_index=True, return_counts=True)
-    total, cut = 0, False
-    for one, other, some in _near_or_equal(distinct, counts, everything):
-        cut |= some
-        for ours, theirs in _each_with_each(first[one], counts[one], first[other], counts[other]):
-            total += len(ours)
-            if total > MOST_PAIRS and not everything:
-                cut = True
-                break
-            found.append(np.stack([rows[ours], rows[theirs]], axis=1))
-    k = min(NEIGHBORS + 1, len(vectors))
-    unit = np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), dtype=np.float32)
-    for start in range(0, len(unit), 8192):
-        block = exact_neighbours(unit[start : start + 8192], unit, k)
-        near = np.asarray(block.scores) >= LEAST_COSINE
-        row, column = np.nonzero(near)
-        found.append(np.stack([row + start, np.asarray(block.rows)[row, column]], axis=1))
-    pairs = np.sort(np.concatenate(found), axis=1)
-    return np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0), cut
+    return groups, unread
 
 
 @dataclass(frozen=True)
@@ -237,58 +263,29 @@ class _Facts:
 
     @classmethod
     def read(cls, index: IndexContents) -> "_Facts":
-        ids, hashes, sizes = list[str](), list[str](), list[int]()
-        described = annotations.labelled_ids(index.annotations)
-        identical = list[tuple[str, ...]]()
-        for table in index.store.scan(["id", "phash", "captions", "files"]):
-            ids += table["id"].to_pylist()
-            hashes += table["phash"].to_pylist()
-            rows = zip(table["id"].to_pylist(), table["captions"].to_pylist(), table["files"].to_pylist(), strict=True)
-            for id, captions, files in rows:
-                if captions:
-                    described.add(id)
-                sizes.append(max((file["size"] or 0 for file in files), default=0))
-                names = dict.fromkeys(file["path"] or f"{file['source']}:{file['key']}" for file in files)
-                if len(names) > 1:
-                    identical.append(tuple(names))
+        rows = [row for table in index.store.scan(["id", "phash", "captions", "files"]) for row in table.to_pylist()]
+        names = [
+            dict.fromkeys(each["path"] or f"{each['source']}:{each['key']}" for each in row["files"]) for row in rows
+        ]
+        described = annotations.labelled_ids(index.annotations) | {row["id"] for row in rows if row["captions"]}
         vectors = index.vectors()
-        if len(vectors) != len(ids):  # a store without versions
+        if len(vectors) != len(rows):  # a store without versions
             raise UserError(f"{index.address}: pictures were deleted while it was read. Try again.")
         has = vectors.any(axis=1)
-        chosen = np.flatnonzero(has).tolist()
+        some = [rows[place] for place in np.flatnonzero(has).tolist()]
         return cls(
-            [ids[place] for place in chosen],
-            [sizes[place] for place in chosen],
-            phash_numbers([hashes[place] for place in chosen]),
+            [row["id"] for row in some],
+            [max((file["size"] or 0 for file in row["files"]), default=0) for row in some],
+            np.array([int(row["phash"] or "0", 16) for row in some], dtype=np.uint64),
             vectors if has.all() else vectors[has],
             described,
-            tuple(sorted(identical)),
+            tuple(sorted(tuple(each) for each in names if len(each) > 1)),
         )
 
 
-def _near_or_equal(
-    distinct: np.ndarray, counts: np.ndarray, everything: bool
-) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
-    """Each hash that several pictures share with itself, then pairs of near hashes."""
-    several = np.flatnonzero(counts > 1)
-    yield several, several, False
-    yield from near_hashes(distinct, HASH_BITS, None if everything else MOST_HASHES)
-
-
-def _each_with_each(
-    first: np.ndarray, many: np.ndarray, other_first: np.ndarray, other_many: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Each place of one run with each place of another, run by run."""
-    numbers = np.arange(len(first))
-    for run, place in runs(numbers, np.zeros_like(numbers), many * other_many):
-        one, other = np.divmod(place, other_many[run])
-        yield first[run] + one, other_first[run] + other
-
-
-def _groups(roots: np.ndarray, stricter: np.ndarray) -> list[list[int]]:
-    """Connected pictures, unless a stricter level connects all of them."""
-    order = in_order(roots)
-    edges = np.flatnonzero(np.diff(roots[order], prepend=-1, append=-1))
-    several = np.flatnonzero(np.diff(edges) > 1)
-    parts = (order[edges[each] : edges[each + 1]] for each in several.tolist())
-    return [part.tolist() for part in parts if (stricter[part] != stricter[part[0]]).any()]
+def _members(groups: Int64[np.ndarray, " pictures"]) -> list[list[int]]:
+    """The places of each group with several members."""
+    order = in_order(groups)
+    edges = np.flatnonzero(np.diff(groups[order], prepend=-1, append=-1))
+    parts = (order[start:end] for start, end in pairwise(edges) if end - start > 1)
+    return [part.tolist() for part in parts]

@@ -227,7 +227,7 @@ class Index(ChangeableIndex):
         """
         return count_facets(self, names, where)
 
-    def duplicates(self, threshold: float = NEAR, everything: bool = True) -> Duplicates:
+    def duplicates(self, threshold: float = NEAR) -> Duplicates:
         """Find pictures that are in the index more than once.
 
         Files with equal pixels are *identical* and share one row. Pictures are *near-identical* if
@@ -237,13 +237,11 @@ class Index(ChangeableIndex):
 
         Args:
             threshold: cosine from which two pictures are similar.
-            everything: compare all embeddings with all, which takes hours for millions; otherwise similar pictures are
-                sought among those with a common cluster center.
 
         Raises:
             UserError: a threshold outside of (0, 1].
         """
-        return find_duplicates(self.snapshot(), threshold, everything)
+        return find_duplicates(self.snapshot(), threshold)
 
     def snapshot(self) -> "Index":
         """This version, to read from while others write; the index itself where its store keeps no versions."""

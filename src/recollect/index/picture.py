@@ -197,3 +197,26 @@ def as_png(image: ImageLike) -> bytes:
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")
     return buffer.getvalue()
+
+
+def phash_of(image: ImageLike) -> str:
+    """Which of the 64 lowest cosine frequencies of the gray picture are above their median (pHash; Zauner, 2010).
+
+    Resizing a picture and encoding it again change few of these bits.
+
+    Returns:
+        16 hexadecimal digits; empty for what is not a picture, or where all pixels are equal.
+    """
+    from scipy.fft import dctn  # slow to import
+
+    if isinstance(image, np.ndarray):
+        if image.ndim != 3:
+            return ""
+        image = Image.fromarray(image)
+    gray = np.asarray(image.convert("L").resize((32, 32), Image.Resampling.BOX), dtype=np.float64)
+    if np.ptp(gray) == 0:
+        return ""
+    low = dctn(gray, norm="ortho")[:8, :8].reshape(-1)
+    bits = low > np.median(low[1:])  # the first is the mean brightness
+    bits[0] = False
+    return np.packbits(bits).tobytes().hex()

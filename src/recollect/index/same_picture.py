@@ -8,28 +8,29 @@ faint watermark (a strong one makes it another picture: two lines of text differ
 frames of a burst, two products in front of the same background and two screenshots with different text are not
 near-identical, however close they are.
 
-The decision is about pairs and is not transitive: compare every picture with the one that would stay, never along a
-chain of neighbors.
+The decision is about pairs and is not transitive: compare every picture with the one to keep, never along a chain of
+neighbors.
 
 How it works. Both pictures are reduced to squares of 32, 64 and 128 pixels (as far as the smaller picture has twice
 that resolution), aligned, and cut into 8 x 8 blocks. In every block the difference must be small *relative to the
 contrast there*, and the worst block decides: an average over a white background would hide that the shoes in front of
 it differ. Screenshots are compared once more, at up to 512 pixels, in places of 8 x 8 pixels, so that one other line
-of text is noticed.
+of text is noticed. `Sketches` rejects most pairs beforehand from a kilobyte of each picture.
 Thresholds were set by hand; ``benchmarks/duplicates.py`` measures them (results/bench/duplicates-pixels.json).
 """
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Bool, Float32, Float64, Int64
 from PIL import Image
 
 from recollect.core.types import ImageLike
-from recollect.index.alignment import MOST_CROPPED, WHOLE_PART, align, blurred, correlation, warped
 
-SIZES = (32, 64, 128)
+MOST_CROPPED = 0.055
+"""Share of a side that a crop may remove, both edges together."""
+
+_SIZES = (32, 64, 128)
 """Edges of the squares on which pictures are compared."""
 _TEXT_SIZES = (128, 256, 512)
 """The same for screenshots and drawings, which are compared once more at the finest size that both allow."""
@@ -51,27 +52,11 @@ _GRAY = 2.0
 _ALIGNABLE = 0.6
 """Correlation of strongly blurred pictures from which it is worth aligning them."""
 
-
-@dataclass(frozen=True)
-class Limits:
-    """What a pair must satisfy at every size.
-
-    Attributes:
-        block: largest block difference relative to local contrast, in luma.
-        chroma: the same for the mean color of a block.
-        correlation: smallest correlation of the fine structure (luma minus its local mean).
-    """
-
-    block: float
-    chroma: float
-    correlation: float
-
-
-SAME_FRAME = Limits(block=0.7, chroma=1.0, correlation=0.95)
-"""For pictures whose edges coincide, at the finest size."""
-
-CROPPED = Limits(block=0.6, chroma=1.0, correlation=0.95)
-"""For pictures that were aligned first. Alignment also brings frames of a burst closer, so less is tolerated."""
+_BLOCK, _BLOCK_OF_CROP, _CORRELATION = 0.7, 0.6, 0.95
+"""The largest difference of a block, and the least correlation of the fine structure (luma minus its local mean).
+Alignment also brings frames of a burst closer, so crops are tolerated less."""
+_COARSER = 2.5
+"""At coarser sizes than the finest a block may differ by this factor more: text averages to an even gray there."""
 
 _PLACE, _FLAT_CONTRAST, _FLAT_SHARE, _BUSY_CONTRAST = 8, 3.0, 0.1, 8.0
 _OUTLIER, _OUTLIER_FLOOR, _MOST_IN_A_PLACE = 7.0, 0.05, 0.9
@@ -79,8 +64,15 @@ _OUTLIER, _OUTLIER_FLOOR, _MOST_IN_A_PLACE = 7.0, 0.05, 0.9
 what most busy places differ by: encoding changes all lines of a text, an edit only one. Re-encodings reach 3.9 times
 and a score of 0.8; another line starts at 13 times, or where it was encoded again, at a score of 1."""
 
-_COARSER = 2.5
-"""At coarser sizes than the finest a block may differ by this factor more: text averages to an even gray there."""
+_SKETCH_CORRELATION, _SKETCH_BLOCK, _SKETCH_CHROMA = 0.85, 2.4, 3.5
+"""Limits of `Sketches`; edits of real pictures reach two thirds of them. Re-encodings correlate by 0.99, small crops of
+photographs by 0.96 and of text by 0.89, light marks by 0.94."""
+_AT_ONCE = 512
+
+Part = tuple[float, float, float, float]
+"""Part of a picture: left, width, top and height as shares of its width and height."""
+
+_WHOLE: Part = (0.0, 1.0, 0.0, 1.0)
 
 
 class PreparedPicture:
@@ -92,8 +84,7 @@ class PreparedPicture:
 
     def __init__(self, picture: ImageLike) -> None:
         image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
-        self.width, self.height = image.size
-        """Of the original."""
+        self.width, self.height = image.size  # of the original
         fine = _reduced(image.convert("RGB"), _WORKING_FOR_TEXT)
         self._image = _reduced(fine, _WORKING)
         self._fine = fine if _may_be_text(fine) else self._image
@@ -109,33 +100,264 @@ class PreparedPicture:
         """Whether it has no color at all."""
         return bool(np.abs(self.square(64)[..., 1:]).max() <= _GRAY)
 
-    @cached_property
-    def contrast(self) -> float:
-        """Standard deviation of its luma, in gray levels."""
-        return float(self.square(32)[..., 0].std())
-
-    @cached_property
-    def mean(self) -> float:
-        """Mean luma."""
-        return float(self.square(32)[..., 0].mean())
-
-    def square(self, edge: int, window: "Window | None" = None) -> Float32[np.ndarray, "edge edge 3"]:
-        """Luma and chroma of the picture, or of a part of it, as a slightly blurred square."""
-        whole = Window(0, 0, 1, 1)
-        if window not in (None, whole) or edge > SIZES[-1]:
-            return self._read(edge, window or whole)
-        if edge not in self._squares:
-            self._squares[edge] = self._read(edge, whole)
-        return self._squares[edge]
-
-    def _read(self, edge: int, window: "Window") -> Float32[np.ndarray, "edge edge 3"]:
-        image = self._image if edge <= SIZES[-1] else self._fine
-        width, height = image.size
-        box = (window.left * width, window.top * height, window.right * width, window.bottom * height)
+    def square(self, edge: int, part: Part = _WHOLE) -> Float32[np.ndarray, "edge edge 3"]:
+        """Luma and chroma of a part of the picture as a slightly blurred square."""
+        kept = part == _WHOLE and edge <= _SIZES[-1]
+        if kept and edge in self._squares:
+            return self._squares[edge]
+        image = self._image if edge <= _SIZES[-1] else self._fine
+        left, width, top, height = part
+        box = (left * image.width, top * image.height, (left + width) * image.width, (top + height) * image.height)
         rgb = np.asarray(image.resize((edge, edge), Image.Resampling.BICUBIC, box=box), dtype=np.float32)
         red, green, blue = rgb[..., 0], rgb[..., 1], rgb[..., 2]
         luma = 0.299 * red + 0.587 * green + 0.114 * blue
-        return blurred(np.stack([luma, 0.564 * (blue - luma), 0.713 * (red - luma)], axis=-1), (0, 1))
+        made = _blurred(np.stack([luma, 0.564 * (blue - luma), 0.713 * (red - luma)], axis=-1), (0, 1))
+        if kept:
+            self._squares[edge] = made
+        return made
+
+
+def near_identical(one: PreparedPicture, other: PreparedPicture) -> bool:
+    """Whether two pictures are the same one, encoded, resized, converted to gray, slightly cropped or faintly marked.
+
+    Symmetric. See the module for what counts.
+    """
+    lumas = [each.square(32)[..., 0] for each in (one, other)]
+    if min(one.edge, other.edge) < _SMALLEST or min(luma.std() for luma in lumas) < _LEAST_CONTRAST:
+        return False
+    if (other.width * other.height, lumas[1].mean()) > (one.width * one.height, lumas[0].mean()):
+        one, other = other, one  # alignment depends on the order
+    if _proportions_agree(one, other, _WHOLE) and _agree(one, other, (_WHOLE, _WHOLE), _BLOCK):
+        return True
+    aligned = _aligned(one, other)
+    return aligned is not None and _agree(one, other, aligned, _BLOCK_OF_CROP)
+
+
+def _agree(one: PreparedPicture, other: PreparedPicture, parts: tuple[Part, Part], most: float) -> bool:
+    """Whether two parts show the same at every size."""
+    finest = min(one.edge, other.edge) / _OVERSAMPLING
+    edges = [edge for edge in _SIZES if edge <= finest] or [_SIZES[0]]
+    color = one.gray == other.gray
+    for edge in edges:
+        ours, theirs = one.square(edge, parts[0]), other.square(edge, parts[1])
+        block, chroma = _differences(ours, theirs)
+        detail = _correlation(_detail(ours[..., 0]), _detail(theirs[..., 0]))
+        limit = most if edge == edges[-1] else _COARSER * most
+        if block > limit or detail < _CORRELATION or (color and chroma > 1):
+            return False
+    for edge in reversed(_TEXT_SIZES):
+        if edge <= finest:
+            return not _one_place_differs(one.square(edge, parts[0]), other.square(edge, parts[1]))
+    return True
+
+
+def _differences(
+    one: Float32[np.ndarray, "edge edge 3"], other: Float32[np.ndarray, "edge edge 3"]
+) -> tuple[float, float]:
+    """The largest difference of a block in luma, relative to the contrast around it, and in mean chroma."""
+    ours, theirs = (_blocks(each, len(each) // _GRID) for each in (one, other))
+    difference = ours - theirs
+    luma = np.sqrt((difference[..., 0] ** 2).mean((2, 3)))
+    contrast = _largest_around(np.maximum(ours[..., 0].std((2, 3)), theirs[..., 0].std((2, 3))))
+    chroma = np.abs(difference[..., 1:].mean((2, 3))).max(-1)
+    strength = np.maximum(np.abs(ours[..., 1:].mean((2, 3))), np.abs(theirs[..., 1:].mean((2, 3)))).max(-1)
+    block = (luma / (_FLOOR + _CONTRAST * contrast)).max()
+    return float(block), float((chroma / (_CHROMA_FLOOR + _CHROMA_SHARE * strength)).max())
+
+
+def _one_place_differs(one: Float32[np.ndarray, "edge edge 3"], other: Float32[np.ndarray, "edge edge 3"]) -> bool:
+    """Whether two aligned screenshots or drawings differ in one place far more than elsewhere."""
+    ours, theirs = (_blocks(each[..., :1], _PLACE)[..., 0] for each in (one, other))
+    contrast = _largest_around(np.maximum(ours.std((2, 3)), theirs.std((2, 3))))
+    busy = contrast >= _BUSY_CONTRAST
+    if (contrast < _FLAT_CONTRAST).mean() < _FLAT_SHARE or not busy.any():
+        return False
+    differs = np.sqrt(((ours - theirs) ** 2).mean((2, 3))) / (_FLOOR + _CONTRAST * contrast)
+    usual = _OUTLIER * (_OUTLIER_FLOOR + np.percentile(differs[busy], 75))
+    return bool(differs.max() > min(usual, _MOST_IN_A_PLACE))
+
+
+def _proportions_agree(one: PreparedPicture, other: PreparedPicture, part: Part) -> bool:
+    """Whether a part of one picture has the proportions of another picture, up to rounding to whole pixels."""
+    off = abs(np.log(one.width * part[1] * other.height / (one.height * part[3] * other.width)))
+    rounding = 1 / min(one.width, other.width) + 1 / min(one.height, other.height)
+    return bool(off <= 0.005 + rounding)
+
+
+def _aligned(one: PreparedPicture, other: PreparedPicture) -> tuple[Part, Part] | None:
+    """The parts of two pictures that show the same, if one of them contains the other.
+
+    A crop has fewer pixels. Two pictures of the same size whose frames differ by more than a pixel are frames of a
+    burst or of a film.
+    """
+    found = np.array([_WHOLE])
+    levels = [(32, 4, 0.95), (64, 1, 0.9)]  # coarse first: fine text repeats within a few pixels
+    levels += [(edge, 1, 0.9) for edge in _TEXT_SIZES[1:] if _OVERSAMPLING * edge <= min(one.edge, other.edge)]
+    for edge, blurs, least in levels:
+        ours, theirs = (_blurred(each.square(edge)[None, ..., 0], (1, 2), blurs) for each in (one, other))
+        if edge == 32 and _centred_correlation(ours, theirs)[0] < _ALIGNABLE:
+            return None
+        found = _align(ours, theirs, found)
+        if np.isnan(found).any() or _centred_correlation(_warped(ours, found), theirs)[0] < least:
+            return None
+    left, width, top, height = found[0].tolist()
+    off = (left, top, 1 - left - width, 1 - top - height)
+    if max(abs(1 - width), abs(1 - height)) > MOST_CROPPED:
+        return None
+    slack = 0.4 / 64
+    if (one.width, one.height) == (other.width, other.height):
+        slack = 1.0 / min(one.width, one.height)
+        if max(map(abs, off)) > slack:
+            return None
+    if min(off) >= -slack:
+        part = _clipped(left, width, top, height)
+        return (part, _WHOLE) if _proportions_agree(one, other, part) else None
+    if max(off) <= slack:
+        part = _clipped(-left / width, 1 / width, -top / height, 1 / height)
+        return (_WHOLE, part) if _proportions_agree(other, one, part) else None
+    return None
+
+
+class Sketches:
+    """A kilobyte of each picture, from which most pairs are told apart without decoding a picture again.
+
+    A pair may be the same picture if its luma correlates, its colors agree, and after alignment the worst of the inner
+    blocks differs little. Blocks at the border are left out: there a crop shows what the other picture does not have.
+
+    Args:
+        count: how many pictures there will be.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._luma = np.zeros((count, 32, 32), np.uint8)
+        self._chroma = np.zeros((count, _GRID, _GRID, 2), np.int8)  # mean of a block, halved
+        self._gray = np.zeros(count, bool)
+
+    def put(self, place: int, picture: PreparedPicture) -> None:
+        """Keep the sketch of a picture."""
+        square = picture.square(32)
+        self._luma[place] = np.clip(np.rint(square[..., 0]), 0, 255)
+        self._chroma[place] = _blocks(square[..., 1:], 32 // _GRID).mean((2, 3)) / 2
+        self._gray[place] = picture.gray
+
+    def may_be_near_identical(self, one: int, others: Int64[np.ndarray, " others"]) -> Bool[np.ndarray, " others"]:
+        """Whether each of the others may show the same as this one: false only where `near_identical` would be."""
+        kept = np.zeros(len(others), dtype=bool)
+        for start in range(0, len(others), _AT_ONCE):
+            rows = np.arange(start, min(start + _AT_ONCE, len(others)))
+            halves = (self._lumas(each).reshape(-1, 16, 2, 16, 2).mean((2, 4)) for each in ([one], others[rows]))
+            rows = rows[_centred_correlation(*halves) >= _SKETCH_CORRELATION]
+            rows = rows[self._colors_agree(one, others[rows])]
+            kept[rows[self._agree_when_aligned(one, others[rows])]] = True
+        return kept
+
+    def _lumas(self, places: "list[int] | Int64[np.ndarray, ' places']") -> Float32[np.ndarray, "places 32 32"]:
+        return np.asarray(self._luma[places], dtype=np.float32)
+
+    def _colors_agree(self, one: int, others: Int64[np.ndarray, " others"]) -> Bool[np.ndarray, " others"]:
+        ours, theirs = 2.0 * self._chroma[[one]], 2.0 * self._chroma[others]
+        strength = np.maximum(np.abs(ours).max(-1), np.abs(theirs).max(-1))
+        differs = np.abs(ours - theirs).max(-1) / (_CHROMA_FLOOR + _CHROMA_SHARE * strength)
+        agree: Bool[np.ndarray, " others"] = (differs[:, 1:-1, 1:-1] <= _SKETCH_CHROMA).all((1, 2))
+        return agree | (self._gray[one] != self._gray[others])
+
+    def _agree_when_aligned(self, one: int, others: Int64[np.ndarray, " others"]) -> Bool[np.ndarray, " others"]:
+        ours, theirs = self._lumas([one]), self._lumas(others)
+        same_frame = _worst_inner_block(ours, theirs)
+        smooth = np.broadcast_to(_blurred(ours, (1, 2), 4), theirs.shape)
+        parts = _align(smooth, _blurred(theirs, (1, 2), 4), np.tile(_WHOLE, (len(others), 1)))
+        found = ~np.isnan(parts).any(1)
+        aligned = _worst_inner_block(_warped(ours, np.where(found[:, None], parts, _WHOLE)), theirs)
+        return np.minimum(same_frame, np.where(found, aligned, np.inf)) <= _SKETCH_BLOCK
+
+
+def _worst_inner_block(
+    ours: Float32[np.ndarray, "#pairs 32 32"], theirs: Float32[np.ndarray, "pairs 32 32"]
+) -> Float32[np.ndarray, " pairs"]:
+    """The largest difference of an inner block, relative to the contrast around it."""
+    pixels = 32 // _GRID
+    one, other, left = (each.reshape(-1, _GRID, pixels, _GRID, pixels) for each in (ours, theirs, ours - theirs))
+    contrast = np.maximum(one.std((2, 4)), other.std((2, 4)))
+    inner = _GRID - 2
+    around = [contrast[:, row : row + inner, column : column + inner] for row in range(3) for column in range(3)]
+    luma = np.sqrt((left**2).mean((2, 4)))[:, 1:-1, 1:-1]
+    return np.asarray((luma / (_FLOOR + _CONTRAST * np.max(around, axis=0))).max((1, 2)), dtype=np.float32)
+
+
+def _align(
+    ones: Float32[np.ndarray, "pairs edge edge"],
+    others: Float32[np.ndarray, "pairs edge edge"],
+    start: Float64[np.ndarray, "pairs 4"],
+) -> Float64[np.ndarray, "pairs 4"]:
+    """Find the part of each square that its partner shows, by Gauss-Newton (Lucas and Kanade, 1981) on four numbers.
+
+    Returns:
+        A `Part` per pair; NaN where it leaves the range of a small crop.
+    """
+    found, edge = start.copy(), ones.shape[1]
+    places = (np.arange(edge) + 0.5) / edge
+    moving = np.arange(len(ones))
+    for _ in range(8):
+        if not len(moving):
+            break
+        part = found[moving]
+        seen = _warped(ones[moving], part)
+        down, right = (edge * slope for slope in np.gradient(seen, axis=(1, 2)))
+        slopes = np.stack([right, right * places, down, down * places[:, None]], axis=-1).reshape(len(seen), -1, 4)
+        slopes = slopes / part[:, None, [1, 1, 3, 3]]
+        left = (others[moving] - seen).reshape(len(moving), -1)
+        scale = 2 + 3 * np.median(np.abs(left), axis=1, keepdims=True)
+        weighted = (slopes / (1 + (left / scale) ** 2)[..., None]).swapaxes(1, 2)  # marks and noise count for less
+        normal = weighted @ slopes
+        normal += 1e-3 * np.trace(normal, axis1=1, axis2=2)[:, None, None] / 4 * np.eye(4)
+        step = np.linalg.solve(normal, weighted @ left[..., None])[..., 0]
+        found[moving] += step
+        outside = np.abs(found[moving] - _WHOLE).max(1) > 1.5 * MOST_CROPPED
+        found[moving[outside]] = np.nan
+        moving = moving[~outside & (np.abs(step).max(1) >= 5e-4)]
+    return found
+
+
+def _warped(
+    squares: Float32[np.ndarray, "#pairs edge edge"], parts: Float64[np.ndarray, "pairs 4"]
+) -> Float32[np.ndarray, "pairs edge edge"]:
+    """Parts of squares, or of one square, enlarged to its size by linear interpolation."""
+    edge = squares.shape[1]
+    left, width, top, height = (each[:, None] for each in parts.T)
+    centres = (np.arange(edge) + 0.5) / edge
+
+    def samples(start: np.ndarray, length: np.ndarray) -> np.ndarray:
+        places = np.clip((start + length * centres) * edge - 0.5, 0, edge - 1)[..., None]
+        return np.maximum(0, 1 - np.abs(places - np.arange(edge))).astype(np.float32)
+
+    return np.asarray(samples(top, height) @ squares @ samples(left, width).swapaxes(1, 2))
+
+
+def _blurred(images: Float32[np.ndarray, "..."], axes: tuple[int, int], times: int = 1) -> Float32[np.ndarray, "..."]:
+    """Binomial blur (1, 2, 1) along two axes."""
+    for axis in times * axes:
+        images = np.moveaxis(images, axis, 0)
+        padded = np.concatenate([images[:1], images, images[-1:]])
+        images = np.moveaxis(0.25 * padded[:-2] + 0.5 * padded[1:-1] + 0.25 * padded[2:], 0, axis)
+    return images
+
+
+def _centred_correlation(
+    ones: Float32[np.ndarray, "#pairs edge edge"], others: Float32[np.ndarray, "pairs edge edge"]
+) -> Float32[np.ndarray, " pairs"]:
+    """Of the pixels of each pair, or of one picture with each other."""
+    ours, theirs = (each - each.mean((1, 2), keepdims=True) for each in (ones, others))
+    norms = np.sqrt((ours**2).sum((1, 2)) * (theirs**2).sum((1, 2)) + 1e-9)
+    return (ours * theirs).sum((1, 2)) / norms
+
+
+def _correlation(one: np.ndarray, other: np.ndarray) -> float:
+    return float((one * other).sum() / np.sqrt((one**2).sum() * (other**2).sum() + 1e-9))
+
+
+def _detail(luma: Float32[np.ndarray, "edge edge"]) -> Float32[np.ndarray, "edge edge"]:
+    """Luma without its local mean."""
+    return luma - _blurred(luma, (0, 1), 4)
 
 
 def _may_be_text(image: Image.Image) -> bool:
@@ -151,133 +373,10 @@ def _reduced(image: Image.Image, edge: int) -> Image.Image:
     return image if size == image.size else image.resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0)
 
 
-@dataclass(frozen=True)
-class Window:
-    """A part of a picture; edges as shares of its width and height."""
-
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-    def clipped(self) -> "Window":
-        """The part of it that is within the picture."""
-        return Window(max(self.left, 0.0), max(self.top, 0.0), min(self.right, 1.0), min(self.bottom, 1.0))
-
-
-def near_identical(one: PreparedPicture, other: PreparedPicture) -> bool:
-    """Whether two pictures are the same one, encoded, resized, converted to gray, slightly cropped or faintly marked.
-
-    Symmetric. See the module for what counts.
-    """
-    if min(one.edge, other.edge) < _SMALLEST or min(one.contrast, other.contrast) < _LEAST_CONTRAST:
-        return False
-    if (other.width * other.height, other.mean) > (one.width * one.height, one.mean):
-        one, other = other, one  # alignment depends on the order
-    whole = Window(0, 0, 1, 1)
-    if _proportions_agree(one, other, whole) and _agree(one, other, (whole, whole), SAME_FRAME):
-        return True
-    aligned = _aligned(one, other)
-    return aligned is not None and _agree(one, other, aligned, CROPPED)
-
-
-def _agree(one: PreparedPicture, other: PreparedPicture, windows: "tuple[Window, Window]", limits: Limits) -> bool:
-    edges = [edge for edge in SIZES if _OVERSAMPLING * edge <= min(one.edge, other.edge)] or [SIZES[0]]
-    color = one.gray == other.gray
-    for edge in edges:
-        found = measure(one.square(edge, windows[0]), other.square(edge, windows[1]))
-        most = limits.block if edge == edges[-1] else _COARSER * limits.block
-        if found.block > most or found.correlation < limits.correlation or (color and found.chroma > limits.chroma):
-            return False
-    for edge in reversed(_TEXT_SIZES):
-        if _OVERSAMPLING * edge <= min(one.edge, other.edge):
-            return not one_place_differs(one.square(edge, windows[0]), other.square(edge, windows[1]))
-    return True
-
-
-def one_place_differs(one: Float32[np.ndarray, "edge edge 3"], other: Float32[np.ndarray, "edge edge 3"]) -> bool:
-    """Whether two aligned screenshots or drawings differ in one place far more than elsewhere."""
-    ours, theirs = (_blocks(each[..., :1], _PLACE)[..., 0] for each in (one, other))
-    contrast = _largest_around(np.maximum(ours.std((2, 3)), theirs.std((2, 3))))
-    busy = contrast >= _BUSY_CONTRAST
-    if (contrast < _FLAT_CONTRAST).mean() < _FLAT_SHARE or not busy.any():
-        return False
-    differs = np.sqrt(((ours - theirs) ** 2).mean((2, 3))) / (_FLOOR + _CONTRAST * contrast)
-    usual = _OUTLIER * (_OUTLIER_FLOOR + np.percentile(differs[busy], 75))
-    return bool(differs.max() > min(usual, _MOST_IN_A_PLACE))
-
-
-def measure(one: Float32[np.ndarray, "edge edge 3"], other: Float32[np.ndarray, "edge edge 3"]) -> Limits:
-    """How far two aligned squares differ, in the terms of `Limits`."""
-    ours, theirs = (_blocks(each, len(each) // _GRID) for each in (one, other))
-    difference = ours - theirs
-    luma = np.sqrt((difference[..., 0] ** 2).mean((2, 3)))
-    contrast = _largest_around(np.maximum(ours[..., 0].std((2, 3)), theirs[..., 0].std((2, 3))))
-    chroma = np.abs(difference[..., 1:].mean((2, 3))).max(-1)
-    strength = np.maximum(np.abs(ours[..., 1:].mean((2, 3))), np.abs(theirs[..., 1:].mean((2, 3)))).max(-1)
-    return Limits(
-        float((luma / (_FLOOR + _CONTRAST * contrast)).max()),
-        float((chroma / (_CHROMA_FLOOR + _CHROMA_SHARE * strength)).max()),
-        _correlation(_detail(one[..., 0]), _detail(other[..., 0])),
-    )
-
-
-def _proportions_agree(one: PreparedPicture, other: PreparedPicture, window: Window) -> bool:
-    """Whether a part of one picture has the proportions of another picture, up to rounding to whole pixels."""
-    width, height = one.width * (window.right - window.left), one.height * (window.bottom - window.top)
-    off = abs(np.log(width * other.height / (height * other.width)))
-    rounding = 1 / min(one.width, other.width) + 1 / min(one.height, other.height)
-    return bool(off <= 0.005 + rounding)
-
-
-def _aligned(one: PreparedPicture, other: PreparedPicture) -> tuple[Window, Window] | None:
-    """The parts of two pictures that show the same, if one of them contains the other.
-
-    A crop has fewer pixels. Two pictures of the same size whose frames differ by more than a pixel are frames of a
-    burst or of a film.
-    """
-    found = np.array([WHOLE_PART])
-    levels = [(32, 4, 0.95), (64, 1, 0.9)]  # coarse first: fine text repeats within a few pixels
-    levels += [(edge, 1, 0.9) for edge in _TEXT_SIZES[1:] if _OVERSAMPLING * edge <= min(one.edge, other.edge)]
-    for edge, blurs, least in levels:
-        ours, theirs = (each.square(edge)[None, ..., 0] for each in (one, other))
-        for _ in range(blurs):
-            ours, theirs = blurred(ours, (1, 2)), blurred(theirs, (1, 2))
-        if edge == 32 and correlation(ours, theirs)[0] < _ALIGNABLE:
-            return None
-        found = align(ours, theirs, found)
-        if np.isnan(found).any() or correlation(warped(ours, found), theirs)[0] < least:
-            return None
-    left, width, top, height = found[0].tolist()
-    inside = Window(left, top, left + width, top + height)
-    off = (left, top, 1 - inside.right, 1 - inside.bottom)
-    slack = 0.4 / 64
-    if max(abs(1 - width), abs(1 - height)) > MOST_CROPPED:
-        return None
-    if (one.width, one.height) == (other.width, other.height):
-        slack = 1.0 / min(one.width, one.height)
-        if max(map(abs, off)) > slack:
-            return None
-    whole = Window(0, 0, 1, 1)
-    if min(off) >= -slack:
-        window = inside.clipped()
-        return (window, whole) if _proportions_agree(one, other, window) else None
-    if max(off) <= slack:
-        window = Window(-left / width, -top / height, (1 - left) / width, (1 - top) / height).clipped()
-        return (whole, window) if _proportions_agree(other, one, window) else None
-    return None
-
-
-def _detail(luma: Float32[np.ndarray, "edge edge"]) -> Float32[np.ndarray, "edge edge"]:
-    """Luma without its local mean."""
-    smooth = luma
-    for _ in range(4):
-        smooth = blurred(smooth, (0, 1))
-    return luma - smooth
-
-
-def _correlation(one: np.ndarray, other: np.ndarray) -> float:
-    return float((one * other).sum() / np.sqrt((one**2).sum() * (other**2).sum() + 1e-9))
+def _clipped(left: float, width: float, top: float, height: float) -> Part:
+    """What of a part is within the picture."""
+    x, y = max(left, 0.0), max(top, 0.0)
+    return x, min(left + width, 1.0) - x, y, min(top + height, 1.0) - y
 
 
 def _blocks(square: np.ndarray, pixels: int) -> np.ndarray:

@@ -17,8 +17,7 @@ from recollect.data.prompts import fill
 from recollect.data.sources.images import BrokenImageError, pixel_digest
 from recollect.data.sources.reader import BROKEN_SHARE, blocks_ahead
 from recollect.index.exif import PictureFacts, picture_facts
-from recollect.index.phash import phash_of
-from recollect.index.picture import File, as_png
+from recollect.index.picture import File, as_png, phash_of
 from recollect.index.rows import plain
 
 BLOCK = 256

@@ -12,9 +12,6 @@ from recollect.web.library import Library
 
 KINDS = ("identical", "near-identical", "similar")
 
-MOST_COMPARED = 100_000
-"""Pictures that are all compared with one another, in about ten seconds; of more, neighbors are."""
-
 MOST_OF_GROUP = 48
 """Pictures of a group that are shown; the answer says how many more there are."""
 
@@ -156,7 +153,7 @@ def find_groups(index: Index) -> tuple[list[DuplicateGroup], tuple[str, ...]]:
         for id, files in zip(table["id"].to_pylist(), table["files"].to_pylist(), strict=True):
             if len({file["path"] or file["key"] for file in files}) > 1:
                 several[id] = len(files)
-    found = index.duplicates(everything=len(index) <= MOST_COMPARED)
+    found = index.duplicates()
     groups = [DuplicateGroup("identical", (id,)) for id in sorted(several, key=lambda id: (-several[id], id))]
     for kind, alike in (("near-identical", found.near_identical), ("similar", found.similar)):
         groups += [DuplicateGroup(kind, tuple(each)) for each in sorted(alike, key=lambda each: (-len(each), each))]
