@@ -4,10 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recollect.core import nearest as exact
-from recollect.core import nearest_torch
-from recollect.core.nearest import ExactNeighbours, best_of_all, exact_neighbours, nearest_by_numpy
-from recollect.core.nearest_torch import best_of
+from recollect.core import nearest
+from recollect.core.nearest import ExactNeighbours, best_of, best_of_all, exact_neighbours, nearest_by_numpy
 
 
 def loop(queries, matrix, k):
@@ -36,19 +34,19 @@ def test_blocks_and_groups_change_nothing(seed, queries, rows, k, scores, group)
     generator = np.random.default_rng(seed)
     asked, matrix = (generator.normal(size=(count, 5)).astype(np.float32) for count in (queries, rows))
     k = min(k, rows)
-    before = nearest_torch._SCORES, nearest_torch._GROUP
-    nearest_torch._SCORES, nearest_torch._GROUP = scores, group
+    before = nearest._SCORES, nearest._GROUP
+    nearest._SCORES, nearest._GROUP = scores, group
     try:
         found = exact_neighbours(asked, matrix, k, device=torch.device("cpu"))
     finally:
-        nearest_torch._SCORES, nearest_torch._GROUP = before
+        nearest._SCORES, nearest._GROUP = before
     order, best = loop(asked, matrix, k)
     np.testing.assert_array_equal(found.rows, order)
     np.testing.assert_allclose(found.scores, best, atol=1e-5)
 
 
 def test_more_queries_than_fit_at_once(monkeypatch):
-    monkeypatch.setattr(exact, "_QUERIES", 3)
+    monkeypatch.setattr(nearest, "_QUERIES", 3)
     generator = np.random.default_rng(0)
     asked, matrix = (generator.normal(size=(count, 4)).astype(np.float32) for count in (10, 50))
     np.testing.assert_array_equal(exact_neighbours(asked, matrix, 4).rows, loop(asked, matrix, 4)[0])

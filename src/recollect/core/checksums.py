@@ -68,7 +68,7 @@ def damaged_files(folder: Path, names: Iterable[str] | None = None) -> list[str]
 
 
 def read_checksums(folder: Path) -> dict[str, Any]:
-    """Size and checksum of each file in the list; empty where there is no list, or it is damaged itself."""
+    """Size and checksum of each file in the list; empty if the list is missing or damaged."""
     return _listed(folder) or {}
 
 

@@ -21,25 +21,12 @@ _MOST_PROBES = 1024
 
 
 def content_hash(files: Sequence[Path]) -> str:
-    """A hash of what the files hold: all bytes up to 256 MiB in total, else sizes, times and samples of each.
+    """A hash of what the files hold, for caches: as `portable_hash`, and of the times of change of large files.
 
-    Reading a hundred gigabytes at every start would cost minutes; beyond the bound a file counts as changed when its
-    size, its time of change, or any of 16 blocks spread over it is another.
+    Reading a hundred gigabytes at every start would take minutes.
     """
-    sizes = [file.stat().st_size for file in files]
-    whole = sum(sizes) <= _WHOLE
-    digest = hashlib.blake2b(digest_size=16)
-    for file, size in zip(files, sizes, strict=True):
-        digest.update(f"{file.name}\0{size}\0".encode(errors="surrogateescape"))
-        with _read(digest), file.open("rb") as opened:
-            if whole:
-                digest.update(opened.read())
-                continue
-            digest.update(str(file.stat().st_mtime_ns).encode())
-            for probe in range(_PROBES):
-                opened.seek(max(0, size - _PROBE) * probe // (_PROBES - 1))
-                digest.update(opened.read(_PROBE))
-    return digest.hexdigest()
+    times = () if reads_whole(files) else [file.stat().st_mtime_ns for file in files]
+    return _digest(f"{portable_hash(files)} {times}")
 
 
 def portable_hash(files: Sequence[Path]) -> str:
@@ -50,10 +37,8 @@ def portable_hash(files: Sequence[Path]) -> str:
     bytes in between is then not seen; `whole_hash` sees it.
     """
     sizes = [file.stat().st_size for file in files]
-    digest = hashlib.blake2b(digest_size=16)
-    for file, size in zip(files, sizes, strict=True):
-        digest.update(f"{file.name}\0{size}\0".encode(errors="surrogateescape"))
-    whole = sum(sizes) <= _WHOLE
+    names = "".join(f"{file.name}\0{size}\0" for file, size in zip(files, sizes, strict=True))
+    digest, whole = hashlib.blake2b(names.encode(errors="surrogateescape"), digest_size=16), sum(sizes) <= _WHOLE
     probes = max(2, min(_PROBES, _MOST_PROBES // max(1, len(files))))
     step = 1 if whole else max(1, -(-len(files) * probes // _MOST_PROBES))
     for file, size in list(zip(files, sizes, strict=True))[::step]:
@@ -75,8 +60,8 @@ def reads_whole(files: Sequence[Path]) -> bool:
 def whole_hash(files: Sequence[Path], name: str = "files") -> str | None:
     """A hash of all bytes of large files, which a copy of them shares; None for more than 16 GiB or 16,384 files.
 
-    It is kept in the user's cache folder under paths, sizes, times of change and inodes, so that files which did not
-    wrote to are read once: a second for each gigabyte or two.
+    It is cached by paths, sizes, times of change and inodes, so unchanged files are read once: a second for each
+    gigabyte or two.
 
     Args:
         name: what to call them while they are read.

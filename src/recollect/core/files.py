@@ -1,6 +1,7 @@
 """Files that are either whole or absent, whatever happens while they are written."""
 
 import errno
+import itertools
 import json
 import os
 import re
@@ -8,7 +9,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -59,11 +60,6 @@ def told_if_full(place: object) -> Iterator[None]:
         raise FullDiskError(place) from error
 
 
-def reason(error: Exception) -> str:
-    """The text of an exception, without the path of an `OSError`, for messages that name the path themselves."""
-    return str(getattr(error, "strerror", None) or error)
-
-
 def sync_file(file: IO[Any]) -> None:
     """Make what was written to an open file survive a power cut, and its name too."""
     file.flush()
@@ -106,28 +102,22 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     what a ``kill -9`` leaves behind is not taken for a result.
 
     Raises:
-        FullDiskError: there is no room.
+        FullDiskError: the disk is full.
     """
     path = Path(path)
-    with told_if_full(path), _moved_in(path) as temporary:
-        yield temporary
-
-
-@contextmanager
-def _moved_in(path: Path) -> Iterator[Path]:
-    make_folder(path.parent)
-    temporary = _sibling(path, path.suffix)
-    temporary.touch(exist_ok=False)
-    mode = stat.S_IMODE(temporary.stat().st_mode)
-    try:
-        yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.chmod(mode)  # a library may have put a file of its own in its place, for its owner alone
-        temporary.replace(path)
-        sync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with told_if_full(path):
+        make_folder(path.parent)
+        temporary = _sibling(path, path.suffix)
+        temporary.touch(exist_ok=False)
+        mode = stat.S_IMODE(temporary.stat().st_mode)
+        try:
+            yield temporary
+            _sync(temporary)
+            temporary.chmod(mode)  # a library may have put a file of its own in its place, for its owner alone
+            temporary.replace(path)
+            sync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -138,35 +128,34 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
 
     Raises:
         FileExistsError: ``path`` exists when the folder is finished; nothing is overwritten.
-        FullDiskError: there is no room.
+        FullDiskError: the disk is full.
     """
     path = Path(path)
-    with told_if_full(path), _folder_moved_in(path) as temporary:
-        yield temporary
+    with told_if_full(path):
+        make_folder(path.parent)
+        temporary = _sibling(path)
+        temporary.mkdir()
+        mode = stat.S_IMODE(temporary.stat().st_mode) & 0o666
+        try:
+            yield temporary
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    file.chmod(stat.S_IMODE(file.stat().st_mode) | mode)
+                    _sync(file)
+                elif file.is_dir():
+                    sync_folder(file)
+            sync_folder(temporary)
+            if path.exists():
+                raise FileExistsError(f"{path}: already exists")
+            temporary.rename(path)
+            sync_folder(path.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
-@contextmanager
-def _folder_moved_in(path: Path) -> Iterator[Path]:
-    make_folder(path.parent)
-    temporary = _sibling(path)
-    temporary.mkdir()
-    mode = stat.S_IMODE(temporary.stat().st_mode)
-    try:
-        yield temporary
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                _allow(file, mode & 0o666)
-                with file.open("rb") as written:
-                    os.fsync(written.fileno())
-            elif file.is_dir():
-                sync_folder(file)
-        sync_folder(temporary)
-        if path.exists():
-            raise FileExistsError(f"{path}: already exists")
-        temporary.rename(path)
-        sync_folder(path.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+def _sync(path: Path) -> None:
+    with path.open("rb") as written:
+        os.fsync(written.fileno())
 
 
 def _sibling(path: Path, suffix: str = "") -> Path:
@@ -175,26 +164,17 @@ def _sibling(path: Path, suffix: str = "") -> Path:
     return path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp{suffix}"
 
 
-def _allow(file: Path, mode: int) -> None:
-    has = stat.S_IMODE(file.stat().st_mode)
-    if has | mode != has:
-        file.chmod(has | mode)
-
-
 @contextmanager
 def free_file(target: Path, source: Path | None = None) -> Iterator[Path]:
     """The target, or the first free name after it, as an empty new file.
 
     Where filling it fails it is removed again, unless ``source`` is gone: then it may be the only copy.
     """
-    number, name = 1, target
-    while True:
-        try:
+    numbered = (target.with_name(f"{target.stem} ({number}){target.suffix}") for number in itertools.count(2))
+    for name in itertools.chain([target], numbered):
+        with suppress(FileExistsError):
             name.open("xb").close()
             break
-        except FileExistsError:
-            number += 1
-            name = target.with_name(f"{target.stem} ({number}){target.suffix}")
     try:
         yield name
     except BaseException:
@@ -238,7 +218,12 @@ def held(file: BinaryIO, waits: Callable[[], None] | None = None) -> Iterator[No
         yield
     finally:
         file.flush()
-        _let_go(file)
+        try:
+            import fcntl
+        except ImportError:
+            _lock_on_windows(file, "LK_UNLCK")
+        else:
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def hold(file: BinaryIO, wait: bool = True) -> bool:
@@ -253,7 +238,7 @@ def hold(file: BinaryIO, wait: bool = True) -> bool:
     try:
         import fcntl
     except ImportError:
-        return _hold_on_windows(file, wait)
+        return _lock_on_windows(file, "LK_LOCK" if wait else "LK_NBLCK", wait)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
@@ -261,36 +246,24 @@ def hold(file: BinaryIO, wait: bool = True) -> bool:
     return True
 
 
-def _hold_on_windows(file: BinaryIO, wait: bool) -> bool:
+def _lock_on_windows(file: BinaryIO, mode: str, wait: bool = False) -> bool:
     import msvcrt
 
     while True:
         file.seek(0)
         try:
-            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+            msvcrt.locking(file.fileno(), getattr(msvcrt, mode), 1)  # type: ignore[attr-defined]
             return True
         except OSError:  # held by another, for ten seconds so far
             if not wait:
                 return False
 
 
-def _let_go(file: BinaryIO) -> None:
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        import msvcrt
-
-        file.seek(0)
-        msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)  # type: ignore[attr-defined]
-    else:
-        fcntl.flock(file, fcntl.LOCK_UN)
-
-
 def read_text(path: str | Path, what: str = "file") -> str:
     """Text that a person wrote, without the byte-order mark that some editors put in front of it.
 
     Args:
-        what: there should be, for the message where there is none.
+        what: kind of file, for the message if it does not exist.
 
     Raises:
         UserError: no such file, or not in UTF-8.
@@ -300,9 +273,8 @@ def read_text(path: str | Path, what: str = "file") -> str:
     except FileNotFoundError:
         raise UserError(f"{path}: no such {what}") from None
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}: not a text file in UTF-8 ({error.reason} at byte {error.start}). Save it so."
-        ) from None
+        where = f"{error.reason} at byte {error.start}"
+        raise UserError(f"{path}: not a text file in UTF-8 ({where}). Save it as UTF-8.") from None
 
 
 def read_lines(path: str | Path, what: str) -> list[str]:

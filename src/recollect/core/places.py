@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _STARTS = ("/", "~", "../")
-"""Of paths that say where on this machine; others are told from where a command runs."""
+"""How paths of this machine start; others are relative to where a command runs."""
 
 
 def public_place(place: str, parts: int = 1) -> str:
@@ -13,7 +13,7 @@ def public_place(place: str, parts: int = 1) -> str:
 
     Args:
         place: such as ``/data/pairs.parquet?split=train``, ``name=/data/pairs.parquet``, ``RUN/model`` or a hub id.
-        parts: how many of a path's last parts tell it from others; a folder ``model`` is told with its run's.
+        parts: how many of a path's last parts to keep; a folder ``model`` keeps that of its run too.
     """
     if "://" in place:
         kind, _, rest = place.partition("?")[0].partition("://")

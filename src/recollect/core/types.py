@@ -227,7 +227,7 @@ class Batch:
     Attributes:
         images: float32 pixels (n, 3, height, width), transformed; or vectors (n, width) in the latent world.
         texts: one text drawn for each sample.
-        labels: int64 (n,), class ids that are unique across all sources of the run; `NO_LABEL` where there is none.
+        labels: int64 (n,), class ids that are unique across all sources of the run; `NO_LABEL` without one.
         kinds: caption or label, per sample; chooses the prefix token.
         sources: name of each sample's source.
         ids: each sample's id within its source.
@@ -278,7 +278,7 @@ class Encoder(Protocol, metaclass=UnreadMembers):
         scale: the factor of the cosines that the model learned; None if it stores none.
         prefixes: for each kind of text that has prefix tokens, those tokens.
         base: the encoder whose image embeddings this one refines (`refine_images`), so that no image is embedded
-            twice; None where there is none.
+            twice; else None.
     """
 
     @property
