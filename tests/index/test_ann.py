@@ -6,8 +6,7 @@ import pytest
 from index_rows import unit
 from recollect.core.nearest import ExactNeighbours
 from recollect.index import Index, Rows
-from recollect.index.acceleration import lowest_mean, recall_of
-from recollect.index.stores.ivf import open_inverted_file, vector_keys
+from recollect.index.stores.ivf import lowest_mean, open_inverted_file, recall_of, vector_keys
 
 WIDTH = 16
 

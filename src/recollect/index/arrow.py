@@ -28,16 +28,15 @@ def integer_array(values: Int64[np.ndarray, " n"]) -> Any:
     return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
 
 
-def positions(found: Any) -> Int64[np.ndarray, " n"]:
-    """What `pyarrow.compute.index_in` found: -1 for a value that is not there."""
-    valid, data = found.buffers()
-    if not len(found):
+def integers(column: Any) -> Int64[np.ndarray, " n"]:
+    """The inverse of `integer_array` for integers of any size; missing ones are -1."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    array = pc.fill_null(_one_array(column).cast(pa.int64()), -1)
+    if not len(array):
         return np.empty(0, dtype=np.int64)
-    some = slice(found.offset, found.offset + len(found))
-    places = np.frombuffer(data, dtype=np.int32)[some].astype(np.int64)
-    if found.null_count:
-        places[np.unpackbits(np.frombuffer(valid, dtype=np.uint8), bitorder="little")[some] == 0] = -1
-    return places
+    return np.frombuffer(array.buffers()[1], dtype=np.int64)[array.offset : array.offset + len(array)]
 
 
 def vector_matrix(column: Any) -> np.ndarray:
@@ -47,13 +46,12 @@ def vector_matrix(column: Any) -> np.ndarray:
     return array.flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
 
 
-def caption_matrix(column: Any) -> tuple[np.ndarray, np.ndarray]:
+def caption_matrix(column: Any) -> tuple[np.ndarray, Int64[np.ndarray, " rows"]]:
     """A column of lists of vectors as (all captions, width) and the number of captions per row."""
     import pyarrow.compute as pc
 
     array = _one_array(column)
-    counts = pc.list_value_length(array).to_numpy(zero_copy_only=False).astype(np.int64)
-    return vector_matrix(array.flatten()), counts
+    return vector_matrix(array.flatten()), integers(pc.list_value_length(array))
 
 
 def vector_array(vectors: np.ndarray, type: Any) -> Any:

@@ -1,11 +1,10 @@
 """What a store has to do, checked against the store in RAM."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
-from recollect.index.filter_parser import parse_filter
+from recollect.index.filters import parse_filter
 from recollect.index.index import Index
 from recollect.index.picture import File
 from recollect.index.rows import COLUMNS, By, Record, Rows
@@ -40,7 +39,7 @@ def check_store(create: Callable[[Record], Store], reopen: Callable[[], Store]) 
         AssertionError: naming the promise that is broken.
     """
     store, reference = create(_RECORD), RamStore(_RECORD)
-    assert isinstance(store, Store), f"{type(store).__name__} is no subclass of Store"
+    assert isinstance(store, Store), f"{type(store).__name__} does not inherit from Store"
     index, wanted = Index(store), Index(reference)
     _check_equal(index, wanted, "an empty store")
     before = index.version
@@ -68,7 +67,9 @@ def _check_equal(index: Index, wanted: Index, what: str) -> None:
     assert sorted(index.ids) == sorted(wanted.ids), f"{what}: scan visits every visible row once"
     assert index.ids == index.ids, f"{what}: scan has one order"
     ids = sorted(wanted.ids)
-    _check_tables(index.store.rows(ids, COLUMNS), wanted.store.rows(ids, COLUMNS), f"{what}: rows")
+    columns = [name for name in COLUMNS if "vector" not in name]
+    found, right = (each.store.rows(ids, columns).to_pylist() for each in (index, wanted))
+    assert found == right, f"{what}: rows"
     assert {each.id for each in index.removed()} == {each.id for each in wanted.removed()}, f"{what}: removed rows"
     kinds: tuple[By, ...] = ("image", "text")
     queries = _unit(np.random.default_rng(3), 5)
@@ -77,12 +78,11 @@ def _check_equal(index: Index, wanted: Index, what: str) -> None:
         for where in (None, *(each for each in _FILTERS if _matches(wanted, each))):
             for read in kinds:
                 found, right = (each.lookup(queries, 9, by, read, where=where) for each in (index, wanted))
-                name = f"{what}: nearest by {by}" + (f" where {where}" if where else "")
+                name = f"{what}: nearest by {by} where {where}"
                 assert found.ids.tolist() == right.ids.tolist(), name
                 assert np.allclose(found.scores, right.scores, atol=1e-5), f"{name}: scores"
-                assert found.vectors is not None
-                assert right.vectors is not None
-                assert np.allclose(found.vectors, right.vectors, atol=1e-5), f"{name}: {read} vectors that are read"
+                mine, theirs = (np.asarray(each.vectors) for each in (found, right))
+                assert np.allclose(mine, theirs, atol=1e-5), f"{name}: {read} vectors that are read"
     for where in _FILTERS:
         if _matches(wanted, where):
             assert set(index.ids_where(where)) == set(wanted.ids_where(where)), f"{what}: where {where}"
@@ -90,12 +90,6 @@ def _check_equal(index: Index, wanted: Index, what: str) -> None:
 
 def _matches(index: Index, where: str) -> bool:
     return any(table.num_rows for table in index.store.scan(["id"], parse_filter(where)))
-
-
-def _check_tables(found: Any, wanted: Any, what: str) -> None:
-    for name in COLUMNS:
-        if "vector" not in name:
-            assert found[name].to_pylist() == wanted[name].to_pylist(), f"{what}: column {name}"
 
 
 def _rows(count: int, first: int = 0, seed: int = 0) -> Rows:

@@ -1,19 +1,22 @@
-"""One filter language for every store; `recollect.index.filter_parser` reads it.
+"""One filter language for every store.
 
 ``folder = 'Norway' and taken > '2022' and label in ('boat', 'harbour') and not caption like '%flag%'``
 
-A name is one of `NAMES`, a column of labels given by hand, or a key of the picture's own metadata. A missing value
-satisfies no comparison, and neither does a value of another type. Where a picture has several values (captions, labels,
-sources, paths), a comparison holds if it holds for any of them; ``!=`` and ``not like`` hold if it holds for all.
+A name is one of `NAMES`, a column of labels given by hand, or a key of the picture's own metadata. Missing values never
+match, and neither do values of another type. Where a picture has several values (captions, labels, sources, paths), a
+comparison holds if it holds for any of them; ``!=`` and ``not like`` hold if it holds for all.
 """
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from jaxtyping import Bool, Int64
+
+from recollect.core.errors import UserError
 
 Value = str | int | float | bool
 Operator = Literal["=", "!=", "<", "<=", ">", ">=", "like", "not like"]
@@ -58,8 +61,8 @@ class FilterColumns:
 
     Args:
         count: rows.
-        read: returns one value per row for each of the names asked for (a list where there may be several); every name
-            that is not one of `NAMES` is read from ``metadata``, a mapping per row.
+        read: returns one value per row for each of `NAMES` (a list where there may be several), and for ``metadata`` a
+            mapping per row, which has all other names.
     """
 
     def __init__(self, count: int, read: Callable[[str], Iterable[Any]]) -> None:
@@ -67,37 +70,34 @@ class FilterColumns:
         self._kept: dict[tuple[str, ValueKind], tuple[Any, Int64[np.ndarray, " values"]]] = {}
         self._metadata: list[Mapping[str, Any]] | None = None
 
+    @property
+    def metadata(self) -> list[Mapping[str, Any]]:
+        """The user's own columns of each row."""
+        if self._metadata is None:
+            self._metadata = list(self._read("metadata"))
+        return self._metadata
+
     def of(self, name: str, kind: ValueKind) -> tuple[Any, Int64[np.ndarray, " values"]]:
         """All values of a name that are of a type, with the row of each."""
         if (name, kind) not in self._kept:
+            column = self._read(name) if name in NAMES else (each.get(name) for each in self.metadata)
             found: dict[ValueKind, tuple[list[Any], list[int]]] = {key: ([], []) for key in _KINDS}
-            for row, value in enumerate(self.values(name)):
+            for row, value in enumerate(column):
                 for each in value if isinstance(value, list | tuple) else (value,):
                     if (which := _kind(each)) is not None:
                         found[which][0].append(each)
                         found[which][1].append(row)
             for key, (values, rows) in found.items():
-                array: Any = np.array(values, dtype=_KINDS[key]) if key != "text" else _arrow(values)
-                self._kept[name, key] = array, np.array(rows, dtype=np.int64)
+                self._kept[name, key] = np.array(values, dtype=_KINDS[key]), np.array(rows, dtype=np.int64)
         return self._kept[name, kind]
-
-    def values(self, name: str) -> Iterable[Any]:
-        """One value per row, None where it is missing, a list where there may be several."""
-        if name in NAMES:
-            return self._read(name)
-        if self._metadata is None:
-            self._metadata = list(self._read("metadata"))
-        return [each.get(name) for each in self._metadata]
 
     def keys(self) -> dict[str, str]:
         """Every key of the metadata with the type of its values."""
-        _ = self.values("")
         found: dict[str, str] = {}
-        for each in self._metadata or ():
+        for each in self.metadata:
             for key, value in each.items():
-                if key not in found or found[key] == "missing":
-                    first = value[0] if isinstance(value, list) and value else value
-                    found[key] = _kind(first) or "missing"
+                if found.get(key, "missing") == "missing":
+                    found[key] = _kind(value[0] if isinstance(value, list) and value else value) or "missing"
         return dict(sorted(found.items()))
 
 
@@ -121,24 +121,18 @@ class Condition:
         kind = _kind(self.value)
         assert kind is not None
         values, rows = columns.of(self.name, kind)
-        found = np.zeros(columns.count, dtype=bool)
-        if self.operator in ("!=", "not like"):
-            found[rows] = True
-            found[rows[self.negated()._holds(values, kind)]] = False
-        else:
-            found[rows[self._holds(values, kind)]] = True
+        found, negative = np.zeros(columns.count, dtype=bool), self.operator in ("!=", "not like")
+        found[rows] = negative
+        positive = self.negated() if negative else self
+        found[rows[positive._holds(values)]] = not negative
         return found
 
-    def _holds(self, values: Any, kind: ValueKind) -> Bool[np.ndarray, " values"]:
-        if kind != "text":
+    def _holds(self, values: Any) -> Bool[np.ndarray, " values"]:
+        if self.operator != "like":
             return np.asarray(_COMPARE[self.operator](values, self.value), dtype=bool)
-        import pyarrow.compute as pc
-
-        if self.operator == "like":
-            held = pc.match_like(values, str(self.value))
-        else:
-            held = getattr(pc, _ARROW[self.operator])(values, str(self.value))
-        return held.to_numpy(zero_copy_only=False).astype(bool)
+        parts = (re.escape(part) for part in re.split("([%_])", str(self.value)))
+        pattern = re.compile("".join({"%": ".*", "_": "."}.get(part, part) for part in parts), re.DOTALL)
+        return np.fromiter((pattern.fullmatch(each) is not None for each in values), bool, len(values))
 
     @property
     def names(self) -> frozenset[str]:
@@ -159,12 +153,9 @@ class Among:
 
     def mask(self, columns: FilterColumns) -> Bool[np.ndarray, " rows"]:
         """Which rows satisfy it."""
-        import pyarrow.compute as pc
-
         values, rows = columns.of("id", "text")
         found = np.zeros(columns.count, dtype=bool)
-        held = pc.is_in(values, value_set=_arrow(sorted(self.ids))).to_numpy(zero_copy_only=False).astype(bool)
-        found[rows[held == self.inside]] = True
+        found[rows] = np.fromiter(((each in self.ids) == self.inside for each in values), bool, len(values))
         return found
 
     @property
@@ -226,7 +217,6 @@ def unknown_names(where: Filter, known: Iterable[str]) -> str:
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "=": np.equal, "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal,
 }  # fmt: skip
-_ARROW = {"=": "equal", "<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal"}
 
 
 def _kind(value: Any) -> ValueKind | None:
@@ -237,7 +227,137 @@ def _kind(value: Any) -> ValueKind | None:
     return "number" if isinstance(value, int | float) else None
 
 
-def _arrow(values: list[str]) -> Any:
-    import pyarrow as pa
+_TOKEN = re.compile(
+    r"\s*(?:(?P<string>'(?:[^']|'')*')|(?P<number>-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_]\w*)"
+    r'|"(?P<quoted>[^"\\]+)"|(?P<sign><=|>=|!=|<>|==|=|<|>|\(|\)|,))'
+)
 
-    return pa.array(values, pa.string())
+
+def parse_filter(where: "str | Filter") -> Filter:
+    """Read a filter; one that was read already is returned as it is.
+
+    Raises:
+        UserError: it is malformed; the message says where.
+    """
+    if not isinstance(where, str):
+        return where
+    parser = _Parser(where)
+    parsed = parser.either()
+    if parser.group != "end":
+        parser.fail("expected 'and' or 'or'")
+    return parsed
+
+
+class _Parser:
+    """Recursive descent with one token of look-ahead."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.place = text, 0
+        self.group, self.word, self.after = "", "", 0
+        self.step()
+
+    def step(self) -> None:
+        self.place = self.after
+        found = _TOKEN.match(self.text, self.place)
+        if found is None:
+            if self.text[self.place :].strip():
+                self.fail("cannot read this")
+            self.group, self.word = "end", ""
+            return
+        self.group = str(found.lastgroup)
+        self.word = found[self.group]
+        self.after = found.end()
+
+    def fail(self, why: str) -> NoReturn:
+        rest = self.text[self.place :].strip()
+        where = f"at '{rest[:30]}'" if rest else "at its end"
+        raise UserError(
+            f'filter "{self.text}": {why} {where}. '
+            "Write e.g. folder = 'Norway' and year >= 2020 and caption like '%cat%'."
+        )
+
+    def keyword(self, *words: str) -> str | None:
+        """Take the next token if it is one of these words."""
+        word = self.word.lower()
+        if self.group in {"name", "sign"} and word in words:
+            self.step()
+            return word
+        return None
+
+    def either(self) -> Filter:
+        return self.joined("or", lambda: self.joined("and", self.single))
+
+    def joined(self, word: Literal["and", "or"], part: Callable[[], Filter]) -> Filter:
+        parts = [part()]
+        while self.keyword(word):
+            parts.append(part())
+        return parts[0] if len(parts) == 1 else Junction(word, tuple(parts))
+
+    def single(self) -> Filter:
+        if self.keyword("not"):
+            return self.single().negated()
+        if self.keyword("("):
+            inner = self.either()
+            if not self.keyword(")"):
+                self.fail("a ')' is missing")
+            return inner
+        return self.comparison()
+
+    def comparison(self) -> Filter:
+        if self.group not in {"name", "quoted"}:
+            self.fail("expected a name")
+        name = self.word
+        self.step()
+        negated = self.keyword("not") is not None
+        if self.keyword("in"):
+            found: Filter = self.choice(name)
+        elif self.keyword("like"):
+            found = Condition(name, "like", self.pattern())
+        else:
+            sign = self.keyword("=", "==", "!=", "<>", "<", "<=", ">", ">=") if not negated else None
+            if sign is None:
+                self.fail("expected one of = != < <= > >= in like")
+            operator: Any = {"==": "=", "<>": "!="}.get(sign, sign)
+            found = Condition(name, operator, self.value())
+        self.check(found)
+        return found.negated() if negated else found
+
+    def choice(self, name: str) -> Filter:
+        if not self.keyword("("):
+            self.fail("'in' needs a list such as ('a', 'b')")
+        values = [self.value()]
+        while self.keyword(","):
+            values.append(self.value())
+        if not self.keyword(")"):
+            self.fail("a ')' is missing")
+        return Junction("or", tuple(Condition(name, "=", value) for value in values))
+
+    def pattern(self) -> str:
+        value = self.value()
+        if not isinstance(value, str) or "\\" in value:
+            self.fail("'like' needs a text with % for any characters and without a backslash,")
+        return value
+
+    def value(self) -> Value:
+        group, word = self.group, self.word
+        if group == "string":
+            self.step()
+            return word[1:-1].replace("''", "'")
+        if group == "number":
+            self.step()
+            return int(word) if re.fullmatch(r"-?\d{1,15}", word) else float(word)
+        if group != "name" or word.lower() not in {"true", "false"}:
+            self.fail("expected a 'text', a number, true or false")
+        self.step()
+        return word.lower() == "true"
+
+    def check(self, found: Filter) -> None:
+        """Reject comparisons that can never hold."""
+        for part in found.parts if isinstance(found, Junction) else (found,):
+            assert isinstance(part, Condition)
+            text = isinstance(part.value, str)
+            if (part.name in TEXTS and not text) or (part.name in NUMBERS and text):
+                kind = "a text" if part.name in TEXTS else "a number"
+                self.fail(f"{part.name} is {kind}, and is compared with {part.value!r} before this,")
+            if isinstance(part.value, bool) and part.operator not in {"=", "!="}:
+                self.fail("true and false have no order,")

@@ -119,19 +119,15 @@ class Store(ABC):
 
     def filter_keys(self) -> dict[str, str]:
         """Keys of the metadata with the type of their values."""
-        values = [json.loads(each) for table in self.scan(["metadata"]) for each in table["metadata"].to_pylist()]
-        return FilterColumns(len(values), lambda _: values).keys()
+        values = (json.loads(each) for table in self.scan(["metadata"]) for each in table["metadata"].to_pylist())
+        return FilterColumns(0, lambda _: values).keys()
 
     def snapshot(self) -> "Store":
         """A store that keeps reading this version while others write; itself where there are no versions."""
         return self
 
-    def warm(self) -> None:
-        """Make now what the first look-up would make."""
-        return
-
     def accelerators(self) -> tuple[Any, ...]:
-        """What was measured of approximate indexes (see `recollect.index.acceleration.Accelerator`)."""
+        """What was measured of approximate indexes (see `recollect.index.stores.ivf.Accelerator`)."""
         return ()
 
     def verify(self) -> list[str]:
@@ -151,8 +147,7 @@ def mean_of_captions(
     out = np.zeros((len(counts), vectors.shape[1]), dtype=np.float32)
     first = np.cumsum(counts) - counts
     out[counts == 1] = vectors[first[counts == 1]]
-    several = np.flatnonzero(counts > 1)
-    for row in several.tolist():
+    for row in np.flatnonzero(counts > 1).tolist():
         mean = vectors[first[row] : first[row] + counts[row]].astype(np.float64).mean(axis=0)
         norm = np.linalg.norm(mean)
         out[row] = mean / norm if norm > 0 else 0

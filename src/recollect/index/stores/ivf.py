@@ -1,27 +1,32 @@
-"""Approximate look-up by faiss: an inverted file, whose finds are scored again exactly."""
+"""Approximate look-up by faiss: an inverted file, whose recall is measured on the index's own rows."""
 
 import json
 import shutil
-from dataclasses import dataclass
-from functools import cached_property
+import time
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float32, Int64
 
-from recollect.core.checksums import damaged_files
+from recollect.core.checksums import damaged_files, note_checksums
 from recollect.core.errors import UserError
+from recollect.core.files import atomic_folder, write_json
 from recollect.core.nearest import ExactNeighbours
 from recollect.core.ordering import in_order
+from recollect.core.seeding import numpy_generator
+from recollect.core.validation import check_number
+from recollect.index.lookup import look_up
 from recollect.index.rows import By
-from recollect.index.stores.matrix import Matrix
-from recollect.index.stores.parts import within
+from recollect.index.stores.matrix import Matrix, within
 
 _CAPTIONS = 2**12  # of a row, at most: with the row number they make the number of a vector
 _SPARE = 10  # more are scored exactly than are wanted, since half precision changes the order of near ones
-ADDED = 20_000
-"""Vectors that are added at a time."""
+_MOST_DEAD = 64
+_ADDED = 20_000  # vectors that are added at a time
+_FEWEST = 20_000  # vectors, below which exact look-up is fast enough
+_QUERIES, _TIMED, _NEAREST = 500, 40, 10
 
 
 @dataclass(frozen=True)
@@ -56,26 +61,21 @@ class InvertedFile:
     """
 
     def __init__(self, folder: Path) -> None:
-        faiss = import_faiss()
         self.folder = folder
         self.about = Accelerator(**json.loads((folder / "about.json").read_text()))
-        self.index = faiss.read_index(str(folder / "index.faiss"))
-
-    @cached_property
-    def _state(self) -> dict[str, Any]:
-        return {"version": -1}
+        self.index = import_faiss().read_index(str(folder / "index.faiss"))
+        self._version = -1
+        self._places = self._keys = np.empty(0, dtype=np.int64)
+        self._known = _all_keys(self.index)
 
     def search(self, matrix: Matrix, queries: np.ndarray, k: int, probes: int | None = None) -> ExactNeighbours | None:
         """The k nearest vectors of a version, by place as in `Matrix.nearest`; None where it finds too few."""
         self._follow(matrix)
-        places, order = self._state["places"], self._state["order"]
-        faiss = import_faiss()
-        parameters = faiss.SearchParametersIVF(nprobe=probes or self.about.probes)
-        asked = min(k + _SPARE + self._state["dead"], self.index.ntotal)
-        _, keys = self.index.search(queries, asked, params=parameters)
-        found = np.searchsorted(order, keys)
-        found = np.minimum(found, len(order) - 1)
-        rows = np.where(order[found] == keys, places[found], -1)
+        parameters = import_faiss().SearchParametersIVF(nprobe=probes or self.about.probes)
+        dead = min(len(self._known) - len(self._keys), _MOST_DEAD)
+        _, keys = self.index.search(queries, min(k + _SPARE + dead, self.index.ntotal), params=parameters)
+        found = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        rows = np.where(self._keys[found] == keys, self._places[found], -1)
         if (rows >= 0).sum(axis=1).min(initial=k) < k:
             return None
         vectors = matrix.unit(self.about.by, np.maximum(rows, 0).reshape(-1)).reshape(*rows.shape, -1)
@@ -86,37 +86,32 @@ class InvertedFile:
 
     def _follow(self, matrix: Matrix) -> None:
         """Add what is new in a version, and note what is gone."""
-        if self._state["version"] == matrix.version:
+        if self._version == matrix.version:
             return
         keys = vector_keys(matrix, self.about.by)
         there = np.flatnonzero(keys >= 0)
-        order = in_order(keys[there])
-        places, rising = there[order], keys[there][order]
-        known = self._state.get("known")
-        if known is None:
-            known = np.sort(_all_ids(self.index))
-        missing = np.flatnonzero(~within(rising, known))
-        for start in range(0, len(missing), ADDED):
-            some = missing[start : start + ADDED]
-            self.index.add_with_ids(matrix.unit(self.about.by, places[some]), rising[some])
-        known = np.sort(np.concatenate([known, rising[missing]]))
-        dead = int(min(len(known) - len(rising), 64)) if len(known) > len(rising) else 0
-        self._state.update(version=matrix.version, places=places, order=rising, known=known, dead=dead)
+        self._places = there[in_order(keys[there])]
+        self._keys = keys[self._places]
+        missing = np.flatnonzero(~within(self._keys, self._known))
+        for start in range(0, len(missing), _ADDED):
+            some = missing[start : start + _ADDED]
+            self.index.add_with_ids(matrix.unit(self.about.by, self._places[some]), self._keys[some])
+        self._known = np.sort(np.concatenate([self._known, self._keys[missing]]))
+        self._version = matrix.version
 
 
 def vector_keys(matrix: Matrix, by: By) -> Int64[np.ndarray, " vectors"]:
     """A number for each vector that stays the same in later versions, -1 for vectors of rows that are gone."""
     numbers = matrix.numbers if matrix.alive is None else np.where(matrix.alive, matrix.numbers, -1)
     if by == "image":
-        has = np.concatenate([part.norms["image"] > 0 for part in matrix.parts])
-        return np.where(has, numbers, -1)
+        return np.where(matrix.has_image, numbers, -1)
     entries = np.arange(len(matrix.owners)) - matrix.first[matrix.owners]
     owners = numbers[matrix.owners]
     return np.where((owners >= 0) & (entries < _CAPTIONS), owners * _CAPTIONS + entries, -1)
 
 
 def open_inverted_file(cache: Path | None, by: By) -> InvertedFile | None:
-    """The approximate index on disk; None where there is none, faiss is missing, or it is damaged."""
+    """The approximate index on disk; None where it does not exist or is damaged, or faiss is missing."""
     folder = None if cache is None else cache / f"ann-{by}"
     if folder is None or not folder.is_dir():
         return None
@@ -129,12 +124,12 @@ def open_inverted_file(cache: Path | None, by: By) -> InvertedFile | None:
         return None
 
 
-def _all_ids(index: Any) -> Int64[np.ndarray, " vectors"]:
-    """The numbers of all vectors of an inverted file."""
+def _all_keys(index: Any) -> Int64[np.ndarray, " vectors"]:
+    """The numbers of all vectors of an inverted file, rising."""
     faiss, lists = import_faiss(), index.invlists
     sizes = [lists.list_size(cell) for cell in range(lists.nlist)]
-    ids = [faiss.rev_swig_ptr(lists.get_ids(cell), size).copy() for cell, size in enumerate(sizes) if size]
-    return np.concatenate([np.empty(0, dtype=np.int64), *ids])
+    keys = [faiss.rev_swig_ptr(lists.get_ids(cell), size).copy() for cell, size in enumerate(sizes) if size]
+    return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *keys]))
 
 
 def import_faiss() -> Any:
@@ -144,3 +139,111 @@ def import_faiss() -> Any:
     except ImportError:
         raise UserError("fast look-up needs faiss: pip install 'recollect[index]'") from None
     return faiss
+
+
+def accelerate(store: Any, target: float) -> list[Accelerator]:
+    """Make look-ups fast; see `Index.accelerate`."""
+    if (cache := getattr(store, "cache", None)) is None:
+        raise UserError(f"{store.address}: only an index on disk is accelerated; others have their own")
+    check_number("recall", target, above=0, most=1)
+    parts = store.matrix().parts
+    large = [by for by in get_args(By) if sum(len(part.stored[by]) for part in parts) >= _FEWEST]
+    made = [_make(store, cache, by, target) for by in large]
+    store.use_inverted_files(*made)
+    return [each.about for each in made]
+
+
+def drop_accelerators(store: Any) -> None:
+    """Look up exactly from now on."""
+    if (cache := getattr(store, "cache", None)) is not None:
+        for folder in cache.glob("ann-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+        store.use_inverted_files()
+
+
+def _make(store: Any, cache: Path, by: By, target: float) -> InvertedFile:
+    faiss, matrix, width = import_faiss(), store.matrix(), store.record.width
+    keys = vector_keys(matrix, by)
+    places = np.flatnonzero(keys >= 0)
+    cells = int(2 ** np.round(np.log2(4 * np.sqrt(len(places)))))
+    sample = np.sort(numpy_generator("ann", 0).permutation(places)[: 64 * cells])
+    made = faiss.IndexIVFScalarQuantizer(
+        faiss.IndexFlatIP(width), width, cells, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
+    )
+    made.by_residual = False
+    made.train(matrix.unit(by, sample))
+    for start in range(0, len(places), _ADDED):
+        some = places[start : start + _ADDED]
+        made.add_with_ids(matrix.unit(by, some), keys[some])
+    folder = cache / f"ann-{by}"
+    shutil.rmtree(folder, ignore_errors=True)
+    with atomic_folder(folder) as unfinished:
+        faiss.write_index(made, str(unfinished / "index.faiss"))
+        _write_about(unfinished, Accelerator(by, len(places), cells, cells, 1.0))
+    opened = InvertedFile(folder)
+    opened.about = _measured(store, opened, places, target)
+    _write_about(folder, opened.about)
+    return opened
+
+
+def _write_about(folder: Path, about: Accelerator) -> None:
+    write_json(folder / "about.json", asdict(about))
+    note_checksums(folder, [folder / "index.faiss"], [folder / "about.json"])
+
+
+def _measured(store: Any, ann: InvertedFile, places: np.ndarray, target: float) -> Accelerator:
+    """The fewest probes that reach the target on half of the queries of each kind; recall is that on the other half."""
+    by, draw, matrix = ann.about.by, numpy_generator("ann queries", 0), store.matrix()
+    selves = draw.permutation(places)[:_QUERIES]
+    queries = matrix.unit(by, selves)
+    other: By = "text" if by == "image" else "image"
+    across = np.flatnonzero(vector_keys(matrix, other) >= 0)
+    if len(across):  # most queries are words that look for pictures
+        some = draw.permutation(across)[:_QUERIES]
+        queries = np.concatenate([queries, matrix.unit(other, some)])
+        selves = np.concatenate([selves, np.full(len(some), -1)])
+    exact = matrix.nearest(queries, _NEAREST + 1, by, matrix.searchable(by, None, False))
+    choosing, kinds = np.arange(len(queries)) % 2 == 0, selves < 0
+    probes, recall = 1, 0.0
+    while True:
+        found = ann.search(matrix, queries, _NEAREST + 1, probes)
+        if found is not None:
+            recalls = recall_of(found, exact, selves)
+            recall = lowest_mean(recalls[~choosing], kinds[~choosing])
+            if lowest_mean(recalls[choosing], kinds[choosing]) >= target:
+                break
+        if probes >= ann.about.cells:
+            break
+        probes = min(2 * probes, ann.about.cells)
+    ann.about = replace(ann.about, probes=probes, recall=recall)
+    store.use_inverted_files(ann)
+    timed = queries[: 2 * _TIMED : 2]
+    slow, fast = (_milliseconds(store, timed, by, exact) for exact in (True, False))
+    return replace(ann.about, milliseconds=fast, exact_milliseconds=slow)
+
+
+def recall_of(
+    found: ExactNeighbours, exact: ExactNeighbours, selves: Int64[np.ndarray, " queries"]
+) -> Float32[np.ndarray, " queries"]:
+    """Share of the ten nearest that were found, without the query itself; of equal scores any counts."""
+    out = []
+    for row, own in enumerate(selves.tolist()):
+        wanted = exact.scores[row][exact.rows[row] != own][:_NEAREST]
+        mine = found.scores[row][found.rows[row] != own][:_NEAREST]
+        out.append((mine >= wanted[-1] - 1e-6).sum() / len(wanted))
+    return np.minimum(np.array(out, dtype=np.float32), 1)
+
+
+def lowest_mean(recalls: Float32[np.ndarray, " queries"], kinds: np.ndarray) -> float:
+    """The recall of the kind of queries that is found worst: pictures that look for words may be, or the reverse."""
+    return min(float(recalls[kinds == kind].mean()) for kind in np.unique(kinds))
+
+
+def _milliseconds(store: Any, queries: np.ndarray, by: By, exact: bool) -> float:
+    """Median time of a look-up of one query."""
+    times = []
+    for query in queries:
+        start = time.perf_counter()
+        look_up(store, query[None], _NEAREST, by, exact=exact)
+        times.append(time.perf_counter() - start)
+    return float(np.median(times) * 1000)

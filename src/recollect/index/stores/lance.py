@@ -1,12 +1,14 @@
 """An index on disk: one Lance table in a folder. Every change is a version, published last, whole or not at all."""
 
+import hashlib
+import json
 import os
 import shutil
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
@@ -15,15 +17,19 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from recollect.core.checksums import note_checksums
-from recollect.core.errors import UserError
-from recollect.core.files import fresh_folder, locked, told_if_full
-from recollect.index.arrow import caption_matrix, vector_matrix
+from recollect.core.checksums import CHECKSUMS, damaged_files, note_checksums, read_checksums
+from recollect.core.errors import UserError, user_errors
+from recollect.core.files import atomic_folder, fresh_folder, held, told_if_full, write_json
+from recollect.index.arrow import caption_matrix, string_array, vector_matrix
 from recollect.index.rows import COLUMNS, FACTS, Record, schema
 from recollect.index.stores.base import DamagedIndexError
-from recollect.index.stores.lance_files import CACHE, HINT, TABLE, TableView, verify_folder
-from recollect.index.stores.local import ROW, LocalStore
+from recollect.index.stores.local import LocalStore
+from recollect.index.stores.matrix import ROW
 
+TABLE = "pictures"
+CACHE = "cache"
+HINT = "_versions/latest_version_hint.json"
+_VIEW = "view-"
 LOCK = ".writers"
 _SCAN = 8_192
 _IDS = 2_048  # ids of one SQL condition
@@ -124,17 +130,14 @@ class LanceStore(LocalStore):
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Other writers on this machine wait; checksums of the new files are noted at the end."""
-        self._check_writable()
+        if self.pinned:
+            raise UserError(f"{self.address}: version {self.version()} is a snapshot and cannot be changed")
         if getattr(self._held, "depth", 0):
             yield
             return
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(locked(self.folder / LOCK))
-            except OSError as error:
-                raise UserError(
-                    f"{self.address}: cannot be written to ({error.strerror}); it can be searched"
-                ) from error
+        with user_errors(f"{self.address}: cannot be written to", OSError, then="; it can be searched"):
+            lock = (self.folder / LOCK).open("a+b")
+        with lock, held(lock):
             self._held.depth = 1
             try:
                 self.version(newest=True)
@@ -145,24 +148,17 @@ class LanceStore(LocalStore):
 
     def _note_checksums(self) -> None:
         """A full disk costs only the checksums; the next change notes them."""
-        try:
-            note_checksums(self.folder, self._written_once(), [self.folder / f"{TABLE}.lance" / HINT])
-        except OSError:
-            return
-
-    def _written_once(self) -> list[Path]:
         table = self.folder / f"{TABLE}.lance"
-        hint = table / HINT
-        return [
-            file for file in sorted(table.rglob("*")) if file.is_file() and file != hint and ".tmp" not in file.name
-        ]
+        hint, files = table / HINT, (file for file in sorted(table.rglob("*")) if file.is_file())
+        with suppress(OSError):
+            note_checksums(self.folder, [file for file in files if file != hint and ".tmp" not in file.name], [hint])
 
     def upsert(self, rows: Any) -> None:
         """One commit."""
         with self.writing(), self._reported():
             table = rows.select(list(COLUMNS))
-            known = self._known(rows["id"].to_pylist())
-            if known:
+            conditions = _conditions(rows["id"].to_pylist())
+            if any(batch.num_rows for condition in conditions for batch in self._scan(["id"], condition)):
                 merge = self.table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
                 merge.execute(table)
             else:
@@ -174,34 +170,29 @@ class LanceStore(LocalStore):
             for condition in _conditions(ids):
                 self.table.delete(condition)
 
-    def _known(self, ids: Sequence[str]) -> set[str]:
-        found = (self._scan(["id"], condition) for condition in _conditions(ids))
-        return {id for batches in found for batch in batches for id in batch["id"].to_pylist()}
-
     def rows(self, ids: Sequence[str], columns: Sequence[str]) -> Any:
-        """By row number where the matrix knows it, which reads these rows alone; else by id."""
+        """Facts from the matrix; else by row number where the matrix knows it, which reads these rows alone."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        names = list(dict.fromkeys(["id", *columns]))
-        distinct = list(dict.fromkeys(ids))
-        tables, unknown = [], distinct
-        viewed = self._viewed() is not None and set(names) <= {*FACTS}
-        if viewed and (found := self.matrix().facts(distinct, names)) is not None:
-            return found if len(distinct) == len(ids) else found.take(pa.array([distinct.index(id) for id in ids]))
-        matrix = self._matrix
-        with self._reported():
-            if matrix is not None and matrix.version == self.version() and distinct:
-                slots = matrix.slots_of(distinct)
-                if numbers := matrix.numbers[slots[slots >= 0]].tolist():
-                    tables.append(self.table.take_row_ids(numbers).select(names).to_arrow())
-                unknown = [id for id, slot in zip(distinct, slots.tolist(), strict=True) if slot < 0]
-            for condition in _conditions(unknown):
-                tables += [pa.Table.from_batches([batch]) for batch in self._scan(names, condition)]
+        names, distinct = list(dict.fromkeys(["id", *columns])), list(dict.fromkeys(ids))
+        matrix = self.matrix() if self._viewed() is not None else self._matrix
+        tables, unknown = list[Any](), distinct
+        if matrix is not None and matrix.version == self.version() and matrix.parts and distinct:
+            slots = matrix.slots_of(distinct)
+            known = slots[slots >= 0]
+            unknown = [id for id, slot in zip(distinct, slots.tolist(), strict=True) if slot < 0]
+            if set(names) <= {*FACTS}:
+                tables.append(matrix.facts(known, names))
+            elif len(known):
+                with self._reported():
+                    tables.append(self.table.take_row_ids(matrix.numbers[known].tolist()).select(names).to_arrow())
+        for condition in _conditions(unknown):
+            tables += [pa.Table.from_batches([batch]) for batch in self._scan(names, condition)]
         if not tables:
             return pa.schema([(name, schema(self.record).field(name).type) for name in names]).empty_table()
         found = pa.concat_tables([table.select(names).replace_schema_metadata() for table in tables])
-        places = pc.index_in(pa.array(ids, pa.string()), value_set=found["id"].combine_chunks()).drop_null()
+        places = pc.index_in(string_array(ids), value_set=found["id"].combine_chunks()).drop_null()
         return found.take(places)
 
     def row_numbers(self) -> Int64[np.ndarray, " rows"]:
@@ -249,10 +240,8 @@ class LanceStore(LocalStore):
 
     def verify(self) -> list[str]:
         """One line for each file that differs from its checksum, and for rows and vectors that cannot be right."""
-        return verify_folder(self.folder) or self._row_damage()
-
-    def _row_damage(self) -> list[str]:
-        found = list[str]()
+        if found := verify_folder(self.folder):
+            return found
         try:
             for table in self.batches(["id", "image_vector", "caption_vectors"], removed=None):
                 image = np.linalg.norm(vector_matrix(table["image_vector"]).astype(np.float64), axis=1)
@@ -260,18 +249,98 @@ class LanceStore(LocalStore):
                 text = np.linalg.norm(flat.astype(np.float64), axis=1)
                 wrong = ~((np.abs(image - 1) < 1e-2) | (image == 0))
                 wrong[np.repeat(np.arange(len(counts)), counts)[~(np.abs(text - 1) < 1e-2)]] = True
-                found += [f"{self.address}: the vectors of picture {table['id'][row]} are damaged"
-                          for row in np.flatnonzero(wrong).tolist()]  # fmt: skip
+                ids = [table["id"][row] for row in np.flatnonzero(wrong).tolist()]
+                found += [f"{self.address}: the vectors of picture {id} are damaged" for id in ids]
         except UserError as error:
             found.append(str(error))
         return found
 
-    def _check_writable(self) -> None:
-        if self.pinned:
-            raise UserError(f"{self.address}: version {self.version()} is a snapshot and cannot be changed")
-
     def _reported(self) -> AbstractContextManager[None]:
         return _reported(self.address)
+
+
+@dataclass(frozen=True)
+class TableView:
+    """What a search needs to know of the newest version, so that it need not import lancedb, which takes seconds.
+
+    It is kept in the cache, in a folder named after the files of the table as they are now.
+
+    Attributes:
+        version: of the table.
+        record: of the index.
+        numbers: rising row numbers of the visible rows.
+    """
+
+    version: int
+    record: Record
+    numbers: Int64[np.ndarray, " rows"]
+
+    @classmethod
+    def read(cls, folder: Path) -> "TableView | None":
+        """The view of the newest version; None if it was not written, or is damaged."""
+        view = folder / CACHE / f"{_VIEW}{_files_digest(folder)}"
+        if not (view / CHECKSUMS).exists() or damaged_files(view):
+            return None
+        about = json.loads((view / "about.json").read_text())
+        record = Record.from_json(json.dumps(about["record"]), str(folder))
+        return cls(about["version"], record, np.load(view / "numbers.npy"))
+
+    def write(self, folder: Path) -> None:
+        """Keep it, unless a newer version exists already or the folder cannot be written to."""
+        view = folder / CACHE / f"{_VIEW}{_files_digest(folder)}"
+        versions = (int(file.stem) for file in (folder / f"{TABLE}.lance" / "_versions").glob("*.manifest"))
+        if max((each if each < 2**63 else 2**64 - 1 - each for each in versions), default=-1) != self.version:
+            return
+        for old in (folder / CACHE).glob(f"{_VIEW}*"):
+            shutil.rmtree(old, ignore_errors=True)
+        with suppress(OSError, UserError), atomic_folder(view) as unfinished:
+            write_json(unfinished / "about.json", {"version": self.version, "record": asdict(self.record)})
+            np.save(unfinished / "numbers.npy", self.numbers)
+            note_checksums(unfinished, sorted(unfinished.iterdir()))
+
+
+def _files_digest(folder: Path) -> str:
+    """Changes with every commit, and when a file of the table is deleted or written again."""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in sorted((folder / f"{TABLE}.lance").rglob("*")):
+        if file.name != Path(HINT).name and file.is_file():
+            found = file.stat()
+            digest.update(f"{file.relative_to(folder)} {found.st_size} {found.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def verify_folder(folder: Path) -> list[str]:
+    """One line for each file of an index that differs from its checksum; the index need not open.
+
+    Files without a checksum, because a writer was killed, are skipped. Lance's version hint is written again and
+    again: where a writer was killed it is only checked to name a version that exists.
+    """
+    table, known = folder / f"{TABLE}.lance", read_checksums(folder)
+    hint = f"{TABLE}.lance/{HINT}"
+    there = {file.relative_to(folder).as_posix() for file in table.rglob("*") if file.is_file()}
+    found = damaged_files(folder, [name for name in known if name != hint and name in there])
+    if not known and (folder / CHECKSUMS).exists():
+        found = damaged_files(folder)
+    if hint in known and not there - known.keys():
+        found += damaged_files(folder, [hint])
+    elif (table / HINT).exists() and not _names_a_version(table / HINT):
+        found.append(f"{table / HINT}: names no version of the table")
+    if not (folder / CHECKSUMS).exists():
+        found.append(f"{folder / CHECKSUMS}: is missing, so nothing was compared with its checksum")
+    for part in sorted((folder / CACHE).glob("*")) if (folder / CACHE).is_dir() else []:
+        if part.is_dir() and not part.name.startswith("."):
+            missing = not (part / CHECKSUMS).exists()
+            found += [f"{part / CHECKSUMS}: is missing"] if missing else damaged_files(part)
+    return found
+
+
+def _names_a_version(hint: Path) -> bool:
+    try:
+        version = json.loads(hint.read_text())["version"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    names = {file.stem for file in hint.parent.glob("*.manifest")}
+    return bool({str(version), str(2**64 - 1 - version)} & names) if isinstance(version, int) else False
 
 
 @contextmanager

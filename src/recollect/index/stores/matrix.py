@@ -1,50 +1,131 @@
-"""The vectors of an index as matrices, in parts that are written once, mapped, and shared by every process.
+"""Vectors and facts of the rows of an index, in parts that are written once, mapped, and shared by every process.
 
-A row number of the store never gets other vectors, so a part stays valid whatever is added or deleted later. A new
+A row number of the store never gets other content, so a part stays valid whatever is added or deleted later. A new
 version adds a part for its new rows and notes which older rows are gone.
 """
 
 import shutil
-from functools import cached_property
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Bool, Float, Float32, Int64
 
+from recollect.core.checksums import CHECKSUMS, damaged_files, note_checksums
+from recollect.core.files import atomic_folder
 from recollect.core.nearest import ExactNeighbours, best_of_all, exact_neighbours
-from recollect.core.ordering import in_order
-from recollect.index.arrow import positions, string_array
-from recollect.index.rows import By, Record
+from recollect.index.arrow import caption_matrix, integer_array, integers, string_array, vector_matrix
+from recollect.index.filters import PHYSICAL, Filter, FilterColumns, asked_value
+from recollect.index.rows import FACTS, By, Record
 from recollect.index.stores.base import Nearest, mean_of_captions
-from recollect.index.stores.parts import Part, ReadRows, new_part, stored_parts, within
+
+ROW = "_rowid"
+"""Column with the store's row numbers."""
+
+ReadRows = Callable[[int], Iterator[Any]]
+"""Reads the rows from a row number on, in the order of their numbers: Arrow tables of `FACTS`, vectors and `ROW`."""
 
 _PARTS = 8  # more parts are joined
 _DEAD = 0.3  # share of deleted rows above which parts are rewritten
-_SCAN = 16  # below this share of ids, one pass over all ids is faster than a hash table of them
+_FILTERS = 16  # filters whose slots are kept
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, EOFError)
+_KINDS: tuple[By, ...] = ("image", "text")
+_ROWS = "rows.arrow"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows, in the order of their numbers.
+
+    Attributes:
+        folder: where it is on disk; None if it is only in this process's memory.
+        rows: Arrow table of `FACTS` and `ROW`.
+        stored: vectors as they are stored: of images, zeros for a row without one; and of the captions of all rows, one
+            row after the other.
+        norms: of the stored vectors; rounding to half precision changes them from 1. 0 for zeros.
+    """
+
+    folder: Path | None
+    rows: Any
+    stored: dict[By, Float[np.ndarray, "_ width"]]
+    norms: dict[By, Float32[np.ndarray, " _"]]
+
+    @cached_property
+    def numbers(self) -> Int64[np.ndarray, " rows"]:
+        """Row numbers of the store, rising."""
+        return integers(self.rows[ROW])
+
+    @cached_property
+    def counts(self) -> Int64[np.ndarray, " rows"]:
+        """Captions of each row."""
+        import pyarrow.compute as pc
+
+        return integers(pc.list_value_length(self.rows["captions"]))
+
+    def unit(self, by: By, places: Int64[np.ndarray, " some"]) -> Float32[np.ndarray, "some width"]:
+        """Some vectors as float32 with their norm divided out."""
+        found = self.stored[by][places].astype(np.float32)
+        if self.stored[by].dtype == np.float32:
+            return found
+        norms = self.norms[by][places, None]
+        return found / np.where(norms > 0, norms, 1)
+
+
+def within(some: Int64[np.ndarray, " some"], rising: Int64[np.ndarray, " all"]) -> Bool[np.ndarray, " some"]:
+    """Which numbers are among others, which rise; unlike `np.isin` it sorts nothing."""
+    if not len(rising):
+        return np.zeros(len(some), dtype=bool)
+    place = np.minimum(np.searchsorted(rising, some), len(rising) - 1)
+    return rising[place] == some
 
 
 class Matrix:
-    """The vectors of one version.
+    """The rows of one version.
 
     Args:
         version: of the store.
         parts: their rows, one part after the other, are the slots that this class counts in.
         numbers: rising row numbers of the visible rows of this version.
+
+    Attributes:
+        mask: which slots satisfy a filter.
     """
 
     def __init__(self, version: int, parts: list[Part], numbers: Int64[np.ndarray, " rows"], record: Record) -> None:
-        import pyarrow as pa
-
         self.version, self.parts, self.record = version, parts, record
         self.numbers = np.concatenate([np.empty(0, dtype=np.int64), *(part.numbers for part in parts)])
         self.counts = np.concatenate([np.empty(0, dtype=np.int64), *(part.counts for part in parts)])
         alive = within(self.numbers, numbers)
         self.alive: Bool[np.ndarray, " slots"] | None = None if alive.all() else alive
-        self.ids = pa.concat_arrays([part.ids for part in parts]) if parts else pa.array([], pa.string())
+        self.columns = FilterColumns(len(self.numbers), self._column)
+        self.mask = lru_cache(_FILTERS)(lambda where: where.mask(self.columns))
 
     def __len__(self) -> int:
         return len(self.numbers) if self.alive is None else int(self.alive.sum())
+
+    @cached_property
+    def ids(self) -> Any:
+        """Arrow array of the id of each slot."""
+        import pyarrow as pa
+
+        chunks = [chunk for part in self.parts for chunk in part.rows["id"].chunks]
+        return pa.concat_arrays(chunks) if chunks else pa.array([], pa.string())
+
+    @cached_property
+    def rows(self) -> Any:
+        """Arrow table of `FACTS` and `ROW`, by slot; at least one part."""
+        import pyarrow as pa
+
+        return pa.concat_tables([part.rows for part in self.parts])
+
+    @cached_property
+    def visible(self) -> Int64[np.ndarray, " rows"]:
+        """The slots of visible rows."""
+        return np.arange(len(self.numbers)) if self.alive is None else np.flatnonzero(self.alive)
 
     @cached_property
     def first(self) -> Int64[np.ndarray, " slots"]:
@@ -57,72 +138,42 @@ class Matrix:
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
     @cached_property
-    def _order(self) -> Int64[np.ndarray, " slots"]:
-        return in_order(self.numbers)
-
-    @cached_property
-    def _has_image(self) -> Bool[np.ndarray, " slots"] | None:
-        has = np.concatenate([np.empty(0, dtype=bool), *(part.norms["image"] > 0 for part in self.parts)])
-        return None if has.all() else has
-
-    def slots_of_numbers(self, numbers: Int64[np.ndarray, " some"]) -> Int64[np.ndarray, " some"]:
-        """The slots of row numbers, -1 for one that is not there."""
-        ordered = self.numbers[self._order]
-        if not len(ordered):
-            return np.full(len(numbers), -1, dtype=np.int64)
-        place = np.minimum(np.searchsorted(ordered, numbers), len(ordered) - 1)
-        return np.where(ordered[place] == numbers, self._order[place], -1)
+    def has_image(self) -> Bool[np.ndarray, " slots"]:
+        """Which slots have a vector of their image."""
+        return np.concatenate([np.empty(0, dtype=bool), *(part.norms["image"] > 0 for part in self.parts)])
 
     def slots_of(self, ids: Any) -> Int64[np.ndarray, " some"]:
-        """The slots of visible ids, -1 for one that is not there."""
-        import pyarrow as pa
+        """The slots of visible ids, -1 for one that does not exist."""
         import pyarrow.compute as pc
 
         wanted = string_array(ids)
-        if self.alive is not None:
-            visible = np.flatnonzero(self.alive)
-            found = self._find(wanted, self.ids.filter(pa.array(self.alive)), pc, pa)
-            return np.where(found >= 0, visible[np.maximum(found, 0)], -1) if len(visible) else found
-        return self._find(wanted, self.ids, pc, pa)
-
-    @staticmethod
-    def _find(wanted: Any, ids: Any, pc: Any, pa: Any) -> Int64[np.ndarray, " some"]:
-        if _SCAN * len(wanted) >= len(ids):
-            found = pc.index_in(wanted, value_set=ids)
-            return positions(found)
-        distinct = wanted.unique()
-        which = pc.index_in(ids, value_set=distinct)
-        named = positions(which)
+        there = self.ids if self.alive is None else self.ids.take(integer_array(self.visible))
+        distinct = wanted.unique()  # one pass over all ids: faster than a hash table of them
+        named = integers(pc.index_in(there, value_set=distinct))
         rows = np.flatnonzero(named >= 0)
-        out = np.full(len(distinct), -1, dtype=np.int64)
-        out[named[rows]] = rows
-        return out[positions(pc.index_in(wanted, value_set=distinct))]
+        place = np.full(len(distinct), -1, dtype=np.int64)
+        place[named[rows]] = self.visible[rows]
+        return place[integers(pc.index_in(wanted, value_set=distinct))]
 
-    def facts(self, ids: list[str], columns: list[str]) -> Any:
-        """Arrow table of these columns of the rows, in the order of ``ids``; None where a row or its facts are not in
-        a part on disk."""
-        import pyarrow as pa
+    def _column(self, name: str) -> list[Any]:
+        """What filters ask about, by slot."""
+        column = self.rows[PHYSICAL.get(name, name)] if self.parts else None
+        return [] if column is None else [asked_value(name, value) for value in column.to_pylist()]
 
-        slots = self.slots_of(ids)
-        if not len(slots) or (slots < 0).any() or any(part.facts is None for part in self.parts):
-            return None
-        starts = np.cumsum([0, *(len(part.numbers) for part in self.parts)])
-        owners = np.searchsorted(starts, slots, side="right") - 1
-        rows = [self.parts[part].facts.slice(slot - starts[part], 1) for part, slot in zip(owners, slots, strict=True)]
-        return pa.concat_tables(rows).select(columns)
+    def facts(self, slots: Int64[np.ndarray, " some"], columns: list[str]) -> Any:
+        """Arrow table of some of `FACTS`."""
+        return self.rows.select(columns).take(integer_array(slots))
 
-    def searchable(
-        self, by: By, chosen: Bool[np.ndarray, " slots"] | None, spoken: bool
-    ) -> Int64[np.ndarray, " some"] | None:
+    def searchable(self, by: By, where: Filter | None, spoken: bool) -> Int64[np.ndarray, " some"] | None:
         """The images or captions that a search compares with; None for all of them.
 
         Args:
-            chosen: which slots a filter leaves; None for all.
             spoken: only slots with a caption.
         """
+        chosen = None if where is None else self.mask(where)
         masks = [mask for mask in (self.alive, chosen) if mask is not None]
-        if by == "image" and self._has_image is not None:
-            masks.append(self._has_image)
+        if by == "image" and not self.has_image.all():
+            masks.append(self.has_image)
         if by == "image" and spoken and not self.counts.all():
             masks.append(self.counts > 0)
         if not masks:
@@ -138,23 +189,20 @@ class Matrix:
         Args:
             among: those to compare with, rising; all by default.
         """
-        found, start = [], 0
+        empty = np.empty((len(queries), 0))
+        found, start = [ExactNeighbours(empty.astype(np.int64), empty.astype(np.float32))], 0
         for part in self.parts:
-            count = len(part.stored(by))
-            inside = None
+            stored, inside = part.stored[by], None
             if among is not None:
-                inside = among[np.searchsorted(among, start) : np.searchsorted(among, start + count)] - start
-            size = count if inside is None else len(inside)
+                first, last = np.searchsorted(among, (start, start + len(stored)))
+                inside = among[first:last] - start
+            size = len(stored) if inside is None else len(inside)
             if size:
-                half = part.stored(by).dtype != np.float32
-                norms = part.norms[by] if half else None
-                hits = exact_neighbours(queries, part.stored(by), min(k, size), inside, norms=norms)
+                norms = part.norms[by] if stored.dtype != np.float32 else None
+                hits = exact_neighbours(queries, stored, min(k, size), inside, norms=norms)
                 found.append(ExactNeighbours(hits.rows + start, hits.scores))
-            start += count
-        if not found:
-            empty = np.empty((len(queries), 0))
-            return ExactNeighbours(empty.astype(np.int64), empty.astype(np.float32))
-        return best_of_all(found, k)
+            start += len(stored)
+        return best_of_all(found[1:] or found, k)
 
     def hits(self, found: ExactNeighbours, by: By) -> Nearest:
         """What `nearest` or an approximate index found, with the slots of captions."""
@@ -180,7 +228,7 @@ class Matrix:
             return self.parts[0].unit(by, places)
         out, start = np.zeros((len(places), self.record.width), dtype=np.float32), 0
         for part in self.parts:
-            count = len(part.stored(by))
+            count = len(part.stored[by])
             mine = (places >= start) & (places < start + count)
             out[mine] = part.unit(by, places[mine] - start)
             start += count
@@ -188,10 +236,11 @@ class Matrix:
 
     def whole(self, by: By) -> Float32[np.ndarray, "rows width"]:
         """One unit-norm vector per visible row; not copied where they are stored so."""
-        if by == "image" and len(self.parts) == 1 and self.alive is None and self.parts[0].image.dtype == np.float32:
-            return self.parts[0].image
-        slots = np.arange(len(self.numbers)) if self.alive is None else np.flatnonzero(self.alive)
-        return self.read(slots, by)
+        if by == "image" and len(self.parts) == 1 and self.alive is None:
+            stored = self.parts[0].stored["image"]
+            if stored.dtype == np.float32:
+                return stored
+        return self.read(self.visible, by)
 
     def drop(self) -> None:
         """Delete the parts from disk, so that they are made again."""
@@ -218,7 +267,7 @@ def open_matrix(
         known: matrix of an earlier version, whose parts are used again.
         tidy: join parts, and rewrite those that are mostly deleted; not for readers of an old version.
     """
-    parts = list(known.parts) if known is not None else stored_parts(cache, record)
+    parts = list(known.parts) if known is not None else _stored_parts(cache, record)
     parts = [part for part in parts if within(part.numbers, numbers).any()]
     covered = np.concatenate([np.empty(0, dtype=np.int64), *(part.numbers for part in parts)])
     missing = numbers[~within(numbers, np.sort(covered))]
@@ -226,13 +275,116 @@ def open_matrix(
     lost = bool(len(missing)) and bool(len(covered)) and bool(missing[0] <= covered.max())
     if not tidy:
         if len(missing):
-            parts = [new_part(None, numbers, record, read)]
+            parts = [_new_part(None, numbers, record, read)]
     elif lost or (len(parts) >= _PARTS and len(missing)) or dead > _DEAD:
-        old = [part.folder for part in stored_parts(cache, record) if part.folder]
-        parts = [new_part(cache, numbers, record, read)] if len(numbers) else []
+        old = [part.folder for part in _stored_parts(cache, record) if part.folder]
+        parts = [_new_part(cache, numbers, record, read)] if len(numbers) else []
         for folder in old:
             if all(folder != part.folder for part in parts):
                 shutil.rmtree(folder, ignore_errors=True)  # processes that mapped it keep it until they end
     elif len(missing):
-        parts.append(new_part(cache, missing, record, read))
+        parts.append(_new_part(cache, missing, record, read))
     return Matrix(version, parts, numbers, record)
+
+
+def _stored_parts(cache: Path | None, record: Record) -> list[Part]:
+    """The intact parts on disk that share no row; damaged ones are deleted."""
+    found: list[Part] = []
+    for folder in sorted(cache.glob("part-*")) if cache is not None and cache.is_dir() else []:
+        try:
+            found.append(_read_part(folder, record))
+        except _DAMAGE:
+            shutil.rmtree(folder, ignore_errors=True)
+    kept: list[Part] = []
+    for part in sorted(found, key=lambda each: -len(each.numbers)):  # two processes may have written overlapping parts
+        if not any(within(part.numbers, other.numbers).any() for other in kept):
+            kept.append(part)
+    return sorted(kept, key=lambda part: int(part.numbers[0]))
+
+
+def _new_part(cache: Path | None, numbers: np.ndarray, record: Record, read: ReadRows) -> Part:
+    """A new part; in memory without a cache, or if the disk is full or read-only."""
+    import pyarrow as pa
+
+    if cache is not None:
+        folder = cache / f"part-{int(numbers[0])}-{int(numbers[-1])}-{len(numbers)}"
+        try:
+            if not folder.exists():  # else another process was faster
+                with atomic_folder(folder) as unfinished:
+                    _write_part(unfinished, numbers, record, read)
+            return _read_part(folder, record)
+        except _DAMAGE:
+            pass
+    batches = list(_chosen(numbers, record, read))
+    stored = {by: np.concatenate([vectors[by] for _, vectors in batches]) for by in _KINDS}
+    rows = pa.concat_tables([rows for rows, _ in batches])
+    return Part(None, rows, stored, {by: _norms(vectors) for by, vectors in stored.items()})
+
+
+def _chosen(numbers: np.ndarray, record: Record, read: ReadRows) -> Iterator[tuple[Any, dict[By, np.ndarray]]]:
+    """Facts and vectors of the rows with these numbers alone."""
+    import pyarrow as pa
+
+    seen = 0
+    for table in read(int(numbers[0])):
+        keep = within(integers(table[ROW]), numbers)
+        some = table if keep.all() else table.filter(pa.array(keep))
+        image, text = vector_matrix(some["image_vector"]), caption_matrix(some["caption_vectors"])[0]
+        precise = (np.ascontiguousarray(each, dtype=record.precision) for each in (image, text))
+        yield some.select([ROW, *FACTS]), dict(zip(_KINDS, precise, strict=True))
+        seen += some.num_rows
+    if seen != len(numbers):
+        raise RuntimeError(f"{seen:,} of {len(numbers):,} rows were read")
+
+
+def _write_part(folder: Path, numbers: np.ndarray, record: Record, read: ReadRows) -> None:
+    """Written batch by batch, so that a full disk is an error; writing to a map would kill the process."""
+    import pyarrow as pa
+
+    norms: dict[By, list[np.ndarray]] = {by: [np.empty(0, dtype=np.float32)] for by in _KINDS}
+    with ExitStack() as stack:
+        files = {by: stack.enter_context((folder / f"{by}.bin").open("wb")) for by in _KINDS}
+        writer: Any = None
+        for rows, vectors in _chosen(numbers, record, read):
+            writer = writer or stack.enter_context(pa.ipc.new_file(str(folder / _ROWS), rows.schema))
+            writer.write_table(rows)
+            for by, each in vectors.items():
+                files[by].write(each.data)
+                norms[by].append(_norms(each))
+    for by, parts in norms.items():
+        np.save(folder / f"{by}.npy", np.concatenate(parts))
+    note_checksums(folder, sorted(folder.iterdir()))
+
+
+def _read_part(folder: Path, record: Record) -> Part:
+    """Map a part, after comparing it with its checksums.
+
+    Raises:
+        OSError, ValueError, KeyError: it is damaged, or of another index.
+    """
+    import pyarrow as pa
+
+    if not (folder / CHECKSUMS).exists() or damaged_files(folder):
+        raise ValueError(f"{folder}: damaged")
+    with pa.memory_map(str(folder / _ROWS)) as file:
+        rows = pa.ipc.open_file(file).read_all()
+    norms = {by: np.load(folder / f"{by}.npy") for by in _KINDS}
+    part = Part(folder, rows, {by: _mapped(folder / f"{by}.bin", record) for by in _KINDS}, norms)
+    sizes = {by: {len(part.stored[by]), len(norms[by])} for by in _KINDS}
+    if sizes != {"image": {len(rows)}, "text": {int(part.counts.sum())}}:
+        raise ValueError(f"{folder}: of another shape")
+    return part
+
+
+def _mapped(file: Path, record: Record) -> np.ndarray:
+    size = file.stat().st_size // (record.width * np.dtype(record.precision).itemsize)
+    if not size:
+        return np.empty((0, record.width), dtype=record.precision)
+    # copy on write: torch warns about arrays that cannot be written to
+    return np.memmap(file, dtype=record.precision, mode="c", shape=(size, record.width))
+
+
+def _norms(vectors: np.ndarray) -> Float32[np.ndarray, " vectors"]:
+    if vectors.dtype == np.float32:  # stored as they were normalised
+        return np.asarray(vectors.any(axis=1), dtype=np.float32)
+    return np.asarray(np.linalg.norm(vectors.astype(np.float64), axis=1), dtype=np.float32)

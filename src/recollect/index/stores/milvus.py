@@ -14,23 +14,24 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from recollect.core.errors import UserError
-from recollect.core.files import locked
+from recollect.core.files import locked, make_folder
 from recollect.core.paths import cache_folder
 from recollect.core.validation import refuse
 from recollect.index.arrow import caption_matrix, vector_matrix
 from recollect.index.filters import Filter
 from recollect.index.rows import By, Record, unit_vectors
 from recollect.index.stores.base import Nearest, Store, mean_of_captions
-from recollect.index.stores.milvus_filter import among, milvus_filter, milvus_text
 from recollect.index.stores.milvus_rows import (
+    among,
     arrow_table,
     caption_rows,
-    captions_schema,
     fields_of,
     key_of_caption,
+    milvus_filter,
+    milvus_text,
     picture_rows,
-    pictures_schema,
-)
+    schema_of,
+)  # fmt: skip
 
 _RECORD, _VERSION = "recollect.record", "recollect.version"
 _ROWS = 256  # a message has at most 64 MB
@@ -109,14 +110,14 @@ class MilvusStore(Store):
         client = _client(place, address)
         with _reported(_without_password(address)):
             # that with the pictures last: it makes the index exist
-            for name, made in ((place.collection + _CAPTIONS, captions_schema), (place.collection, pictures_schema)):
+            for name, captions in ((place.collection + _CAPTIONS, True), (place.collection, False)):
                 if client.has_collection(name):  # left behind by a writer that was killed
                     client.drop_collection(name)
                 index = client.prepare_index_params()
                 index.add_index("vector", index_type=place.index, metric_type="IP")
                 client.create_collection(
                     name,
-                    schema=made(client, record.width),
+                    schema=schema_of(client, record.width, captions),
                     consistency_level="Strong",  # rows are found as soon as they are added
                     properties={_RECORD: record.to_json(), _VERSION: "1"},
                 )
@@ -138,13 +139,12 @@ class MilvusStore(Store):
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Other writers on this machine wait."""
-        name = hashlib.blake2b(f"{self.place.uri}/{self.place.collection}".encode(), digest_size=8).hexdigest()
         if getattr(self, "_held", False):
             yield
             return
-        folder = cache_folder() / "milvus"
-        folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder / f"{name}.lock"):
+        name = hashlib.blake2b(f"{self.place.uri}/{self.place.collection}".encode(), digest_size=8).hexdigest()
+        make_folder(cache_folder() / "milvus")
+        with locked(cache_folder() / "milvus" / f"{name}.lock"):
             self._held = True
             try:
                 yield
@@ -157,10 +157,8 @@ class MilvusStore(Store):
             self._count_version()
             for start in range(0, rows.num_rows, _ROWS):
                 some = rows.slice(start, _ROWS)
-                pictures, captions = (
-                    picture_rows(some, self.record, self.address),
-                    caption_rows(some, self.record, self.address),
-                )
+                pictures = picture_rows(some, self.record, self.address)
+                captions = caption_rows(some, self.record, self.address)
                 for first in range(0, len(captions), _ROWS):
                     self.client.upsert(self._collections[1], captions[first : first + _ROWS])
                 self.client.upsert(self._collections[0], pictures)
@@ -204,9 +202,8 @@ class MilvusStore(Store):
         found: dict[str, np.ndarray] = {}
         with self._reported():
             for some in _chunks([key for each in keys for key in each]):
-                answer = self.client.query(
-                    self._collections[1], filter=among("key", some), output_fields=["key", "vector"]
-                )
+                wanted = {"filter": among("key", some), "output_fields": ["key", "vector"]}
+                answer = self.client.query(self._collections[1], **wanted)
                 found |= {row["key"]: np.array(row["vector"], dtype=np.float32) for row in answer}
         if missing := next((key for each in keys for key in each if key not in found), None):
             raise UserError(f"{self.address}: the vector of caption {missing!r} is missing. Build the index again.")
@@ -259,23 +256,21 @@ class MilvusStore(Store):
         def read(
             some: Int64[np.ndarray, " some"], kind: By, which: Int64[np.ndarray, " some"] | None
         ) -> Float32[np.ndarray, "some width"]:
-            return self._read([ids[row] for row in some.tolist()], kind, which)
+            distinct, places = np.unique(some, return_inverse=True)
+            names = [ids[row] for row in distinct.tolist()]
+            if kind == "image" or which is None:
+                return self.vectors(kind, names)[places]
+            flat, counts = caption_matrix(self.rows(names, ["captions", "caption_vectors"])["caption_vectors"])
+            first = np.cumsum(counts) - counts
+            return unit_vectors(flat.astype(np.float32), self.record.width, self.address)[first[places] + which]
 
         return Nearest(rows, entries, scores, pa.array(ids, pa.string()), read)
 
     def _valid_keys(self, ids: list[str]) -> set[str]:
+        """The keys of the captions that pictures have now."""
         table = self.rows(ids, ["captions"])
         pairs = zip(table["id"].to_pylist(), table["captions"].to_pylist(), strict=True)
         return {key_of_caption(id, *each) for id, captions in pairs for each in enumerate(captions)}
-
-    def _read(self, ids: list[str], by: By, which: np.ndarray | None) -> Float32[np.ndarray, "some width"]:
-        distinct = list(dict.fromkeys(ids))
-        places = np.array([{id: row for row, id in enumerate(distinct)}[id] for id in ids], dtype=np.int64)
-        if by == "image" or which is None:
-            return self.vectors(by, distinct)[places]
-        flat, counts = caption_matrix(self.rows(distinct, ["captions", "caption_vectors"])["caption_vectors"])
-        first = np.cumsum(counts) - counts
-        return unit_vectors(flat.astype(np.float32), self.record.width, self.address)[first[places] + which]
 
     def vectors(self, by: By, ids: Sequence[str] | None = None) -> Float32[np.ndarray, "rows width"]:
         """Vectors in the order of ``ids``, or of `scan`."""
@@ -295,13 +290,11 @@ class MilvusStore(Store):
 
     def verify(self) -> list[str]:
         """Vectors that are not of unit norm; files are the server's own matter."""
-        found = []
-        for rows in self._all(self._collections[0], ["id", "vector", "has_image"], 'id >= ""'):
-            norms = np.linalg.norm(np.array([row["vector"] for row in rows], dtype=np.float64), axis=1)
-            for row, norm in zip(rows, norms.tolist(), strict=True):
-                if row["has_image"] and not abs(norm - 1) < 1e-2:
-                    found.append(f"{self.address}: the vectors of picture {row['id']} are damaged")
-        return found
+        pages = self._all(self._collections[0], ["id", "vector"], "has_image == true")
+        norms = ((row["id"], np.linalg.norm(row["vector"])) for rows in pages for row in rows)
+        return [
+            f"{self.address}: the vectors of picture {id} are damaged" for id, norm in norms if not abs(norm - 1) < 1e-2
+        ]
 
     @property
     def _collections(self) -> tuple[str, str]:

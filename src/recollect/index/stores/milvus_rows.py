@@ -1,4 +1,4 @@
-"""Rows of an index as Milvus stores them, and back."""
+"""Rows and filters of an index as Milvus stores and reads them."""
 
 import base64
 import hashlib
@@ -10,41 +10,30 @@ import numpy as np
 from jaxtyping import Float32
 
 from recollect.core.errors import UserError
+from recollect.core.validation import refuse
 from recollect.index.arrow import caption_matrix, vector_matrix
-from recollect.index.filters import NAMES, PHYSICAL, SEVERAL, asked_value
+from recollect.index.filters import NAMES, PHYSICAL, SEVERAL, Condition, Filter, Junction, asked_value
 from recollect.index.rows import Record, schema, unit_vectors
 
 _LONGEST = 65_535  # bytes of a text field; there are no binary fields, so pictures are stored as base64
 _JSON = ("files", "captions", "labels", "metadata", "own")  # columns that are stored as JSON texts
 
 
-def pictures_schema(client: Any, width: int) -> Any:
-    """Of the collection with the pictures."""
+def schema_of(client: Any, width: int, captions: bool) -> Any:
+    """Of the collection with the pictures, or of that with the captions."""
     from pymilvus import DataType
 
     made = client.create_schema(auto_id=False, enable_dynamic_field=False)
-    made.add_field("id", DataType.VARCHAR, is_primary=True, max_length=512)
+    made.add_field("key" if captions else "id", DataType.VARCHAR, is_primary=True, max_length=600 if captions else 512)
     made.add_field("vector", DataType.FLOAT_VECTOR, dim=width)
-    for name in (*_JSON, "taken", "camera", "folder", "phash", "image"):
+    if captions:
+        made.add_field("id", DataType.VARCHAR, max_length=512)
+    for name in () if captions else (*_JSON, "taken", "camera", "folder", "phash", "image"):
         made.add_field(name, DataType.VARCHAR, max_length=_LONGEST)
-    for name in ("width", "height", "count"):
+    for name in ("entry",) if captions else ("width", "height", "count"):
         made.add_field(name, DataType.INT64)
-    for name in ("has_image", "removed"):
+    for name in ("removed",) if captions else ("has_image", "removed"):
         made.add_field(name, DataType.BOOL)
-    made.add_field("facts", DataType.JSON)
-    return made
-
-
-def captions_schema(client: Any, width: int) -> Any:
-    """Of the collection with the captions."""
-    from pymilvus import DataType
-
-    made = client.create_schema(auto_id=False, enable_dynamic_field=False)
-    made.add_field("key", DataType.VARCHAR, is_primary=True, max_length=600)
-    made.add_field("id", DataType.VARCHAR, max_length=512)
-    made.add_field("vector", DataType.FLOAT_VECTOR, dim=width)
-    made.add_field("entry", DataType.INT64)
-    made.add_field("removed", DataType.BOOL)
     made.add_field("facts", DataType.JSON)
     return made
 
@@ -87,17 +76,14 @@ def picture_rows(rows: Any, record: Record, address: str) -> list[dict[str, Any]
     for row, vector in zip(rows.select(names).to_pylist(), vectors, strict=True):
         facts = _facts(row)
         made = {**row, "vector": vector, "has_image": bool(vector.any()), "count": len(row["captions"])}
-        made |= {name: json.dumps(row[name], ensure_ascii=False) if not isinstance(row[name], str) else row[name]
-                 for name in _JSON}  # fmt: skip
+        made |= {name: json.dumps(row[name], ensure_ascii=False) for name in _JSON if not isinstance(row[name], str)}
         made |= {"image": base64.b64encode(row["image"] or b"").decode(), "facts": facts}
         for name, value in made.items():
             text = json.dumps(value) if name == "facts" else value
-            if isinstance(text, str) and len(text.encode()) > _LONGEST:
-                hint = " Use --pictures path or --pictures none." if name == "image" else ""
-                raise UserError(
-                    f"{address}, picture '{row['id']}': its {name} has more than {_LONGEST:,} bytes, the most "
-                    f"that Milvus stores.{hint}"
-                )
+            what = f"{address}, picture '{row['id']}': its {name} has more than {_LONGEST:,} bytes"
+            hint = " Use --pictures path or --pictures none." if name == "image" else ""
+            too_long = isinstance(text, str) and len(text.encode()) > _LONGEST
+            refuse((too_long, f"{what}, the most that Milvus stores.{hint}"))
         found.append(made)
     return found
 
@@ -150,3 +136,58 @@ def arrow_table(
         else:
             arrays.append(pa.array([row[name] for row in rows], kind))
     return pa.table(arrays, schema=pa.schema([(name, kept.field(name).type) for name in names]))
+
+
+def milvus_filter(where: Filter) -> str:
+    """An expression of Milvus for a filter.
+
+    Raises:
+        UserError: Milvus cannot compare several values in this way.
+    """
+    if isinstance(where, Junction):
+        return "(" + f" {where.word} ".join(map(milvus_filter, where.parts)) + ")"
+    if isinstance(where, Condition):
+        return _condition(where)
+    return among("id", sorted(where.ids), where.inside)
+
+
+def among(name: str, values: Sequence[str], inside: bool = True) -> str:
+    """A condition that a text is one of some; pymilvus's own would read a backslash as an escape."""
+    return f"{name} {'in' if inside else 'not in'} [{', '.join(map(milvus_text, values))}]"
+
+
+def milvus_text(text: str) -> str:
+    """A text as Milvus reads it: its escapes are those of C, without JSON's ``\\u``."""
+    escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    return '"' + "".join(escapes.get(char, char) for char in text) + '"'
+
+
+def _condition(where: Condition) -> str:
+    name = "id" if where.name == "id" else f"facts[{json.dumps(where.name, ensure_ascii=False)}]"
+    value = milvus_text(where.value) if isinstance(where.value, str) else json.dumps(where.value)
+    if where.name in SEVERAL:
+        return _several(where, name, value)
+    if where.operator == "!=":  # Milvus also lets != hold between values of two types
+        if isinstance(where.value, bool):
+            return f"{name} == {json.dumps(not where.value)}"
+        return f"({name} < {value} or {name} > {value})"
+    if where.operator == "not like":
+        # `not` would also hold for missing values; every string that exists is >= "".
+        return f'({name} >= "" and not ({name} like {value}))'
+    return f"{name} {'==' if where.operator == '=' else where.operator} {value}"
+
+
+def _several(where: Condition, name: str, value: str) -> str:
+    """Lists are also stored as one text with a line per value, which ``like '%words%'`` reads."""
+    lines = f'facts["{where.name} lines"]'
+    inner = str(where.value).strip("%")
+    if where.operator in ("=", "!="):
+        held = f"json_contains({name}, {value})"
+    elif where.operator in ("like", "not like") and str(where.value) == f"%{inner}%" and not {*"%\n"} & {*inner}:
+        held = f"{lines} like {value}"
+    else:
+        raise UserError(
+            f"{where.name} {where.operator} {where.value!r}: Milvus compares the {where.name}s of a picture only by "
+            "=, !=, in and like '%words%'"
+        )
+    return f'({lines} >= "" and not ({held}))' if where.operator in ("!=", "not like") else held

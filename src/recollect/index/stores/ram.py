@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from recollect.index.rows import Record, schema
-from recollect.index.stores.local import ROW, LocalStore
+from recollect.index.stores.local import LocalStore
+from recollect.index.stores.matrix import ROW
 
 
 class RamStore(LocalStore):
