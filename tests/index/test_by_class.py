@@ -113,22 +113,19 @@ def test_pictures_that_cannot_be_read_are_left_out_and_counted(tmp_path):
     hits = [ClassHit(f"row {number}", "cat", 0.5) for number in range(4)]
     assert write_retrieved(index, hits, tmp_path / "found.parquet") == 2
     assert pq.read_table(tmp_path / "found.parquet").num_rows == 2
-    with pytest.raises(UserError, match="can be read"):
+    with pytest.raises(UserError):
         write_retrieved(index, hits[:2], tmp_path / "none.parquet")
     assert not (tmp_path / "none.parquet").exists()
 
 
-@pytest.mark.parametrize(
-    ("names", "per_class", "message"),
-    [((), 5, "at least one"), (("cat", "cat"), 5, "each once"), (("cat",), 0, "at least 1")],
-)
-def test_bad_questions_are_refused(index, encoder, names, per_class, message):
-    with pytest.raises(UserError, match=message):
-        retrieve_by_class(index, encoder, names, TEMPLATES, per_class)
-
-
-def test_an_index_without_captions_is_refused(encoder):
-    index = Index.create(width=WIDTH, model="model-a")
-    index.insert(make_rows(4, captions=0))
-    with pytest.raises(UserError, match="caption"):
-        retrieve_by_class(index, encoder, NAMES, TEMPLATES)
+def test_bad_questions_are_refused(index, encoder):
+    empty = Index.create(width=WIDTH, model="model-a")
+    empty.insert(make_rows(4, captions=0))
+    for place, names, per_class in (
+        (index, (), 5),
+        (index, ("cat", "cat"), 5),
+        (index, ("cat",), 0),
+        (empty, NAMES, 5),
+    ):
+        with pytest.raises(UserError):
+            retrieve_by_class(place, encoder, names, TEMPLATES, per_class)

@@ -102,6 +102,11 @@ def test_all_of_it_runs_on_a_card_too(monkeypatch):
     assert np.array_equal(found[0].pairs, found[1].pairs)
 
 
+@pytest.fixture
+def index():
+    return Index.create(width=8, model="model-a")
+
+
 def scene(number, size=96):
     """A picture with shapes, as photographs have them: encoders do not preserve noise."""
     draw = np.random.default_rng(number)

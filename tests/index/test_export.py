@@ -7,9 +7,15 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from index_rows import make_rows
+from index_rows import WIDTH, make_rows
 from recollect.core.errors import UserError
+from recollect.index import Index
 from recollect.index.export import export_index
+
+
+@pytest.fixture
+def index():
+    return Index.create(width=WIDTH, model="model-a")
 
 
 def test_parquet_has_vectors_a_map_and_true_neighbors(index, tmp_path):

@@ -68,16 +68,6 @@ def test_a_file_with_other_pixels_leaves_its_old_row(photos, tmp_path, encoder):
     assert index.find(["home/4.png"])[0] != old
 
 
-def test_two_files_that_exchange_their_names_exchange_their_keys(photos, tmp_path, encoder):
-    index = build(photos, tmp_path, encoder)
-    one, other = index.find(["home/2.png", "home/4.png"])
-    os.rename(photos / "home" / "2.png", photos / "x.png")
-    os.rename(photos / "home" / "4.png", photos / "home" / "2.png")
-    os.rename(photos / "x.png", photos / "home" / "4.png")
-    index.add(photos)
-    assert index.find(["home/4.png", "home/2.png"]) == [one, other]
-
-
 def test_files_that_are_gone_leave_and_an_unreadable_one_stays(photos, tmp_path, encoder):
     index = build(photos, tmp_path, encoder, broken_share=1.0)
     (photos / "home" / "2.png").unlink()

@@ -147,7 +147,7 @@ def same(one, other):
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize("make", [photo, product, screenshot])
 def test_an_edit_of_a_picture_is_the_same_picture(make, edit):
-    assert all(same(make(seed), EDITS[edit](make(seed))) for seed in range(3))
+    assert all(same(make(seed), EDITS[edit](make(seed))) for seed in range(2))
 
 
 @pytest.mark.parametrize("make", [photo, product, screenshot, night])
@@ -161,7 +161,7 @@ def test_one_other_line_of_text_makes_a_different_screenshot():
 
 
 def test_one_other_line_makes_a_different_page_of_a_full_screen():
-    for seed in range(3):
+    for seed in range(1):
         assert not same(document(seed), document(seed, reversed_line=7 + 12 * seed))
         assert not same(document(seed), encoded(document(seed, reversed_line=7 + 12 * seed), "JPEG", quality=80))
         assert same(document(seed), encoded(document(seed), "JPEG", quality=50))
@@ -243,7 +243,7 @@ def test_the_picture_that_stays_is_annotated_in_color_and_large():
 @pytest.mark.skipif(not FASHION.exists(), reason="the shop pictures are not here")
 def test_different_shop_pictures_are_not_duplicates():
     """The nearest pairs among many products on white; a handful are sold twice with one photograph."""
-    column = pq.read_table(FASHION, columns=["image"])["image"][2400:3000]
+    column = pq.read_table(FASHION, columns=["image"])["image"][2500:2700]
     pictures = [PreparedPicture(Image.open(io.BytesIO(each.as_py())).convert("RGB")) for each in column]
     found = sketches_of(pictures)
     pairs = list[tuple[int, int]]()

@@ -67,7 +67,7 @@ def test_building_adding_and_watching_agree_about_copies(followed, photos, tmp_p
     assert set(index.ids) == set(built.ids), "the copy keeps the row"
 
 
-def test_the_state_of_a_folder_is_small_and_changes_with_names_sizes_and_times(photos):
+def test_the_state_of_a_folder_changes_with_names_sizes_and_times(photos):
     before = folder_state(photos)
     assert folder_state(photos) == before
     (photos / "home" / "2.png").rename(photos / "home" / "two.png")
@@ -77,7 +77,6 @@ def test_the_state_of_a_folder_is_small_and_changes_with_names_sizes_and_times(p
     (photos / "home" / "two.png").unlink()
     states = {before, renamed, touched, folder_state(photos)}
     assert len(states) == 4
-    assert all(state.digest < 2**128 for state in states), "no path is kept"
 
 
 def test_a_half_copied_picture_is_read_when_it_is_whole(followed, photos):
@@ -91,18 +90,6 @@ def test_a_half_copied_picture_is_read_when_it_is_whole(followed, photos):
     (photos / "late.png").write_bytes(whole.getvalue())
     follower.poll(), follower.poll()
     assert len(index) == 12
-
-
-def test_removed_pictures_stay_away_while_their_folder_is_followed(followed, photos):
-    index, follower = followed
-    follower.poll(settled=True)
-    gone = index.find(["home/2.png"])
-    index.remove(gone)
-    (photos / "home" / "2.png").rename(photos / "renamed.png")
-    assert follower.poll(settled=True).kept_out == 1
-    assert not set(gone) & set(index.ids)
-    index.restore()
-    assert index.find(["renamed.png"]) == gone
 
 
 def test_an_emptied_or_missing_folder_removes_nothing(followed, photos):
@@ -123,7 +110,7 @@ def test_unreadable_folders_and_files_remove_nothing(followed, photos, monkeypat
     """Root may read everything, so the system calls refuse here."""
     index, follower = followed
     os.symlink(".", photos / "again")  # a loop for those who follow links
-    assert folder_state(photos).pictures == 12
+    assert folder_state(photos)[0] == 12
     follower.poll(settled=True)
     (photos / "home" / "2.png").unlink()
 

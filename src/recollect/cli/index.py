@@ -340,8 +340,6 @@ class FindDuplicates:
     """Its folder, or milvus://host:port/collection."""
     threshold: float = 0.94
     """Cosine from which two pictures are similar."""
-    approximate: bool = False
-    """Look for similar pictures among close neighbors only: faster for millions, and a few are missed."""
     remove: bool = False
     """Show what would be removed: all but the first picture of each near-identical group."""
     yes: bool = False
@@ -356,7 +354,7 @@ class FindDuplicates:
             warn_unused(self, "yes", why="it confirms --remove.")
         check_writable(self.out, "--out")
         index = _opened(self.index)
-        found = index.duplicates(self.threshold, everything=not self.approximate)
+        found = index.duplicates(self.threshold)
         paths = _print_duplicates(index, found)
         if self.out is not None:
             groups: dict[str, Any] = {"identical": [[{"path": path} for path in group] for group in found.identical]}
@@ -418,7 +416,7 @@ class Accelerate:
     def run(self) -> None:
         """Build, measure, print."""
         from recollect.core.progress import output
-        from recollect.index.acceleration import drop_accelerators
+        from recollect.index.stores.ivf import drop_accelerators
 
         check_writable(self.out, "--out")
         index = _opened(self.index)

@@ -3,8 +3,7 @@
 from recollect.index.contents import IndexInfo
 from recollect.index.cutoff import CutOff
 from recollect.index.duplicates import Duplicates
-from recollect.index.filter_parser import parse_filter
-from recollect.index.filters import Filter
+from recollect.index.filters import Filter, parse_filter
 from recollect.index.hits import Hit, Hits
 from recollect.index.index import Index
 from recollect.index.ingest import IngestReport

@@ -62,7 +62,7 @@ def _rows_damaged(database: sqlite3.Connection, path: Path, table: str) -> list[
 
 
 def _selected(path: Path | None, query: str, *values: str) -> list[tuple[Any, ...]]:
-    """Rows of the labels; none where there is no file, or no labels in it."""
+    """Rows of the labels; none without a file, or without labels in it."""
     if path is None or not path.exists():
         return []
     with _read_only(path) as database:

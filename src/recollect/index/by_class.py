@@ -13,7 +13,7 @@ from recollect.core.validation import check_number, refuse
 from recollect.data.prompts import fill
 from recollect.data.sources.images import BrokenImageError
 from recollect.index.index import Index
-from recollect.index.picture import Picture, as_png
+from recollect.index.picture import as_png
 from recollect.index.rows import By
 
 _QUERIES = 256
@@ -52,11 +52,9 @@ def retrieve_by_class(
     that several classes find is kept once, for the class it is nearest to, so a class may have fewer.
 
     Args:
-        index: only its pictures with a caption are searched.
-        encoder: its model.
+        index: only its pictures with a caption are searched; ``encoder`` is its model.
         names: of the classes, each once.
         templates: with ``{}`` for the name.
-        per_class: maximum number of pictures per class.
         by: compare prompts with the pictures or with their captions.
         exclude_ids: pictures that must not be found, such as near-duplicates of tested ones.
 
@@ -121,22 +119,16 @@ def write_retrieved(index: Index, hits: Sequence[ClassHit], out: Path) -> int:
 
 def check_ending(out: Path) -> None:
     """Raise UserError unless the file is called .parquet."""
-    wrong = f"{out}: retrieved pictures are written as .parquet. Name a file that ends in .parquet."
-    refuse((out.suffix != ".parquet", wrong))
+    refuse((out.suffix != ".parquet", f"{out}: retrieved pictures are written to a file that ends in .parquet"))
 
 
 def _rows(index: Index, hits: Sequence[ClassHit]) -> Iterator[dict[str, object]]:
     for hit, picture in zip(hits, index.pictures([hit.id for hit in hits]), strict=True):
         try:
-            image = _encoded(picture)
+            decoded = picture.open()
         except BrokenImageError:
             continue
+        image = picture.encoded() or as_png(decoded)  # the bytes as they are, now that they can be read
         caption = picture.captions[hit.caption] if picture.captions else ""
         known = {"caption": caption, "class_name": hit.name, "id": hit.id, "source": picture.source}
         yield {"image": image, **known, "distance": np.float32(hit.distance)}
-
-
-def _encoded(picture: Picture) -> bytes:
-    """The picture's bytes as they are, once it is known that they can be read; PNG if there are none."""
-    decoded = picture.open()
-    return picture.encoded() or as_png(decoded)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from recollect.core.errors import UserError
+from recollect.core.validation import refuse
 from recollect.index.filters import NAMES, Filter
 from recollect.index.picture import File
 from recollect.index.rows import COLUMNS, Rows, merged_facts, plain
@@ -52,7 +52,7 @@ class ChangeableIndex(SearchableIndex):
             raise ValueError("give ids or a filter, not both")
         wanted = self.ids_where(where) if where is not None else list(dict.fromkeys(ids or ()))
         self._check_known(wanted)
-        return self._change(wanted, lambda rows: replace(rows, removed=[True] * len(rows)))
+        return self._mark(wanted, removed=True)
 
     def restore(self, ids: Collection[str] | None = None) -> int:
         """Bring back pictures that were removed: some, or all of them.
@@ -62,9 +62,9 @@ class ChangeableIndex(SearchableIndex):
         """
         removed = [id for table in self.store.scan(["id"], removed=True) for id in table["id"].to_pylist()]
         wanted = removed if ids is None else list(dict.fromkeys(ids))
-        if missing := set(wanted) - set(removed):
-            raise UserError(f"{self.address}: picture {next(id for id in wanted if id in missing)!r} was not removed")
-        return self._change(wanted, lambda rows: replace(rows, removed=[False] * len(rows)))
+        missing = [id for id in wanted if id not in {*removed}] if ids is not None else []
+        refuse((missing, f"{self.address}: picture {next(iter(missing), '')!r} was not removed"))
+        return self._mark(wanted, removed=False)
 
     def forget(self, source: str) -> int:
         """Drop a source: its files, and the pictures that have no other file. They come back if it is added again.
@@ -76,15 +76,10 @@ class ChangeableIndex(SearchableIndex):
             UserError: the source does not exist.
         """
         with self.store.writing():
-            mine = [
-                id
-                for table in self.store.scan(["id", "files"], removed=None)
-                for id, files in zip(table["id"].to_pylist(), table["files"].to_pylist(), strict=True)
-                if any(file["source"] == source for file in files)
-            ]
-            if not mine:
-                known = ", ".join(sorted(self.info().sources)) or "none"
-                raise UserError(f"{self.address}: no source called {source!r}; there are: {known}")
+            rows = [row for table in self.store.scan(["id", "files"], removed=None) for row in table.to_pylist()]
+            mine = [row["id"] for row in rows if any(file["source"] == source for file in row["files"])]
+            known = ", ".join(sorted({file["source"] for row in rows for file in row["files"]})) or "none"
+            refuse((not mine, f"{self.address}: no source called {source!r}; there are: {known}"))
             return self.drop_files(mine, lambda file: file.source == source)
 
     def drop_files(self, ids: Sequence[str], dropped: Callable[[File], bool]) -> int:
@@ -136,15 +131,11 @@ class ChangeableIndex(SearchableIndex):
         given = {id: [each] if isinstance(each, str) else list(each) for id, each in captions.items()}
         texts = {id: [text.strip() for text in each if text.strip()] for id, each in given.items()}
 
-        def changed(rows: Rows) -> Rows:
-            own = [
-                {key: value for key, value in each.items() if key not in ("captions", "by")}
-                | ({"captions": texts[id], "by": by} if texts[id] else {})
-                for id, each in zip(rows.ids, rows.own, strict=True)
-            ]
-            return replace(rows, own=own)
+        def changed(id: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
+            kept = {key: value for key, value in own.items() if key not in ("captions", "by")}
+            return kept | ({"captions": texts[id], "by": by} if texts[id] else {})
 
-        return self._change(list(texts), changed, merge=True)
+        return self._change_own(list(texts), changed)
 
     def set_values(self, name: str, values: Mapping[str, Any]) -> int:
         """Give pictures a value in a column of the user's own, which filters then know; None takes it away.
@@ -155,27 +146,34 @@ class ChangeableIndex(SearchableIndex):
         Raises:
             UserError: an id does not exist, or the name is one of the built-in ones; then nothing is changed.
         """
-        if name in NAMES or not _ALLOWED_COLUMN.fullmatch(name):
-            raise UserError(f"column {name!r}: choose another name; these are taken: {', '.join(NAMES)}")
+        taken = name in NAMES or not _ALLOWED_COLUMN.fullmatch(name)
+        refuse((taken, f"column {name!r}: choose another name; these are taken: {', '.join(NAMES)}"))
 
-        def changed(rows: Rows) -> Rows:
-            own = []
-            for id, each in zip(rows.ids, rows.own, strict=True):
-                own.append({**each, "values": {**each.get("values", {}), name: plain(values[id])}})
-            return replace(rows, own=own)
+        def changed(id: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
+            return {**own, "values": {**own.get("values", {}), name: plain(values[id])}}
 
-        return self._change(list(values), changed, merge=True)
+        return self._change_own(list(values), changed)
 
-    def _change(self, ids: list[str], change: Callable[[Rows], Rows], merge: bool = False) -> int:
-        """Rewrite rows that exist; returns how many differ."""
+    def _mark(self, ids: list[str], removed: bool) -> int:
+        """Note whether the user removed some pictures; returns how many differ."""
+
+        def rewrite(rows: Rows) -> int:
+            places = [place for place, before in enumerate(rows.removed) if before != removed]
+            if places:
+                self._upsert(replace(rows.take(places), removed=[removed] * len(places)))
+            return len(places)
+
+        return self._in_commits(ids, rewrite)
+
+    def _change_own(self, ids: list[str], change: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]) -> int:
+        """Change what the user set of some pictures; returns how many differ."""
         self._check_known(ids)
 
         def rewrite(rows: Rows) -> int:
-            made = change(rows)
-            pairs = zip(rows.own, made.own, rows.removed, made.removed, strict=True)
-            places = [place for place, (own, new, out, now) in enumerate(pairs) if (own, out) != (new, now)]
+            own = [change(*each) for each in zip(rows.ids, rows.own, strict=True)]
+            places = [place for place, each in enumerate(own) if each != rows.own[place]]
             if places:
-                (self.upsert_merged if merge else self._upsert)(made.take(places))
+                self.upsert_merged(replace(rows, own=own).take(places))
             return len(places)
 
         return self._in_commits(ids, rewrite)
@@ -197,28 +195,15 @@ class ChangeableIndex(SearchableIndex):
         Vectors of captions that a row had are kept, others are embedded.
         """
         facts = [merged_facts(files, own) for files, own in zip(rows.files, rows.own, strict=True)]
-        known: list[dict[str, np.ndarray]] = [
-            dict(zip(captions, vectors, strict=True))
-            for captions, vectors in zip(rows.captions, rows.caption_vectors, strict=True)
-        ]
-        missing = dict.fromkeys(
-            text for each, vectors in zip(facts, known, strict=True) for text in each["captions"] if text not in vectors
-        )
+        known = [dict(zip(*each, strict=True)) for each in zip(rows.captions, rows.caption_vectors, strict=True)]
+        wanted = [(text, old) for each, old in zip(facts, known, strict=True) for text in each["captions"]]
         made: dict[str, np.ndarray] = {}
-        if missing:
-            embedded = self.encoder.embed_texts(list(missing), self.record.prefix).numpy()
+        if missing := list(dict.fromkeys(text for text, old in wanted if text not in old)):
+            embedded = self.encoder.embed_texts(missing, self.record.prefix).numpy()
             made = dict(zip(missing, embedded, strict=True))
         vectors = [
-            np.array([old[text] if text in old else made[text] for text in each["captions"]], dtype=np.float32).reshape(
-                -1, self.width
-            )
+            np.array([old[text] if text in old else made[text] for text in each["captions"]], dtype=np.float32)
             for each, old in zip(facts, known, strict=True)
         ]
-        rows = replace(
-            rows,
-            captions=[each["captions"] for each in facts],
-            caption_vectors=vectors,
-            labels=[each["labels"] for each in facts],
-            metadata=[each["metadata"] for each in facts],
-        )
-        self._upsert(rows)
+        merged: dict[str, Any] = {name: [each[name] for each in facts] for name in ("captions", "labels", "metadata")}
+        self._upsert(replace(rows, caption_vectors=[each.reshape(-1, self.width) for each in vectors], **merged))

@@ -2,20 +2,31 @@
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float32
 
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, user_errors
 from recollect.core.paths import beside
 from recollect.core.types import Encoder, ImageLike, caption_prefix
+from recollect.core.validation import refuse
 from recollect.index import annotations
-from recollect.index.filter_parser import parse_filter
-from recollect.index.filters import NAMES, NUMBERS, PHYSICAL, Filter, asked_value, unknown_names, with_labels
+from recollect.index.filters import (
+    NAMES,
+    NUMBERS,
+    PHYSICAL,
+    Filter,
+    asked_value,
+    parse_filter,
+    unknown_names,
+    with_labels,
+)
 from recollect.index.picture import Picture, picture_of
 from recollect.index.query import Query, QueryEncoder
 from recollect.index.rows import FACTS, By, Record
@@ -70,12 +81,12 @@ class IndexContents:
         self, store: Store, encoder: Encoder | None = None, read: Callable[[str], ImageLike] | None = None
     ) -> None:
         if isinstance(store, str | Path):
-            place = str(store)
-            raise TypeError(f"Index({place!r}): Index.open(INDEX) opens an index, Index.build(PICTURES) makes one.")
+            raise TypeError(
+                f"Index({str(store)!r}): Index.open(INDEX) opens an index, Index.build(PICTURES) makes one."
+            )
         self.store = store
         self._encoder, self._read = encoder, read
         self._labels: Path | None = None
-        self._starter: tuple[StarterWords | None] | None = None
         if encoder is not None:
             self.check_encoder(encoder, "the model")
 
@@ -169,7 +180,7 @@ class IndexContents:
 
     def warm(self) -> None:
         """Make now what the first look-up would make: the matrix of the vectors."""
-        self.store.warm()
+        self.store.count()
 
     def accelerators(self) -> tuple[Accelerator, ...]:
         """What was measured of approximate indexes (see `Index.accelerate`)."""
@@ -183,7 +194,7 @@ class IndexContents:
         """
         wanted = [str(id) for id in ids]
         rows = {row["id"]: row for row in self.store.rows(list(dict.fromkeys(wanted)), FACTS).to_pylist()}
-        check_known(self.address, wanted, rows)
+        self._check_known(wanted, rows)
         made = {id: picture_of(row, self.address, self._stored_bytes, self._read) for id, row in rows.items()}
         return [made[id] for id in wanted]
 
@@ -213,16 +224,16 @@ class IndexContents:
 
     def values(self, name: str, ids: Sequence[str] | None = None) -> list[Any]:
         """A column that filters know: a value per picture, a list where there may be several, None where missing."""
-        labels = annotations.labels_named(self.annotations, name)
-        if labels is not None:
-            return [labels.get(id) for id in (self.ids if ids is None else ids)]
-        by_id: dict[str, Any] = {}
-        column = PHYSICAL.get(name, name) if name in NAMES else "metadata"
-        tables = self.store.scan(["id", column]) if ids is None else [self.store.rows(list(ids), [column])]
-        for table in tables:
-            for id, value in zip(table["id"].to_pylist(), table[column].to_pylist(), strict=True):
-                by_id[id] = asked_value(column, value).get(name) if column == "metadata" else asked_value(name, value)
-        return [by_id.get(id) for id in (self.ids if ids is None else ids)]
+        known: Mapping[str, Any] | None = annotations.labels_named(self.annotations, name)
+        if known is None:
+            column = PHYSICAL.get(name, name) if name in NAMES else "metadata"
+            tables = self.store.scan(["id", column]) if ids is None else [self.store.rows(list(ids), [column])]
+            pairs = [
+                pair for each in tables for pair in zip(each["id"].to_pylist(), each[column].to_pylist(), strict=True)
+            ]
+            values = ((id, asked_value(name if name in NAMES else column, value)) for id, value in pairs)
+            known = {id: value.get(name) if column == "metadata" else value for id, value in values}
+        return [known.get(id) for id in (self.ids if ids is None else ids)]
 
     def ids_where(self, where: str | Filter) -> list[str]:
         """The ids of all pictures that satisfy a filter, in the order of the rows.
@@ -257,23 +268,18 @@ class IndexContents:
             UserError: a name fits no picture, or several.
         """
         known = set(self.store.rows(list(names), ["id"])["id"].to_pylist()) if names else set()
-        if known >= set(names):
-            return list(names)
         named: dict[str, set[str]] = {}
-        for table in self.store.scan(["id", "files"]):
+        for table in self.store.scan(["id", "files"]) if known < set(names) else ():
             for id, files in zip(table["id"].to_pylist(), table["files"].to_pylist(), strict=True):
-                for name in {each for file in files for each in (file["path"], file["key"]) if each}:
+                here = {each for file in files for each in (file["path"], file["key"]) if each}
+                for name in here | {name for name in names if len(name) >= 8 and id.startswith(name)}:
                     named.setdefault(name, set()).add(id)
-                for name in names:
-                    if len(name) >= 8 and id.startswith(name):
-                        named.setdefault(name, set()).add(id)
-        found = []
+        found = list[str]()
         for name in names:
             here = {name} if name in known else named.get(name) or named.get(str(Path(name).resolve()), set())
-            if len(here) != 1:
-                what = "no picture" if not here else f"{len(here)} pictures"
-                raise UserError(f"{self.address}: {what} called {name!r}. Use an id or the path of a file.")
-            found.append(next(iter(here)))
+            what = f"{len(here)} pictures" if here else "no picture"
+            refuse((len(here) != 1, f"{self.address}: {what} called {name!r}. Use an id or the path of a file."))
+            found += here
         return found
 
     def _filter(self, where: str | Filter | None) -> Filter | None:
@@ -286,9 +292,13 @@ class IndexContents:
         why = unknown_names(parse_filter(where), self.columns())
         return UserError(f"{self.address}: no picture satisfies {where}{why}")
 
-    def _check_known(self, ids: Sequence[str]) -> None:
-        if ids:
-            check_known(self.address, ids, set(self.store.rows(list(ids), ["id"])["id"].to_pylist()))
+    def _check_known(self, ids: Sequence[str], known: Collection[str] | None = None) -> None:
+        """Reject ids that no picture has."""
+        if ids and known is None:
+            known = set(self.store.rows(list(ids), ["id"])["id"].to_pylist())
+        if missing := [id for id in ids if id not in (known or ())]:
+            count = f"{len(missing):,} of {len(ids):,} are missing"
+            raise UserError(f"{self.address}: no picture with id {missing[0]!r} ({count})")
 
     @property
     def encoder(self) -> Encoder:
@@ -319,17 +329,10 @@ class IndexContents:
             UserError: it cannot be opened, or is another model.
         """
         name = named or beside(self.record.model_name, self.address)
-        if not name:
-            raise UserError(f"{self.address}: does not say which model embedded it. Name it with {option}.")
-        try:
+        refuse((not name, f"{self.address}: does not say which model embedded it. Name it with {option}."))
+        gone = f"{self.address}: its model {name} cannot be opened; say where it is with {option}"
+        with nullcontext() if named else user_errors(gone, UserError):
             encoder = encoder_and_name(name, device)[0]
-        except UserError as error:
-            if named is not None:
-                raise
-            raise UserError(
-                f"{self.address}: its model {self.record.model_name} cannot be opened; say where it is with {option}. "
-                f"({error})"
-            ) from error
         self.check_encoder(encoder, name)
         self._encoder = encoder
         return encoder, name
@@ -341,13 +344,11 @@ class IndexContents:
             UserError: naming both.
         """
         self.check_model(encoder.fingerprint, what)
-        if caption_prefix(encoder) != self.record.prefix:
-            before, now = ("no prefix" if each is None else f"a {each} prefix"
-                           for each in (self.record.prefix, caption_prefix(encoder)))  # fmt: skip
-            raise UserError(
-                f"{self.address}: its texts were read with {before}, but {what} reads them with {now}, so they cannot "
-                "be compared. Build the index again."
-            )
+        before, now = (
+            f"prefix {each}" if each else "no prefix" for each in (self.record.prefix, caption_prefix(encoder))
+        )
+        differ = f"{self.address}: its texts were read with {before}, but {what} reads them with {now}"
+        refuse((before != now, f"{differ}, so they cannot be compared. Build the index again."))
 
     def check_model(self, fingerprint: str, what: str) -> None:
         """Reject a model other than the one that made the vectors.
@@ -355,11 +356,9 @@ class IndexContents:
         Raises:
             UserError: naming both.
         """
-        if fingerprint != self.record.model:
-            raise UserError(
-                f"{self.address}: embedded by {self.record.model_name or 'a model'} ({self.record.model[:12]}), but "
-                f"{what} is another model ({fingerprint[:12]}). Use that model, or build another index with this one."
-            )
+        before, now = f"{self.record.model_name or 'a model'} ({self.record.model[:12]})", fingerprint[:12]
+        other = f"{self.address}: embedded by {before}, but {what} is another model ({now})"
+        refuse((fingerprint != self.record.model, f"{other}. Use that model, or build another index with this one."))
 
     def _embeds(self, queries: Sequence[Query]) -> QueryEncoder | None:
         """What embeds these queries; None where all their terms are vectors."""
@@ -375,24 +374,13 @@ class IndexContents:
 
         if self._encoder is not None or self.record.model_name != STARTER or "torch" in sys.modules:
             return None
-        if self._starter is None:
-            from recollect.models.starter.words import starter_words
+        return self._starter
 
-            self._starter = (starter_words(self.record.model),)
-        return self._starter[0]
+    @cached_property
+    def _starter(self) -> "StarterWords | None":
+        from recollect.models.starter.words import starter_words
 
-
-def check_known(address: str, wanted: Sequence[str], known: Collection[str]) -> None:
-    """Reject ids that no picture has.
-
-    Raises:
-        UserError: naming the first.
-    """
-    missing = [id for id in wanted if id not in known]
-    if missing:
-        raise UserError(
-            f"{address}: no picture with id {missing[0]!r} ({len(missing):,} of {len(wanted):,} are missing)"
-        )
+        return starter_words(self.record.model)
 
 
 def encoder_and_name(

@@ -84,52 +84,33 @@ def _opened(folder: Path) -> tuple[Any, Record]:
 def _pictures(table: Any) -> Mapping[str, list[int]]:
     """The rows of each picture, by the digest of its pixels, else by the name it had."""
     found: dict[str, list[int]] = {}
-    ids, digests = table["id"].to_pylist(), table["digest"].to_pylist()
-    for row, (id, digest) in enumerate(zip(ids, digests, strict=True)):
+    for row, (id, digest) in enumerate(zip(table["id"].to_pylist(), table["digest"].to_pylist(), strict=True)):
         found.setdefault(digest or _FURTHER.sub("", id), []).append(row)
     return found
 
 
 def _rows(pictures: list[tuple[str, list[int]]], table: Any, record: Record) -> Rows:
-    flat = [row for _, rows in pictures for row in rows]
-    part = table.take(flat)
-    columns = {name: part[name].to_pylist() for name in part.column_names if "vector" not in name}
+    part = table.take([place for _, places in pictures for place in places])
     vectors = (vector_matrix(part[f"{by}_vector"]) for by in ("image", "text"))
     images, texts = (unit_vectors(each, record.width, "index") for each in vectors)
-    made = Rows(image_vectors=np.empty((0, record.width), dtype=np.float32))
-    made_images, start = [], 0
-    lists: dict[str, list[Any]] = {name: [] for name in ("ids", "captions", "caption_vectors", "files", "labels")}
-    lists |= {name: [] for name in ("images", "metadata", "phash", "own")}
-    for id, rows in pictures:
-        mine = range(start, start + len(rows))
-        start += len(rows)
-        made_images.append(images[mine[0]])
-        captions = {columns["caption"][row]: texts[row] for row in mine if columns["has_text"][row]}
-        metadata = {key: value for row in mine for key, value in _metadata(columns["metadata"][row]).items()}
-        label = metadata.pop("label", None)
-        by = metadata.pop("captioned_by", "")
-        lists["ids"].append(id)
-        lists["captions"].append(tuple(captions))
-        lists["caption_vectors"].append(np.array(list(captions.values()), dtype=np.float32).reshape(-1, record.width))
-        lists["labels"].append((label,) if isinstance(label, str) else ())
-        lists["files"].append(_with_said(_files(columns, mine), tuple(captions), label, metadata))
-        lists["images"].append(next((columns["image"][row] for row in mine if columns["image"][row]), None))
-        lists["metadata"].append(metadata)
-        lists["phash"].append(next((columns["look"][row] for row in mine if columns["look"][row]), ""))
-        lists["own"].append({"by": by} if by else {})
-    made.image_vectors = np.array(made_images, dtype=np.float32)
-    for name, values in lists.items():
-        setattr(made, name, values)
-    return made
-
-
-def _with_said(files: list[File], captions: tuple[str, ...], label: Any, metadata: Any) -> tuple[File, ...]:
-    """What a picture's sources said, kept with its first file, so that reading the source again replaces it."""
-    if not files:
-        return ()
-    said = {"captions": captions, "labels": [label] if isinstance(label, str) else [], "metadata": metadata}
-    kept = {key: value for key, value in said.items() if value}
-    return (replace(files[0], said=json.dumps(kept, ensure_ascii=False)), *files[1:])
+    flat, made, start = part.drop_columns(["image_vector", "text_vector"]).to_pylist(), list[Rows](), 0
+    for id, places in pictures:
+        rows, own = flat[start : start + len(places)], texts[start : start + len(places)]
+        spoken = {row["caption"]: text for row, text in zip(rows, own, strict=True) if row["has_text"]}
+        metadata = {key: value for row in rows for key, value in _metadata(row["metadata"]).items()}
+        label, by = metadata.pop("label", None), metadata.pop("captioned_by", "")
+        labels = [label] if isinstance(label, str) else []
+        said = {"captions": tuple(spoken), "labels": labels, "metadata": metadata}
+        made.append(Rows(
+            images[start : start + 1], [tuple(spoken)],
+            [np.array([*spoken.values()], dtype=np.float32).reshape(-1, record.width)],
+            [id], [_files(rows, {key: value for key, value in said.items() if value})], [labels],
+            phash=[next((row["look"] for row in rows if row["look"]), "")],
+            images=[next((row["image"] for row in rows if row["image"]), None)],
+            metadata=[metadata], own=[{"by": by} if by else {}],
+        ))  # fmt: skip
+        start += len(places)
+    return Rows.joined(made)
 
 
 def _removed(file: Path, pictures: Mapping[str, list[int]]) -> Rows:
@@ -143,15 +124,18 @@ def _removed(file: Path, pictures: Mapping[str, list[int]]) -> Rows:
     return Rows(ids=list(found), files=[(each,) for each in found.values()], removed=[True] * len(found))
 
 
-def _files(columns: Mapping[str, list[Any]], rows: range) -> list[File]:
-    """Where a picture came from; stamps are left out, so that the next reading of the source compares the pixels."""
+def _files(rows: list[dict[str, Any]], said: Mapping[str, Any]) -> tuple[File, ...]:
+    """Where a picture came from; stamps are left out, so that the next reading of the source compares the pixels.
+
+    What its sources said is kept with the first file, so that reading the source again replaces it.
+    """
     found: dict[File, None] = {}
     for row in rows:
-        source = columns["source"][row]
-        key = _FURTHER.sub("", columns["id"][row]).removeprefix(f"{source}:")
-        if source:
-            found[File(source, key, columns["path"][row] or "", columns["place"][row] or "")] = None
-    return list(found)
+        key = _FURTHER.sub("", row["id"]).removeprefix(f"{row['source']}:")
+        if row["source"]:
+            found[File(row["source"], key, row["path"] or "", row["place"] or "")] = None
+    first = [replace(file, said=json.dumps(said, ensure_ascii=False)) for file in [*found][:1]]
+    return (*first, *[*found][1:])
 
 
 def _metadata(text: str | Mapping[str, Any]) -> dict[str, Any]:

@@ -102,8 +102,7 @@ def learn_cut_off(
     wins.
 
     Args:
-        images: unit norm.
-        texts: unit norm.
+        images, texts: unit norm.
         owners: the picture of each text.
         share: needs at least ``1/(1 - share) - 1`` texts.
         basis: what the texts are.
@@ -131,19 +130,15 @@ def learn_cut_off(
 
 
 def estimate_cut_off(images: Float32[np.ndarray, "images width"], seed: int = 0) -> CutOff:
-    """A cut-off from the scores of a query alone: `DEVIATIONS` above their mean over the pictures.
+    """A cut-off from the scores of a query alone: `DEVIATIONS` above their mean over the (unit-norm) pictures.
 
     Unlike a learnt one it promises nothing, and leaves some pictures for words that fit none.
-
-    Args:
-        images: unit norm.
-        seed: draws the pictures whose scores stand for all.
 
     Raises:
         ValueError: fewer than `LEAST_PICTURES` pictures.
     """
     if len(images) < LEAST_PICTURES:
-        raise ValueError(f"{len(images)} pictures are too few to estimate where results end")
+        raise ValueError(f"too few; {LEAST_PICTURES} pictures or {LEAST_CAPTIONS} captions tell where results end")
     drawn = numpy_generator("cut-off", seed).permutation(len(images))[:_FEW_MOMENTS]
     return CutOff(DEVIATIONS, 0.0, 0, 0.0, True, *_picture_moments(images[np.sort(drawn)]), "scores")
 

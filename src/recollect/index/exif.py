@@ -3,7 +3,6 @@
 import io
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from PIL import Image
@@ -15,28 +14,12 @@ _EXIF, _ORIGINAL, _CHANGED, _MAKER, _MODEL = 0x8769, 0x9003, 0x0132, 0x010F, 0x0
 _TIME = re.compile(r"(\d{4})[:-](\d\d)[:-](\d\d)[ T](\d\d):(\d\d):(\d\d)")
 
 
-@dataclass(frozen=True)
-class PictureFacts:
-    """As in `recollect.index.rows.Picture`."""
-
-    width: int = 0
-    height: int = 0
-    taken: str = ""
-    camera: str = ""
-
-
-def picture_facts(image: ImageLike, encoded: bytes | None) -> PictureFacts:
-    """Facts of a picture.
-
-    Args:
-        image: decoded and upright; a vector has no facts.
-        encoded: the bytes it was decoded from.
-    """
-    if not isinstance(image, Image.Image) and image.ndim != 3:
-        return PictureFacts()
-    width, height = image.size if isinstance(image, Image.Image) else (image.shape[1], image.shape[0])
-    taken, camera = _exif(encoded) if encoded else ("", "")
-    return PictureFacts(width, height, taken, camera)
+def picture_facts(image: ImageLike, encoded: bytes | None) -> dict[str, Any]:
+    """Width, height, taken and camera of a decoded, upright picture, and of the bytes it was decoded from."""
+    vector = not isinstance(image, Image.Image) and image.ndim != 3
+    height, width = (0, 0) if vector else image.size[::-1] if isinstance(image, Image.Image) else image.shape[:2]
+    taken, camera = _exif(encoded) if encoded and not vector else ("", "")
+    return {"width": width, "height": height, "taken": taken, "camera": camera}
 
 
 def _exif(encoded: bytes) -> tuple[str, str]:
@@ -72,7 +55,7 @@ def exif_table(encoded: bytes) -> dict[str, str]:
 
 
 def _number(value: Any) -> float:
-    """A value of EXIF; 0 where there is none, or not a number."""
+    """A value of EXIF; 0 if it is missing or not a number."""
     try:
         return float(value)
     except (TypeError, ValueError, ZeroDivisionError):

@@ -2,7 +2,8 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -48,19 +49,17 @@ def export_index(index: Index, out: Path, method: MapMethod = "pca", k: int = 10
     Raises:
         UserError: an empty index, an unknown ending, or t-SNE of too many pictures.
     """
-    writers: dict[str, Callable[[Index], int]] = {
-        ".parquet": lambda index: _write_parquet(index, out, method, k),
-        ".csv": lambda index: _write_csv(index, out),
-        ".json": lambda index: _write_coco(index, out, coco),
-    }
+    endings = (".parquet", ".csv", ".json")
     check_number("--k", k, least=0)
     index = index.snapshot()
     refuse(
-        (out.suffix not in writers, f"--out {out}: cannot be written; the name must end in {', '.join(writers)}"),
+        (out.suffix not in endings, f"--out {out}: cannot be written; the name must end in {', '.join(endings)}"),
         (not out.parent.is_dir(), f"--out {out}: no such folder as {out.parent}"),
         (not len(index), f"{index.address}: is empty, so there is nothing to write"),
     )
-    return writers[out.suffix](index)
+    if out.suffix == ".parquet":
+        return _write_parquet(index, out, method, k)
+    return _write_csv(index, out) if out.suffix == ".csv" else _write_coco(index, out, coco)
 
 
 def _write_parquet(index: Index, out: Path, method: MapMethod, k: int) -> int:
@@ -70,45 +69,53 @@ def _write_parquet(index: Index, out: Path, method: MapMethod, k: int) -> int:
     ids, images = index.matrix()
     long = f"t-SNE of {len(ids):,} pictures takes hours; up to {_TSNE_ROWS:,} it takes minutes. Use --map pca."
     refuse((method == "tsne" and len(ids) > _TSNE_ROWS, long))
+    several, number = pa.list_(pa.string()), pa.int32()
+    types = {"captions": several, "labels": several, "width": number, "height": number}
+    names = ("id", "captions", "labels", "source", "path", *_FACTS, "metadata")
+    facts = pa.schema([(name, types.get(name, pa.string())) for name in names])
     row_of = {id: row for row, id in enumerate(ids)}
     places = _plane(images, method)
-    with atomic_path(out) as temporary, progress("write", len(ids), "pictures") as counter:
+    with atomic_path(out) as temporary, progress("write", len(ids), "pictures") as counter, ExitStack() as stack:
         writer = None
-        try:
-            for first, pictures in _blocks(index, ids):
-                some = slice(first, first + len(pictures))
-                columns: dict[str, Any] = {name: _column(pictures, name) for name in ("id", "captions", "labels")}
-                columns |= {"source": _column(pictures, "source"), "path": _column(pictures, "path")}
-                columns |= {name: _column(pictures, name) for name in _FACTS}
-                columns["metadata"] = pa.array([json.dumps(dict(each.metadata)) for each in pictures], pa.string())
-                texts = index.vectors([each.id for each in pictures], "text")
-                columns["image_vector"] = _lists(images[some])
-                columns["text_vector"] = _lists_or_null(texts, np.asarray(texts.any(axis=1)))
-                columns |= {"x": pa.array(places[some, 0]), "y": pa.array(places[some, 1])}
-                columns["neighbors"] = _neighbors(index, pictures, images[some], k, row_of)
-                table = pa.table(columns)
-                writer = writer or pq.ParquetWriter(temporary, table.schema, compression="zstd")
-                writer.write_table(table)
-                counter.advance(len(pictures))
-        finally:
-            if writer is not None:
-                writer.close()
+        for first, pictures in _blocks(index, ids):
+            some = slice(first, first + len(pictures))
+            table = pa.Table.from_pylist([_facts(each) for each in pictures], facts)
+            captions = index.vectors([each.id for each in pictures], "text")
+            flat = pa.array(np.ascontiguousarray(images[some], dtype=np.float32).reshape(-1))
+            more: dict[str, Any] = {
+                "image_vector": pa.FixedSizeListArray.from_arrays(flat, images.shape[1]),
+                "text_vector": _lists_or_null(captions, np.asarray(captions.any(axis=1))),
+                "x": pa.array(places[some, 0]),
+                "y": pa.array(places[some, 1]),
+                "neighbors": _neighbors(index, pictures, images[some], k, row_of),
+            }
+            for name, column in more.items():
+                table = table.append_column(name, column)
+            writer = writer or stack.enter_context(pq.ParquetWriter(temporary, table.schema, compression="zstd"))
+            writer.write_table(table)
+            counter.advance(len(pictures))
     return len(ids)
 
 
 def _write_csv(index: Index, out: Path) -> int:
-    ids, written = index.ids, 0
+    names = ("id", "path", "captions", "labels", "source", *_FACTS, "metadata")
     with atomic_path(out) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["id", "path", "captions", "labels", "source", *_FACTS, "metadata"])
-        for _, pictures in _blocks(index, ids):
-            for each in pictures:
-                lists = [json.dumps(list(value), ensure_ascii=False) for value in (each.captions, each.labels)]
-                facts = [getattr(each, name) for name in _FACTS]
-                metadata = json.dumps(dict(each.metadata), ensure_ascii=False)
-                writer.writerow([each.id, each.path or "", *lists, each.source, *facts, metadata])
-                written += 1
-    return written
+        writer.writerow(names)
+        for _, pictures in _blocks(index, index.ids):
+            rows = ({**_facts(each), **_json(captions=each.captions, labels=each.labels)} for each in pictures)
+            writer.writerows([row[name] for name in names] for row in rows)
+    return len(index)
+
+
+def _facts(picture: Picture) -> dict[str, Any]:
+    """What the files say of a picture."""
+    facts = {name: getattr(picture, name) for name in ("id", "captions", "labels", "source", *_FACTS)}
+    return {**facts, "path": str(picture.path or "") or None, **_json(metadata=dict(picture.metadata))}
+
+
+def _json(**values: Any) -> dict[str, str]:
+    return {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
 
 
 def _write_coco(index: Index, out: Path, kind: CocoKind) -> int:
@@ -141,24 +148,6 @@ def _blocks(index: Index, ids: list[str]) -> Iterator[tuple[int, list[Picture]]]
         yield first, [replace(each, labels=(*each.labels, *given.get(each.id, ()))) for each in pictures]
 
 
-def _column(pictures: list[Picture], name: str) -> Any:
-    import pyarrow as pa
-
-    values = [getattr(each, name) for each in pictures]
-    if name in ("captions", "labels"):
-        return pa.array([list(each) for each in values], pa.list_(pa.string()))
-    if name in ("width", "height"):
-        return pa.array(values, pa.int32())
-    return pa.array([None if each is None else str(each) for each in values], pa.string())
-
-
-def _lists(vectors: np.ndarray) -> Any:
-    import pyarrow as pa
-
-    flat = pa.array(np.ascontiguousarray(vectors, dtype=np.float32).reshape(-1))
-    return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
-
-
 def _lists_or_null(vectors: np.ndarray, there: np.ndarray) -> Any:
     """Lists of any size: pyarrow before 26 cannot read fixed-size lists with gaps."""
     import pyarrow as pa
@@ -172,15 +161,14 @@ def _neighbors(index: Index, pictures: list[Picture], images: np.ndarray, k: int
     import pyarrow as pa
 
     kind = pa.struct([("ids", pa.list_(pa.int64())), ("distances", pa.list_(pa.float32()))])
-    empty: dict[str, list[Any]] = {"ids": [], "distances": []}
     has = np.flatnonzero(images.any(axis=1)).tolist()
-    rows = [dict(empty) for _ in pictures]
+    rows: list[dict[str, list[Any]]] = [{"ids": [], "distances": []} for _ in pictures]
     k = min(k, len(row_of) - 1)
     if k >= 1 and has:
         found = index.lookup(images[has], k, exclude=[pictures[row].id for row in has])
         for row, ids, scores in zip(has, found.ids.tolist(), found.scores.tolist(), strict=True):
-            others = [(row_of[id], max(0.0, 1 - score)) for id, score in zip(ids, scores, strict=True) if id]
-            rows[row] = {"ids": [each for each, _ in others], "distances": [distance for _, distance in others]}
+            kept = [(row_of[id], max(0.0, 1 - score)) for id, score in zip(ids, scores, strict=True) if id]
+            rows[row] = {"ids": [each for each, _ in kept], "distances": [distance for _, distance in kept]}
     return pa.array(rows, kind)
 
 

@@ -41,8 +41,14 @@ def count_facets(
                 counts[name].update(dict(_counted(name, table[_COLUMN[name]])))
     for name in names:
         if name not in _COLUMN:
-            counts[name].update(_given(index, name, where))
-    return {name: _sorted(name, each) for name, each in counts.items()}
+            labels = annotations.labels_named(index.annotations, name) or {}
+            known = labels and {id for table in index.scan(["id"], where) for id in table["id"].to_pylist()}
+            counts[name].update(value for id, values in labels.items() if id in known for value in set(values))
+    return {
+        name: sorted(each.items(), key=lambda pair: (-pair[1], pair[0])) if name != "month"
+        else sorted(each.items(), reverse=True)
+        for name, each in counts.items()
+    }  # fmt: skip
 
 
 def arranged(index: IndexContents, by: Arrangement, where: str | Filter | None = None) -> list[str]:
@@ -56,101 +62,47 @@ def arranged(index: IndexContents, by: Arrangement, where: str | Filter | None =
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    ids, keys = list[Any](), list[Any]()
-    for table in index.scan(["id", "files" if by == "name" else "taken"], where):
-        ids += table["id"].chunks
-        keys += [_file_names(chunk) for chunk in table["files"].chunks] if by == "name" else table["taken"].chunks
-    all_ids = pa.chunked_array(ids, pa.string()).combine_chunks()
-    column = pa.chunked_array(keys, pa.string()).combine_chunks()
-    if where is not None and not len(all_ids):
-        index.ids_where(where)
-    known = pc.if_else(pc.equal(column, ""), None, column)
-    if known.null_count == len(known):
-        return list(all_ids.to_pylist())
-    order = pc.rank(known, "descending" if by == "newest" else "ascending", tiebreaker="first")
-    out = np.empty(len(all_ids), dtype=np.int64)
-    out[order.to_numpy() - 1] = np.arange(len(all_ids))
-    return list(all_ids.take(pa.array(out)).to_pylist())
+    tables = [table for table in index.scan(["id", "files" if by == "name" else "taken"], where) if table.num_rows]
+    if not tables:
+        return [] if where is None else index.ids_where(where)  # raises the error that says why nothing is left
+    table = pa.concat_tables(tables)
+    if by == "name":
+        first = pc.list_flatten(pc.list_slice(table["files"], 0, 1, return_fixed_size_list=True))
+        keys = pc.replace_substring_regex(pc.struct_field(first, "key"), ".*/", "")
+    else:
+        keys = table["taken"]
+    known = pc.if_else(pc.equal(keys, ""), None, keys)
+    order = pc.sort_indices(known, sort_keys=[("", "descending" if by == "newest" else "ascending")])
+    return list(table["id"].take(order).to_pylist())
 
 
 def aspect_ratios(index: IndexContents) -> Float32[np.ndarray, " rows"]:
     """Width over height of each picture in the order of `Index.ids`; 1 where unknown."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    tables = list(index.scan(["id", "width", "height"]))
-    if not tables:
-        return np.empty(0, dtype=np.float32)
-    table = pa.concat_tables(tables)
-    width, height = (table[name].to_numpy().astype(np.float32) for name in ("width", "height"))
-    ratios = np.where((width > 0) & (height > 0), width / np.maximum(height, 1), 1).astype(np.float32)
-    scanned, ids = table["id"].combine_chunks(), pa.array(index.ids, pa.string())
-    if ids.equals(scanned):
-        return ratios
-    found = pc.index_in(ids, value_set=scanned).fill_null(-1).to_numpy(zero_copy_only=False)
-    return np.where(found >= 0, ratios[found], np.float32(1))
+    rows = (table.to_pydict() for table in index.scan(["id", "width", "height"]))
+    sizes = (pair for each in rows for pair in zip(each["id"], each["width"], each["height"], strict=True))
+    ratios = {id: width / height for id, width, height in sizes if width > 0 and height > 0}
+    return np.array([ratios.get(id, 1.0) for id in index.ids], dtype=np.float32)
 
 
 def _counted(name: str, column: Any) -> Iterable[tuple[str, int]]:
     """The values of a facet in one batch."""
-    import pyarrow.compute as pc
-
-    if name == "source":
-        return _sources(column)
-    if name == "label":
-        column = pc.list_flatten(column)
-    elif name == "month":
-        column = pc.utf8_slice_codeunits(column, 0, 7)
-    found = pc.value_counts(column.combine_chunks())
-    pairs = zip(found.field("values").to_pylist(), found.field("counts").to_pylist(), strict=True)
-    there = [(value, count) for value, count in pairs if value]
-    return _trees(there) if name == "folder" else there
-
-
-def _trees(pairs: Iterable[tuple[str, int]]) -> Iterable[tuple[str, int]]:
-    found = Counter[str]()
-    for folder, count in pairs:
-        parts = folder.split("/")
-        for depth in range(1, len(parts) + 1):
-            found["/".join(parts[:depth])] += count
-    return found.items()
-
-
-def _sources(column: Any) -> Iterable[tuple[str, int]]:
-    """A picture counts once for each of its sources, however many files it has there."""
-    import pyarrow.compute as pc
-
-    found = Counter[str]()
-    for chunk in column.chunks:
-        names = pc.dictionary_encode(pc.struct_field(pc.list_flatten(chunk), "source"))
-        rows = pc.list_parent_indices(chunk).to_numpy().astype(np.int64)
-        known = names.dictionary.to_pylist()
-        pairs = np.unique(rows * max(1, len(known)) + names.indices.to_numpy().astype(np.int64))
-        values, counts = np.unique(pairs % max(1, len(known)), return_counts=True)
-        found.update({known[value]: int(count) for value, count in zip(values, counts, strict=True)})
-    return found.items()
-
-
-def _given(index: IndexContents, name: str, where: str | Filter | None) -> Counter[str]:
-    labels = annotations.labels_named(index.annotations, name) or {}
-    known = labels and {str(id) for table in index.scan(["id"], where) for id in table["id"].to_pylist()}
-    return Counter(value for id, values in labels.items() if id in known for value in set(values))
-
-
-def _file_names(chunk: Any) -> Any:
-    """The name of each picture's first file; empty for a picture without files."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    counts = pc.list_value_length(chunk).to_numpy(zero_copy_only=False)
-    first = np.cumsum(counts) - counts
-    keys = pc.struct_field(pc.list_flatten(chunk), "key")
-    names = pc.replace_substring_regex(keys, ".*/", "")
-    places = pa.array(np.where(counts > 0, first, 0), mask=counts == 0)
-    return pc.fill_null(names.take(places), "") if len(names) else pa.array([""] * len(chunk), pa.string())
-
-
-def _sorted(name: str, counts: Counter[str]) -> list[tuple[str, int]]:
-    if name == "month":
-        return sorted(counts.items(), reverse=True)
-    return sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+    if name == "source":  # a picture counts once for each of its sources, however many files it has there
+        column = column.combine_chunks()
+        sources = pc.struct_field(pc.list_flatten(column), "source")
+        pairs = pa.table({"row": pc.list_parent_indices(column), "source": sources})
+        column = pairs.group_by(["row", "source"]).aggregate([])["source"]
+    elif name == "label":
+        column = pc.list_flatten(column)
+    elif name == "month":
+        column = pc.utf8_slice_codeunits(column, 0, 7)
+    counts = Counter({each["values"]: each["counts"] for each in pc.value_counts(column).to_pylist() if each["values"]})
+    if name != "folder":
+        return counts.items()
+    trees = Counter[str]()
+    for folder, count in counts.items():
+        parts = folder.split("/")
+        trees.update({"/".join(parts[:depth]): count for depth in range(1, len(parts) + 1)})
+    return trees.items()

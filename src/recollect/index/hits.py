@@ -61,13 +61,8 @@ class Hit:
         return self.picture.path
 
     @property
-    def file(self) -> Path | None:
-        """The same as `path`."""
-        return self.path
-
-    @property
     def image(self) -> Image.Image:
-        """The picture, decoded anew each time."""
+        """The decoded picture (see `Picture.open`)."""
         return self.open()
 
     def open(self) -> Image.Image:
@@ -87,7 +82,7 @@ class Hits(Sequence[Hit]):
 
     Args:
         hits: of one page of results.
-        query: as it was asked.
+        query: as the user wrote it.
         notes: what a reader should know: what was cut off, a query that is too long, ...
         first_rank: rank of the first hit; above 1 from the second page on.
         searched: pictures that were compared.
@@ -109,6 +104,19 @@ class Hits(Sequence[Hit]):
     def with_hits(self, hits: Sequence[Hit], notes: Sequence[str] = ()) -> "Hits":
         """The same query with other hits, and further notes."""
         return Hits(hits, self.query, (*self.notes, *notes), self.first_rank, self.searched, self.cut)
+
+    def page(self, number: int, k: int, min_score: float | None = None) -> "Hits":
+        """One page of ``k`` hits, after those below a cut-off were left out."""
+        kept, notes, cut = self.hits, self.notes, None
+        if min_score is not None:
+            scores = [hit.score if hit.model_score is None else hit.model_score for hit in self.hits]
+            kept = tuple(hit for hit, score in zip(self.hits, scores, strict=True) if score >= min_score)
+            if below := [score for score in scores if score < min_score]:  # whatever was not found scores lower still
+                cut = self.searched - len(kept)
+                what = f"{cut:,} of {self.searched:,} pictures score below {min_score:.4g} and are left out"
+                notes = (*notes, f"{what} (best {max(below):.3f})")
+        first = (number - 1) * k
+        return Hits(kept[first : first + k], self.query, notes, first + 1, self.searched, cut)
 
     @overload
     def __getitem__(self, place: int) -> Hit: ...
@@ -134,10 +142,9 @@ class Hits(Sequence[Hit]):
 
         rows: list[dict[str, Any]] = []
         for rank, hit in enumerate(self.hits, start=self.first_rank):
-            picture = hit.picture
             row = {"rank": rank, "score": hit.score, "path": str(hit.path or ""), "caption": hit.caption}
-            facts = {name: getattr(picture, name) for name in ("id", "source", "width", "height", "taken", "folder")}
-            rows.append({**row, **facts, "labels": list(picture.labels), **picture.metadata})
+            row |= {name: getattr(hit.picture, name) for name in ("id", "source", "width", "height", "taken", "folder")}
+            rows.append({**row, "labels": list(hit.picture.labels), **hit.picture.metadata})
         return pd.DataFrame(rows)
 
     def _repr_html_(self) -> str:
@@ -163,7 +170,7 @@ class Reranker(Protocol):
 
         Args:
             queries: none of them empty.
-            found: the hits of each query, best first: at least ``depth``, or all there are.
+            found: the hits of each query, best first: at least ``depth``, or all hits.
         """
         ...
 

@@ -15,7 +15,6 @@ from recollect.core.plugins import Table
 from recollect.core.types import Encoder, Kind, Source, caption_prefix
 from recollect.core.validation import check_number
 from recollect.index import annotations
-from recollect.index.acceleration import accelerate
 from recollect.index.changes import ChangeableIndex
 from recollect.index.contents import encoder_and_name
 from recollect.index.convert import convert_memory, is_memory
@@ -27,9 +26,8 @@ from recollect.index.ingest import IngestReport, ingest
 from recollect.index.rows import COLUMNS, FACTS, Record, Rows, VectorPrecision, unit_vectors
 from recollect.index.samples import IngestOptions
 from recollect.index.search import NEAR
-from recollect.index.stores.ivf import Accelerator
-from recollect.index.stores.lance import Compaction, LanceStore
-from recollect.index.stores.lance_files import TABLE, verify_folder
+from recollect.index.stores.ivf import Accelerator, accelerate
+from recollect.index.stores.lance import TABLE, Compaction, LanceStore, verify_folder
 from recollect.index.stores.ram import RamStore
 
 STORES: Table[str] = Table("stores", {"milvus": "recollect.index.stores.milvus:MilvusStore"})

@@ -7,17 +7,17 @@ written in commits of whole blocks, so that a call that was killed continues whe
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from recollect.core.errors import UserError
 from recollect.core.paths import may_be_there
 from recollect.core.progress import progress
 from recollect.core.types import Source
+from recollect.core.validation import refuse
 from recollect.data.sources.images import note
 from recollect.data.sources.reader import BrokenCounter
 from recollect.index.changes import ChangeableIndex
@@ -89,19 +89,22 @@ def ingest(
     if not isinstance(source, Source):
         source = open_pictures(str(source))
     called = name or source.name.removesuffix(":all")
-    known = _Known.read(index, called)
-    _check_name(index, known, source, called, bool(name))
+    writer = _Writer(index, options, called)
+    other = next(iter(writer.places), "") or "an earlier source"
+    refuse((
+        not name and writer.places and source.place not in writer.places,
+        f"{index.address}: another source is called '{called}' already, read from {other}. Give this one another name "
+        f"with --name NAME; if it is a newer version of that one, say so with --name '{called}'.",
+    ))  # fmt: skip
     stop = len(source) if options.limit is None else min(options.limit, len(source))
-    reader = SampleReader(index.encoder, source, called, options, known.files, frozenset(known.ids))
-    writer = _Writer(index, options, known, IngestReport())
+    reader = SampleReader(index.encoder, source, called, options, writer.files, frozenset(writer.ids))
     counted = BrokenCounter(options.broken_share, "--broken-share")
     with progress(f"embed {source.name}", stop, "pictures") as counter:
         for block in _blocks(reader, stop, options.engine):
-            failures = [each.message for each in block if isinstance(each, Failed)]
             for each in block:
                 writer.take(each)
             writer.commit_early()
-            counted.add(source, len(block), failures)
+            counted.add(source, len(block), [each.message for each in block if isinstance(each, Failed)])
             counter.advance(len(block))
             if on_block is not None:
                 on_block(writer.report, stop)
@@ -135,63 +138,36 @@ def _blocks(reader: SampleReader, stop: int, engine: str) -> Iterator[list[Inges
     return reader.blocks(range(stop))
 
 
-def _check_name(index: ChangeableIndex, known: "_Known", source: Source, called: str, given: bool) -> None:
-    """Reject a source whose name belongs to another one, unless the user gave it that name."""
-    if given or not known.places or source.place in known.places:
-        return
-    other = next(iter(known.places)) or "an earlier source"
-    raise UserError(
-        f"{index.address}: another source is called '{called}' already, read from {other}. Give this one another name "
-        f"with --name NAME; if it is a newer version of that one, say so with --name '{called}'."
-    )
-
-
-@dataclass
-class _Known:
-    """What an index holds before a source is read.
-
-    Attributes:
-        files: of this source, by key, with the id of their picture.
-        ids: of all pictures; True for those that the user removed.
-        places: of this source.
-    """
-
-    files: dict[str, dict[str, tuple[str, File]]] = field(default_factory=dict)
-    ids: dict[str, bool] = field(default_factory=dict)
-    places: set[str] = field(default_factory=set)
-
-    @classmethod
-    def read(cls, index: ChangeableIndex, called: str) -> "_Known":
-        found = cls()
-        for table in index.store.scan(["id", "files", "removed"], removed=None):
-            columns = (table[name].to_pylist() for name in ("id", "files", "removed"))
-            for id, files, removed in zip(*columns, strict=True):
-                found.ids[id] = removed
-                for each in files:
-                    if each["source"] == called:
-                        file = File(**each)
-                        found.files.setdefault(file.key, {})[file.stamp] = (id, file)
-                        found.places.add(file.place)
-        return found
-
-
 class _Writer:
     """Writes what was read in commits.
 
     Args:
         index: to write to.
         options: of the call.
-        known: what the index held before.
+        called: the name of the source.
+
+    Attributes:
         report: counts.
+        files: what the index knew of this source before: by key and stamp, with the id of the picture.
+        ids: of all pictures; True for those that the user removed.
+        places: of this source.
     """
 
-    def __init__(self, index: ChangeableIndex, options: IngestOptions, known: _Known, report: IngestReport) -> None:
-        self.index, self.options, self.known, self.report = index, options, known, report
-        self.seen: set[tuple[str, str]] = set()
-        self.keys: set[str] = set()
+    def __init__(self, index: ChangeableIndex, options: IngestOptions, called: str) -> None:
+        self.index, self.options, self.called, self.report = index, options, called, IngestReport()
+        self.files: dict[str, dict[str, tuple[str, File]]] = {}
+        self.ids: dict[str, bool] = {}
+        for table in index.store.scan(["id", "files", "removed"], removed=None):
+            for row in table.to_pylist():
+                self.ids[row["id"]] = row["removed"]
+                for file in (File(**each) for each in row["files"] if each["source"] == called):
+                    self.files.setdefault(file.key, {})[file.stamp] = (row["id"], file)
+        self.places = {file.place for entries in self.files.values() for _, file in entries.values()}
+        self._seen: set[tuple[str, str]] = set()
+        self._keys: set[str] = set()
         self._waiting: dict[str, list[ReadPicture]] = {}
         self._moved: dict[str, list[File]] = {}
-        self._count = 0
+        self._count = 0  # of samples that are waiting
         self._began = self._committed = time.monotonic()
 
     def take(self, outcome: IngestOutcome) -> None:
@@ -199,34 +175,31 @@ class _Writer:
         self.report.read += 1
         if isinstance(outcome, Failed):
             self.report.broken.append(outcome.message)
-            self.seen |= {(outcome.key, stamp) for stamp in self.known.files.get(outcome.key, ())}
+            self._seen |= {(outcome.key, stamp) for stamp in self.files.get(outcome.key, ())}
             return
         file = outcome.file
-        self.seen.add((file.key, file.stamp))
-        self.keys.add(file.key)
+        self._seen.add((file.key, file.stamp))
+        self._keys.add(file.key)
         if isinstance(outcome, Unchanged):
-            self._unchanged(file)
-        elif outcome.id in self._waiting or outcome.id in self.known.ids or not self._near(outcome):
+            self.report.unchanged += 1
+            id, before = self.files[file.key][file.stamp]
+            self.report.kept_out += self.ids[id]
+            if before != file:  # the same picture in another place, or written again
+                self._moved.setdefault(id, []).append(file)
+        elif outcome.id in self._waiting or outcome.id in self.ids or not self._near(outcome):
             self._waiting.setdefault(outcome.id, []).append(outcome)
             self._count += 1
             if self._count >= _COMMIT:
                 self.commit()
 
     def commit_early(self) -> None:
-        """Write what is waiting if that is asked for and due; each commit is a new part, so ever less often."""
+        """Write what is waiting if it is due: ever less often, since each commit is a new part."""
         now = time.monotonic()
         if self.options.early and now - self._committed > max(_EARLY, _LATER * (now - self._began)):
             self.commit()
 
-    def _unchanged(self, file: File) -> None:
-        self.report.unchanged += 1
-        id, before = self.known.files[file.key][file.stamp]
-        self.report.kept_out += self.known.ids[id]
-        if before != file:  # the same picture in another place, or written again
-            self._moved.setdefault(id, []).append(file)
-
     def _near(self, read: ReadPicture) -> bool:
-        """Whether a near-duplicate is there or waiting; then the picture is left out."""
+        """Whether a near-duplicate exists or is waiting; then the picture is left out."""
         if self.options.near is None or read.vector is None:
             return False
         limit, vector = self.options.near - ROUNDING, read.vector.astype(np.float64)
@@ -242,24 +215,20 @@ class _Writer:
         if not ids:
             return
         with self.index.store.writing():
-            there = Rows.of_table(self.index.store.rows(ids, COLUMNS))
-            old = {id: row for row, id in enumerate(there.ids)}
-            changed = self._changed(there, old)
-            new = [self._row(self._waiting[id]) for id in self._waiting if id not in old]
-            rows = _joined([changed, *new], self.index.width)
-            if len(rows):
-                self.index.upsert_merged(rows)
+            changed = self._changed(Rows.of_table(self.index.store.rows(ids, COLUMNS)))
+            new = self._new([reads for id, reads in self._waiting.items() if id not in {*changed.ids}])
+            self.index.upsert_merged(Rows.joined([changed, new]))
         self.report.updated += len(changed)
         self.report.added += len(new)
-        self.report.wordless += sum(not any("captions" in json.loads(f.said) for f in row.files[0]) for row in new)
-        self.known.ids |= {id: self.known.ids.get(id, False) for id in self._waiting}
+        self.report.wordless += sum(not any("captions" in json.loads(f.said) for f in files) for files in new.files)
+        self.ids |= {id: self.ids.get(id, False) for id in self._waiting}
         self._waiting, self._moved, self._count = {}, {}, 0
         self._committed = time.monotonic()
 
-    def _changed(self, there: Rows, old: Mapping[str, int]) -> Rows:
-        """Rows that are there, with the files that were read."""
+    def _changed(self, there: Rows) -> Rows:
+        """Rows that exist, with the files that were read."""
         files, images = [list(each) for each in there.files], list(there.images)
-        for id, row in old.items():
+        for row, id in enumerate(there.ids):
             reads = self._waiting.get(id, [])
             mine = [each.file for each in reads] + self._moved.get(id, [])
             replaced = {(file.source, file.key, file.stamp) for file in mine}
@@ -272,47 +241,40 @@ class _Writer:
             self.report.kept_out += len(reads) if there.removed[row] else 0
         return replace(there, files=files, images=images)
 
-    def _row(self, reads: list[ReadPicture]) -> Rows:
-        """A new picture."""
-        first = reads[0]
-        self.report.copies += len(reads) - 1
-        vector = first.vector
-        if vector is None:  # another process deleted the row after we saw that it was there
-            raise UserError(f"{self.index.address}: picture {first.id} was deleted meanwhile. Run the command again.")
+    def _new(self, pictures: list[list[ReadPicture]]) -> Rows:
+        """New pictures, each read from one file or several."""
+        firsts, vectors = [reads[0] for reads in pictures], list[np.ndarray]()
+        for first in firsts:
+            gone = f"{self.index.address}: picture {first.id} was deleted meanwhile. Run the command again."
+            refuse((first.vector is None, gone))  # another process deleted the row that made embedding unnecessary
+            vectors.append(np.asarray(first.vector))
+        self.report.copies += sum(len(reads) - 1 for reads in pictures)
+        count, none = len(firsts), np.zeros((0, self.index.width), dtype=np.float32)
         return Rows(
-            image_vectors=vector[None], captions=[()], caption_vectors=[np.zeros((0, len(vector)), dtype=np.float32)],
-            ids=[first.id], files=[tuple(dict.fromkeys(each.file for each in reads))], folder=[first.folder],
-            phash=[first.phash], images=[first.stored], own=[{}], removed=[False], labels=[()], metadata=[{}],
-            **{name: [value] for name, value in asdict(first.facts).items()},
+            image_vectors=np.array(vectors, dtype=np.float32).reshape(count, self.index.width),
+            captions=[()] * count, caption_vectors=[none] * count, ids=[first.id for first in firsts],
+            files=[tuple(dict.fromkeys(each.file for each in reads)) for reads in pictures],
+            folder=[first.folder for first in firsts], phash=[first.phash for first in firsts],
+            images=[first.stored for first in firsts], own=[{}] * count, removed=[False] * count,
+            labels=[()] * count, metadata=[{}] * count,
+            **{name: [each.facts[name] for each in firsts] for name in ("width", "height", "taken", "camera")},
         )  # fmt: skip
 
     def drop_unseen(self, whole: bool) -> None:
         """Drop files that changed, and after a whole reading those that the source no longer has."""
         gone: dict[str, set[tuple[str, str]]] = {}
         hidden = 0
-        for key, entries in self.known.files.items():
+        for key, entries in self.files.items():
             for stamp, (id, file) in entries.items():
-                if (key, stamp) in self.seen or not (whole or key in self.keys):
+                if (key, stamp) in self._seen or not (whole or key in self._keys):
                     continue
-                if key not in self.keys and file.path and may_be_there(Path(file.path)):
+                if key not in self._keys and file.path and may_be_there(Path(file.path)):
                     hidden += 1
                     continue
                 gone.setdefault(id, set()).add((key, stamp))
         if hidden:
             note(f"{self.index.address}: {hidden:,} files are in folders that cannot be read now; their pictures stay")
-        if gone:
-            called = next(iter(self.known.files.values()))
-            source = next(iter(called.values()))[1].source
-            unwanted = set().union(*gone.values())
-            self.report.gone += self.index.drop_files(
-                list(gone), lambda file: file.source == source and (file.key, file.stamp) in unwanted
-            )
-
-
-def _joined(parts: Sequence[Rows], width: int) -> Rows:
-    filled = [part for part in parts if len(part)]
-    if not filled:
-        return Rows(image_vectors=np.zeros((0, width), dtype=np.float32))
-    vectors = np.concatenate([part.image_vectors for part in filled if part.image_vectors is not None])
-    names = [name for name in Rows.__dataclass_fields__ if name != "image_vectors"]
-    return Rows(vectors, **{name: [each for part in filled for each in getattr(part, name)] for name in names})
+        unwanted = set[tuple[str, str]]().union(*gone.values())
+        self.report.gone += self.index.drop_files(
+            list(gone), lambda file: file.source == self.called and (file.key, file.stamp) in unwanted
+        )

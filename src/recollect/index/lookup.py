@@ -57,13 +57,13 @@ def look_up(
     by its best caption; then pictures that are excluded or too near are passed over. As long as a query has fewer than
     k pictures, more vectors are asked for. Equal scores are in the order of the store's rows.
     """
-    excluded = _Excluded.of(exclude, len(queries))
+    everywhere, own = _exclusions(exclude, len(queries))
     spoken = by == "text" or read == "text"
     ids = np.full((len(queries), k), "", dtype=object)
     scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
     captions = np.zeros((len(queries), k), dtype=np.int64)
     vectors = None if read is None else np.zeros((len(queries), k, queries.shape[1]), dtype=np.float32)
-    filtered = max_score is not None or excluded is not None
+    filtered = max_score is not None or bool(everywhere or own)
     exact = exact or filtered
     waiting, asked = np.arange(len(queries)), k + (_MORE if filtered else k if by == "text" else 0)
     while len(waiting):
@@ -73,8 +73,8 @@ def look_up(
             counts &= _first_of_each(found.rows)
         if max_score is not None:
             counts &= found.scores < max_score
-        if excluded is not None:
-            counts &= excluded.allows(found, waiting)
+        if everywhere or own:
+            counts &= _allowed(found, everywhere, [own[query] for query in waiting.tolist()] if own else [])
         order = np.argsort(~counts, axis=1, kind="stable")[:, :k]
         kept, width = np.take_along_axis(counts, order, 1), order.shape[1]
         rows = np.where(kept, np.take_along_axis(found.rows, order, 1), -1)
@@ -83,7 +83,11 @@ def look_up(
         entries = np.take_along_axis(found.entries, order, 1)
         captions[waiting, :width] = np.where(kept, entries, 0)
         if vectors is not None and read is not None:
-            vectors[waiting, :width] = _read(found, rows, entries, by, read, queries.shape[1])
+            there = rows >= 0
+            if there.any():
+                some = np.zeros((*rows.shape, queries.shape[1]), dtype=np.float32)
+                some[there] = found.read(rows[there], read, entries[there] if by == read == "text" else None)
+                vectors[waiting, :width] = some
         exhausted = found.rows.shape[1] < asked or (found.rows[:, -1] < 0).all()
         waiting, asked = waiting[counts.sum(1) < k] if not exhausted else waiting[:0], _GROWTH * asked
     return Found(ids, scores, vectors, captions)
@@ -107,51 +111,24 @@ def _names(ids: Any, rows: np.ndarray) -> Shaped[np.ndarray, "queries k"]:
     return names.reshape(rows.shape)
 
 
-def _read(
-    found: Nearest, rows: np.ndarray, entries: np.ndarray, by: By, read: By, width: int
-) -> Float32[np.ndarray, "queries k width"]:
-    out = np.zeros((*rows.shape, width), dtype=np.float32)
-    there = rows >= 0
-    matched = entries[there] if by == "text" and read == "text" else None
-    if there.any():
-        out[there] = found.read(rows[there], read, matched)
-    return out
-
-
-@dataclass(frozen=True)
-class _Excluded:
-    """Which pictures queries may not find."""
-
-    everywhere: frozenset[str]
-    own: list[frozenset[str]] | None
-
-    @classmethod
-    def of(cls, exclude: Excluded | None, queries: int) -> "_Excluded | None":
-        if exclude is None or not len(exclude):
-            return None
-        if isinstance(exclude, set | frozenset):
-            return cls(frozenset(exclude), None)
-        if len(exclude) != queries:
-            raise ValueError(f"{queries} queries, but {len(exclude)} entries to exclude; pass a set to exclude for all")
-        return cls(frozenset(), [_as_set(each) for each in exclude])
-
-    def allows(self, found: Nearest, queries: np.ndarray) -> Bool[np.ndarray, "queries k"]:
-        """Which places of what some queries found may stay."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        names = _names(found.ids, found.rows)
-        if self.own is None:
-            banned = pc.is_in(pa.array(names.reshape(-1), pa.string()), value_set=pa.array(sorted(self.everywhere)))
-            return ~banned.to_numpy(zero_copy_only=False).astype(bool).reshape(names.shape)
-        own = [self.own[query] for query in queries.tolist()]
-        if all(len(each) == 1 for each in own):
-            return np.asarray(names != np.array([next(iter(each)) for each in own], dtype=object)[:, None])
+def _allowed(found: Nearest, everywhere: frozenset[str], own: list[frozenset[str]]) -> Bool[np.ndarray, "queries k"]:
+    """Which places may stay: all but those with an id that no query, or not this query, may find."""
+    names = _names(found.ids, found.rows)
+    if not own:
+        rows = [[id not in everywhere for id in row] for row in names.tolist()]
+    elif all(len(each) == 1 for each in own):
+        return np.asarray(names != np.array([next(iter(each)) for each in own], dtype=object)[:, None])
+    else:
         rows = [[id not in each for id in row] for row, each in zip(names.tolist(), own, strict=True)]
-        return np.array(rows, dtype=bool).reshape(names.shape)
+    return np.array(rows, dtype=bool).reshape(names.shape)
 
 
-def _as_set(each: str | Collection[str] | None) -> frozenset[str]:
-    if each is None:
-        return frozenset()
-    return frozenset({each} if isinstance(each, str) else each)
+def _exclusions(exclude: Excluded | None, queries: int) -> tuple[frozenset[str], list[frozenset[str]]]:
+    """Ids that no query may find, and those of each query (empty where none has its own)."""
+    if exclude is None or not len(exclude):
+        return frozenset(), []
+    if isinstance(exclude, set | frozenset):
+        return frozenset(exclude), []
+    if len(exclude) != queries:
+        raise ValueError(f"{queries} queries, but {len(exclude)} entries to exclude; pass a set to exclude for all")
+    return frozenset(), [frozenset({each} if isinstance(each, str) else each or ()) for each in exclude]

@@ -15,7 +15,7 @@ from recollect.core.types import ImageLike
 from recollect.data.sources.images import BrokenImageError, decode, pixel_digest
 
 PICTURE_FACTS: Mapping[str, Any] = {"width": 0, "height": 0, "taken": "", "camera": "", "folder": "", "phash": ""}
-"""What an index knows of every picture, with the values of one of which nothing is known."""
+"""What an index knows of every picture, with the values that mean unknown."""
 
 
 @dataclass(frozen=True)
@@ -100,18 +100,15 @@ class Picture:
         return next((path for path in paths if path.exists()), paths[0] if paths else None)
 
     def encoded(self) -> bytes | None:
-        """The encoded picture as stored in the index or in its file, not decoded; None where there is none."""
+        """The encoded picture as stored in the index or in its file, not decoded; None if it has none."""
         stored = self._bytes()
         return self._file_bytes() if stored is None else stored
 
     def _file_bytes(self) -> bytes | None:
-        if (path := self.path) is None:
-            return None
         try:
-            return path.read_bytes()
-        except OSError:
-            decode(path, self.where)  # raises the error that says why
-            raise
+            return None if self.path is None else self.path.read_bytes()
+        except OSError as error:
+            raise BrokenImageError(f"{self.where}: cannot be read ({error.strerror})") from None
 
     def read(self) -> ImageLike:
         """What an image tower reads: the decoded picture, or the array that the source of the index gives.
@@ -152,11 +149,10 @@ class Picture:
     def _written_since(self) -> bool:
         """Whether its file was written after it was indexed, so that it may hold other pixels."""
         path = self.path
-        file = next((file for file in self.files if file.path and Path(file.path) == path), None)
+        file = next((file for file in self.files if path is not None and Path(file.path) == path), None)
         if file is None or path is None or not file.mtime:
             return False
-        found = path.stat()
-        return (found.st_size, found.st_mtime_ns) != (file.size, file.mtime)
+        return (path.stat().st_size, path.stat().st_mtime_ns) != (file.size, file.mtime)
 
 
 def picture_of(

@@ -12,18 +12,18 @@ followed by ``*``. Text without a double quote and without ``image:`` is not a s
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
 from PIL import Image
 
 from recollect.core.errors import UserError
-from recollect.core.types import ImageLike, Kind, UnreadMembers
+from recollect.core.types import ImageLike, Kind
 from recollect.core.validation import refuse
 from recollect.data.sources.images import PICTURE_ENDINGS, decode
 
@@ -147,13 +147,19 @@ class Query:
         terms: list[Term] = []
         place = 0
         while text[place:].strip():
-            sign, place = _sign(text, place, first=not terms)
+            sign = _SIGN.match(text, place)
+            if sign is None and terms:
+                raise UserError(_malformed(text, place, "write + or - between two terms"))
+            place = sign.end() if sign else place
             factor = _WEIGHT.match(text, place)
             place = factor.end() if factor else place
             found = _TERM.match(text, place)
             if found is None:
                 raise UserError(_malformed(text, place))
-            terms.append(_term(found, sign * float(factor[1] if factor else 1)))
+            weight = float(factor[1] if factor else 1) * (-1 if sign and sign[1] == "-" else 1)
+            name = found["bare"] if found["quoted"] is None else _unquoted(found["quoted"])
+            words = None if found["words"] is None else _unquoted(found["words"])
+            terms.append(Term(words, None if words is not None else Path(name), weight))
             place = found.end()
         return cls(tuple(terms))
 
@@ -220,15 +226,6 @@ def Minus(part: Asked, weight: float = 1.0) -> Query:  # reads as a type in a li
     return -weight * as_query(part)
 
 
-@runtime_checkable
-class Openable(Protocol):
-    """A picture that knows how to decode itself: a hit of a search, or a picture of an index."""
-
-    def open(self) -> Any:
-        """Decode the picture."""
-        ...
-
-
 def as_query(asked: Asked | Sequence[Asked]) -> Query:
     """One query from words, a picture, a vector, a term, a query, or a list of these, which are added.
 
@@ -253,7 +250,7 @@ def as_query(asked: Asked | Sequence[Asked]) -> Query:
         return Query.vector(asked.reshape(-1)) if row or asked.ndim == 1 else Query.picture(asked)
     if isinstance(asked, bytes):
         return Query.picture(decode(asked, "the picture"))
-    if isinstance(asked, Openable):
+    if hasattr(asked, "open"):
         return Query.picture(asked.open())
     if isinstance(asked, list | tuple) and asked and all(isinstance(part, int | float) for part in asked):
         return Query.vector(np.array(asked, dtype=np.float32))
@@ -262,23 +259,8 @@ def as_query(asked: Asked | Sequence[Asked]) -> Query:
     raise UserError(f"{asked!r}: not a query. Pass words, a Path, a PIL image, an array, a vector, or a list of these.")
 
 
-@runtime_checkable
-class QueryEncoder(Protocol, metaclass=UnreadMembers):
-    """The part of an `Encoder` that embeds queries; arrays will do."""
-
-    @property
-    def width(self) -> int: ...
-
-    @property
-    def prefixes(self) -> Mapping[Kind, tuple[str, ...]]: ...
-
-    def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Any:
-        """As `Encoder.embed_texts`."""
-        ...
-
-    def embed_images(self, images: Sequence[ImageLike]) -> Any:
-        """As `Encoder.embed_images`."""
-        ...
+QueryEncoder = Any
+"""The part of an `Encoder` that embeds queries (`width`, `prefixes`, `embed_texts`, `embed_images`); arrays will do."""
 
 
 def embed_queries(
@@ -331,22 +313,6 @@ def check_terms(query: Query) -> None:
     """
     empty = len(query.terms) > 1 and any(term.words is not None and not term.words.strip() for term in query.terms)
     refuse((empty, f"{query}: one of its terms is empty. Write what to look for, or remove it."))
-
-
-def _sign(text: str, place: int, first: bool) -> tuple[int, int]:
-    found = _SIGN.match(text, place)
-    if found is None:
-        if not first:
-            raise UserError(_malformed(text, place, "write + or - between two terms"))
-        return 1, place
-    return (-1 if found[1] == "-" else 1), found.end()
-
-
-def _term(found: re.Match[str], weight: float) -> Term:
-    if found["words"] is not None:
-        return Term(words=_unquoted(found["words"]), weight=weight)
-    name = found["bare"] if found["quoted"] is None else _unquoted(found["quoted"])
-    return Term(picture=Path(name), weight=weight)
 
 
 def _unquoted(quoted: str) -> str:

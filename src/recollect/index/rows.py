@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,6 +12,7 @@ from jaxtyping import Float, Float32
 
 from recollect.core.errors import UserError
 from recollect.core.types import Kind
+from recollect.core.validation import refuse
 from recollect.data.sources.images import pixel_digest
 from recollect.index.arrow import caption_matrix, vector_array, vector_matrix
 from recollect.index.picture import PICTURE_FACTS, File
@@ -138,7 +140,7 @@ class Rows:
         filled["metadata"] = [plain({key: value for key, value in each.items() if value is not None})
                               for each in filled["metadata"]]  # fmt: skip
         filled["ids"] = list(self.ids) or [
-            digest_of(vector, texts) for vector, texts in zip(filled["image_vectors"], captions, strict=True)
+            _digest(vector, texts) for vector, texts in zip(filled["image_vectors"], captions, strict=True)
         ]
         for row, own in enumerate(filled["own"]):
             given = {"captions": captions[row], "labels": filled["labels"][row], "metadata": filled["metadata"][row]}
@@ -190,6 +192,13 @@ class Rows:
             own=[json.loads(each) for each in columns["own"]],
             **{name: columns[name] for name in ("labels", *PICTURE_FACTS, "removed")},
         )
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Rows]") -> "Rows":
+        """One after the other; all must have the same fields."""
+        lists = (each.name for each in fields(cls) if each.name != "image_vectors")
+        vectors = np.concatenate([each.image_vectors for each in parts if each.image_vectors is not None])
+        return cls(vectors, **{name: [one for each in parts for one in getattr(each, name)] for name in lists})
 
     def take(self, places: Sequence[int]) -> "Rows":
         """Some rows, in the order given."""
@@ -250,7 +259,7 @@ def merged_facts(files: Sequence[File], own: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def digest_of(vector: np.ndarray, captions: Sequence[str] = ()) -> str:
+def _digest(vector: np.ndarray, captions: Sequence[str]) -> str:
     """Id of a picture without pixels: digest of its vector, or of its captions where the vector is zero."""
     if vector.any():
         return pixel_digest(np.ascontiguousarray(vector, dtype=np.float32))
@@ -264,14 +273,12 @@ def unit_vectors(vectors: np.ndarray, width: int, what: str) -> Float32[np.ndarr
         UserError: another width, not finite, or not close to unit norm.
     """
     vectors = np.ascontiguousarray(vectors, dtype=np.float32)
-    if vectors.ndim != 2 or vectors.shape[1] != width:
-        raise UserError(
-            f"{what}: vectors of shape {tuple(vectors.shape)}, but the index has vectors of {width} entries"
-        )
+    shape = f"{what}: vectors of shape {tuple(vectors.shape)}, but the index has vectors of {width} entries"
+    refuse((vectors.ndim != 2 or vectors.shape[1] != width, shape))
     norms = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
     off = np.abs(norms - 1) * (norms != 0)
-    if not off.max(initial=0.0) < 1e-2:  # NaN included
-        raise UserError(f"{what}: vectors are not of unit norm (off by up to {off.max():.2g})")
+    wrong = not off.max(initial=0.0) < 1e-2  # NaN included
+    refuse((wrong, f"{what}: vectors are not of unit norm (off by up to {off.max(initial=0.0):.2g})"))
     if off.max(initial=0.0) < 1e-6:
         return vectors
     return (vectors / np.where(norms > 0, norms, 1)).astype(np.float32)
@@ -295,9 +302,9 @@ def _dumped(value: Mapping[str, Any]) -> str:
 
 
 def _check_ids(ids: Sequence[str], where: str) -> None:
-    if len(set(ids)) < len(ids):
-        seen = set[str]()
-        twice = next(id for id in ids if id in seen or seen.add(id))  # type: ignore[func-returns-value]
-        raise UserError(f"{where}: id {twice!r} is used twice")
-    if wrong := next((id for id in ids if not 0 < len(id.encode()) <= 512), None):
-        raise UserError(f"{where}: id {wrong[:40]!r} has {len(wrong.encode())} bytes; an id has 1 to 512")
+    counts = Counter(ids)
+    twice, wrong = [id for id in counts if counts[id] > 1], [id for id in ids if not 0 < len(id.encode()) <= 512]
+    refuse(
+        (twice, f"{where}: id {''.join(twice[:1])!r} is used twice"),
+        (wrong, f"{where}: id {''.join(wrong[:1])[:40]!r} is too short or too long; an id has 1 to 512 bytes"),
+    )

@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from recollect.core.types import NO_LABEL, Encoder, ImageLike, Sample, Source
 from recollect.data.prompts import fill
 from recollect.data.sources.images import BrokenImageError, pixel_digest
 from recollect.data.sources.reader import BROKEN_SHARE, blocks_ahead
-from recollect.index.exif import PictureFacts, picture_facts
+from recollect.index.exif import picture_facts
 from recollect.index.picture import File, as_png, phash_of
 from recollect.index.rows import plain
 
@@ -58,7 +58,7 @@ class ReadPicture:
 
     id: str
     file: File
-    facts: PictureFacts
+    facts: Mapping[str, Any]
     phash: str
     folder: str
     stored: bytes | None
@@ -125,11 +125,10 @@ class SampleReader:
             original = self.source.original(index)
             name = self.source.picture_key(index, original)
             key = name or ""
-            if isinstance(original, Path) and name is not None:
-                same = self._by_stat(index, name, original)
-                if same is not None:
-                    return same
-            encoded = _bytes_of(original)
+            if isinstance(original, Path) and name and (same := self._by_stat(index, name, original)) is not None:
+                return same
+            with _broken_if_unreadable():
+                encoded = original.read_bytes() if isinstance(original, Path) else original
             if name is not None and encoded is not None:
                 content, sample = _hash(encoded), None
             else:
@@ -156,12 +155,9 @@ class SampleReader:
 
     def _by_stat(self, index: int, key: str, path: Path) -> Unchanged | None:
         """The file as the index knows it, where neither it nor what the source says about it has changed."""
-        entries = self.known.get(key, {})
-        try:
+        with _broken_if_unreadable():
             now = path.stat()
-        except OSError:
-            return None
-        for _, file in entries.values():
+        for _, file in self.known.get(key, {}).values():
             same = (file.size, file.mtime, file.ctime) == (now.st_size, now.st_mtime_ns, now.st_ctime_ns)
             same = same and file.path == self._path(path)
             if same and file.stamp.endswith(f"-{self._facts(index, None)}"):
@@ -177,10 +173,8 @@ class SampleReader:
         file = File(self.called, key, place=self.source.place, stamp=f"{content}-{self._facts(index, sample)}")
         if not isinstance(original, Path):
             return file
-        try:
-            now = os.stat(original)
-        except OSError as error:
-            raise BrokenImageError(f"{original}: cannot be read ({error.strerror})") from None
+        with _broken_if_unreadable():
+            now = original.stat()
         return replace(file, path=self._path(original), size=now.st_size, mtime=now.st_mtime_ns, ctime=now.st_ctime_ns)
 
     def _path(self, path: Path) -> str:
@@ -213,21 +207,16 @@ class SampleReader:
 
 
 def _prepared(encoder: Encoder, image: ImageLike) -> Any:
-    """What the image tower reads, made in the reading thread so that large pictures are not kept."""
+    """What the image tower reads, made in the reading thread so that large pictures are not kept.
+
+    A large picture is first averaged over squares of pixels, to at least twice what is needed: bicubic resizing of a
+    whole photograph takes longer than decoding it.
+    """
     transform = getattr(encoder, "transform", None)
     if transform is None or transform.packs or (isinstance(image, np.ndarray) and image.ndim == 1):
         return image
-    return transform(_reduced(image, transform.needed))
-
-
-def _reduced(image: ImageLike, needed: int) -> ImageLike:
-    """A large picture averaged over squares of pixels, with sides of at least twice what is needed.
-
-    Bicubic resizing of a whole photograph takes longer than decoding it.
-    """
-    if not isinstance(image, Image.Image) or (factor := min(image.size) // (2 * needed)) < 2:
-        return image
-    return image.reduce(factor)
+    factor = min(image.size) // (2 * transform.needed) if isinstance(image, Image.Image) else 1
+    return transform(image.reduce(factor) if isinstance(image, Image.Image) and factor >= 2 else image)
 
 
 def _stacked(images: list[Any]) -> Any:
@@ -236,9 +225,10 @@ def _stacked(images: list[Any]) -> Any:
     return torch.stack(images) if all(isinstance(each, torch.Tensor) for each in images) else images
 
 
-def _bytes_of(original: bytes | Path | None) -> bytes | None:
+@contextmanager
+def _broken_if_unreadable() -> Iterator[None]:
     try:
-        return original.read_bytes() if isinstance(original, Path) else original
+        yield
     except OSError as error:
         raise BrokenImageError(f"{error.filename}: cannot be read ({error.strerror})") from None
 

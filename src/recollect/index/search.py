@@ -8,20 +8,12 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 from jaxtyping import Float32
 
-from recollect.core.errors import UserError
+from recollect.core.errors import user_errors
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, ImageLike, caption_prefix
 from recollect.core.validation import check_number
 from recollect.index.contents import IndexContents
-from recollect.index.cutoff import (
-    CAPTION_SHARE,
-    LEAST_CAPTIONS,
-    LEAST_PICTURES,
-    MOST_CAPTIONS,
-    CutOff,
-    estimate_cut_off,
-    learn_cut_off,
-)
+from recollect.index.cutoff import CAPTION_SHARE, LEAST_CAPTIONS, MOST_CAPTIONS, CutOff, estimate_cut_off, learn_cut_off
 from recollect.index.filters import Filter
 from recollect.index.hits import CAPTIONS, MODEL, Hit, Hits, Reranker
 from recollect.index.lookup import Excluded, Found, look_up
@@ -32,20 +24,18 @@ from recollect.index.stores.base import Store
 NEAR = 0.94
 """Cosine from which two pictures count as near-duplicates (RECO, section 4.1)."""
 
-NO_CUT_FOR_PICTURES = "nothing is cut: the cut-off is for words, and this query has a picture"
-NOTHING_STANDS_OUT = "nothing is cut: no picture stands out from the others"
-
 _UNSURE = 2.0**-12  # far more than single precision and rounding can be off by
-
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
 
 Vectors = Any
 """A tensor or an array (queries, width)."""
 
 
-def names_arguments(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Let a method that is called with an unknown argument (``top_k``) say which ones it has."""
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def _names_arguments(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """List the arguments of a method that is called with an unknown one, such as ``top_k``."""
     known = list(signature(method).parameters)
 
     @wraps(method)
@@ -72,7 +62,7 @@ class SearchableIndex(IndexContents):
         super().__init__(store, encoder, read)
         self._cut: tuple[int, float, int, CutOff] | None = None
 
-    @names_arguments
+    @_names_arguments
     def lookup(
         self,
         vectors: Vectors,
@@ -114,7 +104,7 @@ class SearchableIndex(IndexContents):
             self.ids_where(where)  # raises the error that says why
         return found
 
-    @names_arguments
+    @_names_arguments
     def search(
         self,
         query: Asked | Sequence[Asked],
@@ -152,7 +142,7 @@ class SearchableIndex(IndexContents):
                                 encoder=encoder, exact=exact, by=by, rerank=rerank)  # fmt: skip
         return many[0]
 
-    @names_arguments
+    @_names_arguments
     def search_many(
         self,
         queries: Sequence[Asked | Sequence[Asked]],
@@ -185,25 +175,19 @@ class SearchableIndex(IndexContents):
         pictures = {each.id: each for each in self.pictures([id for id in dict.fromkeys(found.ids.ravel()) if id])}
         scored_by = self.scored_by if by == "image" else CAPTIONS
         ranked = []
-        for row, query in enumerate(real):
+        for query, vector, ids, scores in zip(real, vectors, found.ids, found.scores.tolist(), strict=True):
             hits = [
                 Hit(pictures[id], score, scored_by, score, rank)
-                for rank, (id, score) in enumerate(zip(found.ids[row], found.scores[row].tolist(), strict=True), 1)
+                for rank, (id, score) in enumerate(zip(ids, scores, strict=True), 1)
                 if id
             ]
-            ranked.append(Hits(hits, str(query), query_notes(query, embeds), 1, searched))
+            limit, notes = _limit(query, min_score, vector, scores[0])
+            ranked.append((Hits(hits, str(query), (*query_notes(query, embeds), *notes), 1, searched), limit))
         if rerank is not None:
-            ranked = rerank.rerank(real, ranked)
-        rows = iter(range(len(real)))
-        made = []
-        for query in asked:
-            if query.empty:
-                made.append(Hits((), str(query), ("empty query",), searched=searched))
-                continue
-            row = next(rows)
-            limit, notes = _limit(query, min_score, vectors[row], float(found.scores[row].max()))
-            made.append(page_of(ranked[row].with_hits(ranked[row].hits, notes), k, page, limit))
-        return made
+            again = rerank.rerank(real, [hits for hits, _ in ranked])
+            ranked = [(hits, limit) for hits, (_, limit) in zip(again, ranked, strict=True)]
+        pages = iter([hits.page(page, k, limit) for hits, limit in ranked])
+        return [Hits((), str(query), ("empty query",), 1, searched) if query.empty else next(pages) for query in asked]
 
     def query_vector(self, query: Asked | Sequence[Asked], encoder: Encoder | None = None) -> Float32[np.ndarray, " w"]:
         """The unit-norm vector that `search` looks up for a query."""
@@ -250,13 +234,9 @@ class SearchableIndex(IndexContents):
             cut = self._learn_cut_off(images, share, seed) if self.texts >= LEAST_CAPTIONS else None
             if cut is None:
                 images = images[images.any(axis=1)]
-                if len(images) < LEAST_PICTURES:
-                    raise UserError(
-                        f"{self.address}: {len(images)} pictures and {self.texts} captions are too few to tell where "
-                        f"results end ({LEAST_PICTURES} pictures or {LEAST_CAPTIONS} captions are needed). Name a "
-                        "score instead."
-                    )
-                cut = estimate_cut_off(images, seed)
+                few = f"{self.address}: {len(images)} pictures and {self.texts} captions"
+                with user_errors(few, ValueError, then=". Name a score instead."):
+                    cut = estimate_cut_off(images, seed)
             self._cut = self.version, share, seed, cut
         return self._cut[3]
 
@@ -275,29 +255,15 @@ class SearchableIndex(IndexContents):
         return unit_vectors(queries, self.width, f"{self.address}: queries")
 
 
-def page_of(hits: Hits, k: int, page: int, min_score: float | None) -> Hits:
-    """One page of the best hits, without those below a cut-off."""
-    kept, notes, cut = list(hits), hits.notes, None
-    if min_score is not None:
-        scores = [hit.score if hit.model_score is None else hit.model_score for hit in hits]
-        kept = [hit for hit, score in zip(hits, scores, strict=True) if score >= min_score]
-        if below := [score for score in scores if score < min_score]:  # whatever was not found scores lower still
-            cut = hits.searched - len(kept)
-            what = f"{cut:,} of {hits.searched:,} pictures score below {min_score:.4g} and are left out"
-            notes = (*notes, f"{what} (best {max(below):.3f})")
-    first = (page - 1) * k
-    return Hits(kept[first : first + k], hits.query, notes, first + 1, hits.searched, cut)
-
-
 def _limit(
     query: Query, min_score: float | CutOff | None, vector: np.ndarray, best: float
 ) -> tuple[float | None, tuple[str, ...]]:
     if not isinstance(min_score, CutOff):
         return min_score, ()
     if not query.words_alone:
-        return None, (NO_CUT_FOR_PICTURES,)
+        return None, ("nothing is cut: the cut-off is for words, and this query has a picture",)
     limit = min_score.limit_among(vector, best)
-    return limit, (NOTHING_STANDS_OUT,) if limit is None else ()
+    return limit, ("nothing is cut: no picture scores far above the others",) if limit is None else ()
 
 
 def query_notes(query: Query, encoder: QueryEncoder | None) -> tuple[str, ...]:

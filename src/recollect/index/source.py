@@ -26,7 +26,7 @@ def source_index(
 
     Args:
         encoder: embeds captions, and pictures unless their ``vectors`` are given.
-        captions: one for each sample, or None where there is none; no captions by default.
+        captions: one for each sample, None for a sample without one; no captions by default.
         vectors: unit norm, if they are known.
 
     Raises:

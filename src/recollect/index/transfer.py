@@ -2,11 +2,11 @@
 
 import shutil
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recollect.core.errors import UserError
+from recollect.core.errors import user_errors
 from recollect.core.files import free_file, move_file
 from recollect.data.sources.images import BrokenImageError
 from recollect.index.index import Index
@@ -47,14 +47,12 @@ def copy_pictures(index: Index, ids: Sequence[str], folder: Path) -> Transfer:
         folder.mkdir(parents=True, exist_ok=True)
         for picture in _pictures(index, ids):
             path, stored = picture.path, None
-            if path is None or not path.is_file():
-                with suppress(BrokenImageError):
-                    stored = picture.encoded()
+            with suppress(BrokenImageError):
+                stored = None if path is not None and path.is_file() else picture.encoded()
             if stored is None and (path is None or not path.is_file()):
                 done.missing.append(picture.id)
                 continue
-            name = path.name if path is not None else _name(picture, stored or b"")
-            with free_file(folder / name) as target:
+            with free_file(folder / (path.name if path is not None else _name(picture, stored or b""))) as target:
                 if stored is not None:
                     target.write_bytes(stored)
                 elif path is not None:
@@ -80,11 +78,8 @@ def move_pictures(
     done, chosen = Transfer(), None if files is None else set(files)
     try:
         for picture in _pictures(index, ids):
-            there = [
-                file
-                for file in picture.files
-                if file.path and (chosen is None or file.path in chosen) and Path(file.path).is_file()
-            ]
+            wanted = (file for file in picture.files if file.path and (chosen is None or file.path in chosen))
+            there = [file for file in wanted if Path(file.path).is_file()]
             for file in there:
                 to = folder or trash_of(file)
                 with _told(to):
@@ -146,10 +141,6 @@ def _name(picture: Picture, stored: bytes) -> str:
     return name if Path(name).suffix else f"{name}{ending}"
 
 
-@contextmanager
-def _told(folder: Path) -> Iterator[None]:
+def _told(folder: Path) -> AbstractContextManager[None]:
     """Turn an error of the disk into one line that names the folder."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written to ({error.strerror or error})") from error
+    return user_errors(f"{folder}: cannot be written to", OSError)

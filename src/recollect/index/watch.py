@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from recollect.core.errors import UserError
 from recollect.core.validation import refuse
@@ -15,20 +14,8 @@ from recollect.index.index import Index
 from recollect.index.ingest import IngestReport
 from recollect.index.samples import IngestOptions
 
-
-class FolderState(NamedTuple):
-    """Equal for a folder whose pictures have not changed; as small for a million pictures as for one.
-
-    Attributes:
-        pictures: number of pictures.
-        digest: sum of one hash per picture, so that the order of reading does not matter.
-    """
-
-    pictures: int = 0
-    digest: int = 0
-
-
-_UNREAD = FolderState()
+FolderState = tuple[int, int]
+"""Number of pictures and a digest: equal for a folder whose pictures have not changed."""
 
 
 @dataclass
@@ -54,8 +41,8 @@ class FolderWatch:
     on_block: Callable[[IngestReport, int], None] | None = None
     scan_seconds: float = field(default=0.0, init=False)
     """What the last scan of the folder took."""
-    _before: FolderState = _UNREAD
-    _done: FolderState = _UNREAD
+    _before: FolderState = (0, 0)
+    _done: FolderState = (0, 0)
 
     def __post_init__(self) -> None:
         refuse((not self.folder.is_dir(), f"{self.folder}: no such folder to watch"))
@@ -75,7 +62,7 @@ class FolderWatch:
         began = time.monotonic()
         state = folder_state(self.folder)
         self.scan_seconds = time.monotonic() - began
-        if not state.pictures or state == self._done or (state != self._before and not settled):
+        if not state[0] or state == self._done or (state != self._before and not settled):
             self._before = state
             return None
         self._before = state
@@ -86,34 +73,24 @@ class FolderWatch:
 
     def follow(self, every: float, report: Callable[[IngestReport], None]) -> None:
         """Poll every so many seconds until interrupted; the first poll takes everything as settled."""
-        done = self._first(every)
+        first = True
         while True:
-            if done is not None:
-                report(done)
-            time.sleep(every)
             try:
-                done = self.poll()
+                if (done := self.poll(settled=first)) is not None:
+                    report(done)
+                first = False
             except (UserError, FileNotFoundError) as error:
+                if first and folder_state(self.folder) == self._before:
+                    raise  # of a folder that does not change meanwhile
                 note(str(error))  # a file that vanished while the folder was read; the next poll sees it
-                done = None
-
-    def _first(self, every: float) -> IngestReport | None:
-        """The first poll, repeated while the folder changes under it; an error in a still folder ends the watch."""
-        while True:
-            try:
-                return self.poll(settled=True)
-            except (UserError, FileNotFoundError) as error:
-                if folder_state(self.folder) == self._before:
-                    raise
-                note(str(error))
-                time.sleep(every)
+            time.sleep(every)
 
 
 def folder_state(folder: Path) -> FolderState:
     """The state of the pictures of a folder, from their paths, sizes and times; no file is opened.
 
-    The change time counts as well as the modification time: programs that copy or unpack files cannot set it, so it
-    tells two files apart that exchanged their names.
+    The digest is a sum, so the order of reading does not matter. The change time counts as well as the modification
+    time: programs that copy or unpack files cannot set it, so it tells two files apart that exchanged their names.
     """
     count = total = 0
     for path in pictures_below(folder):
@@ -124,7 +101,7 @@ def folder_state(folder: Path) -> FolderState:
         stamp = f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns} {path}"
         total += int.from_bytes(hashlib.blake2b(os.fsencode(stamp), digest_size=16).digest(), "big")
         count += 1
-    return FolderState(count, total % 2**128)
+    return count, total % 2**128
 
 
 def pictures_below(folder: Path) -> Iterator[str]:
