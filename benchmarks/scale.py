@@ -213,7 +213,7 @@ def run_figures(options: Options, found: Figures) -> Figures:
 
 
 def index_flops(rows: float, width: int) -> float:
-    """Operations to build an index (an inverted file, as `recollect.index.ann` makes).
+    """Operations to build an index (an inverted file, as `recollect.index.stores.ivf` makes).
 
     It has twice the root of the rows as cells, eight rounds of k-means on fifty rows for each, and every row's cell.
     """

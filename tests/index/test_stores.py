@@ -107,7 +107,7 @@ _WHERE = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(where=_WHERE)
 def test_any_filter_leaves_what_a_predicate_does(where):
     rows, index = make_rows(40), Index.create(width=WIDTH, model="m")

@@ -1,6 +1,7 @@
 """Arrow arrays to and from NumPy.
 
-Those of texts and integers do without ``pyarrow.array`` and ``to_numpy``, which import pandas: most of a second.
+Those of texts and integers do without ``pyarrow.array``, ``pyarrow.scalar`` and ``to_numpy``, which import pandas: most
+of a second.
 """
 
 from collections.abc import Sequence
@@ -33,9 +34,11 @@ def integers(column: Any) -> Int64[np.ndarray, " n"]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    array = pc.fill_null(_one_array(column).cast(pa.int64()), -1)
+    array = _one_array(column).cast(pa.int64())
     if not len(array):
         return np.empty(0, dtype=np.int64)
+    if array.null_count:
+        array = pc.fill_null(array, integer_array(np.array([-1]))[0])
     return np.frombuffer(array.buffers()[1], dtype=np.int64)[array.offset : array.offset + len(array)]
 
 

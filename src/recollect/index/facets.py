@@ -22,15 +22,7 @@ _COLUMN = {"folder": "folder", "month": "taken", "camera": "camera", "label": "l
 def count_facets(
     index: IndexContents, names: Sequence[str], where: str | Filter | None
 ) -> dict[str, list[tuple[str, int]]]:
-    """The values of each facet with how many pictures have them, the most frequent first; months the latest first.
-
-    Args:
-        names: some of `FACETS`, or columns of labels given by hand, such as ``clicked``.
-        where: count only pictures that satisfy a filter.
-
-    Raises:
-        UserError: the filter is malformed, or nothing satisfies it.
-    """
+    """See `Index.facets`."""
     columns = list(dict.fromkeys(_COLUMN[name] for name in names if name in _COLUMN))
     counts: dict[str, Counter[str]] = {name: Counter() for name in names}
     if where is not None:

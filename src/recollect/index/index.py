@@ -204,6 +204,9 @@ class Index(ChangeableIndex):
     ) -> IngestReport:
         """Add the pictures of a source, or bring the index up to date with it (see `recollect.index.ingest`).
 
+        Pictures that the source no longer has leave the index once the source was read to its end. A file in a folder
+        that may not be read now is not a file that is gone. Pictures that the user removed stay removed.
+
         Args:
             name: what the index calls the source; its own name by default.
             options: how samples become rows.
@@ -218,7 +221,11 @@ class Index(ChangeableIndex):
     def facets(
         self, names: Sequence[str] = FACETS, where: str | Filter | None = None
     ) -> dict[str, list[tuple[str, int]]]:
-        """How many pictures each folder, month, camera, label and source has (see `recollect.index.facets`).
+        """How many pictures each folder, month, camera, label and source has, the most first; months the latest first.
+
+        Args:
+            names: some of these facets, or columns of labels given by hand, such as ``clicked``.
+            where: count only pictures that satisfy a filter.
 
         Raises:
             UserError: the filter is malformed, or nothing satisfies it.

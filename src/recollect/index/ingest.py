@@ -77,14 +77,7 @@ def ingest(
     options: IngestOptions | None = None,
     on_block: Callable[[IngestReport, int], None] | None = None,
 ) -> IngestReport:
-    """Bring an index up to date with a source; see `Index.add`.
-
-    Pictures that the source no longer has leave the index once the source was read to its end. A file in a folder that
-    may not be read now is not a file that is gone. Pictures that the user removed stay removed under any name.
-
-    Raises:
-        UserError: the source cannot be read, its name belongs to another source, or too many pictures are broken.
-    """
+    """See `Index.add`."""
     options = options or IngestOptions()
     if not isinstance(source, Source):
         source = open_pictures(str(source))

@@ -57,7 +57,7 @@ class FolderWatch:
             What was done; None if there was nothing to do yet.
 
         Raises:
-            UserError: the folder's name belongs to another source of the index.
+            UserError: as `Index.add`.
         """
         began = time.monotonic()
         state = folder_state(self.folder)

@@ -99,11 +99,7 @@ class LanceStore(LocalStore):
 
     @classmethod
     def create(cls, address: str, record: Record) -> "LanceStore":
-        """Make an empty index.
-
-        Raises:
-            UserError: the folder exists and is not empty.
-        """
+        """Make an empty index; the folder must be empty or missing."""
         with told_if_full(address), fresh_folder(address, "index") as unfinished:
             open_database(unfinished).create_table(TABLE, schema=schema(record))
         return cls(address)

@@ -99,11 +99,7 @@ class MilvusStore(Store):
 
     @classmethod
     def create(cls, address: str, record: Record) -> "MilvusStore":
-        """Make two empty collections.
-
-        Raises:
-            UserError: one of that name exists.
-        """
+        """Make two empty collections; one of that name must not exist."""
         place = _Address.parse(address)
         taken = f"{_without_password(address)}: already exists. Name another collection, or drop it."
         refuse((cls.exists(address), taken))
