@@ -98,7 +98,7 @@ def test_files_of_removed_duplicates_are_moved_and_return(photos, tmp_path):
 def slowly(monkeypatch):
     """Make looking for duplicates last until it is stopped."""
 
-    def never_ends(self, everything=True):
+    def never_ends(self):
         with progress("compare pixels", 10_000, "pictures") as counter:
             for _ in range(10_000):
                 counter.advance(1)

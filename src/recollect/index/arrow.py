@@ -29,7 +29,7 @@ def integer_array(values: Int64[np.ndarray, " n"]) -> Any:
     return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
 
 
-def integers(column: Any) -> Int64[np.ndarray, " n"]:
+def integer_values(column: Any) -> Int64[np.ndarray, " n"]:
     """The inverse of `integer_array` for integers of any size; missing ones are -1."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -54,7 +54,7 @@ def caption_matrix(column: Any) -> tuple[np.ndarray, Int64[np.ndarray, " rows"]]
     import pyarrow.compute as pc
 
     array = _one_array(column)
-    return vector_matrix(array.flatten()), integers(pc.list_value_length(array))
+    return vector_matrix(array.flatten()), integer_values(pc.list_value_length(array))
 
 
 def vector_array(vectors: np.ndarray, type: Any) -> Any:

@@ -69,10 +69,10 @@ _SKETCH_CORRELATION, _SKETCH_BLOCK, _SKETCH_CHROMA = 0.85, 2.4, 3.5
 photographs by 0.96 and of text by 0.89, light marks by 0.94."""
 _AT_ONCE = 512
 
-Part = tuple[float, float, float, float]
-"""Part of a picture: left, width, top and height as shares of its width and height."""
+Window = tuple[float, float, float, float]
+"""Window of a picture: left, width, top and height as shares of its width and height."""
 
-_WHOLE: Part = (0.0, 1.0, 0.0, 1.0)
+_WHOLE: Window = (0.0, 1.0, 0.0, 1.0)
 
 
 class PreparedPicture:
@@ -100,7 +100,7 @@ class PreparedPicture:
         """Whether it has no color at all."""
         return bool(np.abs(self.square(64)[..., 1:]).max() <= _GRAY)
 
-    def square(self, edge: int, part: Part = _WHOLE) -> Float32[np.ndarray, "edge edge 3"]:
+    def square(self, edge: int, part: Window = _WHOLE) -> Float32[np.ndarray, "edge edge 3"]:
         """Luma and chroma of a part of the picture as a slightly blurred square."""
         kept = part == _WHOLE and edge <= _SIZES[-1]
         if kept and edge in self._squares:
@@ -133,7 +133,7 @@ def near_identical(one: PreparedPicture, other: PreparedPicture) -> bool:
     return aligned is not None and _agree(one, other, aligned, _BLOCK_OF_CROP)
 
 
-def _agree(one: PreparedPicture, other: PreparedPicture, parts: tuple[Part, Part], most: float) -> bool:
+def _agree(one: PreparedPicture, other: PreparedPicture, parts: tuple[Window, Window], most: float) -> bool:
     """Whether two parts show the same at every size."""
     finest = min(one.edge, other.edge) / _OVERSAMPLING
     edges = [edge for edge in _SIZES if edge <= finest] or [_SIZES[0]]
@@ -177,14 +177,14 @@ def _one_place_differs(one: Float32[np.ndarray, "edge edge 3"], other: Float32[n
     return bool(differs.max() > min(usual, _MOST_IN_A_PLACE))
 
 
-def _proportions_agree(one: PreparedPicture, other: PreparedPicture, part: Part) -> bool:
+def _proportions_agree(one: PreparedPicture, other: PreparedPicture, part: Window) -> bool:
     """Whether a part of one picture has the proportions of another picture, up to rounding to whole pixels."""
     off = abs(np.log(one.width * part[1] * other.height / (one.height * part[3] * other.width)))
     rounding = 1 / min(one.width, other.width) + 1 / min(one.height, other.height)
     return bool(off <= 0.005 + rounding)
 
 
-def _aligned(one: PreparedPicture, other: PreparedPicture) -> tuple[Part, Part] | None:
+def _aligned(one: PreparedPicture, other: PreparedPicture) -> tuple[Window, Window] | None:
     """The parts of two pictures that show the same, if one of them contains the other.
 
     A crop has fewer pixels. Two pictures of the same size whose frames differ by more than a pixel are frames of a
@@ -292,7 +292,7 @@ def _align(
     """Find the part of each square that its partner shows, by Gauss-Newton (Lucas and Kanade, 1981) on four numbers.
 
     Returns:
-        A `Part` per pair; NaN where it leaves the range of a small crop.
+        A `Window` per pair; NaN where it leaves the range of a small crop.
     """
     found, edge = start.copy(), ones.shape[1]
     places = (np.arange(edge) + 0.5) / edge
@@ -373,7 +373,7 @@ def _reduced(image: Image.Image, edge: int) -> Image.Image:
     return image if size == image.size else image.resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0)
 
 
-def _clipped(left: float, width: float, top: float, height: float) -> Part:
+def _clipped(left: float, width: float, top: float, height: float) -> Window:
     """What of a part is within the picture."""
     x, y = max(left, 0.0), max(top, 0.0)
     return x, min(left + width, 1.0) - x, y, min(top + height, 1.0) - y

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from recollect.core.nearest import ExactNeighbours
-from recollect.index.arrow import integer_array, integers
+from recollect.index.arrow import integer_array, integer_values
 from recollect.index.filters import Filter
 from recollect.index.rows import FACTS, By
 from recollect.index.stores.base import Nearest, Store
@@ -69,7 +69,7 @@ class LocalStore(Store):
 
     def row_numbers(self) -> Int64[np.ndarray, " rows"]:
         """Rising row numbers of the visible rows."""
-        numbers = [integers(batch[ROW]) for batch in self.batches([])]
+        numbers = [integer_values(batch[ROW]) for batch in self.batches([])]
         return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *numbers]))
 
     def forget_matrix(self) -> None:

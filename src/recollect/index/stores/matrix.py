@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Float32, Int64
 from recollect.core.checksums import CHECKSUMS, damaged_files, note_checksums
 from recollect.core.files import atomic_folder
 from recollect.core.nearest import ExactNeighbours, best_of_all, exact_neighbours
-from recollect.index.arrow import caption_matrix, integer_array, integers, string_array, vector_matrix
+from recollect.index.arrow import caption_matrix, integer_array, integer_values, string_array, vector_matrix
 from recollect.index.filters import PHYSICAL, Filter, FilterColumns, asked_value
 from recollect.index.rows import FACTS, By, Record
 from recollect.index.stores.base import Nearest, mean_of_captions
@@ -57,14 +57,14 @@ class Part:
     @cached_property
     def numbers(self) -> Int64[np.ndarray, " rows"]:
         """Row numbers of the store, rising."""
-        return integers(self.rows[ROW])
+        return integer_values(self.rows[ROW])
 
     @cached_property
     def counts(self) -> Int64[np.ndarray, " rows"]:
         """Captions of each row."""
         import pyarrow.compute as pc
 
-        return integers(pc.list_value_length(self.rows["captions"]))
+        return integer_values(pc.list_value_length(self.rows["captions"]))
 
     def unit(self, by: By, places: Int64[np.ndarray, " some"]) -> Float32[np.ndarray, "some width"]:
         """Some vectors as float32 with their norm divided out."""
@@ -149,11 +149,11 @@ class Matrix:
         wanted = string_array(ids)
         there = self.ids if self.alive is None else self.ids.take(integer_array(self.visible))
         distinct = wanted.unique()  # one pass over all ids: faster than a hash table of them
-        named = integers(pc.index_in(there, value_set=distinct))
+        named = integer_values(pc.index_in(there, value_set=distinct))
         rows = np.flatnonzero(named >= 0)
         place = np.full(len(distinct), -1, dtype=np.int64)
         place[named[rows]] = self.visible[rows]
-        return place[integers(pc.index_in(wanted, value_set=distinct))]
+        return place[integer_values(pc.index_in(wanted, value_set=distinct))]
 
     def _column(self, name: str) -> list[Any]:
         """What filters ask about, by slot."""
@@ -327,7 +327,7 @@ def _chosen(numbers: np.ndarray, record: Record, read: ReadRows) -> Iterator[tup
 
     seen = 0
     for table in read(int(numbers[0])):
-        keep = within(integers(table[ROW]), numbers)
+        keep = within(integer_values(table[ROW]), numbers)
         some = table if keep.all() else table.filter(pa.array(keep))
         image, text = vector_matrix(some["image_vector"]), caption_matrix(some["caption_vectors"])[0]
         precise = (np.ascontiguousarray(each, dtype=record.precision) for each in (image, text))
