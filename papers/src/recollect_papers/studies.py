@@ -39,8 +39,9 @@ STUDIES: dict[str, Study] = {
     "lixp/real": Study(
         "lixp.real", "real", "what a head on strong towers costs, and what context gives back", pictures=True
     ),
+    "lixp/both": Study("lixp.both", "both", "one vector with what examples and what words need", pictures=True),
     "lixp/post-train": Study(
-        "lixp.post_train", "post_train", "a model of everyday photographs trained on with aerial ones"
+        "lixp.post_train", "post_train", "a model of everyday photographs trained on with aerial ones", pictures=True
     ),
     "lixp/methods": Study("lixp.methods", "methods", "which few-shot method at how many shots", pictures=True),
     "prefix/table-1": Study("prefix.tables", "table_1", "labels and captions together, with and without prefixes"),

@@ -2,11 +2,15 @@
 
 The text tower is locked, so a prefix is what its head learns: a vector of the kind beside the text's features, which
 shifts every unit of the head's hidden layer. At the test every text can be read as a caption or as a label.
+
+Half of what the arms with labels read are labels, so in their 400 steps they read as many captions as captions alone do
+in 200. Captions alone are trained for both lengths, and what labels cost is over the shorter one.
 """
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -40,13 +44,15 @@ class Arm:
         name: in tables.
         labels: whether labels are trained on too.
         sampling: of batches.
-        prefix: whether the head is told the kind.
+        prefix: whether the head reads the kind.
+        share: of the steps that an arm with labels is trained for.
     """
 
     name: str
     labels: bool = True
     sampling: str = "debiased"
     prefix: bool = False
+    share: float = 1.0
 
     @property
     def readings(self) -> tuple[str, ...]:
@@ -55,11 +61,12 @@ class Arm:
 
 
 ARMS = (
-    Arm("captions alone", labels=False, sampling="pictures"),
+    Arm("captions alone, as many captions", labels=False, sampling="pictures", share=0.5),
     Arm("both, mixed batches", sampling="mixed"),
     Arm("both, mixed batches, prefixes", sampling="mixed", prefix=True),
     Arm("both, debiased batches"),
     Arm("both, debiased batches, prefixes", prefix=True),
+    Arm("captions alone, as many steps", labels=False, sampling="pictures"),
 )
 
 
@@ -118,7 +125,7 @@ def _measure(options: StudyOptions) -> Measurements:
     found = Measurements({"own": own, "foreign": foreign, "pools": list(data.roles.pools)})
     for seed in range(options.seeds or (2 if smoke else 3)):
         for arm in ARMS:
-            recipe = replace(head, sampling=arm.sampling)  # type: ignore[arg-type]
+            recipe = replace(head, sampling=arm.sampling, steps=round(arm.share * head.steps))  # type: ignore[arg-type]
             settings = [2, asdict(recipe), arm.labels, arm.prefix, TEMPLATES, own, foreign, read]
 
             def make(arm: Arm = arm, recipe: HeadRecipe = recipe, seed: int = seed) -> Measurements:
@@ -152,8 +159,14 @@ COMPARED = (
     ("mixed batches: caption over label reading", (ARMS[2], "caption"), (ARMS[2], "label")),
     ("mixed batches: caption reading over no prefixes", (ARMS[2], "caption"), (ARMS[1], "plain")),
     ("mixed batches: label reading over no prefixes", (ARMS[2], "label"), (ARMS[1], "plain")),
-    ("labels in debiased batches over captions alone", (ARMS[3], "plain"), (ARMS[0], "plain")),
-    ("labels in mixed batches over captions alone", (ARMS[1], "plain"), (ARMS[0], "plain")),
+    ("labels in debiased batches over as many captions alone", (ARMS[3], "plain"), (ARMS[0], "plain")),
+    ("labels in mixed batches over as many captions alone", (ARMS[1], "plain"), (ARMS[0], "plain")),
+    (
+        "debiased batches, prefixes, caption reading over as many captions alone",
+        (ARMS[4], "caption"),
+        (ARMS[0], "plain"),
+    ),
+    ("captions alone: as many steps over as many captions", (ARMS[5], "plain"), (ARMS[0], "plain")),
 )
 
 
@@ -173,8 +186,12 @@ def _form(found: Measurements) -> Formed:
         compared.append(Row((title,), at, over=base))
         gain = found.paired({**at, "measure": "zero-shot"}, base, (*own, *foreign))
         tested.append(gain)
-        told = f"{title}, by name: {gain.summary().signed()}, up on {gain.up()} of {len(own + foreign)}"
-        notes.append(f"{told}; {gain.tests()}")
+        words = f"{title}, by name: {gain.summary().signed()}, up on {gain.up()} of {len(own + foreign)}"
+        notes.append(f"{words}; {gain.tests()}")
+        gain = found.paired({**at, "measure": "R@10"}, base, pools)
+        p = gain.over_seeds_p()
+        words = f"{title}, R@10: {gain.summary().signed()}"
+        notes.append(words if np.isnan(p) else f"{words}; over seeds, t-test p = {p:.2g}")
     notes.append(corrected(tested))
     return [
         TableForm("Captions and labels together", ("training", "reading"), rows, columns).fill(found),

@@ -55,8 +55,12 @@ class ArmRunner:
     def model(
         self, recipe: HeadRecipe, seed: int, training: Sequence[str] = (), start: FeatureModel | None = None
     ) -> FeatureModel:
-        """Train a recipe, or go on training a model."""
-        return fit(self.pairs(training or self.data.roles.training), recipe, seed, self.data, start)
+        """Train a recipe, or go on training a model; kept in a file, which other studies of the folder read too."""
+        training = tuple(training or self.data.roles.training)
+        read = self.data.digest(*training)
+        key = content_key(_FORMAT, asdict(recipe), seed, training, read, start and start.fingerprint)
+        file = self.folder.parent / "models" / f"{key}.safetensors"
+        return fit(self.pairs(training), recipe, seed, self.data, start, kept=file)
 
     def heads(self, arm: str, recipe: HeadRecipe, seed: int, part: str, training: Sequence[str] = ()) -> Measurements:
         """Train a recipe with a seed and measure it on the choosing or the testing sets."""

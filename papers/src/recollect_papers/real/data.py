@@ -115,6 +115,15 @@ ROLES = Roles(
     pools={"flickr8k": "test", "coco_captions": "val"},
 )  # fmt: skip
 
+LIGHT = Roles(
+    training=("coco_captions",),
+    choosing={"eurosat": ("test",), "dtd10": ("test",)},
+    testing={"imagenette": ("test",), "resisc12": ("test",), "flowers12": ("test",), "butterfly10": ("test",)},
+    choosing_pool=("coco_captions", "val"),
+    pools={"coco_captions": "val"},
+)
+"""Fewer sets and pictures, for studies that compare much on each model."""
+
 
 @dataclass
 class StarterData:
@@ -312,7 +321,7 @@ def _sample(name: str, labels: np.ndarray, splits: np.ndarray, asked: tuple[str,
     return np.sort(np.concatenate([taken, query]))
 
 
-def open_data(data: Sequence[str], smoke: bool) -> RealData:
+def open_data(data: Sequence[str], smoke: bool, roles: Roles = ROLES) -> RealData:
     """The data of a study's options.
 
     Raises:
@@ -322,7 +331,7 @@ def open_data(data: Sequence[str], smoke: bool) -> RealData:
         return MadeData()
     if not data:
         raise UserError("These are real pictures: name the folder of their Parquet files, --data FOLDER.")
-    return StarterData(Path(data[0]).expanduser())
+    return StarterData(Path(data[0]).expanduser(), roles)
 
 
 def labelled(found: FeatureSet, *splits: str) -> Int64[np.ndarray, " rows"]:

@@ -5,14 +5,18 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from recollect.core.files import atomic_path
 from recollect.core.types import EncoderBase, Kind
 from recollect.models.towers import ResidualMlp
 from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
@@ -175,12 +179,18 @@ class FeatureModel(EncoderBase):
 
 
 def fit(
-    pairs: FeaturePairs, recipe: HeadRecipe, seed: int, data: RealData, start: FeatureModel | None = None
+    pairs: FeaturePairs,
+    recipe: HeadRecipe,
+    seed: int,
+    data: RealData,
+    start: FeatureModel | None = None,
+    kept: Path | None = None,
 ) -> FeatureModel:
     """Train both heads; with ``steps`` 0 there is no text side, and only ``image="none"`` makes sense.
 
     Args:
         start: a model to go on from, which stays as it is (post-training); its sides must be those of ``recipe``.
+        kept: file of what training came to, read where it is there and written where it is not.
     """
     key = content_key(asdict(recipe), seed, len(pairs.images), start and start.fingerprint)
     with torch.random.fork_rng(devices=[]), _fast_products():
@@ -193,7 +203,16 @@ def fit(
         if start is not None:
             assert start.text is not None
             image, text = copy.deepcopy(start.image).train(), copy.deepcopy(start.text).train()
-        report = _train(image, text, objective, pairs, recipe, seed)
+        sides = nn.ModuleDict({"image": image, "text": text})
+        if kept is not None and kept.is_file():
+            with safe_open(kept, framework="pt") as file:
+                sides.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+                report = {name: float(value) for name, value in file.metadata().items()}
+        else:
+            report = _train(image, text, objective, pairs, recipe, seed)
+            if kept is not None:
+                with atomic_path(kept) as unfinished:
+                    save_file(sides.state_dict(), unfinished, {name: repr(each) for name, each in report.items()})
     return FeatureModel(image, text, data, report["scale"], report, key)
 
 

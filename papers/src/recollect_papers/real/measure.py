@@ -54,10 +54,12 @@ def few_shot(model: Encoder, each: FeatureSet, splits: Sequence[str]) -> dict[in
     return {shots: float(np.mean([row["value"] for row in top if row["shots"] == shots])) for shots in SHOTS}
 
 
-def of_common_classes(each: FeatureSet, support: np.ndarray, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Without classes that have too few examples for the most shots."""
+def of_common_classes(
+    each: FeatureSet, support: np.ndarray, query: np.ndarray, shots: int = SHOTS[-1]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Without classes that have fewer examples than ``shots``."""
     counts = np.bincount(each.labels[support], minlength=len(each.class_names) or 1)
-    good = np.flatnonzero(counts >= SHOTS[-1])
+    good = np.flatnonzero(counts >= shots)
     return tuple(rows[np.isin(each.labels[rows], good)] for rows in (support, query))  # type: ignore[return-value]
 
 
