@@ -72,6 +72,7 @@ class Roles:
             splits that are asked.
         choosing_pool: captioned set and split whose retrieval settings are chosen on.
         pools: captioned sets and splits that are searched in the tables.
+        whole: labelled sets that are never sampled, since their captions are read too.
     """
 
     training: tuple[str, ...]
@@ -79,6 +80,7 @@ class Roles:
     testing: Mapping[str, tuple[str, ...]]
     choosing_pool: tuple[str, str]
     pools: Mapping[str, str]
+    whole: tuple[str, ...] = ()
 
 
 class RealData(Protocol):
@@ -121,6 +123,7 @@ LIGHT = Roles(
     testing={"imagenette": ("test",), "resisc12": ("test",), "flowers12": ("test",), "butterfly10": ("test",)},
     choosing_pool=("coco_captions", "val"),
     pools={"coco_captions": "val"},
+    whole=("ucm_captions",),
 )
 """Fewer sets and pictures, for studies that compare much on each model."""
 
@@ -163,6 +166,8 @@ class StarterData:
         Raises:
             UserError: see `get`.
         """
+        if name in self.roles.whole:
+            return self.get(name)
         key = f"{name} classes"
         if key not in self._sets:
             self._sets[key] = self._read(name, (*self.roles.choosing.get(name, ()), *self.roles.testing.get(name, ())))

@@ -34,8 +34,9 @@ MODES: tuple[Mode, ...] = ("image", "text", "both")
 GROWTH = (1, 3)
 """Styles of each concept in a smaller index."""
 
-AERIAL, AERIAL_SETS = "ucm_captions", ("resisc12",)
-"""Captioned aerial photographs that an index holds too, and the sets that are then asked by name."""
+AERIAL = "ucm_captions"
+AERIAL_SETS: Mapping[str, tuple[str, ...]] = {"resisc12": ("test",), AERIAL: ("val", "test")}
+"""Captioned aerial photographs that an index holds too, and the sets that are then asked by name, with their splits."""
 
 STEPS = 200
 """Of the head, as ``lixp/real`` chose."""
@@ -86,12 +87,12 @@ def _measure(options: StudyOptions) -> Measurements:
     head = HeadRecipe(width=16, hidden=32, batch=64, steps=10) if smoke else HeadRecipe(steps=STEPS)
     read = data.digest(*data.roles.training, *data.roles.testing, *([] if smoke else ["emoji", AERIAL]))
     found, chosen = Measurements(), ways()[:2] if smoke else ways()
-    aerial = ("a", ("b",)) if smoke else (AERIAL, AERIAL_SETS)
+    aerial = ("a", {"b": ("test",)}) if smoke else (AERIAL, AERIAL_SETS)
     for seed in range(options.seeds or (1 if smoke else 3)):
         bench = _Bench(runner, head, seed, 1 if smoke else 5, *aerial)
         for way in (None, *chosen):
             name = "model alone" if way is None else way.name
-            settings = [2, repr(head), repr(way), read, bench.epochs, HELD_STYLES, GROWTH, *aerial]
+            settings = [2, repr(head), repr(way), read, bench.epochs, HELD_STYLES, GROWTH, repr(aerial)]
             found.take(runner.figures(name, seed, settings, lambda bench=bench, way=way: bench.measure(way)))  # type: ignore[misc]
     found.context.update(ways=[way.name for way in chosen], testing=list(data.roles.testing), aerial=list(aerial[1]))
     return found
@@ -106,7 +107,7 @@ class _Bench:
     seed: int
     epochs: int
     aerial: str
-    aerial_sets: tuple[str, ...]
+    aerial_sets: Mapping[str, tuple[str, ...]]
 
     def __post_init__(self) -> None:
         self._folder = TemporaryDirectory()
@@ -150,9 +151,9 @@ class _Bench:
             for memory, index in self._indexes.items():
                 at = {"memory": memory, "mode": "" if way is None else mode}
                 encoder = self._encoder(fusion, index, mode)
-                for name in {"everyday": self.data.roles.testing, "aerial": self.aerial_sets}.get(memory, ()):
-                    value = by_name(encoder, self.data.classes(name), self.data.roles.testing[name])
-                    found.add({**at, "set": name}, 0, value)
+                sets = {"everyday": {**self.data.roles.testing, **self.aerial_sets}, "aerial": self.aerial_sets}
+                for name, splits in sets.get(memory, {}).items():
+                    found.add({**at, "set": name}, 0, by_name(encoder, self.data.classes(name), splits))
                 if memory != "aerial":
                     found.add({**at, "set": "concepts"}, 0, self._by_concept(encoder, concepts))
             at, encoder = {**at, "memory": "all styles"}, self._encoder(fusion, self._indexes["all styles"], mode)
