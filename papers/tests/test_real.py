@@ -169,7 +169,7 @@ def test_figures_of_other_settings_are_made_again(tmp_path, data):
 
 
 def test_captions_stay_negatives_of_each_other_beside_labels(data):
-    pairs = prefix._pairs(data, prefix.ARMS[3])
+    pairs = prefix._pairs(data, prefix.ARMS[1])
     captions, labels = (pairs.classes[pairs.groups == group].tolist() for group in (0, 1))
     assert len(set(captions)) == len(captions)
     assert not set(captions) & set(labels)
