@@ -1,9 +1,8 @@
 """``reco/real``: fusions that read an index, on heads of the starter's towers: what only the index knows.
 
 Model and fusion are trained on everyday photographs with captions, and read these in training. At the test the index
-also holds emoji, in styles that are not asked for, or aerial photographs with captions. Nothing is chosen here: fusions
-have the settings of the package and of the paper, the head has the steps that ``lixp/real`` chose, and each mode is
-shown.
+also holds emoji, in styles that are not asked for. Nothing is chosen here: fusions have the settings of the package and
+of the paper, the head has the steps that ``lixp/real`` chose, and each mode is shown.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,16 +33,12 @@ MODES: tuple[Mode, ...] = ("image", "text", "both")
 GROWTH = (1, 3)
 """Styles of each concept in a smaller index."""
 
-AERIAL = "ucm_captions"
-AERIAL_SETS: Mapping[str, tuple[str, ...]] = {"resisc12": ("test",), AERIAL: ("val", "test")}
-"""Captioned aerial photographs that an index holds too, and the sets that are then asked by name, with their splits."""
-
 STEPS = 200
 """Of the head, as ``lixp/real`` chose."""
 
 WORLD = (
     "an MLP head on EfficientNet-Lite0 and MiniLM, trained on 14,000 photographs with captions (COCO), which the "
-    "index holds; with concepts also emoji in six styles, asked for in three others; with aerial photographs also UCM"
+    "index holds; with concepts also emoji in six styles, asked for in three others"
 )
 COMPARED = (
     (("gate, simulated newness", "both"), ("block as published", "both")),
@@ -85,16 +80,15 @@ def _measure(options: StudyOptions) -> Measurements:
     data = open_data(options.data, smoke, LIGHT)
     runner = ArmRunner(data, options.out / "runs" / "reco-real")
     head = HeadRecipe(width=16, hidden=32, batch=64, steps=10) if smoke else HeadRecipe(steps=STEPS)
-    read = data.digest(*data.roles.training, *data.roles.testing, *([] if smoke else ["emoji", AERIAL]))
+    read = data.digest(*data.roles.training, *data.roles.testing, *([] if smoke else ["emoji"]))
     found, chosen = Measurements(), ways()[:2] if smoke else ways()
-    aerial = ("a", {"b": ("test",)}) if smoke else (AERIAL, AERIAL_SETS)
     for seed in range(options.seeds or (1 if smoke else 3)):
-        bench = _Bench(runner, head, seed, 1 if smoke else 5, *aerial)
+        bench = _Bench(runner, head, seed, 1 if smoke else 5)
         for way in (None, *chosen):
             name = "model alone" if way is None else way.name
-            settings = [2, repr(head), repr(way), read, bench.epochs, HELD_STYLES, GROWTH, repr(aerial)]
+            settings = [2, repr(head), repr(way), read, bench.epochs, HELD_STYLES, GROWTH]
             found.take(runner.figures(name, seed, settings, lambda bench=bench, way=way: bench.measure(way)))  # type: ignore[misc]
-    found.context.update(ways=[way.name for way in chosen], testing=list(data.roles.testing), aerial=list(aerial[1]))
+    found.context.update(ways=[way.name for way in chosen], testing=list(data.roles.testing))
     return found
 
 
@@ -106,8 +100,6 @@ class _Bench:
     head: HeadRecipe
     seed: int
     epochs: int
-    aerial: str
-    aerial_sets: Mapping[str, tuple[str, ...]]
 
     def __post_init__(self) -> None:
         self._folder = TemporaryDirectory()
@@ -141,21 +133,15 @@ class _Bench:
         found = Measurements()
         concepts = self.data.concepts()
         if not self._indexes:
-            self._indexes = {
-                "everyday": self.pairs.index(),
-                "aerial": self._with_aerial(),
-                **dict(self._grown(concepts)),
-            }
+            self._indexes = {"everyday": self.pairs.index(), **dict(self._grown(concepts))}
         for mode in ("both",) if way is None else way.modes:
             fusion = None if way is None else self.fusion(way)
             for memory, index in self._indexes.items():
                 at = {"memory": memory, "mode": "" if way is None else mode}
                 encoder = self._encoder(fusion, index, mode)
-                sets = {"everyday": {**self.data.roles.testing, **self.aerial_sets}, "aerial": self.aerial_sets}
-                for name, splits in sets.get(memory, {}).items():
+                found.add({**at, "set": "concepts"}, 0, self._by_concept(encoder, concepts))
+                for name, splits in self.data.roles.testing.items() if memory == "everyday" else ():
                     found.add({**at, "set": name}, 0, by_name(encoder, self.data.classes(name), splits))
-                if memory != "aerial":
-                    found.add({**at, "set": "concepts"}, 0, self._by_concept(encoder, concepts))
             at, encoder = {**at, "memory": "all styles"}, self._encoder(fusion, self._indexes["all styles"], mode)
             for name, value in self._entities(encoder, concepts).items():
                 found.add({**at, "set": name}, 0, value)
@@ -163,10 +149,6 @@ class _Bench:
 
     def _encoder(self, fusion: FusionModule | None, index: Index, mode: Mode) -> Encoder:
         return self.model if fusion is None else RetrievalEnhancedEncoder(self.model, index, fusion, mode)
-
-    def _with_aerial(self) -> Index:
-        each = self.data.get(self.aerial)
-        return joined([self.pairs, embedded(self.model, each, each.rows("train"), each.name)]).index()
 
     def _grown(self, concepts: FeatureSet) -> Iterator[tuple[str, Index]]:
         """Indexes with every concept in one style, in three, in all that are not held out."""
@@ -269,22 +251,17 @@ def _form(found: Measurements) -> Formed:
     rows = [Row(("model alone", ""), {"arm": "model alone", "mode": ""})]
     rows += [Row((name, mode), {"arm": name, "mode": mode}, over={"arm": "model alone", "mode": ""})
              for name in names for mode in MODES]  # fmt: skip
-    aerial = tuple(found.context["aerial"])
     memories: Mapping[str, str] = {"everyday": "everyday pictures alone", "styles 1": "+ concepts in 1 style",
                                    "styles 3": "+ in 3 styles", "all styles": "+ in all styles"}  # fmt: skip
     columns = [Column(title, {"memory": memory, "set": "concepts"}) for memory, title in memories.items()]
     named = {"of sets": "entities of sets", "of concepts": "entities of concepts", "harmonic mean": "entities"}
     columns += [Column(f"all names, {title}", {"memory": "all styles", "set": at}) for title, at in named.items()]
-    concepts = TableForm("Emoji by name", ("reads", "which side"), rows, columns, missing="")
+    concepts = TableForm("Emoji by name", ("reads", "which side"), rows, columns, missing="", notes=_tests(found))
     there = [Column(name, {"memory": "everyday", "set": name}, "mean or gain") for name in testing]
     there.insert(0, Column("mean", {"memory": "everyday", "set": testing}, "mean or gain"))
     sets = TableForm("Testing sets by name, gain of reading everyday pictures", ("reads", "which side"), rows, there,
                      missing="")  # fmt: skip
-    read = {"everyday": "everyday pictures alone", "aerial": "+ aerial pictures"}
-    flown = [Column(f"{name}, {title}", {"memory": memory, "set": name})
-             for name in aerial for memory, title in read.items()]  # fmt: skip
-    scenes = TableForm("Aerial sets by name", ("reads", "which side"), rows, flown, missing="", notes=_tests(found))
-    return [_filled(form.fill(found)) for form in (concepts, scenes, sets)], ["no setting was chosen on any of these"]
+    return [_filled(form.fill(found)) for form in (concepts, sets)], ["no setting was chosen on any of these"]
 
 
 def _tests(found: Measurements) -> tuple[str, ...]:
