@@ -8,12 +8,13 @@ is chosen on the choosing sets; steps are those that ``lixp/real`` chose.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recollect.core.types import EncoderBase, Kind
+from recollect.core.types import Encoder, EncoderBase, Kind
 from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
 from recollect_papers.measurements import FigureAddress, Measurements
 from recollect_papers.real.arms import ArmRunner, at_choosing
@@ -50,7 +51,7 @@ class Beside(EncoderBase):
         """Of both parts."""
         return f"{self.head.fingerprint} {self.tower.fingerprint} {self.share}"
 
-    def embed_images(self, images: Tensor) -> Float[Tensor, "n width"]:  # type: ignore[override]
+    def embed_images(self, images: Any) -> Float[Tensor, "n width"]:
         """Unit-norm vectors of features."""
         own, beside = self.head.embed_images(images), self.tower.embed_images(images)
         return torch.cat([math.sqrt(1 - self.share) * own, math.sqrt(self.share) * beside], dim=1)
@@ -80,7 +81,7 @@ def _measure(options: StudyOptions) -> Measurements:
     def run(arm: str, seed: int, share: float | None, recipe: HeadRecipe, parts: Sequence[str]) -> None:
         def make() -> Measurements:
             model, made = runner.model(recipe, seed), Measurements()
-            encoder = model if share is None else Beside(model, runner.model(none, 0), share)
+            encoder: Encoder = model if share is None else Beside(model, runner.model(none, 0), share)
             for part in parts:
                 made.take(measure(encoder, data, part, named=recipe.steps > 0))
             return made

@@ -125,7 +125,7 @@ def _measure(options: StudyOptions) -> Measurements:
     found = Measurements({"own": own, "foreign": foreign, "pools": list(data.roles.pools)})
     for seed in range(options.seeds or (2 if smoke else 3)):
         for arm in (*ARMS, *(MIXED if options.scale == "full" else ())):
-            recipe = replace(head, sampling=arm.sampling, steps=round(arm.share * head.steps))  # type: ignore[arg-type]
+            recipe = replace(head, sampling=arm.sampling, steps=round(arm.share * head.steps))
             settings = [2, asdict(recipe), arm.labels, arm.prefix, TEMPLATES, own, foreign, read]
 
             def make(arm: Arm = arm, recipe: HeadRecipe = recipe, seed: int = seed) -> Measurements:
