@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recollect.core.types import Encoder
+from recollect.evaluation.results import summarise
 from recollect.index import Index, Rows
 from recollect.reco.block import FusionModule, FusionSettings
 from recollect.reco.encoder import Mode, RetrievalEnhancedEncoder
@@ -270,8 +271,9 @@ def _tests(found: Measurements) -> tuple[str, ...]:
     notes = []
     for (one, own), (other, its) in COMPARED:
         if {one, other} <= set(found.context["ways"]):
-            gain = found.gain({**at, "arm": one, "mode": own}, {**at, "arm": other, "mode": its})
-            notes.append(f"emoji in all styles, {one} ({own}) over {other} ({its}): {gain.signed()}")
+            gains = found.differences({**at, "arm": one, "mode": own}, {**at, "arm": other, "mode": its})
+            words = summarise(gains.values()).signed()
+            notes.append(f"emoji in all styles, {one} ({own}) over {other} ({its}): {words}")
     return tuple(notes)
 
 
