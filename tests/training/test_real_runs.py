@@ -20,7 +20,7 @@ from recollect.core import content
 from recollect.core.errors import UserError
 from recollect.models import build_model, load_model
 from recollect.models.dual import RECORD
-from recollect.objectives import ContextObjective
+from recollect.objectives import ContextObjective, ContextOptions
 from recollect.training import checkpoints
 from recollect.training.assembly import assemble_recipe, build_objective, start_model
 from recollect.training.loop import train
@@ -127,6 +127,15 @@ def test_post_training_goes_on_from_the_checkpoints_weights_and_temperature(tmp_
     named = build_objective(ObjectiveOptions(scale=7.0, bias=0.0), start)
     assert named.term.log_scale.exp().item() == pytest.approx(7.0)
     assert named.term.bias.item() == 0.0
+
+
+def test_the_heads_of_an_ablation_start_from_the_seed():
+    model = build_model("tiny", texts=["a photo of a cat"])
+    options = ObjectiveOptions(context=Context(options=ContextOptions(value_head=2)))
+    states = [build_objective(options, model, seed).state_dict() for seed in (0, 0, 1)]
+    heads = [torch.cat([value.ravel() for name, value in state.items() if "head" in name]) for state in states]
+    assert torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[0], heads[2])
 
 
 def test_data_that_changed_since_a_run_stopped_is_named(pairs, tmp_path):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from recollect.core.content import portable_hash, whole_hash, written_hash
 from recollect.core.errors import UserError
-from recollect.core.seeding import derive_seed
+from recollect.core.seeding import derive_seed, seed_default_generators
 from recollect.core.types import Batch, Kind, Source
 from recollect.core.validation import refuse
 from recollect.core.words import counted
@@ -117,7 +117,8 @@ def assemble_recipe(
     if place.first:
         warn_of_model(recipe, model)
     check_agreement({"the tokenizer or the shape of the model": model.reading})
-    objective, crops = objective or build_objective(recipe.objective, model), training_transform(model, data)
+    objective = objective or build_objective(recipe.objective, model, recipe.seed)
+    crops = training_transform(model, data)
     towers: DualEncoder | LockedTowers | AdaptedTowers = model
     if recipe.model.locked != "none":
         towers, sources = lock_towers(model.to(place.device), sources, recipe, crops, knowledge)
@@ -282,15 +283,19 @@ def start_model(
     return model
 
 
-def build_objective(options: ObjectiveOptions, model: DualEncoder) -> ContrastiveObjective | ContextObjective:
-    """The objective, with the checkpoint's temperature and bias if the recipe names none."""
+def build_objective(
+    options: ObjectiveOptions, model: DualEncoder, seed: int = 0
+) -> ContrastiveObjective | ContextObjective:
+    """The objective, with the checkpoint's temperature and bias if the recipe names none; `seed` starts its heads."""
     scale = options.scale or model.scale or 10.0
     bias = next(value for value in (options.bias, model.bias, FIRST_BIAS) if value is not None)
     if options.context is None:
         return ContrastiveObjective(options.base, scale=scale, bias=bias, smoothing=options.smoothing)
     alpha, tau, ablations = options.context.alpha, options.context.tau, options.context.options
     made = partial(ContextObjective, options.base, alpha, ablations, width=model.width)
-    return made(scale=scale, bias=bias, tau_context=tau)
+    with torch.random.fork_rng(devices=[]):
+        seed_default_generators(derive_seed(seed, "objective"))
+        return made(scale=scale, bias=bias, tau_context=tau)
 
 
 def training_transform(model: DualEncoder, data: Data) -> ImageTransform:
