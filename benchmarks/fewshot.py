@@ -137,8 +137,7 @@ SHARING = (*PAPER_METHODS, "softmax+zero-shot")
 """Methods that read nothing but similarities: the protocol computes these once for all of them."""
 
 FITTING = (
-    "proker", "proker-published", "tip-x", "tip-x-published", "ape", "ape-published", "gda", "dmn-tf",
-    "dmn-tf-published", "timo",
+    "proker", "proker-published", "tip-x", "ape", "gda", "dmn-tf", "dmn-tf-published", "timo",
 )  # fmt: skip
 """Methods whose fits take most of the time; nothing is shared between them."""
 

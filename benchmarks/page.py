@@ -91,7 +91,7 @@ def build(options: Options) -> Path:
     folder, model = options.work / f"index-{options.rows}", options.work / "model"
     if not model.exists():
         build_model(
-            "glyph-held-back", texts=[f"a {colour} picture number {i}" for colour in COLOURS for i in range(9)]
+            "glyph-strong", texts=[f"a {colour} picture number {i}" for colour in COLOURS for i in range(9)]
         ).save(model)
     if folder.exists():
         Index.open(folder).warm()

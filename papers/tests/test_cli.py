@@ -3,7 +3,6 @@
 import subprocess
 import sys
 
-from recollect.cli import load, parser
 from recollect_papers.cli import COMMANDS
 
 
@@ -20,9 +19,3 @@ print(sorted({{"torch", "numpy", "transformers", "pyarrow", "matplotlib"}} & set
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_every_option_has_help():
-    for command in COMMANDS.values():
-        for option in parser.options_of(load(command)):
-            assert option.help, option.name

@@ -119,27 +119,6 @@ def test_every_figure_of_curves_is_drawn_with_its_numbers(options, asked, number
     assert any(papers_words("efsa", f"figure-{number}") in note for note in table.notes)
 
 
-def test_figure_3_counts_what_episodes_change(options, table_3):
-    """Against the ranks that the evaluation of Table 3 finds."""
-    report = run("figure-3", options)
-    before, after = (_first_hits(options.out, method) for method in ("zero-shot", "episode"))
-    said = report.notes[0]
-    gained, lost = int(said.split(" rank for ")[1].split(" ")[0]), int(said.split("from it for ")[1].split(";")[0])
-    assert gained - lost == after - before
-
-
-def _first_hits(out, method):
-    """How many queries find a true match first, in the search of both domains with the study's own settings."""
-    for path in searches(out):
-        result, *others = json.loads(path.read_text())["value"]
-        if others or len(result["settings"]["methods"]) != 6 or "softmax" not in result["model"]:
-            continue
-        rows = [row for row in result["rows"] if row["method"] == method and row["metric"] == "recall"]
-        (row,) = [row for row in rows if (row["direction"], row["domain"], row["k"]) == ("text to image", "all", 1)]
-        return round(row["value"] * row["queries"] / 100)
-    raise AssertionError("no such search")
-
-
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
     """A user's pool of pictures with two captions each, and a model."""
@@ -182,19 +161,3 @@ def test_captions_of_ones_own_stand_beside_the_captioner_that_they_are_called_af
     assert efsa_tables.printed_captioner("Ground-truth", rows) == "Ground-truth"
     for other in ("llava-7b.jsonl,llava-13b.jsonl", "llava-v1.5-7b.jsonl", "blip.jsonl", "7b"):
         assert efsa_tables.printed_captioner(other, rows) is None
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "--scale full searches your pools. Name them with --data"),
-        (["--data", "nothing.csv"], "Name them with --search.captions"),
-        (["--data", "nothing.csv", "--search.captions", "true", "--search.models", "./nothing"], "nothing"),
-        (["--data", "nothing.csv", "--search.episode.k", "1"], "k 1"),
-    ],
-)
-def test_bad_input_is_one_line(words, message, tmp_path, capsys):
-    assert cli.main(["efsa/table-2", "--scale", "full", *words, "--out", str(tmp_path)]) == 2
-    printed = capsys.readouterr().err
-    assert message in printed
-    assert printed.strip().count("\n") == 0

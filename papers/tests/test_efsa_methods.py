@@ -18,7 +18,7 @@ from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.pixels import PixelCache
 from recollect.models.lora import AdapterOptions, adapter_sites, add_lora, initial_weights
 from recollect_papers.efsa.fine_tuning import fine_tune, index_by
-from recollect_papers.efsa.methods import MethodOptions, as_printed, search_methods
+from recollect_papers.efsa.methods import MethodOptions, search_methods
 from recollect_papers.efsa.options import RewardOptions, TuningOptions
 from recollect_papers.efsa.rlcf import RewardSearcher, Teacher
 from recollect_papers.efsa.sequential import FullEpisodes
@@ -178,34 +178,6 @@ def test_every_method_is_asked_in_the_same_way_and_leaves_the_model_as_it_was(en
     assert all(torch.equal(tensor, before[key]) for key, tensor in encoder.state_dict().items())
 
 
-@pytest.mark.parametrize("name", ["fine-tuning", "text-to-text"])
-def test_methods_that_learn_from_captions_say_how_to_get_some(encoder, teacher, make_index, name):
-    with pytest.raises(UserError, match="recollect caption"):
-        prepare(name, encoder, make_index(encoder, [None] * 24), teacher)
-
-
-def test_rewards_need_a_teacher(encoder, make_index):
-    with pytest.raises(UserError, match="--teacher"):
-        prepare("rlcf", encoder, make_index(encoder), None)
-
-
-def test_a_fine_tuning_that_breaks_down_says_so(encoder, make_index):
-    options = replace(EPISODE, learning_rate=1e30, scale=1e30)
-    with pytest.raises(UserError, match="not finite"):
-        fine_tune(
-            encoder, make_index(encoder), options, TuningOptions(learning_rate=None), PixelCache(encoder.transform)
-        )
-
-
-@pytest.mark.parametrize("wrong", [{"sampled": 1}, {"candidates": 3}, {"steps": 0}])
-def test_settings_of_rewards_that_make_no_sense_are_refused(wrong):
-    with pytest.raises(UserError):
-        RewardOptions(**wrong)
-    with pytest.raises(UserError):
-        TuningOptions(batch_size=1)
-    assert AdapterOptions().rank == EpisodeOptions().rank
-
-
 def test_full_parameters_are_plain_adamw_on_both_towers(make_encoder, make_episode_batch):
     encoder = make_encoder("clip").double()
     batch = make_episode_batch(encoder, holes=True)
@@ -230,17 +202,3 @@ def test_full_parameters_are_plain_adamw_on_both_towers(make_encoder, make_episo
         asked = F.normalize(other.encode_texts(other.tokenize([batch.queries[2].words[0][0]])), dim=1)
     torch.testing.assert_close(found.scores[2], (again @ asked.T)[:, 0], atol=1e-9, rtol=0)
     assert torch.equal(episodes.rerank(batch).scores.nan_to_num(), found.scores.nan_to_num())  # it was reset
-
-
-def test_options_as_printed_keep_the_number_of_candidates_and_the_rank(make_encoder):
-    assert as_printed(EpisodeOptions(k=8, rank=4, margin=0.5, steps=2)) == EpisodeOptions.paper(k=8, rank=4)
-    assert FullEpisodes(make_encoder("clip")).options.rate < EpisodeOptions().rate / 100
-
-
-@pytest.mark.parametrize("rate", [float("nan"), -1.0, 0.0, float("inf")])
-def test_a_learning_rate_is_a_number_above_0(rate):
-    for make in (TuningOptions, RewardOptions):
-        with pytest.raises(UserError):
-            make(learning_rate=rate)
-    with pytest.raises(UserError):
-        MethodOptions(full_learning_rate=rate)

@@ -10,20 +10,13 @@ from PIL import Image
 
 from recollect.core.errors import UserError
 from recollect.data.sources import open_source
-from recollect.efsa.options import EpisodeOptions
-from recollect.evaluation.results import Result
 from recollect.evaluation.tasks import opening
 from recollect.evaluation.tasks.classification import Division, classification_task
 from recollect.evaluation.tasks.retrieval import retrieval_task
 from recollect.models import build_model
 from recollect.training import recipes
 from recollect_papers import cli, runs
-from recollect_papers.efsa import tables as efsa_tables
-from recollect_papers.efsa import world as efsa_world
-from recollect_papers.efsa.options import TuningOptions
-from recollect_papers.lixp import figures as lixp_figures
 from recollect_papers.lixp import world as lixp_world
-from recollect_papers.measurements import Measurements
 from recollect_papers.prefix import world as prefix_world
 from recollect_papers.prefix.world import PrefixArm
 from recollect_papers.reco import tables as reco_tables
@@ -31,7 +24,7 @@ from recollect_papers.reco import world as reco_world
 from recollect_papers.reco.bench import FusionArm, Learning
 from recollect_papers.runs import Job, StudyEvaluation
 from recollect_papers.studies import find_study
-from recollect_papers.study import SearchSettings, StudyOptions, over
+from recollect_papers.study import SearchSettings, StudyOptions
 
 CLASSES = {"red lamp": "crimson beacon", "green boat": "emerald vessel", "blue door": "azure gate"}
 
@@ -103,37 +96,6 @@ def test_lixps_columns_are_the_papers(tmp_path):
         assert alphas == [0.95 if "15B" in setting.label else 0.9 for setting in found]
 
 
-def test_lixp_goes_on_for_one_and_two_thirds_of_the_first_training(tmp_path):
-    """Figure 4: half a billion and one billion examples after one and a half, at a third of the learning rate."""
-    options = StudyOptions("full", tmp_path, data=("pairs.csv",))
-    setting = replace(lixp_world.settings(options)[0], base=replace(recipes.RECIPES["latents-siglip"](), steps=900))
-    first = Job("SigLIP", setting.base, StudyEvaluation())
-    later = lixp_figures._post_training(first, setting, options, first.evaluation)
-    assert [job.name for job in later] == [
-        "SigLIP + 1/3 x SigLIP", "SigLIP + 1/3 x SigLIxP", "SigLIP + 2/3 x SigLIP", "SigLIP + 2/3 x SigLIxP",
-    ]  # fmt: skip
-    assert [job.recipe.steps for job in later] == [300, 300, 600, 600]
-    for job in later:
-        assert job.recipe.model.start == str(first.folder(tmp_path) / "model")
-        assert job.recipe.optimiser.learning_rate == pytest.approx(setting.base.optimiser.learning_rate / 3)
-        assert job.paired_seed == setting.base.seed != job.recipe.seed
-
-
-def test_a_remark_counts_what_there_is(tmp_path):
-    """At full there is one training of one model: no deviation is claimed of it."""
-    assert (over(1, "seed"), over(3, "seed")) == ("one seed", "mean ± std over 3 seeds")
-    options = StudyOptions("full", tmp_path, data=("pairs.csv",), search=replace(SearchSettings(), captions=("true",)))
-    assert lixp_world.notes_of(options)[0] == "one training seed; gains are of the same seed"
-    searched = efsa_world.efsa_world(options)
-    told, episodes, _ = efsa_tables.notes_of(searched)
-    assert told.startswith("one base model; gains are in average R@1")
-    assert "all texts are asked; captions of the pool: true" in told
-    assert episodes.startswith("episodes: k 16, ")
-    assert "gains" not in efsa_tables.notes_of(searched, "nothing")[0]
-    assert efsa_tables.notes_of(searched, "captions")[0].endswith("captions of the pool: the row's own")
-    assert efsa_tables.notes_of(searched, "episodes")[1].startswith("episodes, unless the row says otherwise: k 16, ")
-
-
 def test_lixp_trains_and_tests_on_ones_own(own, papers, tmp_path, monkeypatch):
     monkeypatch.setattr(lixp_world, "_PAPERS_SCALES", {"softmax": (("S", "1.5B", 16.0),)})
     monkeypatch.setattr(lixp_world, "SHOTS", (1, 2, 40))  # of 36 examples a class, as CUB has 30 for 32 shots
@@ -147,7 +109,7 @@ def test_lixp_trains_and_tests_on_ones_own(own, papers, tmp_path, monkeypatch):
 
 
 def test_what_is_tested_on_is_opened_before_anything_is_trained(own, papers, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(runs, "_make", lambda job, out: pytest.fail("trained"))
+    monkeypatch.setattr(runs, "_results", lambda job, file, out: pytest.fail("trained"))
     options = StudyOptions("full", tmp_path, data=(f"{own}/one.csv",), workers=1)
     monkeypatch.setattr(opening, "suite", lambda name: (TinySet("gone", f"{own}/gone.csv"),))
     with pytest.raises(UserError, match="no set can be opened"):
@@ -177,14 +139,6 @@ def prefix_options(own, papers, tmp_path_factory):
     """One folder for all: what one study trained the next one reads."""
     data = tuple(source.replace("=", f"={own}/") for source in SOURCES)
     return StudyOptions("full", tmp_path_factory.mktemp("prefix"), data=data, workers=1)
-
-
-def test_several_sources_of_a_name_are_all_trained_on(prefix_options, own):
-    recipe = prefix_world.prefix_world(prefix_options).make(PrefixArm())
-    assert recipe.data.captions == (f"{own}/one-captions.csv", f"{own}/two-captions.csv")
-    assert recipe.data.labels == (f"{own}/one.csv", f"{own}/two.csv")
-    unicl = prefix_world.prefix_world(prefix_options).make(PrefixArm(base="label"))
-    assert (recipe.data.merge_classes, unicl.data.merge_classes) == (False, True)  # both files name the same classes
 
 
 def test_arms_of_one_kind_make_the_papers_epochs(prefix_options):
@@ -221,59 +175,6 @@ def test_what_a_table_is_of_is_asked_for_before_the_trainings(prefix_options, mo
     data = tuple(source for source in prefix_options.data if not source.startswith(lacking))
     with pytest.raises(UserError, match=f"prefix/table-{number} --scale full needs .*: --data {lacking}=SOURCE"):
         find_study(f"prefix/table-{number}").load()(replace(prefix_options, data=data))
-
-
-def test_arms_that_come_to_one_training_share_its_figures(prefix_options, monkeypatch):
-    """Lengths that round to the same steps: none of the two is called not run."""
-    trained = []
-
-    def run(jobs, out, workers):
-        trained.extend(jobs)
-        return [Result("probe", job.name, "set", job.recipe.seed, [{"metric": "top-1", "value": 50.0}]) for job in jobs]
-
-    monkeypatch.setattr(prefix_world, "run", run)
-    arms = (PrefixArm(length=0.5), PrefixArm(length=0.6), PrefixArm("rest"))
-    found = prefix_world.figures(arms, prefix_options, StudyEvaluation())
-    assert [arm for arm, _ in found.results] == list(arms[:2])  # the command did not name labels-rest
-    assert len(trained) == 1
-
-
-def test_ones_own_sets_keep_their_names_over_their_columns():
-    sets = {"own": ["in-1k", "in-1k-v2", "sketch"], "names": [], "synonyms": [], "unseen": {}}
-    (table,) = find_study("prefix/table-5").load().form(Measurements({"sets": sets, "notes": []}))[0]
-    assert table.columns[3:6] == ("in-1k", "in-1k-v2", "sketch")
-
-
-def test_prefixes_are_probed_on_every_set(prefix_options):
-    ours, printed = find_study("prefix/table-3").load()(prefix_options).tables
-    assert ours.columns[2:] == ("one", "a", "b")
-    assert ours.notes == ("one training seed",)  # a probe reads no templates
-    assert all(float(cell) >= 0 for row in ours.rows for cell in row[2:])
-    assert len(printed.columns) == 2 + 9
-
-
-@pytest.fixture(scope="module")
-def efsa_options(own, tmp_path_factory):
-    """Two base models, each with two random starts, on pools of six pictures of two texts each."""
-    for number, split in enumerate(("test", "validation")):
-        lines = [
-            {"path": f"one-{row}.png", "captions": [f"picture {row}", f"number {row} of all"], "split": split}
-            for row in range(6 * number, 6 * number + 6)
-        ]
-        (own / f"{split}.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    models = (f"{own}/model", f"{own}/model-2")
-    search = SearchSettings(
-        models=models, captions=("held-out",), episode=EpisodeOptions.paper(k=3, rank=2),
-        queries=2, tuning=TuningOptions(epochs=1, learning_rate=None),
-    )  # fmt: skip
-    return StudyOptions("full", tmp_path_factory.mktemp("efsa"), data=(f"{own}/test.jsonl",), search=search)
-
-
-def test_efsas_figure_of_captions_says_what_is_asked_of_each(efsa_options):
-    report = find_study("efsa/figure-6").load()(efsa_options)
-    assert report.notes[0].startswith("captions that are held out are not asked for")
-    report = find_study("efsa/figure-3").load()(efsa_options)
-    assert report.notes[-1] == "of the first base model of 2"
 
 
 @pytest.fixture(scope="module")
@@ -347,9 +248,3 @@ def test_reco_recognises_entities_of_ones_own(own, reco_options, tmp_path, capsy
         "recollect-papers reco/table-2 --scale full --data two.csv --entities entities.csv"
     )
     assert str(own) not in (tmp_path / "reco-table-2.json").read_text()
-
-
-def test_reco_without_entities_says_what_it_needs(own, papers, tmp_path, capsys):
-    words = ["reco/table-2", "--scale", "full", "--data", f"{own}/two.csv", "--search.models", f"{own}/model"]
-    assert cli.main([*words, "--suite", "lixp-21", "--out", str(tmp_path)]) == 2
-    assert "name a labelled source with --entities" in capsys.readouterr().err

@@ -1,12 +1,10 @@
 import numpy as np
-import pytest
 import torch
 
-from recollect.core.errors import UserError
 from recollect.core.seeding import integers, normals, uniforms
 from recollect_papers.worlds import open_world_source, world_of
 from recollect_papers.worlds.latents import LatentWorld
-from recollect_papers.worlds.tasks import world_tasks, world_zero_shot_tasks
+from recollect_papers.worlds.tasks import world_tasks
 
 
 def test_a_number_belongs_to_its_row_and_place_not_to_who_asks():
@@ -63,19 +61,6 @@ def test_test_tasks_share_no_class_with_training_or_validation():
     assert not (classes("test") | classes("validation")) & seen
 
 
-def test_tasks_have_the_sizes_and_prompts_of_the_protocol():
-    tasks = world_tasks("latents", "test")
-    assert len(tasks) == 8
-    for task in tasks:
-        assert len(task.class_names) == len(task.class_texts) == 20
-        assert np.bincount(task.support.labels).tolist() == [32] * 20
-        assert np.bincount(task.query.labels).tolist() == [25] * 20
-        assert task.support.fingerprint != task.query.fingerprint
-    (zero_shot,) = world_zero_shot_tasks("latents", "test")
-    assert len(zero_shot.query) == 4000
-    assert zero_shot.class_texts[3] == ("kind3", "sort3")
-
-
 def test_tasks_of_several_sizes_are_over_classes_that_training_never_saw():
     tasks = world_tasks("latents:sizes", "test")
     assert [len(task.class_names) for task in tasks] == [5, 5, 8, 8, 12, 12, 20, 20, 32, 32, 50, 50, 80, 80, 120, 120]
@@ -96,25 +81,3 @@ def test_settings_are_part_of_the_address_and_of_the_fingerprint():
     first, second = (open_world_source(f"latents:captions?seed={seed}") for seed in (0, 1))
     assert first.fingerprint != second.fingerprint
     assert not torch.equal(first.batch(np.arange(2), 0)[0], second.batch(np.arange(2), 0)[0])
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("latents:labels", "no such built-in source. Choose one of: latents:captions"),
-        ("latents:captions?colour=3", "no setting 'colour'. Choose one of: seed, coarse"),
-        ("latents:captions?seed=three", "seed='three' is not a number"),
-    ],
-)
-def test_a_misspelt_source_is_one_line_with_the_choices(spec, message):
-    with pytest.raises(UserError, match=message):
-        open_world_source(spec)
-
-
-def test_unknown_splits_are_named():
-    with pytest.raises(UserError, match="no split 'dev'"):
-        open_world_source("latents:captions", "dev")
-    with pytest.raises(UserError, match="choose validation or test"):
-        world_tasks("latents", "train")
-    with pytest.raises(IndexError):
-        open_world_source("latents:captions")[-1]

@@ -71,18 +71,6 @@ def test_with_the_list_of_titles_all_of_wikipedia_is_a_candidate(folder):
     assert seen.sum() == 2
 
 
-def test_shards_unpacked_beside_the_annotations_do_as_well(folder):
-    for shard in (folder / "oven_images").iterdir():
-        shard.rename(folder / shard.name)
-    assert open_oven(f"oven:{folder}", ("{}",))[0].query[4].image is not None
-
-
-def test_the_query_set_is_another_file(folder):
-    write(folder / "oven_query_test.jsonl", annotations(ROWS[:3], "query", "test"))
-    task, _ = open_oven(f"oven:{folder}?set=query&part=test", ("{}",))
-    assert (task.name, len(task.query)) == ("oven-query-test", 3)
-
-
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

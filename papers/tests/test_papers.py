@@ -3,12 +3,9 @@
 import json
 import re
 from importlib.resources import files
-from itertools import chain
 from pathlib import Path
 
 import pytest
-
-from recollect_papers.engine import papers_words, printed
 
 PAPERS = Path(__file__).resolve().parents[3] / "shared" / "papers"
 TEXTS = {"lixp": "lixp", "prefix": "prefix-conditioning", "reco": "reco", "efsa": "efsa"}
@@ -51,22 +48,3 @@ def test_every_row_is_in_the_papers_text(paper):
             rest = wanted[first:]
             assert not rest or longest(rest, stream) == len(rest), (name, row, rest)
     assert checked == COUNTS[paper]
-
-
-@pytest.mark.parametrize("paper", TEXTS)
-def test_every_row_has_a_cell_for_each_column(paper):
-    for name, table in kept(paper)["tables"].items():
-        found = printed(paper, name)
-        assert {len(cells) for cells in found.rows.values()} == {len(found.columns)}, name
-        assert list(found.rows) == list(table["rows"])
-
-
-def test_some_columns_of_a_printed_table_keep_their_rows():
-    part = printed("efsa", "table-3").only(["average R@1", "coco R@1"])
-    assert part.columns == ("coco R@1", "average R@1")
-    assert part.rows["episode"] == ("30.14", "27.56")
-
-
-def test_what_the_text_says_of_a_figure_is_kept_too():
-    assert "four times fewer" in papers_words("lixp", "figure-1")
-    assert all(chain.from_iterable((kept(paper)["about"], kept(paper)["words"].values()) for paper in TEXTS))

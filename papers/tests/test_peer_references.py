@@ -50,9 +50,9 @@ def slow_ape(query, support, labels, texts, alpha, beta, gamma, channels=500 / 1
 
 
 CASES = {
-    "tip-x": (TipX(alpha=1.5, beta=3.0, gamma=0.8, preset="published"),
+    "tip-x": (TipX(alpha=1.5, beta=3.0, gamma=0.8),
               lambda *a: slow_tip_x(*a, alpha=1.5, beta=3.0, gamma=0.8)),
-    "ape": (ApeClassifier(alpha=1.3, beta=4.0, gamma=0.2, preset="published"),
+    "ape": (ApeClassifier(alpha=1.3, beta=4.0, gamma=0.2),
             lambda *a: slow_ape(*a, alpha=1.3, beta=4.0, gamma=0.2)),
     "ape own channels": (ApeClassifier(alpha=1.3, beta=4.0, gamma=0.2, channels=0.8, similarity_weight=0.3),
                          lambda *a: slow_ape(*a, alpha=1.3, beta=4.0, gamma=0.2, channels=0.8, similarity_weight=0.3)),
@@ -111,25 +111,21 @@ def test_without_training_a_trained_method_is_its_training_free_self(trained, fr
 
 
 def test_published_presets_keep_to_the_public_codes_ranges():
-    """With texts that are always right nothing should be added, and with useless ones as much as can be."""
     labels = np.tile(np.arange(3), 6)
     generator = np.random.default_rng(5)
     support = np.eye(3, WIDTH)[labels] + 0.25 * generator.normal(size=(len(labels), WIDTH))
     support /= np.linalg.norm(support, axis=1, keepdims=True)
     right, wrong = np.eye(3, WIDTH), np.roll(np.eye(3, WIDTH), 1, axis=0)
-    assert TipX(right).fit(support, labels).gamma_ == 0
-    assert TipX(wrong).fit(support, labels).alpha_ > 50
-    assert ApeClassifier(wrong).fit(support, labels).alpha_ > 7
     for texts in (right, wrong):
-        tip_x = TipX(texts, preset="published").fit(support, labels)
+        tip_x = TipX(texts).fit(support, labels)
         assert 0.1 <= tip_x.alpha_ <= 50
         assert 1 <= tip_x.beta_ <= 50
         assert 0.1 <= tip_x.gamma_ <= 30
-        ape = ApeClassifier(texts, preset="published").fit(support, labels)
+        ape = ApeClassifier(texts).fit(support, labels)
         assert 0.1 <= ape.alpha_ <= 7
         assert 0.1 <= ape.beta_ <= 7
         assert ape.gamma_ in (0, 0.1, 0.2, 0.3, 0.4)
-        assert (ape.similarity_weight_, len(ape.channels_)) == (0.7, round(500 / 1024 * WIDTH))
+        assert len(ape.channels_) == round(500 / 1024 * WIDTH)
 
 
 def test_clip_adapter_scores_by_its_formula_and_trains_as_long_as_published(world):  # noqa: F811

@@ -1,19 +1,17 @@
 """LIxP's Table 2: methods of the literature, trained ones too, and voting on SigLIxP."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from recollect.evaluation.results import load_results
+from recollect.evaluation.results import Result
 from recollect.evaluation.tasks.classification import ClassificationTask
-from recollect.training.recipes import RECIPES
 from recollect_papers import cli
 from recollect_papers.engine import Measurements, printed
 from recollect_papers.lixp import peers
 from recollect_papers.lixp.world import settings
-from recollect_papers.runs import Job, StudyEvaluation, StudyTuning
+from recollect_papers.runs import StudyTuning
 from recollect_papers.studies import find_study
 from recollect_papers.study import StudyOptions
 from recollect_papers.worlds.arrays import ArraySource
@@ -34,11 +32,19 @@ def made(tmp_path_factory):
     return out, json.loads((out / "lixp-table-2.json").read_text()), again
 
 
+def kept(out):
+    """Every result of the runs in a folder."""
+    for file in (out / "runs").glob("*/results-*.json"):
+        for value in json.loads(file.read_text())["value"]:
+            value.pop("format")
+            yield Result(**value)
+
+
 def test_every_method_is_measured_and_kept(made):
     out, report, again = made
     (table,) = report["tables"]
     assert {"one training seed", "paper: as printed there"} < set(table["notes"])
-    results = {result.model: result for path in (out / "runs").glob("*/results-*") for result in load_results(path)}
+    results = {result.model: result for result in kept(out)}
     values = {(name, row["method"]): row["value"] for name, result in results.items() for row in result.rows}
     for peer, row in zip(peers.PEERS, table["rows"], strict=True):
         assert row[:3] == [peer.label, peer.model, "✓" if peer.free else "✗"]
@@ -50,8 +56,7 @@ def test_every_method_is_measured_and_kept(made):
 
 def test_tuned_rows_name_their_settings_and_their_teacher(made):
     out, _, _ = made
-    (result,) = (each for path in (out / "runs").glob("*/results-*") for each in load_results(path)
-                 if each.model == "SigLIP")  # fmt: skip
+    (result,) = (each for each in kept(out) if each.model == "SigLIP")
     assert list(result.settings["tuning"]) == ["coop", "maple", "promptsrc", "caspl"]
     assert all("'flip': False" in str(settings) for settings in result.settings["tuning"].values())
     assert result.settings["teacher"]
@@ -85,18 +90,3 @@ def test_full_scale_shares_the_runs_of_table_1(tmp_path):
     assert asked["SigLIP"].tuning == StudyTuning(peers.TUNED, 1.0, True, teacher)
     assert {each.suite for each in asked.values()} == {"lixp-5"}
     assert asked["SigLIP"].shots == (16,)
-
-
-def test_every_evaluation_has_a_folder_of_its_own(tmp_path):
-    recipe = RECIPES["siglip-tiny"]()
-    plain = StudyEvaluation(few_shot=("glyphs:captions",))
-    teacher = RECIPES["glyphs-strong-siglip"]()
-    others = [
-        replace(plain, most_sets=1),
-        replace(plain, tuning=StudyTuning(("coop",))),
-        replace(plain, tuning=StudyTuning(("coop",), 0.5)),
-        replace(plain, tuning=StudyTuning(("caspl",), teacher=teacher)),
-        replace(plain, tuning=StudyTuning(("caspl",), teacher=replace(teacher, seed=1))),
-    ]
-    names = {Job("arm", recipe, each).results(tmp_path).name for each in (plain, *others)}
-    assert len(names) == 1 + len(others)

@@ -34,11 +34,6 @@ def weights(encoder):
     return {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
 
 
-def training_loss(tuned, shots):
-    scores = torch.from_numpy(tuned.scores(shots.pictures))
-    return float(torch.nn.functional.cross_entropy(scores, torch.from_numpy(shots.labels)))
-
-
 @pytest.mark.parametrize("learner", LEARNERS, ids=lambda learner: type(learner).__name__)
 def test_prompts_learn_and_the_towers_do_not(encoder, shots, learner):
     before = weights(encoder)
@@ -95,14 +90,6 @@ def test_the_same_seed_gives_the_same_prompts_and_a_folder_keeps_them(encoder, s
         PromptedClassifier.open(tmp_path / "kept", "cpu")
 
 
-def test_a_learner_that_learns_long_enough_fits_its_examples(make_encoder, shots):
-    encoder = make_encoder("clip")
-    long = CoOp(tokens=8, epochs=25, batch=6, learning_rate=0.05, flip=False)
-    assert training_loss(long.fit(encoder, shots), shots) < training_loss(
-        replace(long, effort=0.0).fit(encoder, shots), shots
-    )
-
-
 @torch.no_grad()
 def test_many_pictures_are_read_with_the_prompts(make_encoder):
     """A graph of the image tower is made once there are enough pictures, and would hold the tokens of a trial batch."""
@@ -114,11 +101,6 @@ def test_many_pictures_are_read_with_the_prompts(make_encoder):
     with prompted(encoder, [prompts]):
         expected = torch.nn.functional.normalize(encoder.encode_images(pixels), dim=1)
     torch.testing.assert_close(classifier.embed_images(pixels), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_epochs_are_the_published_ones():
-    assert [CoOp().usual_epochs(shots) for shots in (1, 2, 4, 8, 16)] == [50, 100, 100, 200, 200]
-    assert [each.usual_epochs(16) for each in (MaPLe(), PromptSRC())] == [5, 50]
 
 
 def test_maples_image_tokens_are_maps_of_the_text_tokens(encoder, shots):

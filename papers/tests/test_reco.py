@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,13 +12,12 @@ from recollect.data.sources.subset import Subset
 from recollect.evaluation.entities import harmonic_mean
 from recollect.index import Index
 from recollect.reco.block import FusionModule, FusionSettings
-from recollect_papers import cli
 from recollect_papers.engine import printed
 from recollect_papers.reco import bench as reco_bench
 from recollect_papers.reco import figures as reco_pictures
 from recollect_papers.reco.bench import FusionArm
-from recollect_papers.reco.glyphs import glyph_entities, glyph_pool, glyph_tasks, memory_sources, training_sources
-from recollect_papers.reco.world import SIZES, benches
+from recollect_papers.reco.glyphs import glyph_entities, glyph_tasks, memory_sources, training_sources
+from recollect_papers.reco.world import benches
 from recollect_papers.studies import find_study
 from recollect_papers.study import StudyOptions
 
@@ -72,12 +70,6 @@ def test_pictures_of_memory_training_and_tests_are_others():
         source[len(source)]
 
 
-def test_the_pool_matches_captions_with_their_pictures():
-    task = glyph_pool("test", 5)
-    assert len(task.images) == sum(map(len, task.matches))
-    assert max(len(text.split()) for text in task.texts) > 3
-
-
 def test_table_2_is_the_result_files(options, bench):
     (table,) = tables("table-2", options)
     rows = {row[0]: row for row in table.rows}
@@ -98,17 +90,6 @@ def test_table_3_has_the_eight_variants_in_the_papers_order(options, bench):
     assert gains == pytest.approx([mean[column] - base[column] for column in base], abs=0.051)
     change = np.mean([100 * (mean[column] - base[column]) / base[column] for column in base if base[column]])
     assert number(table.rows[8][7]) == pytest.approx(change, abs=0.051)
-
-
-def test_figure_3_compares_training_growing_and_reading(options):
-    report = find_study("reco/figure-3").load()(options)
-    left, middle, right = report.tables
-    assert [row[2] for row in left.rows] == ["52.8", "44.8", "46.8", "63.0", ""]
-    assert middle.columns[1:] == ("5%", "20%", "100%")
-    own, whole = middle.rows
-    assert own[-1] == whole[-1]  # trained and tested with all of it
-    assert right.columns[1:] == ("k = 1", "k = 5", "k = 10")
-    assert [row[0] for row in right.rows] == ["trained with k = 5", "trained with k = 10"]
 
 
 @pytest.mark.parametrize("number", [2, 3, 4])
@@ -160,13 +141,6 @@ def test_a_damaged_memory_or_fusion_of_a_study_is_made_again(bench, tmp_path, ca
     assert Index.open(memory).verify() == []
 
 
-def test_a_share_of_the_memory_is_a_part_of_it(bench):
-    whole, part = (Index.open(bench.memory_of(share)) for share in (1.0, 0.1))
-    assert len(part) == pytest.approx(0.1 * len(whole), abs=3)
-    captions = [{each.caption for each in index.pictures(index.ids)} for index in (whole, part)]
-    assert captions[1] <= captions[0]
-
-
 def test_the_second_control_also_learns_from_what_the_pairs_find(bench):
     pairs = bench._with_found(FusionArm())
     assert len(pairs) > len(bench.pairs)
@@ -174,18 +148,6 @@ def test_the_second_control_also_learns_from_what_the_pairs_find(bench):
     assert not set(added) & set(bench.pairs.pictures)
     index = Index.open(bench.memory_of())
     np.testing.assert_array_equal(index.vectors(added, "text"), pairs.texts[len(bench.pairs) :])
-
-
-def test_nothing_is_made_twice(options, bench):
-    def times() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in options.out.rglob("*") if path.is_file()}
-
-    first = tables("table-3", options)
-    before = times()
-    assert tables("table-3", options) == first
-    changed = {path for path, when in times().items() if before.get(path) != when}
-    assert not {path for path in changed if {"figures", "model"} & set(path.parts)}
-    assert not any(part.startswith("memory-") for path in changed for part in path.parts)
 
 
 def test_another_memory_in_the_same_folder_is_built_and_read(bench, tmp_path):
@@ -216,33 +178,3 @@ def test_a_figure_belongs_to_what_was_asked(bench, tmp_path):
     other = replace(asked, entities=(entities, ~seen))
     assert asked._figure_file(model, "entities") != other._figure_file(model, "entities")
     assert asked._figure_file(model, "tasks") == other._figure_file(model, "tasks")
-
-
-def test_an_arm_trains_what_it_says(bench):
-    fusion = bench.fusion(FusionArm(FusionSettings(1, modalities="text"), "text", k=5))
-    assert (fusion.settings.width, fusion.settings.modalities, fusion.trained["k"]) == (256, "text", 5)
-    assert any(value.abs().max() > 0 for name, value in fusion.named_parameters() if "output.weight" in name)
-    encoder = bench.encoder(FusionArm(FusionSettings(1, modalities="text"), "text", k=5))
-    picture = torch.zeros(1, 3, 32, 32)
-    assert torch.equal(encoder.embed_images(picture), bench.model.embed_images(picture))
-
-
-def test_a_preset_decides_how_an_arm_learns_to_read(bench):
-    paper, reading = bench.fusion(FusionArm()), bench.fusion(FusionArm(preset="reading"))
-    assert (paper.settings.start, paper.trained["mask"], paper.trained["newness"]["kind"]) == (
-        "embedding", "none", "none",
-    )  # fmt: skip
-    assert reading.settings.start != "embedding"
-    assert reading.trained["newness"]["kind"] != "none"
-
-
-def test_small_scale_has_three_seeds_and_the_whole_world():
-    assert (SIZES["small"].seeds, SIZES["small"].every) == (3, 1)
-
-
-def test_full_scale_asks_for_what_it_needs(options, capsys):
-    words = ["reco/table-3", "--scale", "full", "--out", str(options.out)]
-    assert cli.main(words) == 2
-    printed = capsys.readouterr().err
-    assert "Name them with --data PAIRS [MEMORY ...]" in printed
-    assert printed.count("\n") == 1

@@ -68,15 +68,3 @@ def test_captions_of_a_source_are_the_same_in_every_run_and_other_than_its_texts
     assert one == two != other
     assert len(one.captions) == 24
     assert not one.reserved
-
-
-def test_an_image_without_texts_has_no_caption(pictures):
-    pictures._texts[3] = ()
-    assert corrupted_captions(pictures).captions[3] is None
-    assert true_captions(pictures).captions[3] is None
-
-
-@pytest.mark.parametrize("wrong", [{"dropped": 1.0}, {"wrong": 2.0}, {"dropped": -0.1}])
-def test_shares_are_shares(wrong):
-    with pytest.raises(UserError):
-        CaptionCorruption(**wrong)

@@ -14,7 +14,6 @@ from recollect.models import build_model, load_model
 NAMES = (
     "vector-mlp",
     "vector-linear",
-    "glyph-held-back",
     "glyph-random",
     "glyph-strong",
     "tiny-conv",
@@ -87,7 +86,7 @@ def test_a_bag_of_words_sums_its_word_vectors(captions):
     """Against a loop in float64; unknown words and repeated padding add nothing."""
     encoder = build_model("vector-linear", texts=captions).double()
     table, head = encoder.word_vectors.weight, encoder.text_head
-    numbers = {word: number for number, word in enumerate(encoder.words.words, start=1)}
+    numbers = {word: number for number, word in enumerate(encoder.words, start=1)}
     for text in (*captions, "A cat, a CAT and a zebra!", "zebra"):
         total = torch.zeros(table.shape[1], dtype=torch.float64)
         for word in text.lower().replace(",", "").replace("!", "").split():
@@ -97,18 +96,11 @@ def test_a_bag_of_words_sums_its_word_vectors(captions):
         torch.testing.assert_close(raw, head(total), rtol=0, atol=1e-12)
 
 
-def test_the_order_of_words_does_not_matter_and_the_words_do(captions):
-    encoder = build_model("vector-mlp", texts=captions)
-    rows = encoder.embed_texts(["a cat of a photo", "a photo of a cat", "a photo of a car"])
-    torch.testing.assert_close(rows[0], rows[1])
-    assert not torch.allclose(rows[1], rows[2])
-
-
 def test_frozen_filters_do_not_learn_and_the_head_does(given, captions):
     encoder = build_model("glyph-random", texts=captions)
     encoder.encode_images(given["pixels"]).square().sum().backward()
     learned = {name for name, parameter in encoder.image_tower.named_parameters() if parameter.grad is not None}
-    assert learned == {"head.weight", "head.bias"}
+    assert learned == {"1.weight", "1.bias"}
 
 
 def test_a_picture_and_its_pixels_embed_alike(captions):

@@ -128,15 +128,6 @@ def test_both_against_a_loop(scale, dtype):
         np.testing.assert_allclose(np.broadcast_to(found.variances, slow[2].shape), slow[2], atol=1e-9)
 
 
-def test_twins_are_neighbours_and_nothing_is_its_own():
-    rows = unit(np.random.default_rng(0).normal(size=(10, 4)))
-    rows[7] = rows[2]
-    places, cosines = unlabelled._graph(rows)
-    assert not (places == np.arange(10)[:, None]).any()
-    assert places[7, 0] == 2
-    assert cosines[7, 0] == pytest.approx(1.0)
-
-
 def test_every_method_is_measured_next_to_the_prompt_ensemble(encoder, task):
     plain = measured(encoder, task, model="m")
     found = measured(encoder, task, model="m", methods=tuple(UNLABELLED_METHODS))

@@ -31,7 +31,7 @@ def unit(rows, seed, width=WIDTH):
 @pytest.mark.parametrize(
     "name",
     ["zero-shot", "prototype", "tip-adapter", "tip-adapter-cv", "proker", "gda", "tip-adapter-f", "linear-probe",
-     "lp++", "timo", "ape-t"],
+     "timo", "ape-t"],
 )  # fmt: skip
 @pytest.mark.parametrize(("shots", "classes"), [(1, 4), (3, 2)])
 def test_a_classifier_as_numbers_scores_as_the_classifier(name, shots, classes):

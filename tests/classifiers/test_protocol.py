@@ -12,14 +12,13 @@ from recollect.classifiers.heads.protocol import FewShotTask, Protocol, nested_s
 from recollect.core.errors import UserError
 from recollect_papers.peers.ape import ApeTrained
 from recollect_papers.peers.timo import Timo
-from recollect_papers.peers.trained import ClipAdapter, LinearProbePlusPlus
+from recollect_papers.peers.trained import ClipAdapter
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Trained methods with few steps: what is tested is the engine."""
     monkeypatch.setitem(FEW_SHOT_METHODS, "ape-t", lambda texts, scale: ApeTrained(texts, epochs=3, scale=scale))
-    monkeypatch.setitem(FEW_SHOT_METHODS, "lp++", lambda texts, scale: LinearProbePlusPlus(texts, 0.01))
     monkeypatch.setitem(
         FEW_SHOT_METHODS, "clip-adapter", lambda texts, scale: ClipAdapter(texts, epochs=5, scale=scale)
     )

@@ -17,7 +17,7 @@ from recollect.evaluation.results import joint_identity, load_results
 from recollect.evaluation.tasks import catalogue
 from recollect.evaluation.zero_shot import UNLABELLED_METHODS
 from recollect_papers.peers.ape import ApeTrained
-from recollect_papers.peers.trained import ClipAdapter, LinearProbePlusPlus, TipAdapterF
+from recollect_papers.peers.trained import ClipAdapter, TipAdapterF
 
 METHODS = list(FEW_SHOT_METHODS)
 
@@ -29,7 +29,6 @@ def few_epochs(monkeypatch):
         "tip-adapter-f": lambda texts, scale: TipAdapterF(texts, scale=scale, epochs=3),
         "ape-t": lambda texts, scale: ApeTrained(texts, scale=scale, epochs=3),
         "clip-adapter": lambda texts, scale: ClipAdapter(texts, scale=scale, epochs=5),
-        "lp++": lambda texts, scale: LinearProbePlusPlus(texts, 0.01),
     }
     for name, make in short.items():
         monkeypatch.setitem(FEW_SHOT_METHODS, name, make)

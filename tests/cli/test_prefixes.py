@@ -8,7 +8,7 @@ import pytest
 
 from recollect.evaluation.results import load_results
 from recollect.models import build_model
-from recollect_papers.worlds import glyph_label_tasks as glyph_labels
+from recollect_papers.worlds import glyph_tasks as glyph_labels
 from recollect_papers.worlds import tasks as worlds
 
 NAMES = ("circle", "cross", "square")

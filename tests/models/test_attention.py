@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModel
 
 from recollect.models import load_model
-from recollect_papers.towers.attention import text_attention
+from recollect_papers.prefix.attention import text_attention
 
 
 def every_matrix(folder, tokens):

@@ -144,4 +144,4 @@ def test_a_broken_file_is_named(model, tmp_path):
 
 def test_a_model_fits_on_a_line(model):
     assert "\n" not in repr(model)
-    assert repr(model).startswith("GlyphEncoder(preset='glyph-random', width=")
+    assert repr(model).startswith("SmallEncoder(preset='glyph-random', width=")

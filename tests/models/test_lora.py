@@ -49,7 +49,7 @@ def test_every_attention_and_mlp_layer_of_every_block_is_a_site_and_nothing_else
 
 
 def test_a_model_without_blocks_says_so():
-    small = build_model("vector-mlp", texts=["a b c"])
+    small = build_model("vector-linear", texts=["a b c"])
     with pytest.raises(UserError, match="no attention or MLP layers"):
         adapter_sites(small)
 

@@ -7,7 +7,7 @@ from recollect.core.errors import UserError
 from recollect.models import build_model, load_model
 from recollect.models.transformers.encoder import TransformersEncoder
 from recollect.models.transformers.processors import transform_of
-from recollect_papers.towers.attention import pooled_places
+from recollect_papers.prefix.attention import pooled_places
 
 KINDS = ("caption", "label")
 

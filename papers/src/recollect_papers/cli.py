@@ -7,7 +7,7 @@ from recollect.cli import Command, run
 
 COMMANDS = {
     "": Command("recollect_papers.run_study:RunStudy", "run a table or figure, e.g. lixp/table-4", "PAPER/ITEM"),
-    "results": Command("recollect_papers.fill_results:FillResults", "fill the tables of a Markdown page"),
+    "results": Command("recollect_papers.page:FillResults", "fill the tables of a Markdown page"),
 }
 
 

@@ -1,8 +1,8 @@
-"""One engine for every table: rows are arms, columns are measures, next to the figures that the paper printed.
+"""Tables: rows are arms, columns are measures, next to the figures that the paper printed.
 
-A study measures (`Measurements`: figures by what they are of, one for each seed), and a table is a pure function of
-that: the figure in a cell is the one whose address is its row's and its column's together. Both are kept in one JSON
-file, so that a table can be formed again, and tested, without running anything.
+A study measures (`Measurements`), and a table is a pure function of that: a cell shows the figure whose address is its
+row's and its column's together. Both are kept in one JSON file, so that a table can be formed again without running
+anything.
 """
 
 import itertools
@@ -23,8 +23,7 @@ from recollect_papers.study import Scale, StudyOptions, StudyReport, StudyTable
 
 Show = Literal["mean", "gain", "mean (gain)", "mean or gain", "relative", "number"]
 """``mean``: 67.6 ± 0.7; ``gain``: +7.3 ± 0.5, paired by seed; ``mean (gain)``: 67.6 ± 0.7 (+7.3); ``mean or gain``: a
-gain in rows that have something to gain over; ``relative``: mean relative change in percent; ``number``: by a pattern.
-"""
+gain in rows with ``over``; ``relative``: mean relative change in percent; ``number``: by a pattern."""
 
 Formed = tuple[Sequence[StudyTable], Sequence[str]]
 """What a study's form returns: tables, and remarks on all of them."""
@@ -32,21 +31,17 @@ Formed = tuple[Sequence[StudyTable], Sequence[str]]
 
 @dataclass(frozen=True)
 class Printed:
-    """One table of a paper, as it is printed there: cells are text.
-
-    Attributes:
-        columns: titles.
-        rows: by name.
-    """
+    """A table of a paper as it is printed: titles of its columns, and cells (text) by row."""
 
     columns: tuple[str, ...]
     rows: Mapping[str, tuple[str, ...]]
 
     def only(self, columns: Iterable[str]) -> "Printed":
         """Some of its columns."""
-        kept = [place for place, name in enumerate(self.columns) if name in set(columns)]
-        rows = {name: tuple(cells[place] for place in kept) for name, cells in self.rows.items()}
-        return Printed(tuple(self.columns[place] for place in kept), rows)
+        wanted = set(columns)
+        places = [place for place, name in enumerate(self.columns) if name in wanted]
+        rows = {name: tuple(cells[place] for place in places) for name, cells in self.rows.items()}
+        return Printed(tuple(self.columns[place] for place in places), rows)
 
 
 @lru_cache(maxsize=8)
@@ -55,13 +50,13 @@ def _paper(name: str) -> dict[str, Any]:
 
 
 def printed(paper: str, table: str) -> Printed:
-    """A table of ``studies/<paper>/paper.json``."""
+    """A table of ``<paper>/paper.json``."""
     found = _paper(paper)["tables"][table]
     return Printed(tuple(found["columns"]), {name: tuple(cells) for name, cells in found["rows"].items()})
 
 
 def papers_words(paper: str, place: str) -> str:
-    """What the text of a paper says of a figure that prints no numbers."""
+    """A paper's own words on a figure that prints no numbers."""
     return str(_paper(paper)["words"][place])
 
 
@@ -73,7 +68,7 @@ class Row:
         head: its first cells; ``{}`` in one is replaced by the figure at ``inset``.
         at: its part of the address; None for a row of the paper alone.
         printed: its name in the paper's table.
-        over: what its gains are over, where its own address differs from that of the column.
+        over: what its gains are over, if not what the column says.
         only: the kinds of columns that it has; all by default.
         spread: whether standard deviations are shown.
     """
@@ -92,12 +87,9 @@ class Column:
     """One measure.
 
     Attributes:
-        title: of the column.
         at: its part of the address.
-        show: see `Show`.
         over: the part of the address in which what a gain is over differs.
-        pattern: of a plain number.
-        unit: what a plain number is divided by.
+        pattern: of a plain number, which is divided by ``unit``.
     """
 
     title: str
@@ -113,12 +105,9 @@ class TableForm:
     """What a table shows, without its figures.
 
     Attributes:
-        title: of the table.
         heads: titles of the rows' first cells.
-        rows: arms, in the paper's order.
-        columns: measures.
         paper: the table to show next to ours; its cells are empty in rows that it lacks.
-        missing: what a cell says that was not measured; an error where None.
+        missing: text of a cell that was not measured; an error where None.
     """
 
     title: str
@@ -137,17 +126,20 @@ class TableForm:
         """
         titles = [*self.heads, *(column.title for column in self.columns)]
         titles += [f"paper: {title}" for title in self.paper.columns] if self.paper else []
-        rows = [(*_head(row, found), *(self._cell(row, column, found) for column in self.columns), *self._beside(row))
-                for row in self.rows]  # fmt: skip
+        rows = []
+        for row in self.rows:
+            inset = "" if row.inset is None else str(found.summary(row.inset))
+            head = [text.replace("{}", inset) if row.inset is not None else text for text in row.head]
+            rows.append((*head, *(self._cell(row, column, found) for column in self.columns), *self._paper_cells(row)))
         return StudyTable(self.title, tuple(titles), tuple(rows), self.notes)
 
     def as_printed(self, title: str) -> StudyTable:
         """The paper's figures as a table of their own, of the same rows."""
         assert self.paper is not None
-        rows = tuple((*row.head, *self._beside(row)) for row in self.rows)
+        rows = tuple((*row.head, *self._paper_cells(row)) for row in self.rows)
         return StudyTable(title, (*self.heads, *self.paper.columns), rows)
 
-    def _beside(self, row: Row) -> tuple[str, ...]:
+    def _paper_cells(self, row: Row) -> tuple[str, ...]:
         if self.paper is None:
             return ()
         return ("",) * len(self.paper.columns) if row.printed is None else self.paper.rows[row.printed]
@@ -157,12 +149,11 @@ class TableForm:
             return ""
         address = {**row.at, **column.at}
         base = {**address, **column.over, **(row.over or {})}
-        shown = _show(found, address, base, column, row)
-        if shown is not None:
-            return shown
-        if self.missing is None:
+        relative = column.show == "relative"
+        shown = _relative(found, address, base) if relative else _show(found, address, base, column, row)
+        if shown is None and self.missing is None:
             raise ValueError(f"{self.title}: {' '.join(row.head)}, {column.title}: not measured ({address})")
-        return self.missing
+        return self.missing or "" if shown is None else shown
 
 
 def paper_rows(paper: Printed) -> list[Row]:
@@ -170,51 +161,54 @@ def paper_rows(paper: Printed) -> list[Row]:
     return [Row((f"paper: {name}",), at=None, printed=name) for name in paper.rows]
 
 
-def _head(row: Row, found: Measurements) -> tuple[str, ...]:
-    if row.inset is None:
-        return row.head
-    return tuple(text.replace("{}", str(found.summary(row.inset))) for text in row.head)
-
-
 def _show(found: Measurements, address: FigureAddress, base: FigureAddress, column: Column, row: Row) -> str | None:
     """The text of a cell, None where it was not measured."""
-    if column.show == "relative":
-        return _relative(found, address, base)
-    own, differences = found.at(address), found.differences(address, base)
+    own, differences, show = found.at(address), found.differences(address, base), column.show
     if not own:
         return None
-    if column.show == "number":
+    if show == "number":
         return column.pattern.format(float(np.mean(list(own.values()))) / column.unit)
-    show = column.show
     if show == "mean or gain":
         show = "mean" if row.over is None else "gain"
-    if show != "mean" and base != address and not differences:
-        return None
-    mean, gain = summarise(own.values()), summarise(differences.values() or [0.0])
+    mean = summarise(own.values())
     if show == "mean":
         return str(mean)
     if base == address:  # nothing is gained over itself
         return str(mean) if show == "mean (gain)" else ""
+    if not differences:
+        return None
+    gain = summarise(differences.values())
     if show == "gain":
         return gain.signed() if row.spread else f"{gain.mean:+.1f}"
     return f"{mean} ({gain.mean:+.1f})"
 
 
 def _relative(found: Measurements, address: FigureAddress, base: FigureAddress) -> str | None:
-    """Mean over the values in the address of the relative change of means over seeds, where there is something."""
+    """Mean over the values in the address of the relative change of means over seeds."""
     if address == base:
         return ""
     spread = {key: value if isinstance(value, tuple) else (value,) for key, value in address.items()}
-    changes = []
+    changed, changes = {key: value for key, value in base.items() if value != address.get(key)}, []
     for values in itertools.product(*spread.values()):
         one = dict(zip(spread, values, strict=True))
-        other = {**one, **{key: value for key, value in base.items() if value != address.get(key)}}
-        own, before = (list(found.at(each).values()) for each in (one, other))
+        own, before = (list(found.at(each).values()) for each in (one, {**one, **changed}))
         if not own or not before:
             return None
         if np.mean(before) > 0:
             changes.append(100 * (np.mean(own) - np.mean(before)) / np.mean(before))
     return f"{np.mean(changes):+.1f} %" if changes else ""
+
+
+def report(
+    name: str, options: StudyOptions, worlds: Mapping[Scale, str], figure: Figure | None,
+    tables: Sequence[StudyTable] = (), notes: Sequence[str] = (), found: Measurements | None = None,
+) -> StudyReport:  # fmt: skip
+    """The report of a study; its figure, if any, is saved."""
+    file = f"{name.replace('/', '-')}-{options.scale}.png"
+    if figure is not None:
+        save_figure(figure, options.out / file)
+    figures, measured = (file,) if figure is not None else (), {} if found is None else found.as_json()
+    return StudyReport(name, options.scale, worlds[options.scale], tuple(tables), figures, tuple(notes), measured)
 
 
 @dataclass(frozen=True)
@@ -224,9 +218,9 @@ class TableStudy:
     Attributes:
         name: e.g. ``lixp/table-4``.
         measure: runs what is not there yet, and gathers the figures.
-        form: the tables of these, and remarks on all of them.
+        form: tables, and remarks on all of them.
         worlds: in words, for each scale.
-        draw: the figure, from what was measured alone, so that a kept file is enough to draw it again; None for tables.
+        draw: the figure; None for tables.
     """
 
     name: str
@@ -237,12 +231,7 @@ class TableStudy:
 
     def __call__(self, options: StudyOptions) -> StudyReport:
         """Measure, draw and report."""
-        found, figures = self.measure(options), list[str]()
+        found = self.measure(options)
         tables, notes = self.form(found)
-        if self.draw is not None:
-            figures.append(f"{self.name.replace('/', '-')}-{options.scale}.png")
-            save_figure(self.draw(found), options.out / figures[0])
-        world = self.worlds[options.scale]
-        return StudyReport(
-            self.name, options.scale, world, tuple(tables), tuple(figures), tuple(notes), found.as_json()
-        )
+        figure = None if self.draw is None else self.draw(found)
+        return report(self.name, options, self.worlds, figure, tables, notes, found)

@@ -16,11 +16,7 @@ FigureAddress = Mapping[str, str | tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Paired:
-    """What one arm gains over another of the same seeds, place by place (sets, mostly).
-
-    Attributes:
-        gains: of each place, one for each seed they share.
-    """
+    """Gains of one arm over another at several places (sets, mostly), one for each seed that both have."""
 
     gains: Mapping[str, Sequence[float]]
 
@@ -29,7 +25,7 @@ class Paired:
         return summarise(self._by_seed())
 
     def up(self) -> int:
-        """Places whose mean gain over the seeds is positive."""
+        """Number of places whose mean gain over the seeds is positive."""
         return sum(mean > 0 for mean in self._by_place())
 
     def over_places_p(self) -> float:
@@ -54,7 +50,7 @@ class Paired:
 
 
 def corrected(gains: Sequence[Paired]) -> str:
-    """What is left of both tests of some gains once their number is allowed for (Holm, 1979), in words."""
+    """How many of both tests of some gains hold once corrected for their number (Holm, 1979), in words."""
     found = [test for gain in gains for test in (gain.over_places_p(), gain.over_seeds_p())]
     p_values = holm([p for p in found if not np.isnan(p)])
     if not p_values:  # nothing differs anywhere
@@ -67,11 +63,8 @@ def corrected(gains: Sequence[Paired]) -> str:
 def holm(p_values: Sequence[float]) -> list[float]:
     """Each p-value corrected for the number of tests: the chance of any false finding among all (Holm, 1979)."""
     order = np.argsort(p_values)
-    factors = len(p_values) - np.arange(len(p_values))
-    steps = np.minimum(1.0, np.maximum.accumulate(np.asarray(p_values)[order] * factors))
-    made = np.empty(len(p_values))
-    made[order] = steps
-    return [float(p) for p in made]
+    steps = np.maximum.accumulate(np.asarray(p_values)[order] * (len(p_values) - np.arange(len(p_values))))
+    return np.minimum(1.0, steps)[np.argsort(order)].tolist()
 
 
 class Measurements:
@@ -87,11 +80,7 @@ class Measurements:
         self._asked: set[frozenset[tuple[str, str]]] = set()
 
     def add(self, address: Mapping[str, str], seed: int, value: float) -> None:
-        """Keep one figure.
-
-        Raises:
-            ValueError: there is another of that address and seed.
-        """
+        """Keep one figure; ValueError if there is another of that address and seed."""
         kept = self._figures.setdefault(frozenset(address.items()), {})
         if kept.setdefault(int(seed), float(value)) != float(value):
             raise ValueError(f"{dict(address)}, seed {seed}: measured twice, {kept[int(seed)]} and {value}")
@@ -103,11 +92,8 @@ class Measurements:
                 self.add({**dict(address), **more}, seed, value)
 
     def at(self, address: FigureAddress) -> dict[int, float]:
-        """The figure of each seed; with several values in a place of the address, their mean for seeds with all.
-
-        Returns:
-            Empty where nothing of that address was measured.
-        """
+        """The figure of each seed, empty if not measured; with several values in a place of the address, their mean
+        for seeds with all."""
         places = [[(key, each) for each in ([value] if isinstance(value, str) else value)]
                   for key, value in address.items()]  # fmt: skip
         addresses = [frozenset(each) for each in itertools.product(*places)]
@@ -123,20 +109,11 @@ class Measurements:
             yield from ((dict(address), seed, value) for seed, value in values.items())
 
     def summary(self, address: FigureAddress) -> Summary:
-        """Mean ± std over seeds.
-
-        Raises:
-            ValueError: nothing of that address was measured.
-        """
-        return self._summarise(self.at(address), address)
-
-    def gain(self, address: FigureAddress, over: FigureAddress) -> Summary:
-        """The same of the differences from ``over``, paired by seed.
-
-        Raises:
-            ValueError: they share no seed.
-        """
-        return self._summarise(self.differences(address, over), address)
+        """Mean ± std over seeds; ValueError if nothing of that address was measured."""
+        values = self.at(address)
+        if not values:
+            raise ValueError(f"{dict(address)}: not measured")
+        return summarise(values.values())
 
     def differences(self, address: FigureAddress, over: FigureAddress) -> dict[int, float]:
         """By seed, for the seeds that both have."""
@@ -144,11 +121,10 @@ class Measurements:
         return {seed: own[seed] - base[seed] for seed in own if seed in base}
 
     def paired(self, address: FigureAddress, over: FigureAddress, places: Sequence[str], along: str = "set") -> Paired:
-        """Gains of one address over another, each at every one of some places.
+        """Gains of one address over another at every value of ``along`` in ``places``.
 
         Args:
-            over: what differs in the address of what is gained over.
-            places: values of ``along`` in both addresses.
+            over: the part of the address in which what a gain is over differs.
 
         Raises:
             ValueError: they share no seed.
@@ -159,12 +135,6 @@ class Measurements:
         if not seeds:
             raise ValueError(f"{dict(address)} and {dict(over)} share no seed")
         return Paired({place: [each[seed] for seed in seeds] for place, each in zip(places, found, strict=True)})
-
-    @staticmethod
-    def _summarise(values: Mapping[int, float], address: FigureAddress) -> Summary:
-        if not values:
-            raise ValueError(f"{dict(address)}: not measured")
-        return summarise(values.values())
 
     def as_json(self) -> dict[str, Any]:
         """The requested figures, as a report's file stores them; `from_json` reads it."""

@@ -1,12 +1,9 @@
-"""A page whose tables and figures are made from result files: nothing between its markers is written by hand.
+"""``recollect-papers results``: fill the tables and figures of a Markdown page from result files.
 
-    <!-- table lixp/table-4.json "4b" without="paper: .*" -->
-    <!-- end -->
-    gains <!-- cell lixp/table-4.json "4b" "alpha = 0.8" "gain" -->+11.4 ± 0.5<!-- end -->
-    in <!-- value bench/memory-1m.json "figures > index > exact, one (ms a query)" ".0f" -->53<!-- end --> ms
-
-A file is a report of ``recollect-papers``, or of a benchmark. A table is named by a part of its title. Its
-notes, its file and the command that made it are printed below it. A plain number may be taken out of any JSON file.
+<!-- table lixp/table-4.json "4b" without="paper: .*" -->
+<!-- end -->
+gains <!-- cell lixp/table-4.json "4b" "alpha = 0.8" "gain" -->+11.4 ± 0.5<!-- end -->
+in <!-- value bench/memory-1m.json "figures > index > exact, one (ms a query)" ".0f" -->53<!-- end --> ms
 """
 
 import re
@@ -14,8 +11,9 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from recollect.cli.parser import Arg
 from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_text
 from recollect_papers.study import StudyTable
@@ -24,11 +22,46 @@ _MARK = re.compile(r"<!-- (table|cell|words|value) ([^\n]*?) -->(.*?)<!-- end --
 
 
 @dataclass(frozen=True)
+class FillResults:
+    """Fill the marked places of a Markdown page from result files, so that no figure is written by hand.
+
+    `<!-- table FILE "TITLE" [only="COLUMNS"] [without="COLUMNS"] -->` takes a table of a report of `recollect-papers`
+    or of a benchmark, `<!-- cell FILE "TITLE" "ROW" "COLUMN" -->` one figure, `<!-- words FILE "BEFORE" -->` the rest
+    of a remark after some words, `<!-- value FILE "KEY > KEY" "FORMAT" [over="KEY > KEY"] [times="NUMBER"] -->` a
+    number of any JSON file, divided by another; each ends with `<!-- end -->`. TITLE is a part of the table's title,
+    COLUMNS are regular expressions, FORMAT is Python's, such as .1f.
+    """
+
+    page: Annotated[Path, Arg(place="PAGE")]
+    """The page, e.g. docs/results.md."""
+    results: Path = Path("results")
+    """Folder of the result files, which the marks name relative to it."""
+    check: bool = False
+    """Change nothing; exit with status 2 if the page differs from the files."""
+
+    def run(self) -> None:
+        """Fill or check."""
+        from recollect.core.progress import output
+
+        if not self.page.is_file():
+            raise UserError(f"{self.page}: no such page")
+        text = self.page.read_text(encoding="utf-8")
+        filled = fill_page(text, self.results)
+        if self.check:
+            lines = zip(text.split("\n"), filled.split("\n"), strict=False)
+            for number, (line, made) in enumerate(lines, 1):
+                if line != made:
+                    raise UserError(f"{self.page}, line {number}: differs from the files: {line!r} should be {made!r}")
+        elif filled != text:
+            write_text(self.page, filled)
+        output().print(f"{self.page}: {'filled in' if filled != text else 'agrees with the files'}", highlight=False)
+
+
+@dataclass(frozen=True)
 class KeptResults:
-    """What a file shows.
+    """The content of a result file.
 
     Attributes:
-        tables: of it.
         command: that made it.
         world: where its numbers come from, in words.
         notes: remarks on all tables.
@@ -53,30 +86,16 @@ def fill_page(text: str, folder: Path) -> str:
         if len(words) < {"table": 2, "cell": 4, "words": 2, "value": 3}[kind]:
             raise UserError(f"<!-- {kind} {mark[2]} -->: too few words; see `recollect-papers results --help`.")
         if kind == "value":
-            return f"<!-- {kind} {mark[2]} -->{_value(words, folder)}<!-- end -->"
-        if words[0] not in kept:
-            kept[words[0]] = read_results(folder, words[0])
-        inside = _MAKERS[kind](kept[words[0]], words, folder)
+            inside = _value(words, folder)
+        else:
+            if words[0] not in kept:
+                kept[words[0]] = read_results(folder, words[0])
+            inside = _MAKERS[kind](kept[words[0]], words, folder)
         return f"<!-- {kind} {mark[2]} -->{inside}<!-- end -->"
 
     if opened := len(re.findall(r"<!-- (?:table|cell|words|value) ", text)) - text.count("<!-- end -->"):
         raise UserError(f"{abs(opened)} mark{'s' if abs(opened) > 1 else ''} without <!-- end -->, or the other way.")
     return _MARK.sub(made, text)
-
-
-def write_page(page: Path, folder: Path) -> bool:
-    """Fill a page in its place; whether anything changed.
-
-    Raises:
-        UserError: the page does not exist, or `fill_page` cannot fill it.
-    """
-    if not page.is_file():
-        raise UserError(f"{page}: no such page")
-    text = page.read_text(encoding="utf-8")
-    filled = fill_page(text, folder)
-    if filled != text:
-        write_text(page, filled)
-    return filled != text
 
 
 def read_results(folder: Path, name: str) -> KeptResults:
@@ -85,14 +104,15 @@ def read_results(folder: Path, name: str) -> KeptResults:
     Raises:
         UserError: it is not there, or of no known form.
     """
-    path = folder / name
-    value = read_json(path)
-    if isinstance(value, dict) and "tables" in value:
-        tables = [StudyTable(each["title"], tuple(each["columns"]), tuple(map(tuple, each["rows"])),
-                             tuple(each.get("notes", ()))) for each in value["tables"]]  # fmt: skip
-        command = value.get("command") or f"recollect-papers {value['name']} --scale {value['scale']}"
-        return KeptResults(tables, command, value.get("world", ""), value.get("notes", ()))
-    raise UserError(f"{path}: not a report of a study")
+    value = read_json(folder / name)
+    if not isinstance(value, dict) or "tables" not in value:
+        raise UserError(f"{folder / name}: not a report of a study")
+    tables = [
+        StudyTable(each["title"], tuple(each["columns"]), tuple(map(tuple, each["rows"])), tuple(each.get("notes", ())))
+        for each in value["tables"]
+    ]
+    command = value.get("command") or f"recollect-papers {value['name']} --scale {value['scale']}"
+    return KeptResults(tables, command, value.get("world", ""), value.get("notes", ()))
 
 
 def _find(results: KeptResults, file: str, title: str) -> StudyTable:
@@ -105,14 +125,16 @@ def _find(results: KeptResults, file: str, title: str) -> StudyTable:
 
 def _table(results: KeptResults, words: Sequence[str], folder: Path) -> str:
     """A table with its notes, its file and its command; ``only=`` and ``without=`` choose columns."""
-    table, columns = _find(results, words[0], words[1]), []
+    table = _find(results, words[0], words[1])
     chosen = dict(word.split("=", 1) for word in words[2:])
-    for place, column in enumerate(table.columns):
-        wanted = re.fullmatch(chosen.get("only", ".*"), column) or place == 0
-        if wanted and not re.fullmatch(chosen.get("without", "(?!)"), column):
-            columns.append(place)
-    lines = ["| " + " | ".join(table.columns[place] for place in columns) + " |", "|" + " --- |" * len(columns)]
-    lines += ["| " + " | ".join(row[place] for place in columns) + " |" for row in table.rows]
+    columns = [
+        place
+        for place, column in enumerate(table.columns)
+        if (place == 0 or re.fullmatch(chosen.get("only", ".*"), column))
+        and not re.fullmatch(chosen.get("without", "(?!)"), column)
+    ]
+    lines = ["| " + " | ".join(row[place] for place in columns) + " |" for row in (table.columns, *table.rows)]
+    lines.insert(1, "|" + " --- |" * len(columns))
     notes = "".join(f"\n\n{note}" for note in table.notes if note != "paper: as printed there")
     source = f"\n\n`{folder.name}/{words[0]}`: `{results.command}`"
     return "\n\n" + "\n".join(lines) + notes + source + "\n\n"
@@ -129,9 +151,9 @@ def _cell(results: KeptResults, words: Sequence[str], folder: Path) -> str:
 
 
 def _words(results: KeptResults, words: Sequence[str], folder: Path) -> str:
-    """What a remark says after the words that are given, up to a semicolon or the end of its line."""
-    told = [results.world, *results.notes, *(note for table in results.tables for note in table.notes)]
-    found = [text.split(words[1], 1)[1].split(";")[0].strip() for text in told if words[1] in text]
+    """The rest of a remark after the given words, up to a semicolon or the end of its line."""
+    remarks = [results.world, *results.notes, *(note for table in results.tables for note in table.notes)]
+    found = [text.split(words[1], 1)[1].split(";")[0].strip() for text in remarks if words[1] in text]
     if len(found) != 1:
         raise UserError(f"{words[0]}: {len(found)} remarks with '{words[1]}'")
     return found[0]

@@ -2,30 +2,26 @@
 
 from collections.abc import Mapping
 
-from recollect_papers.towers.build import SmallPreset
-from recollect_papers.towers.small import BagOfWords, GlyphTowers, VectorTowers, WordTransformer
+from recollect_papers.towers.small import BagOfWords, SmallTowers, WordTransformer
 
-PRESETS: Mapping[str, SmallPreset] = {
-    "vector-mlp": SmallPreset(
-        "vector world: linear image tower, word vectors and an MLP", VectorTowers(BagOfWords(64, hidden=256))
+PRESETS: Mapping[str, SmallTowers] = {
+    "vector-mlp": SmallTowers(
+        "vector world: linear image tower, word vectors and an MLP", BagOfWords(64, hidden=256), "vectors", width=192
     ),
-    "vector-linear": SmallPreset(
-        "vector world, the stronger variant: linear text tower of rank 48", VectorTowers(BagOfWords(48))
+    "vector-linear": SmallTowers(
+        "vector world, the stronger variant: linear text tower of rank 48", BagOfWords(48), "vectors", width=192
     ),
-    "glyph-held-back": SmallPreset(
-        "glyph world, setting A: convnet, head three times too large, linear text tower of rank 24",
-        GlyphTowers(BagOfWords(24), gain=3.0),
+    "glyph-random": SmallTowers(
+        "glyph world: frozen random filters and a linear head, linear text tower of rank 24",
+        BagOfWords(24),
+        "random",
     ),
-    "glyph-random": SmallPreset(
-        "glyph world, setting B: frozen random filters and a linear head, linear text tower of rank 24",
-        GlyphTowers(BagOfWords(24), image="random"),
+    "glyph-strong": SmallTowers(
+        "glyph world: convnet and a linear head, linear text tower of full rank",
+        BagOfWords(256),
     ),
-    "glyph-strong": SmallPreset(
-        "glyph world, to compare with A: the same convnet, plain head, linear text tower of full rank",
-        GlyphTowers(BagOfWords(256)),
-    ),
-    "tiny-conv": SmallPreset(
+    "tiny-conv": SmallTowers(
         "32 px, small convnet and a transformer over words; learns much faster than tiny in short runs",
-        GlyphTowers(WordTransformer(64)),
+        WordTransformer(64),
     ),
 }

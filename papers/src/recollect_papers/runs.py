@@ -1,4 +1,4 @@
-"""Many trainings and evaluations side by side, each made once and kept: what studies and the demo are made of."""
+"""Many trainings and evaluations, each made once and kept."""
 
 import json
 import multiprocessing
@@ -6,17 +6,18 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import torch
 
-from recollect.classifiers.heads.protocol import Protocol, ShortClasses
+from recollect.classifiers.heads.protocol import Protocol
 from recollect.classifiers.tuning import TUNING_METHODS
 from recollect.core import progress as reporting
 from recollect.core.files import locked, make_folder
@@ -29,19 +30,19 @@ from recollect.data.sources.subset import Subset
 from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.few_shot import few_shot
 from recollect.evaluation.probe import linear_probe
-from recollect.evaluation.results import Result, load_results
+from recollect.evaluation.results import Result
 from recollect.evaluation.retrieval import retrieval
 from recollect.evaluation.tables import tidy
 from recollect.evaluation.tasks.classification import ClassificationTask, Division
-from recollect.evaluation.tasks.opening import Selection, open_tasks
-from recollect.evaluation.tasks.retrieval import retrieval_task
+from recollect.evaluation.tasks.opening import OpenedTasks, Purpose, Selection, open_tasks
+from recollect.evaluation.tasks.retrieval import RetrievalTask, retrieval_task
 from recollect.evaluation.tuned import TuningRequest
 from recollect.evaluation.zero_shot import zero_shot
 from recollect.models import DualEncoder, load_model
 from recollect.training.loop import train
 from recollect.training.options import Recipe
 from recollect_papers.peers.tuning_methods import BoostingPrompts, CascadedPrompts, PromptSRC
-from recollect_papers.store import as_written, content, content_key, file_content, finish, finished
+from recollect_papers.store import as_written, content, content_key, file_content, kept, kept_results
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class StudyTuning:
         methods: names of `recollect.classifiers.tuning.TUNING_METHODS`, or ``caspl``.
         effort: share of the published steps.
         flip: mirror half of the training crops.
-        teacher: recipe of the larger model for ``caspl``; trained once, and kept as every run is.
+        teacher: recipe of the larger model for ``caspl``; trained once and kept, like every run.
     """
 
     methods: tuple[str, ...]
@@ -74,25 +75,27 @@ class StudyTuning:
         return TuningRequest(self.methods, self.effort, self.flip, known=known, about=about)
 
 
+Measure = Literal["few-shot", "zero-shot", "synonyms", "probe"]
+"""What classification sets are for: learning from examples, names, both names of a class, linear probes."""
+
+
 @dataclass(frozen=True)
 class StudyEvaluation:
     """What every model of a study is evaluated on.
 
     Attributes:
-        few_shot: sources, or a built-in world for its tasks.
-        zero_shot: the same for classification by names.
-        suite: a suite of the catalogue, for both.
-        methods, shots, draws: of the few-shot protocol.
-        prefixes: which prefix texts get at the test, each in turn, in zero-shot classification and retrieval; a model
-            without prefix tokens is asked once.
-        probe: sources for a linear probe, or a built-in world for its tasks.
-        probe_suite: a suite of the catalogue, for linear probes.
-        tuning: methods that tune the model itself, in the few-shot protocol.
-        most_sets: take only the first so many few-shot tasks; all of them by default.
-        retrieval: captioned sources to search both ways.
+        few_shot, zero_shot, probe: sources, or a generated world for its tasks.
         synonyms: sources with a column of that name, for zero-shot classification under both names of a class.
-        templates: take every so many of CLIP's 80 prompt templates.
-        queries: ask at most this many images of each class, the first; all by default.
+        retrieval: captioned sources to search both ways.
+        suite: a suite of the catalogue, for few-shot and zero-shot classification.
+        probe_suite: a suite of the catalogue, for linear probes.
+        methods, shots, draws: of the few-shot protocol.
+        tuning: methods that tune the model itself, in the few-shot protocol.
+        most_sets: take only this many few-shot tasks.
+        prefixes: prefix tokens of texts, each in turn, in zero-shot classification and retrieval; ignored by a model
+            without prefix tokens.
+        templates: take every n-th of CLIP's 80 prompt templates.
+        queries: ask at most this many images of each class, the first.
     """
 
     few_shot: tuple[str, ...] = ()
@@ -111,12 +114,35 @@ class StudyEvaluation:
     tuning: StudyTuning | None = None
     most_sets: int | None = None
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Every source that is named."""
+        return (*self.few_shot, *self.zero_shot, *self.probe, *self.retrieval, *self.synonyms)
+
+    def tasks(self, what: Measure) -> OpenedTasks:
+        """Open the classification sets of one kind."""
+        if what == "synonyms":
+            return open_tasks(renamed_classes(self.synonyms), "zero-shot") if self.synonyms else OpenedTasks(())
+        specs = {"few-shot": self.few_shot, "zero-shot": self.zero_shot, "probe": self.probe}[what]
+        suite = self.probe_suite if what == "probe" else self.suite
+        purpose: Purpose = "zero-shot" if what == "zero-shot" else "few-shot"
+        return open_tasks(Selection(specs, suite), purpose) if specs or suite else OpenedTasks(())
+
     def asked(self, task: ClassificationTask) -> ClassificationTask:
         """The task with as many queries as are asked."""
         if self.queries is None:
             return task
         each = pd.Series(task.query.labels)
         return replace(task, query=Subset(task.query, np.flatnonzero(each.groupby(each).cumcount() < self.queries)))
+
+
+def renamed_classes(specs: tuple[str, ...]) -> Selection:
+    """Sources with a column ``synonyms``, to be asked for under both names of their classes."""
+    return Selection(specs, columns=Columns(synonyms="synonyms"), division=Division(support=None), synonyms=True)
+
+
+def _pool(spec: str) -> RetrievalTask:
+    return retrieval_task(spec, split=None if is_generated(spec) else "test")
 
 
 @dataclass(frozen=True)
@@ -140,10 +166,12 @@ class Job:
         return run_folder(self.recipe, out)
 
     def results(self, out: Path) -> Path:
-        """Folder of its result files."""
-        asked, tested = asdict(self.evaluation), _evaluation_content(self.evaluation)
-        key = content_key(self.name, self.paired_seed, asked, tested, size=5)
-        return self.folder(out) / f"results-{key}"
+        """The file of its results."""
+        asked, teacher = self.evaluation, self.evaluation.tuning and self.evaluation.tuning.teacher
+        tested = [*map(content, asked.sources), *(_training_content(teacher) if teacher else ())]
+        return (
+            self.folder(out) / f"results-{content_key(self.name, self.paired_seed, asdict(asked), tested, size=5)}.json"
+        )
 
     @property
     def paired_seed(self) -> int:
@@ -152,15 +180,11 @@ class Job:
 
 
 def run_folder(recipe: Recipe, out: Path) -> Path:
-    """Where the run of a recipe is kept, by what decides the model."""
+    """Where the run of a recipe is kept: named by the recipe, and the content of what it trains on and starts from."""
     start, objective = Path(recipe.model.start).name, recipe.objective
     kind = f"{objective.base}-context" if objective.context else objective.base
-    return out / "runs" / f"{start}-{kind}-seed{recipe.seed}-{run_key(recipe)}"
-
-
-def run_key(recipe: Recipe) -> str:
-    """What decides a model, in ten letters: the recipe, and the content of what it trains on and starts from."""
-    return content_key(asdict(recipe), _training_content(recipe), size=5)
+    key = content_key(asdict(recipe), _training_content(recipe), size=5)
+    return out / "runs" / f"{start}-{kind}-seed{recipe.seed}-{key}"
 
 
 def _training_content(recipe: Recipe) -> list[str]:
@@ -172,19 +196,11 @@ def _training_content(recipe: Recipe) -> list[str]:
     return [*read, *map(file_content, weights), *meanings]
 
 
-def _evaluation_content(evaluation: StudyEvaluation) -> list[str]:
-    """What an evaluation tests on, by content; the sets of a suite have fixed revisions."""
-    named = (evaluation.few_shot, evaluation.zero_shot, evaluation.probe, evaluation.retrieval, evaluation.synonyms)
-    tested = [content(spec) for specs in named for spec in specs]
-    teacher = evaluation.tuning.teacher if evaluation.tuning else None
-    return tested if teacher is None else [*tested, *_training_content(teacher)]
-
-
 def made_once(recipe: Recipe, folder: Path) -> Path:
     """Train unless that was done already, continuing a stopped run; returns the model.
 
-    Two studies in one folder share their runs: the later one waits for what the other trains. A model that is other
-    than it was written is made again from its last checkpoint.
+    Two studies in one folder share their runs: the later one waits for what the other trains. A model that changed
+    since it was written is made again from its last checkpoint.
     """
     with alone_in(folder):
         model = train(recipe, folder, resume=folder.exists())
@@ -200,8 +216,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     """Wait until no other study makes what is kept in a folder."""
     locks = folder.parent / ".locks"
     make_folder(locks)
-    said = f"{folder.name}: another study makes it; this one waits"
-    with locked(locks / folder.name, lambda: note(said)):
+    with locked(locks / folder.name, lambda: note(f"{folder.name}: another study makes it; this one waits")):
         yield
 
 
@@ -219,35 +234,34 @@ def run(jobs: Sequence[Job], out: Path, workers: int | None = None) -> list[Resu
         out: folder of the studies; jobs are kept in ``out/runs``.
         workers: processes side by side; by default one a core on a CPU, one on a GPU.
     """
-    kept = [job.results(out) for job in jobs]  # found once: it reads what every job trains and tests on
-    todo = [job for job, folder in zip(jobs, kept, strict=True) if not finished(folder)]
-    for evaluation in dict.fromkeys(job.evaluation for job in todo):
+    calls = [(job, job.results(out), out) for job in jobs]
+    todo = [call for call in calls if kept(call[1]) is None]
+    for evaluation in dict.fromkeys(job.evaluation for job, *_ in todo):
         _open_first(evaluation)
-    tunings = [job.evaluation.tuning for job in todo if job.evaluation.tuning is not None]
+    tunings = [job.evaluation.tuning for job, *_ in todo if job.evaluation.tuning is not None]
     for teacher in dict.fromkeys(each.teacher for each in tunings if each.teacher is not None):
         made_once(teacher, run_folder(teacher, out))
-    workers = min(len(todo), workers or (1 if torch.cuda.is_available() else os.cpu_count() or 1))
-    if workers == 1:
-        for job in todo:
-            _make(job, out)
-    elif todo:
-        with progress("trainings", len(todo), "runs") as counter:
-            for name in _side_by_side(todo, out, workers):
-                counter.advance(1, name)
-    nothing = StudyEvaluation()  # of those that only trained
-    asked = [folder for job, folder in zip(jobs, kept, strict=True) if job.evaluation != nothing]
-    return [result for folder in asked for result in load_results(folder)]
+    side_by_side(_results, todo, workers)
+    return [result for call in calls for result in _results(*call)]
 
 
-def _side_by_side(jobs: Sequence[Job], out: Path, workers: int) -> Iterator[str]:
-    """Make the jobs in processes of their own; yields the name of each as it is done."""
+def side_by_side(make: Callable[..., Any], calls: Sequence[tuple[Any, ...]], workers: int | None) -> None:
+    """Make calls in several processes: one a core on a CPU, one on a GPU by default; in this process if one will do."""
+    workers = min(len(calls), workers or (1 if torch.cuda.is_available() else os.cpu_count() or 1))
+    if workers <= 1:
+        for call in calls:
+            make(*call)
+        return
     threads = max(1, (os.cpu_count() or 1) // workers)
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin, (threads,)) as pool:
-        futures = {pool.submit(_make, job, out): job for job in jobs}
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        progress("trainings", len(calls), "runs") as counter,
+        ProcessPoolExecutor(workers, spawn, _begin, (threads,)) as pool,
+    ):
         try:
-            for future in as_completed(futures):
+            for future in as_completed([pool.submit(make, *call) for call in calls]):
                 future.result()
-                yield futures[future].name
+                counter.advance(1)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -260,23 +274,24 @@ def _begin(threads: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Leave when the parent was killed; what is half done goes on from its last checkpoint the next time."""
+    """Leave when the parent was killed; unfinished work goes on from its last checkpoint the next time."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
 
 
-def _make(job: Job, out: Path) -> None:
-    folder, kept = job.folder(out), job.results(out)
-    model = load_model(made_once(job.recipe, folder))
-    cache = FeatureCache(folder / "features") if len(job.evaluation.prefixes) > 1 else None
-    tuning = job.evaluation.tuning.request(out) if job.evaluation.tuning else None
-    results = evaluate_runs(model, job.name, job.paired_seed, job.evaluation, cache, tuning)
-    for left in kept.glob("*.json"):  # of an earlier version that was stopped, or damaged
-        left.unlink(missing_ok=True)
-    for result in results:
-        result.save(kept)
-    finish(kept)
+def _results(job: Job, file: Path, out: Path) -> list[Result]:
+    """The results of a job; trained and measured now if its file is not there."""
+
+    def make() -> list[Result]:
+        folder, asked = job.folder(out), job.evaluation
+        model = load_model(made_once(job.recipe, folder))
+        cache = FeatureCache(folder / "features") if len(asked.prefixes) > 1 else None
+        tuning = asked.tuning.request(out) if asked.tuning else None
+        found = evaluate_runs(model, job.name, job.paired_seed, asked, cache, tuning)
+        return sorted(found, key=lambda result: result.file_name)
+
+    return kept_results(file, make)
 
 
 def evaluate_runs(
@@ -288,21 +303,26 @@ def evaluate_runs(
     tuning: TuningRequest | None = None,
 ) -> list[Result]:
     """All results of one model."""
+    results, common = list[Result](), {"model": name, "seed": seed, "cache": cache}
+    readings = evaluation.prefixes if model.prefixes else (None,)
+    for what in ("zero-shot", "synonyms"):
+        for task in evaluation.tasks(what).tasks:
+            asked = replace(evaluation.asked(task), templates=task.templates[:: evaluation.templates])
+            results += [zero_shot(model, asked, prefix=each, **common) for each in readings]  # type: ignore[arg-type]
+    for spec in evaluation.retrieval:
+        pool = _pool(spec)
+        results += [retrieval(model, pool, prefix=each, **common) for each in readings]  # type: ignore[arg-type]
+    for task in evaluation.tasks("probe").tasks:
+        results.append(linear_probe(model, evaluation.asked(task), task.metric, **common))  # type: ignore[arg-type]
     protocol = Protocol(evaluation.methods, evaluation.shots, tuple(range(evaluation.draws)))
-    learn: Sequence[ClassificationTask] = ()
-    if evaluation.few_shot or evaluation.suite:
-        learn = open_tasks(Selection(evaluation.few_shot, evaluation.suite), "few-shot").tasks
-    results = _by_names(model, name, seed, evaluation, cache)
-    for task in map(evaluation.asked, learn[: evaluation.most_sets]):
-        settings = replace(protocol, metric=task.metric, short_classes=_short(task, protocol))
-        results.append(few_shot(model, task, settings, model=name, seed=seed, cache=cache, tuning=tuning))
+    for task in map(evaluation.asked, evaluation.tasks("few-shot").tasks[: evaluation.most_sets]):
+        fewest = np.bincount(task.support.labels, minlength=len(task.class_names)).min()
+        # Several sets of the papers have classes with fewer examples than 32: all of them are taken there.
+        settings = replace(
+            protocol, metric=task.metric, short_classes="refuse" if fewest >= protocol.shots[-1] else "all"
+        )
+        results.append(few_shot(model, task, settings, tuning=tuning, **common))  # type: ignore[arg-type]
     return results
-
-
-def _short(task: ClassificationTask, protocol: Protocol) -> ShortClasses:
-    """Several sets of the papers have classes of fewer examples than 32: all of them are taken there."""
-    fewest = np.bincount(task.support.labels, minlength=len(task.class_names)).min()
-    return "refuse" if fewest >= protocol.shots[-1] else "all"
 
 
 def _open_first(evaluation: StudyEvaluation) -> None:
@@ -311,47 +331,13 @@ def _open_first(evaluation: StudyEvaluation) -> None:
     Raises:
         UserError: none of a suite's sets can be opened, or a source cannot.
     """
-    asked = evaluation
-    read = (*asked.few_shot, *asked.zero_shot, *asked.probe, *asked.retrieval, *asked.synonyms)
-    if asked.suite is None and asked.probe_suite is None and all(map(is_generated, read)):
+    if evaluation.suite is None and evaluation.probe_suite is None and all(map(is_generated, evaluation.sources)):
         return
-    for specs, suite, purpose in (
-        (asked.few_shot, asked.suite, "few-shot"),
-        (asked.zero_shot, asked.suite, "zero-shot"),
-        (asked.probe, asked.probe_suite, "few-shot"),
-    ):
-        if specs or suite:
-            for reason in open_tasks(Selection(specs, suite), purpose).left_out:  # type: ignore[arg-type]
-                output().print(f"left out: {reason}", style="yellow", highlight=False, soft_wrap=True)
-    if asked.synonyms:
-        open_tasks(renamed_classes(asked.synonyms), "zero-shot")
-    for spec in asked.retrieval:
-        retrieval_task(spec, split=None if is_generated(spec) else "test")
-
-
-def _by_names(
-    model: Encoder, name: str, seed: int, evaluation: StudyEvaluation, cache: FeatureCache | None
-) -> list[Result]:
-    """Zero-shot classification and retrieval with each prefix, and linear probes."""
-    results = []
-    readings = evaluation.prefixes if model.prefixes else (None,)
-    selections = [Selection(evaluation.zero_shot, evaluation.suite), renamed_classes(evaluation.synonyms)]
-    for selection in selections:
-        for task in open_tasks(selection, "zero-shot").tasks if selection.data or selection.suite else ():
-            asked = replace(evaluation.asked(task), templates=task.templates[:: evaluation.templates])
-            results += [zero_shot(model, asked, model=name, seed=seed, prefix=each, cache=cache) for each in readings]
+    for what in ("few-shot", "zero-shot", "probe", "synonyms"):
+        for reason in evaluation.tasks(what).left_out:
+            output().print(f"left out: {reason}", style="yellow", highlight=False, soft_wrap=True)
     for spec in evaluation.retrieval:
-        pool = retrieval_task(spec, split=None if is_generated(spec) else "test")
-        results += [retrieval(model, pool, model=name, seed=seed, prefix=each, cache=cache) for each in readings]
-    if evaluation.probe or evaluation.probe_suite:
-        for task in open_tasks(Selection(evaluation.probe, evaluation.probe_suite), "few-shot").tasks:
-            results.append(linear_probe(model, evaluation.asked(task), task.metric, model=name, seed=seed, cache=cache))
-    return results
-
-
-def renamed_classes(specs: tuple[str, ...]) -> Selection:
-    """Sources with a column ``synonyms``, to be asked for under both names of their classes."""
-    return Selection(specs, columns=Columns(synonyms="synonyms"), division=Division(support=None), synonyms=True)
+        _pool(spec)
 
 
 def frames(results: Iterable[Result]) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -1,9 +1,9 @@
-"""What names a result: the content of all that decided it, not a path or a name that may mean something else later."""
+"""What names a result: the content of everything that decided it, rather than a path or name that may be reused."""
 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +15,9 @@ from recollect.core.files import read_json, write_json, write_text
 from recollect.core.types import Kind
 from recollect.data.sources import open_source
 from recollect.data.sources.address import parse_address
+from recollect.data.sources.generated import is_generated
 from recollect.data.sources.images import note
+from recollect.evaluation.results import RESULT_FORMAT, Result
 
 _NAMING = (".csv", ".tsv", ".jsonl")
 """Tables that may name pictures elsewhere, so that their own stamp does not tell whether a sample changed."""
@@ -34,72 +36,65 @@ def slug(name: str) -> str:
 def content(spec: str, split: str | None = "all", kind: Kind | None = None) -> str:
     """A digest of a source's content: changes whenever a sample changes, wherever the files are.
 
-    Args:
-        spec: as `open_source` takes it. A built-in world is its address, since that decides every sample.
-        split, kind: as `open_source` takes them.
+    The content of a generated source is its address, which decides every sample. A source is hashed once per process
+    unless its files were touched.
 
     Raises:
         UserError: the source does not exist.
     """
+    if is_generated(spec):
+        return spec
     path = Path(parse_address(spec).place).expanduser()
     if path.suffix.lower() in _NAMING:
         return _content.__wrapped__(spec, split, kind, ())
-    return _content(spec, split, kind, _stamp(path))
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    facts = [file.stat() for file in files]
+    return _content(spec, split, kind, tuple((each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in facts))
 
 
 @lru_cache(maxsize=256)
-def _content(spec: str, split: str | None, kind: Kind | None, stamp: tuple[int, ...]) -> str:
-    if spec.startswith(("glyphs:", "latents:")):
-        return spec
+def _content(spec: str, split: str | None, kind: Kind | None, stamp: tuple[tuple[int, ...], ...]) -> str:
     return open_source(spec, split=split, kind=kind).fingerprint
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
-    """Changes when files change, cheaply: a source is hashed once in a process unless its files were touched."""
-    if path.is_file():
-        files: Iterable[Path] = (path,)
-    elif path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file())
-    else:
-        return ()
-    facts = [file.stat() for file in files]
-    return tuple(number for each in facts for number in (each.st_size, each.st_mtime_ns, each.st_ctime_ns))
+def file_content(path: str | Path) -> str:
+    """A digest of one file; the path itself if there is no such file, so that whoever reads it reports it."""
+    path = Path(path)
+    return content_hash([path]) if path.is_file() else str(path)
+
+
+def kept(path: Path) -> Any:
+    """The JSON value in a file; None if it does not exist or is damaged, which is reported."""
+    if not path.exists():
+        return None
+    with suppress(UserError):
+        found = read_json(path)
+        if isinstance(found, dict) and found.get("digest") == content_key(found.get("value")):
+            return found["value"]
+    note(f"{path}: damaged; it is made again")
+    path.unlink()
+    return None
 
 
 def kept_or_made(path: Path, make: Callable[[], Any]) -> Any:
-    """The JSON value that a file keeps, or one that is made now and kept; a damaged file is named and made again."""
-    if path.exists():
-        with suppress(UserError):
-            found = read_json(path)
-            if isinstance(found, dict) and found.get("digest") == content_key(found.get("value")):
-                return found["value"]
-        note(f"{path}: damaged; it is made again")
-    value = make()
-    write_json(path, {"digest": content_key(value), "value": value})
+    """The JSON value in a file, or one that is made now and written there."""
+    value = kept(path)
+    if value is None:
+        value = make()
+        write_json(path, {"digest": content_key(value), "value": value})
     return value
 
 
-def finish(folder: Path) -> None:
-    """Say in ``folder/done`` which result files are there, and what each holds."""
-    folder.mkdir(parents=True, exist_ok=True)  # of a training alone nothing was saved there
-    write_json(folder / "done", {file.name: file_content(file) for file in sorted(folder.glob("*.json"))})
+def kept_results(path: Path, make: Callable[[], list[Result]]) -> list[Result]:
+    """`kept_or_made` for results.
 
-
-def finished(folder: Path) -> bool:
-    """Whether all results are there as they were written: a mean over fewer sets is another figure.
-
-    A file that is damaged or gone is named.
+    Raises:
+        UserError: the file was written by another version.
     """
-    done = folder / "done"
-    if not done.exists():
-        return False
-    with suppress(UserError):
-        files = read_json(done)
-        wrong = [name for name, held in files.items() if file_content(folder / name) != held]
-        if not wrong:
-            return True
-        note(f"{folder / wrong[0]}: damaged or gone; this run is measured again")
-    return False
+    found = kept_or_made(path, lambda: json.loads(json.dumps([result.as_json() for result in make()])))
+    if any(each.get("format") != RESULT_FORMAT for each in found):
+        raise UserError(f"{path}: was written by another version. Remove it, and the study makes it again.")
+    return [Result(**{key: value for key, value in each.items() if key != "format"}) for each in found]
 
 
 def as_written(model: Path) -> bool:
@@ -109,9 +104,3 @@ def as_written(model: Path) -> bool:
     if not digest.exists():
         write_text(digest, now)
     return digest.read_text(encoding="utf-8") == now
-
-
-def file_content(path: str | Path) -> str:
-    """What one file holds; the path itself where there is none, so that whoever reads it says so."""
-    path = Path(path)
-    return content_hash([path]) if path.is_file() else str(path)

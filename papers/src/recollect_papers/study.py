@@ -17,7 +17,7 @@ Scale = Literal["smoke", "small", "full"]
 
 
 def over(count: int, what: str) -> str:
-    """What a figure is the mean of: one seed has no deviation."""
+    """The number of runs behind a figure, in words."""
     return f"one {what}" if count == 1 else f"mean ± std over {count} {what}s"
 
 
@@ -28,11 +28,11 @@ class SearchSettings:
     Attributes:
         models: base models, one for each seed; the paper's own by default.
         teacher: a larger model, for RLCF.
-        captions: of the pools, as `recollect evaluate retrieval` takes them; the first is used wherever captions are
-            not compared.
+        captions: of the pools, as `recollect evaluate retrieval` takes them; the first is used by tables that do not
+            compare captions.
         corruption: how reworded captions differ from the true ones.
         split: of every source.
-        queries: ask at most this many texts of each domain; the pools stay whole.
+        queries: maximum number of texts per domain; the pools stay whole.
         episode: of episodes (the paper's by default), and of the loss, adapters and optimiser of fine-tuning.
         tuning: of fine-tuning.
         full_learning_rate: of episodes that change all parameters; the episodes' own by default.
@@ -53,19 +53,7 @@ class SearchSettings:
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """How a study is run.
-
-    Attributes:
-        scale: see `Scale`.
-        out: folder for runs, results and the report; runs that are there already are not made again.
-        data: training sources, for scale ``full``.
-        suite: the evaluation suite, for scale ``full``.
-        entities: labelled source with splits ``train`` and ``test``, or ``oven:FOLDER``, for ``reco/table-2`` at scale
-            ``full``.
-        seeds: number of training seeds; None takes the scale's own.
-        workers: training runs side by side; None takes one for each core on a CPU and one on a GPU.
-        search: for studies of search, at scale ``full``.
-    """
+    """How a study is run; the options of `recollect_papers.run_study.RunStudy`."""
 
     scale: Scale
     out: Path
@@ -116,9 +104,9 @@ class StudyReport:
 
     Attributes:
         name: e.g. ``lixp/table-4``.
-        world: where the numbers come from, in words; a report always says so.
+        world: where the numbers come from, in words.
         figures: files of the report, relative to its folder.
-        measured: the figures of the tables by seed, as `recollect_papers.engine.Measurements` writes them.
+        measured: the figures of the tables by seed, as `Measurements` writes them.
         command: that makes it, without paths of this machine.
     """
 

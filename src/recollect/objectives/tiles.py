@@ -11,7 +11,7 @@ Form = Literal["auto", "dense", "blockwise"]
 """How to compute a B × B interaction: as one matrix, tile by tile without keeping any tile, or whichever is faster."""
 
 BLOCKWISE_FROM = 1024
-"""Batch size from which ``auto`` chooses blockwise, because it is faster there (benchmarks/objectives.py)."""
+"""Batch size from which ``auto`` chooses blockwise, because it is faster there (benchmarks/bench.py)."""
 
 
 def resolve(form: Form, rows: int) -> Literal["dense", "blockwise"]:

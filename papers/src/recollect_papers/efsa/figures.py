@@ -8,12 +8,16 @@ from textwrap import fill
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image
 
 from recollect.core.types import ImageLike
+from recollect.efsa.rerank import EpisodeReranker
+from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.reports import plots
 from recollect.evaluation.results import Summary
-from recollect_papers.efsa.answers import answered
+from recollect.evaluation.retrieval import asked_texts, first_match
+from recollect.evaluation.tasks.retrieval import RetrievalTask
+from recollect.index import Hits
+from recollect.index.source import source_index
 from recollect_papers.efsa.tables import (
     ABLATED,
     DEPTHS,
@@ -27,59 +31,100 @@ from recollect_papers.efsa.tables import (
     summary_at,
     together,
 )
-from recollect_papers.efsa.world import WORLDS_BY_SCALE, EfsaWorld, SearchRun, efsa_world, searched
-from recollect_papers.engine import Formed, TableForm, TableStudy, papers_words
+from recollect_papers.efsa.world import (
+    WORLDS_BY_SCALE,
+    EfsaWorld,
+    SearchRun,
+    efsa_world,
+    encoder_of,
+    pools,
+    searched,
+)
+from recollect_papers.engine import Formed, TableStudy, papers_words, report
 from recollect_papers.measurements import Measurements
+from recollect_papers.plots import empty, error_line, framed
 from recollect_papers.study import StudyOptions, StudyReport
 
-_TRUE, _FALSE = "#009E73", "#D55E00"
+SHOWN = 4
+"""Images of a query that are shown."""
+
+_Picture = tuple[ImageLike, bool]
+"""An image and whether it is a true match."""
 
 
 @dataclass(frozen=True)
-class Shown:
-    """One query with the images that some methods found.
+class Answer:
+    """What one base model finds for a query before and after its episode.
 
     Attributes:
-        query: its text.
-        found: for each method its first images, and whether each is a true match.
+        zero_shot, episode: the first images.
+        zero_shot_rank, episode_rank: of the first true match.
+        truth: a true match.
     """
 
     query: str
-    found: Mapping[str, Sequence[tuple[ImageLike, bool]]]
+    zero_shot: tuple[_Picture, ...]
+    episode: tuple[_Picture, ...]
+    zero_shot_rank: int
+    episode_rank: int
+    truth: _Picture
 
 
-def examples(shown: Sequence[Shown], title: str = "") -> Figure:
+def answered(where: EfsaWorld, options: StudyOptions, search: SearchRun) -> list[list[Answer]]:
+    """For each pool of a search the answers of the first base model."""
+    encoder, episode = encoder_of(where.models[0]), search.options.episode
+    found = []
+    for pool in pools(search, where):
+        task, captions = pool.task, pool.captions.captions if pool.captions is not None else None
+        features = image_features(encoder, task.images, FeatureCache(options.out / "features")).images
+        index = source_index(encoder, task.images, captions, features)
+        asked = asked_texts(task, pool.captions, where.queries)
+        queries = [task.texts[text] for text in asked]
+        before = after = index.search_many(queries, episode.k)
+        if "episode" in search.methods:
+            after = index.search_many(queries, episode.k, rerank=EpisodeReranker(encoder, episode))
+        found.append([_answer(task, *each) for each in zip(asked, before, after, strict=True)])
+    return found
+
+
+def _answer(task: RetrievalTask, text: int, before: Hits, after: Hits) -> Answer:
+    true = {str(image) for image in task.matches[text]}
+    first, other = (
+        tuple((hit.picture.read(), hit.id in true) for hit in hits[:SHOWN]) for hits in (before, after)
+    )  # fmt: skip
+    truth = (task.images[task.matches[text][0]].image, True)
+    return Answer(before.query, first, other, first_match(before, true), first_match(after, true), truth)
+
+
+def examples(shown: Sequence[tuple[str, Mapping[str, Sequence[_Picture]]]]) -> Figure:
     """A row of pictures for each query and method; true matches are framed in green, the others in red."""
-    methods = list(shown[0].found)
-    most = max(len(images) for each in shown for images in each.found.values())
+    methods = list(shown[0][1])
+    most = max(len(images) for _, found in shown for images in found.values())
     figure, axes = plots.new_figure(columns=most, rows=len(methods) * len(shown), width=1.25, height=1.6)
-    for number, each in enumerate(shown):
+    for axis in axes.flat:
+        empty(axis)
+    for number, (query, found) in enumerate(shown):
         for line, method in enumerate(methods):
             row = axes[number * len(methods) + line]
-            for axis in row:
-                _empty(axis)
-            for axis, (image, true) in zip(row, each.found[method], strict=False):
-                _framed(axis, image, true)
+            for axis, picture in zip(row, found[method], strict=False):
+                framed(axis, *picture)
             row[0].set_ylabel(method, fontsize=8)
-        _words(axes[number * len(methods)][0], fill(each.query, 21 * most))
-    if title:
-        figure.suptitle(title, fontsize=9)
+        _words(axes[number * len(methods)][0], fill(query, 21 * most))
     return figure
 
 
-def zero_shot_examples(shown: Sequence[Shown], recalls: Mapping[str, Mapping[int, Summary]]) -> Figure:
+def zero_shot_examples(shown: Sequence[Answer], recalls: Mapping[str, Mapping[int, Summary]]) -> Figure:
     """Top: what was found first and what should have been; below: recall at 1, 5, 10 of each domain (Fig. 1)."""
     figure = Figure(figsize=(7.6, 4.8), layout="constrained", dpi=150)
     halves = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.1, 1.0))
     axes = halves[0, 0].subplots(1, max(1, 2 * len(shown)), squeeze=False)[0]
     for axis in axes:
-        _empty(axis)
+        empty(axis)
     for number, each in enumerate(shown):
-        for place, (image, true) in enumerate(next(iter(each.found.values()))):
-            _framed(axes[2 * number + place], image, true)
+        for place, picture in enumerate((each.zero_shot[0], each.truth)):
+            framed(axes[2 * number + place], *picture)
         _words(axes[2 * number], fill(each.query, 40))
-    axis = halves[1, 0].subplots()
-    grouped(axis, recalls)
+    grouped(halves[1, 0].subplots(), recalls)
     return figure
 
 
@@ -118,13 +163,10 @@ def curves(
 ) -> Figure:  # fmt: skip
     """A panel for each R@k, in it a line for each domain over ``places`` (Figures 5 and 6)."""
     figure, axes = plots.new_figure(columns=len(panels), width=3.1, height=2.8)
-    ticks = np.arange(len(places))
+    ticks = list(range(len(places)))
     for axis, (k, lines) in zip(axes[0], panels.items(), strict=True):
         for (domain, values), colour in zip(lines.items(), plots.LINE_COLOURS, strict=False):
-            axis.errorbar(
-                ticks, [value.mean for value in values], yerr=np.nan_to_num([value.std for value in values]),
-                marker="o", markersize=4, linewidth=1.3, capsize=2, color=colour, label=domain,
-            )  # fmt: skip
+            error_line(axis, ticks, values, colour, domain)
         axis.set_xticks(ticks, places)
         axis.set_xlabel(label)
         axis.set_title(f"R@{k}")
@@ -141,41 +183,13 @@ def _say_models(figure: Figure, one: Summary) -> None:
     plots.say_beneath(figure, f"bars: std over {one.count} base models" if one.count > 1 else "one base model")
 
 
-def _empty(axis: Axes) -> None:
-    axis.set_xticks([])
-    axis.set_yticks([])
-    axis.grid(visible=False)
-    for spine in axis.spines.values():
-        spine.set_visible(False)
-
-
 def _words(axis: Axes, text: str) -> None:
     """Write above an axis without making it wider; an empty title keeps the height free."""
     axis.set_title(" " + "\n" * (1 + text.count("\n")), fontsize=7)
     axis.annotate(text, (0, 1.04), xycoords="axes fraction", fontsize=6.5, va="bottom").set_in_layout(False)
 
 
-def _framed(axis: Axes, image: ImageLike, true: bool) -> None:
-    picture = np.asarray(image.convert("RGB")) if isinstance(image, Image.Image) else np.asarray(image)
-    axis.imshow(picture, interpolation="nearest")
-    for spine in axis.spines.values():
-        spine.set_visible(True)
-        spine.set_color(_TRUE if true else _FALSE)
-        spine.set_linewidth(2.5)
-
-
 # --- The paper's figures ----------------------------------------------------------------------------------------------
-
-
-def _drawn(
-    number: int, options: StudyOptions, where: EfsaWorld, figure: Figure, *notes: str,
-    form: TableForm | None = None, found: Measurements | None = None,
-) -> StudyReport:  # fmt: skip
-    name = f"efsa-figure-{number}-{options.scale}.png"
-    plots.save_figure(figure, options.out / name)
-    tables = () if form is None or found is None else (form.fill(found),)
-    measured = {} if found is None else found.as_json()
-    return StudyReport(f"efsa/figure-{number}", options.scale, where.world, tables, (name,), notes, measured)
 
 
 def _depths(found: Measurements, method: str, domain: str, **more: str) -> dict[int, Summary]:
@@ -187,16 +201,16 @@ def figure_1(options: StudyOptions) -> StudyReport:
     where = efsa_world(options)
     search = SearchRun(("zero-shot",), where.methods, where.captions[0], "single", where.data)
     found = measurements(searched(search, where, options))
-    wrong = [
-        [each for each in answers if 1 < each.zero_shot_rank <= 5] for answers in answered(where, options, search)[:3]
-    ]
-    shown = [Shown(each.query, {"zero-shot": [each.zero_shot[0], each.truth]}) for few in wrong for each in few[:1]]
+    domains = answered(where, options, search)[:3]
+    wrong = [[each for each in answers if 1 < each.zero_shot_rank <= 5][:1] for answers in domains]
+    shown = [each for few in wrong for each in few]
     bars_of = {domain: _depths(found, "zero-shot", domain) for domain in found.context["domains"]}
     title, rows = "Figure 1. Zero-shot, every domain by itself", {"zero-shot": {"method": "zero-shot"}}
     form = recall_form(title, "method", rows, found, notes_of(where, "nothing")[:1])
     form = replace(form, columns=[column for column in form.columns if column.show != "gain"])
     note = "examples: found first (red) and a true match (green), of queries with a true match at ranks 2 to 5"
-    return _drawn(1, options, where, zero_shot_examples(shown, bars_of), note, form=form, found=found)
+    figure = zero_shot_examples(shown, bars_of)
+    return report("efsa/figure-1", options, WORLDS_BY_SCALE, figure, [form.fill(found)], [note], found)
 
 
 def figure_3(options: StudyOptions) -> StudyReport:
@@ -207,13 +221,13 @@ def figure_3(options: StudyOptions) -> StudyReport:
     better = [each for each in answers if each.episode_rank == 1 < each.zero_shot_rank]
     worse = [each for each in answers if each.zero_shot_rank == 1 < each.episode_rank]
     chosen = [*better[:2], *worse[:1]] or answers[:2]
-    shown = [Shown(each.query, {"zero-shot": each.zero_shot, "EFSA": each.episode}) for each in chosen]
+    shown = [(each.query, {"zero-shot": each.zero_shot, "EFSA": each.episode}) for each in chosen]
     note = (
         f"an episode brings a true match to the first rank for {len(better)} of {len(answers)} queries and drives one "
         f"from it for {len(worse)}; shown: the first two of the one kind, the first of the other"
     )
     first = () if len(where.models) == 1 else (f"of the first base model of {len(where.models)}",)
-    return _drawn(3, options, where, examples(shown), note, *first)
+    return report("efsa/figure-3", options, WORLDS_BY_SCALE, examples(shown), (), (note, *first))
 
 
 _KINDS = {"zero-shot": "zero-shot", "all parameters": "episode-full", "low-rank adapters": "episode"}
@@ -224,7 +238,7 @@ def _measure_4(options: StudyOptions) -> Measurements:
     """Low-rank adapters against all parameters."""
     where = efsa_world(options)
     notes = [*notes_of(where)[:2], f"paper: {papers_words('efsa', 'figure-4')}"]
-    return measurements(ask(options, where, methods=("zero-shot", "episode-full", "episode")), {"notes": notes})
+    return measurements(ask(options, where, methods=("zero-shot", "episode-full", "episode")), notes=notes)
 
 
 def _draw_4(found: Measurements) -> Figure:

@@ -1,8 +1,6 @@
 """Fine-tuning once on all captioned pictures of an index (the baseline F.T of EFSA, section 4.1)."""
 
 import copy
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,15 +25,6 @@ from recollect_papers.efsa.options import TuningOptions
 _BLOCK = 512
 
 
-@dataclass(frozen=True)
-class _Pairs:
-    """A batch of pictures with the numbers of their captions; equal captions have equal numbers."""
-
-    pixels: Tensor
-    captions: tuple[str, ...]
-    numbers: tuple[int, ...]
-
-
 def index_by(encoder: DualEncoder, index: Index, pixels: PixelCache, counters: CostCounters | None = None) -> Index:
     """The pictures of an index embedded by another model; those that cannot be opened are left out.
 
@@ -47,10 +36,10 @@ def index_by(encoder: DualEncoder, index: Index, pixels: PixelCache, counters: C
         for start in range(0, len(ids), _BLOCK):
             pictures = index.pictures(ids[start : start + _BLOCK])
             read = zip(pictures, pixels.read(pictures), strict=True)
-            there = [(picture.id, pixel) for picture, pixel in read if pixel is not None]
+            there = {picture.id: pixel for picture, pixel in read if pixel is not None}
             if there:
-                found += [id for id, _ in there]
-                blocks.append(encoder.embed_images(pixels.tensor([pixel for _, pixel in there])).numpy())
+                found += there
+                blocks.append(encoder.embed_images(pixels.tensor(list(there.values()))).numpy())
             counter.advance(len(pictures))
     if not found:
         raise UserError(f"{index.address}: no picture can be opened. Are the files still where they were?")
@@ -75,11 +64,11 @@ def fine_tune(
     Raises:
         UserError: fewer than two captioned pictures, a loss that is not finite, a model that adapters cannot wrap.
     """
-    captions = dict(zip(index.ids, (next(iter(each or ()), "") for each in index.values("caption")), strict=True))
-    ids = [id for id, caption in captions.items() if caption]
+    captions = zip(index.ids, (next(iter(each or ()), "") for each in index.values("caption")), strict=True)
+    ids = [id for id, caption in captions if caption]
     if len(ids) < LEAST_PAIRS:
         raise UserError(NO_CAPTIONS)
-    sites = adapter_sites(encoder)
+    sites, counters = adapter_sites(encoder), counters or CostCounters()
     tuned = copy.deepcopy(encoder).eval()
     add_lora(tuned, *initial_weights(sites, episode.adapters), episode.scale)
     learned = [each for each in tuned.parameters() if each.requires_grad]
@@ -87,39 +76,31 @@ def fine_tune(
     optimiser = torch.optim.AdamW(learned, lr=rate, weight_decay=episode.weight_decay)
     with progress("fine-tune", options.epochs * len(ids), "images") as counter:
         for epoch in range(options.epochs):
-            for batch in _batches(index, ids, options, epoch, pixels):
+            order = numpy_generator("fine-tuning", options.seed, epoch).permutation(len(ids))
+            for first in range(0, len(ids), options.batch_size):
+                pictures = index.pictures([ids[row] for row in order[first : first + options.batch_size]])
+                read = zip(pictures, pixels.read(pictures), strict=True)
+                there = [(picture.caption, pixel) for picture, pixel in read if pixel is not None]
+                if len(there) < LEAST_PAIRS:
+                    continue
+                texts, images = zip(*there, strict=True)
                 with torch.enable_grad():
-                    loss = _loss(tuned, batch, episode)
+                    loss = _loss(tuned, pixels.tensor(list(images)), texts, episode)
                 if not bool(loss.isfinite()):
                     raise UserError("fine-tuning: the loss is not finite. Lower the learning rate.")
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()
-                counter.advance(len(batch.numbers), f"loss {loss.item():.3f}")
-                if counters is not None:
-                    counters.forward(images=len(batch.numbers), texts=len(batch.numbers))
-                    counters.backward(images=len(batch.numbers), texts=len(batch.numbers))
+                counter.advance(len(there), f"loss {loss.item():.3f}")
+                counters.forward(images=len(there), texts=len(there))
+                counters.backward(images=len(there), texts=len(there))
     return merged(tuned)
 
 
-def _loss(encoder: DualEncoder, batch: _Pairs, options: EpisodeOptions) -> Tensor:
-    images = encoder.encode_images(batch.pixels.to(encoder.device, encoder.dtype))
-    texts = encoder.encode_texts(encoder.tokenize(batch.captions, caption_prefix(encoder)))
-    numbers = torch.tensor([batch.numbers], device=images.device)
+def _loss(encoder: DualEncoder, pixels: Tensor, captions: tuple[str, ...], options: EpisodeOptions) -> Tensor:
+    images = encoder.encode_images(pixels.to(encoder.device, encoder.dtype))
+    texts = encoder.encode_texts(encoder.tokenize(captions, caption_prefix(encoder)))
+    numbers = torch.tensor([list(number_texts(captions)[1])], device=images.device)
     every = torch.ones_like(numbers, dtype=torch.bool)
     scale = contrast_scale(encoder, options)
     return episode_loss(images[None], texts[None], every, negatives(numbers, every), scale, options)[0]
-
-
-def _batches(
-    index: Index, ids: Sequence[str], options: TuningOptions, epoch: int, pixels: PixelCache
-) -> Iterator[_Pairs]:
-    order = numpy_generator("fine-tuning", options.seed, epoch).permutation(len(ids))
-    for first in range(0, len(ids), options.batch_size):
-        pictures = index.pictures([ids[row] for row in order[first : first + options.batch_size]])
-        read = zip(pictures, pixels.read(pictures), strict=True)
-        there = [(picture.caption, pixel) for picture, pixel in read if pixel is not None]
-        if len(there) < LEAST_PAIRS:
-            continue
-        wordings = tuple(caption for caption, _ in there)
-        yield _Pairs(pixels.tensor([pixel for _, pixel in there]), wordings, tuple(number_texts(wordings)[1]))

@@ -7,7 +7,7 @@ from recollect.core.types import Encoder
 from recollect.core.validation import check_number
 from recollect.efsa.cost import CostCounters
 from recollect.efsa.methods import SEARCH_METHODS, IndexSearch, Method, Prepared, SearchContext
-from recollect.efsa.options import PRINTED, EpisodeOptions
+from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.rerank import EpisodeReranker
 from recollect_papers.efsa.fine_tuning import fine_tune, index_by
 from recollect_papers.efsa.options import RewardOptions, TuningOptions
@@ -37,13 +37,8 @@ class MethodOptions:
             check_number("full_learning_rate", self.full_learning_rate, above=0)
 
 
-def as_printed(options: EpisodeOptions) -> EpisodeOptions:
-    """The same with the loss, the step and the ranking of the paper."""
-    return replace(options, **PRINTED)
-
-
 def search_methods(options: MethodOptions, teacher: Encoder | None = None) -> Mapping[str, Method]:
-    """EFSA's rows of Tables 2 and 3, episodes of all parameters (Fig. 4) and episodes as printed.
+    """EFSA's rows of Tables 2 and 3, and episodes of all parameters (Fig. 4).
 
     Args:
         teacher: a larger model, for RLCF.
@@ -64,13 +59,4 @@ def search_methods(options: MethodOptions, teacher: Encoder | None = None) -> Ma
         rerank = EpisodeReranker(context.encoder, episode, context.pixels, FullEpisodes)
         return Prepared(IndexSearch(context.index, context.encoder, rerank=rerank))
 
-    def paper(context: SearchContext) -> Prepared:
-        return SEARCH_METHODS["episode"](replace(context, episode=as_printed(context.episode)))
-
-    return {
-        **SEARCH_METHODS,
-        "fine-tuning": fine_tuning,
-        "rlcf": rlcf,
-        "episode-full": full,
-        "episode-paper": paper,
-    }
+    return {**SEARCH_METHODS, "fine-tuning": fine_tuning, "rlcf": rlcf, "episode-full": full}

@@ -17,7 +17,7 @@ from recollect.efsa.cost import CostCounters
 from recollect.efsa.episodes import contrast_scale
 from recollect.efsa.options import EpisodeOptions, EpisodeReport
 from recollect.efsa.rerank import NOT_FINITE
-from recollect.index import Hit, Hits, Index
+from recollect.index import Hits, Index
 from recollect.models import DualEncoder
 from recollect_papers.efsa.options import RewardOptions
 
@@ -67,12 +67,6 @@ class RewardSearcher:
     picture is the teacher's score minus its mean over the sampled ones. Image embeddings stay as they are, so the
     adapted query searches the whole index again.
 
-    Args:
-        index: what is searched.
-        encoder: its model.
-        teacher: judges the pictures.
-        options: of the steps.
-
     Attributes:
         counters: rows that went through the towers of ``encoder``.
         report: what went wrong.
@@ -109,31 +103,23 @@ class RewardSearcher:
 
     def _one(self, query: str, found: Hits, k: int) -> Hits:
         before = {hit.id: hit for hit in found}
-        candidates = list(before)[: self.options.candidates]
+        candidates, options = list(before)[: self.options.candidates], self.options
         vectors = torch.from_numpy(self.index.vectors(candidates))
+        optimiser = torch.optim.AdamW(self._learned, lr=options.learning_rate, weight_decay=options.weight_decay)
         try:
-            finite = all(self._step(optimiser, query, candidates, vectors) for optimiser in self._optimisers())
+            finite = all(self._step(optimiser, query, candidates, vectors) for _ in range(options.steps))
             asked = self._embed_one(query).detach()
         finally:
             self._reset()
         if not (finite and bool(asked.isfinite().all())):
             self.report.not_finite += 1
             return found.with_hits(found.hits[:k], (NOT_FINITE,))
-        again = self.index.search(asked[0].float().cpu(), k)
-        return found.with_hits([self._known(hit, before.get(hit.id)) for hit in again])
-
-    @staticmethod
-    def _known(hit: Hit, before: Hit | None) -> Hit:
-        """A hit with its rank and score by the model as it is, where it was among the candidates."""
-        if before is None:
-            return replace(hit, scored_by=_ADAPTED, zero_shot_rank=None, model_score=None)
-        return replace(hit, scored_by=_ADAPTED, zero_shot_rank=before.zero_shot_rank, model_score=before.score)
-
-    def _optimisers(self) -> list[torch.optim.Optimizer]:
-        """The same optimiser, once for each step."""
-        options = self.options
-        one = torch.optim.AdamW(self._learned, lr=options.learning_rate, weight_decay=options.weight_decay)
-        return [one] * options.steps
+        hits = []
+        for hit in self.index.search(asked[0].float().cpu(), k):  # with rank and score by the model as it is, if known
+            own = before.get(hit.id)
+            rank, score = (None, None) if own is None else (own.zero_shot_rank, own.score)
+            hits.append(replace(hit, scored_by=_ADAPTED, zero_shot_rank=rank, model_score=score))
+        return found.with_hits(hits)
 
     def _step(self, optimiser: torch.optim.Optimizer, query: str, ids: Sequence[str], vectors: Tensor) -> bool:
         """One step on ``-mean(reward · log p)`` over the sampled; False if that is not finite."""

@@ -38,14 +38,13 @@ _NAMES = {
 ABLATED = ("zero-shot", "episode")
 
 
-def measurements(found: Sequence[Sequence[Result]], note: Mapping[str, Any] | None = None) -> Measurements:
+def measurements(found: Sequence[Sequence[Result]], **context: Any) -> Measurements:
     """Text to image recall of each method on each domain, and what a query costs; one figure for each base model.
 
     Args:
         found: for each base model the results of its pools.
-        note: more of the context, in addition to the domains' names.
     """
-    made = Measurements({**(note or {}), "domains": []})
+    made = Measurements({**context, "domains": []})
     for seed, results in enumerate(found):
         values: dict[tuple[tuple[str, str], ...], list[float]] = {}
         for result in results:
@@ -121,25 +120,15 @@ def columns_of(found: Measurements) -> list[Column]:
 Differs = Literal["methods", "episodes", "captions", "nothing"]
 
 
-def asked_of(where: EfsaWorld, captions: str | None = None) -> str:
-    """How many texts are asked, and what episodes learn from."""
-    asked = "all texts" if where.queries is None else f"at most {where.queries} texts a domain"
-    return f"{asked} are asked; captions of the pool: {captions or where.captions[0].label}"
-
-
 def notes_of(where: EfsaWorld, rows: Differs = "methods") -> tuple[str, ...]:
-    """The notes below every table.
-
-    Args:
-        rows: what differs between them: methods, settings of episodes, or the pool's captions; nothing, where there is
-            one alone.
-    """
+    """The notes below every table, by what differs between its rows."""
     episode = where.methods.episode
     gains = "" if rows == "nothing" else "gains are in average R@1, paired by base model; "
     named = "episodes, unless the row says otherwise" if rows == "episodes" else "episodes"
-    own = "the row's own" if rows == "captions" else None
+    captions = "the row's own" if rows == "captions" else where.captions[0].label
+    asked = "all texts" if where.queries is None else f"at most {where.queries} texts a domain"
     return (
-        f"{over(len(where.models), 'base model')}; {gains}{asked_of(where, own)}",
+        f"{over(len(where.models), 'base model')}; {gains}{asked} are asked; captions of the pool: {captions}",
         f"{named}: k {episode.k}, learning rate {episode.rate:g}, scale {episode.scale:g}, temperature "
         f"{'of the model' if episode.temperature is None else f'{episode.temperature:g}'}, {episode.direction}",
         "paper: as printed there",
@@ -154,8 +143,8 @@ def _measure_methods(options: StudyOptions, loss: Base, pool: PoolKind) -> Measu
     methods = [name for name in _PAPER_METHODS if name != "rlcf" or where.teachers] + ["episode-full"]
     k = where.methods.episode.k
     notes = (*notes_of(where)[:2], "paper: as printed there, its average over its own eight sets")
-    note = {"methods": methods, "k": k, "world": where.world, "notes": notes, "judged": bool(where.teachers)}
-    return measurements(ask(options, where, pool, methods, depths=(*DEPTHS, k)), note)
+    found = ask(options, where, pool, methods, depths=(*DEPTHS, k))
+    return measurements(found, methods=methods, k=k, world=where.world, notes=notes, judged=bool(where.teachers))
 
 
 def _every_method(found: Measurements, number: int, pool: PoolKind) -> Formed:
@@ -268,18 +257,14 @@ def _measure_6(options: StudyOptions) -> Measurements:
 
 
 def printed_captioner(label: str, rows: Iterable[str]) -> str | None:
-    """The captioner of the paper that captions are called after, in whatever case and with whatever marks between.
+    """The row of the paper's captioner whose name files of captions have, in any case and with any marks:
+    ``llava_13b.jsonl`` or ``LLaVA-13B/coco.jsonl``."""
 
-    Args:
-        label: of captions; of files, one for each source, their paths: ``llava_13b.jsonl`` or ``LLaVA-13B/coco.jsonl``.
-        rows: of the paper's table.
-    """
-    called = [{_plain(part.removesuffix(".jsonl")) for part in Path(file).parts[-2:]} for file in label.split(",")]
-    return next((row for row in rows if all(_plain(row) in names for names in called)), None)
+    def plain(name: str) -> str:
+        return re.sub(r"[^a-z0-9]", "", name.lower())
 
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    called = [{plain(part.removesuffix(".jsonl")) for part in Path(file).parts[-2:]} for file in label.split(",")]
+    return next((row for row in rows if all(plain(row) in names for names in called)), None)
 
 
 def held_out_note(kinds: Iterable[Captions]) -> list[str]:

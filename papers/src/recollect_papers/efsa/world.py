@@ -1,22 +1,17 @@
 """What EFSA's studies search, with which models; every comparison is made once and kept."""
 
-import multiprocessing
-import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from recollect.core.errors import UserError
 from recollect.core.places import public_place
-from recollect.core.types import Kind, Sample, Source
-from recollect.data.sources.generated import is_generated
+from recollect.core.types import Source
 from recollect.efsa.options import EpisodeOptions
 from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.pools import CAPTION_KINDS, CaptionedPool, PoolKind, PoolSelection, open_pools
-from recollect.evaluation.results import RESULT_FORMAT, Result
+from recollect.evaluation.results import Result
 from recollect.evaluation.retrieval import Comparison, PoolCaptions, compare_methods
 from recollect.models import DualEncoder, load_model
 from recollect.objectives import Base
@@ -25,8 +20,8 @@ from recollect.training.recipes import RECIPES
 from recollect_papers.efsa.methods import MethodOptions, search_methods
 from recollect_papers.efsa.options import CaptionCorruption, RewardOptions, TuningOptions
 from recollect_papers.efsa.rewording import corrupted_captions
-from recollect_papers.runs import Job, StudyEvaluation, made_once
-from recollect_papers.store import content, content_key, file_content, kept_or_made
+from recollect_papers.runs import made_once, run_folder, side_by_side
+from recollect_papers.store import content, content_key, file_content, kept_results
 from recollect_papers.study import Scale, StudyOptions
 
 SCENES = "glyphs:scenes?turned=50"
@@ -49,13 +44,7 @@ _PAPER_TEACHER = "openai/clip-vit-large-patch14"
 
 @dataclass(frozen=True)
 class Captions:
-    """One way to caption a pool.
-
-    Attributes:
-        label: of a row.
-        kind: as `PoolSelection.captions` has it.
-        corruption: of the stand-in.
-    """
+    """One way to caption a pool; ``kind`` as in `PoolSelection.captions`."""
 
     label: str
     kind: str
@@ -68,12 +57,11 @@ class EfsaWorld:
 
     Attributes:
         world: in words.
-        data: sources of the test pools, one for each domain.
-        captions: of the pools; the first is the one that tables use if they do not compare them.
+        data: sources of the test pools, one for each domain, and their split.
+        captions: of the pools; the first is used by tables that do not compare captions.
         models: base models, one for each seed.
-        teachers: of RLCF, one for each base model; none without a judge.
-        split: of the sources.
-        queries: most texts of a domain that are asked.
+        teachers: of RLCF, one for each base model; empty without a judge.
+        queries: maximum number of texts per domain.
         methods: settings of all methods.
     """
 
@@ -176,30 +164,15 @@ def base_recipe(scale: Scale, loss: Base, seed: int) -> Recipe:
 
 def trained(recipes: Sequence[Recipe], options: StudyOptions) -> list[str]:
     """The models of some recipes, each made once however many studies need it."""
-    folders = [Job("base", recipe, StudyEvaluation(), recipe.seed).folder(options.out) for recipe in recipes]
+    folders = [run_folder(recipe, options.out) for recipe in recipes]
     todo = [pair for pair in zip(recipes, folders, strict=True) if not (pair[1] / "model").exists()]
-    workers = min(len(todo), options.workers or os.cpu_count() or 1)
-    if workers > 1:
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-            list(pool.map(made_once, *zip(*todo, strict=True)))
-    else:
-        for recipe, folder in todo:
-            made_once(recipe, folder)
+    side_by_side(made_once, todo, options.workers)
     return [str(folder / "model") for folder in folders]
 
 
 @dataclass(frozen=True)
 class SearchRun:
-    """One comparison of methods.
-
-    Attributes:
-        methods: names; gains are over the first.
-        options: of the methods.
-        captions: of the pools.
-        pool: every source by itself, or all as one.
-        data: the sources.
-        depths: the k of R@k.
-    """
+    """One comparison of methods on pools: every source by itself, or all as one; ``depths`` are the k of R@k."""
 
     methods: tuple[str, ...]
     options: MethodOptions
@@ -226,19 +199,12 @@ def _searched(search: SearchRun, where: EfsaWorld, seed: int, out: Path) -> list
         settings={"options": asdict(search.options), "teacher": teacher and teacher.fingerprint},
     )  # fmt: skip
 
-    def make() -> list[dict[str, Any]]:
-        cache, called = FeatureCache(out / "features"), public_place(where.models[seed])
-        return [
-            compare_methods(
-                encoder, pool.task, pool.captions, comparison, model=called, seed=seed, cache=cache
-            ).as_json()
-            for pool in pools(search, where)
-        ]  # fmt: skip
+    def make() -> list[Result]:
+        common = {"model": public_place(where.models[seed]), "seed": seed, "cache": FeatureCache(out / "features")}
+        return [compare_methods(encoder, pool.task, pool.captions, comparison, **common)  # type: ignore[arg-type]
+                for pool in pools(search, where)]  # fmt: skip
 
-    found = kept_or_made(path, make)
-    if any(one.get("format") != RESULT_FORMAT for one in found):
-        raise UserError(f"{path}: of another version. Remove it, and the study makes it again.")
-    return [Result(**{key: value for key, value in one.items() if key != "format"}) for one in found]
+    return kept_results(path, make)
 
 
 @lru_cache(maxsize=6)
@@ -267,35 +233,4 @@ def _pools(
     def reworded(source: Source) -> PoolCaptions:
         return corrupted_captions(source, captions.corruption)
 
-    found = open_pools(PoolSelection(data, pool, captions.kind, {**CAPTION_KINDS, "reworded": reworded}, split))
-    if not all(is_generated(spec) for spec in data):
-        return found
-    return [replace(each, task=replace(each.task, images=Album(each.task.images))) for each in found]
-
-
-class Album(Source):
-    """A source of drawn pictures, each drawn once and kept."""
-
-    def __init__(self, source: Source) -> None:
-        self.name, self.class_names = source.name, source.class_names
-        self._fingerprint = source.fingerprint
-        self.kind: Kind = source.kind
-        self._samples = [source[index] for index in range(len(source))]
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def __getitem__(self, index: int) -> Sample:
-        return self._samples[index]
-
-    def texts(self, index: int) -> tuple[str, ...]:
-        """The texts of one sample."""
-        return self._samples[index].texts
-
-    def values(self, key: str) -> list[Any]:
-        """``extra[key]`` of every sample."""
-        return [sample.extra.get(key) for sample in self._samples]
+    return open_pools(PoolSelection(data, pool, captions.kind, {**CAPTION_KINDS, "reworded": reworded}, split))

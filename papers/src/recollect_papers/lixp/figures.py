@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 
 from recollect.classifiers.heads.methods import PAPER_METHODS
 from recollect.evaluation.reports import plots
-from recollect.evaluation.tables import gain_by_examples, log_linear_fit
+from recollect.evaluation.results import summarise
+from recollect.evaluation.tables import gain_by_examples, log_linear_fit, mean_over_tasks
 from recollect.evaluation.tables import sample_efficiency as efficiency
 from recollect.training.options import Model
-from recollect_papers import plots as paper_plots
 from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy, papers_words
 from recollect_papers.lixp.world import (
     WORLDS_BY_SCALE,
@@ -29,6 +29,7 @@ from recollect_papers.lixp.world import (
     select,
 )
 from recollect_papers.measurements import Measurements
+from recollect_papers.plots import error_line
 from recollect_papers.runs import Job, StudyEvaluation, frames, metrics, run, with_seeds
 from recollect_papers.study import StudyOptions, over
 
@@ -120,7 +121,7 @@ def _draw_3(found: Measurements) -> Figure:
     plain, context = found.context["pair"]
     pairs, colours = {"SigLIxP": (context, plain)}, {"SigLIxP": plots.LINE_COLOURS[1]}  # as in Figure 1
     few, _ = _frames(found)
-    return paper_plots.gain_per_classifier(few, pairs, found.context["methods"], found.context["shots"], colours)
+    return gain_per_classifier(few, pairs, found.context["methods"], found.context["shots"], colours)
 
 
 def _form_3(found: Measurements) -> Formed:
@@ -149,6 +150,84 @@ def _form_5(found: Measurements) -> Formed:
         notes = [f"no fit: {error}"]
     seeds = over(found.context["seeds"], "training seed").replace(" ± std", "")  # one point for each set
     return (), (*notes, f"{len(table)} sets, {seeds}")
+
+
+def gain_per_classifier(
+    frame: pd.DataFrame,
+    pairs: Mapping[str, tuple[str, str]],
+    methods: Sequence[str],
+    shots: int,
+    colours: Mapping[str, str] | None = None,
+) -> Figure:
+    """Bars of the gain over the baseline for each classifier (LIxP, Fig. 3), error bars over paired seeds.
+
+    Args:
+        pairs: for each legend entry, the model and its baseline.
+        colours: by legend entry; by order where one has none.
+    """
+    shown = plots.colours_of(list(pairs), colours)
+    figure, axes = plots.new_figure(width=1.4 + 0.95 * len(methods), height=3.0)
+    axis = axes[0, 0]
+    chosen = frame[frame["shots"] == shots]
+    places = np.arange(len(methods))
+    width = 0.8 / len(pairs)
+    for index, (label, (model, baseline)) in enumerate(pairs.items()):
+        gains = [summarise(_paired_gain(chosen[chosen["method"] == method], model, baseline)) for method in methods]
+        bars = axis.bar(
+            places + (index - (len(pairs) - 1) / 2) * width,
+            [gain.mean for gain in gains],
+            width * 0.92,
+            yerr=[np.nan_to_num(gain.std) for gain in gains],
+            color=shown[label],
+            capsize=2,
+            label=label,
+        )
+        axis.bar_label(bars, [f"{gain.mean:+.1f}" for gain in gains], fontsize=7, padding=2)
+    axis.axhline(0, color="0.3", linewidth=0.8)
+    axis.set_xticks(places, [plots.METHOD_NAMES.get(method, method) for method in methods])
+    axis.set_ylabel(f"gain at {shots} shots (points)")
+    axis.margins(y=0.15)
+    plots.say_beneath(
+        figure, f"{plots.sets_of(chosen)}; {plots.seeds_of(chosen, 'whiskers: std over {} training seeds, paired')}"
+    )
+    figure.legend(loc="outside upper right", ncols=len(pairs), frameon=False)
+    return figure
+
+
+def training_dynamics(metrics: Mapping[str, pd.DataFrame], colours: Mapping[str, str] | None = None) -> Figure:
+    """Base loss, context loss, context temperature and effective neighbours over training (LIxP, Fig. 6).
+
+    Args:
+        metrics: for each run, its ``metrics.jsonl`` as a frame.
+        colours: by run; by order where one has none.
+    """
+    shown = plots.colours_of(list(metrics), colours)
+    panels = {
+        "base_loss": "base loss",
+        "context_loss": "context loss",
+        "tau_context": r"$\tau_{ctx}$",
+        "effective_neighbours": "effective neighbours",
+    }
+    figure, axes = plots.new_figure(columns=len(panels), width=3.0, height=2.6)
+    for axis, (column, title) in zip(axes[0], panels.items(), strict=True):
+        for place, (name, frame) in enumerate(metrics.items()):
+            if column in frame and frame[column].notna().any():
+                # Each later line is thinner and has its own dashes, so that a line below it stays visible.
+                width, dash = max(1.0, 3.2 - 1.1 * place), plots.DASHES[place % len(plots.DASHES)]
+                axis.plot(frame["step"], frame[column], color=shown[name], label=name, linewidth=width, linestyle=dash)
+        axis.set_title(title)
+        axis.set_xlabel("step")
+        if column in {"tau_context", "effective_neighbours"}:
+            axis.set_yscale("log")
+    handles = {label: line for axis in axes[0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles, loc="outside upper right", ncols=min(4, len(handles)), frameon=False)
+    return figure
+
+
+def _paired_gain(frame: pd.DataFrame, model: str, baseline: str) -> pd.Series:
+    """``model`` minus ``baseline`` for each method and training seed, paired by seed."""
+    means = {name: mean_over_tasks(frame[frame["model"] == name], ["method"]) for name in (model, baseline)}
+    return (means[model] - means[baseline]).dropna()
 
 
 # --- Figure 4: post-training ------------------------------------------------------------------------------------------
@@ -201,10 +280,8 @@ def _draw_4(found: Measurements) -> Figure:
     for name, colour in zip(("SigLIP", "SigLIxP"), plots.LINE_COLOURS, strict=False):
         arms = [f"SigLIP + {length} x {name}" for length in POST_LENGTHS]
         points = [start, *(found.summary({"arm": arm, **_at_4(found)}) for arm in arms)]
-        spread = np.nan_to_num([point.std for point in points])
         places = [steps * (1 + share) for share in (0.0, *POST_LENGTHS.values())]
-        axis.errorbar(places, [point.mean for point in points], yerr=spread, marker="o", color=colour, capsize=2,
-                      label=f"then {name}")  # fmt: skip
+        error_line(axis, places, points, colour, f"then {name}")
     axis.set_xlabel("steps")
     axis.set_ylabel(f"accuracy of Tip-Adapter, {shots} shots (%)")
     if start.count > 1:
@@ -253,7 +330,7 @@ def _logs(found: Measurements) -> Mapping[str, pd.DataFrame]:
 
 
 def _draw_6(found: Measurements) -> Figure:
-    return paper_plots.training_dynamics(_logs(found))
+    return training_dynamics(_logs(found))
 
 
 def _form_6(found: Measurements) -> Formed:

@@ -41,8 +41,8 @@ VOTING = "softmax+zero-shot"
 PEERS = (
     Peer(METHOD_NAMES["zero-shot"], "zero-shot", None, True),
     Peer(METHOD_NAMES["linear-probe"], "linear-probe", "linear-probe"),
-    Peer(METHOD_NAMES["tip-x"], "tip-x-published", "tip-x", True),
-    Peer(METHOD_NAMES["ape"], "ape-published", "ape", True),
+    Peer(METHOD_NAMES["tip-x"], "tip-x", "tip-x", True),
+    Peer(METHOD_NAMES["ape"], "ape", "ape", True),
     Peer(METHOD_NAMES["dmn-tf"], "dmn-tf-published", "dmn-tf", True),
     Peer(METHOD_NAMES["clip-adapter"], "clip-adapter", "clip-adapter"),
     Peer("CoOp", "coop", None),
@@ -55,7 +55,7 @@ PEERS = (
     Peer(METHOD_NAMES[VOTING], VOTING, None, True),
     Peer(METHOD_NAMES[VOTING], VOTING, "siglixp", True, _CONTEXT),
 )
-"""Every row of Table 2 in its order, with the baseline's zero-shot, CoOp and the baseline's own voting besides."""
+"""Every row of Table 2 in its order, and three more: the baseline's zero-shot, CoOp, the baseline's own voting."""
 
 TUNED = tuple(peer.method for peer in PEERS if peer.method in ("coop", "maple", "promptsrc", "caspl"))
 _READING = tuple(dict.fromkeys(peer.method for peer in PEERS if peer.method and peer.method not in TUNED))
@@ -67,21 +67,12 @@ _WORLDS: Mapping[Scale, str] = {
 }
 
 
-@dataclass(frozen=True)
-class _Size:
-    """What a scale takes: shots, draws, sets, and the share of the published steps."""
-
-    shots: int
-    draws: int
-    sets: int | None
-    effort: float
-
-
-_SIZES: Mapping[Scale, _Size] = {
-    "smoke": _Size(1, 1, 1, 1e-3),
-    "small": _Size(16, 1, 3, 1.0),
-    "full": _Size(16, 3, None, 1.0),
+_SIZES: Mapping[Scale, tuple[int, int, int | None, float]] = {
+    "smoke": (1, 1, 1, 1e-3),
+    "small": (16, 1, 3, 1.0),
+    "full": (16, 3, None, 1.0),
 }
+"""Shots, draws, sets, and the share of the published steps."""
 
 
 def _pair(options: StudyOptions) -> tuple[LixpWorld, Recipe]:
@@ -97,11 +88,11 @@ def _pair(options: StudyOptions) -> tuple[LixpWorld, Recipe]:
 
 def _evaluations(options: StudyOptions, teacher: Recipe) -> dict[str, StudyEvaluation]:
     """What each model is asked: the baseline by every method, its pair with context by voting alone."""
-    size = _SIZES[options.scale]
-    common = StudyEvaluation(few_shot=("glyphs:captions",), shots=(size.shots,), draws=size.draws, most_sets=size.sets)
+    shots, draws, sets, effort = _SIZES[options.scale]
+    common = StudyEvaluation(few_shot=("glyphs:captions",), shots=(shots,), draws=draws, most_sets=sets)
     if options.scale == "full":
         common = replace(common, few_shot=(), suite=options.suite or "lixp-5")
-    tuning = StudyTuning(TUNED, size.effort, flip=options.scale == "full", teacher=teacher)
+    tuning = StudyTuning(TUNED, effort, flip=options.scale == "full", teacher=teacher)
     return {_PLAIN: replace(common, methods=_READING, tuning=tuning), _CONTEXT: replace(common, methods=(VOTING,))}
 
 
@@ -120,21 +111,18 @@ def _measure(options: StudyOptions) -> Measurements:
 
 def _notes(options: StudyOptions) -> list[str]:
     """The notes below the table, in addition to those below every one."""
-    size = _SIZES[options.scale]
-    shots = f"{size.shots} shot{'s' if size.shots > 1 else ''}"
+    shots, draws, _, effort = _SIZES[options.scale]
     notes = [
-        f"{shots}, mean over {size.draws} draw{'s' if size.draws > 1 else ''} of the support; methods as published, "
-        "what they choose on held-out shots",
+        f"{shots} shot{'s' if shots > 1 else ''}, mean over {draws} draw{'s' if draws > 1 else ''} of the support; "
+        "methods as published, what they choose on held-out shots",
         "CasPL reads a larger model and all pictures of the support split without their labels besides; DMN reads the "
         "tested pictures too and is not built here: printed only",
     ]
     if options.scale == "full":
         notes.append("the paper does not say which of its two ViT-B/16 it took; this is that of 6B examples")
     else:
-        if size.effort < 1:
-            notes.append(
-                f"prompt learners take {size.effort:.1%} of the published steps, at least one pass over the shots"
-            )
+        if effort < 1:
+            notes.append(f"prompt learners take {effort:.1%} of the published steps, at least one pass over the shots")
         notes.append("the paper's columns are other sets than ours: compare directions")
     count = seeds_of(options)
     seeds = "one training seed" if count == 1 else f"mean ± std over {count} training seeds"

@@ -1,7 +1,6 @@
 """APE and APE-T: Tip-Adapter on the most discriminative channels (Zhu et al., 2023)."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,24 +10,18 @@ from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm, cl
 from recollect.classifiers.heads.calibration import log_softmax
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.kernel import gaussian
-from recollect.classifiers.heads.tip import Choice, best_mixture, check_preset, class_sums, held_out_blocks
+from recollect.classifiers.heads.tip import best_mixture, class_sums, held_out_blocks
 from recollect.classifiers.heads.trained import Schedule, fit_by_gradient
 from recollect.core.ordering import best_first
 from recollect.core.types import TEXT_SCALE
 from recollect_papers.peers.trained import make_generator, tensors
 
-SIMILARITY_WEIGHTS = (0.1, 0.3, 0.5, 0.7, 0.9)
-CHANNEL_SHARES = (0.4, 0.5, 0.7, 0.8)
-BETAS = tuple(np.geomspace(0.5, 20.0, 8).tolist())
-GAMMAS = (0.0, 0.1, 0.25, 0.5)
-"""Candidates of the parameters; alpha is exact."""
+SHARE, SIMILARITY_WEIGHT = 500 / 1024, 0.7
+"""The public code's share of channels and weight for ImageNet; for other data sets they were set by hand."""
 
-PUBLISHED = {"similarity_weight": 0.7, "channels": 500 / 1024, "alpha": 2.0, "beta": 1.0, "gamma": 0.1}
-"""The public code's values for ImageNet; for other data sets they were set by hand."""
-
-PUBLISHED_BETAS = tuple(np.linspace(0.1, 7.0, 12).tolist())
-PUBLISHED_ALPHAS = (0.1, 7.0)
-PUBLISHED_GAMMAS = (0.0, 0.1, 0.2, 0.3, 0.4)
+BETAS = tuple(np.linspace(0.1, 7.0, 12).tolist())
+ALPHAS = (0.1, 7.0)
+GAMMAS = (0.0, 0.1, 0.2, 0.3, 0.4)
 """Search ranges of the public code."""
 
 
@@ -66,15 +59,14 @@ class ApeClassifier(EmbeddingClassifier):
     Args:
         text_features: class texts W, in the order of ``classes_``.
         alpha, beta, gamma: weight and sharpness of the cache, weight of the divergence; by default chosen on held-out
-            examples, alpha exactly. Channels are selected on all examples.
-        channels: share of channels to keep; chosen by default.
-        similarity_weight: w of the channels' score; chosen by default.
+            examples in the public code's ranges, alpha exactly. Without held-out examples they are 2, 1 and 0.1.
+        channels: share of channels to keep.
+        similarity_weight: w of the channels' score.
         scale: the model's factor of the text scores.
-        preset: ``published`` fixes channels and w as for ImageNet and searches the public code's ranges for the rest.
 
     Attributes:
         channels_: indices of the kept channels.
-        alpha_, beta_, gamma_, similarity_weight_: the values used.
+        alpha_, beta_, gamma_: the values used.
     """
 
     def __init__(
@@ -83,10 +75,9 @@ class ApeClassifier(EmbeddingClassifier):
         alpha: float | None = None,
         beta: float | None = None,
         gamma: float | None = None,
-        channels: float | None = None,
-        similarity_weight: float | None = None,
+        channels: float = SHARE,
+        similarity_weight: float = SIMILARITY_WEIGHT,
         scale: float = 100.0,
-        preset: Literal["default", "published"] = "default",
     ) -> None:
         self.text_features = text_features
         self.alpha = alpha
@@ -95,81 +86,39 @@ class ApeClassifier(EmbeddingClassifier):
         self.channels = channels
         self.similarity_weight = similarity_weight
         self.scale = scale
-        self.preset = preset
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
-        check_preset(self.preset)
-        if self.channels is not None:
-            _check_share(self.channels)
+        _check_share(self.channels)
         self.support_, self.labels_ = support, labels
-        self._tune(support, labels)
+        order = best_first(channel_scores(self.texts_, self.similarity_weight, support, labels))
+        self.channels_ = np.sort(order[: max(1, round(self.channels * support.shape[1]))])
         self.keys_ = unit_or_zero(support[:, self.channels_])
-        self.weights_ = np.exp(self.gamma_ * self._divergence(self.keys_, labels)).astype(support.dtype)
-
-    def _tune(self, support: np.ndarray, labels: np.ndarray) -> None:
-        """Choose the channels at a few betas, then the other parameters on these channels."""
+        given = self.alpha, self.beta, self.gamma
         plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
-        published = self.preset == "published" or not len(plan.rows)
-        fixed = [PUBLISHED[name] for name in ("similarity_weight", "channels")] if published else [None, None]
-        weights = _one_or(self.similarity_weight, fixed[0], SIMILARITY_WEIGHTS)
-        shares = _one_or(self.channels, fixed[1], CHANNEL_SHARES)
-        best, texts = None, self.scale * self._text_similarity(support, labels, plan)
-        for weight in weights:
-            order = best_first(channel_scores(self.texts_, weight, support, labels))
-            for share in shares:
-                kept = np.sort(order[: max(1, round(share * support.shape[1]))])
-                if len(weights) * len(shares) == 1:
-                    found = Choice(0.0, 0.0, ())
-                else:
-                    found = self._search(kept, texts, support, labels, plan, BETAS[1::3], (PUBLISHED["gamma"],))
-                if best is None or found.right > best[0]:
-                    best = found.right, weight, share, kept
-        assert best is not None
-        _, self.similarity_weight_, self.share_, self.channels_ = best
-        given = {name: getattr(self, name) for name in ("alpha", "beta", "gamma")}
-        if len(plan.rows) and None in given.values():
-            betas = _one_or(self.beta, None, PUBLISHED_BETAS if published else BETAS)
-            gammas = _one_or(self.gamma, None, PUBLISHED_GAMMAS if published else GAMMAS)
-            found = self._search(self.channels_, texts, support, labels, plan, betas, gammas)
-            given = dict(zip(given, (found.weight, *found.parameters), strict=True))
+        usual = self._search(support, labels, plan) if len(plan.rows) and None in given else (2.0, 1.0, 0.1)
         self.alpha_, self.beta_, self.gamma_ = (
-            mine if mine is not None else value if value is not None else PUBLISHED[name]
-            for (name, value), mine in zip(given.items(), (self.alpha, self.beta, self.gamma), strict=True)
+            other if mine is None else mine for mine, other in zip(given, usual, strict=True)
         )
+        self.weights_ = np.exp(self.gamma_ * self._divergence(labels)).astype(support.dtype)
 
-    def _search(
-        self,
-        channels: np.ndarray,
-        texts: np.ndarray,
-        support: np.ndarray,
-        labels: np.ndarray,
-        plan: HoldOut,
-        betas: Sequence[float],
-        gammas: Sequence[float],
-    ) -> Choice:
-        keys = unit_or_zero(support[:, channels])
-        divergence = self._divergence(keys, labels, channels)
-        weights = np.exp(np.outer(gammas, divergence)).astype(support.dtype)
-        bounds = PUBLISHED_ALPHAS if self.preset == "published" else (0.0, np.inf)
-        if self.alpha is not None:
-            bounds = _exactly(self.alpha)
-
-        def blocks() -> Iterator[tuple[slice, np.ndarray, Iterable[np.ndarray]]]:
-            for rows, caches in held_out_blocks(keys, labels, plan, np.array(betas), weights):
-                yield rows, texts[None, rows], caches
-
+    def _search(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> tuple[float, ...]:
+        betas = BETAS if self.beta is None else (self.beta,)
+        gammas = GAMMAS if self.gamma is None else (self.gamma,)
+        weights = np.exp(np.outer(gammas, self._divergence(labels))).astype(support.dtype)
+        texts = self.scale * self._text_similarity(support, labels, plan)
+        sums = held_out_blocks(self.keys_, labels, plan, np.array(betas), weights)
         pairs = [(beta, gamma) for beta in betas for gamma in gammas]
-        return best_mixture(blocks(), plan.held_labels, pairs, bounds)
+        bounds = ALPHAS if self.alpha is None else _exactly(self.alpha)
+        found = best_mixture(((rows, texts[None, rows], each) for rows, each in sums), plan.held_labels, pairs, bounds)
+        return found.weight, *found.parameters
 
-    def _divergence(self, keys: np.ndarray, labels: np.ndarray, channels: np.ndarray | None = None) -> np.ndarray:
+    def _divergence(self, labels: np.ndarray) -> np.ndarray:
         """``KL(one-hot label | softmax(F'W'))`` in bits, ``-log2 p_label``: (examples,)."""
-        channels = self.channels_ if channels is None else channels
-        logs = log_softmax(keys @ unit_or_zero(self.texts_[:, channels]).T)
+        logs = log_softmax(self.keys_ @ unit_or_zero(self.texts_[:, self.channels_]).T)
         return -logs[np.arange(len(labels)), labels] / np.log(2)
 
     def _chosen(self) -> dict[str, Any]:
-        names = ("alpha", "beta", "gamma", "similarity_weight")
-        return {name: getattr(self, name + "_") for name in names} | {"channels": self.share_}
+        return {"alpha": self.alpha_, "beta": self.beta_, "gamma": self.gamma_}
 
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
         if self.text_features is None:  # the class means depend on the held-out examples
@@ -184,11 +133,6 @@ class ApeClassifier(EmbeddingClassifier):
         near *= self.weights_[:, None]
         cache = class_sums(torch.from_numpy(near), self.labels_, len(self.classes_)).T.numpy()
         return self.scale * queries @ self.texts_.T + self.alpha_ * cache
-
-
-def _one_or(given: float | None, fixed: float | None, several: Sequence[float]) -> Sequence[float]:
-    """The candidates: the given value, else the fixed one, else all."""
-    return several if given is None and fixed is None else (given if given is not None else fixed,)  # type: ignore[return-value]
 
 
 def _check_share(channels: float) -> None:
@@ -248,10 +192,10 @@ class ApeTrained(EmbeddingClassifier):
         plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
         if len(plan.rows) and None in (self.alpha, self.beta):
             folds = [(self._refitted(support[learn], labels[learn], self.trained_), at) for learn, at in plan.folds()]
-            betas = PUBLISHED_BETAS if self.beta is None else (self.beta,)
+            betas = BETAS if self.beta is None else (self.beta,)
             blocks = ((np.searchsorted(plan.rows, at), (self.scale * support[at] @ fold.refined_.T)[None],
                        (fold._cache(support[at], beta) for beta in betas)) for fold, at in folds)  # fmt: skip
-            bounds = PUBLISHED_ALPHAS if self.alpha is None else _exactly(self.alpha)
+            bounds = ALPHAS if self.alpha is None else _exactly(self.alpha)
             best = best_mixture(blocks, plan.held_labels, [(beta,) for beta in betas], bounds)
             self.alpha_ = best.weight if self.alpha is None else self.alpha
             self.beta_ = best.parameters[0]

@@ -1,7 +1,7 @@
 """TIP-X: Tip-Adapter plus a cache of zero-shot distributions (Udandarao et al., 2023)."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from recollect.classifiers.heads.base import EmbeddingClassifier
 from recollect.classifiers.heads.calibration import log_softmax
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.kernel import gaussian
-from recollect.classifiers.heads.tip import best_mixture, check_preset, class_sums, held_out_blocks
+from recollect.classifiers.heads.tip import best_mixture, class_sums, held_out_blocks
 
 TIP_X_SCALE = 2.0
 """Inverse temperature of TIP-X's zero-shot distributions in the public code."""
@@ -27,9 +27,9 @@ class TipX(EmbeddingClassifier):
     Args:
         text_features: class texts W, in the order of ``classes_``.
         alpha, beta, gamma: weight and sharpness of Tip-Adapter's cache, weight of the divergence cache; by default
-            chosen on held-out examples, alpha exactly.
+            chosen on held-out examples in the public code's ranges (alpha 0.1-50, beta 1-50, gamma 0.1-30), alpha
+            exactly.
         scale: the model's factor of the text scores.
-        preset: ``published`` searches the public code's ranges: alpha 0.1-50, beta 1-50, gamma 0.1-30.
     """
 
     def __init__(
@@ -39,14 +39,12 @@ class TipX(EmbeddingClassifier):
         beta: float | None = None,
         gamma: float | None = None,
         scale: float = 100.0,
-        preset: Literal["default", "published"] = "default",
     ) -> None:
         self.text_features = text_features
         self.alpha = alpha
         self.beta = beta
         self.gamma = gamma
         self.scale = scale
-        self.preset = preset
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         self.support_, self.labels_ = support, labels
@@ -68,19 +66,13 @@ class TipX(EmbeddingClassifier):
         return (nearest, farthest), (low, high)
 
     def _choose(self, support: np.ndarray, labels: np.ndarray) -> tuple[float, float, float]:
-        check_preset(self.preset)
-        published = self.preset == "published"
         plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
         given = self.alpha, self.beta, self.gamma
         if not len(plan.rows) or None not in given:
             return tuple(mine if mine is not None else 1.0 for mine in given)  # type: ignore[return-value]
         betas = np.geomspace(1.0, 50.0, 8) if self.beta is None else np.array([self.beta])
         gammas = np.geomspace(0.1, 30.0, 7) if self.gamma is None else np.array([self.gamma])
-        if self.gamma is None and not published:
-            gammas = np.r_[0.0, gammas]
-        bounds = (0.1, 50.0) if published else (0.0, np.inf)
-        if self.alpha is not None:
-            bounds = (self.alpha, np.nextafter(self.alpha, np.inf))
+        bounds = (0.1, 50.0) if self.alpha is None else (self.alpha, float(np.nextafter(self.alpha, np.inf)))
         texts = self.scale * self._text_similarity(support, labels, plan)
 
         def blocks() -> Iterator[tuple[slice, np.ndarray, Iterable[np.ndarray]]]:
@@ -125,7 +117,7 @@ class TipX(EmbeddingClassifier):
         return self._psi(divergence, counts).astype(queries.dtype)
 
     def _psi(self, divergence: Any, count: Any = 1) -> Any:
-        """``-psi`` of a divergence, or of the sum of so many."""
+        """``-psi`` of a divergence, or of a sum of ``count``."""
         (low, high), (nearest, farthest) = self._divergences, self._cosines
         slope = (farthest - nearest) / ((high - low) or 1.0)
         return -(slope * (divergence - low * count) + nearest * count)

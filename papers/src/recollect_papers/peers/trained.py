@@ -1,15 +1,13 @@
-"""Heads trained by gradient descent: CLIP-Adapter, Tip-Adapter-F and LP++."""
+"""Heads trained by gradient descent: CLIP-Adapter and Tip-Adapter-F."""
 
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from sklearn.utils import check_random_state
 from torch import Tensor, nn
 
-from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm, class_means
-from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
+from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm
 from recollect.classifiers.heads.trained import Schedule, fit_by_gradient
 from recollect.core.types import TEXT_SCALE
 
@@ -138,88 +136,3 @@ class TipAdapterF(EmbeddingClassifier):
     def kernel_form(self) -> KernelForm:
         kernel = self.keys_, self.beta, self.alpha * self.values_
         return KernelForm.of(self, self.scale * self.texts_, kernel=kernel)
-
-
-RIDGES = (1e-3, 1e-2, 1e-1, 1e-4)
-"""Candidates of LP++'s ridge; the first is used where no example can be held out."""
-
-
-class LinearProbePlusPlus(EmbeddingClassifier):
-    """LP++: ``f·(w_c + alpha_c t_c) + b_c``, learned prototypes and learned text weights (Huang et al., 2024).
-
-    The published method starts from ``w_c``, the sum of the class's examples, and ``alpha = 250 mean(x·t)`` and stops
-    early on a validation set. The loss is convex, so here it is minimised by L-BFGS, with a ridge around the same start
-    instead of early stopping: mean cross-entropy ``+ ridge/2 (|w - w_0|^2 + |alpha / alpha_0 - 1|^2 + |b|^2)``. The
-    ridge includes the intercept (random at first in the public code), which separable classes would leave undetermined.
-
-    Args:
-        text_features: class texts W, in the order of ``classes_``.
-        ridge: by default chosen among `RIDGES` on folds.
-        max_iter: of L-BFGS.
-
-    Attributes:
-        n_iter_: number of iterations.
-    """
-
-    def __init__(self, text_features: Any = None, ridge: float | None = None, max_iter: int = 500) -> None:
-        self.text_features = text_features
-        self.ridge = ridge
-        self.max_iter = max_iter
-
-    def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
-        self.ridge_ = RIDGES[0] if self.ridge is None else self.ridge
-        plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
-        if self.ridge is None and len(plan.rows):
-            right = np.zeros(len(RIDGES))
-            for learn, at in plan.folds():
-                folds = [self._refitted(support[learn], labels[learn], {"ridge": ridge}) for ridge in RIDGES]
-                right += [(fold._scores(support[at]).argmax(axis=1) == labels[at]).sum() for fold in folds]
-            self.ridge_ = RIDGES[int(np.argmax(right))]
-        self._minimise(support, labels)
-
-    def _chosen(self) -> dict[str, Any]:
-        return {"ridge": self.ridge_}
-
-    def start(self, support: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """``w_0`` (classes, width) and ``alpha_0`` (classes,)."""
-        classes = len(self.classes_)
-        own = (support * self.texts_[labels]).sum(axis=1)
-        alpha = 250.0 * float((np.bincount(labels, own) / np.bincount(labels)).mean())
-        sums = class_means(support, labels, classes) * np.bincount(labels)[:, None]
-        return sums.astype(np.float64), np.full(classes, alpha if abs(alpha) > 1e-3 else 1e-3)
-
-    def _minimise(self, support: np.ndarray, labels: np.ndarray) -> None:
-        images, texts = (torch.from_numpy(rows).double() for rows in (support, self.texts_))
-        sums, alphas = map(torch.from_numpy, self.start(support, labels))
-        own, similar = torch.from_numpy(labels), images @ texts.T
-        # The curvature along a text's weight (alpha is near 100) is this much larger than along an entry of w. Scaled
-        # by it, about 150 steps reach the minimum; without it 500 do not.
-        unit = (alphas**2 * similar.square().mean(dim=0) + 1).sqrt()
-
-        def parts(moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            shift, stretch, bias = moved.split([sums.numel(), len(sums), len(sums)])
-            return shift.view_as(sums), stretch / unit, bias
-
-        def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
-            moved = torch.from_numpy(flat).requires_grad_()
-            shift, stretch, bias = parts(moved)
-            logits = images @ (sums + shift).T + similar * (alphas * (1 + stretch)) + bias
-            held = sum(each.square().sum() for each in (shift, stretch, bias))
-            value = nn.functional.cross_entropy(logits, own) + self.ridge_ / 2 * held
-            value.backward()
-            assert moved.grad is not None
-            return value.item(), moved.grad.numpy()
-
-        options = {"maxiter": self.max_iter, "ftol": 1e-16, "gtol": 1e-10}
-        found = minimize(loss, np.zeros(sums.numel() + 2 * len(sums)), jac=True, method="L-BFGS-B", options=options)
-        shift, stretch, bias = parts(torch.from_numpy(found.x))
-        self.n_iter_ = max(1, int(found.nit))
-        self.alpha_ = (alphas * (1 + stretch)).numpy()
-        self.coef_ = (sums + shift + torch.from_numpy(self.alpha_)[:, None] * texts).numpy().astype(support.dtype)
-        self.intercept_ = bias.numpy().astype(support.dtype)
-
-    def _scores(self, queries: np.ndarray) -> np.ndarray:
-        return queries @ self.coef_.T + self.intercept_
-
-    def kernel_form(self) -> KernelForm:
-        return KernelForm.of(self, self.coef_, self.intercept_)

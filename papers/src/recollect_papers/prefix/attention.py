@@ -1,20 +1,25 @@
 """Where the pooled token of a text looks, layer by layer, as heat maps (prefix conditioning, Fig. 3, 5, 6)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 import numpy as np
-from jaxtyping import Float
+import torch
+import transformers
+from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind
 from recollect.evaluation.reports.plots import new_figure
 from recollect.models.transformers.encoder import TransformersEncoder
-from recollect_papers.towers.attention import special_tokens, text_attention
-from recollect_papers.towers.small import SmallEncoder
+from recollect.models.transformers.families import OLD_END, pooling
+from recollect_papers.towers.small import SmallEncoder, TextAttention
 
 PREFIX_NAMES: dict[Kind | None, str] = {"label": "label prefix", "caption": "caption prefix", None: "no prefix"}
 """What the paper calls prompt prefix, caption prefix and unconditional model."""
@@ -69,7 +74,8 @@ def attention_map(model: Encoder, text: str, prefix: Kind | None = None) -> Atte
     if not text.strip():
         raise UserError("a text without words has no attention to show")
     if isinstance(model, TransformersEncoder):
-        found, special = text_attention(model, [text], prefix), set(special_tokens(model))
+        prefixes = (word for words in model.prefixes.values() for word in words)
+        found, special = text_attention(model, [text], prefix), {*model.tokenizer.all_special_tokens, *prefixes}
     elif isinstance(model, SmallEncoder):
         found, special = model.text_attention([text], prefix), set(model.special_tokens)
     else:
@@ -89,6 +95,47 @@ def attention_map(model: Encoder, text: str, prefix: Kind | None = None) -> Atte
     for place, word in enumerate(owner):
         merged[:, word] += weights[:, place]
     return AttentionMap(text, prefix, tuple(words), merged, tuple(content))
+
+
+def text_attention(encoder: TransformersEncoder, texts: Sequence[str], prefix: Kind | None = None) -> TextAttention:
+    """Attention of the pooled token of each text in every layer of the text tower, in float32 on the CPU.
+
+    Texts are read together, so all have the length of the longest; the encoder is left as it was.
+    """
+    tokens = {name: ids.to(encoder.device) for name, ids in encoder.tokenize(texts, prefix).items()}
+    places = pooled_places(tokens["input_ids"], encoder.model.config)
+    with encoder._evaluating(), eager_attention(encoder.model.text_model):
+        output = encoder.model.get_text_features(**tokens, output_attentions=True)
+    rows = torch.arange(len(places), device=places.device)
+    layers = tuple(layer[rows, :, places].float().cpu() for layer in output.attentions)
+    words = tuple(tuple(encoder.tokenizer.convert_ids_to_tokens(row)) for row in tokens["input_ids"].tolist())
+    return TextAttention(words, places.cpu(), layers)
+
+
+def pooled_places(ids: Int[Tensor, "n tokens"], config: Any) -> Int[Tensor, " n"]:
+    """The place of the pooled token in each text.
+
+    Raises:
+        UserError: the text tower takes the mean over all tokens.
+    """
+    if getattr(config, "text_pooling", "") == "mean":
+        raise UserError("this text tower takes the mean over all tokens; it has no pooled token to look at.")
+    how = pooling(config)
+    if how == "end":
+        end = config.text_config.eos_token_id
+        return (ids if end == OLD_END else (ids == end).int()).argmax(dim=1)
+    return torch.full((len(ids),), ids.shape[1] - 1 if how == "last" else 0, device=ids.device)
+
+
+@contextmanager
+def eager_attention(tower: transformers.PreTrainedModel) -> Iterator[None]:
+    """Compute attention as a matrix within the block; fused kernels never form it."""
+    before = tower.config._attn_implementation
+    tower.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        tower.set_attn_implementation(before)
 
 
 def _word_of(tokens: Sequence[str], special: set[str]) -> list[int]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Source
@@ -13,11 +14,10 @@ from recollect.data.sources import open_source
 from recollect.data.sources.generated import is_generated
 from recollect.data.sources.subset import Subset
 from recollect.evaluation.features import class_prompts
-from recollect.evaluation.reports.plots import save_figure
 from recollect.evaluation.tasks.classification import ClassificationTask, keep_classes
 from recollect.evaluation.tasks.opening import Selection, open_tasks
 from recollect.models import load_model
-from recollect_papers.engine import papers_words
+from recollect_papers.engine import papers_words, report
 from recollect_papers.prefix.attention import attention_figure, attention_map, own_prefixes, reading_name
 from recollect_papers.prefix.maps import (
     Measured,
@@ -46,11 +46,12 @@ def _models(options: StudyOptions) -> tuple[Encoder, Encoder]:
 
 
 def _report(
-    options: StudyOptions, number: int, tables: Sequence[StudyTable] = (), notes: Sequence[str] = ()
-) -> StudyReport:
-    name = f"prefix-figure-{number}-{options.scale}.png"
-    notes = (*notes, f"paper: {papers_words('prefix', f'figure-{number}')}")
-    return StudyReport(f"prefix/figure-{number}", options.scale, WORLDS_BY_SCALE[options.scale], tables, (name,), notes)
+    options: StudyOptions, number: int, figure: Figure, title: str, columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+) -> StudyReport:  # fmt: skip
+    table = StudyTable(f"Figure {number}. {title}", tuple(columns), tuple(map(tuple, rows)))
+    note = f"paper: {papers_words('prefix', f'figure-{number}')}"
+    return report(f"prefix/figure-{number}", options, WORLDS_BY_SCALE, figure, [table], [note])
 
 
 # --- Attention --------------------------------------------------------------------------------------------------------
@@ -63,15 +64,11 @@ def _attention(options: StudyOptions, number: int, texts: Sequence[str]) -> Stud
          for model in models for prefix in own_prefixes(model) or (None,)]
         for text in texts
     ]  # fmt: skip
-    report = _report(options, number)
-    save_figure(attention_figure(rows), options.out / report.figures[0])
     layers = max(len(shown.weights) for row in rows for _, shown in row)
-    cells = tuple(
-        (shown.text, title, *(f"{value:.1f}" for value in shown.spread)) for row in rows for title, shown in row
-    )
+    cells = [(shown.text, title, *(f"{value:.1f}" for value in shown.spread)) for row in rows for title, shown in row]
     columns = ("text", "read with", *(f"layer {layer}" for layer in range(1, layers + 1)))
-    title = f"Figure {number}. Number of the text's own words that are looked at (exp of the entropy)"
-    return replace(report, tables=(StudyTable(title, columns, cells),))
+    title = "Number of the text's own words that are looked at (exp of the entropy)"
+    return _report(options, number, attention_figure(rows), title, columns, cells)
 
 
 def _class_name(options: StudyOptions, place: int) -> str:
@@ -139,13 +136,11 @@ def _prompts(task: ClassificationTask, options: StudyOptions) -> list[tuple[str,
 
 
 def _maps(options: StudyOptions, number: int, panels: Sequence[Panel]) -> StudyReport:
-    report = _report(options, number)
-    save_figure(clouds([panel.cloud for panel in panels]), options.out / report.figures[0])
     columns = tuple(dict.fromkeys(("panel", *(key for panel in panels for key in panel.measured))))
     rows: list[Measured] = [{"panel": panel.cloud.title, **panel.measured} for panel in panels]
-    cells = tuple(tuple(_cell(row.get(column, "")) for column in columns) for row in rows)
-    title = f"Figure {number}. What is measured in the space itself"
-    return replace(report, tables=(StudyTable(title, columns, cells),))
+    cells = [[_cell(row.get(column, "")) for column in columns] for row in rows]
+    figure = clouds([panel.cloud for panel in panels])
+    return _report(options, number, figure, "What is measured in the space itself", columns, cells)
 
 
 def _cell(value: float | str) -> str:

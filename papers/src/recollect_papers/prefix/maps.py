@@ -78,7 +78,7 @@ def scatter(embeddings: Float[np.ndarray, "n width"], labels: np.ndarray) -> Sca
     return Scatter(float(np.mean(within)), float(between))
 
 
-def told_apart(first: Float[np.ndarray, "n width"], second: Float[np.ndarray, "m width"]) -> float:
+def same_set_share(first: Float[np.ndarray, "n width"], second: Float[np.ndarray, "m width"]) -> float:
     """Share of rows (percent) whose nearest other row is of the same set: 100 where two sets are apart (Fig. 8, 9)."""
     both = np.concatenate([first, second])
     side = np.repeat([0, 1], [len(first), len(second)])
@@ -173,4 +173,4 @@ def images_panel(model: Encoder, labelled: Source, captioned: Source, plane: Pla
 def _pair(title: str, first: np.ndarray, second: np.ndarray, names: tuple[str, str], plane: Plane) -> Panel:
     groups = np.repeat([0, 1], [len(first), len(second)])
     cloud = Cloud(title, plane(np.concatenate([first, second])), groups, names)
-    return Panel(cloud, {"sets": ", ".join(names), APART: told_apart(first, second)})
+    return Panel(cloud, {"sets": ", ".join(names), APART: same_set_share(first, second)})

@@ -39,12 +39,12 @@ class PrefixArm:
     """One training.
 
     Attributes:
-        labels: which label set; "small" plays ImageNet-1K, "large" for 21K, "rest" for 21K without 1K, "renamed"
-            for 21K under synonyms.
-        captions: whether captions are read too; "small" plays CC-3M.
+        labels: the label set: "small" for ImageNet-1K, "large" for 21K, "rest" for 21K without 1K, "renamed" for 21K
+            under synonyms.
+        captions: "small" for CC-3M, "all" for CC-12M.
         base: CLIP's softmax or UniCL's.
         prefix: whether every kind of source has its prefix token.
-        sampling: "equal" as the paper's baselines, "debiased" as its method; by default so.
+        sampling: by default "debiased" with prefixes and "equal" without, as in the paper.
         context: with LIxP's context objective, which the paper does not have.
         batch, length: in those of the recipe.
     """
@@ -80,16 +80,15 @@ class PrefixWorld:
         sources: by the name of a label set or ``captions`` and ``captions-small``.
         recipe: what arms are made from.
         own: sources for classification by names of the small label set's own pictures, with their shifts.
-        unseen: the same for classes that it lacks; or a suite.
-        probe: sources for linear probes.
-        probe_suite: a suite whose sets are probed too.
+        unseen, suite: the same for classes that it lacks.
+        probe, probe_suite: for linear probes.
         retrieval: captioned sources.
         synonyms: sources with a column ``synonyms``, for a shift of class names where ``own`` has none.
-        templates: take every so many of the 80.
+        templates: take every n-th of the 80.
         epochs: steps of arms with such labels; the recipe's by default.
-        queries: most images of a class that are asked.
-        alone: what share of the steps arms of one kind of source make; half where steps count epochs of the labels, of
-            which every other batch is made.
+        queries: maximum number of images per class.
+        alone: share of the steps that arms of one kind of source make: half where steps count epochs of the labels,
+            which fill every other batch.
     """
 
     sources: Mapping[str, tuple[str, ...]]
@@ -224,26 +223,22 @@ def seeds(options: StudyOptions) -> int:
     return options.seeds or {"smoke": 1, "small": 3, "full": 1}[options.scale]
 
 
-@dataclass(frozen=True)
-class ArmResults:
-    """What some arms found.
+def measured(
+    arms: Sequence[PrefixArm], options: StudyOptions, evaluation: StudyEvaluation, **context: Any
+) -> Measurements:
+    """Train what is not there yet, and gather every figure by arm, reading, set and metric.
 
-    Attributes:
-        results: each with its arm.
+    Returns:
+        ``data`` in the context names the sets in their order.
     """
-
-    results: Sequence[tuple[PrefixArm, Result]]
-
-    def measurements(self, context: Mapping[str, Any]) -> Measurements:
-        """Every figure by arm, reading, set and metric; ``data`` in the context names the sets in their order."""
-        data = list(dict.fromkeys(result.data for _, result in self.results))
-        found = Measurements({**context, "data": data})
-        for arm, result in self.results:
-            of = {"arm": arm.name, "read": READINGS[result.settings.get("prefix")], "set": result.data}
-            for row in result.rows:
-                if metric := _metric(result.protocol, row):
-                    found.add({**of, "metric": metric}, result.seed, row["value"])
-        return found
+    found = Measurements(context)
+    for arm, result in figures(arms, options, evaluation):
+        found.context["data"] = [*dict.fromkeys((*found.context.get("data", ()), result.data))]
+        at = {"arm": arm.name, "read": READINGS[result.settings.get("prefix")], "set": result.data}
+        for row in result.rows:
+            if metric := _metric(result.protocol, row):
+                found.add({**at, "metric": metric}, result.seed, row["value"])
+    return found
 
 
 def _metric(protocol: str, row: Mapping[str, Any]) -> str | None:
@@ -257,17 +252,19 @@ def _metric(protocol: str, row: Mapping[str, Any]) -> str | None:
     return f"{row['direction']} R@{row['k']}"
 
 
-def figures(arms: Sequence[PrefixArm], options: StudyOptions, evaluation: StudyEvaluation) -> ArmResults:
-    """Train what is not there yet, evaluate, and gather."""
+def figures(
+    arms: Sequence[PrefixArm], options: StudyOptions, evaluation: StudyEvaluation
+) -> list[tuple[PrefixArm, Result]]:
+    """The results of every arm whose sources are there; arms that come to one recipe share a training."""
     chosen = prefix_world(options)
+    named = {arm: (_called(recipe), recipe) for arm in arms if chosen.has(arm) for recipe in (chosen.make(arm),)}
     jobs = [
-        Job(_called(recipe), replace(recipe, seed=seed), evaluation)
+        Job(name, replace(recipe, seed=seed), evaluation)
         for seed in range(seeds(options))
-        for recipe in {_called(recipe): recipe for recipe in map(chosen.make, filter(chosen.has, arms))}.values()
+        for name, recipe in dict(named.values()).items()
     ]
     results = run(jobs, options.out, options.workers)
-    made = [(arm, _called(chosen.make(arm))) for arm in dict.fromkeys(arms) if chosen.has(arm)]
-    return ArmResults([(arm, result) for result in results for arm, name in made if name == result.model])
+    return [(arm, result) for result in results for arm, (name, _) in named.items() if name == result.model]
 
 
 def _called(recipe: Recipe) -> str:

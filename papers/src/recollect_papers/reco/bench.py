@@ -22,12 +22,11 @@ from recollect.evaluation.retrieval import retrieval
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.tasks.retrieval import RetrievalTask
 from recollect.evaluation.zero_shot import zero_shot
-from recollect.index import NEAR, Index, IngestOptions
+from recollect.index import Index, IngestOptions
 from recollect.models import DualEncoder
 from recollect.reco.block import FusionModule, FusionSettings
 from recollect.reco.encoder import Mode, RetrievalEnhancedEncoder
 from recollect.reco.learning import FUSION_PRESETS, FusionPreset, train_fusion
-from recollect.reco.objective import TERMS, LossTerm
 from recollect.reco.pairs import Pairs, embed_pairs
 from recollect.training.options import Data
 from recollect_papers.runs import alone_in
@@ -43,18 +42,14 @@ class FusionArm:
     Attributes:
         fusion: what is trained; its width is the model's, its start the preset's.
         mode: which embeddings read, when it is evaluated.
-        terms: of the loss.
-        k: rows read in training.
-        test_k: rows read when it is evaluated; as many as in training by default.
-        share: of the memory that training reads.
-        test_share: of the memory that evaluation reads; as in training by default.
+        k, test_k: rows read in training and when it is evaluated; as many by default.
+        share, test_share: of the memory that training and evaluation read; the same by default.
         more: also train on the rows of the memory that the training pairs find (Figure 3, left).
-        preset: how it learns to read (`recollect.reco.learning.PRESETS`).
+        preset: how it learns to read (`recollect.reco.learning.FUSION_PRESETS`).
     """
 
     fusion: FusionSettings = field(default_factory=lambda: FusionSettings(1))
     mode: Mode = "both"
-    terms: tuple[LossTerm, ...] = TERMS
     k: int = 10
     test_k: int | None = None
     share: float = 1.0
@@ -65,19 +60,10 @@ class FusionArm:
 
 @dataclass(frozen=True)
 class Learning:
-    """How fusions are trained.
-
-    Attributes:
-        epochs, batch_size, learning_rate: of the fusion; the paper's by default.
-        max_score: see `recollect.reco.learning.FusionRecipe`.
-        limit: train on so many pairs at most.
-    """
+    """How fusions are trained; the paper's by default."""
 
     epochs: int = 10
     batch_size: int = 4096
-    learning_rate: float = 1e-3
-    max_score: float = NEAR
-    limit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -114,7 +100,7 @@ class Bench:
     @cached_property
     def pairs(self) -> Pairs:
         """The training pairs, embedded."""
-        return embed_pairs(self.model, self.training, self.learning.limit, 0.01)
+        return embed_pairs(self.model, self.training, None, 0.01)
 
     @cached_property
     def cache(self) -> FeatureCache:
@@ -167,14 +153,11 @@ class Bench:
             seed=self.seed,
             fusion=settings,
             index=str(self.memory_of(arm.share)),
-            terms=arm.terms,
             k=arm.k,
-            max_score=learning.max_score,
-            limit=learning.limit,
             epochs=learning.epochs,
             checkpoint_every=10**9,
         )
-        recipe = replace(recipe, optimiser=replace(recipe.optimiser, learning_rate=learning.learning_rate))
+        recipe = replace(recipe, optimiser=replace(recipe.optimiser, learning_rate=1e-3))
         content = [self.model.fingerprint, *(source.fingerprint for source in self.training)]
         out = self.folder / "fusions" / _hash([asdict(recipe), content, arm.more])
         with alone_in(out):
@@ -256,7 +239,7 @@ class Bench:
         return found
 
     def _asked(self, part: MemoryPart) -> Any:
-        """Everything besides the encoder that decides a figure."""
+        """Everything that decides a figure, except the encoder."""
         if part == "retrieval":
             return self.pool and [self.pool.images.fingerprint, self.pool.texts, self.pool.matches, self.pool.counts]
         if part == "entities":

@@ -16,11 +16,12 @@ from recollect.evaluation.reports.plots import LINE_COLOURS, new_figure, say_ben
 from recollect.evaluation.results import Summary
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.index import By, Index, Picture
+from recollect_papers.plots import empty, error_line, framed
 from recollect_papers.reco.bench import Bench
 
 _Direction = Literal["uni", "cross"]
 
-_IMAGE, _TEXT, _RIGHT, _WRONG = LINE_COLOURS[0], LINE_COLOURS[1], "#009E73", LINE_COLOURS[1]
+_IMAGE, _TEXT = LINE_COLOURS[:2]
 
 
 def diagram() -> Figure:
@@ -125,9 +126,7 @@ def _log_ticks(axis: Axes, ticks: Sequence[float]) -> None:
 
 def _curves(axis: Axes, curves: Mapping[str, Mapping[float, Summary]]) -> None:
     for (name, found), colour in zip(curves.items(), LINE_COLOURS, strict=False):
-        spread = np.nan_to_num([each.std for each in found.values()])
-        axis.errorbar(list(found), [each.mean for each in found.values()], yerr=spread, marker="o", markersize=3,
-                      capsize=2, color=colour, label=name)  # fmt: skip
+        error_line(axis, list(found), list(found.values()), colour, name)
 
 
 def relevant_shares(bench: Bench, column: str, k: int = 10) -> dict[tuple[By, _Direction], float]:
@@ -185,10 +184,7 @@ def nearest_items(bench: Bench, column: str, k: int = 4) -> Figure:
     assert isinstance(engine, ConstrainedLayoutEngine)
     engine.set(rect=(0, 0, 1, 0.95))  # room for the headings
     for axis in axes.flat:
-        axis.set_xticks([])
-        axis.set_yticks([])
-        axis.grid(visible=False)
-        axis.spines[["top", "right", "bottom", "left"]].set_visible(False)
+        empty(axis)
     for row, modality in enumerate(("image", "image", "text", "text")):
         task = tasks[int(generator.integers(len(tasks)))]
         name, vectors = _draw_query(axes[row, 0], bench, task, modality, generator)  # type: ignore[arg-type]
@@ -218,12 +214,7 @@ def _draw_query(
 
 def _draw_found(axes: Sequence[Axes] | np.ndarray, items: Sequence[Picture], name: str) -> None:
     for axis, item in zip(axes, items, strict=True):
-        picture = np.asarray(item.open())
-        axis.imshow(picture, interpolation="nearest")
-        colour = _RIGHT if _relevant(item, name) else _WRONG
-        axis.spines[["top", "right", "bottom", "left"]].set_visible(True)
-        for spine in axis.spines.values():
-            spine.set(color=colour, linewidth=2)
+        framed(axis, item.open(), _relevant(item, name), width=2)
         axis.set_title(_short(item.caption), fontsize=5)
 
 

@@ -5,14 +5,14 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from recollect.core.seeding import derive_seed, integers, uniforms
+from recollect.core.seeding import derive_seed
 from recollect.core.types import NO_LABEL, Kind, Sample, Source
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.tasks.retrieval import RetrievalTask
 from recollect_papers.worlds.arrays import ArraySource
 from recollect_papers.worlds.glyph_table import SCRIPTS
+from recollect_papers.worlds.glyph_tasks import drawn
 from recollect_papers.worlds.glyphs import CHARACTER_SPLITS, GlyphWorld
-from recollect_papers.worlds.rendering import COLOUR_NAMES
 from recollect_papers.worlds.tasks import world_tasks, world_zero_shot_tasks
 
 _SAYS_NAME, _SAYS_ATTRIBUTE = 0.8, 0.3
@@ -24,14 +24,8 @@ NEW_SCRIPTS = ("lao letter", "lisu letter", "nko letter")
 
 @dataclass(eq=False)
 class GlyphPairs(Source):
-    """Captioned pictures of given characters, drawn in the training faces.
-
-    Attributes:
-        world: how pictures look and what captions mention.
-        characters: which; ``each`` pictures of every one.
-        each: pictures of a character.
-        name: of the source; other names have other pictures.
-    """
+    """Captioned pictures of given characters, ``each`` of every one, drawn in the training faces; another name has
+    other pictures."""
 
     world: GlyphWorld
     characters: np.ndarray
@@ -57,12 +51,8 @@ class GlyphPairs(Source):
     @cached_property
     def _drawn(self) -> tuple[np.ndarray, list[str]]:
         owners, key = np.repeat(self.characters, self.each), derive_seed("reco", self.name)
-        indices = np.arange(len(owners))
-        draws = uniforms(derive_seed(key, "style"), indices, 2)
-        masks = self.world.draw_masks(owners, draws[:, 0])
-        pictures = self.world.render(masks, integers(draws[:, 1], len(COLOUR_NAMES)), key, indices)
-        texts = self.world.captions(owners, masks, key, indices)
-        return pictures.permute(0, 2, 3, 1).contiguous().numpy(), texts
+        pictures, masks = drawn(self.world, owners, derive_seed(key, "style"), key)
+        return pictures, self.world.captions(owners, masks, key, np.arange(len(owners)))
 
 
 @lru_cache(maxsize=4)
@@ -115,15 +105,9 @@ def name_of(world: GlyphWorld, character: int) -> str:
 
 def _pictures_of(world: GlyphWorld, characters: np.ndarray, key: str) -> tuple[np.ndarray, np.ndarray]:
     """One picture of each, in a held-out face where it has one, and the mask that it shows."""
-    indices = np.arange(len(characters))
-    draws = uniforms(derive_seed("reco", key), indices, 2)
-    masks = world.draw_masks(characters, draws[:, 0])
-    for row, character in enumerate(characters.tolist()):
-        held_out = world.table.masks_of(character, held_out=True)
-        if len(held_out):
-            masks[row] = held_out[int(draws[row, 0] * len(held_out))]
-    images = world.render(masks, integers(draws[:, 1], len(COLOUR_NAMES)), derive_seed("reco", key, "view"), indices)
-    return images.permute(0, 2, 3, 1).contiguous().numpy(), masks
+    faces = [[world.table.masks_of(int(each), held_out=held_out) for held_out in (True, False)] for each in characters]
+    subjects = [held_out if len(held_out) else trained for held_out, trained in faces]
+    return drawn(world, subjects, derive_seed("reco", key), derive_seed("reco", key, "view"))
 
 
 def glyph_entities(split: str = "test", every: int = 1) -> tuple[ClassificationTask, np.ndarray]:

@@ -10,9 +10,7 @@ The format follows the release page (github.com/open-vision-language/oven) and g
 - ``Wiki6M_ver_1_0_title_only.jsonl``: ``wikidata_id`` and ``wikipedia_title`` of the six million candidates.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 from urllib.parse import parse_qsl
 
 import datasets
@@ -35,17 +33,10 @@ _PREFIX = "oven:"
 
 TITLES_FILE = "Wiki6M_ver_1_0_title_only.jsonl"
 
-OvenSet = Literal["entity", "query"]
-OvenPart = Literal["train", "val", "test"]
+_CHOICES = {"set": ("entity", "query"), "part": ("val", "train", "test")}
+"""Settings of an address; the first of each is the default."""
 
 _TEXT = ("data_id", "image_id", "question", "entity_id", "entity_text", "data_split")
-
-
-@dataclass(frozen=True)
-class _Address:
-    folder: Path
-    set: OvenSet = "entity"
-    part: OvenPart = "val"
 
 
 def is_oven(spec: str) -> bool:
@@ -68,30 +59,32 @@ def open_oven(spec: str, templates: tuple[str, ...]) -> tuple[ClassificationTask
         UserError: no such folder, set, part or file; another file format; annotations without entities; more than 1 %
             of the pictures are missing; no row of seen or of unseen entities.
     """
-    address = _parse(spec)
-    file = address.folder / f"oven_{address.set}_{address.part}.jsonl"
+    folder, chosen = _parse(spec)
+    stem = f"oven_{chosen['set']}_{chosen['part']}"
+    file = folder / f"{stem}.jsonl"
     rows = _read(file, _TEXT)
     if (absent := rows.column("entity_id").null_count) > 0:
         raise UserError(f"{file}: {absent:,} of {len(rows):,} rows have no entity_id, so that nothing can be measured.")
-    ids, names = _candidates(address.folder, file)
+    ids, names = _candidates(folder, file)
     place = {entity: number for number, entity in enumerate(ids)}
     labels = np.array([place[entity] for entity in rows.column("entity_id").to_pylist()], dtype=np.int64)
     seen = _seen(rows, labels, len(ids), file)
-    query = _pictures(address, file, rows, labels, names)
+    query = _pictures(stem.replace("_", "-"), folder, file, rows, labels, names)
     return ClassificationTask(query.name, Subset(query, np.arange(0)), query, names, templates), seen
 
 
-def _parse(spec: str) -> _Address:
+def _parse(spec: str) -> tuple[Path, dict[str, str]]:
+    """The folder, the set and the part."""
     place, _, options = spec.removeprefix(_PREFIX).partition("?")
-    chosen = dict(parse_qsl(options, keep_blank_values=True))
-    choices = {"set": ("entity", "query"), "part": ("train", "val", "test")}
-    for key, value in chosen.items():
-        if value not in choices.get(key, ()):
+    chosen = {name: values[0] for name, values in _CHOICES.items()}
+    for key, value in parse_qsl(options, keep_blank_values=True):
+        if value not in _CHOICES.get(key, ()):
             raise UserError(f"{spec}: write {_PREFIX}FOLDER?set=entity|query&part=train|val|test, not {key}={value}")
+        chosen[key] = value
     folder = Path(place).expanduser()
     if not folder.is_dir():
         raise UserError(f"{spec}: no folder {folder}")
-    return _Address(folder, **chosen)  # type: ignore[arg-type]
+    return folder, chosen
 
 
 def _read(file: Path, fields: tuple[str, ...]) -> pa.Table:
@@ -136,25 +129,25 @@ def _seen(rows: pa.Table, labels: np.ndarray, classes: int, file: Path) -> np.nd
     return found[0]
 
 
-def _pictures(address: _Address, file: Path, rows: pa.Table, labels: np.ndarray, names: tuple[str, ...]) -> Source:
+def _pictures(
+    name: str, folder: Path, file: Path, rows: pa.Table, labels: np.ndarray, names: tuple[str, ...]
+) -> Source:
     """The rows as a source; a picture that is missing is left out as a broken one is, if they are few."""
     shards: dict[str, dict[str, str]] = {}
-    paths = []
-    for name in rows.column("image_id").to_pylist():
-        number = str(name).rpartition("_")[2][:2]
+    ids, paths = list(map(str, rows.column("image_id").to_pylist())), []
+    for each in ids:
+        number = each.rpartition("_")[2][:2]
         if number not in shards:
-            shards[number] = _shard(address.folder, number)
-        paths.append(shards[number].get(str(name)))
-    missing = [name for name, path in zip(rows.column("image_id").to_pylist(), paths, strict=True) if path is None]
+            shards[number] = _shard(folder, number)
+        paths.append(shards[number].get(each))
+    missing = [each for each, path in zip(ids, paths, strict=True) if path is None]
     if len(missing) > BROKEN_SHARE * len(paths):
         raise UserError(
             f"{file}: {len(missing):,} of {len(paths):,} pictures are not there, such as {missing[0]}. They belong in "
-            f"{address.folder}/oven_images/{str(missing[0]).rpartition('_')[2][:2]}/"
+            f"{folder}/oven_images/{missing[0].rpartition('_')[2][:2]}/"
         )
     table = datasets.Dataset(pa.table({"data_id": rows.column("data_id"), "image": pa.array(paths, pa.string())}))
-    origin = Origin(file.name, (file,), address.folder)
-    columns = Columns(image="image", id="data_id")
-    name = f"oven-{address.set}-{address.part}"
+    columns, origin = Columns(image="image", id="data_id"), Origin(file.name, (file,), folder)
     return TableSource(name, "label", names, table, np.arange(len(table)), labels, columns, origin)
 
 

@@ -10,7 +10,6 @@ from typing import Literal
 
 from matplotlib.figure import Figure
 
-from recollect.evaluation.reports import plots
 from recollect.evaluation.results import Summary
 from recollect.reco.block import FusionSettings
 from recollect.reco.encoder import Mode
@@ -23,6 +22,7 @@ from recollect_papers.engine import (
     paper_rows,
     papers_words,
     printed,
+    report,
 )
 from recollect_papers.measurements import Measurements
 from recollect_papers.reco import figures as pictures
@@ -36,18 +36,13 @@ from recollect_papers.reco.world import (
     entity_bench,
     main_model,
     models,
-    parameter_count,
 )
-from recollect_papers.study import StudyOptions, StudyReport, StudyTable, over
+from recollect_papers.study import StudyOptions, StudyReport, over
 
 RECO = FusionArm()
 READING = FusionArm(preset="reading")
-"""Our own way to train: a gate, equal captions no negatives, simulated newness."""
+"""Our own way to train: a gate, equal captions are not negatives, simulated newness."""
 READS = "RECO that learns to read"
-_PLACED = (
-    "paper: K-Lite, RA-CLIP and PaLI have empty cells there; which column their figures stand in was inferred from "
-    "what these methods report, not read"
-)
 SHARES = (0.01, 0.1, 1.0)
 _SMOKE_SHARES = (0.05, 0.2, 1.0)  # of a small memory, which must hold k rows
 MODES: tuple[Mode, ...] = ("image", "text", "both")
@@ -70,36 +65,34 @@ def _add(
                 found.add({"arm": name, "measure": measure, **more}, bench.seed, value)
 
 
-def _notes(
-    options: StudyOptions, benches: Sequence[Bench], *more: str, gains: bool = True, papers: bool | None = None,
-    parts: Iterable[str] = ("tasks",),
-) -> list[str]:  # fmt: skip
-    """The notes below every table; at scale full there is one fusion of one given model.
-
-    Args:
-        gains: whether the table shows any.
-        papers: whether it is of the paper's own sets; by default where all that are classified are.
-        parts: what is tested.
-    """
-    full, count = options.scale == "full", len(benches)
-    trained = "each fusion trained once" if full else f"{over(count, 'seed')} of model and fusion"
-    told = f"; gains over the model alone{'' if full else ', paired by seed'}" if gains else ""
-    if papers is None:
-        papers = full and set(benches[0].tasks) <= set(PAPERS_SETS.values())
-    paper_note = "" if papers else "; its columns are other sets than ours, so compare directions"
-    left_out = [_left_out(benches[0], part) for part in parts if benches[0].near is not None]  # type: ignore[arg-type]
-    return [f"{trained}{told}", *more, *left_out, f"paper: as printed there{paper_note}"]
-
-
 _TESTED: Mapping[MemoryPart, str] = {
     "tasks": "pictures to classify", "retrieval": "pictures to search", "entities": "pictures of entities",
 }  # fmt: skip
 
 
-def _left_out(bench: Bench, part: MemoryPart) -> str:
-    """How much of the memory is not read, since it is what is tested."""
-    near, rows = bench.too_near(1.0, part), bench.rows_of(1.0)
-    return f"{len(near):,} of {rows:,} rows of the memory are near-duplicates of {_TESTED[part]} and are not read"
+def _notes(
+    options: StudyOptions, benches: Sequence[Bench], *more: str, gains: bool = True, papers: bool | None = None,
+    parts: Iterable[MemoryPart] = ("tasks",),
+) -> list[str]:  # fmt: skip
+    """The notes below every table.
+
+    Args:
+        gains: whether the table shows any.
+        papers: whether it is of the paper's own sets; by default if all that are classified are.
+        parts: what is tested.
+    """
+    full, first = options.scale == "full", benches[0]
+    trained = "each fusion trained once" if full else f"{over(len(benches), 'seed')} of model and fusion"
+    told = f"; gains over the model alone{'' if full else ', paired by seed'}" if gains else ""
+    if papers is None:
+        papers = full and set(first.tasks) <= set(PAPERS_SETS.values())
+    left_out = [
+        f"{len(first.too_near(1.0, part)):,} of {first.rows_of(1.0):,} rows of the memory are near-duplicates of "
+        f"{_TESTED[part]} and are not read"
+        for part in parts if first.near is not None
+    ]  # fmt: skip
+    paper_note = "" if papers else "; its columns are other sets than ours, so compare directions"
+    return [f"{trained}{told}", *more, *left_out, f"paper: as printed there{paper_note}"]
 
 
 def _gains(measures: Sequence[str], base: str = _MODEL) -> list[Column]:
@@ -107,28 +100,33 @@ def _gains(measures: Sequence[str], base: str = _MODEL) -> list[Column]:
     return [Column(measure, {"measure": measure}, "mean (gain)", {"arm": base}) for measure in measures]
 
 
-def _report(options: StudyOptions, name: str, **parts: object) -> StudyReport:
-    return StudyReport(f"reco/{name}", options.scale, WORLDS_BY_SCALE[options.scale], **parts)  # type: ignore[arg-type]
-
+# --- Table 1: zero-shot classification of several models --------------------------------------------------------------
 
 _SIZE = "parameters (M)"
+_PLACED = (
+    "paper: K-Lite, RA-CLIP and PaLI have empty cells there; which column their figures stand in was inferred from "
+    "what these methods report, not read"
+)
 
 
 def _measure_1(options: StudyOptions) -> Measurements:
-    """Zero-shot classification without and with RECO, of several models."""
     found = Measurements({"models": list(models(options))})
+    reads = "images and texts both read the memory, k = 10"
+    if options.scale != "full":
+        reads += "; choices were made on other characters than those tested"
     for label in models(options):
         mine = list(benches(options, label))
         _add(found, mine, {_MODEL: None, "RECO": RECO, READS: READING}, model=label)
-        size = parameter_count(mine[0].model)
-        more = sum(value.numel() for value in mine[0].fusion(RECO).parameters()) / 1e6
+        size, more = (
+            sum(value.numel() for value in each.parameters()) / 1e6 for each in (mine[0].model, mine[0].fusion(RECO))
+        )
         for arm, parameters in ((_MODEL, size), ("RECO", size + more), (READS, size + more)):
             found.add({"arm": arm, "measure": _SIZE, "model": label}, 0, parameters)
-        found.context |= {"columns": list(mine[0].tasks), "notes": _notes(options, mine, _mode_note(options))}
+        found.context |= {"columns": list(mine[0].tasks), "notes": _notes(options, mine, reads)}
     return found
 
 
-def _table_1(found: Measurements) -> Formed:
+def _form_1(found: Measurements) -> Formed:
     paper, rows = printed("reco", "table-1"), []
     for label in found.context["models"]:
         rows.append(Row((label,), {"model": label, "arm": _MODEL}))
@@ -138,10 +136,10 @@ def _table_1(found: Measurements) -> Formed:
     return [TableForm(title, ("model",), [*rows, *paper_rows(paper)], columns, paper, notes).fill(found)], ()
 
 
-def _mode_note(options: StudyOptions) -> str:
-    reads = "images and texts both read the memory, k = 10"
-    return reads if options.scale == "full" else f"{reads}; choices were made on other characters than those tested"
+table_1 = TableStudy("reco/table-1", _measure_1, _form_1, WORLDS_BY_SCALE)
 
+
+# --- Table 2: entities, seen and unseen -------------------------------------------------------------------------------
 
 ENTITY_ARMS: Mapping[str, FusionArm | None] = {
     _MODEL: None,
@@ -155,20 +153,18 @@ ENTITY_ARMS: Mapping[str, FusionArm | None] = {
 
 
 def _measure_2(options: StudyOptions) -> Measurements:
-    """Entity recognition: seen, unseen and their harmonic mean, without and with RECO, and the controls."""
     mine = [entity_bench(options, bench) for bench in benches(options, models(options)[-1], classify=False)]
     assert mine[0].entities is not None
     task, seen = mine[0].entities
     note = f"{len(task.class_names):,} entities, all of them candidates; {int((~seen).sum()):,} are unseen"
     papers = options.scale == "full" and is_oven(str(options.entities))
-    found = Measurements(
-        {"model": mine[0].label, "notes": _notes(options, mine, note, papers=papers, parts=("entities",))}
-    )
+    notes = _notes(options, mine, note, papers=papers, parts=("entities",))
+    found = Measurements({"model": mine[0].label, "notes": notes})
     _add(found, mine, ENTITY_ARMS, "entities")
     return found
 
 
-def _table_2(found: Measurements) -> Formed:
+def _form_2(found: Measurements) -> Formed:
     paper, label = printed("reco", "table-2"), found.context["model"]
     rows = [Row((label if arm == _MODEL else f"{label} + {arm}",), {"arm": arm}) for arm in ENTITY_ARMS]
     columns, notes = _gains(("seen", "unseen", "harmonic mean")), tuple(found.context["notes"])
@@ -176,12 +172,14 @@ def _table_2(found: Measurements) -> Formed:
     return [form.fill(found)], ()
 
 
+table_2 = TableStudy("reco/table-2", _measure_2, _form_2, WORLDS_BY_SCALE)
+
+
+# --- Table 3: search and fusion, learned and as a mean ----------------------------------------------------------------
+
 _WAYS: tuple[tuple[Literal["uni", "cross"], Literal["uni", "cross"]], ...] = (
-    ("uni", "cross"),
-    ("cross", "cross"),
-    ("uni", "uni"),
-    ("cross", "uni"),
-)
+    ("uni", "cross"), ("cross", "cross"), ("uni", "uni"), ("cross", "uni"),
+)  # fmt: skip
 _KINDS: tuple[Literal["transformer", "mean"], ...] = ("transformer", "mean")
 SEARCHES: Mapping[str, FusionArm | None] = {
     "none": None,
@@ -195,17 +193,15 @@ SEARCHES: Mapping[str, FusionArm | None] = {
 
 
 def _measure_3(options: StudyOptions) -> Measurements:
-    """Uni- and cross-modal search and fusion, learned and as a mean."""
     mine = list(benches(options, main_model(options)))
     note = f"{main_model(options)}; avg. rel.: mean over columns of the relative change"
-    tasks = mine[0].tasks
-    columns = columns_like(tasks, printed("reco", "table-3").columns) or tuple(tasks)
+    columns = columns_like(mine[0].tasks, printed("reco", "table-3").columns) or tuple(mine[0].tasks)
     found = Measurements({"columns": list(columns), "notes": _notes(options, mine, note)})
     _add(found, mine, SEARCHES)
     return found
 
 
-def _table_3(found: Measurements) -> Formed:
+def _form_3(found: Measurements) -> Formed:
     paper, measures = printed("reco", "table-3"), tuple(found.context["columns"])
     rows = []
     for arm in SEARCHES:
@@ -216,27 +212,41 @@ def _table_3(found: Measurements) -> Formed:
     return [TableForm("Table 3. Search and fusion", heads, rows, columns, paper, notes).fill(found)], ()
 
 
+table_3 = TableStudy("reco/table-3", _measure_3, _form_3, WORLDS_BY_SCALE)
+
+
+# --- Table 4: fusions of texts, of images and of both, in every mode that they have -----------------------------------
+
+
 def _measure_4(options: StudyOptions) -> Measurements:
-    """Fusions of texts, of images and of both, in every mode that they have."""
     mine = list(benches(options, main_model(options)))
-    parts = {column: ("tasks", column) for column in _table_4_columns(mine[0])}
-    if mine[0].pool is not None:
+    first, names = mine[0], tuple(mine[0].tasks)
+    rare = tuple(dict.fromkeys((names[0], names[min(2, len(names) - 1)])))  # and a set of another kind
+    parts: dict[str, tuple[MemoryPart, str]] = {
+        column: ("tasks", column) for column in columns_like(first.tasks, ("CUB", "Dogs")) or rare
+    }
+    said, split = [f"{main_model(options)}; in the row of none the model alone"], options.search.split
+    if first.pool is not None:
         parts["text to image R@1"] = ("retrieval", "R@1")
-    said = [f"{main_model(options)}; in the row of none the model alone", *_searched(options, mine[0])]
-    tested = dict.fromkeys(part for part, _ in parts.values())
-    notes = _notes(options, mine, *said, gains=False, parts=tested)
-    found = Measurements({"parts": parts, "notes": notes})
+        if options.scale == "full":
+            said.append(f"text to image: {first.pool.name}; the paper's column is COCO")
+    else:
+        said.append(
+            f"text to image is left out: the first source of --data has no split '{split}' other than what it trains on"
+        )
+    tested = tuple(dict.fromkeys(part for part, _ in parts.values()))
+    found = Measurements({"parts": parts, "notes": _notes(options, mine, *said, gains=False, parts=tested)})
     for part in tested:
-        _add(found, mine, {"none": None}, part, mode="image")  # type: ignore[arg-type]
+        _add(found, mine, {"none": None}, part, mode="image")
         for modalities in ("text", "image", "both"):
             for mode in MODES:
                 if modalities in ("both", mode):
                     arm = FusionArm(FusionSettings(1, modalities=modalities), mode)
-                    _add(found, mine, {modalities: arm}, part, mode=mode)  # type: ignore[arg-type]
+                    _add(found, mine, {modalities: arm}, part, mode=mode)
     return found
 
 
-def _table_4(found: Measurements) -> Formed:
+def _form_4(found: Measurements) -> Formed:
     paper = printed("reco", "table-4")
     rows = [Row((arm,), {"arm": arm}, arm if arm in paper.rows else None) for arm in ("none", "text", "image", "both")]
     columns = [
@@ -248,22 +258,10 @@ def _table_4(found: Measurements) -> Formed:
     return [TableForm(title, ("trained to fuse",), rows, columns, paper, notes, missing="").fill(found)], ()
 
 
-def _table_4_columns(bench: Bench) -> tuple[str, ...]:
-    """The paper's two sets; else a set of rare classes and one of another kind."""
-    names = tuple(bench.tasks)
-    return columns_like(bench.tasks, ("CUB", "Dogs")) or tuple(dict.fromkeys((names[0], names[min(2, len(names) - 1)])))
+table_4 = TableStudy("reco/table-4", _measure_4, _form_4, WORLDS_BY_SCALE)
 
 
-def _searched(options: StudyOptions, bench: Bench) -> list[str]:
-    """What text to image is asked of at scale full, where the paper asks COCO."""
-    if options.scale != "full":
-        return []
-    if bench.pool is not None:
-        return [f"text to image: {bench.pool.name}; the paper's column is COCO"]
-    split = options.search.split
-    return [
-        f"text to image is left out: the first source of --data has no split '{split}' other than what it trains on"
-    ]
+# --- Figures ----------------------------------------------------------------------------------------------------------
 
 
 def _main_column(bench: Bench) -> str:
@@ -271,17 +269,10 @@ def _main_column(bench: Bench) -> str:
     return (*columns_like(bench.tasks, ("CUB",)), *bench.tasks)[0]
 
 
-table_1 = TableStudy("reco/table-1", _measure_1, _table_1, WORLDS_BY_SCALE)
-table_2 = TableStudy("reco/table-2", _measure_2, _table_2, WORLDS_BY_SCALE)
-table_3 = TableStudy("reco/table-3", _measure_3, _table_3, WORLDS_BY_SCALE)
-table_4 = TableStudy("reco/table-4", _measure_4, _table_4, WORLDS_BY_SCALE)
-
-
 def figure_2(options: StudyOptions) -> StudyReport:
     """What uni- and cross-modal search and fusion are, as a diagram."""
-    name = f"reco-figure-2-{options.scale}.png"
-    plots.save_figure(pictures.diagram(), options.out / name)
-    return _report(options, "figure-2", figures=(name,), notes=("a diagram; nothing is measured",))
+    note = "a diagram; nothing is measured"
+    return report("reco/figure-2", options, WORLDS_BY_SCALE, pictures.diagram(), notes=[note])
 
 
 TRAININGS: Mapping[str, FusionArm | None] = {
@@ -296,13 +287,13 @@ TRAININGS: Mapping[str, FusionArm | None] = {
 def _measure_figure_3(options: StudyOptions) -> Measurements:
     """Additional training, a memory that grows after training, and the number of rows that are read."""
     mine = list(benches(options, main_model(options)))
-    shares, trained, tested, left_out = _readable(options, mine[0])
+    shares, tested, left_out = _readable(options, mine[0])
     growing = {
         "the memory of its training": {share: FusionArm(share=share) for share in shares},
         "the whole memory": {share: FusionArm(share=share, test_share=1.0) for share in shares},
     }
     reading = {
-        f"trained with k = {k}": {float(other): FusionArm(k=k, test_k=other) for other in tested} for k in trained
+        f"trained with k = {k}": {float(other): FusionArm(k=k, test_k=other) for other in tested} for k in (5, 10)
     }
     curves = {"growing": growing, "reading": reading}
     notes = _notes(options, mine, main_model(options), gains=False)
@@ -316,42 +307,10 @@ def _measure_figure_3(options: StudyOptions) -> Measurements:
     return found
 
 
-def _draw_figure_3(found: Measurements) -> Figure:
-    column = found.context["column"]
-    training = {name: found.summary({"arm": name, "measure": column}) for name in TRAININGS}
-    grown, read = (_curves(found, kind) for kind in ("growing", "reading"))
-    return pictures.additional_training(training, grown, read, column)
-
-
-def _form_figure_3(found: Measurements) -> Formed:
-    column = found.context["column"]
-    tables = (
-        _trainings_table(found),
-        _curves_table(found, f"Figure 3, middle. Share of the memory in training ({column})", "growing", "{:.0%}"),
-        _curves_table(found, f"Figure 3, right. Rows read in testing ({column})", "reading", "k = {:g}"),
-    )
-    notes = [f"paper, {part}: {papers_words('reco', f'figure-3, {part}')}" for part in ("middle", "right")]
-    return tables, (*notes, *found.context["remarks"])
-
-
-figure_3 = TableStudy("reco/figure-3", _measure_figure_3, _form_figure_3, WORLDS_BY_SCALE, _draw_figure_3)
-
-
-def _trainings_table(found: Measurements) -> StudyTable:
-    column, notes, paper = found.context["column"], tuple(found.context["notes"]), printed("reco", "figure-3")
-    rows = [Row((name,), {"arm": name}, name if name in paper.rows else None) for name in TRAININGS]
-    title = f"Figure 3, left. Additional training ({column})"
-    return TableForm(title, ("",), rows, [Column("top-1", {"measure": column})], paper, notes).fill(found)
-
-
-def _readable(
-    options: StudyOptions, bench: Bench
-) -> tuple[tuple[float, ...], tuple[int, ...], tuple[int, ...], list[str]]:
-    """The shares of the memory, the k of training and those of testing, as far as there are rows to read; what is left
-    out, in words."""
+def _readable(options: StudyOptions, bench: Bench) -> tuple[tuple[float, ...], tuple[int, ...], list[str]]:
+    """The shares of the memory and the k of testing, as far as there are rows to read; what is left out, in words."""
     smoke = options.scale == "smoke"
-    shares = _SMOKE_SHARES if smoke else SHARES
-    tested = (1, 5, 10) if smoke else (1, 2, 5, 10, 20, 50)
+    shares, tested = (_SMOKE_SHARES, (1, 5, 10)) if smoke else (SHARES, (1, 2, 5, 10, 20, 50))
     rows = {share: bench.rows_of(share) for share in shares}
     rows |= {share: rows[share] - len(bench.too_near(share, "tasks")) for share in shares if rows[share] >= RECO.k}
     kept = tuple(share for share in shares if share == shares[-1] or rows[share] >= RECO.k)
@@ -359,7 +318,7 @@ def _readable(
     lacking = [f"{share:.0%} of the memory" for share in shares if share not in kept]
     lacking += [f"k = {k}" for k in tested if k not in read]
     told = [f"left out, since {rows[shares[-1]]:,} rows can be read: {', '.join(lacking)}"] if lacking else []
-    return kept, (5, 10), read, told
+    return kept, read, told
 
 
 def _curves(found: Measurements, kind: str) -> dict[str, dict[float, Summary]]:
@@ -370,24 +329,41 @@ def _curves(found: Measurements, kind: str) -> dict[str, dict[float, Summary]]:
     }
 
 
-def _curves_table(found: Measurements, title: str, kind: str, head: str) -> StudyTable:
-    column, curves = found.context["column"], found.context[kind]
-    rows = [Row((name,), {"arm": name}) for name in curves]
-    places = next(iter(curves.values()))
-    columns = [Column(head.format(place), {"measure": column, "place": f"{place:g}"}) for place in places]
-    return TableForm(title, ("",), rows, columns).fill(found)
+def _draw_figure_3(found: Measurements) -> Figure:
+    column = found.context["column"]
+    training = {name: found.summary({"arm": name, "measure": column}) for name in TRAININGS}
+    return pictures.additional_training(training, _curves(found, "growing"), _curves(found, "reading"), column)
+
+
+def _form_figure_3(found: Measurements) -> Formed:
+    column, paper = found.context["column"], printed("reco", "figure-3")
+    rows = [Row((name,), {"arm": name}, name if name in paper.rows else None) for name in TRAININGS]
+    notes = tuple(found.context["notes"])
+    left = TableForm(f"Figure 3, left. Additional training ({column})", ("",), rows,
+                     [Column("top-1", {"measure": column})], paper, notes)  # fmt: skip
+    forms = [left]
+    for title, kind, head in (
+        (f"Figure 3, middle. Share of the memory in training ({column})", "growing", "{:.0%}"),
+        (f"Figure 3, right. Rows read in testing ({column})", "reading", "k = {:g}"),
+    ):
+        curves = found.context[kind]
+        places = next(iter(curves.values()))
+        columns = [Column(head.format(place), {"measure": column, "place": f"{place:g}"}) for place in places]
+        forms.append(TableForm(title, ("",), [Row((name,), {"arm": name}) for name in curves], columns))
+    remarks = [f"paper, {part}: {papers_words('reco', f'figure-3, {part}')}" for part in ("middle", "right")]
+    return [form.fill(found) for form in forms], (*remarks, *found.context["remarks"])
+
+
+figure_3 = TableStudy("reco/figure-3", _measure_figure_3, _form_figure_3, WORLDS_BY_SCALE, _draw_figure_3)
 
 
 def figure_4(options: StudyOptions) -> StudyReport:
     """What uni- and cross-modal search find for images and for class names; how often it is right."""
     mine = list(benches(options, main_model(options)))
-    column, found = _main_column(mine[0]), Measurements()
+    column, found, full = _main_column(mine[0]), Measurements(), options.scale == "full"
     for bench in mine:
         for (modality, search), share in pictures.relevant_shares(bench, column).items():
             found.add({"queries": modality, "search": search}, bench.seed, share)
-    name = f"reco-figure-4-{options.scale}.png"
-    plots.save_figure(pictures.nearest_items(mine[0], column), options.out / name)
-    full = options.scale == "full"
     relevant = "whose captions say the query's class" if full else "that are of the query's own class"
     notes = (
         f"percent of the 10 nearest rows {relevant}; {main_model(options)}, {column}",
@@ -397,6 +373,5 @@ def figure_4(options: StudyOptions) -> StudyReport:
     columns = [Column(f"{search}-modal", {"search": search}) for search in ("uni", "cross")]
     form = TableForm("Figure 4. Share of relevant rows", ("queries",), rows, columns, None, notes)
     note = "two images and two class names, drawn at random; a green frame is relevant, a red one is not"
-    return _report(
-        options, "figure-4", tables=(form.fill(found),), figures=(name,), notes=(note,), measured=found.as_json()
-    )
+    figure = pictures.nearest_items(mine[0], column)
+    return report("reco/figure-4", options, WORLDS_BY_SCALE, figure, [form.fill(found)], [note], found)

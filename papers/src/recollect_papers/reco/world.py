@@ -16,8 +16,8 @@ from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.tasks.opening import Selection, open_tasks
 from recollect.evaluation.tasks.retrieval import RetrievalTask, retrieval_task
 from recollect.index import NEAR
-from recollect.models import DualEncoder, load_model
-from recollect.training.options import Data, Recipe
+from recollect.models import load_model
+from recollect.training.options import Data
 from recollect.training.recipes import RECIPES
 from recollect_papers.reco.bench import Bench, Learning
 from recollect_papers.reco.glyphs import (
@@ -28,7 +28,7 @@ from recollect_papers.reco.glyphs import (
     memory_sources,
     training_sources,
 )
-from recollect_papers.runs import Job, StudyEvaluation, made_once
+from recollect_papers.runs import made_once, run_folder
 from recollect_papers.study import Scale, StudyOptions
 
 WORLDS_BY_SCALE: Mapping[Scale, str] = {
@@ -57,7 +57,7 @@ class Size:
 
     Attributes:
         steps: of pretraining.
-        every: take every so-manyth character.
+        every: take every n-th character.
         new, known: training pairs of each character that pretraining has not, or has, seen.
         stored: pairs of each character in the memory.
         learning: of fusions.
@@ -97,60 +97,43 @@ def main_model(options: StudyOptions) -> str:
 
 
 def columns_like(tasks: Mapping[str, object], named: Iterable[str]) -> tuple[str, ...]:
-    """Our columns of sets that a table of the paper has, in its order; none where no such set was opened.
-
-    Args:
-        tasks: by column.
-        named: the paper's columns, e.g. ``CUB``.
-    """
+    """Our columns for the paper's columns ``named``, e.g. ``CUB``; none if no such set was opened."""
     return tuple(PAPERS_SETS[name] for name in named if PAPERS_SETS.get(name) in tasks)
 
 
-def benches(options: StudyOptions, label: str, split: str = "test", *, classify: bool = True) -> Iterator[Bench]:
-    """The benches of one model, one for each seed.
+def benches(options: StudyOptions, label: str, *, classify: bool = True) -> Iterator[Bench]:
+    """The benches of one of `models`, one for each seed.
 
     Args:
-        label: one of `models`.
-        split: of the glyph world's characters; choices are made on ``validation``.
         classify: whether its tasks are asked; at scale ``full`` no set is opened otherwise.
     """
     if options.scale == "full":
         yield _full(options, label, classify)
         return
-    size = SIZES[options.scale]
-    for seed in range(options.seeds or size.seeds):
-        yield _glyphs(options, label, seed, size, split)
-
-
-def _glyphs(options: StudyOptions, label: str, seed: int, size: Size, split: str) -> Bench:
-    recipe = _recipe(label, seed, size)
-    folder = Job(label, recipe, StudyEvaluation()).folder(options.out)
-    model = load_model(made_once(recipe, folder))
-    tasks = glyph_tasks(split)
+    size, tasks = SIZES[options.scale], glyph_tasks()
     if options.scale == "smoke":
         tasks = {column: [_shortened(task) for task in each[:2]] for column, each in tasks.items()}
-    return Bench(
-        label,
-        model,
-        folder.with_name(f"{folder.name}-reco"),
-        training_sources(size.new, size.known, size.every),
-        memory_sources(size.stored, size.every),
-        tasks,
-        glyph_pool(split, size.every),
-        glyph_entities(split, size.every),
-        size.learning,
-        seed,
-    )
+    for seed in range(options.seeds or size.seeds):
+        recipe = RECIPES[_GLYPH_MODELS[label]]()
+        recipe = replace(recipe, data=Data(captions=(ADDRESS,)), steps=min(size.steps, recipe.steps), seed=seed)
+        folder = run_folder(recipe, options.out)
+        yield Bench(
+            label,
+            load_model(made_once(recipe, folder)),
+            folder.with_name(f"{folder.name}-reco"),
+            training_sources(size.new, size.known, size.every),
+            memory_sources(size.stored, size.every),
+            tasks,
+            glyph_pool("test", size.every),
+            glyph_entities("test", size.every),
+            size.learning,
+            seed,
+        )
 
 
-def _shortened(task: ClassificationTask, queries: int = 80) -> ClassificationTask:
-    """The task with about so many tested images."""
-    return replace(task, query=Subset(task.query, np.arange(0, len(task.query), max(1, len(task.query) // queries))))
-
-
-def _recipe(label: str, seed: int, size: Size) -> Recipe:
-    recipe = RECIPES[_GLYPH_MODELS[label]]()
-    return replace(recipe, data=Data(captions=(ADDRESS,)), steps=min(size.steps, recipe.steps), seed=seed)
+def _shortened(task: ClassificationTask) -> ClassificationTask:
+    """The task with about 80 tested images."""
+    return replace(task, query=Subset(task.query, np.arange(0, len(task.query), max(1, len(task.query) // 80))))
 
 
 def _full(options: StudyOptions, label: str, classify: bool) -> Bench:
@@ -200,11 +183,7 @@ def _pool(options: StudyOptions) -> RetrievalTask | None:
 
 
 def entity_bench(options: StudyOptions, bench: Bench) -> Bench:
-    """The bench with entities; at scale full they are those of ``--entities``, a source with splits train and test.
-
-    Raises:
-        UserError: the source does not exist.
-    """
+    """The bench with entities; at scale full they are those of ``--entities``, a source with splits train and test."""
     if bench.entities is not None:
         return bench
     if not options.entities:
@@ -213,8 +192,3 @@ def entity_bench(options: StudyOptions, bench: Bench) -> Bench:
             "seen, those of its split test alone as unseen."
         )
     return replace(bench, entities=open_entities(options.entities, "train", "test", GENERAL_TEMPLATES))
-
-
-def parameter_count(model: DualEncoder) -> float:
-    """Millions of parameters of a model."""
-    return sum(value.numel() for value in model.parameters()) / 1e6

@@ -1,31 +1,40 @@
 """Small towers for studies: a linear map or a convnet, with a bag of words or a transformer over words.
 
-They train in seconds on one core, so that an ablation can be run with several seeds. Their pictures are the built-in
-worlds', which vary by themselves: no crop is added in training.
+They train in seconds on one core, so that an ablation can be run with several seeds. Their text tower reads whole
+words, and the generated worlds they are for vary their pictures themselves: training adds no crop.
 """
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+import transformers
 from jaxtyping import Bool, Float, Int
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from recollect.core.errors import UserError
-from recollect.core.seeding import torch_generator
+from recollect.core.seeding import derive_seed, seed_default_generators, torch_generator
 from recollect.core.types import Kind
+from recollect.core.validation import refuse
 from recollect.data.transforms import ImageTransform
 from recollect.models.dual import DualEncoder, Tower
 from recollect.models.prefixes import SPREAD, prefix_words
-from recollect_papers.towers.attention import TextAttention
-from recollect_papers.towers.words import WordTokenizer
 
+WEIGHTS = "model.safetensors"
 _PADDING, _END = "<pad>", "<end>"
+_WORD_SPREAD = 0.5
+_EDGES = re.compile(r"^\W+|\W+$")
+
+
+def split_words(text: str) -> list[str]:
+    """Lower-case words between white space, without the punctuation around them."""
+    parts = text.lower().split()
+    return [word for part in parts if (word := part if part.isalnum() else _EDGES.sub("", part))]
 
 
 @dataclass(frozen=True)
@@ -53,8 +62,7 @@ class WordTransformer:
 
     Attributes:
         words: width of a word vector and of the transformer.
-        layers, heads: of the transformer.
-        longest: most words of a text, its prefix tokens included.
+        longest: maximum number of words of a text, its prefix tokens included.
     """
 
     words: int
@@ -65,6 +73,70 @@ class WordTransformer:
     def head(self, width: int) -> nn.Module:
         """From word vectors (n, longest, words) to embeddings (n, width)."""
         return SentenceTower(self, width)
+
+
+@dataclass(frozen=True)
+class SmallTowers:
+    """Settings of both towers; a preset (`recollect.models.presets.Preset`).
+
+    Attributes:
+        summary: one line for help texts.
+        text: the text tower.
+        image: ``vectors`` of 192 entries and a linear map; pictures of 32 × 32 and a ``convnet`` of two layers
+            (``channels``, then twice as many) or one layer of frozen ``random`` filters, pooled to 4 × 4.
+        width: entries of an embedding.
+    """
+
+    summary: str
+    text: BagOfWords | WordTransformer
+    image: Literal["vectors", "convnet", "random"] = "convnet"
+    channels: int = 48
+    width: int = 256
+    own_words = True
+    recomputable: ClassVar[tuple[Tower, ...]] = ()
+
+    def encoder(
+        self,
+        name: str,
+        texts: Sequence[str] | None,
+        tokenizer: transformers.PreTrainedTokenizerBase | str | None,
+        seed: int,
+    ) -> "SmallEncoder":
+        """New towers that know the words of ``texts``, initialised from ``seed`` alone.
+
+        Raises:
+            UserError: no texts, no words, or a tokenizer.
+        """
+        refuse(
+            (tokenizer is not None, f"{name}: its text tower reads words, not tokens. Omit the tokenizer."),
+            (texts is None, f"{name}: needs captions to take its words from."),
+        )
+        words = {word for text in texts or () for word in split_words(text)}
+        refuse((not words, "the captions hold no words. Name a source with captions."))
+        return self._build(sorted(words), name, seed)  # sorted: a set has another order in every process
+
+    def _build(self, words: Sequence[str], name: str, seed: int) -> "SmallEncoder":
+        with torch.random.fork_rng(devices=[]):
+            seed_default_generators(derive_seed(seed, "model"))
+            return SmallEncoder(self, words, name)
+
+    def restore(self, record: dict[str, Any], weights: dict[str, Tensor]) -> "SmallEncoder":
+        """See `recollect.models.presets.RestorablePreset`.
+
+        Raises:
+            KeyError, TypeError, ValueError, RuntimeError: the record and the weights do not fit together.
+        """
+        text = record["settings"]["text"]
+        reader = WordTransformer(**text) if "layers" in text else BagOfWords(**text)
+        settings = SmallTowers(**record["settings"] | {"text": reader})
+        encoder = settings._build(record["vocabulary"], record["preset"], seed=0)
+        encoder.prefixes = {name: tuple(words) for name, words in record["prefixes"].items()}
+        table, known = weights["word_vectors.weight"], len(encoder._names) - 1
+        if len(table) != known:
+            raise ValueError(f"{len(table)} word vectors, but {known} words")
+        encoder._set_table(table)
+        encoder.load_state_dict(weights)
+        return encoder
 
 
 class SentenceTower(nn.Module):
@@ -78,19 +150,15 @@ class SentenceTower(nn.Module):
         self.norm = nn.LayerNorm(settings.words)
         self.head = nn.Linear(settings.words, width)
 
-    def forward(self, words: Float[Tensor, "n longest width"], known: Bool[Tensor, "n longest"]) -> Tensor:
-        """Embeddings (n, out).
+    def forward(
+        self, words: Float[Tensor, "n longest width"], known: Bool[Tensor, "n longest"]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Embeddings (n, out), and for each layer the end token's attention (n, heads, longest + 1), itself last.
 
         Args:
             words: vectors of the words, padded.
-            known: where a word is, and not padding.
+            known: False for padding.
         """
-        return self.look(words, known)[0]
-
-    def look(
-        self, words: Float[Tensor, "n longest width"], known: Bool[Tensor, "n longest"]
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Embeddings (n, out), and for each layer the end token's attention (n, heads, longest + 1), itself last."""
         states = torch.cat([words + self.places[: words.shape[1]], self.end.expand(words.shape[0], 1, -1)], dim=1)
         seen = torch.cat([known, known.new_ones(known.shape[0], 1)], dim=1)
         maps = []
@@ -121,80 +189,84 @@ class WordBlock(nn.Module):
         return states + self.mlp(self.norms[1](states)), weights
 
 
-WEIGHTS = "model.safetensors"
+class RandomFilters(nn.Module):
+    """Frozen random filters that respond to edges more than to brightness, pooled to 4 × 4."""
 
-_WORD_SPREAD = 0.5
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.filters = nn.Conv2d(3, channels, 5, stride=2, padding=2)
+        with torch.no_grad():
+            weight = self.filters.weight
+            weight -= 0.7 * weight.mean((2, 3), keepdim=True)
+            weight /= weight.flatten(1).norm(dim=1)[:, None, None, None]
+        self.filters.requires_grad_(False)
+        self.norm = nn.LayerNorm(channels * 16, elementwise_affine=False)
+
+    def forward(self, pixels: Float[Tensor, "n 3 rows columns"]) -> Float[Tensor, "n features"]:
+        return self.norm(F.adaptive_avg_pool2d(F.relu(self.filters(pixels)), 4).flatten(1))
+
+
+def _image_tower(settings: SmallTowers) -> nn.Sequential:
+    """A stem and a linear head."""
+    channels, features = settings.channels, 32 * settings.channels
+    if settings.image == "vectors":
+        stem: nn.Module = nn.Identity()
+        features = 192
+    elif settings.image == "random":
+        stem, features = RandomFilters(channels), 16 * channels
+    else:
+        stem = nn.Sequential(
+            nn.Conv2d(3, channels, 4, stride=4),
+            nn.ReLU(),
+            nn.GroupNorm(1, channels),
+            nn.Conv2d(channels, 2 * channels, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.LayerNorm(features),
+        )
+    return nn.Sequential(stem, nn.Linear(features, settings.width))
 
 
 @dataclass(frozen=True)
-class VectorTowers:
-    """Settings for the vector world: one linear layer for the images.
+class TextAttention:
+    """Attention of the token whose state becomes the text's embedding.
 
     Attributes:
-        text: the text tower.
-        inputs: entries of an image vector.
-        width: entries of an embedding.
+        tokens: the tokens of each text, padding included.
+        places: place of the pooled token in each text.
+        layers: for each layer (n, heads, tokens), every row a distribution over the tokens.
     """
 
-    text: BagOfWords
-    inputs: int = 192
-    width: int = 192
-
-
-@dataclass(frozen=True)
-class GlyphTowers:
-    """Settings for pictures of 32 × 32: a convnet of two layers, or one frozen random layer.
-
-    Attributes:
-        text: the text tower.
-        image: ``convnet`` (``channels``, then twice as many) or ``random`` (``channels`` frozen filters, pooled to
-            4 × 4).
-        channels: filters of the first layer.
-        width: entries of an embedding.
-        gain: factor on the linear head's weights at the start.
-        mean, std: of the pictures, in units of full brightness.
-    """
-
-    text: BagOfWords | WordTransformer
-    image: Literal["convnet", "random"] = "convnet"
-    channels: int = 48
-    width: int = 256
-    gain: float = 1.0
-    mean: float = 0.45
-    std: float = 0.3
-
-
-@runtime_checkable
-class SmallTowers(Protocol):
-    """What every kind of small towers says of itself."""
-
-    @property
-    def text(self) -> BagOfWords | WordTransformer: ...
-
-    @property
-    def width(self) -> int: ...
+    tokens: tuple[tuple[str, ...], ...]
+    places: Int[Tensor, " n"]
+    layers: tuple[Float[Tensor, "n heads tokens"], ...]
 
 
 class SmallEncoder(DualEncoder):
-    """An image tower with a text tower that reads words; see `VectorEncoder` and `GlyphEncoder`.
+    """An image tower with a text tower that reads words.
 
     Attributes:
-        words: the vocabulary of the text tower.
+        words: the vocabulary of the text tower; word n has number n + 1, 0 is padding, unknown words are left out.
         settings: what the towers were made from.
     """
 
-    architecture: str
+    architecture = "small"
 
-    def __init__(self, image: nn.Module, settings: "SmallTowers", words: WordTokenizer, preset: str) -> None:
+    def __init__(self, settings: SmallTowers, words: Sequence[str], preset: str) -> None:
         super().__init__()
-        self.settings, self.words, self.preset, self.width = settings, words, preset, settings.width
+        self.settings, self.words, self.preset, self.width = settings, tuple(words), preset, settings.width
         self.prefixes = {}
-        text = settings.text
-        self.image_tower = image
+        self.reads_vectors = settings.image == "vectors"  # type: ignore[misc]
+        # Vectors pass through any transform.
+        grey = ImageTransform(size=32, mean=(0.45,) * 3, std=(0.3,) * 3)
+        self.transform = ImageTransform(size=1) if self.reads_vectors else grey
+        self._numbers = {word: number for number, word in enumerate(self.words, start=1)}
+        self.image_tower = _image_tower(settings)
+        count, text = len(self.words) + 1, settings.text
         self.word_vectors: nn.Embedding | nn.EmbeddingBag = (
-            nn.EmbeddingBag(len(words), text.words, mode="sum", padding_idx=0)
+            nn.EmbeddingBag(count, text.words, mode="sum", padding_idx=0)
             if isinstance(text, BagOfWords)
-            else nn.Embedding(len(words), text.words, padding_idx=0)
+            else nn.Embedding(count, text.words, padding_idx=0)
         )
         with torch.no_grad():
             self.word_vectors.weight.normal_(std=_WORD_SPREAD)[0].zero_()
@@ -203,80 +275,72 @@ class SmallEncoder(DualEncoder):
         self.register_buffer("logit_bias", torch.tensor(-10.0))
 
     def training_transform(self) -> ImageTransform:
-        """The evaluation transform: the worlds these towers are for vary their pictures themselves."""
+        """The evaluation transform."""
         return self.transform
 
-    def tokenize(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None = None) -> dict[str, Tensor]:
-        """Numbers of the known words, padded with 0; the prefix tokens of its kind precede a text."""
-        words = self.words(texts)
+    @property
+    def _names(self) -> list[str]:
+        """What each number of `tokenize` stands for, and the end token."""
+        return [_PADDING, *self.words, *(word for words in self.prefixes.values() for word in words), _END]
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Tokens that are not words of a text."""
+        return (_PADDING, *self._names[len(self.words) + 1 :])
+
+    def _rows(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None) -> list[list[int]]:
+        """Numbers of the prefix tokens and the known words of each text."""
+        rows = [[self._numbers[word] for word in split_words(text) if word in self._numbers] for text in texts]
         if kinds is None or not self.prefixes:
-            return {"input_ids": self._cut(words)}
+            return rows
         each = [kinds] * len(texts) if isinstance(kinds, str) else kinds
         if len(each) != len(texts):
             raise ValueError(f"{len(texts)} texts, but {len(each)} kinds")
-        table = self._prefix_numbers()
-        longest = max(map(len, table.values()))
-        front = torch.zeros(len(texts), longest, dtype=torch.int64)
-        for row, kind in enumerate(each):
-            if kind not in table:
-                raise UserError(f"this model has no {kind} prefix; it has {', '.join(table)}")
-            front[row, : len(table[kind])] = torch.tensor(table[kind])
-        return {"input_ids": self._cut(torch.cat([front, words], dim=1))}
+        numbers = iter(range(len(self.words) + 1, self.word_vectors.num_embeddings))
+        front = {kind: [next(numbers) for _ in words] for kind, words in self.prefixes.items()}
+        if unknown := set(each) - set(front):
+            raise UserError(f"this model has no {unknown.pop()} prefix; it has {', '.join(front)}")
+        return [front[kind] + row for kind, row in zip(each, rows, strict=True)]
+
+    def tokenize(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None = None) -> dict[str, Tensor]:
+        """Numbers of the known words, padded with 0; the prefix tokens of its kind precede a text."""
+        rows = [row[: self.longest_text] for row in self._rows(texts, kinds)]
+        ids = torch.zeros(len(rows), max(1, max(map(len, rows), default=0)), dtype=torch.int64)
+        for place, row in enumerate(rows):
+            ids[place, : len(row)] = torch.tensor(row, dtype=torch.int64)
+        return {"input_ids": ids}
 
     @property
     def longest_text(self) -> int | None:
-        """Most words of a text that a transformer reads, prefix tokens included; None for a bag of words."""
+        """Maximum number of words that a transformer reads, prefix tokens included; None for a bag of words."""
         return self.settings.text.longest if isinstance(self.settings.text, WordTransformer) else None
 
     def text_lengths(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None = None) -> list[int]:
-        """Known words of each text, prefix tokens included."""
-        words = (self.words(texts) != 0).sum(dim=1).tolist()
-        if kinds is None or not self.prefixes:
-            return words
-        each = [kinds] * len(texts) if isinstance(kinds, str) else kinds
-        table = self._prefix_numbers()
-        return [count + len(table[kind]) for count, kind in zip(words, each, strict=True)]
-
-    def _cut(self, ids: Int[Tensor, "n longest"]) -> Int[Tensor, "n shorter"]:
-        text = self.settings.text
-        return ids[:, : text.longest] if isinstance(text, WordTransformer) else ids
-
-    def _prefix_numbers(self) -> dict[Kind, list[int]]:
-        numbers = iter(range(len(self.words), self.word_vectors.num_embeddings))
-        return {kind: [next(numbers) for _ in words] for kind, words in self.prefixes.items()}
+        """Number of known words of each text, prefix tokens included."""
+        return list(map(len, self._rows(texts, kinds)))
 
     def encode_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
         """Raw image embeddings."""
         return self.image_tower(pixels)
 
-    @abstractmethod
-    def _image_parts(self) -> tuple[Callable[[Tensor], Tensor], nn.Module]:
-        """The image tower as what comes before its head, and the head."""
-
     def pool_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n features"]:
-        """What the image tower makes of pixels before its head."""
-        return self._image_parts()[0](pixels)
+        """The features before the head."""
+        return self.image_tower[0](pixels)
 
     def project_images(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
         """Raw image embeddings of what `pool_images` returned."""
-        return self._image_parts()[1](features)
+        return self.image_tower[1](features)
 
     def head_parameters(self, tower: Tower) -> Iterator[nn.Parameter]:
         """The parameters of the image tower's head; the text tower has no part that could be locked by itself."""
-        return self._image_parts()[1].parameters() if tower == "image" else iter(())
+        return self.image_tower[1].parameters() if tower == "image" else iter(())
 
     def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n width"]:
         """Raw text embeddings."""
         ids: Int[Tensor, "n longest"] = tokens["input_ids"].to(self.device)
         vectors = self.word_vectors(ids)
-        return (
-            self.text_head(vectors, ids != 0) if isinstance(self.text_head, SentenceTower) else self.text_head(vectors)
-        )
-
-    @property
-    def special_tokens(self) -> tuple[str, ...]:
-        """Tokens that are no words of a text."""
-        return (_PADDING, _END, *(word for words in self.prefixes.values() for word in words))
+        whole = isinstance(self.text_head, SentenceTower)
+        return self.text_head(vectors, ids != 0)[0] if whole else self.text_head(vectors)
 
     def text_attention(self, texts: Sequence[str], prefix: Kind | None = None) -> TextAttention:
         """What the end token of each text attends to, in every layer of the text tower.
@@ -286,11 +350,9 @@ class SmallEncoder(DualEncoder):
         """
         if not isinstance(self.text_head, SentenceTower):
             raise UserError("this model's text tower reads a bag of words, so it has no attention to show")
-        ids = self.tokenize(texts, prefix)["input_ids"]
-        front = [word for words in self.prefixes.values() for word in words]
-        names = [_PADDING, *self.words.words, *front, _END]
+        ids, names = self.tokenize(texts, prefix)["input_ids"], self._names
         with self._evaluating():
-            _, layers = self.text_head.look(self.word_vectors(ids.to(self.device)), (ids != 0).to(self.device))
+            _, layers = self.text_head(self.word_vectors(ids.to(self.device)), (ids != 0).to(self.device))
         tokens = tuple((*(names[number] for number in row), _END) for row in ids.tolist())
         return TextAttention(tokens, torch.full((len(ids),), ids.shape[1]), tuple(layer.cpu() for layer in layers))
 
@@ -303,10 +365,9 @@ class SmallEncoder(DualEncoder):
             for words in new.values()
             for word in words
         ]
-        if not drawn:
-            return
-        self._set_table(torch.cat([old.detach(), torch.stack(drawn).to(old)]))
-        self.prefixes |= new
+        if drawn:
+            self._set_table(torch.cat([old.detach(), torch.stack(drawn).to(old)]))
+            self.prefixes |= new
 
     def _set_table(self, weight: Float[Tensor, "rows words"]) -> None:
         if isinstance(self.word_vectors, nn.EmbeddingBag):
@@ -323,87 +384,7 @@ class SmallEncoder(DualEncoder):
         save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, folder / WEIGHTS)
 
     def _record(self) -> dict[str, Any]:
-        return {
-            "architecture": self.architecture,
-            "settings": asdict(self.settings),  # type: ignore[call-overload]
-            "vocabulary": list(self.words.words),
-        }
+        return {"architecture": self.architecture, "settings": asdict(self.settings), "vocabulary": list(self.words)}
 
     def _reading(self) -> str:
-        return " ".join(self.words.words)
-
-
-class VectorEncoder(SmallEncoder):
-    """One linear layer for vectors of the latent world, a bag of words for captions."""
-
-    architecture = "vectors"
-    reads_vectors = True
-
-    def __init__(self, settings: VectorTowers, words: WordTokenizer, preset: str = "") -> None:
-        super().__init__(nn.Linear(settings.inputs, settings.width), settings, words, preset)
-        self.transform = ImageTransform(size=1)  # vectors pass through any transform
-
-    def _image_parts(self) -> tuple[Callable[[Tensor], Tensor], nn.Module]:
-        return torch.Tensor.float, self.image_tower
-
-
-class GlyphEncoder(SmallEncoder):
-    """A small convnet for pictures of 32 × 32, a bag of words or a transformer over words for captions."""
-
-    architecture = "glyphs"
-
-    def __init__(self, settings: GlyphTowers, words: WordTokenizer, preset: str = "") -> None:
-        tower = _convnet(settings) if settings.image == "convnet" else _RandomFilters(settings)
-        super().__init__(tower, settings, words, preset)
-        self.transform = ImageTransform(size=32, mean=(settings.mean,) * 3, std=(settings.std,) * 3)
-
-    def _image_parts(self) -> tuple[Callable[[Tensor], Tensor], nn.Module]:
-        tower = self.image_tower
-        if isinstance(tower, _RandomFilters):
-            return tower.features, tower.head
-        assert isinstance(tower, nn.Sequential)
-        return tower[:-1], tower[-1]
-
-
-def _convnet(settings: GlyphTowers) -> nn.Sequential:
-    channels = settings.channels
-    return nn.Sequential(
-        nn.Conv2d(3, channels, 4, stride=4),
-        nn.ReLU(),
-        nn.GroupNorm(1, channels),
-        nn.Conv2d(channels, 2 * channels, 3, stride=2, padding=1),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.LayerNorm(2 * channels * 16),
-        _head(2 * channels * 16, settings),
-    )
-
-
-class _RandomFilters(nn.Module):
-    """Frozen random filters that respond to edges more than to brightness, pooled to 4 × 4; only the head learns."""
-
-    def __init__(self, settings: GlyphTowers) -> None:
-        super().__init__()
-        self.filters = nn.Conv2d(3, settings.channels, 5, stride=2, padding=2)
-        with torch.no_grad():
-            weight = self.filters.weight
-            weight -= 0.7 * weight.mean((2, 3), keepdim=True)
-            weight /= weight.flatten(1).norm(dim=1)[:, None, None, None]
-        self.filters.requires_grad_(False)
-        features = settings.channels * 16
-        self.norm = nn.LayerNorm(features, elementwise_affine=False)
-        self.head = _head(features, settings)
-
-    def forward(self, pixels: Float[Tensor, "n 3 rows columns"]) -> Float[Tensor, "n out"]:
-        return self.head(self.features(pixels))
-
-    def features(self, pixels: Float[Tensor, "n 3 rows columns"]) -> Float[Tensor, "n features"]:
-        """What the head reads."""
-        return self.norm(F.adaptive_avg_pool2d(F.relu(self.filters(pixels)), 4).flatten(1))
-
-
-def _head(inputs: int, settings: GlyphTowers) -> nn.Linear:
-    head = nn.Linear(inputs, settings.width)
-    with torch.no_grad():
-        head.weight *= settings.gain
-    return head
+        return " ".join(self.words)

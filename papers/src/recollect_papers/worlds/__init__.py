@@ -1,4 +1,4 @@
-"""Worlds that a fresh machine can make for itself: pictures of characters, and vectors of latent factors."""
+"""Generated worlds: pictures of characters, and vectors of latent factors."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -33,48 +33,39 @@ SOURCES: Mapping[str, Callable[[Any], Source]] = {
 }
 """From a world to each source, by its address."""
 
+AMOUNTS: Mapping[str, tuple[str, ...]] = {
+    "latents:captions": ("size",),
+    "glyphs:captions": ("size",),
+    "glyphs:scenes": ("size", "turned"),
+    "glyphs:hard": ("groups",),
+}
+"""Numbers of a source itself; all other settings of an address are of its world."""
+
 
 def open_world_source(spec: str, split: str | None = None) -> Source:
     """Open ``WORLD:NAME?setting=value&...``, e.g. ``glyphs:captions?edge=64`` or ``glyphs:scenes?seed=3&size=1000``.
 
     Args:
-        spec: a name of the built-in worlds and settings (numbers): of the world, or how many samples: ``size`` of an
-            endless stream, ``groups`` of the look-alikes, ``turned`` percent of the scenes' captions said the other way
-            round.
+        spec: a name of `SOURCES`, and numbers of its world or of `AMOUNTS`: ``size`` of a stream, ``groups`` of
+            look-alikes, ``turned`` percent of the scenes' captions reversed.
         split: ``train`` (or None); ``test`` for the label sets, whose classes have further pictures.
 
     Raises:
         UserError: an unknown name, setting, value or split.
     """
-    name, _, _ = spec.partition("?")
+    name = spec.partition("?")[0]
     if name not in SOURCES:
         raise UserError(f"{spec}: no such built-in source. Choose one of: {', '.join(SOURCES)}.")
-    source = _sized(SOURCES[name], spec)
+    source: Any = SOURCES[name](world_of(spec))
+    for key, text in _settings(spec, AMOUNTS.get(name, ()), True):
+        if not text.isdecimal() or int(text) < 1:
+            raise UserError(f"{spec}: {key}={text!r} is not a number of at least 1")
+        source = replace(source, **{key: int(text)})
     if split in (None, "train"):
         return source
     if split == "test" and name in LABEL_SETS:
         return unseen_part(source)
     raise UserError(f"{spec}: has no split {split!r}; captions are an endless stream, for tests see the world's tasks")
-
-
-_AMOUNTS = ("size", "groups", "turned")
-
-
-def _sized(make: Callable[..., Source], spec: str) -> Any:
-    """The source, with as many samples as its address says."""
-    name, _, query = spec.partition("?")
-    settings = parse_qsl(query, keep_blank_values=True)
-    rest = "&".join(f"{key}={text}" for key, text in settings if key not in _AMOUNTS)
-    source: Any = make(world_of(f"{name}?{rest}"))
-    for key, text in settings:
-        if key not in _AMOUNTS:
-            continue
-        if key not in _settings(source):
-            raise UserError(f"{spec}: {name} has no {key!r}")
-        if not text.isdecimal() or int(text) < 1:
-            raise UserError(f"{spec}: {key}={text!r} is not a number of at least 1")
-        source = replace(source, **{key: int(text)})
-    return source
 
 
 def world_of(spec: str) -> Any:
@@ -83,32 +74,35 @@ def world_of(spec: str) -> Any:
     Raises:
         UserError: an unknown world, setting or value.
     """
-    name, _, query = spec.partition("?")
+    name = spec.partition("?")[0]
     kind = name.split(":")[0]
     if kind not in WORLDS:
         raise UserError(f"{spec}: no such built-in world. Choose one of: {', '.join(WORLDS)}.")
     world = WORLDS[kind]()
-    for key, text in parse_qsl(query, keep_blank_values=True):
-        world = _with_setting(world, key, text, spec)
+    for key, text in _settings(spec, AMOUNTS.get(name, ()), False):
+        own = _numbers(world)
+        inner = {part.name: getattr(world, part.name) for part in fields(world)
+                 if is_dataclass(getattr(world, part.name))}  # fmt: skip
+        known = {name: value for part in (world, *inner.values()) for name, value in _numbers(part).items()}
+        if key not in known:
+            raise UserError(f"{spec}: no setting {key!r}. Choose one of: {', '.join(known)}.")
+        try:
+            changed = {key: type(known[key])(text)}
+        except ValueError:
+            raise UserError(f"{spec}: {key}={text!r} is not a number of the kind of {known[key]!r}") from None
+        if key not in own:
+            part = next(part for part, value in inner.items() if key in _numbers(value))
+            changed = {part: replace(inner[part], **changed)}
+        world = replace(world, **changed)
     return world
 
 
-def _with_setting(world: Any, key: str, text: str, spec: str) -> Any:
-    own = _settings(world)
-    inner = {name: _settings(value) for name, value in own.items() if is_dataclass(value)}
-    known = {name: value for part in (own, *inner.values()) for name, value in part.items()
-             if isinstance(value, int | float)}  # fmt: skip
-    if key not in known:
-        raise UserError(f"{spec}: no setting {key!r}. Choose one of: {', '.join(known)}.")
-    try:
-        value = type(known[key])(text)
-    except ValueError:
-        raise UserError(f"{spec}: {key}={text!r} is not a number of the kind of {known[key]!r}") from None
-    if key in own:
-        return replace(world, **{key: value})
-    name = next(name for name, part in inner.items() if key in part)
-    return replace(world, **{name: replace(own[name], **{key: value})})
+def _settings(spec: str, amounts: tuple[str, ...], wanted: bool) -> list[tuple[str, str]]:
+    """The settings of an address that are amounts of its source, or the others."""
+    settings = parse_qsl(spec.partition("?")[2], keep_blank_values=True)
+    return [(key, text) for key, text in settings if (key in amounts) == wanted]
 
 
-def _settings(of: Any) -> dict[str, Any]:
-    return {field.name: getattr(of, field.name) for field in fields(of)} if is_dataclass(of) else {}
+def _numbers(of: Any) -> dict[str, int | float]:
+    found = {each.name: getattr(of, each.name) for each in fields(of)}
+    return {name: value for name, value in found.items() if isinstance(value, int | float)}

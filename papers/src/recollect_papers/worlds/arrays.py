@@ -1,21 +1,40 @@
-"""What the sources of the built-in worlds share: those drawn by code, and those whose images are in memory."""
+"""Sources of the generated worlds: those drawn by code, and those whose images are in memory."""
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from recollect.core.types import Kind, Sample, Source
+from recollect.core.seeding import derive_seed
+from recollect.core.types import NO_LABEL, Kind, Sample, Source
 
 ENDLESS = 2**31 - 1
-"""Length of a stream without an end: as many samples as an index of 32 bits can name."""
+"""Length of an endless stream: as many samples as an index of 32 bits can name."""
 
 
+@dataclass(eq=False)
 class MadeSource(Source):
-    """A source drawn by code: a subclass defines `batch` and `example_texts`, and a sample is a batch of one."""
+    """A source drawn by code: a subclass defines `batch` and `example_texts`, and a sample is a batch of one.
+
+    Attributes:
+        world: the settings of the pictures and texts.
+        size: number of samples.
+    """
+
+    world: Any
+    size: int = ENDLESS
+    name: str = ""
+    kind: Kind = "caption"
+    class_names: tuple[str, ...] = ()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of all settings."""
+        return f"{derive_seed(*(repr(getattr(self, each.name)) for each in fields(self))):016x}"
 
     @property
     def endless(self) -> bool:
@@ -25,27 +44,41 @@ class MadeSource(Source):
     def makes_batches(self) -> bool:
         return True
 
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """Every word that a text may hold."""
+        return self.world.vocabulary()
+
+    def __len__(self) -> int:
+        return self.size
+
     def __getitem__(self, index: int) -> Sample:
         if not 0 <= index < len(self):
             raise IndexError(f"{self.name}: no sample {index} of {len(self)}")
         images, texts, labels = self.batch(np.array([index]), 0)
-        said = tuple(texts) if self.kind == "caption" else ()
-        return Sample(as_array(images[0]), said, int(labels[0]), self.name, self.kind, str(index), self.extra(index))
+        captions = tuple(texts) if self.kind == "caption" else ()
+        image = images[0] if images[0].ndim == 1 else images[0].permute(1, 2, 0).contiguous()
+        return Sample(image.numpy(), captions, int(labels[0]), self.name, self.kind, str(index), self.extra(index))
 
     def texts(self, index: int) -> tuple[str, ...]:
         return tuple(self.example_texts(np.array([index]))) if self.kind == "caption" else ()
 
     def extra(self, index: int) -> dict[str, Any]:
-        """What is known of a sample besides its texts and label."""
+        """Further facts about a sample, by name."""
         return {}
 
     def values(self, key: str) -> list[Any]:
         return [self.extra(index).get(key) for index in range(len(self))]
 
 
-def as_array(image: Tensor) -> np.ndarray:
-    """A vector as it is, or a picture (3, height, width) as (height, width, 3)."""
-    return (image if image.ndim == 1 else image.permute(1, 2, 0).contiguous()).numpy()
+def no_labels(count: int) -> Tensor:
+    """The labels of a batch of captioned pictures."""
+    return torch.full((count,), NO_LABEL)
+
+
+def as_pictures(images: Tensor) -> np.ndarray:
+    """(n, 3, edge, edge) as (n, edge, edge, 3)."""
+    return images.permute(0, 2, 3, 1).contiguous().numpy()
 
 
 @dataclass(eq=False)
@@ -53,10 +86,8 @@ class ArraySource(Source):
     """Labelled vectors or finished pictures.
 
     Attributes:
-        name: of the source.
         images: float32 vectors (n, width), or uint8 pictures (n, height, width, 3).
         labels: int64 (n,), indices of ``class_names``.
-        class_names: readable names.
         domain: of all images.
     """
 
@@ -94,7 +125,7 @@ class ArraySource(Source):
         return self.read_block(np.array([index]))[0]
 
     def read_block(self, indices: np.ndarray) -> list[Sample]:
-        """Many samples at once: nothing has to be decoded, so there is nothing to read side by side."""
+        """Many samples at once, without threads: nothing has to be decoded."""
         extra = {"domain": self.domain} if self.domain else {}
         return [
             Sample(self.images[index], (), label, self.name, "label", str(index), extra)

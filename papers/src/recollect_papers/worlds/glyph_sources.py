@@ -1,6 +1,6 @@
-"""Sources of the glyph world: a caption stream, a label set, scenes and hard negatives."""
+"""Sources of the glyph world: a stream of captioned characters and a label set."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -9,13 +9,17 @@ import torch
 from torch import Tensor
 
 from recollect.core.seeding import derive_seed, integers, uniforms
-from recollect.core.types import NO_LABEL, BatchRead, Kind
+from recollect.core.types import BatchRead, Kind
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
-from recollect_papers.worlds.arrays import ENDLESS, MadeSource
+from recollect_papers.worlds.arrays import MadeSource, no_labels
 from recollect_papers.worlds.glyph_synonyms import in_other_words
 from recollect_papers.worlds.glyph_table import SCRIPTS
 from recollect_papers.worlds.glyphs import GlyphWorld
 from recollect_papers.worlds.rendering import COLOUR_NAMES, PLAIN_NUISANCE
+
+_SCRIPTS = ("latin letter", "greek letter", "geometric shape", "arrow")
+_CLASSES, _PICTURES = 50, 50
+"""Classes of each script, and pictures of each class, of the label set."""
 
 _Part = Literal["all", "half", "rest"]
 _PARTS: dict[_Part, slice] = {"all": slice(None), "half": slice(0, None, 2), "rest": slice(1, None, 2)}
@@ -23,29 +27,14 @@ _PARTS: dict[_Part, slice] = {"all": slice(None), "half": slice(0, None, 2), "re
 
 @dataclass(eq=False)
 class GlyphCaptions(MadeSource):
-    """An endless-looking stream of characters in any style, with captions that `GlyphWorld` decides.
+    """An endless stream of characters in any style, with captions that `GlyphWorld` decides.
 
     The ``seed`` of `batch` decides placement, colour, background and noise, so that two seeds are two views of the
     same character in the same face under the same caption.
     """
 
     world: GlyphWorld
-    size: int = ENDLESS
     name: str = "glyphs:captions"
-    kind: Kind = field(default="caption", init=False)
-    class_names: tuple[str, ...] = ()
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the world's settings."""
-        return f"{derive_seed(self.name, repr(self.world), self.size):016x}"
-
-    @property
-    def vocabulary(self) -> tuple[str, ...]:
-        return self.world.vocabulary()
-
-    def __len__(self) -> int:
-        return self.size
 
     def subjects(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Character and mask of each sample."""
@@ -63,7 +52,7 @@ class GlyphCaptions(MadeSource):
         view = derive_seed(content, "view", seed)
         colours = integers(uniforms(derive_seed(view, "colour"), indices, 1)[:, 0], len(COLOUR_NAMES))
         texts = self.world.captions(characters, masks, content, indices)
-        return world.render(masks, colours, view, indices), texts, torch.full((len(indices),), NO_LABEL)
+        return world.render(masks, colours, view, indices), texts, no_labels(len(indices))
 
 
 @dataclass(eq=False)
@@ -73,45 +62,33 @@ class GlyphLabels(MadeSource):
     Its classes are training characters of four scripts; their names are the only words it has.
 
     Attributes:
-        per_class: pictures of each class.
         offset: of the pictures' indices, so that training and test pictures differ.
         part: all classes, every other one, or the rest: a large label set, a small one, and the large without it.
         renamed: classes that have other words for their name are called by those.
     """
 
     world: GlyphWorld
-    scripts: tuple[str, ...] = ("latin letter", "greek letter", "geometric shape", "arrow")
-    classes: int = 200
-    per_class: int = 50
+    name: str = "glyphs:labels"
+    kind: Kind = "label"
     offset: int = 0
     part: _Part = "all"
     renamed: bool = False
-    name: str = "glyphs:labels"
-    kind: Kind = field(default="label", init=False)
 
     def __post_init__(self) -> None:
         table, training = self.world.table, self.world.split["train"]
-        each = self.classes // len(self.scripts)
         numbers = {script: number for number, (script, _) in enumerate(SCRIPTS)}
-        chosen = [training[table.scripts[training] == numbers[script]][:each] for script in self.scripts]
+        chosen = [training[table.scripts[training] == numbers[script]][:_CLASSES] for script in _SCRIPTS]
         self.characters = np.concatenate(chosen)[_PARTS[self.part]]
         names = [table.names[character] for character in self.characters]
         self.synonyms = tuple(in_other_words(name) for name in names)
         others = self.synonyms if self.renamed else [None] * len(names)
         self.class_names = tuple(other or name for name, other in zip(names, others, strict=True))
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the world's settings and the choice of classes."""
-        return f"{derive_seed(self.name, repr(self.world), repr(self.class_names), self.per_class, self.offset):016x}"
+        self.size = _PICTURES * len(self.characters)
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
         """The words of the class names."""
         return tuple(sorted({word for name in self.class_names for word in name.split()}))
-
-    def __len__(self) -> int:
-        return len(self.characters) * self.per_class
 
     @cached_property
     def labels(self) -> np.ndarray:

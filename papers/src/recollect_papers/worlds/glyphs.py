@@ -11,7 +11,6 @@ from recollect.core.seeding import derive_seed, integers, numpy_generator, unifo
 from recollect_papers.worlds.glyph_synonyms import SYNONYMS
 from recollect_papers.worlds.glyph_table import ATTRIBUTES, SCRIPTS, GlyphTable, glyph_table
 from recollect_papers.worlds.rendering import (
-    COLOUR_NAMES,
     Nuisance,
     Subject,
     background,
@@ -120,7 +119,6 @@ class GlyphWorld:
         low, high = nuisance.scale
         subject = Subject(
             masks,
-            colours,
             (2 * draws[:, 0] - 1) * nuisance.shift,
             (2 * draws[:, 1] - 1) * nuisance.shift,
             low + (high - low) * draws[:, 2],
@@ -129,25 +127,8 @@ class GlyphWorld:
         )
         shade = shades(colours, derive_seed(key, "shade"), indices)
         ground = background(derive_seed(key, "ground"), indices, self.edge, nuisance.texture)
-        canvas = set_apart(ground, shade)
-        if nuisance.clutter:
-            canvas = self._cluttered(canvas, key, indices, nuisance)
-        return with_noise(paint(canvas, subject, shade), derive_seed(key, "noise"), indices, nuisance.noise)
-
-    def _cluttered(self, canvas: Tensor, key: int, indices: np.ndarray, nuisance: Nuisance) -> Tensor:
-        """A faint stray character behind the subject."""
-        draws = uniforms(derive_seed(key, "clutter"), indices, 7)
-        colours = integers(draws[:, 1], len(COLOUR_NAMES))
-        stray = Subject(
-            integers(draws[:, 0], len(self.table.masks)),
-            colours,
-            2 * draws[:, 2] - 1,
-            2 * draws[:, 3] - 1,
-            0.3 + 0.4 * draws[:, 4],
-            np.zeros(len(indices)),
-            np.where(draws[:, 5] < nuisance.clutter, 0.3 + 0.4 * draws[:, 6], 0.0),
-        )
-        return paint(canvas, stray, shades(colours, derive_seed(key, "stray"), indices))
+        canvas = paint(set_apart(ground, shade), subject, shade)
+        return with_noise(canvas, derive_seed(key, "noise"), indices, nuisance.noise)
 
     def captions(self, characters: np.ndarray, masks: np.ndarray, key: int, indices: np.ndarray) -> list[str]:
         """What the caption of each picture mentions; colour and place never."""

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from recollect.core.seeding import derive_seed, integers, normals, numpy_generator, uniforms
-from recollect.core.types import NO_LABEL, BatchRead, Kind
-from recollect_papers.worlds.arrays import ENDLESS, MadeSource
+from recollect.core.types import BatchRead
+from recollect_papers.worlds.arrays import MadeSource, no_labels
 
 SYNONYM_COUNT = 2
 
@@ -180,28 +180,13 @@ def attribute_word(group: int, value: int, synonym: int) -> str:
 
 @dataclass(eq=False)
 class LatentCaptions(MadeSource):
-    """An endless-looking stream of fresh pairs: sample ``index`` is a function of the world and the index.
+    """An endless stream of fresh pairs: sample ``index`` is a function of the world and the index.
 
     The ``seed`` of `batch` decides the nuisance and noise, so that two seeds are two views of the same instance.
     """
 
     world: LatentWorld
-    size: int = ENDLESS
     name: str = "latents:captions"
-    kind: Kind = "caption"
-    class_names: tuple[str, ...] = ()
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the world's settings."""
-        return f"{derive_seed(self.name, repr(self.world), self.size):016x}"
-
-    @property
-    def vocabulary(self) -> tuple[str, ...]:
-        return self.world.vocabulary()
-
-    def __len__(self) -> int:
-        return self.size
 
     def example_texts(self, indices: np.ndarray) -> list[str]:
         return self.world.captions(*self._subjects(indices)[::2], derive_seed(self.world.seed, "content"), indices)
@@ -220,4 +205,4 @@ class LatentCaptions(MadeSource):
         fine, domain, attributes = self._subjects(indices)
         images = world.images(fine, domain, attributes, derive_seed(content, "view", seed), indices)
         texts = world.captions(fine, attributes, content, indices)
-        return torch.from_numpy(images), texts, torch.full((len(fine),), NO_LABEL)
+        return torch.from_numpy(images), texts, no_labels(len(fine))

@@ -39,7 +39,6 @@ class Nuisance:
 
     Attributes:
         texture: 0 for a plain background, 1 for a strong random texture.
-        clutter: probability of a faint stray character behind the subject.
         noise: standard deviation of pixel noise (of full brightness).
         contrast: least opacity of the subject.
         scale: least and greatest size of the subject, 1 nearly fills the picture.
@@ -48,7 +47,6 @@ class Nuisance:
     """
 
     texture: float = 0.3
-    clutter: float = 0.0
     noise: float = 0.04
     contrast: float = 0.7
     scale: tuple[float, float] = (0.85, 1.1)
@@ -66,7 +64,6 @@ class Subject:
 
     Attributes:
         masks: rows of the table of masks.
-        colours: indices of `COLOURS`.
         x, y: centre, from -1 (left, top) to 1.
         size: 1 nearly fills the picture.
         angle: radians.
@@ -74,7 +71,6 @@ class Subject:
     """
 
     masks: np.ndarray
-    colours: np.ndarray
     x: np.ndarray
     y: np.ndarray
     size: np.ndarray

@@ -1,15 +1,15 @@
 """Scenes of one to three characters with colours, sizes and places, and captions that say all of it."""
 
-from dataclasses import dataclass, field, replace
+import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from recollect.core.seeding import derive_seed, integers, uniforms
-from recollect.core.types import NO_LABEL, BatchRead, Kind
-from recollect_papers.worlds.arrays import ENDLESS, MadeSource
+from recollect.core.types import BatchRead
+from recollect_papers.worlds.arrays import MadeSource, no_labels
 from recollect_papers.worlds.glyph_table import SCRIPTS
 from recollect_papers.worlds.glyphs import GlyphWorld
 from recollect_papers.worlds.rendering import COLOUR_NAMES, Nuisance, Subject, paint, rotated, shades, with_noise
@@ -82,10 +82,10 @@ def _steps(uniform: np.ndarray, size: int) -> np.ndarray:
 
 def places(scenes: Scenes) -> tuple[np.ndarray, np.ndarray]:
     """Centres x, y (n, 3) from -1 to 1, as the relations say."""
-    near, far = 0.48, 0.48
+    far = 0.48
     x, y = np.zeros((len(scenes), 3)), np.zeros((len(scenes), 3))
     next_to = scenes.relation < 2
-    before = np.where(scenes.relation % 2 == 0, -near, near)  # left of, above: the first comes before the second
+    before = np.where(scenes.relation % 2 == 0, -far, far)  # left of, above: the first comes before the second
     third = scenes.count == 3
     for axis, other, mine in ((x, y, next_to), (y, x, ~next_to)):
         axis[mine, 0], axis[mine, 1] = before[mine], -before[mine]
@@ -108,7 +108,6 @@ def render_scenes(world: GlyphWorld, scenes: Scenes, key: int, indices: np.ndarr
         edge = np.array(_EDGE_OF)[scenes.sizes[:, place]]
         subject = Subject(
             world.draw_masks(scenes.characters[:, place], draws[:, 0]),
-            scenes.colours[:, place],
             x[:, place] + 0.06 * (2 * draws[:, 1] - 1),
             y[:, place] + 0.06 * (2 * draws[:, 2] - 1),
             edge,
@@ -123,7 +122,7 @@ def scene_captions(world: GlyphWorld, scenes: Scenes, turned: np.ndarray | None 
     """A caption for each scene, all of it true of the picture.
 
     Args:
-        turned: which captions say it the other way round: the ground first, ``B right of A`` for ``A left of B``.
+        turned: which captions are reversed: the ground first, ``B right of A`` for ``A left of B``.
     """
     names = world.table.names
     texts = []
@@ -148,26 +147,18 @@ def scene_captions(world: GlyphWorld, scenes: Scenes, turned: np.ndarray | None 
 
 @dataclass(eq=False)
 class GlyphScenes(MadeSource):
-    """An endless-looking stream of scenes with their captions.
+    """An endless stream of scenes with their captions.
 
     Attributes:
-        turned: percentage of the captions that are worded the other way round (see `scene_captions`).
+        turned: percentage of reversed captions (see `scene_captions`).
     """
 
     world: GlyphWorld
-    size: int = ENDLESS
-    turned: int = 0
     name: str = "glyphs:scenes"
-    kind: Kind = field(default="caption", init=False)
-    class_names: tuple[str, ...] = ()
+    turned: int = 0
 
     def __post_init__(self) -> None:
         self.pool = scenic_characters(self.world)
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the world's settings."""
-        return f"{derive_seed(self.name, repr(self.world), self.size, *([self.turned] if self.turned else [])):016x}"
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -175,9 +166,6 @@ class GlyphScenes(MadeSource):
         words = {word for character in self.pool for word in self.world.table.names[character].split()}
         words |= {word for relation in RELATIONS for word in relation.split()}
         return tuple(sorted(words | set(COLOUR_NAMES) | set(CHARACTER_SIZES) | {"a", "on", "ground"}))
-
-    def __len__(self) -> int:
-        return self.size
 
     def example_texts(self, indices: np.ndarray) -> list[str]:
         return self._describe(self.scenes(indices), indices)
@@ -197,7 +185,7 @@ class GlyphScenes(MadeSource):
         scenes = self.scenes(indices)
         view = derive_seed(self.world.seed, self.name, "view", seed)
         images = render_scenes(self.world, scenes, view, indices)
-        return images, self._describe(scenes, indices), torch.full((len(indices),), NO_LABEL)
+        return images, self._describe(scenes, indices), no_labels(len(indices))
 
 
 @dataclass(eq=False)
@@ -209,35 +197,18 @@ class HardScenes(MadeSource):
     """
 
     world: GlyphWorld
-    groups: int = 200
     name: str = "glyphs:hard"
-    kind: Kind = field(default="caption", init=False)
-    class_names: tuple[str, ...] = ()
+    groups: int = 200
 
     def __post_init__(self) -> None:
         self.pool = scenic_characters(self.world)
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the world's settings and the number of groups."""
-        return f"{derive_seed(self.name, repr(self.world), self.groups):016x}"
-
-    def __len__(self) -> int:
-        return self.groups * (1 + len(DETAILS))
+        self.size = self.groups * (1 + len(DETAILS))
 
     def scenes(self, indices: np.ndarray) -> Scenes:
         """What is in each picture: the group's scene with at most one detail changed."""
         group, variant = np.divmod(indices, 1 + len(DETAILS))
         base = draw_scenes(self.pool, derive_seed(self.world.seed, self.name), group)
-        scenes = replace(
-            base,
-            count=base.count.clip(2, 3),
-            characters=base.characters.copy(),
-            colours=base.colours.copy(),
-            sizes=base.sizes.copy(),
-            relation=base.relation.copy(),
-            ground=base.ground.copy(),
-        )
+        scenes = replace(copy.deepcopy(base), count=base.count.clip(2, 3))
         changed = [variant == 1 + number for number in range(len(DETAILS))]
         palette = len(COLOUR_NAMES)
         scenes.colours[changed[0], 0] = _other(base.colours[changed[0], 0], base.ground[changed[0]], palette)
@@ -265,7 +236,7 @@ class HardScenes(MadeSource):
         """Pictures uint8 (n, 3, edge, edge), one caption each, and no labels; the same for every ``seed``."""
         scenes = self.scenes(indices)
         images = render_scenes(self.world, scenes, derive_seed(self.world.seed, self.name), indices)
-        return images, scene_captions(self.world, scenes), torch.full((len(indices),), NO_LABEL)
+        return images, scene_captions(self.world, scenes), no_labels(len(indices))
 
 
 def _other(colours: np.ndarray, ground: np.ndarray, palette: int) -> np.ndarray:
