@@ -81,7 +81,7 @@ def options_exist(words):
     """Parses a command that is not run, so that its options and choices are right."""
     name, rest = cli.choose("recollect", cli.COMMANDS, words)
     typed = [word.split("=")[0] for word in rest if word.startswith("--")]
-    options = list(options_of(cli.load(cli.COMMANDS[name])))
+    options = list(options_of(cli.COMMANDS[name].kind))
     known = {f"--{each}" for option in options for each in (option.name, option.alias, f"no-{option.name}")}
     assert set(typed) <= known | {"--help", "--config", "--print-config"}, words
 

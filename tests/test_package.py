@@ -43,7 +43,7 @@ PART_OF = {"fsspec": "datasets", "starlette": "fastapi", "pydantic": "fastapi", 
 
 
 # Taken where the user has them, with another way where not: the page's map, and where a run's figures go.
-USED_IF_THERE = {"umap", "wandb"}
+USED_IF_THERE = {"wandb"}
 
 
 def distributions(requirements):

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from recollect import cli
-from recollect.cli import evaluate_run
+from recollect.cli import evaluations
 from recollect.core import progress
 
 SHAPES = ("circle", "cross", "square")
@@ -42,7 +42,7 @@ class Done:
 @pytest.fixture(autouse=True)
 def few_templates(monkeypatch):
     """Names of classes in a tenth of the 80 templates: what is tested here are commands, not accuracies."""
-    monkeypatch.setattr(evaluate_run, "GENERAL_TEMPLATES", evaluate_run.GENERAL_TEMPLATES[:8])
+    monkeypatch.setattr(evaluations, "GENERAL_TEMPLATES", evaluations.GENERAL_TEMPLATES[:8])
 
 
 @pytest.fixture(scope="session")

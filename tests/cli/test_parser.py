@@ -182,4 +182,4 @@ def test_an_option_without_effect_is_a_warning_in_one_line(capsys, monkeypatch):
 
 def test_settings_name_every_option():
     text = settings_text(list(options_of(Command)))
-    assert all(f"{name} =" in text for name in ("k", "rank", "rate", "form", "kept"))
+    assert all(f"{name} =" in text for name in ("k", "rank", "rate", "form", "with"))

@@ -41,11 +41,7 @@ def table(shapes, tmp_path_factory):
     return path
 
 
-def readings(folder):
-    return [result.settings["prefix"] for result in load_results(folder)]
-
-
-@pytest.mark.parametrize("command", ["zero-shot", "retrieval", "few-shot"])
+@pytest.mark.parametrize("command", ["zero-shot", "few-shot"])
 def test_every_prefix_is_another_result_in_a_file_of_its_own(recollect, models, table, tmp_path, command):
     few = ("--shots", 1, "--seeds", 1, "--methods", "zero-shot", "prototype") if command == "few-shot" else ()
     for prefix in ("label", "caption", "none"):

@@ -198,7 +198,7 @@ def test_classify_with_an_index(recollect, model, index, fusion, shapes, tmp_pat
         (["--fusion", "FUSION"], "--index"),
         (["--index", "NOWHERE", "--fusion", "FUSION"], "nowhere"),
         (["--index", "MODEL", "--fusion", "FUSION"], "model"),
-        (["--index", "INDEX", "--fusion", "MODEL"], "no fusion (fusion.json is not there)"),
+        (["--index", "INDEX", "--fusion", "MODEL"], "no fusion"),
         (["--index", "INDEX", "--fusion", "RUN"], "name that"),
         (["--index", "INDEX", "--fusion", "FUSION", "--k", "61"], "k = 61"),
         (["--index", "INDEX", "--fusion", "FUSION", "--k", "0"], "k = 0"),

@@ -133,9 +133,9 @@ def test_other_labels_are_refused(shows, tmp_path):
 
 def test_the_command_prints_and_writes_both(shows, tmp_path, monkeypatch, capsys):
     from recollect import cli
-    from recollect.cli import evaluate_run
+    from recollect.cli import evaluations
 
-    monkeypatch.setattr(evaluate_run, "load_model", lambda name, device: HashEncoder())
+    monkeypatch.setattr(evaluations, "load_model", lambda name, device: HashEncoder())
     spec = table(tmp_path / "set.parquet", [np.flatnonzero(row).tolist() for row in shows])
     (tmp_path / "names.txt").write_text("\n".join(NAMES) + "\n")
     words = ["--class-names", str(tmp_path / "names.txt"), "--out", str(tmp_path / "out.json")]

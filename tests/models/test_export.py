@@ -62,6 +62,7 @@ def test_exported_towers_embed_as_the_model_does(exported, name, pictures):
     assert record["transform"]["size"] == model.transform.size
 
 
-def test_what_cannot_be_exported_says_so():
-    with pytest.raises(UserError, match="HashEncoder"):
-        check_exportable(HashEncoder())
+def test_what_cannot_be_exported_says_so(checkpoint):
+    for model, name in ((HashEncoder(), "HashEncoder"), (load_model(checkpoint("naflex"), "cpu"), "NaFlex")):
+        with pytest.raises(UserError, match=name):
+            check_exportable(model)

@@ -12,7 +12,6 @@ from recollect.core.errors import UserError
 from recollect.core.types import Encoder
 from recollect.data.transforms import patch_grid
 from recollect.models import load_model
-from recollect.models.export import export_onnx
 from recollect.models.transformers.families import image_inputs
 from recollect.models.transformers.processors import transform_of
 
@@ -91,11 +90,6 @@ def test_a_made_world_and_pictures_of_any_shape_make_one_batch(checkpoint):
         torch.testing.assert_close(model.encode_images(packed), model.encode_images(flat), atol=1e-6, rtol=0)
 
 
-def test_naflex_is_not_exported_as_if_all_pictures_were_square(checkpoint, tmp_path):
-    with pytest.raises(UserError, match="NaFlex"):
-        export_onnx(load_model(checkpoint("naflex"), "cpu"), tmp_path / "out")
-
-
 def test_embeddings_are_unit_vectors_without_graph(checkpoint, family, pictures, captions):
     encoder = load_model(checkpoint(family), "cpu")
     assert isinstance(encoder, Encoder)
@@ -104,14 +98,6 @@ def test_embeddings_are_unit_vectors_without_graph(checkpoint, family, pictures,
         assert embedded.shape[1] == encoder.width
         assert not embedded.requires_grad
         torch.testing.assert_close(embedded.norm(dim=1), torch.ones(len(embedded)))
-
-
-def test_a_picture_an_array_and_its_pixels_embed_alike(checkpoint, family, pictures):
-    encoder = load_model(checkpoint(family), "cpu")
-    pixels = torch.stack([encoder.transform(picture) for picture in pictures])
-    expected = encoder.embed_images(pixels)
-    torch.testing.assert_close(encoder.embed_images(pictures), expected)
-    torch.testing.assert_close(encoder.embed_images([np.array(picture) for picture in pictures]), expected)
 
 
 def test_an_embedding_does_not_depend_on_its_neighbours(checkpoint, family, pixels, captions, monkeypatch):
@@ -279,5 +265,5 @@ def test_a_centre_larger_than_the_picture_is_refused():
     from transformers import CLIPConfig
 
     processor = CLIPImageProcessorPil(size={"shortest_edge": 20}, crop_size={"height": 30, "width": 30})
-    with pytest.raises(UserError, match="resizes to shortest_edge 20 and crops height 30 width 30"):
+    with pytest.raises(UserError, match="shortest_edge 20"):
         transform_of(processor, CLIPConfig(), "here")

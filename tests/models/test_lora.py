@@ -54,14 +54,6 @@ def test_a_model_without_blocks_says_so():
         adapter_sites(small)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"peft_type": "IA3"}, "a IA3 adapter. Only LoRA"),
-        ({"use_dora": True}, "with use_dora"),
-        ({"bias": "all"}, "with bias"),
-    ],
-)
 def randomised(sites, seed=0, rank=3):
     """A and B with nothing zero."""
     generator = torch.Generator().manual_seed(seed)

@@ -1,7 +1,5 @@
 """What is saved opens in transformers alone and gives the same embeddings."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -88,10 +86,3 @@ def test_a_model_is_never_written_over_another(captions, tmp_path):
     with pytest.raises(UserError, match="model"):
         encoder.save(tmp_path / "model")
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["notes.txt"]
-
-
-def test_the_record_beside_the_weights_is_json_that_says_how_texts_are_read(checkpoint, tmp_path):
-    load_model(checkpoint("siglip"), "cpu").save(tmp_path / "model")
-    record = json.loads((tmp_path / "model" / "recollect.json").read_text())
-    assert record["text"] == {"padding": "max_length", "length": 20, "inputs": ["input_ids"]}
-    assert record["transform"]["size"] == 32

@@ -1,6 +1,7 @@
 """How a fusion learns to read, as it is chosen on the command line."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,12 +9,11 @@ from PIL import Image
 
 from recollect import cli
 from recollect.cli import train_reco, train_reco_run
-from recollect.cli.train_reco_run import recipe_of
+from recollect.cli.parser import options_of, settings_text
 from recollect.data.sources import open_source
 from recollect.index import Index
 from recollect.models import build_model
 from recollect.reco.block import FusionModule
-from recollect.training.run_folder import as_json
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,7 @@ def test_a_preset_and_options_decide_how_it_learns_to_read(pairs, tmp_path, word
     recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
     assert (recipe["score_of"], recipe["mask"]) == (score_of, mask)
     assert recipe["model"]["start"] == str(pairs / "model"), "so that the run can be told and begun again"
+    assert f'index = "{pairs / "index"}"' in (tmp_path / "run.toml").read_text()
 
 
 @pytest.fixture
@@ -75,12 +76,6 @@ def begun(monkeypatch):
     return run
 
 
-def file_of(folder, command, **changed):
-    file = folder / "recipe.json"
-    file.write_text(json.dumps(as_json(recipe_of(command)) | {"steps": 70} | changed))
-    return file
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -92,23 +87,10 @@ def file_of(folder, command, **changed):
         ("--optimiser.learning-rate", 0.1, "--log-every", 3, "--checkpoint-every", 4),
     ],
 )
-def test_the_recipe_of_a_run_is_the_input_of_another(pairs, begun, tmp_path, words):
-    first = begun(pairs / "model", "--index", "index", "--data", "pairs.csv", "more.csv", *words)
-    again = begun("--config", file_of(tmp_path, first), "--out", "there")
-    assert recipe_of(again) == recipe_of(first)
-    assert (str(again.out), again.model, again.index) == ("there", str(pairs / "model"), "index")
-
-
-@pytest.mark.parametrize(
-    ("changed", "words", "message"),
-    [
-        ({"newnes": {}}, (), "there is no option newnes"),
-        ({"precision": "bfloat16"}, (), "precision"),
-    ],
-)
-def test_what_no_other_run_can_be_made_of_is_one_line(pairs, begun, tmp_path, capsys, changed, words, message):
-    first = begun(pairs / "model", "--index", "index", "--data", "pairs.csv?split=train")
-    assert begun("--config", file_of(tmp_path, first, **changed), *words) is None
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+def test_the_settings_of_a_run_are_the_input_of_another(begun, tmp_path, words):
+    first = begun("--index", "index", "--data", "pairs.csv", "more.csv", *words)
+    file = tmp_path / "reco.toml"
+    file.write_text(settings_text(list(options_of(train_reco.TrainReco, first))))
+    assert begun("--config", file) == first
+    again = begun("--config", file, "--index", "other", "--k", 5)
+    assert again == replace(first, index="other", k=5)

@@ -41,19 +41,16 @@ def photos(tmp_path, monkeypatch):
 @pytest.fixture
 def opened():
     """Open the page of a folder; all are stopped at the end."""
-    stops = []
+    opened = []
 
     def open_page(folder, encoder=None):
-        page, filler = folder_page(folder, encoder or ColourEncoder(), port=0)
-        page.start()
-        filler.start()
-        stops.append((page, filler))
+        page = folder_page(folder, encoder or ColourEncoder(), port=0).start()
+        opened.append(page)
         address = f"http://127.0.0.1:{page.listening.getsockname()[1]}"
         return RunningPage(address, page.session, folder)
 
     yield open_page
-    for page, filler in stops:
-        filler.stop()
+    for page in opened:
         page.stop()
 
 

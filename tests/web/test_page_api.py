@@ -6,7 +6,6 @@ import itertools
 import shutil
 import time
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -16,7 +15,7 @@ from pictures import encoded
 from recollect.classifiers.classifier import Classifier
 from recollect.core.errors import UserError
 from recollect.index import Index, Minus
-from recollect.web import Page, server
+from recollect.web import Page
 
 
 def search(page, *terms, where=None):
@@ -242,72 +241,43 @@ def test_labels_leave_as_tables(page, monkeypatch):
     assert set(names([{"id": id} for id in reds])) == {"red"}
 
 
-def test_undo_and_a_restart_keep_every_click(tmp_path, restart):
-    colour_index(tmp_path / "index")
-    page, stop = start(tmp_path / "index")
-    page.call("/api/classes", {"name": "reds"})
-    mark(page, 1, [0, 3], 1)
-    mark(page, 1, [1], -1)
-    assert page.call("/api/undo", b"")[1]["undone"]["ids"] == ["green/1.png"]
-    assert page.call("/api/redo", b"")[1]["redone"]["ids"] == ["green/1.png"]
-    assert page.call("/api/redo", b"")[1]["redone"] is None
-    assert page.call("/api/undo", b"")[1]["undone"]["ids"] == ["green/1.png"]
-    stop()
-    again = restart(tmp_path / "index")
-    (found,) = again.call("/api/classes")[1]["classes"]
-    assert (found["name"], found["yes"], found["no"]) == ("reds", 2, 0)
-
-
 def test_pictures_are_encoded_again_and_broken_ones_are_no_error(shared_page):
     status, (content, headers) = shared_page.call("/api/thumbs/red%2F0.png", raw=True)
     assert status == 200
     assert content[:3] == b"\xff\xd8\xff"
     assert headers["x-content-type-options"] == "nosniff"
     assert shared_page.call("/api/pictures/red/0.png", raw=True)[1][0][:3] == b"\xff\xd8\xff"
-    assert shared_page.call("/api/thumbs/blue/59.png", raw=True)[0] == 404
+    for id in ("blue/59.png", "..%2f..%2fetc%2fpasswd", "/etc/passwd"):
+        assert shared_page.call(f"/api/thumbs/{id}", raw=True)[0] == 404
     assert shared_page.call("/api/items/green/58.png")[1]["captions"] == [HOSTILE]
-
-
-def test_the_map_has_a_place_for_every_picture(shared_page):
-    _, found = shared_page.call("/api/map")
-    assert set(found["ids"]) == set(Index.open(shared_page.folder).ids)
-    assert len(found["points"]) == 120
-    assert all(0 <= place <= 1 for place in found["points"])
 
 
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
         ("/api/list", b"{", 422),
-        ("/api/list", b"[]", 422),
         ("/api/list", {"terms": [{"words": "a", "path": "/etc/passwd"}]}, 422),
         ("/api/list", {"terms": [{"words": " "}]}, 400),
-        ("/api/list", {"terms": [{}]}, 400),
-        ("/api/list", {"terms": [{"words": "a", "id": "red/1.png"}]}, 400),
+        ("/api/list", {"terms": [{}]}, 422),
+        ("/api/list", {"terms": [{"words": "a", "id": "red/1.png"}]}, 422),
         ("/api/list", {"terms": [{"id": "nothing"}]}, 400),
-        ("/api/list", {"terms": [{"id": 7}]}, 422),
         ("/api/list", {"terms": [{"words": "a", "weight": 0}]}, 400),
         ("/api/list", b'{"terms": [{"words": "a", "weight": NaN}]}', 400),
         ("/api/list", {"terms": [{"words": "red"}, {"words": "red", "weight": -1}]}, 400),
         ("/api/list", {"terms": [{"upload": "gone"}]}, 400),
         ("/api/list", {"terms": [{"words": "a"}] * 17}, 422),
         ("/api/list", {"terms": [], "where": "x" * 3000}, 422),
-        ("/api/list", {"start": -1}, 422),
-        ("/api/list", {"count": 9999}, 422),
         ("/api/list", {"order": "best"}, 422),
         ("/api/list", {"order": "likely"}, 400),
         ("/api/list", {"order": "likely", "label": 9}, 400),
         ("/api/list", {"order": "sorted", "show": "class:mauve"}, 400),
         ("/api/pictures", b"no picture", 400),
-        ("/api/pictures", b"", 400),
         ("/api/classes", {"name": ""}, 400),
-        ("/api/classes", {"name": 7}, 422),
         ("/api/classes/9/marks", {"ids": ["red/0.png"], "mark": 1}, 400),
         ("/api/classes/1/marks", {"ids": ["nothing"], "mark": 1}, 400),
-        ("/api/classes/1/marks", {"ids": [], "mark": 1}, 422),
+        ("/api/classes/1/marks", {"ids": [], "mark": 1}, 400),
         ("/api/classes/1/marks", {"ids": ["red/0.png"], "mark": 5}, 422),
         ("/api/save", {"name": "../../etc"}, 400),
-        ("/api/save", {"name": "/tmp/x"}, 400),
         ("/api/save", {"name": "fine"}, 400),
         ("/static/../api.py", None, 404),
         ("/static/%2e%2e/api.py", None, 404),
@@ -322,11 +292,6 @@ def test_wrong_use_is_one_line_and_changes_nothing(shared_page, path, body, stat
     assert "\n" not in str(said)
     assert "Traceback" not in str(said)
     assert shared_page.call("/api/classes")[1]["classes"] == []
-
-
-def test_no_path_of_a_request_reaches_the_disk(shared_page):
-    for path in ("/api/thumbs/..%2f..%2fetc%2fpasswd", "/api/pictures//etc/passwd"):
-        assert shared_page.call(path, raw=True)[0] == 404
 
 
 def test_the_guard_stands_before_the_page(page):
@@ -349,18 +314,6 @@ def test_every_answer_forbids_scripts_from_elsewhere(shared_page):
         assert "http:" not in text
         assert "https:" not in text
         assert "innerHTML" not in text
-
-
-def test_a_token_is_asked_for_and_becomes_a_cookie(tmp_path, restart):
-    colour_index(tmp_path / "index")
-    token = "0123456789abcdef"
-    page = restart(tmp_path / "index", token)
-    assert page.call("/")[0] == page.call("/?token=wrong")[0] == 401
-    name = f"recollect_token_{page.address.rpartition(':')[2]}"  # of this port: others' cookies are sent to it too
-    assert page.call("/api/info", headers={"cookie": f"{name}={token}"})[0] == 200
-    status, (content, _) = page.call(f"/?token={token}", headers={"cookie": f"{name}={token}"}, raw=True)
-    assert status == 200, "the token becomes a cookie and leaves the address"
-    assert b"<!doctype html>" in content
 
 
 def test_an_index_that_vanishes_is_reported_and_marks_stay(page):
@@ -449,21 +402,6 @@ def test_an_index_of_another_model_is_refused(tmp_path):
         start(tmp_path / "index")
 
 
-def test_the_answer_to_a_click_comes_at_once(tmp_path, unit):
-    """A loose bound, for a busy machine; the measured figures are in the guide."""
-    from recollect.classifiers.clicks.cutoff import cut_off
-    from recollect.classifiers.clicks.model import ClickModel
-
-    pool = unit(np.random.default_rng(0).normal(size=(5000, 64))).astype(np.float32)
-    model, marks, took = ClickModel(pool), {}, []
-    for row in range(30):
-        marks[row] = 1 if row % 3 else -1
-        began = time.perf_counter()
-        cut_off(model.fit(marks))
-        took.append(time.perf_counter() - began)
-    assert np.median(took) < 1.0
-
-
 def test_serving_is_refused_in_one_line(tmp_path, capsys):
     from recollect import cli
 
@@ -491,27 +429,3 @@ def test_the_printed_address_is_the_one_that_answers(tmp_path, painted, host, sh
         assert page.address == f"http://{shown}:{port}/"
     finally:
         page.close()
-
-
-def test_an_index_that_cannot_be_written_to_is_noted_beforehand(tmp_path, painted, monkeypatch, capsys):
-    monkeypatch.setattr(server, "check_writable", lambda *_: None)
-    Page(Index.open(painted, ColourEncoder()), port=0, labels=tmp_path / "labels.sqlite").close()
-    assert "cannot be written" not in capsys.readouterr().out
-
-    def refuse(place, option):
-        if option == "INDEX":
-            raise UserError("a read-only disk")
-
-    monkeypatch.setattr(server, "check_writable", refuse)
-    Page(Index.open(painted, ColourEncoder()), port=0, labels=tmp_path / "labels.sqlite").close()
-    out = " ".join(capsys.readouterr().out.split())
-    assert f"{painted} cannot be written to" in out
-    assert str(tmp_path / "labels.sqlite") in out
-
-
-def test_names_that_look_the_same_are_one_class(page):
-    page.call("/api/classes", {"name": "reds"})
-    page.call("/api/classes", {"name": "Töne"})
-    for name, known in (("REDS", "reds"), ("to\u0308ne", "Töne")):
-        status, said = page.call("/api/classes", {"name": name})
-        assert (status, said) == (400, {"error": f"there is a class {known!r} already"}), "nobody tells these apart"

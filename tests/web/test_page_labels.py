@@ -5,22 +5,6 @@ import pytest
 from browsing import WIDTHS, Tab
 
 
-def test_keys_after_naming_a_label_mark_pictures(browser, page):
-    tab = Tab(browser, page)
-    tab.tab.fill("#class-name", "reds")
-    tab.tab.press("#class-name", "Enter")
-    tab.wait("document.activeElement.id === 'grid'")
-    tab.tab.wait_for_selector("#about:not([hidden])")
-    tab.ready()
-    tab.tab.keyboard.press(" ")
-    tab.wait("document.querySelector('.counts').textContent === '✓1 ✗0'")
-    tab.ready()
-    tab.tab.keyboard.press("x")
-    tab.wait("document.querySelector('.counts').textContent === '✓1 ✗1'")
-    assert tab.tab.input_value("#class-name") == ""
-    tab.clean()
-
-
 def test_undo_and_redo_name_what_they_change(browser, page):
     tab = Tab(browser, page)
     tab.new_class("reds", "red")

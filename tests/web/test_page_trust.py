@@ -1,31 +1,28 @@
 """The page beyond one list: refined results, where a search ends, all pictures sorted, the map."""
 
 import io
-import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import guide_world
-from colours import COLOURS, ColourEncoder, shade
+from colours import COLOURS, ColourEncoder
 from pages import colour_index, start
 from recollect.core.errors import UserError
 from recollect.efsa.rerank import episode_reranker
 from recollect.index import Index, Query, Rows
-from recollect.web.layout import lay_out
-from recollect.web.session import Ask, SearchTerm
+from recollect.web.requests import SearchTerm, Slice
 
 
 def listed(session, *terms, **more):
-    return session.answer(Ask(terms, **more))
+    return session.answer(Slice(terms=terms, **more))
 
 
 def test_refined_results_are_those_of_the_command_line_and_say_what_they_learned_from(drawings):
     words, session = "a red bridge by the sea", drawings.session
-    plain = listed(session, SearchTerm(words))
-    refined = listed(session, SearchTerm(words), adapt=True)
+    plain = listed(session, SearchTerm(words=words))
+    refined = listed(session, SearchTerm(words=words), adapt=True)
     index = Index.open(drawings.folder, session.library.index.encoder)
     expected = index.search(words, 16, rerank=episode_reranker(index))
     assert [tile["id"] for tile in refined["tiles"][:16]] == [hit.id for hit in expected]
@@ -45,8 +42,8 @@ def test_refined_results_are_those_of_the_command_line_and_say_what_they_learned
 
 
 def test_words_that_the_model_does_not_read_are_noted(drawings):
-    assert listed(drawings.session, SearchTerm("a red bridge"))["notes"] == []
-    (note,) = listed(drawings.session, SearchTerm("bridge " * 99), SearchTerm(id="d/3"))["notes"]
+    assert listed(drawings.session, SearchTerm(words="a red bridge"))["notes"] == []
+    (note,) = listed(drawings.session, SearchTerm(words="bridge " * 99), SearchTerm(id="d/3"))["notes"]
     assert "tokens" in note
 
 
@@ -100,20 +97,11 @@ def bare(folder, ids, vectors):
     return page, stop
 
 
-def test_without_captions_the_end_is_estimated_where_few_pictures_stand_out(tmp_path):
-    names = ["red"] * 2 + ["green"] * 30 + ["blue"] * 30
-    images = [shade(COLOURS[name], number) for number, name in enumerate(names)]
-    ids = [f"{name}/{number}" for number, name in enumerate(names)]
-    page, stop = bare(tmp_path / "index", ids, ColourEncoder().embed_images(images).numpy())
-    cut = page.list(terms=[{"words": "red"}])["cut"]
-    assert (cut["basis"], cut["texts"], cut["above"]) == ("scores", 0, 2)
-    assert "cut" not in page.list(terms=[{"words": "green"}]), "half of the pictures do not stand out from their mean"
-    stop()
-
-
 def test_without_captions_the_end_is_learnt_once_enough_pictures_are_marked(painted, tmp_path):
     ids, vectors = Index.open(painted).matrix()
     page, stop = bare(tmp_path / "index", ids, vectors)
+    page.session.prepare()
+    assert "cut" not in page.list(terms=[{"words": "red"}])
     for key, name in enumerate(("red", "green"), start=1):
         page.call("/api/classes", {"name": name})
         marked = [id for id in ids if id.startswith(name)]
@@ -199,26 +187,3 @@ def test_the_panel_and_the_sorted_view_count_the_same_pictures(page):
 def test_without_two_kinds_nothing_is_sorted(shared_page):
     with pytest.raises(UserError, match="two kinds"):
         listed(shared_page.session, order="sorted")
-
-
-def test_the_map_is_umaps_where_that_is_installed(monkeypatch):
-    vectors = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
-    asked = {}
-
-    class Umap:
-        def __init__(self, **options):
-            asked.update(options)
-
-        def fit_transform(self, rows):
-            asked["rows"] = rows
-            return rows[:, :2]
-
-    assert lay_out(vectors).method == "t-SNE"
-    monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=Umap))
-    found = lay_out(vectors)
-    assert found.method == "UMAP"
-    assert asked["n_neighbors"] == 15
-    assert asked["metric"] == "cosine"
-    np.testing.assert_array_equal(asked["rows"], vectors)
-    assert found.points.min() == 0.0
-    assert found.points.max() == 1.0

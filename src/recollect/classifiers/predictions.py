@@ -1,6 +1,5 @@
 """Predictions for files, with warnings about the examples."""
 
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from recollect.classifiers.pictures import embed_files
 from recollect.classifiers.teaching import Support
 from recollect.core.ordering import best_first
 from recollect.core.types import Encoder
+from recollect.core.words import looks_of
 
 FEW_EXAMPLES = 4
 """With fewer examples of a class, its accuracy depends strongly on their choice."""
@@ -71,11 +71,6 @@ class Classification:
     class_names: tuple[str, ...]
     predictions: tuple[Prediction, ...]
     warnings: tuple[str, ...] = field(default_factory=tuple)
-
-
-def looks_of(name: str) -> str:
-    """Equal for names that differ only in case, spaces or Unicode form."""
-    return unicodedata.normalize("NFKC", " ".join(name.split()).casefold())
 
 
 def example_warnings(classifier: Classifier) -> list[str]:

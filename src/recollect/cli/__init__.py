@@ -22,6 +22,11 @@ class Command:
     help: str
     listed: str = ""
 
+    @property
+    def kind(self) -> type[Any]:
+        """The dataclass, imported now."""
+        return named(self.place)
+
 
 COMMANDS: dict[str, Command] = {
     "train": Command("recollect.cli.train:Train", "train or post-train a dual encoder by a recipe"),
@@ -46,11 +51,11 @@ COMMANDS: dict[str, Command] = {
     ),
     "embed": Command("recollect.cli.embed:Embed", "the embeddings of labelled sets, as Parquet or .npy"),
     "export": Command("recollect.cli.export:Export", "a model as ONNX files, with its index and its classifier"),
-    "index build": Command("recollect.cli.index:Build", "index the pictures of a folder, table or hub id"),
-    "index add": Command("recollect.cli.index:Add", "add the pictures of another source, or update from one"),
+    "index build": Command("recollect.cli.index_sources:Build", "index the pictures of a folder, table or hub id"),
+    "index add": Command("recollect.cli.index_sources:Add", "add the pictures of another source, or update from one"),
     "index remove": Command("recollect.cli.index:Remove", "preview and remove pictures; no file is touched"),
     "index restore": Command("recollect.cli.index:Restore", "bring removed pictures back"),
-    "index watch": Command("recollect.cli.index:Watch", "keep an index up to date with a folder"),
+    "index watch": Command("recollect.cli.index_sources:Watch", "keep an index up to date with a folder"),
     "index info": Command("recollect.cli.index:Info", "what an index holds"),
     "index verify": Command("recollect.cli.index:Verify", "compare every file with its checksum"),
     "index duplicates": Command(
@@ -102,23 +107,6 @@ def choose(prog: str, commands: Mapping[str, Command], words: Sequence[str]) -> 
     raise UserError(f"{prog} {wanted}: no such command. {guess}")
 
 
-def load(command: Command) -> type[Any]:
-    """The dataclass of a command."""
-    return named(command.place)
-
-
-def parse_command(name: str, command: type[Any], words: list[str], prog: str) -> Any:
-    """The command with the options that ``words`` set.
-
-    Raises:
-        UserError: a wrong option.
-        SystemExit: help was asked for.
-    """
-    if hasattr(command, "parse"):
-        return command.parse(words, prog)
-    return parse(command, words, prog)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command of `recollect`; the exit status is 0, 2 for bad input, 130 when interrupted."""
     return run("recollect", COMMANDS, list(sys.argv[1:] if argv is None else argv))
@@ -131,7 +119,8 @@ def run(prog: str, commands: Mapping[str, Command], words: list[str]) -> int:
     if words[:1] in (["-h"], ["--help"], ["help"]) or not (words or "" in commands):
         print(usage(prog, commands), end="")
         return 0
-    if words and words[0] not in commands and words[1:] in ([], ["-h"], ["--help"]) and _is_group(words[0], commands):
+    groups = {name.split()[0] for name in commands if " " in name}
+    if words and words[0] in groups - {*commands} and words[1:] in ([], ["-h"], ["--help"]):
         print(usage(prog, commands, words[0]), end="")
         return 0
     if words[:1] == ["--version"]:
@@ -142,12 +131,17 @@ def run(prog: str, commands: Mapping[str, Command], words: list[str]) -> int:
     warnings.filterwarnings("ignore", message=".*decompression bomb")  # Pillow's; our own line names the picture
     try:
         name, rest = choose(prog, commands, words)
-        parse_command(name, load(commands[name]), rest, f"{prog} {name}".strip()).run()
+        kind, full_name = commands[name].kind, f"{prog} {name}".strip()
+        command = kind.parse(rest, full_name) if hasattr(kind, "parse") else parse(kind, rest, full_name)
+        command.run()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        _say_no_more()  # the reader of a pipe has gone (``| head``)
+    except BrokenPipeError:  # the reader of a pipe has gone (``| head``)
+        with open(os.devnull, "w") as nowhere:  # else Python complains at its end that it cannot write
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError):  # closed, or no file
+                    os.dup2(nowhere.fileno(), stream.fileno())
         return 0
     except (UserError, OSError) as error:
         if debug:
@@ -161,19 +155,6 @@ def run(prog: str, commands: Mapping[str, Command], words: list[str]) -> int:
             _say_error(f"{type(error).__name__}: {error} (a bug? --debug shows where)")
         return 1
     return 0
-
-
-def _is_group(word: str, commands: Mapping[str, Command]) -> bool:
-    return any(name.startswith(f"{word} ") for name in commands)
-
-
-def _say_no_more() -> None:
-    """What is still to be written goes nowhere; at its end Python would complain that it cannot be."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # closed, or no file
-            os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
 
 
 def _say_error(text: str) -> None:

@@ -84,7 +84,7 @@ def _apply(options: Classify, taught: Classifier, encoder: Encoder, images: list
     model = name_with_index(options.reading, name, encoder)
     about = _about(taught) | {"model": model, "alpha": options.alpha}
     summary = f"{counted(len(found.predictions), 'image')}; {_sentence(taught)}; model {model}"
-    with told_if_full(options.out), ExitStack() as stack:  # all of them or none, so that they are of the same images
+    with told_if_full(options.out), ExitStack() as stack:  # all or none, so that the three files agree
         table, values, sheet = (
             stack.enter_context(atomic_path(options.out / f"predictions.{kind}")) for kind in ("csv", "json", "html")
         )

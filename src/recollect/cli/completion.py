@@ -26,9 +26,9 @@ class Completion:
         """Print the script."""
         import shtab
 
-        from recollect.cli import COMMANDS, load
+        from recollect.cli import COMMANDS
 
-        commands = {name: (load(command), command.help) for name, command in COMMANDS.items()}
+        commands = {name: (command.kind, command.help) for name, command in COMMANDS.items()}
         print(shtab.complete(command_tree("recollect", commands), self.shell))
 
 

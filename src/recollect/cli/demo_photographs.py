@@ -1,6 +1,5 @@
 """Pictures for the demo: crops of photographs that the package scikit-image carries."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,30 +15,16 @@ _SHARES = (0.35, 0.9)
 _MOST_TURNED = 12
 
 
-@dataclass(frozen=True)
-class Photograph:
-    """A file of scikit-image's data folder.
-
-    Attributes:
-        file: its name.
-        words: what it shows.
-        source: who made it, and its license, as scikit-image's documentation says.
-    """
-
-    file: str
-    words: str
-    source: str
-
-
 QUERIES = ("a cat", "a rocket at night", "a cup of coffee", "an astronaut")
 
 PHOTOGRAPHS = (
-    Photograph("astronaut.png", "astronaut", "Eileen Collins, NASA; public domain"),
-    Photograph("camera.png", "photographer with a tripod", "Lav Varshney; CC0"),
-    Photograph("chelsea.png", "cat", "Stefan van der Walt; CC0"),
-    Photograph("coffee.png", "cup of coffee", "Rachel Michetti, courtesy of Pikolo Espresso Bar; CC0"),
-    Photograph("coins.png", "old coins", "Brooklyn Museum; no known copyright restrictions"),
-    Photograph("rocket.jpg", "rocket launch", "SpaceX; public domain"),
+    # file in scikit-image's data folder, what it shows, its source and license by scikit-image's documentation
+    ("astronaut.png", "astronaut", "Eileen Collins, NASA; public domain"),
+    ("camera.png", "photographer with a tripod", "Lav Varshney; CC0"),
+    ("chelsea.png", "cat", "Stefan van der Walt; CC0"),
+    ("coffee.png", "cup of coffee", "Rachel Michetti, courtesy of Pikolo Espresso Bar; CC0"),
+    ("coins.png", "old coins", "Brooklyn Museum; no known copyright restrictions"),
+    ("rocket.jpg", "rocket launch", "SpaceX; public domain"),
 )
 
 
@@ -60,12 +45,12 @@ def make_pictures(folder: Path) -> Path:
         ) from None
     data = Path(skimage.__file__).parent / "data"
     with fresh_folder(folder, "folder of pictures") as unfinished:
-        for photograph in PHOTOGRAPHS:
-            (unfinished / photograph.words).mkdir()
-            whole = Image.open(data / photograph.file).convert("RGB")
+        for file, words, _ in PHOTOGRAPHS:
+            (unfinished / words).mkdir()
+            whole = Image.open(data / file).convert("RGB")
             for number in range(CROPS):
-                generator = numpy_generator("demo", photograph.words, number)
-                crop(whole, generator).save(unfinished / photograph.words / f"{number:02}.jpg", quality=90)
+                generator = numpy_generator("demo", words, number)
+                crop(whole, generator).save(unfinished / words / f"{number:02}.jpg", quality=90)
     return folder
 
 

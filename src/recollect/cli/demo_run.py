@@ -2,8 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,34 +21,13 @@ from recollect.core.seeding import numpy_generator
 from recollect.core.templates import render
 from recollect.core.types import Encoder
 from recollect.evaluation.reports.gallery import thumbnail
-from recollect.index import Index, Picture
+from recollect.index import Index
 from recollect.models import load_model
 from recollect.models.starter import class_names
 
 SHOTS = 5
 _FOUND, _QUERIES, _SHOWN, _SIDE = 6, 4, 8, 160
 _NEIGHBORS = 10
-
-
-@dataclass(frozen=True)
-class DemoClasses:
-    """What five examples of each class teach.
-
-    Attributes:
-        classifier: the one that was taught.
-        right: share of the other pictures that it names right.
-        by_name: the same from the names of the classes alone.
-        by_name_read: the same where each name is averaged with the pictures of the index that it finds.
-        others: how many pictures these are.
-        sorted: for each class the pictures that were sorted into it, and how many of them belong there.
-    """
-
-    classifier: Classifier
-    right: float
-    by_name: float
-    by_name_read: float
-    others: int
-    sorted: Mapping[str, tuple[list[Picture], int]]
 
 
 def run_demo(options: Demo) -> None:
@@ -64,33 +42,27 @@ def run_demo(options: Demo) -> None:
     if not len(index):
         raise UserError(f"{folder}: no pictures that can be read. Name another folder with --pictures.")
     indexed = time.monotonic() - start
-    folders = dict(zip(index.ids, index.values("folder"), strict=True))
-    words = _common_words(index, encoder) if own else QUERIES
-    taught = _teach(index, encoder, {id: _innermost(each) for id, each in folders.items() if each})
-    page = {
-        "own": own,
-        "count": len(index),
-        "folder": str(folder),
-        "seconds": indexed,
-        "searches": [_found(index, encoder, query) for query in words],
-        "taught": taught and _described(taught),
-        "sources": () if own else PHOTOGRAPHS,
-        "shots": SHOTS,
-        "neighbors": _NEIGHBORS,
-        "serve": f"recollect serve {options.out / 'index'}",
-        "model": name,
-    }
+    serve = f"recollect serve {options.out / 'index'}"
+    html = render(
+        Path(__file__).with_name("demo.html"),
+        own=own,
+        count=len(index),
+        folder=str(folder),
+        seconds=indexed,
+        searches=[_found(index, encoder, each) for each in (_common_words(index, encoder) if own else QUERIES)],
+        taught=_teach(index, encoder),
+        sources=() if own else PHOTOGRAPHS,
+        shots=SHOTS,
+        neighbors=_NEIGHBORS,
+        serve=serve,
+        model=name,
+        total=time.monotonic() - start,
+    )
     report = options.out / "report.html"
     with atomic_path(report) as unfinished:
-        html = render(Path(__file__).with_name("demo.html"), total=time.monotonic() - start, **page)
         unfinished.write_text(html, encoding="utf-8")
     say(f"{report}, after {time.monotonic() - start:.0f} s")
-    say(f"open the index in the browser: {page['serve']}")
-
-
-def _innermost(folders: list[str]) -> str:
-    """The folder that holds a picture: `Index.values` gives its path and all parts of it."""
-    return folders[0].rpartition("/")[2]
+    say(f"open the index in the browser: {serve}")
 
 
 def _common_words(index: Index, encoder: Encoder) -> list[str]:
@@ -106,8 +78,15 @@ def _found(index: Index, encoder: Encoder, words: str) -> dict[str, Any]:
     return {"words": words, "hits": [(thumbnail(hit.picture, _SIDE), f"{hit.score:.2f}") for hit in hits]}
 
 
-def _teach(index: Index, encoder: Encoder, labels: Mapping[str, str]) -> DemoClasses | None:
+def _labels(index: Index) -> Mapping[str, str]:
+    """The innermost folder of each picture, as its class: `Index.values` gives its path and all parts of it."""
+    folders = zip(index.ids, index.values("folder"), strict=True)
+    return {id: each[0].rpartition("/")[2] for id, each in folders if each}
+
+
+def _teach(index: Index, encoder: Encoder) -> dict[str, Any] | None:
     """Teach from ``SHOTS`` pictures of each class, and name the others; None without two classes of enough pictures."""
+    labels = _labels(index)
     counts = Counter(labels.values())
     classes = sorted(name for name, count in counts.items() if count > SHOTS)
     if len(classes) < 2:
@@ -119,45 +98,40 @@ def _teach(index: Index, encoder: Encoder, labels: Mapping[str, str]) -> DemoCla
         shown += [ids[place] for place in order[:SHOTS]]
         others += [ids[place] for place in order[SHOTS:]]
     pictures = {each.id: each for each in index.pictures(shown + others)}
-    examples = [(pictures[id].open(), labels[id]) for id in shown]
-    classifier = Classifier.teach(encoder, examples, classes)
+    classifier = Classifier.teach(encoder, [(pictures[id].open(), labels[id]) for id in shown], classes)
     queries, right = index.vectors(others), np.array([labels[id] for id in others])
-    named = np.array(classifier.classes)[classifier.predict_proba(queries).argmax(axis=1)]
     texts = np.asarray(classifier.texts, dtype=np.float32)
     found = index.lookup(texts, _NEIGHBORS, by="image", read="image")
     assert found.vectors is not None
-    read = texts + found.vectors.mean(axis=1)
-    by_name, by_name_read = (
-        float((np.array(classifier.classes)[(queries @ each.T).argmax(axis=1)] == right).mean())
-        for each in (texts, read)
-    )
-    sorted_into = {
-        name: (
-            [pictures[id] for id in np.array(others)[named == name].tolist()],
-            int((right[named == name] == name).sum()),
+    named, by_name, by_name_read = (
+        np.array(classifier.classes)[scores.argmax(axis=1)]
+        for scores in (
+            classifier.predict_proba(queries),
+            queries @ texts.T,
+            queries @ (texts + found.vectors.mean(axis=1)).T,
         )
-        for name in classes
-    }
-    return DemoClasses(classifier, float((named == right).mean()), by_name, by_name_read, len(others), sorted_into)
-
-
-def _described(taught: DemoClasses) -> dict[str, Any]:
-    checked = taught.classifier.calibration
-    held_out = share_text(checked["accuracy"], int(checked["examples"])) if checked else ""
+    )
+    rows = []
+    for name in classes:
+        ids = np.array(others)[named == name].tolist()
+        rows.append(
+            {
+                "name": name,
+                "count": len(ids),
+                "right": int((right[named == name] == name).sum()),
+                "shown": [thumbnail(pictures[id], _SIDE) for id in ids[:_SHOWN]],
+            }
+        )
+    checked = classifier.calibration
     return {
-        "classes": len(taught.classifier.classes),
-        "method": taught.classifier.method,
-        "held_out": held_out,
+        "classes": len(classifier.classes),
+        "method": classifier.method,
+        "held_out": share_text(checked["accuracy"], int(checked["examples"])) if checked else "",
         "low": checked.get("low", 0.0),
         "high": checked.get("high", 0.0),
-        "right": taught.right,
-        "by_name": taught.by_name,
-        "by_name_read": taught.by_name_read,
-        "others": taught.others,
-        "sorted": [_row(name, *each) for name, each in taught.sorted.items()],
+        "right": float((named == right).mean()),
+        "by_name": float((by_name == right).mean()),
+        "by_name_read": float((by_name_read == right).mean()),
+        "others": len(others),
+        "sorted": rows,
     }
-
-
-def _row(name: str, pictures: Sequence[Picture], right: int) -> dict[str, Any]:
-    shown = [thumbnail(each, _SIDE) for each in pictures[:_SHOWN]]
-    return {"name": name, "count": len(pictures), "right": right, "shown": shown}

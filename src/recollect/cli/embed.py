@@ -30,13 +30,13 @@ class Embed:
 
     def run(self) -> None:
         """Embed, write, and print where."""
-        from recollect.cli.evaluate_run import check_named_data, open_data, prefix_for
+        from recollect.cli.evaluations import open_data, prefix_for, require_data
         from recollect.cli.fusion_encoder import name_with_index, reading
         from recollect.core.places import model_name
         from recollect.evaluation.own_features import write_embedded
         from recollect.models import load_model
 
-        check_named_data(self.data)
+        require_data(self.data)
         self.reading.check()
         check_writable(self.out, "--out")
         opened = open_data(self.data, "few-shot")

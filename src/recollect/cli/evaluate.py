@@ -19,7 +19,7 @@ class LabelledData:
     templates: Path | None = None
     """A text file of prompt templates, one a line with {} for the class name (default: CLIP's 80)."""
     label_column: str | None = None
-    """Column of the labels, where it is not named label."""
+    """Column of the labels, if it is not named label."""
     class_name_column: Annotated[str | None, Arg(rare=True)] = None
     """Column of readable names of class numbers."""
     image_column: Annotated[str | None, Arg(rare=True)] = None
@@ -80,7 +80,7 @@ class ZeroShot:
     """Methods to compare with that read all test images at once, without labels, or all; recollect-papers has
     trans-clip and stat-a."""
 
-    run = run_by("recollect.cli.evaluate_labelled:run_zero_shot")
+    run = run_by("recollect.cli.evaluations:run_zero_shot")
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Probe:
     model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)
     data: Annotated[DataOptions, Arg(flat=True)] = field(default_factory=DataOptions)
 
-    run = run_by("recollect.cli.evaluate_labelled:run_probe")
+    run = run_by("recollect.cli.evaluations:run_probe")
 
 
 @dataclass(frozen=True)
@@ -171,11 +171,11 @@ class Retrieval:
     split: str = "test"
     """Split of each source."""
     caption_column: str | None = None
-    """Column of the captions, where it is not named caption."""
+    """Column of the captions, if it is not named caption."""
     image_column: Annotated[str | None, Arg(rare=True)] = None
     """Column of image bytes or paths."""
 
-    run = run_by("recollect.cli.evaluate_retrieval:run_retrieval")
+    run = run_by("recollect.cli.evaluations:run_retrieval")
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class Entities:
     unseen: Annotated[str, Arg(metavar="SPLIT")] = "test"
     """Split of the other classes; images of both are tested, and the classes of both are candidates for each."""
 
-    run = run_by("recollect.cli.evaluate_labelled:run_entities")
+    run = run_by("recollect.cli.evaluations:run_entities")
 
 
 @dataclass(frozen=True)
@@ -214,4 +214,4 @@ class Multilabel:
     class_names: Path | None = None
     """A text file of class names, one a line, in the order of their numbers, where the data has none."""
 
-    run = run_by("recollect.cli.evaluate_labelled:run_multilabel")
+    run = run_by("recollect.cli.evaluations:run_multilabel")

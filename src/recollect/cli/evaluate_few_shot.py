@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from rich.console import Console
 from rich.table import Table
 
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS
@@ -15,14 +14,7 @@ from recollect.classifiers.heads.protocol import SET_ALPHA, TRUST_COLUMNS, Proto
 from recollect.classifiers.heads.trust import TOO_FEW
 from recollect.classifiers.tuning import TUNING_METHODS
 from recollect.cli.evaluate import DataOptions, FeatureOptions, FewShot
-from recollect.cli.evaluate_run import (
-    check_models,
-    check_named_data,
-    evaluate_each,
-    open_data,
-    say_left_out,
-    write_results,
-)
+from recollect.cli.evaluations import check_models, evaluate_each, finish, open_data, require_data
 from recollect.cli.parser import say, warn_unused
 from recollect.core.errors import UserError
 from recollect.core.progress import output
@@ -67,7 +59,7 @@ def open_features(options: FeatureOptions, data: DataOptions) -> list[tuple[Vect
 
 
 def _twice(options: FeatureOptions) -> list[Path]:
-    """Files that are named after they were named."""
+    """Files that are named more than once."""
     places = [path.resolve() for path in options.features]
     return [path for number, path in enumerate(options.features) if places[number] in places[:number]]
 
@@ -78,19 +70,23 @@ def run_few_shot(options: FewShot) -> None:
         options = replace(options, methods=_USUAL)
     _warn_unused(options)
     if not options.own.features:
-        check_named_data(options.data)
+        require_data(options.data)
     check_models(options.model, "few-shot")
-    console = output()
     results, left_out = _of_features(options) if options.own.features else _of_models(options)
     frame = tidy(results)
+    sets = list(dict.fromkeys(frame["data"]))
     for name in dict.fromkeys(result.model for result in results):
-        for data in dict.fromkeys(frame["data"]):
-            _few_shot_table(f"{name} on {data}", frame[(frame["model"] == name) & (frame["data"] == data)], console)
-        if frame["data"].nunique() > 1:
-            _few_shot_table(f"{name}, mean of {frame['data'].nunique()} sets", frame[frame["model"] == name], console)
-    say_left_out(left_out)
-    write_results(options.model, results)
-    _compare(options, frame, joint_identity(results), console)
+        own = frame[frame["model"] == name]
+        for data in sets:
+            _few_shot_table(f"{name} on {data}", own[own["data"] == data])
+        if len(sets) > 1:
+            _few_shot_table(f"{name}, mean of {len(sets)} sets", own)
+    finish(options.model, results, left_out)
+    methods = [name for name in dict.fromkeys(frame["method"]) if name != "zero-shot"]
+    if frame["shots"].max() > 0:
+        _print_gains(frame, methods)
+        if options.model.out is not None and options.model.out.suffix != ".json":
+            _plot(frame, methods, options.model.out, joint_identity(results))
 
 
 def _warn_unused(options: FewShot) -> None:
@@ -133,7 +129,8 @@ def _of_features(options: FewShot) -> tuple[list[Result], tuple[str, ...]]:
 
 
 def _of_models(options: FewShot) -> tuple[list[Result], tuple[str, ...]]:
-    protocol, tuning = _protocol(options), _tuning(options)
+    tuned = tuple(dict.fromkeys(name for name in options.methods if name in TUNING_METHODS))
+    protocol, tuning = _protocol(options), TuningRequest(tuned, options.effort, options.flip, options.held_out)
     opened = open_data(options.data, "few-shot")
     protocol = _reachable(options, protocol, opened.tasks)
     tasks = [_fitting(options, task, protocol) for task in opened.tasks]
@@ -154,13 +151,12 @@ def _protocol(options: FewShot) -> Protocol:
     return Protocol(methods, shots, tuple(range(options.seeds)), short_classes=short)
 
 
-def _tuning(options: FewShot) -> TuningRequest:
-    methods = tuple(dict.fromkeys(name for name in options.methods if name in TUNING_METHODS))
-    return TuningRequest(methods, options.effort, options.flip, options.held_out)
+def _fitting(options: FewShot, task: ClassificationTask, protocol: Protocol) -> ClassificationTask:
+    return with_enough_examples(task, protocol.shots[-1]) if options.small_classes == "drop" else task
 
 
 def _reachable(options: FewShot, protocol: Protocol, tasks: Sequence[ClassificationTask]) -> Protocol:
-    """By default, the numbers of shots that every class has."""
+    """Leave out numbers of shots that some class does not have, unless --shots names them."""
     if options.shots is not None or options.small_classes != "refuse":
         return protocol
     fewest = min(int(np.bincount(task.support.labels, minlength=len(task.class_names)).min()) for task in tasks)
@@ -171,18 +167,9 @@ def _reachable(options: FewShot, protocol: Protocol, tasks: Sequence[Classificat
     return replace(protocol, shots=shots)
 
 
-def _fitting(options: FewShot, task: ClassificationTask, protocol: Protocol) -> ClassificationTask:
-    return with_enough_examples(task, protocol.shots[-1]) if options.small_classes == "drop" else task
-
-
-def _compare(options: FewShot, frame: pd.DataFrame, identity: str, console: Console) -> None:
-    """Figures, which take the place of the same evaluations' only, and with two or more models what the later ones
-    gain over the first."""
-    methods = [name for name in dict.fromkeys(frame["method"]) if name != "zero-shot"]
+def _print_gains(frame: pd.DataFrame, methods: list[str]) -> None:
+    """What each later model gains over the first."""
     models, every = list(dict.fromkeys(frame["model"])), sorted({int(k) for k in frame["shots"] if k > 0})
-    if not every:  # zero-shot alone: nothing goes over shots
-        return
-    shots = every[-1]
     for model in models[1:]:
         table = Table("method", *(f"{k} shots" for k in every), "fewer shots by")
         for method in methods:
@@ -191,14 +178,14 @@ def _compare(options: FewShot, frame: pd.DataFrame, identity: str, console: Cons
             table.add_row(method, *cells, f"{saved} ({saved.accuracy:.1f} %)")
         sets, draws = frame["data"].nunique(), frame[frame["shots"] > 0]["seed"].nunique()
         of = f"mean of {sets} sets" if sets > 1 else f"{frame['data'].iloc[0]}"
-        console.print(
-            f"\n{model} minus {models[0]}, {of}, ± over {draws} draws that both had",
-            highlight=False,
-            soft_wrap=True,
-        )
-        console.print(table)
-    if options.model.out is None or options.model.out.suffix == ".json":
-        return
+        say("")
+        say(f"{model} minus {models[0]}, {of}, ± over {draws} draws that both had")
+        output().print(table)
+
+
+def _plot(frame: pd.DataFrame, methods: list[str], out: Path, identity: str) -> None:
+    """Accuracy over shots, and the gains of later models over the first; files are named by the evaluations."""
+    models, shots = list(dict.fromkeys(frame["model"])), int(frame["shots"].max())
     # Error bars are over draws of the support here: one model is one training.
     curves = frame.assign(training_seed=frame["seed"]) if frame["training_seed"].nunique() == 1 else frame
     zero = frame[frame["method"] == "zero-shot"].groupby("model")["value"].mean().to_dict()
@@ -206,13 +193,13 @@ def _compare(options: FewShot, frame: pd.DataFrame, identity: str, console: Cons
     for number, model in enumerate(models[1:], 1):
         figures[f"gain-per-data-set-{number}"] = gain_per_data_set(frame, model, models[0], methods[0], shots)
         figures[f"gain-against-examples-{number}"] = gain_against_examples(frame, model, models[0], methods[0], shots)
-    paths = {options.model.out / f"{name}--{identity}.png": figure for name, figure in figures.items()}
+    paths = {out / f"{name}--{identity}.png": figure for name, figure in figures.items()}
     for path, figure in paths.items():
         save_figure(figure, path)
     say(f"figures: {', '.join(map(str, paths))}")
 
 
-def _few_shot_table(title: str, frame: pd.DataFrame, console: Console) -> None:
+def _few_shot_table(title: str, frame: pd.DataFrame) -> None:
     """Methods by shots: the mean over sets, with the standard deviation over draws."""
     shots = sorted(k for k in frame["shots"].unique() if k)
     table = Table("method", *([f"{k} {'shot' if k == 1 else 'shots'}" for k in shots] or ["accuracy"]))
@@ -225,15 +212,14 @@ def _few_shot_table(title: str, frame: pd.DataFrame, console: Console) -> None:
         table.add_row(method, *(str(summarise(draws[k])) for k in shots))
     draws = frame[frame["shots"] > 0]["seed"].nunique()
     over = f", mean ± standard deviation (n - 1) over {draws} draws of the shots" if draws > 1 else ""
-    console.print(
-        f"\n{title}: {' or '.join(frame['metric'].unique())} in percent{over}", highlight=False, soft_wrap=True
-    )
-    console.print(table)
-    _trust_table(frame, int(shots[-1]) if shots else 0, console)
+    say("")
+    say(f"{title}: {' or '.join(frame['metric'].unique())} in percent{over}")
+    output().print(table)
+    _trust_table(frame, int(shots[-1]) if shots else 0)
 
 
-def _trust_table(frame: pd.DataFrame, shots: int, console: Console) -> None:
-    """At the most shots: how far confidence is off, and what the conformal sets hold."""
+def _trust_table(frame: pd.DataFrame, shots: int) -> None:
+    """Calibration and conformal sets at the most shots."""
     table = Table("method", "left-out accuracy", "calibration error", "coverage", "classes a set")
     for method in dict.fromkeys(frame["method"]):
         chosen = frame[(frame["method"] == method) & frame["shots"].isin((0, shots))]
@@ -241,8 +227,6 @@ def _trust_table(frame: pd.DataFrame, shots: int, console: Console) -> None:
         missing = "" if method == "zero-shot" else TOO_FEW
         cells = [missing if pd.isna(means[name]) else f"{means[name]:.1f}" for name in TRUST_COLUMNS]
         table.add_row(method, *cells)
-    console.print(
-        f"trust{f' at {shots} shots' if shots else ''}, in percent; sets at an error rate of {100 * SET_ALPHA:g} %",
-        highlight=False,
-    )
-    console.print(table)
+    at = f" at {shots} shots" if shots else ""
+    say(f"trust{at}, in percent; sets at an error rate of {100 * SET_ALPHA:g} %")
+    output().print(table)

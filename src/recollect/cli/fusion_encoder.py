@@ -1,4 +1,4 @@
-"""Embed with what is found in an index: what the options of `recollect.cli.fusion_options` ask for."""
+"""Encoders that read an index, by the options of `recollect.cli.fusion_options`."""
 
 from dataclasses import replace
 
@@ -21,11 +21,11 @@ def reading(
 
     Args:
         encoder: the frozen model.
-        tested: images whose near-duplicates in the index are left out, where that is asked; how many, is printed.
+        tested: images whose near-duplicates in the index are left out if --near is given; their number is printed.
         cache: of the model's own embeddings.
 
     Raises:
-        UserError: a part cannot be opened, or the parts do not belong together.
+        UserError: index or fusion cannot be opened, or they do not belong together.
     """
     if options.index is None or options.fusion is None:
         return encoder
@@ -54,7 +54,7 @@ def reading(
 
 
 def _searcher(options: FusionOptions, index: Index, fusion: FusionModule) -> Encoder | None:
-    """The model that finds, where that is not the one whose embeddings are refined."""
+    """The model that searches the index, if it is not the one whose embeddings are refined."""
     if fusion.settings.reads is None:
         own = options.searcher is not None
         refuse((own, f"--searcher {options.searcher}: {options.fusion} reads the index of its own model."))
@@ -63,7 +63,7 @@ def _searcher(options: FusionOptions, index: Index, fusion: FusionModule) -> Enc
 
 
 def name_with_index(options: FusionOptions, model: str, encoder: Encoder) -> str:
-    """What to call a model in results: with the index's version and the fusion's fingerprint, if it reads one."""
+    """The name of a model in results; if it reads an index, with the index's version and the fusion's fingerprint."""
     if not isinstance(encoder, RetrievalEnhancedEncoder):
         return model
     read = encoder.description
@@ -75,7 +75,7 @@ def name_with_index(options: FusionOptions, model: str, encoder: Encoder) -> str
 
 
 def with_index(result: Result, encoder: Encoder) -> Result:
-    """The result, saying in its settings which index was read and how."""
+    """The result with the index that was read in its settings."""
     if not isinstance(encoder, RetrievalEnhancedEncoder):
         return result
     return replace(result, settings={**result.settings, "reads": encoder.description})

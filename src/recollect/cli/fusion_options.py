@@ -36,7 +36,7 @@ class FusionOptions:
         return self.index is not None or self.fusion is not None
 
     def check(self) -> None:
-        """Refuse half of what is needed.
+        """Reject one of --index and --fusion without the other.
 
         Raises:
             UserError: naming the option.
@@ -51,7 +51,7 @@ class FusionOptions:
 
     @property
     def model(self) -> str:
-        """What the index says that it was embedded by; empty where none is read, or another model finds in it."""
+        """The model that embedded the index; empty if no index is read, or another model searches it."""
         if self.index is None or self.searcher is not None:
             return ""
         from recollect.index import Index

@@ -1,6 +1,6 @@
 """``recollect index …``: build an index of pictures, keep it up to date, check it and export it."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,143 +12,34 @@ from recollect.core.validation import check_number, refuse
 from recollect.core.words import counted
 
 if TYPE_CHECKING:
-    from recollect.core.types import Encoder, Source
-    from recollect.index import Duplicates, Index, IngestOptions
+    from recollect.core.types import Encoder
+    from recollect.index import Duplicates, Index
 
 _SHOWN = 10
 
-IndexPlace = Annotated[str, Arg(place="INDEX")]
-
 
 @dataclass(frozen=True)
-class SourceOptions:
-    """How the samples of a source become pictures of an index."""
+class OnIndex:
+    """A command on an index."""
 
-    name: str = ""
-    """What the index calls the source (default: the name of its file or folder)."""
-    split: str | None = None
-    """Split of the source (default: all splits)."""
-    limit: int | None = None
-    """Read only this many samples; needed for sources without an end."""
-    captions: Literal["all", "first"] = "all"
-    """Captions of a sample to keep."""
-    pictures: Literal["source", "bytes", "path", "none"] = "source"
-    """What to store of a picture: bytes or path as the source has it, always one of them, or nothing."""
-    near: float | None = None
-    """Leave out pictures with at least this cosine to one in the index (RECO: 0.94)."""
-    engine: Literal["local", "ray"] = "local"
-    """Embed in this process, or on the Ray cluster named by RAY_ADDRESS (default: on this machine)."""
-    device: str | None = None
-    """Device to embed on (default: the best one)."""
-    template: Annotated[str | None, Arg(rare=True)] = None
-    """Make a caption of the class of a picture without captions, e.g. "a photo of a {}."."""
-    broken_share: Annotated[float, Arg(rare=True)] = 0.01
-    """Share of unreadable pictures above which reading stops."""
-    image_column: Annotated[str | None, Arg(rare=True)] = None
-    """Column of a table with the pictures, if it has an unusual name."""
-    caption_column: Annotated[str | None, Arg(rare=True)] = None
-    """Column of a table with the captions."""
-    label_column: Annotated[str | None, Arg(rare=True)] = None
-    """Column of a table with the classes."""
+    index: Annotated[str, Arg(place="INDEX")]
+    """Its folder, or milvus://host:port/collection."""
 
-    def check(self) -> None:
-        """Reject impossible values before anything is opened."""
-        unfilled = self.template is not None and "{}" not in self.template
-        refuse((unfilled, f"--template {self.template}: needs {{}} for the class name"))
-        if self.near is not None:
-            check_number("--near", self.near, above=0, most=1)
-        if self.limit is not None:
-            check_number("--limit", self.limit, least=1)
-        check_number("--broken-share", self.broken_share, least=0, most=1)
-        if self.engine == "ray":
-            warn_unused(self, "device", why="with --engine ray each worker uses its best device.")
-
-    def open(self, source: str) -> "Source":
-        """Open the source."""
-        from recollect.data.sources.columns import Columns
-        from recollect.index.ingest import open_pictures
-
-        columns = Columns(image=self.image_column, caption=self.caption_column, label=self.label_column)
-        opened = open_pictures(source, self.split, columns)
-        unlimited = opened.endless and self.limit is None
-        refuse((unlimited, f"{source}: is endless. Add --limit N, or write {source}?size=N."))
-        return opened
-
-    def ingest(self) -> "IngestOptions":
-        """For `Index.add`."""
-        from recollect.index import IngestOptions
-
-        return IngestOptions(
-            self.captions, self.template, self.pictures, self.limit, self.near, self.broken_share, self.engine
-        )
-
-
-@dataclass(frozen=True)
-class Build:
-    """Index the pictures of a source: a folder, a table, shards or a hub id.
-
-    The same command again continues a build that was interrupted, or brings the index up to date: pictures that are
-    there already are not embedded again. Identical pictures become one row, whatever their files are called.
-    """
-
-    source: Annotated[str, Arg(place="SOURCE")]
-    """A folder of pictures; or a table, shards or a hub id with captions or classes."""
-    out: str
-    """The index: a folder, or milvus://host:port/collection."""
-    model: str | None = None
-    """Model to embed with: RUN/model, the folder of a checkpoint, or a hub id."""
-    precision: Literal["float16", "float32"] = "float16"
-    """Precision of the stored vectors; float16 changes a cosine by about 1e-5 and takes half the space."""
-    reading: Annotated[SourceOptions, Arg(flat=True)] = field(default_factory=SourceOptions)
-
-    def run(self) -> None:
-        """Build, and print what was added."""
+    def open(self, model: "Encoder | str | None" = None) -> "Index":
+        """Open it."""
         from recollect.index import Index
 
-        check_writable(None if "://" in self.out else self.out, "--out")
-        self.reading.check()
-        source = self.reading.open(self.source)
-        model = _model(self.model, self.reading.device)
-        index = Index.build(source, model, out=self.out, name=self.reading.name, options=self.reading.ingest(),
-                            precision=self.precision, model_name=self.model or "")  # fmt: skip
-        _print_report(index)
-        index.warm()
+        return Index.open(self.index, model)
 
 
 @dataclass(frozen=True)
-class Add:
-    """Add the pictures of a source to an index, or bring it up to date with a source that it has already.
-
-    The index can be used meanwhile.
-    """
-
-    index: IndexPlace
-    """Its folder, or milvus://host:port/collection."""
-    source: Annotated[str, Arg(place="SOURCE")]
-    """A folder of pictures; or a table, shards or a hub id with captions or classes."""
-    model: str | None = None
-    """Model of the index (default: where it was when the index was built)."""
-    reading: Annotated[SourceOptions, Arg(flat=True)] = field(default_factory=SourceOptions)
-
-    def run(self) -> None:
-        """Add, and print what was added."""
-
-        self.reading.check()
-        index = _opened(self.index, None if self.model is None else _model(self.model, self.reading.device))
-        index.add(self.reading.open(self.source), name=self.reading.name, options=self.reading.ingest())
-        _print_report(index)
-
-
-@dataclass(frozen=True)
-class Remove:
+class Remove(OnIndex):
     """Show which pictures would be removed from an index; with --yes, remove them.
 
     No file is touched. Removed pictures stay out when their source is read again; `recollect index restore` brings them
     back. --source drops a source instead: its pictures come back when it is added again.
     """
 
-    index: IndexPlace
-    """Its folder, or milvus://host:port/collection."""
     ids: tuple[str, ...] = ()
     """Pictures, by id or file."""
     where: Annotated[str | None, Arg(metavar="SQL")] = None
@@ -168,19 +59,17 @@ class Remove:
 
     def run(self) -> None:
         """Preview or remove."""
-
         chosen = [bool(self.ids), *(each is not None for each in (self.where, self.near, self.source))]
         refuse((sum(chosen) != 1, "name what to remove with one of --ids, --where, --near and --source"))
         if self.near is None:
             warn_unused(self, "threshold", "split", "model", why="it is for --near.")
         check_number("--threshold", self.threshold, least=-1, most=1)
-        index = _opened(self.index, self.model)
+        index = self.open(self.model)
         if self.source is not None:
             ids = index.ids_where(f"source = '{self.source.replace(chr(39), chr(39) * 2)}'")
             if self.yes:
                 gone = index.forget(self.source)
-                line = f"{self.index}: source {self.source} dropped; {gone:,} pictures are gone, {len(index):,} left"
-                say(line)
+                say(f"{self.index}: source {self.source} dropped; {gone:,} pictures are gone, {len(index):,} left")
                 return
         elif self.where is not None:
             ids = index.ids_where(self.where)
@@ -204,11 +93,9 @@ class Remove:
 
 
 @dataclass(frozen=True)
-class Restore:
+class Restore(OnIndex):
     """Bring back pictures that were removed from an index: all of them, or those named by --ids."""
 
-    index: IndexPlace
-    """Its folder, or milvus://host:port/collection."""
     ids: tuple[str, ...] = ()
     """Pictures, by id or file."""
     show: bool = False
@@ -216,8 +103,7 @@ class Restore:
 
     def run(self) -> None:
         """List or restore."""
-
-        index = _opened(self.index)
+        index = self.open()
         removed = index.removed()
         if self.show:
             for each in removed:
@@ -226,54 +112,13 @@ class Restore:
         names = {name: each.id for each in removed for file in each.files for name in (file.path, file.key) if name}
         ids = [names.get(id, names.get(str(Path(id).resolve()), id)) for id in self.ids] or None
         count = index.restore(ids)
-        line = f"{self.index}: {count:,} of {len(removed):,} removed pictures restored; {len(index):,} pictures"
-        say(line)
+        say(f"{self.index}: {count:,} of {len(removed):,} removed pictures restored; {len(index):,} pictures")
 
 
 @dataclass(frozen=True)
-class Watch:
-    """Keep an index up to date with a folder: new pictures are added, changed ones replaced, deleted ones dropped.
-
-    Stop with Ctrl-C; the next call continues. If the folder disappears or is empty, nothing is dropped.
-    """
-
-    index: IndexPlace
-    """Its folder, or milvus://host:port/collection."""
-    folder: Annotated[Path, Arg(place="FOLDER")]
-    """The folder of pictures, with its subfolders."""
-    model: str | None = None
-    """Model of the index (default: where it was when the index was built)."""
-    name: str = ""
-    """What the index calls the folder (default: its own name)."""
-    every: float = 2.0
-    """Polling interval in seconds; a change is read once nothing has changed between two polls."""
-    once: bool = False
-    """Update once and end."""
-
-    def run(self) -> None:
-        """Watch until interrupted."""
-        from recollect.index.watch import FolderWatch
-
-        if self.once:
-            warn_unused(self, "every", why="--once polls once.")
-        check_number("--every", self.every, above=0)
-        index = _opened(self.index, self.model)
-        watch = FolderWatch(index, self.folder, self.name)
-        if self.once:
-            empty = watch.poll(settled=True) is None
-            refuse((empty, f"{self.folder}: contains no pictures; nothing was changed"))
-            _print_report(index)
-            return
-        say(f"watching {self.folder}; stop with Ctrl-C")
-        watch.follow(self.every, lambda report: _print_report(index))
-
-
-@dataclass(frozen=True)
-class Info:
+class Info(OnIndex):
     """Show what an index holds: pictures, sources, columns for filters, model, and measured recall."""
 
-    index: IndexPlace
-    """Its folder, or milvus://host:port/collection."""
     out: Path | None = None
     """JSON file for the same."""
 
@@ -284,23 +129,23 @@ class Info:
         from recollect.core.progress import output, printable
 
         check_writable(self.out, "--out")
-        info = _opened(self.index).info()
-        table = Table(show_header=False)
-        rows = {"index": info.address, "pictures": f"{info.pictures:,}, {info.texts:,} of them with a caption"}
-        rows["captions"] = f"{info.captions:,}"
+        info = self.open().info()
+        rows = [("index", info.address), ("pictures", f"{info.pictures:,}, {info.texts:,} of them with a caption")]
+        rows.append(("captions", f"{info.captions:,}"))
         for source, count in sorted(info.sources.items()):
             places = ", ".join(info.places.get(source, ()))
-            rows[f"  from {source or 'no source'}"] = f"{count:,}" + (f" ({places})" if places else "")
+            rows.append((f"  from {source or 'no source'}", f"{count:,}" + (f" ({places})" if places else "")))
         if info.removed:
-            rows["removed"] = f"{info.removed:,} (`recollect index restore` brings them back)"
-        rows["columns"] = ", ".join(info.columns)
-        rows["vectors"] = f"{info.record.width} numbers, {info.record.precision}"
-        rows["model"] = f"{info.record.model_name} ({info.record.model})"
+            rows.append(("removed", f"{info.removed:,} (`recollect index restore` brings them back)"))
+        rows.append(("columns", ", ".join(info.columns)))
+        rows.append(("vectors", f"{info.record.width} numbers, {info.record.precision}"))
+        rows.append(("model", f"{info.record.model_name} ({info.record.model})"))
         if info.record.prefix:
-            rows["texts are read"] = f"as {info.record.prefix}s"
-        rows["version"] = str(info.version)
-        for name, value in rows.items():
-            table.add_row(printable(name), printable(value))
+            rows.append(("texts are read", f"as {info.record.prefix}s"))
+        rows.append(("version", str(info.version)))
+        table = Table(show_header=False)
+        for row in rows:
+            table.add_row(*map(printable, row))
         output().print(table)
         if info.accelerators:
             output().print(_accelerator_table(info.accelerators))
@@ -309,11 +154,8 @@ class Info:
 
 
 @dataclass(frozen=True)
-class Verify:
+class Verify(OnIndex):
     """Read every file of an index and compare it with its checksum; status 2 if anything is damaged."""
-
-    index: IndexPlace
-    """Its folder, or milvus://host:port/collection."""
 
     def run(self) -> None:
         """Print every damage."""
@@ -328,7 +170,7 @@ class Verify:
 
 
 @dataclass(frozen=True)
-class FindDuplicates:
+class FindDuplicates(OnIndex):
     """Find identical files, near-identical pictures and similar pictures; with --remove --yes, remove near-identical.
 
     Near-identical pictures show the same shot, encoded again, resized, in gray or slightly cropped: decided by pixels,
@@ -336,8 +178,6 @@ class FindDuplicates:
     touched, and `recollect index restore` brings removed pictures back.
     """
 
-    index: IndexPlace
-    """Its folder, or milvus://host:port/collection."""
     threshold: float = 0.94
     """Cosine from which two pictures are similar."""
     remove: bool = False
@@ -349,11 +189,10 @@ class FindDuplicates:
 
     def run(self) -> None:
         """Find, print, and remove where asked."""
-
         if not self.remove:
             warn_unused(self, "yes", why="it confirms --remove.")
         check_writable(self.out, "--out")
-        index = _opened(self.index)
+        index = self.open()
         found = index.duplicates(self.threshold)
         paths = _print_duplicates(index, found)
         if self.out is not None:
@@ -367,14 +206,12 @@ class FindDuplicates:
 
 
 @dataclass(frozen=True)
-class ExportIndex:
+class ExportIndex(OnIndex):
     """Write an index to one file: .parquet with vectors, a map and neighbors (for embedding-atlas), .csv, or .json.
 
     The .json file has the format of COCO.
     """
 
-    index: IndexPlace
-    """Its folder, or milvus://host:port/collection."""
     out: Path
     """File that ends in .parquet, .csv or .json."""
     map: Literal["pca", "tsne"] = "pca"
@@ -393,19 +230,17 @@ class ExportIndex:
             warn_unused(self, "map", "k", why="they are for .parquet files.")
         if self.out.suffix != ".json":
             warn_unused(self, "coco", why="it is for .json files.")
-        count = export_index(_opened(self.index), self.out, self.map, self.k, self.coco)
+        count = export_index(self.open(), self.out, self.map, self.k, self.coco)
         say(f"{counted(count, 'picture')}: {self.out}")
 
 
 @dataclass(frozen=True)
-class Accelerate:
+class Accelerate(OnIndex):
     """Make searches of a large index fast (faiss), and print the recall measured on the index's own pictures.
 
     Pictures that are added later are included. Searches with filters or exclusions stay exact.
     """
 
-    index: IndexPlace
-    """Its folder."""
     recall: float = 0.999
     """Share of the ten nearest pictures to find."""
     drop: bool = False
@@ -419,7 +254,7 @@ class Accelerate:
         from recollect.index.stores.ivf import drop_accelerators
 
         check_writable(self.out, "--out")
-        index = _opened(self.index)
+        index = self.open()
         if self.drop:
             warn_unused(self, "recall", "out", why="nothing is measured with --drop.")
             drop_accelerators(index.store)
@@ -437,18 +272,15 @@ class Accelerate:
 
 
 @dataclass(frozen=True)
-class Compact:
+class Compact(OnIndex):
     """Join the small files of many additions, and free the space of deleted rows and old versions."""
 
-    index: IndexPlace
-    """Its folder."""
     keep_days: float = 1.0
     """Keep versions younger than this many days, for processes that still read them; 0 keeps only the newest."""
 
     def run(self) -> None:
         """Compact, and print sizes before and after."""
-
-        done = _opened(self.index).compact(self.keep_days)
+        done = self.open().compact(self.keep_days)
         refuse((done is None, f"{self.index}: Milvus compacts its collections itself"))
         assert done is not None
         parts = [f"{done.files[0]:,} → {done.files[1]:,} files"]
@@ -471,33 +303,10 @@ def remove_pictures(index: "Index", ids: list[str], yes: bool) -> None:
             output().print("  …", highlight=False)
         return
     removed = index.remove(ids) if ids else 0
-    line = f"{share} removed, {total - removed:,} left. `recollect index restore {index.address}` brings them back."
-    say(line)
-
-
-def _opened(address: str, model: "Encoder | str | None" = None) -> "Index":
-    from recollect.index import Index
-
-    return Index.open(address, model)
-
-
-def _model(name: str | None, device: str | None) -> "Encoder | None":
-    if name is None:
-        return None
-    from recollect.models import load_model
-
-    return load_model(name, device)
-
-
-def _print_report(index: "Index") -> None:
-
-    assert index.report is not None
-    line = f"{index.address}: {index.report.summary()}; {len(index):,} pictures"
-    say(line)
+    say(f"{share} removed, {total - removed:,} left. `recollect index restore {index.address}` brings them back.")
 
 
 def _print_duplicates(index: "Index", found: "Duplicates") -> dict[str, str]:
-
     ids = sorted({id for groups in (found.near_identical, found.similar) for group in groups for id in group})
     paths = {each.id: str(each.path or each.id) for each in index.pictures(ids)} if ids else {}
     levels = {
@@ -508,8 +317,7 @@ def _print_duplicates(index: "Index", found: "Duplicates") -> dict[str, str]:
     for level, groups in levels.items():
         say(f"{level}: {counted(len(groups), 'group')}")
         for group in groups[:_SHOWN]:
-            line = "  " + "  ".join(paths.get(each, each) for each in group)
-            say(line)
+            say("  " + "  ".join(paths.get(each, each) for each in group))
         if len(groups) > _SHOWN:
             say(f"  … and {len(groups) - _SHOWN:,} more (--out FILE.json has all)")
     if found.unread:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from recollect.cli.index import OnIndex
 from recollect.cli.parser import Arg, say, warn_unused
 from recollect.core.errors import UserError
 from recollect.core.paths import check_writable
@@ -15,14 +16,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Retrieve:
+class Retrieve(OnIndex):
     """Write the captioned pictures of an index that are nearest to class names to a Parquet file (REACT).
 
     Each picture is written once, with its caption, the class that it is nearest to, and the distance (1 - cosine).
     """
 
-    index: Annotated[str, Arg(place="INDEX")]
-    """Its folder, or milvus://host:port/collection."""
     names: Path
     """A text file of class names, one per line."""
     out: Path

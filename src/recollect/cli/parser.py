@@ -5,7 +5,6 @@ imports nothing heavy at its top, so that help and completion are fast; ``run`` 
 """
 
 import argparse
-import ast
 import inspect
 import json
 import shutil
@@ -14,14 +13,15 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
-from functools import cache
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from recollect.cli.field_docs import field_docs
 from recollect.core.errors import UserError
-from recollect.core.options import OptionPath, build, default_of, read_options_file, read_values, without_none
+from recollect.core.options import OptionPath, build, converted, default_of, read_options_file, without_none
 
 _T = TypeVar("_T")
 
@@ -74,7 +74,6 @@ class Option:
 
     Attributes:
         path: of field names from the command down to the option's.
-        key: the same in a settings file, where flat dataclasses have no table.
         name: on the command line, without ``--``.
         kind: type of its value, without None.
         optional: whether the value may be None.
@@ -83,11 +82,10 @@ class Option:
         group: title of its part of the help.
         arg: as declared.
         rare: whether it is left out of ``--help``.
-        alias: a second name, that help does not show.
+        alias: its dotted name, where help lists it under a shorter one.
     """
 
     path: OptionPath
-    key: OptionPath
     name: str
     kind: Any
     optional: bool
@@ -99,6 +97,11 @@ class Option:
     alias: str | None = None
 
     @property
+    def key(self) -> str:
+        """Its dotted name in a settings file."""
+        return (self.alias or self.name).replace("-", "_")
+
+    @property
     def switch(self) -> bool:
         """Whether it is on or off."""
         return self.kind is bool or is_dataclass(self.kind)
@@ -108,6 +111,65 @@ class Option:
         """Whether it takes several values."""
         return get_origin(self.kind) is tuple
 
+    @property
+    def element(self) -> Any:
+        """Type of one value."""
+        return get_args(self.kind)[0] if self.many else self.kind
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """All valid values, where they are few."""
+        return get_args(self.element) if get_origin(self.element) is Literal else ()
+
+    @property
+    def required(self) -> bool:
+        """Whether the command line must set it."""
+        return self.default is MISSING and not self.switch and not self.rare
+
+    @property
+    def metavar(self) -> str:
+        """How help calls its value."""
+        if self.arg.metavar or self.choices:
+            return self.arg.metavar or f"{{{','.join(map(str, self.choices))}}}"
+        kinds: dict[Any, str] = {int: "N", float: "X", Path: "PATH"}
+        return kinds.get(self.element) or self.name.split(".")[-1].split("-")[-1].upper()
+
+    @property
+    def help_text(self) -> str:
+        """What help says about it, with the default."""
+        text, value = self.help, self.default
+        if value not in (None, MISSING, (), "", True, False) and not self.arg.place and "default" not in text:
+            shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            text = f"{text.removesuffix('.')} (default: {shown})."
+        return text.replace("%", "%%")
+
+    def read(self, word: str) -> Any:
+        """The value that a word stands for.
+
+        Raises:
+            ArgumentTypeError: it is no such value.
+        """
+        if self.optional and word == "None":
+            return _NONE
+        if self.choices:
+            for choice in self.choices:
+                if str(choice) == word:
+                    return choice
+            raise argparse.ArgumentTypeError(f"{word!r} is not one of {', '.join(map(str, self.choices))}")
+        members = get_args(self.element) if get_origin(self.element) in (UnionType, Union) else (self.element,)
+        for member in members:
+            try:
+                return member(word)
+            except ValueError:
+                continue
+        wanted = " or ".join(_KINDS.get(each, "valid") for each in members)
+        raise argparse.ArgumentTypeError(f"{word!r} is not {wanted}")
+
+
+_CONFIG = "this command's --print-config, or a recipe.json. Options on the command line override it."
+_KINDS: Mapping[Any, str] = {int: "a whole number", float: "a number"}
+_NONE = object()
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
@@ -115,7 +177,7 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message}. `{self.prog} --help` lists the options.")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Leave choices to `_reader`; here they are for completion only."""
+        """`Option.read` checks choices; here they are for completion only."""
 
 
 class _Once(argparse.Action):
@@ -134,8 +196,7 @@ class _Help(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=26, width=width)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        paragraphs = (textwrap.fill(" ".join(each.split()), width) for each in text.split("\n\n"))
-        return "\n\n".join(paragraphs)
+        return "\n\n".join(textwrap.fill(" ".join(each.split()), width) for each in text.split("\n\n"))
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
         text = super()._format_args(action, default_metavar)
@@ -155,10 +216,10 @@ def parse(kind: type[_T], words: Sequence[str], prog: str, default: _T | None = 
         UserError: an unknown, repeated or missing option, or a wrong value.
         SystemExit: help or the settings were asked for, and printed.
     """
-    known, values = list(options_of(kind, default)), {}
+    known, values = list(options_of(kind, default)), dict[OptionPath, Any]()
     with_config = any(option.rare for option in known)
     if with_config and (file := value_of("--config", words)):
-        values = read_values(kind, _with_tables(kind, read_options_file(Path(file))), Path(file))
+        values = _values_in(Path(file), known)
         known = [replace(each, default=values[each.path]) if each.path in values else each for each in known]
     parser = build_parser(kind, prog, known)
     words = [_spelled(word, parser) for word in words]
@@ -166,7 +227,11 @@ def parse(kind: type[_T], words: Sequence[str], prog: str, default: _T | None = 
         for action in parser._actions:
             action.required = False  # so that only what was typed counts
     given = vars(parser.parse_intermixed_args(words))
-    values |= {option.path: _value(option, given[option.name]) for option in known if option.name in given}
+    for option in known:
+        if option.name in given:
+            value = given[option.name]
+            none = value is _NONE or value == [_NONE]
+            values[option.path] = None if none else tuple(value) if option.many else value
     if print_config:
         print(settings_text(known, values), end="")
         sys.exit(0)
@@ -185,12 +250,14 @@ def script_options(kind: type[_T]) -> _T:
 def build_parser(kind: type[Any], prog: str, known: Sequence[Option] | None = None) -> argparse.ArgumentParser:
     """An `argparse` parser of the options of ``kind``."""
     known = list(options_of(kind)) if known is None else known
-    places = " ".join(_place_usage(option) for option in known if option.arg.place)
-    needed = "".join(f" --{each.name} {_metavar(each)}" for each in known if _required(each) and not each.arg.place)
+    places = [f"{each.arg.place} ..." if each.many else str(each.arg.place) for each in known if each.arg.place]
+    required = [each.required for each in known if each.arg.place]
+    usage = [place if needed else f"[{place}]" for place, needed in zip(places, required, strict=True)]
+    usage += [f"--{each.name} {each.metavar}" for each in known if each.required and not each.arg.place]
     parser = _Parser(
         prog,
-        usage=f"{prog} {places}{' ' if places else ''}{needed.lstrip()}{' ' if needed else ''}[options]",
-        description=_description(kind),
+        usage=" ".join([prog, *usage, "[options]"]),
+        description=inspect.cleandoc(kind.__doc__ or "").split("\nAttributes:")[0].strip(),
         formatter_class=_Help,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
@@ -209,6 +276,60 @@ def build_parser(kind: type[Any], prog: str, known: Sequence[Option] | None = No
         more.add_argument("--print-config", action="store_true", help=text)
     more.add_argument("-h", "--help", action="help", help="Show this help.")
     return parser
+
+
+def _add(group: Any, option: Option) -> None:
+    text = argparse.SUPPRESS if option.rare else option.help_text
+    if option.switch:
+        negative = ".".join((*option.name.split(".")[:-1], f"no-{option.name.split('.')[-1]}"))
+        for name in (option.name, negative):
+            hidden = name == (option.name if option.default is True else negative)
+            group.add_argument(f"--{name}", action="store_const", const=name == option.name, dest=option.name,
+                               help=argparse.SUPPRESS if hidden else text)  # fmt: skip
+        return
+    settings: dict[str, Any] = {"type": option.read, "action": _Once, "help": text}
+    if option.choices:
+        settings["choices"] = [*map(str, option.choices)]
+    if option.arg.place:
+        nargs = ("+" if option.default is MISSING else "*") if option.many else None if option.required else "?"
+        group.add_argument(option.name, nargs=nargs, metavar=option.arg.place, **settings)
+        return
+    settings |= {"dest": option.name, "metavar": option.metavar}
+    if option.many:
+        settings["nargs"] = "+" if get_args(option.kind)[-1] is ... else len(get_args(option.kind))
+    group.add_argument(f"--{option.name}", required=option.required, **settings)
+    if option.alias:
+        group.add_argument(f"--{option.alias}", **settings | {"help": argparse.SUPPRESS})
+
+
+def _spelled(word: str, parser: argparse.ArgumentParser) -> str:
+    """The word, if it is no option, or an option that the parser knows; ``--batch_size`` is ``--batch-size``.
+
+    Raises:
+        UserError: no such option.
+    """
+    name, equals, value = word.partition("=")
+    known = parser._option_string_actions
+    if not name.startswith("--") or name == "--" or " " in name or name in known:
+        return word
+    if (hyphens := name.replace("_", "-")) in known:
+        return hyphens + equals + value
+    listed = [each for each in known if known[each].help is not argparse.SUPPRESS]
+    begun = [each for each in known if each.startswith(name)]
+    near = begun or get_close_matches(name, listed, 1) or get_close_matches(name, known, 1)
+    guess = f"Did you mean {near[0]}?" if near else f"`{parser.prog} --help` lists the options."
+    raise UserError(f"{name}: no such option of `{parser.prog}`. {guess}")
+
+
+def value_of(option: str, words: Sequence[str]) -> str | None:
+    """The value of an option, before the words are parsed."""
+    for word, following in pairwise([*words, ""]):
+        if word.startswith(f"{option}=") or (word == option and following):
+            return word.partition("=")[2] or following
+    return None
+
+
+# ---------------------------------------------------------------- messages
 
 
 def warn_unused(options: Any, *names: str, why: str, prefix: str = "") -> None:
@@ -239,21 +360,52 @@ def warn(text: str) -> None:
     console.print(f"warning: {text}", style="yellow", highlight=False, soft_wrap=True)
 
 
+# ---------------------------------------------------------------- settings files
+
+
+def _values_in(file: Path, known: Sequence[Option]) -> dict[OptionPath, Any]:
+    """The values of options in a settings file, checked.
+
+    Raises:
+        UserError: the file cannot be read, an unknown option, or a value of the wrong type.
+    """
+    options, values = {option.key: option for option in known}, {}
+    for key, value in _dotted(read_options_file(file)):
+        if (option := options.get(key)) is None:
+            near = get_close_matches(key, options, 1)
+            guess = f"Did you mean {near[0]}?" if near else "Was it written by another command or version?"
+            raise UserError(f"{file}: there is no option {key}. {guess}")
+        if is_dataclass(option.kind):
+            values[option.path] = value is not None
+        else:
+            hint = option.kind | None if option.optional else option.kind
+            values[option.path] = converted(hint, value, file, key)
+    return values
+
+
+def _dotted(held: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in held.items():
+        if isinstance(value, Mapping) and value:
+            yield from _dotted(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
 def settings_text(known: Sequence[Option], values: Mapping[OptionPath, Any] | None = None) -> str:
     """All named options as TOML with their help, as ``--config`` reads it; options without a value are comments."""
     values, lines, table = values or {}, [], ""
     switches = [each for each in known if is_dataclass(each.kind)]
     off = [each.path for each in switches if not (each.default or any(_within(key, each.path) for key in values))]
-    named = [each for each in known if not each.arg.place and not is_dataclass(each.kind)]
-    for option in sorted(named, key=lambda each: (len(each.key) > 1, each.key[:-1])):
-        here, mark = ".".join(option.key[:-1]), "# " if any(_within(option.path, each) for each in off) else ""
+    settable = [each for each in known if not each.arg.place and not is_dataclass(each.kind)]
+    for option in sorted(settable, key=lambda each: ("." in each.key, each.key.split(".")[:-1])):
+        here, _, name = option.key.rpartition(".")
+        mark = "# " if any(_within(option.path, each) for each in off) else ""
         if here != table:
             lines += ["", f"{mark}[{here}]"]
             table = here
         value = values.get(option.path, option.default)
         lines += [f"# {line}" for line in textwrap.wrap(option.help, MAX_WIDTH - 2)]
-        unset = value is None or value is MISSING
-        lines.append(f"# {option.key[-1]} =" if unset else f"{mark}{option.key[-1]} = {_toml(value)}")
+        lines.append(f"# {name} =" if value in (None, MISSING) else f"{mark}{name} = {_toml(value)}")
     return "\n".join(lines).strip() + "\n"
 
 
@@ -267,6 +419,9 @@ def _toml(value: Any) -> str:
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
 
 
+# ---------------------------------------------------------------- from dataclasses to options
+
+
 def options_of(kind: type[Any], default: Any = None, above: Option | None = None, prefix: str = "") -> Iterator[Option]:
     """Every option of a command, in the order of its fields.
 
@@ -277,34 +432,29 @@ def options_of(kind: type[Any], default: Any = None, above: Option | None = None
         prefix: of the options' names.
     """
     hints, docs = get_type_hints(kind, include_extras=True), field_docs(kind)
-    path, key, group, rare = (above.path, above.key, above.group, above.rare) if above else ((), (), "options", False)
+    path, group, rare = (above.path, above.group, above.rare) if above else ((), "options", False)
     for each in fields(kind):
         if not each.init:
             continue
         hint, own = hints[each.name], Arg()
         if get_origin(hint) is Annotated:
             own = next((extra for extra in get_args(hint)[1:] if isinstance(extra, Arg)), own)
-        bare, optional = without_none(_stripped(hint))
+            hint = get_args(hint)[0]
+        bare, optional = without_none(hint)
         usual = default_of(each) if default is None else getattr(default, each.name)
-        option = Option(
-            (*path, each.name),
-            key if own.flat else (*key, each.name),
-            prefix + (own.name or each.name.replace("_", "-")),
-            bare,
-            optional,
-            usual,
-            docs.get(each.name, ""),
-            group,
-            own,
-            own.rare or rare,
-        )
+        name = prefix + (own.name or each.name.replace("_", "-"))
+        help = docs.get(each.name, "")
+        option = Option((*path, each.name), name, bare, optional, usual, help, group, own, own.rare or rare)
         if not is_dataclass(bare):
             yield option
             continue
         assert isinstance(bare, type)
         if optional:  # None until it is switched on, or one of its options is given
             yield replace(option, default=usual is not None, rare=True)
-        inner = replace(option, group=_first_line(bare) if own.flat and own.shown is None else group)
+        inner = option
+        if own.flat and own.shown is None:
+            title = (bare.__doc__ or "options").strip().splitlines()[0].rstrip(".")
+            inner = replace(option, group=title[:1].lower() + title[1:])
         value = None if usual in (None, MISSING) else usual
         below = options_of(bare, value, inner, prefix if own.flat else f"{option.name}.")
         yield from below if own.shown is None else _shown(list(below), option.path, own.shown)
@@ -318,209 +468,3 @@ def _shown(options: Sequence[Option], path: OptionPath, shown: Mapping[str, str]
         yield replace(option, name=short, alias=None if short == option.name else option.name, rare=False)
     for option in dotted.values():
         yield replace(option, rare=True)
-
-
-def _stripped(hint: Any) -> Any:
-    """A type without its annotations."""
-    return _stripped(get_args(hint)[0]) if get_origin(hint) is Annotated else hint
-
-
-def _add(group: Any, option: Option) -> None:
-    text = argparse.SUPPRESS if option.rare else _help_text(option)
-    choices = {"choices": [*map(str, _choices(option))]} if _choices(option) else {}
-    if option.arg.place:
-        nargs = ("+" if option.default is MISSING else "*") if option.many else None if _required(option) else "?"
-        metavar = option.arg.place
-        group.add_argument(
-            option.name, nargs=nargs, type=_reader(option), action=_Once, metavar=metavar, help=text, **choices
-        )
-        return
-    flag: dict[str, Any] = {"dest": option.name, "help": text}
-    if option.switch:
-        negative = ".".join((*option.name.split(".")[:-1], f"no-{option.name.split('.')[-1]}"))
-        shown, hidden = (negative, option.name) if option.default is True else (option.name, negative)
-        for name in (shown, hidden):
-            flag["help"] = text if name == shown else argparse.SUPPRESS
-            group.add_argument(f"--{name}", action="store_const", const=name == option.name, **flag)
-        return
-    flag |= {
-        "type": _reader(option),
-        "action": _Once,
-        "required": _required(option),
-        "metavar": _metavar(option),
-        **choices,
-    }
-    if option.many:
-        flag["nargs"] = "+" if get_args(option.kind)[-1] is ... else len(get_args(option.kind))
-    group.add_argument(f"--{option.name}", **flag)
-    if option.alias:
-        group.add_argument(f"--{option.alias}", **flag | {"help": argparse.SUPPRESS, "required": False})
-
-
-def _required(option: Option) -> bool:
-    return option.default is MISSING and not option.switch and not option.rare
-
-
-def _place_usage(option: Option) -> str:
-    name = f"{option.arg.place} ..." if option.many else str(option.arg.place)
-    return name if _required(option) else f"[{name}]"
-
-
-def _help_text(option: Option) -> str:
-    text, value = option.help, option.default
-    if value in (None, MISSING, (), "", True, False) or option.arg.place or "default" in text:
-        return text.replace("%", "%%")
-    shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    text = text.removesuffix(".")
-    return f"{text} (default: {shown}).".replace("%", "%%")
-
-
-def _metavar(option: Option) -> str:
-    if option.arg.metavar:
-        return option.arg.metavar
-    if choices := _choices(option):
-        return f"{{{','.join(map(str, choices))}}}"
-    kinds: dict[Any, str] = {int: "N", float: "X", Path: "PATH"}
-    return kinds.get(_element(option)) or option.name.split(".")[-1].split("-")[-1].upper()
-
-
-def _element(option: Option) -> Any:
-    return get_args(option.kind)[0] if option.many else option.kind
-
-
-def _choices(option: Option) -> tuple[Any, ...]:
-    kind = _element(option)
-    return get_args(kind) if get_origin(kind) is Literal else ()
-
-
-def _reader(option: Option) -> Any:
-    """What turns a word into a value."""
-    kind = _element(option)
-    members = get_args(kind) if get_origin(kind) in (UnionType, Union) else (kind,)
-    choices = _choices(option)
-
-    def read(word: str) -> Any:
-        if option.optional and word == "None":
-            return _NONE
-        if choices:
-            found = next((choice for choice in choices if str(choice) == word), None)
-            if found is None:
-                raise argparse.ArgumentTypeError(f"{word!r} is not one of {', '.join(map(str, choices))}")
-            return found
-        for member in members:
-            try:
-                return member(word)
-            except ValueError:
-                continue
-        raise argparse.ArgumentTypeError(
-            f"{word!r} is not {' or '.join(_KINDS.get(each, 'valid') for each in members)}"
-        )
-
-    return read
-
-
-_CONFIG = "this command's --print-config, or a recipe.json. Options on the command line override it."
-_KINDS: Mapping[Any, str] = {int: "a whole number", float: "a number"}
-_NONE = object()
-
-
-def _value(option: Option, given: Any) -> Any:
-    if given is _NONE or (isinstance(given, list) and given == [_NONE]):
-        return None
-    return tuple(given) if option.many else given
-
-
-def _with_tables(kind: type[Any], held: Mapping[str, Any]) -> dict[str, Any]:
-    """A settings file with the options of flat dataclasses in tables of their own."""
-    named, hints = dict(held), get_type_hints(kind, include_extras=True)
-    for name, hint in hints.items():
-        if any(isinstance(extra, Arg) and extra.flat for extra in get_args(hint)[1:]):
-            inner, own = _stripped(hint), {each.name for each in fields(kind)}
-            below = _with_tables(inner, {key: value for key, value in named.items() if key not in own})
-            known = {each.name for each in fields(inner)}
-            taken = {key: value for key, value in below.items() if key in known}
-            if taken:
-                moved = {key for key in named if key not in own and (key in known or key not in below)}
-                named = {key: value for key, value in named.items() if key not in moved} | {name: taken}
-    return named
-
-
-def _spelled(word: str, parser: argparse.ArgumentParser) -> str:
-    """The word, if it is no option, or an option that the parser knows; ``--batch_size`` is ``--batch-size``.
-
-    Raises:
-        UserError: no such option.
-    """
-    name, equals, value = word.partition("=")
-    known = parser._option_string_actions
-    if not name.startswith("--") or name == "--" or " " in name or name in known:
-        return word
-    if (hyphens := name.replace("_", "-")) in known:
-        return hyphens + equals + value
-    listed = [each for each in known if known[each].help is not argparse.SUPPRESS]
-    begun = [each for each in known if each.startswith(name)]
-    near = begun or get_close_matches(name, listed, 1) or get_close_matches(name, known, 1)
-    guess = f"Did you mean {near[0]}?" if near else f"`{parser.prog} --help` lists the options."
-    raise UserError(f"{name}: no such option of `{parser.prog}`. {guess}")
-
-
-def value_of(option: str, words: Sequence[str]) -> str | None:
-    """What stands behind an option, before the words are parsed."""
-    for number, word in enumerate(words):
-        if word.startswith(f"{option}="):
-            return word.partition("=")[2]
-        if word == option and number + 1 < len(words):
-            return words[number + 1]
-    return None
-
-
-def _first_line(kind: type[Any]) -> str:
-    line = (kind.__doc__ or "options").strip().splitlines()[0].rstrip(".")
-    return line[:1].lower() + line[1:]
-
-
-def _description(kind: type[Any]) -> str:
-    return inspect.cleandoc(kind.__doc__ or "").split("\nAttributes:")[0].strip()
-
-
-def field_docs(kind: type[Any]) -> dict[str, str]:
-    """What is written about each field of a dataclass: the string below it, or its line under ``Attributes:``."""
-    docs: dict[str, str] = {}
-    for each in reversed(kind.__mro__):
-        if is_dataclass(each):
-            docs |= _attributes(each.__doc__ or "") | _strings(each.__module__).get(each.__qualname__, {})
-    return {name: " ".join(text.split()) for name, text in docs.items()}
-
-
-def _attributes(doc: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    name = None
-    for line in inspect.cleandoc(doc).partition("Attributes:\n")[2].splitlines():
-        if line and not line.startswith("    "):
-            break
-        if line.startswith("        ") and name is not None:
-            found[name] += f" {line.strip()}"
-        elif ": " in line or line.endswith(":"):
-            name, _, text = line.strip().partition(":")
-            found[name] = text.strip()
-    return {name: text[:1].upper() + text[1:] for name, text in found.items()}
-
-
-@cache
-def _strings(module: str) -> dict[str, dict[str, str]]:
-    """The strings below the fields of the classes of a module."""
-    tree = ast.parse(inspect.getsource(sys.modules[module]))
-    found: dict[str, dict[str, str]] = {}
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            docs = found[node.name] = {}
-            for item, below in zip(node.body, node.body[1:], strict=False):
-                if (
-                    isinstance(item, ast.AnnAssign)
-                    and isinstance(item.target, ast.Name)
-                    and isinstance(below, ast.Expr)
-                    and isinstance(below.value, ast.Constant)
-                    and isinstance(below.value.value, str)
-                ):
-                    docs[item.target.id] = below.value.value
-    return found

@@ -153,19 +153,17 @@ class Search:
             warn_unused(self, "adaptation", "episode", why="it is for --adapt.")
 
     def _least_score(self) -> float | None:
-        if self.min_score is None:
-            return None
-        if self.min_score == "learnt":
+        """The lowest cosine; None for any, or where it is learned."""
+        if self.min_score in (None, "learnt"):
             other = self.normalise or self.among == "captions" or self.read.index is not None
-            refuse((other, "--min-score learnt: is for cosines of pictures with words. Name a score instead."))
+            message = "--min-score learnt: is for cosines of pictures with words. Name a score instead."
+            refuse((self.min_score is not None and other, message))
             return None
         with user_errors(f"--min-score {self.min_score}: a number or `learnt`", ValueError):
             score = float(self.min_score)
         return check_number("--min-score", score, least=-1, most=1)
 
     def _cut(self, index: "Index") -> "float | CutOff | None":
-        """The cut-off, learnt where asked."""
-
         if self.min_score != "learnt":
             return self._least_score()
         learnt = index.cut_off()

@@ -10,7 +10,7 @@ from recollect.training.step import Towers
 def measuring_hooks(wanted: tuple[str, ...]) -> Callable[[Towers], Mapping[str, float]]:
     """A measurement of a model in training by each ``PROTOCOL=SOURCE``: figures in percent, by protocol, task and name.
 
-    Sources are opened here, so that a misspelt one stops the run before its first step.
+    Sources are opened here, so that a wrong one stops the run before its first step.
 
     Raises:
         UserError: an unknown protocol, or a source that cannot be opened.

@@ -1,11 +1,10 @@
 """``recollect train reco``: teach a frozen model to read an index."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from recollect.cli.parser import Arg, named, parse, run_by, value_of
+from recollect.cli.parser import Arg, run_by
 from recollect.training.options import Optimiser
 
 
@@ -19,10 +18,8 @@ class TrainReco:
 
     The training pairs are embedded once and their neighbours are found once; training then reads embeddings, so that
     ten epochs take minutes. The fusion learns to read by --start, --mask and --newness; --preset paper trains as RECO
-    is printed. OUT/model is the fusion, OUT/metrics.jsonl has a line for each logged step. A run that was stopped
-    continues with the same command and --resume.
-
-    `recollect train reco --config OTHER/recipe.json` takes the options of another run.
+    is printed. OUT/model is the fusion, OUT/metrics.jsonl has a line for each logged step, and OUT.toml has all
+    options, for --config of another run. A run that was stopped continues with the same command and --resume.
     """
 
     index: str
@@ -92,30 +89,4 @@ class TrainReco:
     device: str | None = None
     """Where to compute, e.g. cpu or cuda (default: the fastest there is)."""
 
-    @classmethod
-    def parse(cls, words: list[str], prog: str) -> "TrainReco":
-        """Read the command line; the recipe.json of another run sets the defaults of all other options.
-
-        Raises:
-            UserError: a wrong option, or no recipe of such a run.
-        """
-        file = value_of("--config", words)
-        if file is None or Path(file).suffix != ".json":
-            return parse(cls, words, prog)
-        words = _without("--config", words)
-        begun = named("recollect.cli.train_reco_run:options_of_run")(Path(file))
-        typed = {word.partition("=")[0] for word in words}
-        if "--preset" in typed:
-            usual = cls(index="", data=())
-            names = ("start", "mask", "newness", "newness_strength", "newness_share", "score_of")
-            begun = replace(begun, **{name: getattr(usual, name) for name in names})
-        return parse(cls, words, prog, begun)
-
     run = run_by("recollect.cli.train_reco_run:run_reco")
-
-
-def _without(option: str, words: Sequence[str]) -> list[str]:
-    """The words without an option and its value."""
-    place = next(number for number, word in enumerate(words) if word.partition("=")[0] == option)
-    behind = place + (1 if "=" in words[place] else 2)
-    return [*words[:place], *words[behind:]]

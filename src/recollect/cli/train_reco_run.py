@@ -1,11 +1,11 @@
 """Embed pairs, find their neighbours and train a fusion: what `recollect train reco` runs."""
 
 from dataclasses import replace
-from pathlib import Path
 
 from recollect.cli.defaults import split_for
-from recollect.cli.parser import warn_unused
+from recollect.cli.parser import options_of, settings_text, warn_unused
 from recollect.cli.train_reco import TrainReco
+from recollect.core.files import atomic_path
 from recollect.core.paths import check_writable
 from recollect.core.progress import output
 from recollect.core.validation import refuse
@@ -17,36 +17,8 @@ from recollect.reco.learning import FUSION_PRESETS, FusionRecipe, train_fusion
 from recollect.reco.neighbours import check_k
 from recollect.reco.newness import Newness
 from recollect.reco.pairs import embed_pairs
-from recollect.training.options import Data, Model, ObjectiveOptions, Recipe, recipe_from_json
-from recollect.training.run_folder import check_free, differences
-
-
-def options_of_run(file: Path) -> TrainReco:
-    """The options of the run whose recipe.json this is.
-
-    Raises:
-        UserError: no such file, or not the recipe of such a run.
-    """
-    recipe = recipe_from_json(file, FusionRecipe)
-    fusion, newness = recipe.fusion, recipe.newness
-    same = ("index", "terms", "k", "max_score", "score_of", "mask", "limit", "epochs", "optimiser",
-            "batch_size", "chunk", "seed", "log_every", "checkpoint_every")  # fmt: skip
-    command = TrainReco(
-        model=recipe.model.start,
-        data=recipe.data.sources,
-        split=recipe.data.split,
-        scale=recipe.objective.scale,
-        newness=newness.kind,
-        newness_strength=newness.strength,
-        newness_share=newness.share,
-        **{name: getattr(recipe, name) for name in same},
-        **{name: getattr(fusion, name) for name in ("kind", "search", "read", "modalities", "start")},
-    )
-    objective = replace(recipe.objective, base="softmax")  # it has no other
-    asked = replace(recipe, steps=Recipe.steps, fusion=replace(fusion, width=1), objective=objective)
-    unsaid = next(iter(differences(recipe_of(command), asked)), None)
-    refuse((unsaid, f"{file}: {unsaid} is not an option of `recollect train reco`. Was the run made from Python?"))
-    return command
+from recollect.training.options import Data, Model, ObjectiveOptions
+from recollect.training.run_folder import check_free
 
 
 def run_reco(options: TrainReco) -> None:
@@ -60,6 +32,9 @@ def run_reco(options: TrainReco) -> None:
     check_k(index, options.k)
     encoder, name = index.open_model(options.model, options.device, option="MODEL")
     recipe = replace(recipe, model=Model(start=name))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(options.out.with_name(f"{options.out.name}.toml")) as unfinished:
+        unfinished.write_text(settings_text(list(options_of(TrainReco, options))), encoding="utf-8")
     sources = tuple(open_source(spec, split=split_for(spec, options.split)) for spec in options.data)
     unlimited = options.limit is None and any(source.endless for source in sources)
     refuse((unlimited, "a generated source is endless. Set the number of pairs with --limit N."))
@@ -69,7 +44,7 @@ def run_reco(options: TrainReco) -> None:
 
 
 def _check(options: TrainReco) -> None:
-    """Warn of options without effect, and refuse models that are not there."""
+    """Warn of options without effect, and reject models that are missing."""
     if options.kind == "mlp":
         why = "--kind mlp reads no index"
         warn_unused(options, "k", "search", "read", "start", "max_score", "score_of", why=why)
@@ -81,7 +56,7 @@ def _check(options: TrainReco) -> None:
 
 
 def recipe_of(options: TrainReco) -> FusionRecipe:
-    """What these options ask for."""
+    """The recipe that these options describe."""
     preset = FUSION_PRESETS[options.preset]()
     newness = Newness(options.newness or preset.newness.kind, options.newness_strength, options.newness_share)
     start = options.start or preset.fusion.start

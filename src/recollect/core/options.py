@@ -93,7 +93,7 @@ def read_values(kind: type[Any], held: Any, file: Path, path: OptionPath = ()) -
             values[here] = True
             values |= read_values(inner, value, file, here)
         else:
-            values[here] = False if is_dataclass(inner) else _converted(hints[name], value, file, ".".join(here))
+            values[here] = False if is_dataclass(inner) else converted(hints[name], value, file, ".".join(here))
     return values
 
 
@@ -144,7 +144,12 @@ def without_none(hint: Any) -> tuple[Any, bool]:
     return Union[members], len(members) < len(get_args(hint))  # noqa: UP007  (made at run time)
 
 
-def _converted(hint: Any, value: Any, file: Path, name: str) -> Any:
+def converted(hint: Any, value: Any, file: Path, name: str) -> Any:
+    """A value of an options file as the type of its field.
+
+    Raises:
+        UserError: the value is of another type.
+    """
     kind, optional = without_none(hint)
     if optional and (value is None or value == "None"):  # TOML has no null
         return None
@@ -153,7 +158,7 @@ def _converted(hint: Any, value: Any, file: Path, name: str) -> Any:
         if not isinstance(value, list) or (parts[-1] is not ... and len(value) != len(parts)):
             raise UserError(f"{file}: {name} is {value!r}; it must be a list")
         kinds = (parts[0],) * len(value) if parts[-1] is ... else parts
-        return tuple(_converted(*pair, file, name) for pair in zip(kinds, value, strict=True))
+        return tuple(converted(*pair, file, name) for pair in zip(kinds, value, strict=True))
     choices = get_args(kind) if get_origin(kind) is Literal else ()
     members = get_args(kind) if get_origin(kind) in (UnionType, Union) else (kind,)
     if choices:  # True equals 1

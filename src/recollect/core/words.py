@@ -1,4 +1,6 @@
-"""Message formatting helpers."""
+"""Numbers and names in words."""
+
+import unicodedata
 
 
 def counted(number: int, noun: str) -> str:
@@ -8,3 +10,8 @@ def counted(number: int, noun: str) -> str:
     ('1 row', '2,000 rows', '3 classes')
     """
     return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
+
+
+def looks_of(name: str) -> str:
+    """Equal for names that differ only in case, spaces or Unicode form."""
+    return unicodedata.normalize("NFKC", " ".join(name.split()).casefold())

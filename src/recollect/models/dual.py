@@ -1,4 +1,4 @@
-"""A model with an image tower and a text tower, as every other room sees it."""
+"""A model with an image tower and a text tower, as all other packages use it."""
 
 import hashlib
 import json
@@ -64,7 +64,7 @@ class DualEncoder(nn.Module, ABC):
 
     @abstractmethod
     def tokenize(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None = None) -> dict[str, Tensor]:
-        """Turn texts into what the text tower reads, every entry with one row per text, on the CPU.
+        """Tokenize texts for the text tower; every entry has one row per text and is on the CPU.
 
         Args:
             texts: any strings; what exceeds the tower's length is cut off at the end.
@@ -212,9 +212,9 @@ class DualEncoder(nn.Module, ABC):
             Unit-norm float32 embeddings on the CPU, without graph.
 
         Raises:
-            UserError: something that is no text, or a text with parts of signs, which no tokenizer reads.
+            UserError: not a text, or a text with lone surrogates, which no tokenizer reads.
         """
-        texts = [texts] if isinstance(texts, str) else list(texts)  # not a text a letter
+        texts = [texts] if isinstance(texts, str) else list(texts)
         wrong = next((t for t in texts if not isinstance(t, str) or (not t.isascii() and _SURROGATE.search(t))), None)
         refuse((wrong is not None, f"{wrong!r} is not text in UTF-8. Check the encoding of the terminal or the file."))
         if len(texts) == 0:
@@ -242,11 +242,11 @@ class DualEncoder(nn.Module, ABC):
         return
 
     def refine_images(self, embeddings: Tensor) -> Tensor:
-        """The embeddings as they are."""
+        """The embeddings unchanged."""
         return embeddings
 
     def prepare(self, sources: Sequence[Source]) -> None:
-        """Set what a new model takes from its training data apart from gradients; nothing by default."""
+        """Set what a new model takes from its training data besides gradients; nothing by default."""
 
     def set_dropout(self, share: float) -> None:
         """Drop this share of the features in training, if the model has a head with dropout."""
@@ -257,8 +257,8 @@ class DualEncoder(nn.Module, ABC):
             parameter.requires_grad_(False)
 
     def train(self, mode: bool = True) -> Any:
-        """As any module's, but that batch norms which are frozen go on as they were: in training they would normalise
-        by the batch, and their running means, which are weights in all but name, would move."""
+        """As for any module, but frozen batch norms stay in evaluation mode: in training they would normalise by the
+        batch and move their running means, which act as weights."""
         super().train(mode)
         for module in self.modules():
             if isinstance(module, nn.modules.batchnorm._NormBase):
@@ -268,33 +268,33 @@ class DualEncoder(nn.Module, ABC):
         return self
 
     def pool_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n features"]:
-        """What the image tower makes of pixels before its head; the embedding itself where it has none."""
+        """The image tower's features before its head; the embedding itself if it has no head."""
         return self.encode_images(pixels)
 
     def project_images(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
-        """Raw image embeddings of what `pool_images` returned; both in turn are `encode_images`."""
+        """Raw image embeddings from `pool_images`' features; both in turn equal `encode_images`."""
         return features
 
     def pool_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n features"]:
-        """What the text tower makes of tokens before its head; the embedding itself where it has none."""
+        """The text tower's features before its head; the embedding itself if it has no head."""
         return self.encode_texts(tokens)
 
     def project_texts(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
-        """Raw text embeddings of what `pool_texts` returned."""
+        """Raw text embeddings from `pool_texts`' features."""
         return features
 
     def head_parameters(self, tower: Tower) -> Iterator[nn.Parameter]:
-        """The parameters of a tower's head; none where it has no part that could learn by itself."""
+        """The parameters of a tower's head; none if it has no head."""
         return iter(())
 
     def lock(self, tower: Tower) -> None:
-        """Leave all of one tower as it is but its head, so that what its stem makes can be computed once."""
+        """Freeze all of one tower but its head, so that the features of its stem can be computed once."""
         self.freeze(tower)
         for parameter in self.head_parameters(tower):
             parameter.requires_grad_(True)
 
     def stem_fingerprint(self, tower: Tower) -> str:
-        """Changes whenever what a tower's stem makes would: its weights and how it reads; not when its head learns."""
+        """Changes with the stem's weights and preprocessing; not when the head learns."""
         head = {id(parameter) for parameter in self.head_parameters(tower)}
         reads = self.transform.key if tower == "image" else [self._reading(), self.prefixes]
         digest = hashlib.blake2b(json.dumps([tower, reads], sort_keys=True).encode(), digest_size=16)
@@ -340,7 +340,7 @@ class DualEncoder(nn.Module, ABC):
 
     @property
     def reading(self) -> str:
-        """Changes whenever it would read pictures or texts otherwise, or have other weights than in their values."""
+        """Changes with preprocessing, tokenizer, prefixes and the shapes of the weights; not with their values."""
         shapes = [(name, *parameter.shape) for name, parameter in self.named_parameters()]
         about = json.dumps([self.transform.key, self._reading(), self.prefixes, shapes], sort_keys=True)
         return hashlib.blake2b(about.encode(), digest_size=8).hexdigest()

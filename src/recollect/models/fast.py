@@ -42,7 +42,7 @@ _State = tuple[tuple[int, int], ...]
 
 @dataclass
 class ImageGraph:
-    """What an image tower computes before its projection, as an ONNX Runtime session.
+    """An image tower up to its projection, as an ONNX Runtime session.
 
     Attributes:
         state: which weights it was made of.
@@ -157,7 +157,7 @@ def _made(encoder: Any, state: _State, threads: int) -> ImageGraph | None:
 
 @contextmanager
 def silent_export() -> Iterator[None]:
-    """The exporter speaks of torchvision and its own deprecated parts, and traces all it does: nothing for a user."""
+    """Silence the exporter, which warns of torchvision and of its own deprecated parts, and logs every step."""
     disabled = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

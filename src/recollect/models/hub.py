@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 SECONDS = 8.0
-"""That the hub may take to say whether it knows a model."""
+"""How long to wait for the hub to answer whether it knows a model."""
 
 _CONFIGS = ("config.json", "recollect.json")
 
 
 @contextmanager
 def asked_once(name: str) -> Iterator[None]:
-    """Open a model inside: from the hub if it answers, else from what was fetched before.
+    """Open a model inside: from the hub if it answers, else from the local cache.
 
-    Asked once and briefly: the hub's client alone would try for most of a minute where there is no network.
+    The hub is asked once and briefly; its own client retries for most of a minute without a network.
 
     Args:
         name: a folder, or an id on the hub.
@@ -70,7 +70,7 @@ def asked_once(name: str) -> Iterator[None]:
 
 
 def check_push(repo_id: str, api: "HfApi | None" = None) -> None:
-    """Refuse what could not be pushed to, before hours of training.
+    """Reject a repository that cannot be pushed to, before hours of training.
 
     Args:
         repo_id: ``OWNER/NAME``.
@@ -89,7 +89,7 @@ def check_push(repo_id: str, api: "HfApi | None" = None) -> None:
 
 
 def push_model(folder: str | Path, repo_id: str, *, private: bool = True, api: "HfApi | None" = None) -> str:
-    """Send a model's folder, its card too, to a repository of the hub, which is made if it is not there.
+    """Upload a model's folder with its card to a repository of the hub, which is created if it does not exist.
 
     Args:
         folder: as `DualEncoder.save` or a training run wrote it.

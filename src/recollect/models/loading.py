@@ -25,9 +25,9 @@ from recollect.models.hub import asked_once
 from recollect.models.parts import (
     HEAD_SUFFIX,
     OPENING_ERRORS,
-    MadeInFloat32,
     check_model_place,
     in_float32,
+    made_in_float32,
     open_config,
     open_part,
     open_weights,
@@ -65,7 +65,7 @@ def load_model(path_or_hub_id: str | Path = STARTER, device: torch.device | str 
     chosen = chosen_device(device)
     if name == STARTER or name.endswith(HEAD_SUFFIX):
         return open_starter(STARTER_HEAD if name == STARTER else name).to(chosen).eval()
-    with asked_once(name), torch.inference_mode(False), MadeInFloat32():
+    with asked_once(name), torch.inference_mode(False), made_in_float32():
         record, file = _record(name)
         if record.get("architecture", TransformersEncoder.architecture) != TransformersEncoder.architecture:
             encoder: DualEncoder = _open_other(name, record)
@@ -150,8 +150,7 @@ def _unfilled(name: str, config: transformers.PreTrainedConfig) -> transformers.
     """A model of this shape, whose weights are still to be loaded."""
     errors = user_errors(f"{name}: no model can be made from its config.json", *OPENING_ERRORS, then=". Copy it again.")
     with errors, quiet(), torch.random.fork_rng(devices=[]):
-        default = torch.get_default_dtype()  # as above
-        return in_float32(transformers.AutoModel.from_config(config, dtype=default, trust_remote_code=False))
+        return in_float32(transformers.AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False))
 
 
 def _open_processor(name: str) -> transformers.ProcessorMixin:

@@ -1,4 +1,4 @@
-"""Put a vision backbone and a text encoder together: a dual encoder from two models that never met."""
+"""Join a vision backbone and a text encoder to a dual encoder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recollect.core.seeding import derive_seed, seed_default_generators
 from recollect.core.validation import refuse
 from recollect.data.transforms import ImageTransform
 from recollect.models.hub import asked_once
-from recollect.models.parts import MadeInFloat32, check_model_place, open_config, open_part, open_weights
+from recollect.models.parts import check_model_place, made_in_float32, open_config, open_part, open_weights
 from recollect.models.pretrained import PRETRAINED, open_efficientnet, tower_folder
 from recollect.models.towers import TowersConfig, TowersModel, pooled
 from recollect.models.transformers.encoder import TransformersEncoder, quiet
@@ -55,7 +55,7 @@ def pair_towers(
     Raises:
         UserError: one of the two cannot be opened as such a tower.
     """
-    with torch.inference_mode(False), MadeInFloat32(), torch.random.fork_rng(devices=[]), quiet():
+    with torch.inference_mode(False), made_in_float32(), torch.random.fork_rng(devices=[]), quiet():
         seed_default_generators(derive_seed(seed, "model"))
         image_tower, transform = _vision_tower(str(vision))
         text_tower, tokenizer, pooling, normalize = _text_tower(str(text))
@@ -150,7 +150,7 @@ def _text_tower(name: str) -> tuple[transformers.PreTrainedModel, transformers.P
 
 
 def _modules(place: str) -> tuple[str, bool] | None:
-    """What sentence-transformers' ``modules.json`` says about pooling and normalisation; None where there is none.
+    """Pooling and normalisation by sentence-transformers' ``modules.json``; None without this file.
 
     Raises:
         UserError: it names a module that has no counterpart here.

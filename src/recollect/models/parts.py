@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from safetensors import SafetensorError
-from torch.overrides import TorchFunctionMode
 
 from recollect.core.errors import UserError, one_line, user_errors
 from recollect.core.paths import near_names
@@ -30,10 +30,10 @@ OPENING_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, Attrib
 
 
 def check_model_place(name: str) -> None:
-    """Refuse what cannot be a model: neither a folder of one nor an id that the hub may have.
+    """Reject a name that is neither the folder of a model nor a possible hub id.
 
     Raises:
-        UserError: saying what is there in its stead.
+        UserError: naming what is there instead.
     """
     path = Path(name)
     if name == STARTER or (path.is_file() and name.endswith(HEAD_SUFFIX)):
@@ -88,7 +88,7 @@ def open_weights(
             model, report = transformers.AutoModel.from_pretrained(
                 name,
                 config=config,
-                dtype=torch.get_default_dtype(),  # which transformers sets, for all threads; see `MadeInFloat32`
+                dtype=torch.float32,
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
@@ -103,7 +103,7 @@ def open_weights(
 
 
 def in_float32(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
-    """The model, which says that it is what it is."""
+    """The model in float32, in its configs as well."""
     configs = [model.config]
     while configs:
         config = configs.pop()
@@ -131,7 +131,7 @@ def _pickled(name: str) -> str:
 
 
 def unreachable(name: str, error: Exception) -> UserError:
-    """What to tell the user where a model cannot be had."""
+    """The error for a model that cannot be opened or downloaded."""
     if Path(name).is_dir():
         return UserError(f"{name}: its config.json cannot be read ({one_line(error)}).")
     return UserError(
@@ -140,39 +140,12 @@ def unreachable(name: str, error: Exception) -> UserError:
     )
 
 
-_MADE = frozenset((torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.eye, torch.linspace))
-_MADE_OF_NUMBERS = frozenset((torch.tensor, torch.full, torch.arange, torch.scalar_tensor))
-
-
-class MadeInFloat32(TorchFunctionMode):
-    """Within, tensors that this thread makes of no other tensors, and whose dtype nobody names, are float32.
-
-    So layers make their weights in float32 whatever default dtype the user has set; torch's own default is one for the
-    whole process. What is computed of whole numbers, ``torch.arange(3) / 2``, still has the default.
-    """
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Call a function of torch."""
-        given = kwargs or {}
-        makes = func in _MADE or (func in _MADE_OF_NUMBERS and _has_float(args, given))
-        if makes and given.get("dtype") is None:
-            given = {**given, "dtype": torch.float32}
-        return func(*args, **given)
-
-
-def _has_float(args: tuple[Any, ...], given: Mapping[str, Any]) -> bool:
-    """Whether plain numbers are given, some of them no whole ones."""
-    left = [*args, *given.values()]
-    while left:
-        value = left.pop()
-        if isinstance(value, float):
-            return True
-        if isinstance(value, list | tuple):
-            left.extend(value)
-    return False
+@contextmanager
+def made_in_float32() -> Iterator[None]:
+    """Layers that are made within have float32 weights, whatever default dtype the user has set."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(usual)

@@ -29,7 +29,7 @@ def add_to_tokenizer(tokenizer: transformers.PreTrainedTokenizerBase, words: Seq
     """Make each word one token that is never split, with nothing changed in how other text is read.
 
     Raises:
-        UserError: this tokenizer reads a text differently behind a special token.
+        UserError: this tokenizer splits a text differently after a special token.
     """
     # A space between the words and the text belongs to neither, so that both ways of writing it mean the same.
     tokens = [
@@ -43,7 +43,7 @@ def add_to_tokenizer(tokenizer: transformers.PreTrainedTokenizerBase, words: Seq
         bare, prefixed = (trial(string)["input_ids"] for string in (text, "".join(words) + text))
         start = next((place for place, token in enumerate(prefixed) if token == ids[0]), 0)
         if prefixed != bare[:start] + ids + bare[start:]:
-            raise UserError("this tokenizer reads a text differently behind a prefix token. Use another tokenizer.")
+            raise UserError("this tokenizer splits a text differently after a prefix token. Use another tokenizer.")
     tokenizer.add_tokens(tokens, special_tokens=True)
 
 

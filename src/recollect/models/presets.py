@@ -1,4 +1,4 @@
-"""Models built from nothing: what can be named in a recipe, and how large it is."""
+"""Models to train from scratch: their names in recipes, and their sizes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Transformer:
 
 @runtime_checkable
 class Preset(Protocol):
-    """A model that is built from nothing.
+    """A model to train from scratch.
 
     Attributes:
         summary: one line for help texts.
@@ -68,7 +68,7 @@ class Preset(Protocol):
 
 @runtime_checkable
 class RestorablePreset(Protocol):
-    """A preset whose models are not of transformers, and which opens them."""
+    """A preset whose models are not of transformers, and which opens them itself."""
 
     def restore(self, record: dict[str, Any], weights: dict[str, Tensor]) -> DualEncoder:
         """The model that was saved with this ``recollect.json`` and these weights."""

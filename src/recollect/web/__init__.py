@@ -1,5 +1,12 @@
 """The page: an index in the browser, to search, sort and label."""
 
-from recollect.web.server import Page, serve
+from typing import TYPE_CHECKING
+
+import lazy_loader
+
+if TYPE_CHECKING:
+    from recollect.web.server import Page, serve
+
+__getattr__, _, _ = lazy_loader.attach(__name__, submod_attrs={"server": ["Page", "serve"]})
 
 __all__ = ["Page", "serve"]

@@ -159,7 +159,7 @@ def _same(old: str, new: str) -> bool:
 
 
 def file_manager() -> list[str] | None:
-    """The command that shows a folder on this machine's screen; None where there is none."""
+    """The command that shows a folder on this machine's screen; None if there is no such command."""
     if sys.platform == "darwin":
         return ["open", "-R"]
     if sys.platform == "win32":

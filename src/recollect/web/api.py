@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import numpy as np
-from fastapi import FastAPI, Query, Request, Response
+import pyarrow.parquet as pq
+from fastapi import Body, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
 
 from recollect.classifiers.sheet import no_formula
 from recollect.core.errors import UserError
@@ -24,148 +25,26 @@ from recollect.web.actions import file_manager, show_file
 from recollect.web.duplicates import KINDS
 from recollect.web.libraries import Libraries
 from recollect.web.library import FULL_SIDE, VIEW_SIDE
-from recollect.web.session import Ask, SearchTerm, Session
+from recollect.web.requests import (
+    ActBody,
+    ExportBody,
+    IdsBody,
+    LabelBody,
+    LocalPath,
+    MarkBody,
+    PicturesBody,
+    ResolveBody,
+    SearchBody,
+    Slice,
+    WhereText,
+)
+from recollect.web.session import Session
 
 _TYPES = {"html": "text/html; charset=utf-8", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _WEEK = "private, max-age=604800, immutable"
-MOST_TILES = 400
 SHOWN_GROUPS = 40
 """Groups of duplicates in one answer."""
-_Filter = Annotated[str | None, Query(max_length=2000)]
-_Id = Annotated[str, Field(max_length=512)]
-
-
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class TermBody(_Body):
-    """One term of a search."""
-
-    words: Annotated[str, Field(max_length=2000)] | None = None
-    id: _Id | None = None
-    upload: Annotated[str, Field(max_length=64)] | None = None
-    weight: float | int = 1.0
-
-
-class ListBody(_Body):
-    """Which list, and which tiles of it; see `Ask` and `Session.answer`."""
-
-    terms: Annotated[list[TermBody], Field(max_length=16)] = []
-    where: Annotated[str, Field(max_length=2000)] | None = None
-    adapt: bool = False
-    order: Literal["search", "likely", "next", "cut", "clicked", "sorted"] = "search"
-    label: int | None = None
-    show: Annotated[str, Field(max_length=410)] = "doubtful"
-    start: Annotated[int, Field(ge=0)] = 0
-    count: Annotated[int, Field(ge=1, le=MOST_TILES)] = 60
-    version: int | None = None
-    revision: int | None = None
-    arrange: Literal["score", "newest", "oldest", "name"] = "score"
-
-    def ask(self) -> Ask:
-        """Which list."""
-        terms = tuple(SearchTerm(each.words, each.id, each.upload, float(each.weight)) for each in self.terms)
-        where = (self.where or "").strip()
-        return Ask(terms, where, self.adapt and bool(terms), self.order, self.label, self.show, self.arrange)
-
-    def answer(self, session: Session) -> dict[str, Any]:
-        """The list."""
-        return session.answer(self.ask(), self.start, self.count, self.version, self.revision)
-
-
-class IdsBody(ListBody):
-    """Which ids of a list."""
-
-    count: Annotated[int, Field(ge=1, le=20_000)] = 60
-
-
-class LabelBody(_Body):
-    """A new label."""
-
-    name: Annotated[str, Field(max_length=400)]
-    text: Annotated[str, Field(max_length=400)] = ""
-
-
-class MarkBody(_Body):
-    """Marks, and the list to answer with."""
-
-    ids: Annotated[list[_Id], Field(min_length=1, max_length=1000)]
-    mark: Literal[-1, 0, 1]
-    listing: ListBody | None = None
-
-
-class PicturesBody(_Body):
-    """Some pictures: by id, or the first of a list."""
-
-    ids: Annotated[list[_Id], Field(max_length=20_000)] = []
-    of: ListBody | None = None
-    first: Annotated[int, Field(ge=1)] | None = None
-
-    def chosen(self, session: Session) -> list[str]:
-        """Their ids.
-
-        Raises:
-            UserError: none.
-        """
-        ids = self.ids
-        if self.of is not None:
-            ids = session.ids(self.of.ask(), 0, self.first, self.of.version, self.of.revision)
-        if not ids:
-            raise UserError("no pictures are selected")
-        return ids
-
-
-class MarkManyBody(PicturesBody):
-    """One mark for some pictures."""
-
-    mark: Literal[-1, 0, 1]
-
-
-class ActBody(PicturesBody):
-    """What to do with some pictures; see `Actions.act`."""
-
-    kind: Literal["copy", "move", "remove", "delete"]
-    folder: Annotated[str, Field(max_length=4096)] = ""
-
-
-class ExportBody(PicturesBody):
-    """Which file to write about some pictures."""
-
-    kind: Literal["csv", "parquet", "coco", "coco-labels"]
-
-
-class SaveBody(_Body):
-    """Name of a classifier."""
-
-    name: Annotated[str, Field(max_length=100)]
-
-
-class FolderBody(_Body):
-    """A folder of pictures to add."""
-
-    folder: Annotated[str, Field(min_length=1, max_length=4096)]
-
-
-class PlaceBody(_Body):
-    """A library to switch to: an index, or a folder of pictures."""
-
-    place: Annotated[str, Field(min_length=1, max_length=4096)]
-
-
-class SearchBody(_Body):
-    """A search to save, by its address in the page; without one it is removed."""
-
-    name: Annotated[str, Field(min_length=1, max_length=200)]
-    address: Annotated[str, Field(min_length=1, max_length=8000)] | None = None
-
-
-class ResolveBody(_Body):
-    """Duplicates to remove or to move; see `Actions.set_aside`."""
-
-    ids: Annotated[list[_Id], Field(min_length=1, max_length=100_000)]
-    files: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=100_000)] | None = None
-    folder: Annotated[str, Field(max_length=4096)] = ""
+_Query = Annotated[WhereText, Query()]
 
 
 def create_app(session: Session, libraries: Libraries) -> FastAPI:
@@ -219,7 +98,9 @@ def _static(app: FastAPI) -> None:
 def _listing(app: FastAPI, session: Session) -> None:
     @app.get("/api/info")
     def info() -> dict[str, Any]:
-        filling = session.filling()  # first, so that the last pictures are counted when it says that all are there
+        filling = (
+            session.additions.progress()
+        )  # first, so that the last pictures are counted when it says that all are there
         view = session.library.refresh()
         session.prepare_later()
         index = view.index
@@ -231,53 +112,45 @@ def _listing(app: FastAPI, session: Session) -> None:
             "model": index.record.model_name.rstrip("/").rsplit("/")[-1],
             "damaged": session.labels.damaged,
             "filling": filling,
-            "adds_to": str(session.adder.place),
+            "adds_to": str(session.additions.place),
             "address": index.address,
         }
 
     @app.post("/api/folders")
-    def add(body: FolderBody) -> dict[str, Any]:
-        session.adder.start(body.folder)
-        return {"filling": session.filling()}
+    def add(folder: Annotated[LocalPath, Body(embed=True)]) -> dict[str, Any]:
+        session.additions.start(folder)
+        return {"filling": session.additions.progress()}
 
     @app.get("/api/filters")
     def filters() -> dict[str, Any]:  # apart from the rest: it takes seconds with a million pictures
         return {"filters": list(session.library.index.columns()), "cannot_adapt": session.cannot_adapt}
 
     @app.post("/api/list")
-    def tiles(body: ListBody) -> dict[str, Any]:
-        return session.ask(lambda: body.answer(session))
+    def tiles(body: Slice) -> dict[str, Any]:
+        return session.ask(lambda: session.answer(body))
 
     @app.post("/api/shapes")
-    def shapes(body: ListBody) -> Response:
-        found = session.ask(lambda: session.shapes(body.ask(), body.version, body.revision))
+    def shapes(body: Slice) -> Response:
+        found = session.ask(lambda: session.shapes(body))
         return Response(found, media_type="application/octet-stream")
 
     @app.post("/api/ids")
     def ids(body: IdsBody) -> dict[str, Any]:
-        end = body.start + body.count
-        return {"ids": session.ask(lambda: session.ids(body.ask(), body.start, end, body.version, body.revision))}
+        return {"ids": session.ask(lambda: session.ids(body, body.start + body.count))}
 
     @app.get("/api/facets")
-    def facets(
-        where: _Filter = None, names: Annotated[str, Query(max_length=200)] = ",".join(FACETS)
-    ) -> dict[str, Any]:
+    def facets(where: _Query = "", names: Annotated[str, Query(max_length=200)] = ",".join(FACETS)) -> dict[str, Any]:
         asked = [name for name in names.split(",") if name]
-        return {"facets": session.ask(lambda: session.facets(asked, (where or "").strip() or None))}
+        return {"facets": session.ask(lambda: session.facets(asked, where))}
 
     @app.post("/api/pictures")
     async def upload(request: Request) -> dict[str, str]:
-        data = await request.body()
-        from starlette.concurrency import run_in_threadpool
-
-        return {"upload": await run_in_threadpool(session.upload, data)}
+        return {"upload": await run_in_threadpool(session.upload, await request.body())}
 
     @app.post("/api/added")
     async def keep(request: Request, name: Annotated[str, Query(min_length=1, max_length=250)]) -> dict[str, Any]:
-        from starlette.concurrency import run_in_threadpool
-
-        kept = await run_in_threadpool(session.adder.keep, name, await request.body())
-        return {"file": str(kept), "folder": str(kept.parent), "watched": session.adder.watched is not None}
+        kept = await run_in_threadpool(session.additions.keep, name, await request.body())
+        return {"file": str(kept), "folder": str(kept.parent), "watched": session.additions.watched is not None}
 
 
 def _switching(app: FastAPI, session: Session, libraries: Libraries) -> None:
@@ -286,16 +159,16 @@ def _switching(app: FastAPI, session: Session, libraries: Libraries) -> None:
         return {"libraries": libraries.known(session)}
 
     @app.post("/api/libraries")
-    def switch(body: PlaceBody) -> dict[str, Any]:
-        return {"key": libraries.open(body.place)}
+    def switch(place: Annotated[LocalPath, Body(embed=True)]) -> dict[str, Any]:
+        return {"key": libraries.open(place)}
 
     @app.get("/api/searches")
     def saved() -> dict[str, Any]:
-        return {"searches": session.searches.all()}
+        return {"searches": session.labels.searches}
 
     @app.post("/api/searches")
     def save_search(body: SearchBody) -> dict[str, Any]:
-        return {"searches": session.searches.save(body.name, body.address)}
+        return {"searches": session.labels.save_search(body.name, body.address)}
 
 
 def _looking(app: FastAPI, session: Session) -> None:
@@ -310,7 +183,7 @@ def _looking(app: FastAPI, session: Session) -> None:
     @app.get("/api/originals/{id:path}")
     def original(id: str) -> Response:
         name, data = session.library.original(id)
-        return _download(data, "application/octet-stream", name)
+        return _download(data, name)
 
     @app.post("/api/show/{id:path}")
     def show(id: str) -> dict[str, Any]:
@@ -353,7 +226,7 @@ def _picture(make: Any) -> Response:
 
 def _overviews(app: FastAPI, session: Session) -> None:
     @app.get("/api/map")
-    def layout(where: _Filter = None) -> dict[str, Any]:
+    def layout(where: _Query = "") -> dict[str, Any]:
         ids, points, method = session.ask(lambda: session.layout(where))
         of = len(session.selection(where).rows)
         version = session.library.view().version
@@ -361,7 +234,7 @@ def _overviews(app: FastAPI, session: Session) -> None:
                 "method": method}  # fmt: skip
 
     @app.get("/api/map/groups")
-    def groups(by: Literal["folder", "label"], where: _Filter = None) -> dict[str, Any]:
+    def groups(by: Literal["folder", "label"], where: _Query = "") -> dict[str, Any]:
         names, numbers = session.ask(lambda: session.map_groups(by, where))
         return {"names": names, "groups": numbers}
 
@@ -370,9 +243,7 @@ def _duplicates(app: FastAPI, session: Session) -> None:
     finder = session.duplicates
 
     @app.get("/api/duplicates")
-    def found(
-        where: _Filter = None, kind: str | None = None, start: int = 0, count: int = SHOWN_GROUPS
-    ) -> dict[str, Any]:
+    def found(where: _Query = "", kind: str | None = None, start: int = 0, count: int = SHOWN_GROUPS) -> dict[str, Any]:
         """Progress, counts by kind, and some groups of a kind."""
         here = set(session.ask(lambda: session.selection(where).ids))
         groups = finder.groups(here)
@@ -426,17 +297,19 @@ def _labelling(app: FastAPI, session: Session) -> None:
         return state()
 
     @app.get("/api/classes/{key}")
-    def summary(key: int, where: _Filter = None) -> dict[str, Any]:
+    def summary(key: int, where: _Query = "") -> dict[str, Any]:
         return {"summary": teacher.summary(key, session.selection(where)), "revision": labels.revision}
 
     @app.post("/api/classes/{key}/marks")
     def mark(key: int, body: MarkBody) -> dict[str, Any]:
-        if body.listing is not None:
-            session.selection(body.listing.where)  # a wrong filter is reported before anything is marked
-        teacher.mark(key, body.ids, body.mark)
-        where = body.listing.where if body.listing is not None else None
-        answer = {"summary": teacher.summary(key, session.selection(where)), **state()}
-        return answer | ({"listing": body.listing.answer(session)} if body.listing is not None else {})
+        listing = body.listing
+        if listing is not None:
+            session.selection(listing.where)  # a wrong filter is reported before anything is marked
+        teacher.mark(key, session.chosen(body), body.mark)
+        if listing is None:
+            return state()
+        summary = teacher.summary(key, session.selection(listing.where))
+        return {"summary": summary, **state(), "listing": session.answer(listing)}
 
     @app.post("/api/undo")
     def undo() -> dict[str, Any]:
@@ -449,8 +322,8 @@ def _labelling(app: FastAPI, session: Session) -> None:
 
 def _saving(app: FastAPI, session: Session) -> None:
     @app.post("/api/save")
-    def save(body: SaveBody) -> dict[str, Any]:
-        folder, kept, replaced = session.sorting.save(body.name)
+    def save(name: Annotated[str, Body(embed=True, max_length=100)]) -> dict[str, Any]:
+        folder, kept, replaced = session.sorting.save(name)
         return {
             "folder": str(folder),
             "replaced": replaced,
@@ -460,43 +333,37 @@ def _saving(app: FastAPI, session: Session) -> None:
             "held_out": kept.calibration,
         }
 
-    @app.get("/api/labels.csv")
-    def as_csv(where: _Filter = None) -> Response:
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        table = session.sorting.table(session.selection(where))
-        writer.writerow(table.column_names)
-        for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
-            writer.writerow([no_formula(value) if isinstance(value, str) else value for value in row])
-        return _download(text.getvalue().encode(), "text/csv; charset=utf-8", "labels.csv")
-
-    @app.get("/api/labels.parquet")
-    def as_parquet(where: _Filter = None) -> Response:
-        data = session.sorting.parquet(session.selection(where))
-        return _download(data, "application/vnd.apache.parquet", "labels.parquet")
+    @app.get("/api/labels.{kind}")
+    def table(kind: Literal["csv", "parquet"], where: _Query = "") -> Response:
+        found = session.sorting.table(session.selection(where))
+        data = io.BytesIO()
+        if kind == "parquet":
+            pq.write_table(found, data)
+        else:
+            texts = io.TextIOWrapper(data, encoding="utf-8", newline="", write_through=True)
+            writer = csv.writer(texts, lineterminator="\n")
+            writer.writerow(found.column_names)
+            for row in zip(*(column.to_pylist() for column in found.columns), strict=True):
+                writer.writerow([no_formula(value) if isinstance(value, str) else value for value in row])
+        return _download(data.getvalue(), f"labels.{kind}")
 
 
 def _selecting(app: FastAPI, session: Session) -> None:
     actions = session.actions
 
-    @app.post("/api/selection/marks/{key}")
-    def mark(key: int, body: MarkManyBody) -> dict[str, Any]:
-        session.teacher.mark(key, body.chosen(session), body.mark)
-        return {"revision": session.labels.revision}
-
     @app.post("/api/selection/plan")
     def plan(body: PicturesBody) -> dict[str, Any]:
-        return actions.plan(body.chosen(session))
+        return actions.plan(session.chosen(body))
 
     @app.post("/api/selection/act")
     def act(body: ActBody) -> dict[str, Any]:
-        done = actions.act(body.kind, body.chosen(session), body.folder)
+        done = actions.act(body.kind, session.chosen(body), body.folder)
         session.library.refresh()
         return done
 
     @app.post("/api/selection/export")
     def export(body: ExportBody) -> Response:
-        ids = body.chosen(session)
+        ids = session.chosen(body)
         if body.kind in ("csv", "parquet"):
             file = actions.export(ids, f".{body.kind}")
         else:
@@ -504,9 +371,9 @@ def _selecting(app: FastAPI, session: Session) -> None:
         return FileResponse(file, filename=file.name, background=BackgroundTask(shutil.rmtree, file.parent))
 
 
-def _download(data: bytes, kind: str, name: str) -> Response:
+def _download(data: bytes, name: str) -> Response:
     headers = {
         "content-disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}",
         "cache-control": "no-store",
     }
-    return Response(data, media_type=kind, headers=headers)
+    return Response(data, media_type="application/octet-stream", headers=headers)

@@ -1,10 +1,11 @@
-"""``recollect serve FOLDER``: the index of a folder, kept in the user's data directory and up to date."""
+"""Folders of pictures: the index of one, kept in the user's data directory and up to date, and what the page adds."""
 
 import hashlib
 import os
 import re
 import sqlite3
 import threading
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 from recollect.core.errors import UserError
 from recollect.core.files import atomic_path
 from recollect.core.types import Encoder, caption_prefix
-from recollect.data.sources.images import files_below, pictures_among
+from recollect.data.sources.images import PICTURE_ENDINGS, decode, files_below, pictures_among
 from recollect.index import Index, IngestOptions, IngestReport
+from recollect.index.transfer import write_new
 from recollect.index.watch import FolderWatch, pictures_below
+from recollect.web.library import Library
 
 POLL = 3.0
 """Seconds between two polls of the folder, at least."""
@@ -22,8 +25,11 @@ POLL = 3.0
 _POLL_SHARE = 0.05
 """Share of the time that polling may take; a scan of a million files takes many seconds."""
 
+_SHOWN_SECONDS = 20.0
+"""Seconds that the result of adding a folder is shown."""
+
 _OPTIONS = IngestOptions(broken_share=1.0, early=True)
-_UNSAFE = re.compile(r"[^\w.-]+")
+_UNSAFE, _NOT_IN_NAMES = re.compile(r"[^\w.-]+"), re.compile(r"[\x00-\x1f/\\:]")
 _DIGEST = re.compile(r"-[0-9a-f]{10}$")
 
 
@@ -88,10 +94,10 @@ def check_folder(folder: Path) -> None:
 
 
 def open_folder(folder: Path, encoder: Encoder, model: str) -> Index:
-    """The index of a folder, made where there is none.
+    """The index of a folder, made if it does not exist yet.
 
-    The index of another model at the same place, such as an earlier version of the starter, stays as it is; the new one
-    is made beside it and starts with its labels.
+    The index of another model, such as an earlier version of the starter, is kept; the new one is made next to it and
+    starts with its labels.
     """
     address, labels = index_of_folder(folder, model), None
     if Index.exists(address) and (earlier := Index.open(address)).record.model != encoder.fingerprint:
@@ -120,18 +126,19 @@ def open_folder(folder: Path, encoder: Encoder, model: str) -> Index:
 
 
 class FolderFiller:
-    """Fills the index of a folder in a thread, then watches the folder.
+    """Adds the pictures of a folder to an index in a thread, then watches the folder.
 
     Args:
-        index: to fill; an object of its own, since the page reads another one.
+        index: an object of its own, since the page reads another one.
+        watch: False ends after the first pass, and reports it for `_SHOWN_SECONDS` seconds.
     """
 
-    def __init__(self, index: Index, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, index: Index, folder: Path, watch: bool = True) -> None:
+        self.folder, self.busy = folder, True
+        self._index, self._watches = index, watch
         self._watch = FolderWatch(index, folder, options=_OPTIONS, on_block=self._count)
         self._done = self._total = 0
-        self._busy = True
-        self._note = ""
+        self._note, self._ended = "", 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="folder", daemon=True)
 
@@ -144,32 +151,90 @@ class FolderFiller:
         self._stop.set()
 
     def progress(self) -> dict[str, Any] | None:
-        """How many of how many pictures were read, or what is wrong; None when there is nothing to report."""
-        if not self._busy and not self._note:
+        """How many of how many pictures were read; None when there is nothing to report."""
+        old = not self._watches and time.monotonic() - self._ended > _SHOWN_SECONDS
+        if not self.busy and (old or not self._note):
             return None
-        return {"done": self._done, "total": self._total, "note": self._note, "busy": self._busy}
+        return {"done": self._done, "total": self._total, "note": self._note, "busy": self.busy}
 
     def _count(self, report: IngestReport, total: int) -> None:
-        self._done, self._total, self._busy = report.read, total, True
+        self._done, self._total, self.busy = report.read, total, True
         if self._stop.is_set():
             raise _StoppedError
 
     def _run(self) -> None:
-        first = True
+        first, before = True, len(self._index)
         while not self._stop.is_set():
             try:
                 self._watch.poll(settled=first)
-                first, self._note = False, "" if self.folder.is_dir() else self._gone()
+                new = f"{self.folder}: {len(self._index) - before:,} new pictures."
+                first, self._note = False, "" if self._watches else new
             except _StoppedError:
                 return
             except (UserError, OSError) as error:
-                self._note = " ".join(str(error).split()) if self.folder.is_dir() else self._gone()
-            self._busy = False
+                self._note = " ".join(str(error).split())
+            if not self.folder.is_dir():
+                stay = "Its pictures stay in the library; indexing goes on when it is back."
+                self._note = f"{self.folder} cannot be read now. {stay}"
+            self._ended, self.busy = time.monotonic(), False
+            if not self._watches:
+                return
             self._stop.wait(max(POLL, self._watch.scan_seconds / _POLL_SHARE))
-
-    def _gone(self) -> str:
-        return f"{self.folder} cannot be read now. Its pictures stay in the library; indexing goes on when it is back."
 
 
 class _StoppedError(Exception):
     pass
+
+
+class Additions:
+    """Pictures that are added to a library from the page: of a folder, or files that were dropped on it.
+
+    Attributes:
+        watched: fills the library from the folder that it follows, if any.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self.watched: FolderFiller | None = None
+        self._added: FolderFiller | None = None
+        self._lock = threading.Lock()
+
+    def start(self, folder: str) -> None:
+        """Add the pictures of a folder in a thread.
+
+        Raises:
+            UserError: there is no such folder, it has no pictures, or a folder is being added.
+        """
+        path = absolute(folder)
+        check_folder(path)
+        with self._lock:
+            if self._added is not None and self._added.busy:
+                raise UserError("another folder is being added. Wait until it is done.")
+            index = self._library.index
+            self._added = FolderFiller(Index.open(index.address, index.encoder), path, watch=False)
+            self._added.start()
+
+    @property
+    def place(self) -> Path:
+        """Where files that were dropped are kept: in the watched folder, else in the data directory."""
+        if self.watched is not None:
+            return self.watched.folder / "Added"
+        return data_directory() / "pictures" / self._library.name
+
+    def keep(self, name: str, data: bytes) -> Path:
+        """Write a picture that was dropped to `place`; a name that is taken gets a number.
+
+        A watched folder is read again by itself; any other is to be added by `start` once all files are there.
+
+        Raises:
+            UserError: it is not a picture, or cannot be written.
+        """
+        decode(data, name)
+        file = Path(_NOT_IN_NAMES.sub("-", name))
+        ending = file.suffix if file.suffix.lower() in PICTURE_ENDINGS else ".jpg"
+        return write_new(self.place / f"{file.stem.strip('. ') or 'picture'}{ending}", data)
+
+    def progress(self) -> dict[str, Any] | None:
+        """Progress of the folder that is being added or watched; None when there is nothing to report."""
+        fillers = [each for each in (self._added, self.watched) if each is not None]
+        return next((found for each in fillers if (found := each.progress()) is not None), None)

@@ -1,4 +1,4 @@
-"""What keeps the page to its own user: host, origin, token, size of a request, and the headers of every answer."""
+"""Keep the page to its own user: checks of host, origin, token and request size, and headers of every answer."""
 
 import hmac
 import json
@@ -55,7 +55,7 @@ class Guard:
         self.headers = {**HEADERS, "content-security-policy": f"{_POLICY}; frame-ancestors {ancestors}"}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Refuse, or hand on."""
+        """Refuse a request, or pass it to the application."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
@@ -86,7 +86,7 @@ class Guard:
             known = " or ".join(sorted(self.hosts))
             return (
                 400,
-                f"this page is called {known}; by other names, once it is served with --host 0.0.0.0 --token SECRET",
+                f"this page answers to {known} only; to allow other names, serve it with --host 0.0.0.0 --token SECRET",
             )
         origin = headers.get("origin")
         if origin is not None and origin.split("://")[-1] != host:
@@ -142,7 +142,7 @@ class Guard:
 
 
 async def _drain(receive: Any, most: int) -> None:
-    """Let a browser finish sending: it reads no answer before, and would report a broken line instead."""
+    """Let a browser finish sending: until then it reads no answer, and would report a lost connection."""
     read = 0
     while read < most:
         message = await receive()
@@ -159,7 +159,7 @@ def _followed(scope: Any, headers: dict[str, str], embedded: bool) -> bool:
 
 
 def _cookie(scope: Any) -> str:
-    """What the token's cookie is called here: two pages on two ports keep theirs apart."""
+    """Name of the token's cookie; it holds the port, so that pages on two ports have separate cookies."""
     return f"{COOKIE}_{(scope.get('server') or (None, 0))[1]}"
 
 

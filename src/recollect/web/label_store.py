@@ -1,4 +1,4 @@
-"""Classes and clicks in SQLite: every change on disk before it is answered, with undo and redo."""
+"""Labels, marks and saved searches in SQLite: every change is on disk before it is answered; undo and redo."""
 
 import json
 import os
@@ -9,17 +9,18 @@ import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import count, zip_longest
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from recollect.classifiers.predictions import looks_of
 from recollect.core.errors import UserError
 from recollect.core.files import atomic_path, move_file
+from recollect.core.words import looks_of
 from recollect.index.annotations import LABELLED
 
 MOST_CLASSES = 200
 LONGEST_NAME = 200
+MOST_SEARCHES = 100
 _GAP = 1_000  # unreadable changes in a row after which a damaged file is taken to end
 
 _TABLES = """
@@ -53,14 +54,11 @@ class ClickedClass:
 
 
 class LabelStore:
-    """Classes by clicks in one SQLite file, which several threads and processes may change at once.
+    """Labels and saved searches in one SQLite file, which several threads and processes may change at once.
 
-    A change is one row of the table ``changes`` and one transaction: after a kill or on a full disk it is there or it
-    is not. Every row has a checksum; damaged rows are skipped and counted. A file that SQLite cannot read is moved
-    aside, and all its readable rows are taken over, together with those of the backup made when it was last opened.
-
-    Args:
-        old_log: the click log of earlier versions, which is read once into a new file.
+    A change is one row of the table ``changes`` and one transaction, so that a kill or a full disk leaves all of it or
+    nothing. Every row has a checksum; damaged rows are skipped and counted. A file that SQLite cannot read is moved
+    aside, and its readable rows are copied, together with those of the backup made when it was last opened.
 
     Attributes:
         damaged: changes that could not be read.
@@ -69,7 +67,7 @@ class LabelStore:
         UserError: the file cannot be written, or is not a file of labels.
     """
 
-    def __init__(self, path: Path, old_log: Path | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path, self.damaged = path, 0
         self._lock = threading.RLock()
         self._bad: set[int] = set()
@@ -85,8 +83,6 @@ class LabelStore:
         except (OSError, sqlite3.Error) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise UserError(f"{path}: clicks cannot be kept there ({reason}). Name a file with --labels.") from None
-        if old_log is not None and old_log.exists() and not self.revision:
-            self._take_over(old_log)
         _ = self.revision
         with suppress(OSError, sqlite3.Error):  # a disk without room for it: the labels themselves are fine
             _back_up(self._database, path)
@@ -125,7 +121,7 @@ class LabelStore:
             raise UserError(f"the name or text is longer than {LONGEST_NAME} characters")
         with self._change() as write:
             for each in self._classes.values():
-                if looks_of(each.name) == looks_of(name):  # nobody could tell them apart, least of all in a filter
+                if looks_of(each.name) == looks_of(name):  # they could not be told apart in a filter
                     raise UserError(f"there is a class {each.name!r} already")
             if len(self._classes) >= MOST_CLASSES:
                 raise UserError(f"there can be at most {MOST_CLASSES} classes")
@@ -196,6 +192,25 @@ class LabelStore:
         """Names of the classes that a picture belongs to."""
         return sorted(each.name for each in self.classes.values() if each.marks.get(id, 0) > 0)
 
+    @property
+    def searches(self) -> dict[str, str]:
+        """The page address of each saved search by name, in the order they were saved."""
+        with self._lock:
+            self._catch_up()
+            return dict(self._searches)
+
+    def save_search(self, name: str, address: str | None) -> dict[str, str]:
+        """Save a search, or remove it if the address is None; returns all.
+
+        Raises:
+            UserError: there are too many, or the file cannot be written.
+        """
+        with self._change() as write:
+            if address is not None and len({*self._searches, name}) > MOST_SEARCHES:
+                raise UserError(f"at most {MOST_SEARCHES} searches can be saved. Remove one first.")
+            write({"do": "search", "name": name, "address": address})
+        return self.searches
+
     def close(self) -> None:
         """Close the file."""
         with self._lock:
@@ -235,7 +250,7 @@ class LabelStore:
         key = changed["class"]
         marks = self._classes[key].marks if key in self._classes else {}
         if changed["do"] == "mark":
-            ids = {*changed["ids"], *changed.get("digests", ())}
+            ids = set(changed["ids"])
             self._database.executemany("DELETE FROM labels WHERE class = ? AND id = ?", [(key, id) for id in ids])
         else:
             ids = set(marks)
@@ -267,21 +282,6 @@ class LabelStore:
             "again."
         )
 
-    def _take_over(self, log: Path) -> None:
-        """Read the click log of an earlier version: a line per entry, each with its checksum."""
-        with self._change() as write:
-            for line in log.read_bytes().split(b"\n")[:-1]:
-                entry = _entry_of_line(line)
-                if entry is None:
-                    self.damaged += 1
-                elif entry["do"] != "undo":
-                    write(entry)
-                else:
-                    undone = entry.get("of")
-                    matching = [n for n in self._done if undone is None or self._entries[n] == undone]
-                    if matching:
-                        write({"do": "undo", "of": matching[-1]})
-
     # ------------------------------------------------------------------ the state
 
     def _forget(self) -> None:
@@ -291,6 +291,7 @@ class LabelStore:
         self._undone: list[int] = []
         self._classes: dict[int, ClickedClass] = {}
         self._names: dict[int, str] = {}  # of removed classes as well
+        self._searches: dict[str, str] = {}
 
     def _get(self, key: int) -> ClickedClass:
         if key not in self._classes:
@@ -309,6 +310,10 @@ class LabelStore:
             self._undone.remove(entry["of"])
             self._done.append(entry["of"])
             self._apply(self._entries[entry["of"]])
+        elif entry["do"] == "search":
+            self._searches.pop(entry["name"], None)
+            if entry["address"] is not None:
+                self._searches[entry["name"]] = entry["address"]
         elif entry["do"] in ("class", "mark", "drop"):
             self._undone.clear()
             self._done.append(number)
@@ -323,11 +328,10 @@ class LabelStore:
             self._classes.pop(key, None)
         elif key in self._classes:
             marks = self._classes[key].marks
-            for id, digest in zip_longest(entry["ids"], entry.get("digests", ())):
-                marks.pop(id, None)  # files of older versions have digests as well
-                marks.pop(picture := digest or id, None)
+            for id in entry["ids"]:
+                marks.pop(id, None)
                 if entry["mark"]:
-                    marks[picture] = entry["mark"]
+                    marks[id] = entry["mark"]
 
 
 def _crc(number: int, text: str) -> int:
@@ -398,13 +402,3 @@ def _readable(path: Path) -> dict[int, tuple[str, int]]:
             if missed > _GAP:
                 return rows
     return rows
-
-
-def _entry_of_line(line: bytes) -> LabelEntry | None:
-    try:
-        if int(line[:8], 16) != zlib.crc32(line[9:]):
-            return None
-        entry = json.loads(line[9:])
-    except ValueError:
-        return None
-    return entry if isinstance(entry, dict) else None

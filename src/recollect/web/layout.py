@@ -1,7 +1,6 @@
 """The map: two dimensions of embeddings."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ class Layout:
 
 
 def lay_out(vectors: np.ndarray, seed: int = 0) -> Layout:
-    """Two dimensions of embeddings: UMAP where it is installed, else t-SNE; of many only some set the scene.
+    """Two dimensions of embeddings by t-SNE; of many only some are laid out, the others next to those most alike.
 
     Args:
         vectors: unit-norm (rows, width).
@@ -52,10 +51,6 @@ def lay_out(vectors: np.ndarray, seed: int = 0) -> Layout:
 def _laid_out(vectors: np.ndarray, seed: int) -> tuple[np.ndarray, str]:
     """Two dimensions of up to `ANCHORS` vectors, and the method."""
     some = vectors - vectors.mean(axis=0)
-    umap = _umap() if len(some) >= 10 else None
-    if umap is not None:
-        near = min(15, len(some) - 1)
-        return umap(n_neighbors=near, metric="cosine", random_state=seed).fit_transform(vectors), "UMAP"
     if len(some) >= 10:
         from sklearn.manifold import TSNE
 
@@ -72,12 +67,3 @@ def _next_to(vectors: np.ndarray, anchors: np.ndarray, points: np.ndarray) -> np
     weight = np.exp(20.0 * (np.asarray(near.scores) - np.asarray(near.scores).max(axis=1, keepdims=True)))
     weight /= weight.sum(axis=1, keepdims=True)
     return (points[np.asarray(near.rows)] * weight[..., None]).sum(axis=1)
-
-
-def _umap() -> Any:
-    """UMAP's estimator, or None where it is not installed."""
-    try:
-        from umap import UMAP
-    except ImportError:
-        return None
-    return UMAP

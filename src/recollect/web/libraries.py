@@ -4,9 +4,8 @@ import hashlib
 import re
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recollect.core.errors import UserError
 from recollect.index import Index
@@ -18,22 +17,11 @@ from recollect.web.folder import (
     folder_name,
     open_folder,
     pictures_in,
-)  # fmt: skip
+)
+from recollect.web.guard import ASGI
 from recollect.web.session import Session
 
-if TYPE_CHECKING:
-    ASGI = Any
-
 _PREFIX = re.compile(r"/library/([0-9a-f]{10})(?=/)")
-
-
-@dataclass
-class OpenLibrary:
-    """A library that was switched to, and what fills it where it is the index of a folder."""
-
-    session: Session
-    app: "ASGI"
-    filler: FolderFiller | None
 
 
 class Libraries:
@@ -50,11 +38,11 @@ class Libraries:
         self,
         first: Session,
         session_of: Callable[[Index], Session],
-        app_of: Callable[[Session, "Libraries"], "ASGI"],
+        app_of: Callable[[Session, "Libraries"], ASGI],
     ) -> None:
         self.first, self._session_of, self._app_of = first, session_of, app_of
         self._app = app_of(first, self)
-        self._open: dict[str, OpenLibrary] = {}
+        self._open: dict[str, tuple[Session, Any]] = {}
         self._added: list[Path] = []
         self._folders: dict[str, Path] = {}
         self._lock = threading.RLock()
@@ -67,7 +55,7 @@ class Libraries:
         app, found = self._app, _PREFIX.match(scope.get("path", ""))
         if found is not None:
             try:
-                app = (await run_in_threadpool(self._opened, found[1])).app
+                _, app = await run_in_threadpool(self._opened, found[1])
             except UserError as error:
                 await JSONResponse({"error": " ".join(str(error).split())}, 404)(scope, receive, send)
                 return
@@ -103,12 +91,10 @@ class Libraries:
             return key
 
     def close(self) -> None:
-        """Stop filling, and close the labels."""
+        """Close every library that was switched to."""
         with self._lock:
-            for each in self._open.values():
-                if each.filler is not None:
-                    each.filler.stop()
-                each.session.close()
+            for session, _ in self._open.values():
+                session.close()
             self._open.clear()
 
     def _key(self, address: str | Path) -> str:
@@ -122,12 +108,12 @@ class Libraries:
         """Name and place of each key."""
         index = self.first.library.index
         found: dict[str, tuple[str, Path | str]] = {"": (self.first.library.name, index.address)}
-        beside = [index.folder.resolve().parent] if index.folder is not None else []
-        for place in [*self._added, *_indexes_in([data_directory() / "indexes", *beside])]:
+        neighbors = [index.folder.resolve().parent] if index.folder is not None else []
+        for place in [*self._added, *_indexes_in([data_directory() / "indexes", *neighbors])]:
             found.setdefault(self._key(place), (folder_name(place), place))
         return found
 
-    def _opened(self, key: str) -> OpenLibrary:
+    def _opened(self, key: str) -> tuple[Session, ASGI]:
         """An open library.
 
         Raises:
@@ -147,12 +133,10 @@ class Libraries:
             session = self._session_of(index)
             session.library.name, session.local = name, self.first.local
             folder = self._folders.get(key) or _folder_of(index)
-            filler = None
             if folder is not None:
-                filler = FolderFiller(Index.open(address, index.encoder), folder)
-                session.fill(filler)
-                filler.start()
-            self._open[key] = OpenLibrary(session, self._app_of(session, self), filler)
+                session.additions.watched = FolderFiller(Index.open(address, index.encoder), folder)
+            session.start()
+            self._open[key] = session, self._app_of(session, self)
             return self._open[key]
 
 

@@ -1,4 +1,4 @@
-"""The index as the page reads it: the newest version, what a filter leaves of it, and small copies of pictures."""
+"""The index as the page reads it: its newest version, and small copies of pictures."""
 
 import os
 import threading
@@ -110,18 +110,8 @@ class View:
         """`shapes` of the first pictures of a list; square for those that this version lacks."""
         if ids is self.ids:
             return self.shapes[:most].tobytes()
-        some, shapes = list(ids[:most]), self.shapes
-        if "row_of" not in self.__dict__ and 16 * len(some) < len(self.ids):  # a pass is faster than a table of all ids
-            import pyarrow as pa
-            import pyarrow.compute as pc
-
-            places = pc.index_in(pa.array(self.ids, pa.string()), value_set=pa.array(some, pa.string()))
-            rows = np.flatnonzero(places.is_valid().to_numpy(zero_copy_only=False))
-            found = np.full(len(some), 128, dtype=np.uint8)
-            found[places.take(pa.array(rows)).to_numpy(zero_copy_only=False)] = shapes[rows]
-            return found.tobytes()
-        row_of = self.row_of
-        return bytes(int(shapes[row_of[id]]) if id in row_of else 128 for id in some)
+        shapes, row_of = self.shapes, self.row_of
+        return bytes(int(shapes[row_of[id]]) if id in row_of else 128 for id in ids[:most])
 
     def rows(self, ids: Sequence[str]) -> Int64[np.ndarray, " some"]:
         """Rows of ids; those that this version lacks are left out."""
@@ -183,7 +173,7 @@ class Library:
         return view
 
     def pictures(self, ids: Sequence[str]) -> list[Picture]:
-        """What is known about pictures; one that was removed since says so."""
+        """Facts about pictures; the caption of one that was removed since says so."""
         known = set(self.index.store.rows(list(ids), ["id"])["id"].to_pylist())
         found = {each.id: each for each in self.index.pictures([id for id in ids if id in known])}
         return [found.get(id) or Picture(id, captions=(_GONE,)) for id in ids]

@@ -20,8 +20,16 @@ from recollect.index import Index
 from recollect.index.contents import encoder_and_name
 from recollect.web.folder import FolderFiller, check_folder, open_folder, pictures_in
 from recollect.web.label_store import LabelStore
-from recollect.web.libraries import Libraries
-from recollect.web.session import Session
+
+try:
+    import uvicorn
+
+    from recollect.web.api import create_app
+    from recollect.web.guard import Guard
+    from recollect.web.libraries import Libraries
+    from recollect.web.session import Session
+except ImportError:
+    raise UserError("the page needs fastapi and uvicorn: pip install 'recollect[web]'") from None
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PORT = 8517
@@ -56,13 +64,6 @@ class Page:
         out: Path | None = None,
         embedded: bool = False,
     ) -> None:
-        try:
-            import uvicorn
-
-            from recollect.web.api import create_app
-            from recollect.web.guard import Guard
-        except ImportError:
-            raise UserError("the page needs fastapi and uvicorn: pip install 'recollect[web]'") from None
         check_address(host, port, token)
         self.host, self.token = host, token
         self.listening = _listen(host, port)
@@ -98,16 +99,18 @@ class Page:
 
     def run(self) -> None:
         """Serve until interrupted."""
-        ended = end_in_time(self._server)
-        threading.Thread(target=self.session.prepare, name="prepare", daemon=True).start()
+        timers = end_in_time(self._server)
+        self.session.start()
         try:
             self._server.run(sockets=[self.listening])
         finally:
-            ended.set()
+            for timer in timers:
+                timer.cancel()
             self.close()
 
     def start(self) -> "Page":
         """Serve in a thread, until `stop`."""
+        self.session.start()
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self.listening]}, name="page", daemon=True
         )
@@ -164,25 +167,24 @@ def serve(
     port = 0 if port == PORT and not wait else port  # several cells may each show a page
     options: dict[str, Any] = {"host": host, "port": port, "token": token, "labels": labels, "out": out,
                                "embedded": not wait}  # fmt: skip
-    if not isinstance(index, Index) and (folder := pictures_in(str(index))) is not None:
-        page, filler = folder_page(folder, model, **options)
-        filler.start()
-        if not wait:
-            return page.start()
-        show(page, str(folder), open_browser)
-        filler.stop()
-        return None
-    opened = index if isinstance(index, Index) else Index.open(index, model)
-    page = Page(opened, **options)
+    folder = None if isinstance(index, Index) else pictures_in(str(index))
+    if folder is not None:
+        page = folder_page(folder, model, **options)
+    else:
+        page = Page(index if isinstance(index, Index) else Index.open(index, model), **options)
     if not wait:
-        threading.Thread(target=page.session.prepare, name="prepare", daemon=True).start()
         return page.start()
-    show(page, f"{len(opened):,} pictures", open_browser)
+    what = f"{len(page.session.library.index):,} pictures" if folder is None else str(folder)
+    output().print(printable(f"page: {page.address} ({what}; stop with Ctrl-C)"), highlight=False, soft_wrap=True)
+    if open_browser and _has_screen():
+        with suppress(webbrowser.Error):
+            webbrowser.open(page.address)
+    page.run()
     return None
 
 
-def folder_page(folder: Path, model: Encoder | str | None = None, **options: Any) -> tuple[Page, FolderFiller]:
-    """The page of a folder, and what fills its index once it is started.
+def folder_page(folder: Path, model: Encoder | str | None = None, **options: Any) -> Page:
+    """The page of a folder, whose index is filled once the page is started.
 
     Raises:
         UserError: the folder has no pictures, or as `Page`.
@@ -190,20 +192,10 @@ def folder_page(folder: Path, model: Encoder | str | None = None, **options: Any
     check_folder(folder)
     encoder, name = encoder_and_name(model)
     index = open_folder(folder, encoder, name)
-    filler = FolderFiller(Index.open(index.address, encoder), folder)
     page = Page(index, **options)
-    page.session.fill(filler)
+    page.session.additions.watched = FolderFiller(Index.open(index.address, encoder), folder)
     page.session.library.name = folder.resolve().name
-    return page, filler
-
-
-def show(page: Page, what: str, open_browser: bool) -> None:
-    """Print the address of a page, open it where asked, and serve it until interrupted."""
-    output().print(printable(f"page: {page.address} ({what}; stop with Ctrl-C)"), highlight=False, soft_wrap=True)
-    if open_browser and _has_screen():
-        with suppress(webbrowser.Error):
-            webbrowser.open(page.address)
-    page.run()
+    return page
 
 
 def _in_notebook() -> bool:
@@ -231,35 +223,32 @@ def check_address(host: str, port: int, token: str | None) -> None:
         raise UserError(f"--host {host}: others could open the page. Set a secret with --token as well.")
 
 
-def end_in_time(server: Any, patience: float = PATIENCE) -> threading.Event:
-    """Let a uvicorn server end soon after a signal, and at once after a second one, whatever it is doing.
+def end_in_time(server: Any, patience: float = PATIENCE) -> list[threading.Timer]:
+    """End the process ``patience`` seconds after a uvicorn server gets a signal, and at once after a second signal.
 
-    Nothing is lost: every mark is on disk before it is answered, and other files are written whole or not at all. The
-    threads that answer requests cannot be stopped, so the process ends with them.
+    The threads that answer requests cannot be stopped, so the process ends with them. Nothing is lost: every mark is on
+    disk before it is answered, and other files are written whole or not at all.
 
     Returns:
-        To be set when the server has ended by itself.
+        Timers, to be cancelled when the server has ended by itself.
     """
-    usual, asked, ended = server.handle_exit, threading.Event(), threading.Event()
+    usual, timers = server.handle_exit, list[threading.Timer]()
 
     def leave(number: int) -> None:
         sys.stderr.write("interrupted\n")
         sys.stderr.flush()
         os._exit(128 + number)
 
-    def wait(number: int) -> None:
-        if not ended.wait(patience):
-            leave(number)
-
     def handle(number: int, frame: FrameType | None) -> None:
-        if asked.is_set():
+        if timers:
             leave(number)
-        asked.set()
-        threading.Thread(target=wait, args=[number], name="ending", daemon=True).start()
+        timers.append(threading.Timer(patience, leave, [number]))
+        timers[0].daemon = True
+        timers[0].start()
         usual(number, frame)
 
     server.handle_exit = handle
-    return ended
+    return timers
 
 
 def _session(index: Index, labels: Path | None, out: Path | None) -> Session:
@@ -271,8 +260,7 @@ def _session(index: Index, labels: Path | None, out: Path | None) -> Session:
     check_writable(labels, "--labels")
     check_writable(out, "--out")
     page = (folder or file.parent) / "page"
-    old = file if file.suffix == ".jsonl" else page / "clicks.jsonl"
-    store = LabelStore(file.with_suffix(".sqlite") if file == old else file, old)
+    store = LabelStore(file)
     _ = index.encoder  # a model that cannot be opened is reported now
     if folder is not None and labels is not None:
         _note_read_only(folder, store.path)

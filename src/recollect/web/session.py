@@ -1,4 +1,4 @@
-"""What the page does, without the web: list, look, label. A script could call every action."""
+"""What the page does, without the web: lists, searches, labels. A script can call every action."""
 
 import base64
 import secrets
@@ -23,13 +23,12 @@ from recollect.index.facets import FACETS, Arrangement, arranged
 from recollect.index.filters import Among
 from recollect.models import DualEncoder
 from recollect.web.actions import Actions
-from recollect.web.adding import FolderAdder
 from recollect.web.duplicates import DuplicateFinder
-from recollect.web.folder import FolderFiller
+from recollect.web.folder import Additions
 from recollect.web.label_store import LabelStore
 from recollect.web.layout import Layout, lay_out
 from recollect.web.library import Library, Recent, View
-from recollect.web.searches import SavedSearches
+from recollect.web.requests import Ask, PicturesBody, SearchTerm, Slice
 from recollect.web.sorting import Sorting
 from recollect.web.teaching import ShownRows, Teaching
 
@@ -37,47 +36,11 @@ if TYPE_CHECKING:
     from recollect.efsa.rerank import EpisodeReranker
 
 Answer = TypeVar("Answer")
-Order = Literal["search", "likely", "next", "cut", "clicked", "sorted"]
 
-MOST_TERMS = 16
 _UPLOADS, _UPLOADED = 32, 2**27  # pictures that were dropped on the page, and their bytes
 _LISTS, _FILTERS = 16, 8  # that are kept
 _FIRST = 5_000  # pictures that a search ranks at first; all of them once someone scrolls further
 MOST_ARRANGED = 500
-
-
-@dataclass(frozen=True)
-class SearchTerm:
-    """A part of a query: words, a picture of the index, or an uploaded one; a negative weight pushes away."""
-
-    words: str | None = None
-    id: str | None = None
-    upload: str | None = None
-    weight: float = 1.0
-
-
-@dataclass(frozen=True)
-class Ask:
-    """Which list the page asks for.
-
-    Attributes:
-        terms: of a search; without any the list has all pictures in the order of the index.
-        adapt: rank the first results again by a model adapted to this query (EFSA).
-        order: ``search``; for a label ``likely``, ``next``, ``cut`` or ``clicked`` (see `Teaching.ranked`); ``sorted``
-            for all pictures by the classifier that all labels make.
-        label: the label to rank for; in the other orders the one whose marks tiles show.
-        show: of ``sorted``: ``doubtful``, ``none``, or ``class:NAME`` (see `Sorting.ranked`).
-        arrange: of ``search``: by score, or by date or file name. A search is arranged among its likely matches, or
-            among its best `MOST_ARRANGED` where no cut-off was learned.
-    """
-
-    terms: tuple[SearchTerm, ...] = ()
-    where: str = ""
-    adapt: bool = False
-    order: Order = "search"
-    label: int | None = None
-    show: str = "doubtful"
-    arrange: Literal["score", "newest", "oldest", "name"] = "score"
 
 
 @dataclass
@@ -85,10 +48,10 @@ class Listing:
     """An answer to `Ask`.
 
     Attributes:
-        ids: of the pictures, best first; of a long search only the first.
-        scores: of these, None where the order has no score.
+        ids: of the pictures, best first; of a long search only the first ones.
+        scores: of these pictures; None if the order has no score.
         total: pictures of the whole list.
-        before: ranks by the model as it is, of pictures that an adapted model ranked again.
+        before: ranks by the plain model of pictures that an adapted model ranked again.
     """
 
     ids: Sequence[str]
@@ -97,6 +60,10 @@ class Listing:
     about: dict[str, Any] = field(default_factory=dict)
     before: Mapping[str, int] = field(default_factory=dict)
     vector: np.ndarray | None = None
+
+
+ListKey = tuple[Ask, int | None, int | None]
+"""A list, and the version of the index and the labels that it was made with."""
 
 
 class Session:
@@ -109,20 +76,18 @@ class Session:
         self.teacher = Teaching(self.library, labels, self._lock)
         self.sorting = Sorting(self.library, self.teacher, out, self._lock)
         self.duplicates = DuplicateFinder(self.library)
-        self.adder = FolderAdder(self.library)
+        self.additions = Additions(self.library)
         self.actions = Actions(self.library, labels)
         self._uploads: Recent[str, tuple[np.ndarray, bytes]] = Recent(
             _UPLOADED, lambda upload: max(len(upload[1]), _UPLOADED // _UPLOADS)
         )
-        self._lists: Recent[tuple[Any, ...], Listing] = Recent(_LISTS)
+        self._lists: Recent[ListKey, Listing] = Recent(_LISTS)
         self._selections: Recent[tuple[Any, ...], ShownRows] = Recent(_FILTERS)
         self._facets: Recent[tuple[Any, ...], dict[str, list[tuple[str, int]]]] = Recent(_FILTERS)
         self._layout: tuple[int, Layout] | None = None
         self._cut: tuple[tuple[int, int], CutOff | None] | None = None
         self._preparing = threading.Lock()
         self.local = False  # whether only this machine can open the page
-        self.filler: FolderFiller | None = None
-        self.searches = SavedSearches(out.parent / "searches.json")
 
     def ask(self, question: Callable[[], Answer]) -> Answer:
         """Answer a question; once more if the files of the open version were cleared away meanwhile.
@@ -140,60 +105,57 @@ class Session:
 
     # ---------------------------------------------------------------- lists
 
-    def answer(
-        self,
-        ask: Ask,
-        start: int = 0,
-        count: int = 60,
-        version: int | None = None,
-        revision: int | None = None,
-    ) -> dict[str, Any]:
+    def answer(self, part: Slice) -> dict[str, Any]:
         """Some tiles of a list, and what is known about the whole list.
-
-        Args:
-            version, revision: of the index and the labels when the first tiles of this list were shown: later tiles
-                come from the same list while it is kept, else from the list as it is now.
 
         Raises:
             UserError: the filter, a term or the label is wrong, or nothing satisfies the filter.
         """
         began = time.perf_counter()
-        view, version, revision, listing = self._listing(ask, version, revision, start + count)
+        view, (_, version, revision), listing = self._listing(part, part.start + part.count)
         return {
             "total": listing.total,
             "of": len(view.ids),
             "version": version,
             "revision": revision,
-            "start": start,
-            "tiles": self._tiles(ask, listing, start, count),
-            "shapes": base64.b64encode(view.shapes_of(listing.ids, _FIRST)).decode() if not start else "",
+            "start": part.start,
+            "tiles": self._tiles(part, listing),
+            "shapes": base64.b64encode(view.shapes_of(listing.ids, _FIRST)).decode() if not part.start else "",
             **listing.about,
             "milliseconds": round(1000 * (time.perf_counter() - began), 1),
         }
 
-    def shapes(self, ask: Ask, version: int | None = None, revision: int | None = None) -> bytes:
+    def shapes(self, part: Slice) -> bytes:
         """A byte for the aspect ratio of each picture of a list (see `View.shapes`)."""
-        view, _, _, listing = self._listing(ask, version, revision, None)
+        view, _, listing = self._listing(part, None)
         return view.shapes_of(listing.ids)
 
-    def ids(self, ask: Ask, start: int, end: int | None, version: int | None, revision: int | None) -> list[str]:
-        """Ids of a list from a place to another, or to its end."""
-        return list(self._listing(ask, version, revision, end)[3].ids[start:end])
+    def ids(self, part: Slice, end: int | None) -> list[str]:
+        """Ids of a list from ``part.start`` to a place, or to its end."""
+        return list(self._listing(part, end)[2].ids[part.start : end])
 
-    def _listing(
-        self, ask: Ask, version: int | None, revision: int | None, end: int | None
-    ) -> tuple[View, int | None, int | None, Listing]:
-        """The list with at least ``end`` ids, or all of them, with its version and revision."""
-        view = self.library.view()
-        key = (ask, version, revision)
+    def chosen(self, some: PicturesBody) -> list[str]:
+        """Ids of selected pictures.
+
+        Raises:
+            UserError: none are selected.
+        """
+        ids = list(some.ids) if some.of is None else self.ids(some.of, some.first)
+        if not ids:
+            raise UserError("no pictures are selected")
+        return ids
+
+    def _listing(self, part: Slice, end: int | None) -> tuple[View, ListKey, Listing]:
+        """The list with at least ``end`` ids, or all of them."""
+        view, ask = self.library.view(), part.ask
+        key: ListKey = (ask, part.version, part.revision)
         listing = self._lists.get(key)
         if listing is None:
-            version, revision = view.version, self.labels.revision
-            key = (ask, version, revision)
+            key = (ask, view.version, self.labels.revision)
             listing = self._lists.made(key, lambda: self._make(ask, view))
         if len(listing.ids) < listing.total and (end is None or end > len(listing.ids)):
             listing = self._lists.put(key, self._whole(ask, listing))
-        return view, version, revision, listing
+        return view, key, listing
 
     def _make(self, ask: Ask, view: View) -> Listing:
         if ask.order == "search":
@@ -318,12 +280,12 @@ class Session:
             before={id: ranks[id] for id in first} if changed else {},
         )
 
-    def _tiles(self, ask: Ask, listing: Listing, start: int, count: int) -> list[dict[str, Any]]:
-        ids = list(listing.ids[start : start + count])
-        known = self.teacher.known(ask.label, ids) if ask.label is not None else {}
-        sorted_as = self._sorted_as(ids) if ask.order == "sorted" else {}
+    def _tiles(self, part: Slice, listing: Listing) -> list[dict[str, Any]]:
+        ids = list(listing.ids[part.start : part.start + part.count])
+        known = self.teacher.known(part.label, ids) if part.label is not None else {}
+        sorted_as = self._sorted_as(ids) if part.order == "sorted" else {}
         tiles: list[dict[str, Any]] = []
-        for place, picture in enumerate(self.library.pictures(ids), start=start):
+        for place, picture in enumerate(self.library.pictures(ids), start=part.start):
             score = None if listing.scores is None else float(listing.scores[place])
             tile: dict[str, Any] = {
                 "id": picture.id,
@@ -364,15 +326,11 @@ class Session:
         """The query that the command line and Python would write with these terms.
 
         Raises:
-            UserError: no terms or too many, or a term that cannot be used.
+            UserError: a term cannot be used.
         """
-        if not 1 <= len(terms) <= MOST_TERMS:
-            raise UserError(f"{len(terms)} terms: search by 1 to {MOST_TERMS}")
         return Query(tuple(self._term(term) for term in terms))
 
     def _term(self, term: SearchTerm) -> Term:
-        if sum(each is not None for each in (term.words, term.id, term.upload)) != 1:
-            raise UserError("a term needs text or an image, not both")
         if term.words is not None:
             if not term.words.strip():
                 raise UserError("one of the terms is empty. Type what to look for, or remove it.")
@@ -417,7 +375,7 @@ class Session:
             cut = None
             with suppress(UserError, OSError):
                 cut = self.library.index.cut_off()
-                cut = (self._cut_of_marks() or cut) if cut.basis == "scores" else cut
+                cut = self._cut_of_marks() if cut.basis == "scores" else cut  # an estimate from scores misses too many
             self._cut = state, cut
 
     def _cut_of_marks(self) -> CutOff | None:
@@ -442,19 +400,9 @@ class Session:
 
     def prepare_later(self) -> None:
         """`prepare` in a thread, if there is something new, no folder is being indexed and no thread is at it."""
-        busy = (self.filling() or {}).get("busy")
+        busy = (self.additions.progress() or {}).get("busy")
         if not busy and not self._preparing.locked() and (self._cut is None or self._cut[0] != self._taught_by):
             threading.Thread(target=self.prepare, name="prepare", daemon=True).start()
-
-    def filling(self) -> dict[str, Any] | None:
-        """Progress of the folder that is being indexed; None when there is none."""
-        adding = self.adder.progress()
-        return adding if adding is not None else self.filler.progress() if self.filler is not None else None
-
-    def fill(self, filler: FolderFiller) -> None:
-        """Show the progress of what fills this library from a folder, and put pictures that are added there."""
-        self.filler = filler
-        self.adder.watched = filler.folder
 
     # ---------------------------------------------------------------- undo
 
@@ -464,15 +412,23 @@ class Session:
         return {**pending, "undo": self.actions.pending() or pending["undo"]}
 
     def undo(self) -> dict[str, Any] | None:
-        """Take the latest change back, of whichever kind: of labels, or of pictures and their files."""
+        """Undo the latest change, whether of labels or of pictures and their files."""
         if self.actions.pending() is None:
             return self.teacher.undo()
         undone = self.actions.undo()
         self.library.refresh()
         return undone
 
+    def start(self) -> None:
+        """Start watching the folder of the library, if any, and learning where searches end."""
+        if self.additions.watched is not None:
+            self.additions.watched.start()
+        self.prepare_later()
+
     def close(self) -> None:
-        """Close the labels."""
+        """Stop watching, and close the labels."""
+        if self.additions.watched is not None:
+            self.additions.watched.stop()
         self.labels.close()
 
     # ---------------------------------------------------------------- overviews

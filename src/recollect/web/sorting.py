@@ -1,6 +1,5 @@
-"""All pictures sorted by the classifier that the labels make, and what can be saved: the classifier and tables."""
+"""All pictures sorted by a classifier learned from the labels; the classifier and tables can be saved."""
 
-import io
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from recollect.classifiers.classifier import Classifier
 from recollect.classifiers.teaching import ClassifierModel, Support, class_prompts_of, not_of_pixels
@@ -38,7 +36,7 @@ class Sorted:
         classifier: as `Sorting.classifier` makes it.
         members: whether each row has each label (rows, labels).
         best: index of the likeliest label of each row, among those it has if any.
-        told: whether there are enough marks to report that probability.
+        reportable: whether there are enough marks to report that probability.
         certainty: probability by the classifier, which compares the labels with one another.
     """
 
@@ -48,7 +46,7 @@ class Sorted:
     members: np.ndarray
     best: np.ndarray
     probability: np.ndarray
-    told: np.ndarray
+    reportable: np.ndarray
     certainty: np.ndarray
 
     @property
@@ -58,7 +56,7 @@ class Sorted:
 
 
 class Sorting:
-    """What the labels are good for; safe to call from several threads."""
+    """A classifier from all labels, and what it gives; safe to call from several threads."""
 
     def __init__(self, library: Library, teacher: Teaching, out: Path, lock: threading.RLock) -> None:
         self.library, self.teacher, self.out = library, teacher, out
@@ -70,7 +68,7 @@ class Sorting:
     # ---------------------------------------------------------------- a classifier
 
     def classifier(self, view: View) -> Classifier:
-        """One classifier with a class for each label; a single label is told from the pictures marked no.
+        """One classifier with a class for each label; a single label is separated from the pictures marked ✗.
 
         Raises:
             UserError: fewer than two kinds of pictures.
@@ -146,15 +144,15 @@ class Sorting:
             best, certainty = p.argmax(axis=1), p.max(axis=1)
             unknown = np.concatenate([kept.is_unknown(block) for block in blocks])
             members = (best[:, None] == np.arange(len(kept.classes))) & ~unknown[:, None]
-            told = np.full(len(kept.classes), kept.enough_examples)
+            reportable = np.full(len(kept.classes), kept.enough_examples)
             with_cut = {place: cut for place, name in enumerate(kept.classes) if (cut := cuts.get(name)) is not None}
             if with_cut:
                 members &= ~np.any([cut.above for cut in with_cut.values()], axis=0)[:, None]
             for place, cut in with_cut.items():
-                members[:, place], p[:, place], told[place] = cut.above, cut.probability, cut.enough_clicks
+                members[:, place], p[:, place], reportable[place] = cut.above, cut.probability, cut.enough_clicks
             best = np.where(members.any(axis=1), np.where(members, p, -1).argmax(axis=1), best)
             probability = p[np.arange(len(p)), best]
-            self._sorted = Sorted(view, revision, kept, members, best, probability, told[best], certainty)
+            self._sorted = Sorted(view, revision, kept, members, best, probability, reportable[best], certainty)
             return self._sorted
 
     def ranked(self, show: str, shown: ShownRows) -> tuple[list[str], np.ndarray, dict[str, Any]]:
@@ -212,7 +210,7 @@ class Sorting:
         return {
             id: {
                 "says": None if found.unknown[row] else names[found.best[row]],
-                "p": float(found.probability[row]) if found.told[row] else None,
+                "p": float(found.probability[row]) if found.reportable[row] else None,
                 "possible": [] if possible is None else [names[c] for c in np.flatnonzero(possible[place])],
             }
             for place, (id, row) in enumerate(zip(here, rows, strict=True))
@@ -238,9 +236,3 @@ class Sorting:
         return pa.table(
             {name: pa.array(values, kind) for (name, values), kind in zip(columns.items(), types, strict=True)}
         )
-
-    def parquet(self, shown: ShownRows) -> bytes:
-        """`table` as a Parquet file."""
-        sink = io.BytesIO()
-        pq.write_table(self.table(shown), sink)
-        return sink.getvalue()

@@ -1,4 +1,4 @@
-"""Labels by clicks: what each mark says about every other picture."""
+"""Labels by clicks: every mark scores all other pictures."""
 
 import threading
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ MOST_HELD = 2**30
 
 @dataclass(frozen=True, eq=False)
 class ShownRows:
-    """What a filter leaves of a version of the index.
+    """The rows of a version of the index that satisfy a filter.
 
     Attributes:
         where: the filter; empty for everything.
@@ -70,7 +70,7 @@ class Taught:
 
 
 class Teaching:
-    """Answers to marks; safe to call from several threads."""
+    """Models of the labels, fitted to the marks; safe to call from several threads."""
 
     def __init__(self, library: Library, labels: LabelStore, lock: threading.RLock) -> None:
         self.library, self.labels = library, labels
@@ -133,7 +133,7 @@ class Teaching:
         return [taught.view.ids[row] for row in best.tolist()], scores[best]
 
     def summary(self, key: int, shown: ShownRows) -> dict[str, Any]:
-        """What is known about a label: marks, its cut-off with left-out precision and coverage, whether to stop.
+        """Facts about a label: marks, its cut-off with left-out precision and coverage, whether to stop.
 
         The figures of the cut-off are about the selection and the marks in it.
         """
@@ -176,12 +176,12 @@ class Teaching:
         }
 
     def answers(self, view: View) -> list[tuple[ClickedClass, Taught]]:
-        """Every label with what its marks say."""
+        """Every label with its fitted model."""
         with self._lock:
             return [(each, self.answer(each, view)) for each in self.labels.classes.values()]
 
     def answer(self, found: ClickedClass, view: View) -> Taught:
-        """What a label's marks say about every row of a version; computed once for each change."""
+        """The scores of every row by a label's marks; computed once for each change."""
         with self._lock:
             revision = self.labels.revision
             taught = self._taught.get(found.key)

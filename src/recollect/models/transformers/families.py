@@ -138,8 +138,7 @@ def pooling(config: Any) -> Pooling:
 def store_end_token(model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase) -> None:
     """Make a CLIP text tower find its end token by the tokenizer's id for it.
 
-    New tokens have greater ids than the end token, and would be pooled in its stead where it is the greatest id that
-    is looked for.
+    New tokens have greater ids than the end token. Towers that pool at the greatest id would pool at them instead.
 
     Raises:
         UserError: the end token's id really is 2, which transformers cannot express.
@@ -149,8 +148,8 @@ def store_end_token(model: transformers.PreTrainedModel, tokenizer: transformers
         return
     if tokenizer.eos_token_id in (None, OLD_END):
         raise UserError(
-            f"the tokenizer's end token has id {tokenizer.eos_token_id}, which a CLIP text tower cannot be told to "
-            "look for. Use a tokenizer that has an end token with another id."
+            f"the tokenizer's end token has id {tokenizer.eos_token_id}, which a CLIP text tower cannot "
+            "look for. Use a tokenizer whose end token has another id."
         )
     config.eos_token_id = tokenizer.eos_token_id
     model.text_model.config.eos_token_id = tokenizer.eos_token_id

@@ -13,10 +13,10 @@ from recollect.models.transformers.families import is_siglip
 
 
 class TowerHead:
-    """The last part of a tower: nothing, as where the pooled features are the embedding themselves."""
+    """The last part of a tower; this base class is for towers whose pooled features are the embedding."""
 
     def read(self, run: Callable[[], Tensor]) -> Float[Tensor, "n features"]:
-        """What the head is given, or would be, while ``run`` embeds."""
+        """The input of the head while ``run`` embeds."""
         return run()
 
     def __call__(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
@@ -24,7 +24,7 @@ class TowerHead:
         return features
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """What of the head can learn."""
+        """The parameters of the head."""
         return iter(())
 
 
@@ -76,7 +76,7 @@ def _seen(register: Callable[..., Any], choose: Callable[..., Tensor], run: Call
 
 
 def image_head(model: transformers.PreTrainedModel) -> TowerHead:
-    """The head of the image tower; an empty one where there is none (ALIGN)."""
+    """The head of the image tower; an empty one if it has none (ALIGN)."""
     if is_siglip(model.config) and not hasattr(model, "visual_projection"):
         pooling = getattr(model.vision_model, "head", None)
         return PoolingMlp(pooling) if hasattr(pooling, "attention") else TowerHead()
@@ -84,7 +84,7 @@ def image_head(model: transformers.PreTrainedModel) -> TowerHead:
 
 
 def text_head(model: transformers.PreTrainedModel) -> TowerHead:
-    """The head of the text tower; an empty one where there is none."""
+    """The head of the text tower; an empty one if it has none."""
     own = is_siglip(model.config) and not hasattr(model, "text_projection")
     return _projection(model.text_model, "head") if own else _projection(model, "text_projection")
 

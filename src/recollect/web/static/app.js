@@ -24,9 +24,9 @@ const narrow = matchMedia("(max-width: 700px)");
 // where: its filter, which limits every list and count
 const state = { arrange: "", version: 0, searched: null, list: null, listing: "search", left: 0, stale: false, where: "" };
 const where = () => state.where;
-const status = (text) => { get("status").textContent = text; };
-const said = (list) => (list ? list.said(list.answer) : "");
-const timed = ({ milliseconds }, text) => t("status.time", { text, milliseconds });
+// about: what few people need, when the mouse rests on the text
+const status = (text, about = "") => { get("status").textContent = text; get("status").title = about; };
+const told = (list) => (list ? status(list.said(list.answer), [cutOff(list.answer), t("status.time", list.answer)].filter(Boolean).join("; ")) : status(""));
 
 let turn = 0;
 function begin(waiting) { // starts a question; returns whether it is still the latest one
@@ -117,7 +117,7 @@ function present(list, options = {}) {
     button.setAttribute("aria-pressed", button.dataset.show === state.listing);
   }
   empty(list.answer.total || list.ask.order !== "search" ? "" : list.answer.of ? t("empty.filter", { filter: list.ask.where ?? "" }) : t("empty.library"));
-  status(said(list));
+  told(list);
   for (const id of ["sort", "show-scores"]) get(id).parentElement.hidden = list.ask.order !== "search";
   timeline.show(dates(list));
   remember();
@@ -144,7 +144,7 @@ get("grid").addEventListener("changed", ({ detail: answer }) => { // noticed whi
   state.list.answer = answer;
   state.version = answer.version;
   limit(state.where, answer);
-  if (!get("grid").hidden) status(said(state.list));
+  if (!get("grid").hidden) told(state.list);
 });
 
 // says why there are no pictures, and offers a way on
@@ -166,7 +166,7 @@ const classes = new Classes(begin, (answer, mode, ask, options) => {
   Object.assign(state, { listing: mode, left: answer.total });
   view("grid");
   const none = ["next", "clicked"].includes(mode);
-  present({ answer, ask, said: (found) => timed(found, t(found.total || !none ? `status.${mode}` : `status.${mode}.none`, { n: found.total })) }, options);
+  present({ answer, ask, said: (found) => t(found.total || !none ? `status.${mode}` : `status.${mode}.none`, { n: found.total }) }, options);
 }, guarded(async (undone) => { await changed(); if (undone && undone.class === undefined) await returned(); }), where);
 
 // pictures came back by an undo
@@ -206,7 +206,7 @@ const episode = new Episode(look);
 const sorted = new Sorted(begin, (answer, ask, options) => {
   state.listing = "sorted";
   view("sorted");
-  present({ answer, ask, said: (found) => timed(found, t("pictures", { n: found.total })) }, options);
+  present({ answer, ask, said: (found) => t("pictures", { n: found.total }) }, options);
 }, where);
 
 // saved and recent searches; a picture that was dropped has no address
@@ -220,14 +220,14 @@ const searches = new Searches({
 
 const browse = new Browse(() => get("where").value.trim(), () => search.run());
 const search = new SearchBox(begin, (answer, { ask, where: filter, current }) => {
-  const told = (found) => [timed(found, t(found.arranged !== undefined ? "status.arranged" : ask.terms.length ? "status.best" : "pictures", { n: found.total }) + cutOff(found)), ...found.notes ?? []].join("; ");
-  state.searched = { answer, ask, said: told };
+  const said = (found) => [t(found.arranged !== undefined ? "status.arranged" : ask.terms.length ? "status.best" : "pictures", { n: found.total }), ...found.cut ? [t("status.end", { n: found.cut.above })] : [], ...found.notes ?? []].join("; ");
+  state.searched = { answer, ask, said };
   limit(filter, answer);
   arrangement(ask);
   counted();
   episode.show(answer);
   if (current || state.listing === "search" && !get("grid").hidden) back();
-}, () => status(said(state.list)), {
+}, () => told(state.list), {
   label: () => classes.active,
   filter: () => browse.filter,
   arrange: (searched) => (searched ? state.arrange || "score" : ["oldest", "name"].includes(state.arrange) ? state.arrange : "newest"),
@@ -279,12 +279,11 @@ function limit(filter, { total, of }) {
 }
 get("scope-off").addEventListener("click", () => { get("where").value = ""; browse.chosen = {}; search.run(); });
 
-// how many results are above the learned cut-off; the others are shown dimmed
+// where the likely matches of a search end, and why; the others are shown dimmed
 function cutOff({ cut, episode }) {
   if (!cut) return "";
-  const { above: n, score, share, texts, basis } = cut;
-  const why = t(`status.end.${basis}`, { share: percent(share), texts });
-  return `; ${t(episode ? "status.end.refined" : "status.end", { n, score: score.toFixed(3), why })}`;
+  const why = t(`status.end.${cut.basis}`, { share: percent(cut.share), texts: cut.texts });
+  return t(episode ? "status.end.refined" : "status.end.score", { score: cut.score.toFixed(3), why });
 }
 
 async function clicked(tile, mark, key = classes.active) {
@@ -298,7 +297,7 @@ async function clicked(tile, mark, key = classes.active) {
   if (state.listing === "next" && !(earlier === 0 && --state.left <= 0)) { grid.refresh(); step(true); return; }
   if (state.listing === "next") { state.left = answer.listing.total; present(list); return; }
   if (state.listing === "clicked") { grid.refresh(); return; }
-  present({ ...list, said: (found) => timed(found, t("status.likely", { n: found.total })) }, { keep: true }); // the next picture takes the same place
+  present({ ...list, said: (found) => t("status.likely", { n: found.total }) }, { keep: true }); // the next picture takes the same place
 }
 
 const step = (on) => { if (on) grid.move(grid.focus + 1); };
@@ -334,7 +333,7 @@ get("show-grid").addEventListener("click", guarded(async () => {
   if (state.listing === "sorted" || state.listing === "search" && state.list !== state.searched) { back(); return; }
   view("grid");
   remember();
-  status(said(state.list));
+  told(state.list);
   if (state.stale) await changed();
 }));
 get("show-sorted").addEventListener("click", guarded(() => { if (narrow.matches) panel(false); return sorted.load("doubtful"); }));

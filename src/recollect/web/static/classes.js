@@ -20,8 +20,8 @@ export class Classes {
   async load() {
     const { classes, revision, ...pending } = await api.classes();
     const changed = revision !== this.revision;
-    this.offer(pending);
     Object.assign(this, { list: classes, revision });
+    this.offer(pending);
     const lost = this.active !== null && !classes.some((each) => each.class === this.active); // by another tab, or undone
     if (lost) { this.active = null; this.about.hidden = true; }
     if (changed || lost) this.draw();
@@ -43,6 +43,7 @@ export class Classes {
   // says on the buttons what they would undo and redo
   offer(pending) {
     this.pending = pending;
+    document.getElementById("panel").classList.toggle("unused", !pending.undo && !pending.redo && !this.list.length);
     for (const [action, button] of Object.entries(this.buttons)) {
       const change = pending[action];
       button.textContent = change ? t(`${action}.what`, { what: this.described(change) }) : t(action);

@@ -248,7 +248,7 @@ export class MapTools {
     const name = await asked(t("map.label.ask", { n: ids.length }), t("labels.new.name"), t("map.label.do"), { value: list.find((each) => each.class === active)?.name ?? "" });
     if (!name) return;
     const known = list.find((each) => each.name === name), { class: key } = known ?? await api.create(name, "");
-    for (let start = 0; start < ids.length; start += AT_ONCE) await api.marks(key, ids.slice(start, start + AT_ONCE), 1);
+    for (let start = 0; start < ids.length; start += AT_ONCE) await api.marks(key, { ids: ids.slice(start, start + AT_ONCE) }, 1);
     await this.classes.load();
     if (this.by.value === "label") await this.paint();
     notice(t("map.labelled", { n: ids.length, name }));

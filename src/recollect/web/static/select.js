@@ -136,7 +136,7 @@ export class Selection {
       ({ class: key } = await api.create(name, ""));
     }
     const n = this.size;
-    await api.markAll(Number(key), { ...this.chosen, mark: 1 });
+    await api.marks(Number(key), this.chosen, 1);
     await this.classes.load();
     const { name } = this.classes.list.find((each) => each.class === Number(key));
     this.clear();

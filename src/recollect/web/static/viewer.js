@@ -35,9 +35,10 @@ export class Viewer {
     stage.addEventListener("dblclick", (event) => { if (this.hits(event)) this.zoomAt(event.clientX, event.clientY, this.scale > 1 ? 0 : DOUBLE); });
     stage.addEventListener("pointerdown", (event) => {
       pointers.set(event.pointerId, event);
-      this.started = { x: event.clientX, y: event.clientY, moved: false, alone: pointers.size === 1 };
+      this.started = { x: event.clientX, y: event.clientY, moved: false, alone: pointers.size === 1, again: false };
       stage.setPointerCapture(event.pointerId);
     });
+    stage.addEventListener("mousedown", (event) => { if (this.started) this.started.again = event.detail > 1; }); // of the double click that opened the picture
     stage.addEventListener("pointermove", (event) => {
       const before = pointers.get(event.pointerId);
       if (!before) return;
@@ -52,8 +53,8 @@ export class Viewer {
     });
     for (const kind of ["pointerup", "pointercancel"]) stage.addEventListener(kind, (event) => {
       if (!pointers.delete(event.pointerId) || kind === "pointercancel" || pointers.size) return;
-      const { x, y, moved, alone } = this.started, across = event.clientX - x;
-      if (!moved && !this.hits(event)) this.dialog.close(); // a click outside of the picture
+      const { x, y, moved, alone, again } = this.started, across = event.clientX - x;
+      if (!moved && !again && !this.hits(event)) this.dialog.close(); // a click outside of the picture
       else if (alone && this.scale === 1 && event.pointerType === "touch" && Math.abs(across) > SWIPE && Math.abs(across) > 2 * Math.abs(event.clientY - y)) this.step(across > 0 ? -1 : 1);
     });
   }

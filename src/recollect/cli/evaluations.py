@@ -1,0 +1,362 @@
+"""``recollect evaluate``: open data and models, measure, print and write; few-shot has a file of its own."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
+
+from rich.table import Table
+
+from recollect.cli.defaults import default_model, split_for
+from recollect.cli.evaluate import (
+    DataOptions,
+    Entities,
+    LabelledData,
+    ModelOptions,
+    Multilabel,
+    Probe,
+    Retrieval,
+    ZeroShot,
+)
+from recollect.cli.fusion_encoder import name_with_index, reading, with_index
+from recollect.cli.parser import say, warn_unused
+from recollect.core.errors import user_errors
+from recollect.core.files import read_lines
+from recollect.core.paths import check_writable
+from recollect.core.places import model_name
+from recollect.core.progress import output
+from recollect.core.types import Encoder, Kind, Source, caption_prefix
+from recollect.core.validation import check_choice, check_number, refuse
+from recollect.data.definitions import knowledge_prompts, open_definitions
+from recollect.data.prompts import GENERAL_TEMPLATES, read_templates
+from recollect.data.sources import split_of
+from recollect.data.sources.columns import Columns
+from recollect.efsa.methods import SEARCH_METHODS
+from recollect.evaluation.clip_benchmark import CLIP_BENCHMARK_TASKS, save_clip_benchmark
+from recollect.evaluation.entities import entities, open_entities
+from recollect.evaluation.features import FeatureCache
+from recollect.evaluation.multilabel import multilabel, multilabel_task
+from recollect.evaluation.pools import CaptionedPool, PoolSelection, open_pools
+from recollect.evaluation.probe import linear_probe
+from recollect.evaluation.results import Result, ResultRow, check_place, save_together
+from recollect.evaluation.retrieval import DIRECTIONS, Comparison, compare_methods, retrieval
+from recollect.evaluation.tasks.catalogue import captioned_specs
+from recollect.evaluation.tasks.classification import ClassificationTask, Division
+from recollect.evaluation.tasks.opening import OpenedTasks, Selection, open_tasks
+from recollect.evaluation.zero_shot import UNLABELLED_METHODS, zero_shot
+from recollect.models import load_model
+from recollect.models.dual import DualEncoder
+from recollect.models.parts import check_model_place
+from recollect.models.pretrained import STARTER
+
+DataArgument = TypeVar("DataArgument")
+
+
+def open_data(
+    options: DataOptions, purpose: Literal["zero-shot", "few-shot"], synonyms: str | None = None
+) -> OpenedTasks:
+    """The tasks; with a column of synonyms, their classes under both names."""
+    division = Division(options.support, options.query, options.within)
+    if purpose == "zero-shot" and options.within is None:
+        division = replace(division, support=None)
+    selection = Selection(
+        options.data,
+        options.suite,
+        options.copies,
+        division,
+        prompt_templates(options),
+        columns_of(options, synonyms),
+        synonyms is not None,
+    )
+    opened = open_tasks(selection, purpose)
+    if options.definitions is None:
+        return opened
+    look_up, tasks = open_definitions(options.definitions), []
+    for task in opened.tasks:
+        known = sum(bool(look_up(name)) for name in task.class_names)
+        say(f"{task.name}: {known} of {len(task.class_names)} classes have a definition")
+        tasks.append(replace(task, class_texts=knowledge_prompts(task.templates, task.class_names, look_up)))
+    return replace(opened, tasks=tuple(tasks))
+
+
+def require_data(options: LabelledData, *unread: str, command: str = "") -> None:
+    """Require data, and warn of options without effect.
+
+    Args:
+        unread: options that ``command`` does not read.
+        command: `recollect evaluate`'s.
+
+    Raises:
+        UserError: no data was named.
+    """
+    suite = options.suite if isinstance(options, DataOptions) else None
+    refuse((not options.data and not suite, "missing: --data SOURCE. Name the data to evaluate on."))
+    if unread:
+        warn_unused(options, *unread, why=f"`recollect evaluate {command}` does not read it")
+    if isinstance(options, DataOptions):
+        if suite is None:
+            warn_unused(options, "copies", why="it replaces sets of a --suite")
+        if options.within is not None:
+            warn_unused(options, "support", "query", why="--within divides one split into both")
+
+
+def columns_of(options: LabelledData, synonyms: str | None = None) -> Columns:
+    """The columns to read."""
+    return Columns(
+        image=options.image_column,
+        label=options.label_column,
+        class_name=options.class_name_column,
+        synonyms=synonyms,
+    )
+
+
+def prompt_templates(options: LabelledData) -> tuple[str, ...]:
+    """The prompt templates.
+
+    Raises:
+        UserError: one has no place for the name.
+    """
+    return GENERAL_TEMPLATES if options.templates is None else read_templates(options.templates)
+
+
+def check_models(options: ModelOptions, protocol: str) -> None:
+    """Reject models and places for the figures that cannot be used, before any work.
+
+    Raises:
+        UserError: naming the option.
+    """
+    options.reading.check()
+    check_writable(options.out, "--out")
+    check_writable(options.cache, "--cache")
+    check_place(options.out)
+    if options.out is None:
+        warn_unused(options, "form", why="nothing is written without --out FOLDER")
+    elif options.form == "clip-benchmark":
+        one_file = options.out.suffix == ".json"
+        refuse((one_file, f"--out {options.out}: CLIP_benchmark has one file per model and data set; name a folder."))
+    if options.form == "clip-benchmark":
+        check_choice(protocol, CLIP_BENCHMARK_TASKS, "--form clip-benchmark: task")
+    for name in options.models:  # of several, the last would be missed when the others are done
+        check_model_place(name)
+
+
+def evaluate_each(
+    options: ModelOptions, tested: Iterable[tuple[DataArgument, Source]], evaluate: Callable[..., Result]
+) -> list[Result]:
+    """``evaluate(encoder, data, model=…, seed=…, prefix=…, cache=…)`` of every model on every set.
+
+    Args:
+        tested: sets, each with the images that are tested, whose near-duplicates are left out of an --index.
+    """
+    sets, results = list(tested), []
+    cache = FeatureCache(options.cache) if options.cache else None
+    for name in options.models or (default_model(),):
+        encoder = load_model(name, options.device)
+        for data, images in sets:
+            read = reading(options.reading, encoder, images, cache)
+            called = name_with_index(options.reading, model_name(name, encoder.fingerprint), read)
+            prefix = prefix_for(options, read)
+            found = evaluate(read, data, model=called, seed=options.seed, prefix=prefix, cache=cache)
+            results.append(with_index(found, read))
+    return results
+
+
+def prefix_for(options: ModelOptions, encoder: Encoder) -> Kind | None:
+    """The prefix that texts get; none for a model that has none."""
+    if options.prefix == "auto":
+        return caption_prefix(encoder)
+    unknown = options.prefix != "none" and options.prefix not in encoder.prefixes and len(options.models) < 2
+    name = "".join(options.models) or STARTER
+    refuse((unknown, f"--prefix {options.prefix}: {name} has no prefix for {options.prefix}s. Leave it out."))
+    return None if options.prefix == "none" else options.prefix
+
+
+def finish(options: ModelOptions, results: Sequence[Result], left_out: Sequence[str] = ()) -> None:
+    """Name the sets of a suite that could not be opened, and write the JSON files."""
+    for reason in left_out:
+        say(f"left out: {reason}", "yellow")
+    if options.out is None:
+        return
+    if options.form == "recollect" and options.out.suffix == ".json":
+        save_together(results, options.out)
+        say(f"figures: {options.out}")
+        return
+    for result in results:
+        if options.form == "clip-benchmark":
+            save_clip_benchmark(result, options.out)
+        else:
+            result.save(options.out)
+    say(f"{len(results)} JSON files in {options.out}")
+
+
+def print_figures(results: Sequence[Result], more: Mapping[str, str] = {}) -> None:
+    """A line for each model, set and method, with a column for each metric.
+
+    Args:
+        more: further keys of rows, and the headings of their columns.
+    """
+    rows = [row for result in results for row in result.rows]
+    metrics, methods = dict.fromkeys(row["metric"] for row in rows), any("method" in row for row in rows)
+    table = Table("model", "data", "classes", "images", *["method"] * methods, *metrics, *more.values())
+    for result in results:
+        counts = (f"{result.settings[name]:,}" for name in ("classes", "queries"))
+        about = (result.model, result.data, *counts)
+        for method in dict.fromkeys(row.get("method", "prompt ensemble") for row in result.rows):
+            own = [row for row in result.rows if row.get("method", "prompt ensemble") == method]
+            values = {row["metric"]: f"{row['value']:.1f}" for row in own}
+            cells = [values.get(metric, "") for metric in metrics]
+            cells += [f"{each:.4g}" if isinstance(each := own[-1].get(key, ""), float) else str(each) for key in more]
+            table.add_row(*about, *[method] * methods, *cells)
+    output().print(table)
+
+
+def run_zero_shot(options: ZeroShot) -> None:
+    """Evaluate, print and write."""
+    methods = tuple(UNLABELLED_METHODS) if options.methods == ("all",) else tuple(dict.fromkeys(options.methods))
+    for name in methods:
+        check_choice(name, (*UNLABELLED_METHODS, "all"), "--methods")
+    require_data(options.data, "support", command="zero-shot")
+    check_models(options.model, "zero-shot")
+    opened = open_data(options.data, "zero-shot", options.synonyms_column)
+
+    def evaluate(encoder: Encoder, task: ClassificationTask, **given: Any) -> Result:
+        with user_errors(task.name, ValueError):  # e.g. too few images for a method
+            return zero_shot(encoder, task, methods=methods, **given)
+
+    results = evaluate_each(options.model, [(task, task.query) for task in opened.tasks], evaluate)
+    print_figures(results, {"reads": "reads besides"} if methods else {})
+    finish(options.model, results, opened.left_out)
+
+
+def run_probe(options: Probe) -> None:
+    """Evaluate, print and write."""
+    require_data(options.data, "templates", "definitions", command="probe")
+    warn_unused(options.model, "prefix", why="no texts are read")
+    check_models(options.model, "probe")
+    opened = open_data(options.data, "few-shot")
+
+    def evaluate(encoder: Encoder, task: ClassificationTask, prefix: Kind | None, **given: Any) -> Result:
+        return linear_probe(encoder, task, task.metric, **given)
+
+    model = replace(options.model, prefix="none")
+    results = evaluate_each(model, [(task, task.query) for task in opened.tasks], evaluate)
+    print_figures(results, {"C": "C"})
+    finish(options.model, results, opened.left_out)
+
+
+def run_entities(options: Entities) -> None:
+    """Evaluate, print and write."""
+    require_data(options.data)
+    check_models(options.model, "entities")
+    templates, columns = prompt_templates(options.data), columns_of(options.data)
+    tasks = [open_entities(spec, options.seen, options.unseen, templates, columns) for spec in options.data.data]
+    results = evaluate_each(
+        options.model,
+        [(both, both[0].query) for both in tasks],
+        lambda encoder, both, **given: entities(encoder, *both, **given),
+    )
+    print_figures(results, {"ece": "calibration error"})
+    finish(options.model, results)
+
+
+def run_multilabel(options: Multilabel) -> None:
+    """Evaluate, print and write."""
+    require_data(options.data)
+    if not options.probe:
+        warn_unused(options, "support", why="there is no probe")
+    check_models(options.model, "multilabel")
+    names = tuple(read_lines(options.class_names, "class names")) if options.class_names else ()
+    tasks = [
+        multilabel_task(
+            spec,
+            support=options.support if options.probe else None,
+            query=options.query or split_of(spec) or "test",
+            templates=prompt_templates(options.data),
+            columns=columns_of(options.data),
+            names=names,
+        )
+        for spec in options.data.data
+    ]
+    results = evaluate_each(options.model, [(task, task.query) for task in tasks], multilabel)
+    print_figures(results)
+    finish(options.model, results)
+
+
+def run_retrieval(options: Retrieval) -> None:
+    """Evaluate, print and write."""
+    methods = tuple(SEARCH_METHODS) if options.methods == ("all",) else options.methods
+    for name in methods:
+        check_choice(name, (*SEARCH_METHODS, "all"), "--methods")
+    refuse((not options.depths, "--depths: name at least one."))
+    check_number("--depths", min(options.depths), least=1)
+    if options.queries is not None:
+        check_number("--queries", options.queries, least=1)
+    plain = methods == ("zero-shot",) and options.captions is None and options.queries is None
+    unread = options.model.reading.asked and not plain
+    refuse((unread, "--index: cannot be combined with --methods, --captions or --queries."))
+    if options.suite is None:
+        warn_unused(options, "copies", why="it is for --suite")
+    if "episode" not in methods:
+        warn_unused(options, "episode", why="it is for --methods episode")
+    if not plain:
+        why = "only the plain search reads it. Leave it out, or --methods, --captions and --queries."
+        warn_unused(options.model, "prefix", why=why)
+    for spec in options.data:
+        split_for(spec, options.split, "test")
+    check_models(options.model, "retrieval")
+    columns = Columns(image=options.image_column, caption=options.caption_column)
+    more, left_out = captioned_specs(options.suite, options.copies, columns) if options.suite else ((), ())
+    specs = (*options.data, *more)
+    pools = open_pools(PoolSelection(specs, options.pool, options.captions, split=options.split, columns=columns))
+    comparison = Comparison(methods, options.episode, options.queries, depths=options.depths)
+
+    def evaluate(encoder: Encoder, pool: CaptionedPool, prefix: Kind | None, **given: Any) -> Result:
+        if plain:
+            return retrieval(encoder, pool.task, prefix=prefix, depths=options.depths, **given)
+        assert isinstance(encoder, DualEncoder)
+        return compare_methods(encoder, pool.task, pool.captions, comparison, **given)
+
+    model = options.model if plain else replace(options.model, prefix="auto")
+    results = evaluate_each(model, [(pool, pool.task.images) for pool in pools], evaluate)
+    for result in results:
+        say("")
+        say(f"{result.model} on {result.data}")
+        _print_recalls(result, options.depths)
+    finish(options.model, results, left_out)
+
+
+def _print_recalls(result: Result, depths: Sequence[int]) -> None:
+    """Recalls of each domain and method, and the cost of a query where methods are compared."""
+    recalls = [row for row in result.rows if row["metric"] == "recall"]
+    methods = list(dict.fromkeys(row["method"] for row in recalls))
+    heads = [f"{direction} R@{k}" for direction in DIRECTIONS for k in depths]
+    table = Table("domain", *(["method"] if len(methods) > 1 else []), *heads)
+    cells = {(row["domain"], row["method"], row["direction"], row["k"]): _recall(row) for row in recalls}
+    names = dict.fromkeys(row["domain"] for row in recalls)
+    if len(names) == 2:  # one domain and "all", which is the same
+        names.pop("all", None)
+    for name in sorted(names, key=lambda name: (name in {"all", "mean of domains"}, name)):
+        for method in methods:
+            figures = (cells.get((name, method, direction, k), "") for direction in DIRECTIONS for k in depths)
+            table.add_row(name, *([method] if len(methods) > 1 else []), *figures)
+    output().print(table)
+    costs = {(row["method"], row["metric"]): row["value"] for row in result.rows if row["metric"] != "recall"}
+    if not costs:
+        return
+    columns = {
+        "ms": ("seconds per query", 1e3),
+        "images forward": ("images_forward per query", 1),
+        "images back": ("images_backward per query", 1),
+        "million products forward": ("forward_products per query", 1e-6),
+        "million products back": ("backward_products per query", 1e-6),
+        "MiB at once": ("memory", 2**-20),
+    }
+    table = Table("cost of a query", *columns, "fell back")
+    for method in methods:
+        report = result.notes["methods"][method]["report"]
+        figures = (f"{costs[method, metric] * factor:,.1f}" for metric, factor in columns.values())
+        table.add_row(method, *figures, str(report["not_finite"] + report["without_captions"]))
+    output().print(table)
+
+
+def _recall(row: ResultRow) -> str:
+    return f"{row['value']:.1f}" + (f" ({row['gain']:+.1f})" if "gain" in row else "")
