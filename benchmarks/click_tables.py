@@ -1,10 +1,10 @@
-"""How many clicks find a class: the tables of the files that ``benchmarks/clicks.py`` leaves, one for each set.
+"""How many clicks find a class: the tables of the files that ``benchmarks/clicks.py`` writes, one for each set.
 
 python benchmarks/click_tables.py
 recollect-papers results docs/results/few-shot.md
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,85 +17,76 @@ from recollect_papers.study import StudyTable
 
 RUNS = Path(__file__).parents[1] / "results" / "page" / "clicks"
 
-LOOPS = ("ours", "ours from words", "forest", "best forest", "random order")
+LOOPS = ("ours", "forest", "best forest", "random order")
 """``forest`` is LightlyStudio's own loop; ``best forest`` the setting of a forest that needs the fewest clicks on a
 set, chosen on these very clicks, in its favor."""
-GOALS = ("0.5", "0.7", "0.9")
+STARTS = ("words", "examples")
 
 _Record = Mapping[str, Any]
 
 
 def click_tables(records: Sequence[_Record]) -> tuple[StudyTable, ...]:
-    """Mean clicks to each goal and to nine tenths of what all labels reach, for us and for the forest."""
-    order = sorted(records, key=lambda record: -max(_reached(record)))
-    to_goals = tuple(_to_goal(order, f"Clicks to {goal}", goal) for goal in GOALS)
-    return (*to_goals, _to_goal(order, "Clicks to nine tenths", None), _compared(order), _refits(order))
+    """Mean clicks to an average precision of 0.9 from either start, and what a forest needs for it."""
+    order = sorted(records, key=lambda record: -np.mean([*record["all_labels"].values()]))
+    return (*(_to_goal(order, start) for start in STARTS), _compared(order))
 
 
-def _to_goal(records: Sequence[_Record], title: str, goal: str | None) -> StudyTable:
+def _to_goal(records: Sequence[_Record], start: str) -> StudyTable:
     rows = []
     for record in records:
-        best = sorted(_reached(record))
-        cells = (_mean(record, loop, goal) for loop in LOOPS)
+        best = sorted(record["all_labels"].values())
+        cells = (_mean(record, loop, start) for loop in LOOPS)
         rows.append((record["set"], f"{record['pictures']:,}", *cells, f"{best[0]:.2f}–{best[-1]:.2f}"))
-    columns = ("set", "pictures", *LOOPS, "all labels reach")
+    starts = "" if start == "words" else f" from {records[0]['starts']} sets of ten yes and ten no, which count"
     note = (
-        f"mean clicks of {records[0]['classes']} classes from {records[0]['starts']} starts (from words: one), in "
-        f"brackets how often the goal was reached; a miss counts the whole budget of {records[0]['budget']}"
+        f"mean ± standard deviation over {records[0]['classes']} classes{starts}; in brackets how often 0.9 was "
+        f"reached if not always (a miss counts the whole budget of {records[0]['budget']})"
     )
-    return StudyTable(title, columns, tuple(rows), (note,))
+    return StudyTable(
+        f"Clicks to 0.9 from {start}", ("set", "pictures", *LOOPS, "all labels reach"), tuple(rows), (note,)
+    )
 
 
 def _compared(records: Sequence[_Record]) -> StudyTable:
-    """Our clicks over those of a forest, and a paired test over classes and starts."""
+    """Our clicks over those of a forest, and a paired test over the classes and starts of all sets."""
+    pairs = [(start, loop) for start in STARTS for loop in ("forest", "best forest")]
     rows = []
     for record in records:
-        cells = [record["set"]]
-        for loop in ("forest", "best forest"):
-            ours, other = (np.array(_clicks(record, each, "0.9")) for each in ("ours", loop))
-            p = float(wilcoxon(ours, other).pvalue) if (ours != other).any() else 1.0
-            cells += [f"{ours.mean() / other.mean():.2f}", f"{p:.3f}"]
-        rows.append((*cells, _best_forest(record, "0.9")))
-    columns = ("set", "ours / forest", "p", "ours / best forest", "p of best", "best forest")
-    note = (
-        "clicks to 0.9, with the 20 that all loops start from; p of Wilcoxon's signed-rank test over classes and starts"
-    )
-    return StudyTable("Clicks, ours and the forest's", columns, tuple(rows), (note,))
+        cells = [_ratio([record], *pair)[0] for pair in pairs]
+        rows.append((record["set"], *cells, *(_best_forest(record, start) for start in STARTS)))
+    rows.append(("all sets", *("{} (p {})".format(*_ratio(records, *pair)) for pair in pairs), "", ""))
+    ratios, settings = (f"ours / {loop}, {start}" for start, loop in pairs), (f"best, {start}" for start in STARTS)
+    note = "clicks to 0.9; p of Wilcoxon's signed-rank test over the classes and starts of all sets"
+    return StudyTable("Clicks, ours and the forest's", ("set", *ratios, *settings), tuple(rows), (note,))
 
 
-def _refits(records: Sequence[_Record]) -> StudyTable:
-    """Milliseconds until a click has changed the list."""
-    rows = []
-    for record in records:
-        times = ([second for one in record["loops"][loop] for second in one["seconds"]] for loop in ("ours", "forest"))
-        rows.append((record["set"], *(f"{1000 * float(np.median(each)):.0f}" for each in times)))
-    return StudyTable("Milliseconds of a refit, median", ("set", "ours", "forest"), tuple(rows))
+def _ratio(records: Sequence[_Record], start: str, loop: str) -> tuple[str, str]:
+    ours, other = (np.concatenate([_clicks(record, each, start) for record in records]) for each in ("ours", loop))
+    p = float(wilcoxon(ours, other).pvalue) if (ours != other).any() else 1.0
+    return f"{ours.mean() / other.mean():.2f}", "< 0.001" if p < 0.001 else f"= {p:.3f}"
 
 
-def _reached(record: _Record) -> list[float]:
-    """The average precision of held-out pictures, of each class, by the best that is taught with every label."""
-    return [one["all_labels"] for one in record["loops"]["ours"]]
+def _reached(record: _Record, loop: str, start: str) -> list[int | None]:
+    """Clicks to the goal for each class and draw; None where it was missed."""
+    runs = record["loops"][_best_forest(record, start) if loop == "best forest" else loop]
+    return [one["reached"]["0.9"] for one in runs if (one["start"] == "words") == (start == "words")]
 
 
-def _clicks(record: _Record, loop: str, goal: str | None) -> list[int]:
-    """Of each class; the whole budget where the goal was missed."""
-    return [record["budget"] if count is None else count for count in _counts(record, loop, goal)]
+def _clicks(record: _Record, loop: str, start: str) -> np.ndarray:
+    """The same, with the whole budget for a miss."""
+    return np.array([record["budget"] if count is None else count for count in _reached(record, loop, start)])
 
 
-def _counts(record: _Record, loop: str, goal: str | None) -> Iterator[int | None]:
-    runs = record["loops"][_best_forest(record, goal) if loop == "best forest" else loop]
-    yield from (one["reached_share"] if goal is None else one["reached"][goal] for one in runs)
-
-
-def _best_forest(record: _Record, goal: str | None) -> str:
-    """The setting of a forest with the fewest clicks to a goal."""
+def _best_forest(record: _Record, start: str) -> str:
+    """The setting of a forest with the fewest clicks."""
     forests = [loop for loop in record["loops"] if loop.startswith("forest")]
-    return min(forests, key=lambda loop: float(np.mean(_clicks(record, loop, goal))))
+    return min(forests, key=lambda loop: float(_clicks(record, loop, start).mean()))
 
 
-def _mean(record: _Record, loop: str, goal: str | None) -> str:
-    counts = list(_counts(record, loop, goal))
-    return f"{np.mean(_clicks(record, loop, goal)):.0f} ({sum(each is not None for each in counts)}/{len(counts)})"
+def _mean(record: _Record, loop: str, start: str) -> str:
+    clicks, found = _clicks(record, loop, start), [count is not None for count in _reached(record, loop, start)]
+    note = "" if all(found) else f" ({sum(found)}/{len(found)})"
+    return f"{clicks.mean():.0f} ± {clicks.std(ddof=1):.0f}{note}"
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ def next_to_label(
     """Rows to label next: likely ones, and dissimilar ones near the end of the likely ones.
 
     With fewer than four Yes or No: half the highest scores, half farthest first (k-centre, a 2-approximation) among
-    those that follow. Rows spread over the whole pool instead are nearly all No, and took a sixth more clicks to find a
+    those that follow. Rows spread over the whole pool instead are nearly all No, and took a fifth more clicks to find a
     class by its name. Later: rows nearest to the cut, farthest first, with distances weighted by the uncertainty
     ``p (1 − p)``; and the most probable ones as a fifth, since labels must not come from the cut alone.
 
