@@ -37,13 +37,11 @@ class AdapterOptions:
         rank: inner width r of the change ``scale · B A``.
         scale: factor of the change. 15/64 is LoRA's ``alpha / rank`` with EFSA's 15; 15 itself and 15/√64
             (rank-stabilised LoRA) are the other readings of "a scaling factor of 15".
-        both_xavier: draw B like A, so that the start is not the pretrained model, instead of B = 0.
         seed: of the draw; every query starts from the same one.
     """
 
     rank: int = 64
     scale: float = 15 / 64
-    both_xavier: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -92,24 +90,19 @@ def without_blocks(sites: Iterable[str]) -> bool:
 def initial_weights(
     sites: Mapping[str, nn.Linear], options: AdapterOptions
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A (rank, inputs) and B (outputs, rank) of each layer as they begin: A Xavier uniform, B zero (or Xavier).
+    """A (rank, inputs) and B (outputs, rank) of each layer as they begin: A Xavier uniform, B zero.
 
     Drawn in float64 from (seed, name), so that the same layer starts the same in every process and precision; returned
     in the layer's dtype.
     """
 
-    def xavier(name: str, which: str, rows: int, columns: int) -> Tensor:
-        drawn = torch.empty(rows, columns, dtype=torch.float64)
-        generator = torch_generator(options.seed, "adapter", which, name)
-        return nn.init.xavier_uniform_(drawn, generator=generator).to(sites[name].weight)
+    def xavier(name: str, layer: nn.Linear) -> Tensor:
+        drawn = torch.empty(options.rank, layer.in_features, dtype=torch.float64)
+        generator = torch_generator(options.seed, "adapter", "down", name)
+        return nn.init.xavier_uniform_(drawn, generator=generator).to(layer.weight)
 
-    down = {name: xavier(name, "down", options.rank, layer.in_features) for name, layer in sites.items()}
-    up = {
-        name: xavier(name, "up", layer.out_features, options.rank)
-        if options.both_xavier
-        else layer.weight.new_zeros(layer.out_features, options.rank)
-        for name, layer in sites.items()
-    }
+    down = {name: xavier(name, layer) for name, layer in sites.items()}
+    up = {name: layer.weight.new_zeros(layer.out_features, options.rank) for name, layer in sites.items()}
     return down, up
 
 
