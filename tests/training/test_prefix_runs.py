@@ -23,8 +23,8 @@ def recipe(data, prefixes=("caption", "label"), **changes):
 
 def rows(model):
     """The prefix vectors, by kind."""
-    table = model.word_vectors.weight.detach()
-    return {kind: table[numbers] for kind, numbers in model._prefix_numbers().items()}
+    table, names = model.word_vectors.weight.detach(), model._names
+    return {kind: table[[names.index(word) for word in words]] for kind, words in model.prefixes.items()}
 
 
 def moved(given, out):

@@ -5,6 +5,7 @@ Weights are read from safetensors only. A pickle can run code when it is opened,
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -154,16 +155,17 @@ def _unfilled(name: str, config: transformers.PreTrainedConfig) -> transformers.
 
 
 def _open_processor(name: str) -> transformers.ProcessorMixin:
-    try:
-        with quiet():
-            processor = transformers.AutoProcessor.from_pretrained(name, trust_remote_code=False)
-            if hasattr(processor, "tokenizer") and hasattr(processor, "image_processor"):
-                return processor
-    except OPENING_ERRORS:
-        pass  # an older checkpoint may have the two parts, but nothing that joins them
-    tokenizer = open_part(transformers.AutoTokenizer, name, "tokenizer")
-    images = open_part(transformers.AutoImageProcessor, name, "image processor")
-    return transformers.VisionTextDualEncoderProcessor(images, tokenizer)
+    processor: Any = None
+    with suppress(*OPENING_ERRORS), quiet():
+        processor = transformers.AutoProcessor.from_pretrained(name, trust_remote_code=False)
+    if not (hasattr(processor, "tokenizer") and hasattr(processor, "image_processor")):  # older checkpoints: two parts
+        tokenizer = open_part(transformers.AutoTokenizer, name, "tokenizer")
+        images = open_part(transformers.AutoImageProcessor, name, "image processor")
+        processor = transformers.VisionTextDualEncoderProcessor(images, tokenizer)
+    # Where tokenizer.json is missing, transformers makes a tokenizer that knows its special tokens alone.
+    empty = len(processor.tokenizer) <= len(processor.tokenizer.all_special_ids)
+    refuse((empty, f"{name}: its tokenizer has no vocabulary, so tokenizer.json is missing. Copy the model again."))
+    return processor
 
 
 def _saved_transform(record: dict[str, Any]) -> ImageTransform | None:
