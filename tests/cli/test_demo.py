@@ -1,12 +1,13 @@
 """The demo finds, names and sorts: its page shows pictures, and its index can be searched."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from recollect import Index
+from recollect import RECIPES, Index, cli
 from recollect.cli.demo_photographs import CROPS, PHOTOGRAPHS, make_pictures
 
 
@@ -30,6 +31,15 @@ def test_the_demo_of_own_pictures_leaves_a_page_and_an_index(folder, trained, re
     assert not re.search(r'(src|href)="(?!data:)', page)  # one file
     assert len(Index.open(tmp_path / "out" / "index")) == 16
     assert sorted(file.stat().st_mtime_ns for file in folder.rglob("*.png")) == before
+
+
+def test_the_commands_in_the_report_exist():
+    text = Path(cli.__file__).with_name("demo.html").read_text(encoding="utf-8")
+    commands = [line.split() for line in re.findall(r"<code>recollect ([^<]*)</code>", text)]
+    assert len(commands) >= 4
+    for words in commands:
+        name, rest = cli.choose("recollect", cli.COMMANDS, words)
+        assert name != "train" or rest[0] in RECIPES
 
 
 def test_a_folder_without_pictures_is_refused(trained, recollect, tmp_path):

@@ -20,6 +20,6 @@ class Demo:
     out: Path = Path("demo")
     """Folder for the page and the index."""
     model: str | None = None
-    """Model to embed with (default: the one that comes along)."""
+    """Model to embed with (default: the small one that comes with recollect)."""
 
     run = run_by("recollect.cli.demo_run:run_demo")

@@ -210,7 +210,7 @@ class Multilabel:
     query: Annotated[str | None, Arg(metavar="SPLIT")] = None
     """Split to test on (default: test)."""
     probe: bool = True
-    """Also learn a logistic regression for each class from --support (--no-probe: do not)."""
+    """Do not learn a logistic regression for each class from --support."""
     class_names: Path | None = None
     """A text file of class names, one a line, in the order of their numbers, where the data has none."""
 

@@ -22,7 +22,7 @@ class Serve:
     index: Annotated[str, Arg(place="FOLDER|INDEX")]
     """A folder of pictures, an index's folder, or milvus://host:port/collection."""
     model: str | None = None
-    """Model to embed with (default: the one the index was built with; for a new folder the model that comes along)."""
+    """Model to embed with (default: the one the index was built with; for a new folder the small one of recollect)."""
     host: str = "127.0.0.1"
     """Address to listen on; beyond this machine only with --token."""
     port: int = 8517
@@ -34,7 +34,7 @@ class Serve:
     out: Path | None = None
     """Folder for saved classifiers (default: INDEX/page/classifiers)."""
     open: bool = True
-    """Open the browser (--no-open: do not)."""
+    """Do not open the browser."""
 
     def run(self) -> None:
         """Serve until interrupted."""
