@@ -4,12 +4,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from recollect.core.types import EncoderBase
+from recollect.core.types import Encoder
 
 COLOURS = {"red": (200, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 200)}
 
 
-class ColourEncoder(EncoderBase):
+class ColourEncoder(Encoder):
     """Embeds a picture by its mean colour, around grey."""
 
     width = 3

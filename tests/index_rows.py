@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from recollect.core.types import EncoderBase, Sample, Source
+from recollect.core.types import Encoder, Sample, Source
 from recollect.data.sources.images import BrokenImageError
 from recollect.index import File, Rows
 
@@ -55,7 +55,7 @@ def make_rows(count, first=0, width=WIDTH, captions=None):
     )
 
 
-class HashEncoder(EncoderBase):
+class HashEncoder(Encoder):
     """Embeds pictures by their pixels and texts by their letters; nothing is random."""
 
     width = WIDTH

@@ -10,7 +10,6 @@ from .classifiers.clicks.model import ClickModel as ClickModel
 from .core.errors import UserError as UserError
 from .core.types import Batch as Batch
 from .core.types import Encoder as Encoder
-from .core.types import EncoderBase as EncoderBase
 from .core.types import Sample as Sample
 from .core.types import Source as Source
 from .data.batches.mixture import DataMix as DataMix

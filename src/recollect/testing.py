@@ -21,7 +21,7 @@ from sklearn.base import clone
 from torch import Tensor
 
 from recollect.classifiers.heads.base import EmbeddingClassifier
-from recollect.core.types import NO_LABEL, Encoder, EncoderBase, ImageLike, Kind, Sample, Source
+from recollect.core.types import NO_LABEL, Encoder, ImageLike, Kind, Sample, Source
 from recollect.data.sources.images import BrokenImageError
 from recollect.index.conformance import check_store as check_store
 
@@ -63,7 +63,7 @@ class SampleList(Source):
 
 
 @dataclass(frozen=True)
-class HashEncoder(EncoderBase):
+class HashEncoder(Encoder):
     """Embeds pictures and texts by their bytes alone: equal ones alike, others at random.
 
     Attributes:
@@ -166,11 +166,6 @@ def _check_end(source: Source) -> None:
     raise AssertionError("behind the last sample there is an IndexError, so that a loop over the source ends")
 
 
-def _lacking(encoder: object) -> str:
-    names = {name for name in dir(Encoder) if not name.startswith("_")}
-    return ", ".join(sorted(name for name in names if not hasattr(encoder, name)))
-
-
 def check_encoder(encoder: Encoder, images: Sequence[ImageLike] | None = None) -> None:
     """Check that ``encoder`` keeps what `Encoder` promises.
 
@@ -180,7 +175,7 @@ def check_encoder(encoder: Encoder, images: Sequence[ImageLike] | None = None) -
     Raises:
         AssertionError: naming the promise that is broken.
     """
-    assert isinstance(encoder, Encoder), f"{type(encoder).__name__} lacks {_lacking(encoder)}; see EncoderBase"
+    assert isinstance(encoder, Encoder), f"{type(encoder).__name__} derives from Encoder"
     pictures = images or [sample.image for sample in SampleList.of_pictures("noise", 5, 32).samples]
     assert encoder.fingerprint == encoder.fingerprint, "the fingerprint is the same each time"
     assert encoder.scale is None or encoder.scale > 0, "scale is a positive factor, or None"

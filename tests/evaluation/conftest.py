@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from recollect.core.types import EncoderBase, Sample, Source
+from recollect.core.types import Encoder, Sample, Source
 from recollect.evaluation.tasks.classification import ClassificationTask
 
 
@@ -40,7 +40,7 @@ class VectorSource(Source):
         return Sample(vector.astype(np.float32), (), label, self.name, "label", f"row-{index}", extra)
 
 
-class VectorEncoder(EncoderBase):
+class VectorEncoder(Encoder):
     """Embeds vectors as they are, and a text by the class number in it."""
 
     width = 8

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from recollect.core.errors import UserError
-from recollect.core.types import EncoderBase, Sample, Source
+from recollect.core.types import Encoder, Sample, Source
 from recollect.evaluation.entities import best_and_confidence, entities, open_entities
 from recollect.evaluation.tasks.classification import ClassificationTask
 
@@ -31,7 +31,7 @@ class Pictures(Source):
         return Sample(np.eye(4, dtype=np.float32)[looks], (), label, self.name, "label", str(index))
 
 
-class Axes(EncoderBase):
+class Axes(Encoder):
     width, fingerprint = 4, "axes"
 
     def embed_images(self, images):

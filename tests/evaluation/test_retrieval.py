@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from recollect.core.types import EncoderBase, Sample, Source
+from recollect.core.types import Encoder, Sample, Source
 from recollect.efsa.options import EpisodeOptions
 from recollect.evaluation.pools import held_out
 from recollect.evaluation.retrieval import (
@@ -29,7 +29,7 @@ from recollect_papers.efsa.options import TuningOptions
 from recollect_papers.efsa.rewording import corrupted_captions
 
 
-class Fixed(EncoderBase):
+class Fixed(Encoder):
     """An encoder whose embeddings are looked up."""
 
     width = 6

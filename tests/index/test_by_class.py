@@ -10,7 +10,7 @@ from PIL import Image
 
 from index_rows import WIDTH, make_rows
 from recollect.core.errors import UserError
-from recollect.core.types import EncoderBase
+from recollect.core.types import Encoder
 from recollect.data.sources import open_source
 from recollect.index import Index
 from recollect.index.by_class import ClassHit, retrieve_by_class, write_retrieved
@@ -75,7 +75,7 @@ def test_each_class_gets_what_is_nearest_to_its_prompts_and_each_picture_one_cla
     assert [hit.name for hit in found] == sorted((hit.name for hit in found), key=NAMES.index)
 
 
-class OneText(EncoderBase):
+class OneText(Encoder):
     """Reads every text alike."""
 
     width, fingerprint = WIDTH, "model-a"

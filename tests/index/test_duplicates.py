@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 from elsewhere import card
 from index_rows import make_rows
 from recollect.core.errors import UserError
-from recollect.core.types import EncoderBase
+from recollect.core.types import Encoder
 from recollect.index import Duplicates, Index, duplicates
 from recollect.index.duplicates import near_rows
 from recollect.index.picture import phash_of
@@ -118,7 +118,7 @@ def scene(number, size=96):
     return image
 
 
-class Thumbnails(EncoderBase):
+class Thumbnails(Encoder):
     """Embeds a picture by its colors at 8 x 8: similar pictures get similar vectors."""
 
     width = 192

@@ -16,14 +16,14 @@ import pytest
 import torch
 
 from index_rows import write_picture
-from recollect.core.types import EncoderBase
+from recollect.core.types import Encoder
 from recollect.index import Index, IngestOptions
 
 
 def dying_encoder(folder):
     """An encoder of a class that is sent to workers whole, since they cannot import this file."""
 
-    class Dying(EncoderBase):
+    class Dying(Encoder):
         """The first worker that is asked to embed is killed."""
 
         width, fingerprint = 16, "hashes"

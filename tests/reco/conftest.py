@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from index_rows import Pictures
-from recollect.core.types import EncoderBase
+from recollect.core.types import Encoder
 from recollect.index import Index
 from recollect.reco.pairs import Pairs
 
@@ -40,7 +40,7 @@ def on_disk(tmp_path):
     return make_pairs(40).index().save(tmp_path / "disk")
 
 
-class HashEncoder(EncoderBase):
+class HashEncoder(Encoder):
     """Embeds pictures by their pixels and texts by their letters; nothing is random."""
 
     width = WIDTH

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from recollect.core.errors import UserError
-from recollect.core.types import EncoderBase
+from recollect.core.types import Encoder
 from recollect.index import Index
 from recollect.index.rows import COLUMNS
 from recollect.objectives import softmax_contrastive
@@ -252,7 +252,7 @@ def world(tmp_path_factory):
     return pairs(np.repeat(np.arange(200), 4), 0.35, "train"), pairs(np.arange(200, 300), 0.35, "test"), memory
 
 
-class Frozen(EncoderBase):
+class Frozen(Encoder):
     """Stands for the model that embedded the world."""
 
     fingerprint, scale = "model-a", None

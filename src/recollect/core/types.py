@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -253,88 +253,53 @@ class Batch:
         )  # fmt: skip
 
 
-class UnreadMembers(type(Protocol)):  # type: ignore[misc]
-    """A run-time protocol that checks for members without reading them, as all do from Python 3.12 on.
-
-    Reading every property at each check would take half of the time of an evaluation: a fingerprint hashes all weights.
-    """
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        if not cls.__dict__.get("_is_protocol"):
-            return super().__instancecheck__(instance)
-        own = getattr(instance, "__dict__", {})
-        members = (name for name in (*vars(cls), *cls.__annotations__) if not name.startswith("_"))
-        return all(name in own or hasattr(type(instance), name) for name in members)
-
-
-@runtime_checkable
-class Encoder(Protocol, metaclass=UnreadMembers):
+class Encoder(ABC):
     """Anything that embeds: a plain model, a retrieval-enhanced one, an episode-adapted one.
 
-    `EncoderBase` has defaults for all but the width, the fingerprint and the two ways of embedding.
+    A new encoder has a width, a fingerprint and the two ways of embedding; everything else has a default.
+    `recollect.testing.check_encoder` checks the result.
 
     Attributes:
         width: number of entries of an embedding.
-        scale: the factor of the cosines that the model learned; None if it stores none.
         prefixes: for each kind of text that has prefix tokens, those tokens.
-        base: the encoder whose image embeddings this one refines (`refine_images`), so that no image is embedded
-            twice; else None.
     """
 
-    @property
-    def width(self) -> int: ...
+    width: int
+    prefixes: Mapping[Kind, tuple[str, ...]] = {}
 
     @property
-    def scale(self) -> float | None: ...
+    def scale(self) -> float | None:
+        """The factor of the cosines that the model learned; None if it stores none."""
+        return None
 
     @property
-    def prefixes(self) -> Mapping[Kind, tuple[str, ...]]: ...
+    def base(self) -> Encoder | None:
+        """The encoder whose image embeddings this one refines, so that no image is embedded twice; else None."""
+        return None
 
     @property
-    def base(self) -> Encoder | None: ...
-
-    @property
+    @abstractmethod
     def fingerprint(self) -> str:
         """Changes whenever an embedding would: weights, image transform and dtype."""
-        ...
 
+    @abstractmethod
     def embed_images(self, images: Tensor | Sequence[ImageLike]) -> Tensor:
         """Embed transformed pixels (n, 3, height, width), vectors (n, width), or untransformed images.
 
         Returns:
             (n, width), unit-norm float32, on the CPU, without graph.
         """
-        ...
 
+    @abstractmethod
     def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Tensor:
         """Embed texts, read as ``prefix`` says by a model that has prefix tokens (others ignore it).
 
         Returns:
             (n, width), unit-norm float32, on the CPU, without graph.
         """
-        ...
 
     def refine_images(self, embeddings: Tensor) -> Tensor:
         """What this encoder makes of its ``base``'s image embeddings (n, width); the same ones where it has no base."""
-        ...
-
-
-class EncoderBase:
-    """Defaults for everything that an `Encoder` has but its width, its fingerprint and its two ways of embedding."""
-
-    @property
-    def scale(self) -> float | None:
-        return None
-
-    @property
-    def prefixes(self) -> Mapping[Kind, tuple[str, ...]]:
-        return {}
-
-    @property
-    def base(self) -> Encoder | None:
-        return None
-
-    def refine_images(self, embeddings: Tensor) -> Tensor:
         return embeddings
 
 

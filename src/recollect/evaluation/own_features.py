@@ -19,7 +19,7 @@ from recollect.classifiers.texts import learned_scale
 from recollect.core.errors import UserError, user_errors
 from recollect.core.files import fresh_folder, write_json
 from recollect.core.ordering import in_order
-from recollect.core.types import TEXT_SCALE, Encoder, EncoderBase, Kind, Sample, Source
+from recollect.core.types import TEXT_SCALE, Encoder, Kind, Sample, Source
 from recollect.data.sources.images import note
 from recollect.evaluation.features import class_text_features, image_features
 from recollect.evaluation.tasks.classification import ClassificationTask, Division, tested_rows
@@ -68,7 +68,7 @@ class _VectorSource(Source):
 
 
 @dataclass(frozen=True)
-class VectorEncoder(EncoderBase):
+class VectorEncoder(Encoder):
     """Embeds vectors as themselves, and texts as the vectors they name.
 
     Attributes:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -21,7 +21,7 @@ from recollect.core.checksums import sealed
 from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder, write_json
 from recollect.core.progress import progress
-from recollect.core.types import ImageLike, Kind, Source
+from recollect.core.types import Encoder, ImageLike, Kind, Source
 from recollect.core.validation import check_number, refuse
 from recollect.data.sources.images import PictureInput, as_images, opened
 from recollect.data.sources.reader import blocks_ahead
@@ -40,7 +40,7 @@ _MOST_ROWS = 512
 _FEW = 4  # pictures for which starting threads takes longer than it saves
 
 
-class DualEncoder(nn.Module, ABC):
+class DualEncoder(nn.Module, Encoder):
     """Two towers that embed images and texts in one space.
 
     Training calls `tokenize`, `encode_images` and `encode_texts`, which return raw tower outputs with a graph;
@@ -57,7 +57,6 @@ class DualEncoder(nn.Module, ABC):
 
     reads_vectors: ClassVar[bool] = False
     has_dropout: ClassVar[bool] = False
-    width: int
     transform: ImageTransform
     prefixes: dict[Kind, tuple[str, ...]]
     preset: str
@@ -235,15 +234,6 @@ class DualEncoder(nn.Module, ABC):
         with self._evaluating():
             for start in range(0, len(texts), _MOST_ROWS):
                 yield encode(self.tokenize(texts[start : start + _MOST_ROWS], prefix))
-
-    @property
-    def base(self) -> None:
-        """None: its embeddings are its own."""
-        return
-
-    def refine_images(self, embeddings: Tensor) -> Tensor:
-        """The embeddings unchanged."""
-        return embeddings
 
     def prepare(self, sources: Sequence[Source]) -> None:
         """Set what a new model takes from its training data besides gradients; nothing by default."""

@@ -1,7 +1,7 @@
 """An encoder whose embeddings are refined by what they find in an index."""
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recollect.core.errors import UserError
 from recollect.core.places import public_place
-from recollect.core.types import Encoder, EncoderBase, ImageLike, Kind, best_device
+from recollect.core.types import Encoder, ImageLike, Kind, best_device
 from recollect.core.validation import check_choice, refuse
 from recollect.index import By, Index
 from recollect.reco.block import FusionModule
@@ -24,7 +24,7 @@ Mode = Literal["image", "text", "both"]
 _ROWS = 512
 
 
-class RetrievalEnhancedEncoder(EncoderBase):
+class RetrievalEnhancedEncoder(Encoder):
     """A model, an index that it embedded, and a fusion, used like any other encoder (RECO, section 3).
 
     By default an image finds the k nearest images and reads their captions, and a text finds the k nearest captions and
@@ -77,16 +77,11 @@ class RetrievalEnhancedEncoder(EncoderBase):
             if fusion.settings.kind != "mlp":
                 check_k(index, k, "text" in (fusion.settings.searched(modality), *fusion.settings.taken(modality)))
         self.model, self.index, self.mode, self.k, self.where = model, index, mode, k, where
-        self.searcher = searcher
+        self.width, self.prefixes, self.searcher = model.width, model.prefixes, searcher
         self.exclude_ids = frozenset(exclude_ids)
         self.device = best_device()
         self.fusion = fusion.to(self.device).eval()
         self._model_fingerprint, self._fusion_fingerprint = fingerprint, fusion.fingerprint
-
-    @property
-    def width(self) -> int:
-        """Entries of an embedding."""
-        return self.model.width
 
     @property
     def fingerprint(self) -> str:
@@ -108,11 +103,6 @@ class RetrievalEnhancedEncoder(EncoderBase):
     def scale(self) -> float | None:
         """The inverse temperature learned with the fusion, else the model's own."""
         return self.fusion.trained.get("scale") or self.model.scale
-
-    @property
-    def prefixes(self) -> Mapping[Kind, tuple[str, ...]]:
-        """The model's prefix tokens."""
-        return self.model.prefixes
 
     @property
     def base(self) -> Encoder | None:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recollect.core.types import Encoder, EncoderBase, Kind
+from recollect.core.types import Encoder, Kind
 from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
 from recollect_papers.measurements import FigureAddress, Measurements
 from recollect_papers.real.arms import ArmRunner, at_choosing
@@ -29,7 +29,7 @@ WORLD = "EfficientNet-Lite0 and MiniLM, locked; 14,000 photographs with captions
 MADE = "made vectors: shows that it runs, not what it finds"
 
 
-class Beside(EncoderBase):
+class Beside(Encoder):
     """A head's embeddings with the tower's features behind them.
 
     Attributes:

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from recollect.core.files import atomic_path
-from recollect.core.types import EncoderBase, Kind
+from recollect.core.types import Encoder, Kind
 from recollect.models.towers import ResidualMlp
 from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
 from recollect_papers.real.data import RealData
@@ -139,7 +139,7 @@ def _mapped(head: nn.Module, inputs: Tensor, dropout: float) -> Tensor:
     return head.direct(inputs) + head.down(F.gelu(head.up(dropped)))
 
 
-class FeatureModel(EncoderBase):
+class FeatureModel(Encoder):
     """Both sides, as an encoder whose pictures are features.
 
     Attributes:
