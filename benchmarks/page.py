@@ -94,7 +94,7 @@ def build(options: Options) -> Path:
             "glyph-strong", texts=[f"a {colour} picture number {i}" for colour in COLOURS for i in range(9)]
         ).save(model)
     if folder.exists():
-        Index.open(folder).warm()
+        len(Index.open(folder))
         return folder
     encoder = load_model(str(model))
     generator = np.random.default_rng(0)
@@ -126,7 +126,7 @@ def build(options: Options) -> Path:
                 )
             )
             counter.advance(len(numbers))
-    index.warm()
+    len(index)
     return folder
 
 

@@ -8,7 +8,6 @@ NOWHERE = "/proc/none/x"
 COMMANDS = [
     f"index build none.parquet --out {NOWHERE}",
     f"index export none --out {NOWHERE}.parquet",
-    f"index retrieve none --names none.txt --out {NOWHERE}.parquet",
     f"index duplicates none --out {NOWHERE}.json",
     f"index accelerate none --out {NOWHERE}.json",
     f"index info none --out {NOWHERE}.json",

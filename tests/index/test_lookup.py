@@ -115,5 +115,3 @@ def test_a_hit_has_a_path_and_a_picture(photos, encoder):
 def test_a_wrong_guess_is_answered_with_the_right_call():
     with pytest.raises(TypeError, match=r"Index\.open"):
         Index("mine")
-    with pytest.raises(TypeError, match="query, k,"):
-        Index.create(width=WIDTH, model="m").search("words", top_k=5)

@@ -67,7 +67,8 @@ def test_what_refining_needs_is_known_beforehand(shared_page, drawings, tmp_path
     assert drawings.call("/api/filters")[1]["cannot_adapt"] is None
     encoder = drawings.session.library.index.encoder
     bare = Index.create(tmp_path / "index", width=encoder.width, model=encoder.fingerprint)
-    ids, vectors = Index.open(drawings.folder).matrix()
+    index = Index.open(drawings.folder)
+    ids, vectors = index.ids, index.vectors()
     bare.insert(Rows(ids=ids, image_vectors=vectors))
     page, stop = start(tmp_path / "index", encoder=encoder)
     reason = page.call("/api/filters")[1]["cannot_adapt"]
@@ -98,7 +99,8 @@ def bare(folder, ids, vectors):
 
 
 def test_without_captions_the_end_is_learnt_once_enough_pictures_are_marked(painted, tmp_path):
-    ids, vectors = Index.open(painted).matrix()
+    index = Index.open(painted)
+    ids, vectors = index.ids, index.vectors()
     page, stop = bare(tmp_path / "index", ids, vectors)
     page.session.prepare()
     assert "cut" not in page.list(terms=[{"words": "red"}])

@@ -63,7 +63,6 @@ COMMANDS: dict[str, Command] = {
     ),
     "index export": Command("recollect.cli.index:ExportIndex", "write an index to Parquet, CSV or COCO captions"),
     "index accelerate": Command("recollect.cli.index:Accelerate", "make searches of a large index fast"),
-    "index retrieve": Command("recollect.cli.index_retrieve:Retrieve", "pictures that fit class names, to train on"),
     "index compact": Command("recollect.cli.index:Compact", "free the space of deleted rows and old versions"),
     "serve": Command(
         "recollect.cli.serve:Serve", "a folder of pictures or an index in the browser: search, browse, label"

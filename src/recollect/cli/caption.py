@@ -128,6 +128,4 @@ def _print(report: "CaptionReport", place: str) -> None:
 
 
 def _is_index(address: str) -> bool:
-    """Whether an address is that of an index, also one of an older version."""
-    tables = (Path(address) / f"{name}.lance" for name in ("pictures", "pairs"))
-    return address.startswith("milvus://") or any(table.is_dir() for table in tables)
+    return address.startswith("milvus://") or (Path(address) / "pictures.lance").is_dir()

@@ -106,7 +106,6 @@ class Build:
         index = Index.build(source, model, out=self.out, name=self.reading.name, options=self.reading.ingest(),
                             precision=self.precision, model_name=self.model or "")  # fmt: skip
         _print_report(index)
-        index.warm()
 
 
 @dataclass(frozen=True)

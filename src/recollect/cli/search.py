@@ -34,13 +34,9 @@ class QueryReading:
 class Search:
     """Find pictures of an index by words, by pictures, or by both.
 
-    A query is words, or a sum in which words have double quotes and pictures are files:
-
     recollect search INDEX 'a red boat' --where "folder = 'Norway'"
 
-    recollect search INDEX '"red boat" + harbour.jpg - 0.5 * "sunset"'
-
-    recollect search INDEX --image harbour.jpg --minus people
+    recollect search INDEX 'a red boat' --image harbour.jpg --minus people
     """
 
     index: Annotated[str, Arg(place="INDEX")]
@@ -80,8 +76,6 @@ class Search:
     """Weight of each --image (words have weight 1)."""
     minus_weight: Annotated[float, Arg(rare=True)] = 1.0
     """Weight of each --minus."""
-    literal: Annotated[bool, Arg(rare=True)] = False
-    """Take every query as words, whatever signs and quotes it has."""
     adaptation: Annotated[Adaptation, Arg(rare=True)] = "tuned"
     """With --adapt: the tuned settings, or those printed in the paper."""
     episode: Annotated[EpisodeOptions, Arg(rare=True)] = field(default_factory=EpisodeOptions)
@@ -180,7 +174,7 @@ class Search:
         none = "no query was given. Write it in quotes after the index, or name a picture with --image."
         empty = bool(texts) and not any(text.strip() for text in texts)
         refuse((not texts and not self.image, none), (empty, "every query is empty. Say what to look for."))
-        queries = [Query.words(text) if self.literal else Query.parse(text) for text in texts]
+        queries = [Query.words(text) for text in texts]
         added = [self.image_weight * Query.picture(path) for path in self.image]
         added += [-self.minus_weight * Query.words(words) for words in self.minus]
         if not queries:

@@ -100,7 +100,7 @@ def normalised(index: Index, settings: Normalisation | None = None, seed: int = 
     Raises:
         UserError: fewer than two pictures have a caption.
     """
-    ids, vectors = index.matrix()
+    ids, vectors = index.ids, index.vectors()
     captions = index.vectors(by="text")
     owners = np.flatnonzero(captions.any(axis=1))
     if len(owners) < 2:

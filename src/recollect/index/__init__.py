@@ -1,18 +1,16 @@
 """The index: pictures that can be looked up, searched, filtered and kept up to date."""
 
-from recollect.index.contents import IndexInfo
 from recollect.index.cutoff import CutOff
 from recollect.index.duplicates import Duplicates
 from recollect.index.filters import Filter, parse_filter
 from recollect.index.hits import Hit, Hits
-from recollect.index.index import Index
+from recollect.index.index import NEAR, Index, IndexInfo
 from recollect.index.ingest import IngestReport
 from recollect.index.lookup import Found
 from recollect.index.picture import File, Picture
 from recollect.index.query import Minus, Query, Term, as_query, embed_queries
 from recollect.index.rows import By, Record, Rows
 from recollect.index.samples import IngestOptions
-from recollect.index.search import NEAR
 
 __all__ = [
     "NEAR", "By", "CutOff", "Duplicates", "File", "Filter", "Found", "Hit", "Hits", "Index", "IndexInfo",

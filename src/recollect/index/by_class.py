@@ -102,7 +102,7 @@ def write_retrieved(index: Index, hits: Sequence[ClassHit], out: Path) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    check_ending(out)
+    refuse((out.suffix != ".parquet", f"{out}: retrieved pictures are written to a file that ends in .parquet"))
     texts = ("caption", "class_name", "id", "source")
     kinds = {"image": pa.binary(), **dict.fromkeys(texts, pa.string()), "distance": pa.float32()}
     schema, written = pa.schema(list(kinds.items())), 0
@@ -115,11 +115,6 @@ def write_retrieved(index: Index, hits: Sequence[ClassHit], out: Path) -> int:
                 counter.advance(len(hits[start : start + _BLOCK]))
         refuse((not written, f"{index.address}: no picture that has a caption and can be read was found"))
     return len(hits) - written
-
-
-def check_ending(out: Path) -> None:
-    """Raise UserError unless the file is called .parquet."""
-    refuse((out.suffix != ".parquet", f"{out}: retrieved pictures are written to a file that ends in .parquet"))
 
 
 def _rows(index: Index, hits: Sequence[ClassHit]) -> Iterator[dict[str, object]]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float32, Int64, UInt64
@@ -15,9 +16,12 @@ from recollect.core.types import ImageLike, best_device
 from recollect.core.validation import check_number
 from recollect.data.sources.images import BrokenImageError
 from recollect.index import annotations
-from recollect.index.contents import IndexContents
 from recollect.index.rows import ROUNDING
 from recollect.index.same_picture import PreparedPicture, Sketches, near_identical
+
+if TYPE_CHECKING:
+    from recollect.index.index import Index
+
 
 HASH_BITS = 7
 """Pictures whose perceptual hashes differ in at most this many bits are compared by pixels."""
@@ -61,7 +65,7 @@ class Duplicates:
         return [id for group in self.near_identical for id in group[1:]]
 
 
-def find_duplicates(index: IndexContents, threshold: float) -> Duplicates:
+def find_duplicates(index: "Index", threshold: float) -> Duplicates:
     """Compare the pictures of an index with one another; see `Index.duplicates`."""
     check_number("--threshold", threshold, above=0, most=1)
     facts = _Facts.read(index)
@@ -262,7 +266,7 @@ class _Facts:
     identical: tuple[tuple[str, ...], ...]
 
     @classmethod
-    def read(cls, index: IndexContents) -> "_Facts":
+    def read(cls, index: "Index") -> "_Facts":
         rows = [row for table in index.store.scan(["id", "phash", "captions", "files"]) for row in table.to_pylist()]
         names = [
             dict.fromkeys(each["path"] or f"{each['source']}:{each['key']}" for each in row["files"]) for row in rows

@@ -66,7 +66,7 @@ def _write_parquet(index: Index, out: Path, method: MapMethod, k: int) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    ids, images = index.matrix()
+    ids, images = index.ids, index.vectors()
     long = f"t-SNE of {len(ids):,} pictures takes hours; up to {_TSNE_ROWS:,} it takes minutes. Use --map pca."
     refuse((method == "tsne" and len(ids) > _TSNE_ROWS, long))
     several, number = pa.list_(pa.string()), pa.int32()

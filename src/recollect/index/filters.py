@@ -7,19 +7,22 @@ match, and neither do values of another type. Where a picture has several values
 comparison holds if it holds for any of them; ``!=`` and ``not like`` hold if it holds for all.
 """
 
+import ast
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Int64
 
 from recollect.core.errors import UserError
 
-Value = str | int | float | bool
-Operator = Literal["=", "!=", "<", "<=", ">", ">=", "like", "not like"]
+Value = str | int | float | bool | frozenset[str]
+"""What a name is compared with; a set of texts for ``in`` and ``not in``."""
+
+Operator = Literal["=", "!=", "<", "<=", ">", ">=", "like", "not like", "in", "not in"]
 ValueKind = Literal["text", "number", "bool"]
 
 TEXTS = ("id", "caption", "label", "source", "path", "folder", "camera", "taken")
@@ -38,6 +41,7 @@ _SHOWN = 30
 
 _OPPOSITE: dict[Operator, Operator] = {
     "=": "!=", "!=": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">", "like": "not like", "not like": "like",
+    "in": "not in", "not in": "in",
 }  # fmt: skip
 
 
@@ -121,13 +125,15 @@ class Condition:
         kind = _kind(self.value)
         assert kind is not None
         values, rows = columns.of(self.name, kind)
-        found, negative = np.zeros(columns.count, dtype=bool), self.operator in ("!=", "not like")
+        found, negative = np.zeros(columns.count, dtype=bool), self.operator in ("!=", "not like", "not in")
         found[rows] = negative
         positive = self.negated() if negative else self
         found[rows[positive._holds(values)]] = not negative
         return found
 
     def _holds(self, values: Any) -> Bool[np.ndarray, " values"]:
+        if isinstance(self.value, frozenset):
+            return np.fromiter((each in self.value for each in values), bool, len(values))
         if self.operator != "like":
             return np.asarray(_COMPARE[self.operator](values, self.value), dtype=bool)
         parts = (re.escape(part) for part in re.split("([%_])", str(self.value)))
@@ -138,30 +144,6 @@ class Condition:
     def names(self) -> frozenset[str]:
         """What it asks about."""
         return frozenset({self.name})
-
-
-@dataclass(frozen=True)
-class Among:
-    """``id in (...)`` for any number of ids, or its opposite."""
-
-    ids: frozenset[str]
-    inside: bool = True
-
-    def negated(self) -> "Among":
-        """All other pictures."""
-        return replace(self, inside=not self.inside)
-
-    def mask(self, columns: FilterColumns) -> Bool[np.ndarray, " rows"]:
-        """Which rows satisfy it."""
-        values, rows = columns.of("id", "text")
-        found = np.zeros(columns.count, dtype=bool)
-        found[rows] = np.fromiter(((each in self.ids) == self.inside for each in values), bool, len(values))
-        return found
-
-    @property
-    def names(self) -> frozenset[str]:
-        """What it asks about."""
-        return frozenset({"id"})
 
 
 @dataclass(frozen=True)
@@ -186,7 +168,7 @@ class Junction:
         return frozenset[str]().union(*(part.names for part in self.parts))
 
 
-Filter = Condition | Among | Junction
+Filter = Condition | Junction
 
 
 def with_labels(where: Filter, labels: Callable[[str], Mapping[str, Collection[str]] | None]) -> Filter:
@@ -201,7 +183,12 @@ def with_labels(where: Filter, labels: Callable[[str], Mapping[str, Collection[s
         return where
     ids = list(given)
     held = where.mask(FilterColumns(len(ids), lambda _: [{where.name: list(given[id])} for id in ids]))
-    return Among(frozenset(np.array(ids, dtype=object)[held].tolist()))
+    return ids_in(np.array(ids, dtype=object)[held].tolist())
+
+
+def ids_in(ids: Iterable[str]) -> Condition:
+    """The filter for any number of ids."""
+    return Condition("id", "in", frozenset(ids))
 
 
 def unknown_names(where: Filter, known: Iterable[str]) -> str:
@@ -220,7 +207,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def _kind(value: Any) -> ValueKind | None:
-    if isinstance(value, str):
+    if isinstance(value, str | frozenset):
         return "text"
     if isinstance(value, bool):
         return "bool"
@@ -231,133 +218,100 @@ _TOKEN = re.compile(
     r"\s*(?:(?P<string>'(?:[^']|'')*')|(?P<number>-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_]\w*)"
     r'|"(?P<quoted>[^"\\]+)"|(?P<sign><=|>=|!=|<>|==|=|<|>|\(|\)|,))'
 )
+_IN_PYTHON = {"=": "==", "<>": "!=", "true": "True", "false": "False", "like": "@", "and": "and", "or": "or",
+              "not": "not", "in": "in"}  # fmt: skip
+_COMPARISONS: dict[type[ast.cmpop], Operator] = {
+    ast.Eq: "=", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.In: "in",
+    ast.NotIn: "not in",
+}  # fmt: skip
 
 
 def parse_filter(where: "str | Filter") -> Filter:
     """Read a filter; one that was read already is returned as it is.
+
+    The grammar is that of Python's comparisons in the words of SQL, so Python's parser reads it: ``=`` becomes ``==``,
+    ``like`` an operator, and each name a number in a list of names, since names may be any text.
 
     Raises:
         UserError: it is malformed; the message says where.
     """
     if not isinstance(where, str):
         return where
-    parser = _Parser(where)
-    parsed = parser.either()
-    if parser.group != "end":
-        parser.fail("expected 'and' or 'or'")
-    return parsed
-
-
-class _Parser:
-    """Recursive descent with one token of look-ahead."""
-
-    def __init__(self, text: str) -> None:
-        self.text, self.place = text, 0
-        self.group, self.word, self.after = "", "", 0
-        self.step()
-
-    def step(self) -> None:
-        self.place = self.after
-        found = _TOKEN.match(self.text, self.place)
+    names, words, place = list[str](), list[str](), 0
+    while where[place:].strip():
+        found = _TOKEN.match(where, place)
         if found is None:
-            if self.text[self.place :].strip():
-                self.fail("cannot read this")
-            self.group, self.word = "end", ""
-            return
-        self.group = str(found.lastgroup)
-        self.word = found[self.group]
-        self.after = found.end()
+            raise _malformed(where, f"cannot read {where[place:].strip()[:30]!r}")
+        words.append(_in_python(found, names))
+        if words[-2:] == ["not", "@"]:
+            words[-2:] = ["//"]
+        place = found.end()
+    try:
+        return _filter_of(ast.parse(" ".join(words), mode="eval").body, names)
+    except (SyntaxError, ValueError) as error:
+        raise _malformed(
+            where, str(error) if isinstance(error, _WrongTypeError) else "cannot be read; texts have single quotes"
+        ) from None
 
-    def fail(self, why: str) -> NoReturn:
-        rest = self.text[self.place :].strip()
-        where = f"at '{rest[:30]}'" if rest else "at its end"
-        raise UserError(
-            f'filter "{self.text}": {why} {where}. '
-            "Write e.g. folder = 'Norway' and year >= 2020 and caption like '%cat%'."
-        )
 
-    def keyword(self, *words: str) -> str | None:
-        """Take the next token if it is one of these words."""
-        word = self.word.lower()
-        if self.group in {"name", "sign"} and word in words:
-            self.step()
-            return word
-        return None
+def _in_python(found: "re.Match[str]", names: list[str]) -> str:
+    """One word of a filter in Python; a name is added to ``names``."""
+    word = str(found[str(found.lastgroup)])
+    if found["string"]:
+        return f"({word[1:-1].replace(chr(39) * 2, chr(39))!r})"  # Python would join two texts in a row
+    if found["number"]:
+        return repr(int(word) if re.fullmatch(r"-?\d{1,15}", word) else float(word))
+    if found["sign"] or (found["name"] and word.lower() in _IN_PYTHON):
+        return _IN_PYTHON.get(word.lower(), word)
+    names.append(word)
+    return f"_{len(names) - 1}"
 
-    def either(self) -> Filter:
-        return self.joined("or", lambda: self.joined("and", self.single))
 
-    def joined(self, word: Literal["and", "or"], part: Callable[[], Filter]) -> Filter:
-        parts = [part()]
-        while self.keyword(word):
-            parts.append(part())
-        return parts[0] if len(parts) == 1 else Junction(word, tuple(parts))
+def _filter_of(node: ast.expr, names: Sequence[str]) -> Filter:
+    """The filter of a part of the parsed text.
 
-    def single(self) -> Filter:
-        if self.keyword("not"):
-            return self.single().negated()
-        if self.keyword("("):
-            inner = self.either()
-            if not self.keyword(")"):
-                self.fail("a ')' is missing")
-            return inner
-        return self.comparison()
+    Raises:
+        ValueError: something else than a comparison of a name with a value.
+    """
+    match node:
+        case ast.BoolOp(op, values):
+            parts = tuple(_filter_of(each, names) for each in values)
+            return Junction("and" if isinstance(op, ast.And) else "or", parts)
+        case ast.UnaryOp(ast.Not(), inner):
+            return _filter_of(inner, names).negated()
+        case ast.BinOp(ast.Name(id), ast.MatMult() | ast.FloorDiv() as op, ast.Constant(str(pattern))):
+            like = _checked(Condition(names[int(id[1:])], "like", str(pattern)))
+            return like if isinstance(op, ast.MatMult) else like.negated()
+        case ast.Compare(ast.Name(id), [op], [right]):
+            name, value = names[int(id[1:])], ast.literal_eval(right)
+            if isinstance(op, ast.In | ast.NotIn):
+                choices = value if isinstance(value, tuple) else (value,)
+                if not choices:
+                    raise ValueError
+                among = Junction("or", tuple(_checked(Condition(name, "=", each)) for each in choices))
+                return among if isinstance(op, ast.In) else among.negated()
+            return _checked(Condition(name, _COMPARISONS[type(op)], value))
+    raise ValueError
 
-    def comparison(self) -> Filter:
-        if self.group not in {"name", "quoted"}:
-            self.fail("expected a name")
-        name = self.word
-        self.step()
-        negated = self.keyword("not") is not None
-        if self.keyword("in"):
-            found: Filter = self.choice(name)
-        elif self.keyword("like"):
-            found = Condition(name, "like", self.pattern())
-        else:
-            sign = self.keyword("=", "==", "!=", "<>", "<", "<=", ">", ">=") if not negated else None
-            if sign is None:
-                self.fail("expected one of = != < <= > >= in like")
-            operator: Any = {"==": "=", "<>": "!="}.get(sign, sign)
-            found = Condition(name, operator, self.value())
-        self.check(found)
-        return found.negated() if negated else found
 
-    def choice(self, name: str) -> Filter:
-        if not self.keyword("("):
-            self.fail("'in' needs a list such as ('a', 'b')")
-        values = [self.value()]
-        while self.keyword(","):
-            values.append(self.value())
-        if not self.keyword(")"):
-            self.fail("a ')' is missing")
-        return Junction("or", tuple(Condition(name, "=", value) for value in values))
+class _WrongTypeError(ValueError):
+    pass
 
-    def pattern(self) -> str:
-        value = self.value()
-        if not isinstance(value, str) or "\\" in value:
-            self.fail("'like' needs a text with % for any characters and without a backslash,")
-        return value
 
-    def value(self) -> Value:
-        group, word = self.group, self.word
-        if group == "string":
-            self.step()
-            return word[1:-1].replace("''", "'")
-        if group == "number":
-            self.step()
-            return int(word) if re.fullmatch(r"-?\d{1,15}", word) else float(word)
-        if group != "name" or word.lower() not in {"true", "false"}:
-            self.fail("expected a 'text', a number, true or false")
-        self.step()
-        return word.lower() == "true"
+def _checked(found: Condition) -> Condition:
+    """Reject comparisons that can never hold."""
+    name, value, text = found.name, found.value, isinstance(found.value, str)
+    if not isinstance(value, str | int | float):
+        raise ValueError
+    if (name in TEXTS and not text) or (name in NUMBERS and text):
+        raise _WrongTypeError(f"{name} is {'a text' if name in TEXTS else 'a number'}, and is compared with {value!r}")
+    if isinstance(value, bool) and found.operator not in {"=", "!="}:
+        raise _WrongTypeError("true and false have no order")
+    if found.operator == "like" and "\\" in str(value):
+        raise _WrongTypeError("'like' needs a text without a backslash, and % for any characters")
+    return found
 
-    def check(self, found: Filter) -> None:
-        """Reject comparisons that can never hold."""
-        for part in found.parts if isinstance(found, Junction) else (found,):
-            assert isinstance(part, Condition)
-            text = isinstance(part.value, str)
-            if (part.name in TEXTS and not text) or (part.name in NUMBERS and text):
-                kind = "a text" if part.name in TEXTS else "a number"
-                self.fail(f"{part.name} is {kind}, and is compared with {part.value!r} before this,")
-            if isinstance(part.value, bool) and part.operator not in {"=", "!="}:
-                self.fail("true and false have no order,")
+
+def _malformed(where: str, why: str) -> UserError:
+    example = "folder = 'Norway' and year >= 2020 and caption like '%cat%'"
+    return UserError(f'filter "{where}": {why}. Write e.g. {example}.')

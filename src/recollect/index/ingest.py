@@ -20,13 +20,13 @@ from recollect.core.types import Source
 from recollect.core.validation import refuse
 from recollect.data.sources.images import note
 from recollect.data.sources.reader import BrokenCounter
-from recollect.index.changes import ChangeableIndex
 from recollect.index.picture import File
 from recollect.index.rows import COLUMNS, ROUNDING, Rows
 from recollect.index.samples import BLOCK, Failed, IngestOptions, IngestOutcome, ReadPicture, SampleReader, Unchanged
 
 if TYPE_CHECKING:
     from recollect.data.sources.columns import Columns
+    from recollect.index.index import Index
 
 _COMMIT = 16 * BLOCK  # rows of a commit, at most: what a kill can lose
 _EARLY, _LATER = 1.0, 0.1  # seconds between early commits, at least, and as a share of the time so far
@@ -71,7 +71,7 @@ class IngestReport:
 
 
 def ingest(
-    index: ChangeableIndex,
+    index: "Index",
     source: str | Path | Source,
     name: str = "",
     options: IngestOptions | None = None,
@@ -146,7 +146,7 @@ class _Writer:
         places: of this source.
     """
 
-    def __init__(self, index: ChangeableIndex, options: IngestOptions, called: str) -> None:
+    def __init__(self, index: "Index", options: IngestOptions, called: str) -> None:
         self.index, self.options, self.called, self.report = index, options, called, IngestReport()
         self.files: dict[str, dict[str, tuple[str, File]]] = {}
         self.ids: dict[str, bool] = {}

@@ -1,20 +1,9 @@
-"""Queries: words, pictures and vectors, each with a weight, added and subtracted.
-
-A query can be written as a sum::
-
-    "red boat" + harbour.jpg - 0.5 * "sunset"
-
-Words are in double quotes (inside them ``\\"`` is a quote and ``\\\\`` a backslash); a picture is the name of its
-file. A name with spaces, or one that starts with a sign, is written ``image:"my harbour.jpg"``. A weight comes first,
-followed by ``*``. Text without a double quote and without ``image:`` is not a sum: it is taken as words.
-"""
+"""Queries: words, pictures and vectors, each with a weight, added and subtracted."""
 
 import math
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +16,6 @@ from recollect.core.types import ImageLike, Kind
 from recollect.core.validation import refuse
 from recollect.data.sources.images import PICTURE_ENDINGS, decode
 
-_QUOTED = r'"((?:[^"\\]|\\.)*)"'
-_IS_SUM = re.compile(r'"|(?:^|[\s*+-])image:')
-_SIGN = re.compile(r"\s*([+-])")
-_WEIGHT = re.compile(r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*\*")
-_TERM = re.compile(rf'\s*(?:(?P<words>{_QUOTED})|image:(?P<quoted>{_QUOTED})|(?:image:)?(?P<bare>[^\s"]+))', re.DOTALL)
 _ZERO = 1e-6
 """A sum of terms with a smaller norm has no direction: float32 embeddings cancel no further."""
 
@@ -61,21 +45,12 @@ class Term:
         refuse((useless, f"weight {self.weight:g} of {self}: must be a finite number other than 0"))
 
     def __str__(self) -> str:
-        """As a query writes it, without its weight."""
+        """What a query calls it, without its weight."""
         if self.words is not None:
-            return _quoted(self.words)
+            return f'"{self.words}"'
         if self.vector is not None:
             return self.name
-        return f"image:{_quoted(str(self.picture))}" if isinstance(self.picture, Path) else "image"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Term) and self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
-
-    def _key(self) -> tuple[Any, ...]:
-        return (self.words, *self.picture_key(), self.weight)
+        return str(self.picture) if isinstance(self.picture, Path) else "image"
 
     def picture_key(self) -> tuple[str, str]:
         """Equal for terms with the same file, the same opened picture or the same vector."""
@@ -91,7 +66,7 @@ class Term:
         """
         if isinstance(self.picture, Path):
             if not self.picture.exists():
-                raise UserError(f"{self.picture}: no such picture. In a query with quotes, put words in double quotes.")
+                raise UserError(f"{self.picture}: no such picture")
             return decode(self.picture, str(self.picture))
         assert self.picture is not None
         return self.picture
@@ -102,7 +77,7 @@ class Query:
     """A weighted sum of words, pictures and vectors.
 
     >>> Query.words("red boat") + Query.picture("harbour.jpg") - 0.5 * Query.words("sunset")
-    Query('"red boat" + image:"harbour.jpg" - 0.5 * "sunset"')
+    Query('"red boat" + harbour.jpg - 0.5 * "sunset"')
 
     Its embedding is the unit vector along the weighted sum of the unit embeddings of its terms. A picture's score is
     the cosine with it: the weighted sum of its cosines with the terms, up to a factor that all pictures share.
@@ -135,34 +110,6 @@ class Query:
         refuse((useless, f"{name}: a query vector is one row of numbers, not all zero"))
         return cls((Term(vector=made / np.linalg.norm(made), name=name),))
 
-    @classmethod
-    def parse(cls, text: str) -> "Query":
-        """Read a query as people write it (see the module).
-
-        Raises:
-            UserError: it is malformed; the message says where.
-        """
-        if not _IS_SUM.search(text):
-            return cls.words(text)
-        terms: list[Term] = []
-        place = 0
-        while text[place:].strip():
-            sign = _SIGN.match(text, place)
-            if sign is None and terms:
-                raise UserError(_malformed(text, place, "write + or - between two terms"))
-            place = sign.end() if sign else place
-            factor = _WEIGHT.match(text, place)
-            place = factor.end() if factor else place
-            found = _TERM.match(text, place)
-            if found is None:
-                raise UserError(_malformed(text, place))
-            weight = float(factor[1] if factor else 1) * (-1 if sign and sign[1] == "-" else 1)
-            name = found["bare"] if found["quoted"] is None else _unquoted(found["quoted"])
-            words = None if found["words"] is None else _unquoted(found["words"])
-            terms.append(Term(words, None if words is not None else Path(name), weight))
-            place = found.end()
-        return cls(tuple(terms))
-
     @property
     def text(self) -> str | None:
         """The words of a query that has nothing else; None for every other query."""
@@ -187,23 +134,18 @@ class Query:
             return None
         return f'searched for the words "{words}"; to search with that picture, pass Path("{words}") or --image {words}'
 
-    @cached_property
-    def _written(self) -> str:
-        if self.text is not None and not _IS_SUM.search(self.text):
+    def __str__(self) -> str:
+        """Words alone as they are; a sum with its words in quotes."""
+        if self.text is not None:
             return self.text
         parts = []
         for place, term in enumerate(self.terms):
             sign = ("- " if term.weight < 0 else "+ ") if place else ("-" if term.weight < 0 else "")
-            factor = "" if abs(term.weight) == 1 else f"{abs(term.weight)!r} * ".replace(".0 ", " ")
-            parts.append(f"{sign}{factor}{term}")
+            parts.append(f"{sign}{'' if abs(term.weight) == 1 else f'{abs(term.weight):g} * '}{term}")
         return " ".join(parts)
 
-    def __str__(self) -> str:
-        """As `parse` reads it."""
-        return self._written
-
     def __repr__(self) -> str:
-        return f"Query({self._written!r})"
+        return f"Query({str(self)!r})"
 
     def __add__(self, other: "Query") -> "Query":
         return Query(self.terms + other.terms)
@@ -313,20 +255,3 @@ def check_terms(query: Query) -> None:
     """
     empty = len(query.terms) > 1 and any(term.words is not None and not term.words.strip() for term in query.terms)
     refuse((empty, f"{query}: one of its terms is empty. Write what to look for, or remove it."))
-
-
-def _unquoted(quoted: str) -> str:
-    return re.sub(r"\\(.)", r"\1", quoted[1:-1], flags=re.DOTALL)
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _malformed(text: str, place: int, why: str = "") -> str:
-    rest = text[place:].strip()
-    reason = why or ("a quote is not closed" if rest.startswith(('"', 'image:"')) else "a term is missing")
-    return (
-        f"query {text!r}: {reason} at {rest[:40]!r}. A query is words, or a sum such as "
-        '\'"red boat" + harbour.jpg - "sunset"\'; --literal takes every text as words.'
-    )

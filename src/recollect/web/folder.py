@@ -77,7 +77,7 @@ def pictures_in(place: str) -> Path | None:
     if not path.is_dir():
         what = "not a folder" if path.exists() else "no such folder"
         raise UserError(f"{place}: {what}. Name an index, or a folder of pictures.")
-    return None if any((path / f"{name}.lance").is_dir() for name in ("pictures", "pairs")) else path
+    return None if (path / "pictures.lance").is_dir() else path
 
 
 def check_folder(folder: Path) -> None:

@@ -17,7 +17,7 @@ from recollect.core.paths import check_writable
 from recollect.core.progress import output, printable
 from recollect.core.types import Encoder
 from recollect.index import Index
-from recollect.index.contents import encoder_and_name
+from recollect.index.index import encoder_and_name
 from recollect.web.folder import FolderFiller, check_folder, open_folder, pictures_in
 from recollect.web.label_store import LabelStore
 

@@ -20,7 +20,8 @@ from recollect.index import CutOff, Index, Query, Term, embed_queries
 from recollect.index.annotations import LABELLED
 from recollect.index.cutoff import LEAST_CAPTIONS, learn_cut_off
 from recollect.index.facets import FACETS, Arrangement, arranged
-from recollect.index.filters import Among
+from recollect.index.filters import ids_in
+from recollect.index.index import query_notes
 from recollect.models import DualEncoder
 from recollect.web.actions import Actions
 from recollect.web.duplicates import DuplicateFinder
@@ -194,7 +195,7 @@ class Session:
         """The likely matches of a search by date or name; without a cut-off its best `MOST_ARRANGED`."""
         some = listing.about["cut"]["above"] if "cut" in listing.about else MOST_ARRANGED
         rank = {id: place for place, id in enumerate(listing.ids[:some])}
-        ids = arranged(self.library.index, by, Among(frozenset(rank))) if rank else []
+        ids = arranged(self.library.index, by, ids_in(rank)) if rank else []
         assert listing.scores is not None
         about = {"notes": listing.about["notes"], "arranged": len(ids)}
         return Listing(ids, listing.scores[[rank[id] for id in ids]], len(ids), about, listing.before, listing.vector)
@@ -232,8 +233,6 @@ class Session:
         return {"cut": {"score": limit, "above": above, "share": cut.share, "texts": cut.texts, "basis": cut.basis}}
 
     def _notes(self, query: Query) -> list[str]:
-        from recollect.index.search import query_notes
-
         return list(query_notes(query, self.library.index.encoder))
 
     @property

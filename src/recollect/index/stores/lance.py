@@ -35,21 +35,6 @@ _SCAN = 8_192
 _IDS = 2_048  # ids of one SQL condition
 
 
-@dataclass(frozen=True)
-class Compaction:
-    """What `LanceStore.compact` freed: before and after.
-
-    Attributes:
-        files: that the newest version consists of.
-        bytes: of the folder.
-        versions: that can be opened.
-    """
-
-    files: tuple[int, int]
-    bytes: tuple[int, int]
-    versions: tuple[int, int]
-
-
 class LanceStore(LocalStore):
     """See `recollect.index.stores.base.Store`.
 
@@ -216,8 +201,8 @@ class LanceStore(LocalStore):
         with self._reported():
             yield from (query.where(where) if where else query).to_batches(_SCAN)
 
-    def compact(self, keep_days: float) -> Compaction:
-        """Join small files and drop deleted rows and old versions."""
+    def compact(self, keep_days: float) -> int:
+        """Join small files and drop deleted rows and old versions; returns how many bytes were freed."""
         with self.writing():
             before = self._size()
             with self._reported(), warnings.catch_warnings(action="ignore"):  # it warns readers of old versions
@@ -226,13 +211,10 @@ class LanceStore(LocalStore):
             shutil.rmtree(self.folder / CACHE, ignore_errors=True)  # rows have other numbers now
             self._matrix = None
             self._note_checksums()
-            files, sizes, versions = zip(before, self._size(), strict=True)
-        return Compaction(files, sizes, versions)
+            return before - self._size()
 
-    def _size(self) -> tuple[int, int, int]:
-        size = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
-        with self._reported():
-            return self.table.stats()["fragment_stats"]["num_fragments"], size, len(self.table.list_versions())
+    def _size(self) -> int:
+        return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
 
     def verify(self) -> list[str]:
         """One line for each file that differs from its checksum, and for rows and vectors that cannot be right."""

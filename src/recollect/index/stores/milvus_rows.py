@@ -146,9 +146,7 @@ def milvus_filter(where: Filter) -> str:
     """
     if isinstance(where, Junction):
         return "(" + f" {where.word} ".join(map(milvus_filter, where.parts)) + ")"
-    if isinstance(where, Condition):
-        return _condition(where)
-    return among("id", sorted(where.ids), where.inside)
+    return _condition(where)
 
 
 def among(name: str, values: Sequence[str], inside: bool = True) -> str:
@@ -164,6 +162,8 @@ def milvus_text(text: str) -> str:
 
 def _condition(where: Condition) -> str:
     name = "id" if where.name == "id" else f"facts[{json.dumps(where.name, ensure_ascii=False)}]"
+    if isinstance(where.value, frozenset):
+        return among("id", sorted(where.value), where.operator == "in")
     value = milvus_text(where.value) if isinstance(where.value, str) else json.dumps(where.value)
     if where.name in SEVERAL:
         return _several(where, name, value)
