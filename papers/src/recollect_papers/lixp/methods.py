@@ -20,8 +20,9 @@ from recollect_papers.real.heads import FeatureModel, HeadRecipe
 from recollect_papers.real.measure import TEMPLATE, of_common_classes
 from recollect_papers.study import StudyOptions, StudyTable
 
-METHODS = ("zero-shot", "prototype", "tip-adapter", "softmax", "softmax+zero-shot", "proker", "gda", "dmn-tf",
-           "linear-probe")  # fmt: skip
+METHODS = ("zero-shot", "prototype", "tip-adapter", "softmax", "softmax+zero-shot", "proker")
+SLOW = ("gda", "dmn-tf", "linear-probe")
+"""At scale ``full``: minutes a draw on features of 1,280 entries."""
 SHOTS = (1, 2, 4, 8, 16)
 ACCURACY, CALIBRATION = "top-1", "ece"
 WORLD = "LiT on EfficientNet-Lite0 and MiniLM (14,000 photographs with captions, COCO); five draws"
@@ -33,7 +34,7 @@ def _measure(options: StudyOptions) -> Measurements:
     data = open_data(options.data, smoke, LIGHT)
     runner = ArmRunner(data, options.out / "runs" / "lixp-methods")
     head = HeadRecipe("none", hidden=32, batch=64, steps=10) if smoke else HeadRecipe("none", hidden=1024)
-    methods = METHODS[:4] if smoke else METHODS
+    methods = METHODS[:4] if smoke else (*METHODS, *(SLOW if options.scale == "full" else ()))
     found = Measurements()
     parts = {"choosing": data.roles.choosing, "testing": data.roles.testing}
     for seed in range(options.seeds or (1 if smoke else 3)):
