@@ -31,7 +31,17 @@ def pairs(data):
 
 
 @pytest.mark.parametrize(
-    "name", ["lixp/real", "lixp/both", "lixp/post-train", "lixp/methods", "prefix/real", "reco/real", "efsa/real"]
+    "name",
+    [
+        "lixp/real",
+        "lixp/variations",
+        "lixp/both",
+        "lixp/post-train",
+        "lixp/methods",
+        "prefix/real",
+        "reco/real",
+        "efsa/real",
+    ],
 )
 def test_a_study_that_is_run_again_reads_its_files(name, tmp_path):
     options = StudyOptions("smoke", tmp_path, seeds=1)

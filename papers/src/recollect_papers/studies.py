@@ -39,6 +39,9 @@ STUDIES: dict[str, Study] = {
     "lixp/real": Study(
         "lixp.real", "real", "what a head on strong towers costs, and what context gives back", pictures=True
     ),
+    "lixp/variations": Study(
+        "lixp.real", "variations", "the same with CLIP's loss, larger batches, and labels", pictures=True
+    ),
     "lixp/both": Study("lixp.both", "both", "one vector with what examples and what words need", pictures=True),
     "lixp/post-train": Study(
         "lixp.post_train", "post_train", "a model of everyday photographs trained on with aerial ones", pictures=True

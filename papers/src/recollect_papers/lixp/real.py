@@ -1,5 +1,7 @@
 """``lixp/real``: heads on the starter's towers, with and without context: what a head costs, and what gives it back.
 
+``lixp/variations`` asks the same of CLIP's loss, larger batches, and captions with labels, on fewer sets.
+
 The towers know a lot that captions do not say, so a head that is trained on captions can lose it. Every arm, baseline
 or not, has its number of steps (and alpha) chosen on the choosing sets by `recollect_papers.real.arms.choose`; the
 testing sets are measured afterwards, with the chosen settings alone.
@@ -12,8 +14,8 @@ from typing import Any
 from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
 from recollect_papers.measurements import FigureAddress, Measurements, Paired, corrected
 from recollect_papers.real.arms import ArmRunner, choose
-from recollect_papers.real.data import open_data
-from recollect_papers.real.heads import HeadRecipe
+from recollect_papers.real.data import LIGHT, ROLES, Roles, open_data
+from recollect_papers.real.heads import LABELS, HeadRecipe
 from recollect_papers.study import StudyOptions
 
 STEPS = (100, 200, 400, 800)
@@ -36,6 +38,8 @@ class Family:
         against: the family whose figures its gain is over.
         alphas: to choose from; none without context.
         seeds: of the testing.
+        steps: to choose from.
+        labels: whether labels are trained on too.
     """
 
     name: str
@@ -43,14 +47,20 @@ class Family:
     against: str = TOWER
     alphas: Sequence[float] = ()
     seeds: int = 5
+    steps: Sequence[int] = STEPS
+    labels: bool = False
 
-    def candidates(self, steps: Sequence[int]) -> dict[str, HeadRecipe]:
+    def candidates(self) -> dict[str, HeadRecipe]:
         """Everything to choose from, by name."""
         return {
             f"{count} steps" + (f", alpha {alpha}" if alpha else ""): replace(self.recipe, steps=count, alpha=alpha)
             for alpha in (self.alphas or (None,))
-            for count in steps
+            for count in self.steps
         }
+
+    def training(self, roles: Roles) -> tuple[str, ...]:
+        """Names of training sets."""
+        return (*roles.training, LABELS) if self.labels else roles.training
 
 
 FAMILIES = (
@@ -73,44 +83,74 @@ VARIED: Mapping[str, Mapping[str, Any]] = {
 }
 """Of the MLP head at scale ``full``, with and without context, one seed; other batches see as many pairs in all."""
 
+_SHORT: Mapping[str, Any] = {"seeds": 3, "steps": (100, 200, 400)}
+_LARGE: Mapping[str, Any] = {"seeds": 3, "steps": (50, 100, 200)}
+_ALPHA = (0.8,)
+"""What ``lixp/real`` chose."""
+VARIATIONS = (
+    Family("SigLIP", HeadRecipe(), **_SHORT),
+    Family("SigLIP, context", HeadRecipe(), "SigLIP", _ALPHA, **_SHORT),
+    Family("CLIP", HeadRecipe(loss="softmax"), **_SHORT),
+    Family("CLIP, context", HeadRecipe(loss="softmax"), "CLIP", _ALPHA, **_SHORT),
+    Family("SigLIP, batch 2,048", HeadRecipe(batch=2048), **_LARGE),
+    Family("SigLIP, batch 2,048, context", HeadRecipe(batch=2048), "SigLIP, batch 2,048", _ALPHA, **_LARGE),
+    Family("SigLIP, labels too", HeadRecipe(sampling="mixed"), labels=True, **_SHORT),
+    Family("SigLIP, labels too, context", HeadRecipe(sampling="mixed"), "SigLIP, labels too", _ALPHA, labels=True,
+           **_SHORT),
+    Family("LiT", HeadRecipe("none", hidden=1024), **_SHORT),
+    Family("LiT, labels too", HeadRecipe("none", hidden=1024, sampling="mixed"), "LiT", labels=True, **_SHORT),
+)  # fmt: skip
+"""Of ``lixp/variations``: an MLP head (but for LiT) with another loss, larger batches, or labels."""
+LESS = (
+    "EfficientNet-Lite0 and MiniLM, locked; 14,000 photographs with captions (COCO); four testing sets of 160 px, two "
+    "choosing sets; labels: ImageNet's names with features made from the tower's classifier"
+)
+
 
 def _measure(options: StudyOptions) -> Measurements:
+    families = (*FAMILIES, *(MORE if options.scale == "full" else ()))
+    return _measured(options, "lixp-real", families, ROLES, VARIED if options.scale != "small" else {})
+
+
+def _measured(
+    options: StudyOptions, name: str, families: Sequence[Family], roles: Roles, varied: Mapping[str, Mapping[str, Any]]
+) -> Measurements:
     smoke = options.scale == "smoke"
-    data = open_data(options.data, smoke)
-    runner = ArmRunner(data, options.out / "runs" / "lixp-real")
-    found, chosen = Measurements(), dict[str, str]()
+    data = open_data(options.data, smoke, roles)
+    runner = ArmRunner(data, options.out / "runs" / name)
+    found, chosen, against = Measurements(), dict[str, str](), dict[str, str]()
     found.take(runner.heads(TOWER, HeadRecipe("none", steps=0), 0, "testing"))
     best: dict[str, HeadRecipe] = {}
-    steps = (5, 10) if smoke else STEPS
-    for family in (*FAMILIES, *(MORE if options.scale == "full" else ())):
-        family = _small(family) if smoke else family
-        chosen[family.name], best[family.name] = choose(runner, family.name, family.candidates(steps), found, 1)
-        for seed in range(min(options.seeds or family.seeds, family.seeds)):
-            found.take(runner.heads(family.name, best[family.name], seed, "testing"))
-    controls = {}
-    for family in FAMILIES:
-        if family.alphas:  # the baseline for as long as context was trained: another point of its own trade
-            longer = replace(best[family.name], alpha=None)
-            controls[family.name] = name = f"{family.against}, as long as with context"
-            chosen[name], seeds = f"{longer.steps} steps", 2 if smoke else family.seeds
-            for seed in range(min(options.seeds or seeds, seeds)):
-                found.take(runner.heads(name, longer, seed, "testing"))
-    for words, change in VARIED.items() if options.scale != "small" else ():
+    controls: dict[str, str] = {}
+    for family in map(_small, families) if smoke else families:
+        training, seeds = family.training(data.roles), min(options.seeds or family.seeds, family.seeds)
+        picked = choose(runner, family.name, family.candidates(), found, 1, training)
+        chosen[family.name], best[family.name] = picked
+        if family.against != TOWER:
+            against[family.name] = family.against
+        for seed in range(seeds):
+            found.take(runner.heads(family.name, best[family.name], seed, "testing", training))
+        # the baseline for as long as context was trained: another point of its own trade
+        if family.alphas and (longer := replace(best[family.name], alpha=None)) != best[family.against]:
+            controls[family.name] = control = f"{family.against}, as long as with context"
+            chosen[control] = f"{longer.steps} steps"
+            for seed in range(seeds):
+                found.take(runner.heads(control, longer, seed, "testing", training))
+    for words, change in varied.items():
         for name in ("MLP head", "MLP head, context"):
             recipe = replace(best[name], **change)
             pairs = best[name].steps * best[name].batch
             recipe = replace(recipe, steps=max(1, round(pairs / recipe.batch)))
             if recipe.alpha is not None or "tau" not in change:
                 found.take(runner.heads(f"{name}, {words}", recipe, 0, "testing"))
-    found.context.update(
-        chosen=chosen, controls=controls, testing=list(data.roles.testing), pools=list(data.roles.pools)
-    )
+    found.context.update(chosen=chosen, controls=controls, against=against, testing=list(data.roles.testing),
+                         pools=list(data.roles.pools))  # fmt: skip
     return found
 
 
 def _small(family: Family) -> Family:
     recipe = replace(family.recipe, width=16, hidden=32, batch=64)
-    return replace(family, recipe=recipe, alphas=family.alphas[:1], seeds=2)
+    return replace(family, recipe=recipe, alphas=family.alphas[:1], seeds=2, steps=(5, 10))
 
 
 def _form(found: Measurements) -> Formed:
@@ -119,7 +159,7 @@ def _form(found: Measurements) -> Formed:
     rows = [Row((TOWER, ""), {"arm": TOWER}), *(Row((name, chosen[name]), {"arm": name}) for name in chosen)]
     main = TableForm("What a head costs", ("arm", "chosen"), rows, _columns(sets, pools), missing="",
                      notes=tuple(_tests(found, sets)))  # fmt: skip
-    compared = [*_compared(chosen), *found.context["controls"].items()]
+    compared = _compared(found)
     gains = [Row((name, over), {"arm": name}, over={"arm": over}) for name, over in compared]
     gained = TableForm("Gains, paired by seed", ("arm", "over"), gains, _columns(sets, pools, "gain"), missing="")
     varied = [
@@ -147,10 +187,8 @@ def _columns(sets: tuple[str, ...], pools: Sequence[str], show: str = "mean") ->
     return columns
 
 
-def _compared(chosen: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for family in (*FAMILIES, *MORE):
-        if family.name in chosen and family.against != TOWER:
-            yield family.name, family.against
+def _compared(found: Measurements) -> list[tuple[str, str]]:
+    return [*found.context["against"].items(), *found.context["controls"].items()]
 
 
 def _gain(found: Measurements, name: str, over: str, sets: Sequence[str], measure: str) -> Paired:
@@ -160,7 +198,7 @@ def _gain(found: Measurements, name: str, over: str, sets: Sequence[str], measur
 
 def _tests(found: Measurements, sets: Sequence[str]) -> Iterator[str]:
     tested = []
-    for name, over in [*_compared(found.context["chosen"]), *found.context["controls"].items()]:
+    for name, over in _compared(found):
         for measure, places in (("few-shot", sets), ("R@10", found.context["pools"])):
             gain = _gain(found, name, over, places, measure)
             told = f"{name} over {over}, {measure}: {gain.summary().signed()}, up on {gain.up()} of {len(places)}"
@@ -192,3 +230,10 @@ def _choosing(found: Measurements) -> TableForm:
 
 
 real = TableStudy("lixp/real", _measure, _form, {"smoke": MADE, "small": WORLD, "full": WORLD})
+
+
+def _measure_variations(options: StudyOptions) -> Measurements:
+    return _measured(options, "lixp-variations", VARIATIONS, LIGHT, {})
+
+
+variations = TableStudy("lixp/variations", _measure_variations, _form, {"smoke": MADE, "small": LESS, "full": LESS})

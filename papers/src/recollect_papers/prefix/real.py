@@ -18,13 +18,20 @@ from torch import Tensor
 from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
 from recollect_papers.measurements import Measurements
 from recollect_papers.real.arms import ArmRunner
-from recollect_papers.real.data import LIGHT, FeatureSet, RealData, labelled, open_data
-from recollect_papers.real.heads import FeatureModel, FeaturePairs, HeadRecipe, fit, training_pairs
+from recollect_papers.real.data import LIGHT, FeatureSet, RealData, open_data
+from recollect_papers.real.heads import (
+    LABELS,
+    TEMPLATES,
+    FeatureModel,
+    FeaturePairs,
+    HeadRecipe,
+    fit,
+    training_pairs,
+)
 from recollect_papers.real.measure import by_name, recall
 from recollect_papers.study import StudyOptions
 
 KINDS = ("caption", "label")
-TEMPLATES = ("a photo of a {}.", "{}", "a picture of a {}", "there is a {} in this picture", "a close-up of a {}")
 _PREFIX_LENGTH = 0.1
 """About twice the deviation of an entry of a text's features."""
 
@@ -93,24 +100,12 @@ def with_kind(features: Float[Tensor, "n entries"], kinds: Sequence[int]) -> Flo
 
 
 def _pairs(data: RealData, arm: Arm) -> FeaturePairs:
-    captions = training_pairs(data, data.roles.training)
-    if not arm.labels:
-        return captions
-    labels, start = data.named(), len(captions.images)
-    rows = labelled(labels, "train")
-    texts = [template.format(labels.class_names[label]) for label in labels.labels[rows] for template in TEMPLATES]
-    owner = start + torch.arange(len(rows)).repeat_interleave(len(TEMPLATES))
-    classes = start + torch.from_numpy(labels.labels[rows])  # behind the captions, each of which is its own
-    features = torch.cat([captions.texts, data.texts(texts)])
-    if arm.prefix:
-        features = with_kind(features, [0] * len(captions.texts) + [1] * len(texts))
-    return FeaturePairs(
-        torch.cat([captions.images, labels.images[rows]]),
-        features,
-        torch.cat([captions.owner, owner]),
-        torch.cat([torch.arange(start), classes]),
-        (torch.arange(start + len(rows)) >= start).long(),
-    )
+    names = (*data.roles.training, LABELS) if arm.labels else data.roles.training
+    pairs = training_pairs(data, names)
+    if not arm.prefix:
+        return pairs
+    assert pairs.groups is not None
+    return replace(pairs, texts=with_kind(pairs.texts, pairs.groups[pairs.owner].tolist()))
 
 
 def _measure(options: StudyOptions) -> Measurements:

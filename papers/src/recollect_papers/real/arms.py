@@ -8,7 +8,7 @@ from typing import Any
 from recollect.core.progress import output
 from recollect_papers.measurements import Measurements
 from recollect_papers.real.data import RealData
-from recollect_papers.real.heads import FeatureModel, FeaturePairs, HeadRecipe, fit, training_pairs
+from recollect_papers.real.heads import LABELS, FeatureModel, FeaturePairs, HeadRecipe, fit, training_pairs
 from recollect_papers.real.measure import measure
 from recollect_papers.store import content_key, kept_or_made, slug
 
@@ -57,7 +57,7 @@ class ArmRunner:
     ) -> FeatureModel:
         """Train a recipe, or go on training a model; kept in a file, which other studies of the folder read too."""
         training = tuple(training or self.data.roles.training)
-        read = self.data.digest(*training)
+        read = self.data.digest(*_files(training))
         key = content_key(_FORMAT, asdict(recipe), seed, training, read, start and start.fingerprint)
         file = self.folder.parent / "models" / f"{key}.safetensors"
         return fit(self.pairs(training), recipe, seed, self.data, start, kept=file)
@@ -67,7 +67,7 @@ class ArmRunner:
         roles = self.data.roles
         training = tuple(training or roles.training)
         sets = roles.choosing if part == "choosing" else roles.testing
-        read = self.data.digest(*training, *sets)
+        read = self.data.digest(*_files(training), *sets)
         settings = [asdict(recipe), training, part, {name: list(splits) for name, splits in sets.items()}, read]
         return self.figures(
             arm, seed, settings,
@@ -75,9 +75,15 @@ class ArmRunner:
         )  # fmt: skip
 
 
+def _files(training: Sequence[str]) -> list[str]:
+    """Without labels, which are made of the captioned pictures and the tower's weights."""
+    return [name for name in training if name != LABELS]
+
+
 def choose(
-    runner: ArmRunner, arm: str, candidates: Mapping[str, HeadRecipe], found: Measurements, seeds: int
-) -> tuple[str, HeadRecipe]:
+    runner: ArmRunner, arm: str, candidates: Mapping[str, HeadRecipe], found: Measurements, seeds: int,
+    training: Sequence[str] = (),
+) -> tuple[str, HeadRecipe]:  # fmt: skip
     """The candidate with the best score on the choosing sets; every candidate's figures are added to ``found``.
 
     The score is the mean of few-shot accuracy (all shots and sets) and of R@10: what users do with such a model.
@@ -86,7 +92,7 @@ def choose(
     for name, recipe in candidates.items():
         called = f"{arm}: {name}"
         for seed in range(seeds):
-            found.take(runner.heads(called, recipe, seed, "choosing"))
+            found.take(runner.heads(called, recipe, seed, "choosing", training))
         few = at_choosing(runner.data, called)
         scores[name] = found.summary(few).mean + found.summary(pool_at(runner.data, called)).mean
     best = max(scores, key=scores.__getitem__)

@@ -34,6 +34,9 @@ EXAMPLES, QUERIES, WHOLE = 16, 300, 1000
 HELD_STYLES = ("noto", "fluent_flat", "openmoji_line")
 """Emoji styles that are never trained on."""
 
+CONCEPTS = 393
+"""To choose settings on; the split ``test`` of emoji has as many."""
+
 _TEXT_HEAD = 1  # no head is used
 
 
@@ -94,8 +97,12 @@ class RealData(Protocol):
     def classes(self, name: str) -> FeatureSet:
         """A sample of a labelled set, to classify: pictures of split ``train`` to learn from, and others."""
 
-    def concepts(self) -> FeatureSet:
-        """Emoji that no head is trained on, in many styles (``domains``); a class is a concept."""
+    def concepts(self, part: str = "testing") -> FeatureSet:
+        """Emoji that no head is trained on, in many styles (``domains``); a class is a concept.
+
+        Args:
+            part: ``testing``, or ``choosing`` for as many others to choose settings on.
+        """
 
     def named(self) -> FeatureSet:
         """Features of things that have names and no captions."""
@@ -173,15 +180,20 @@ class StarterData:
             self._sets[key] = self._read(name, (*self.roles.choosing.get(name, ()), *self.roles.testing.get(name, ())))
         return self._sets[key]
 
-    def concepts(self) -> FeatureSet:
-        """The test concepts of ``emoji``, those left out whose picture stands for another concept too."""
-        if "concepts" not in self._sets:
-            found = self._read("emoji?split=test&ambiguous=false", None)
+    def concepts(self, part: str = "testing") -> FeatureSet:
+        """Concepts of ``emoji``, those left out whose picture stands for another concept too.
+
+        Those of the split ``test``, or as many at random of the split ``train``, on which nothing is trained here.
+        """
+        key = f"concepts {part}"
+        if key not in self._sets:
+            split = "test" if part == "testing" else "train"
+            found = self._read(f"emoji?split={split}&ambiguous=false", None)
             names = sorted({captions[0] for captions in found.captions})
             numbers = {name: number for number, name in enumerate(names)}
             labels = np.array([numbers[captions[0]] for captions in found.captions])
-            self._sets["concepts"] = replace(found, labels=labels, class_names=tuple(names))
-        return self._sets["concepts"]
+            self._sets[key] = replace(found, labels=labels, class_names=tuple(names))
+        return self._sets[key]
 
     def named(self) -> FeatureSet:
         """Five features of each of ImageNet's 1,000 classes, made from the weights of the tower's own classifier.
@@ -209,6 +221,8 @@ class StarterData:
         source: Source = open_source(f"{file}?{filters}" if filters else str(file), split=None if filters else "all")
         names = tuple(source.class_names or ())
         if filters:  # there is one split, and domains are values of the source
+            if "split=train" in filters:
+                source = Subset(source, _some_concepts(source))
             domains = np.array([str(value) for value in source.values("domain")])
             locked = lock_source(self.encoder, source)
             return FeatureSet(
@@ -274,9 +288,9 @@ class MadeData:
         """The same."""
         return self.get("d")
 
-    def concepts(self) -> FeatureSet:
+    def concepts(self, part: str = "testing") -> FeatureSet:
         """Things of their own, in two styles."""
-        found = self.get("concepts")
+        found = self.get(f"concepts {part}")
         names = tuple(f"{name} of it" for name in found.class_names)
         captions = [(names[label],) for label in found.labels]
         domains = np.array(["noto", "twemoji"])[np.arange(len(found.labels)) % 2]
@@ -312,6 +326,14 @@ class MadeData:
     def digest(self, *names: str) -> str:
         """The same always."""
         return "made"
+
+
+def _some_concepts(source: Source, count: int = CONCEPTS) -> Int64[np.ndarray, " rows"]:
+    """Pictures of some concepts, drawn at random; a concept is a first caption."""
+    concepts = [source.texts(row)[0] for row in range(len(source))]
+    names = sorted(set(concepts))
+    taken = {names[each] for each in numpy_generator("concepts").permutation(len(names))[:count]}
+    return np.flatnonzero([concept in taken for concept in concepts])
 
 
 def _word(word: str) -> np.ndarray:

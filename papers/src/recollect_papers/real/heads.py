@@ -20,7 +20,7 @@ from recollect.core.files import atomic_path
 from recollect.core.types import Encoder, Kind
 from recollect.models.towers import ResidualMlp
 from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
-from recollect_papers.real.data import RealData
+from recollect_papers.real.data import RealData, labelled
 from recollect_papers.store import content_key
 
 ImageHead = Literal["none", "linear", "mlp", "residual"]
@@ -77,8 +77,17 @@ class FeaturePairs:
     groups: Int64[Tensor, " pictures"] | None = None
 
 
+LABELS = "labels"
+"""Stands for things that have names and no captions (`RealData.named`) among the names of training sets."""
+
+TEMPLATES = ("a photo of a {}.", "{}", "a picture of a {}", "there is a {} in this picture", "a close-up of a {}")
+"""Texts of a label."""
+
+
 def training_pairs(data: RealData, names: Sequence[str]) -> FeaturePairs:
-    """All captioned pictures of the training splits."""
+    """All captioned pictures of the training splits; with `LABELS` also those with names, behind them."""
+    if LABELS in names:
+        return _with_labels(training_pairs(data, [name for name in names if name != LABELS]), data)
     images, texts, owner, start = [], [], [], 0
     for name in names:
         found = data.get(name)
@@ -88,6 +97,20 @@ def training_pairs(data: RealData, names: Sequence[str]) -> FeaturePairs:
         owner += [start + place for place, row in enumerate(rows) for _ in found.captions[row]]
         start += len(rows)
     return FeaturePairs(torch.cat(images), data.texts(texts), torch.tensor(owner))
+
+
+def _with_labels(captions: FeaturePairs, data: RealData) -> FeaturePairs:
+    """Pictures with captions, each a class of its own, and then pictures with labels, as another group."""
+    labels, start = data.named(), len(captions.images)
+    rows = labelled(labels, "train")
+    texts = [template.format(labels.class_names[label]) for label in labels.labels[rows] for template in TEMPLATES]
+    return FeaturePairs(
+        torch.cat([captions.images, labels.images[rows]]),
+        torch.cat([captions.texts, data.texts(texts)]),
+        torch.cat([captions.owner, start + torch.arange(len(rows)).repeat_interleave(len(TEMPLATES))]),
+        torch.cat([torch.arange(start), start + torch.from_numpy(labels.labels[rows])]),
+        (torch.arange(start + len(rows)) >= start).long(),
+    )
 
 
 class ImageSide(nn.Module):
