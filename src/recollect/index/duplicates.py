@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int64, UInt64
@@ -18,10 +18,6 @@ from recollect.data.sources.images import BrokenImageError
 from recollect.index import annotations
 from recollect.index.rows import ROUNDING
 from recollect.index.same_picture import PreparedPicture, Sketches, near_identical
-
-if TYPE_CHECKING:
-    from recollect.index.index import Index
-
 
 HASH_BITS = 7
 """Pictures whose perceptual hashes differ in at most this many bits are compared by pixels."""
@@ -65,7 +61,7 @@ class Duplicates:
         return [id for group in self.near_identical for id in group[1:]]
 
 
-def find_duplicates(index: "Index", threshold: float) -> Duplicates:
+def find_duplicates(index: Any, threshold: float) -> Duplicates:
     """Compare the pictures of an index with one another; see `Index.duplicates`."""
     check_number("--threshold", threshold, above=0, most=1)
     facts = _Facts.read(index)
@@ -266,7 +262,7 @@ class _Facts:
     identical: tuple[tuple[str, ...], ...]
 
     @classmethod
-    def read(cls, index: "Index") -> "_Facts":
+    def read(cls, index: Any) -> "_Facts":
         rows = [row for table in index.store.scan(["id", "phash", "captions", "files"]) for row in table.to_pylist()]
         names = [
             dict.fromkeys(each["path"] or f"{each['source']}:{each['key']}" for each in row["files"]) for row in rows

@@ -2,17 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float32
 
 from recollect.index import annotations
 from recollect.index.filters import Filter
-
-if TYPE_CHECKING:
-    from recollect.index.index import Index
-
 
 FACETS = ("folder", "month", "camera", "label", "source")
 """Built-in facets. A folder's count includes the folders below it; a month is ``2022-07``."""
@@ -22,7 +18,7 @@ Arrangement = Literal["newest", "oldest", "name"]
 _COLUMN = {"folder": "folder", "month": "taken", "camera": "camera", "label": "labels", "source": "files"}
 
 
-def count_facets(index: "Index", names: Sequence[str], where: str | Filter | None) -> dict[str, list[tuple[str, int]]]:
+def count_facets(index: Any, names: Sequence[str], where: str | Filter | None) -> dict[str, list[tuple[str, int]]]:
     """See `Index.facets`."""
     columns = list(dict.fromkeys(_COLUMN[name] for name in names if name in _COLUMN))
     counts: dict[str, Counter[str]] = {name: Counter() for name in names}
@@ -44,7 +40,7 @@ def count_facets(index: "Index", names: Sequence[str], where: str | Filter | Non
     }  # fmt: skip
 
 
-def arranged(index: "Index", by: Arrangement, where: str | Filter | None = None) -> list[str]:
+def arranged(index: Any, by: Arrangement, where: str | Filter | None = None) -> list[str]:
     """Ids of all pictures, or of those that satisfy a filter, by date or file name; without a date they come last.
 
     Pictures of the same date or name stay in the order of the rows.
@@ -69,7 +65,7 @@ def arranged(index: "Index", by: Arrangement, where: str | Filter | None = None)
     return list(table["id"].take(order).to_pylist())
 
 
-def aspect_ratios(index: "Index") -> Float32[np.ndarray, " rows"]:
+def aspect_ratios(index: Any) -> Float32[np.ndarray, " rows"]:
     """Width over height of each picture in the order of `Index.ids`; 1 where unknown."""
     rows = (table.to_pydict() for table in index.scan(["id", "width", "height"]))
     sizes = (pair for each in rows for pair in zip(each["id"], each["width"], each["height"], strict=True))

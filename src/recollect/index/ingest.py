@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from recollect.index.samples import BLOCK, Failed, IngestOptions, IngestOutcome,
 
 if TYPE_CHECKING:
     from recollect.data.sources.columns import Columns
-    from recollect.index.index import Index
 
 _COMMIT = 16 * BLOCK  # rows of a commit, at most: what a kill can lose
 _EARLY, _LATER = 1.0, 0.1  # seconds between early commits, at least, and as a share of the time so far
@@ -71,7 +70,7 @@ class IngestReport:
 
 
 def ingest(
-    index: "Index",
+    index: Any,
     source: str | Path | Source,
     name: str = "",
     options: IngestOptions | None = None,
@@ -146,7 +145,7 @@ class _Writer:
         places: of this source.
     """
 
-    def __init__(self, index: "Index", options: IngestOptions, called: str) -> None:
+    def __init__(self, index: Any, options: IngestOptions, called: str) -> None:
         self.index, self.options, self.called, self.report = index, options, called, IngestReport()
         self.files: dict[str, dict[str, tuple[str, File]]] = {}
         self.ids: dict[str, bool] = {}
