@@ -12,7 +12,6 @@ from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
 from recollect.core.errors import UserError
 from recollect.evaluation.results import joint_identity, load_results
 from recollect.evaluation.tasks import catalogue
-from recollect.evaluation.zero_shot import UNLABELLED_METHODS
 from recollect_papers.peers.ape import ApeTrained
 from recollect_papers.peers.trained import ClipAdapter, TipAdapterF
 
@@ -74,17 +73,6 @@ def test_zero_shot_and_probe_write_their_figures(recollect, trained, shapes, tmp
     (probe,) = json.loads((tmp_path / "probe.json").read_text())
     assert probe["rows"][0]["value"] > 60
     assert probe["settings"]["pool"] == 36
-
-
-def test_what_reads_more_than_one_picture_stands_beside_the_plain_ensemble(recollect, trained, shapes, tmp_path):
-    words = ("evaluate", "zero-shot", trained[0], "--data", shapes)
-    done = recollect(*words, "--methods", "all", "--out", tmp_path / "zero.json")
-    (zero,) = json.loads((tmp_path / "zero.json").read_text())
-    assert [row.get("method") for row in zero["rows"]][1::2] == [None, *UNLABELLED_METHODS]
-    assert "prompt ensemble" in done.stdout
-    wrong = recollect(*words, "--methods", "tpt", check=False)
-    assert wrong.returncode == 2
-    assert all(word in wrong.stderr for word in ("--methods", "tpt", "trans-clip"))
 
 
 def test_a_suite_of_captioned_sets_reads_ones_own_copies(recollect, trained, pairs, tmp_path, monkeypatch):

@@ -76,9 +76,6 @@ class ZeroShot:
     data: Annotated[DataOptions, Arg(flat=True)] = field(default_factory=DataOptions)
     synonyms_column: Annotated[str | None, Arg(rare=True)] = None
     """Column of other names of a class: test the classes that have one under their names and under these."""
-    methods: Annotated[tuple[str, ...], Arg(metavar="METHOD")] = ()
-    """Methods to compare with that read all test images at once, without labels, or all; recollect-papers has
-    trans-clip and stat-a."""
 
     run = run_by("recollect.cli.evaluations:run_zero_shot")
 

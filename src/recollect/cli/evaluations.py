@@ -19,7 +19,6 @@ from recollect.cli.evaluate import (
 )
 from recollect.cli.fusion_encoder import name_with_index, reading, with_index
 from recollect.cli.parser import say, warn_unused
-from recollect.core.errors import user_errors
 from recollect.core.files import read_lines
 from recollect.core.paths import check_writable
 from recollect.core.places import model_name
@@ -42,7 +41,7 @@ from recollect.evaluation.retrieval import DIRECTIONS, Comparison, compare_metho
 from recollect.evaluation.tasks.catalogue import captioned_specs
 from recollect.evaluation.tasks.classification import ClassificationTask, Division
 from recollect.evaluation.tasks.opening import OpenedTasks, Selection, open_tasks
-from recollect.evaluation.zero_shot import UNLABELLED_METHODS, zero_shot
+from recollect.evaluation.zero_shot import zero_shot
 from recollect.models import load_model
 from recollect.models.dual import DualEncoder
 from recollect.models.parts import check_model_place
@@ -211,19 +210,12 @@ def print_figures(results: Sequence[Result], more: Mapping[str, str] = {}) -> No
 
 def run_zero_shot(options: ZeroShot) -> None:
     """Evaluate, print and write."""
-    methods = tuple(UNLABELLED_METHODS) if options.methods == ("all",) else tuple(dict.fromkeys(options.methods))
-    for name in methods:
-        check_choice(name, (*UNLABELLED_METHODS, "all"), "--methods")
     require_data(options.data, "support", command="zero-shot")
     check_models(options.model, "zero-shot")
     opened = open_data(options.data, "zero-shot", options.synonyms_column)
 
-    def evaluate(encoder: Encoder, task: ClassificationTask, **given: Any) -> Result:
-        with user_errors(task.name, ValueError):  # e.g. too few images for a method
-            return zero_shot(encoder, task, methods=methods, **given)
-
-    results = evaluate_each(options.model, [(task, task.query) for task in opened.tasks], evaluate)
-    print_figures(results, {"reads": "reads besides"} if methods else {})
+    results = evaluate_each(options.model, [(task, task.query) for task in opened.tasks], zero_shot)
+    print_figures(results)
     finish(options.model, results, opened.left_out)
 
 

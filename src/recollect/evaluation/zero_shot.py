@@ -1,16 +1,13 @@
-"""Zero-shot classification by CLIP's prompt ensemble, and by methods that read all test pictures at once."""
+"""Zero-shot classification by CLIP's prompt ensemble."""
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from recollect.classifiers.heads.base import softmax
-from recollect.classifiers.heads.calibration import calibration_error, expected_calibration_error
+from recollect.classifiers.heads.calibration import expected_calibration_error
 from recollect.classifiers.texts import learned_scale
-from recollect.core.plugins import Table
 from recollect.core.types import Encoder, Kind
-from recollect.core.validation import check_choice
 from recollect.evaluation.features import (
     FeatureCache,
     class_prompts,
@@ -22,14 +19,6 @@ from recollect.evaluation.tasks.classification import ClassificationTask
 
 _FEW = 5
 """Top-5 accuracy needs more classes."""
-
-
-UnlabelledMethod = Callable[[np.ndarray, np.ndarray, float], np.ndarray]
-"""From unit embeddings of all pictures (n, width), unit class texts (classes, width) and the model's scale to class
-probabilities (n, classes)."""
-
-UNLABELLED_METHODS: Table[UnlabelledMethod] = Table("unlabelled_methods")
-"""Packages add theirs (`recollect.core.plugins`); recollect-papers has TransCLIP and StatA."""
 
 
 def top_1(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -57,7 +46,6 @@ def zero_shot(
     seed: int = 0,
     prefix: Kind | None = None,
     cache: FeatureCache | None = None,
-    methods: Sequence[str] = (),
 ) -> Result:
     """Classify the query images of ``task`` by the nearest class text.
 
@@ -67,13 +55,8 @@ def zero_shot(
 
     Returns:
         Top-1 (with the expected calibration error ``ece`` at the model's scale), mean per-class accuracy, and top-5
-        with more than five classes, all in percent; then the first two for each of ``methods``.
-
-    Raises:
-        UserError: no such method.
+        with more than five classes, all in percent.
     """
-    for name in methods:
-        check_choice(name, UNLABELLED_METHODS, "--methods: method")
     texts = class_text_features(encoder, task, prefix)
     query = image_features(encoder, task.query, cache)
     scores = query.images @ texts.T
@@ -85,13 +68,6 @@ def zero_shot(
     ]
     if len(task.class_names) > _FEW:
         rows.append({"metric": "top-5", "value": _top_5(scores, query.labels)})
-    for name in methods:
-        probabilities = UNLABELLED_METHODS[name](query.images, texts, learned_scale(encoder))
-        labels = probabilities.argmax(axis=1)
-        error = 100 * calibration_error(probabilities.max(axis=1), labels == query.labels)
-        rows.append({"method": name, "metric": "top-1", "value": top_1(labels, query.labels), "ece": error})
-        rows.append({"method": name, "metric": "mean per class", "value": mean_per_class(labels, query.labels)})
     settings: dict[str, Any] = {"classes": len(task.class_names), "queries": len(query.labels), "prefix": prefix}
-    settings |= {"methods": list(methods)} if methods else {}
     settings |= content_of(encoder, task.query, asked=class_prompts(task))
     return Result("zero-shot", model, task.name, seed, rows, settings)

@@ -1,5 +1,6 @@
 """APE and APE-T: Tip-Adapter on the most discriminative channels (Zhu et al., 2023)."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,7 @@ def channel_scores(
     return -similarity_weight * pairs / number + (1 - similarity_weight) * texts.var(axis=0, ddof=1)
 
 
+@dataclass(eq=False, repr=False)
 class ApeClassifier(EmbeddingClassifier):
     """``scale f·W + alpha exp(-beta (1 - f'·F')) diag(exp(gamma KL(L | F'W'))) L`` on selected channels (APE, Eq. 7-9).
 
@@ -69,23 +71,13 @@ class ApeClassifier(EmbeddingClassifier):
         alpha_, beta_, gamma_: the values used.
     """
 
-    def __init__(
-        self,
-        text_features: Any = None,
-        alpha: float | None = None,
-        beta: float | None = None,
-        gamma: float | None = None,
-        channels: float = SHARE,
-        similarity_weight: float = SIMILARITY_WEIGHT,
-        scale: float = 100.0,
-    ) -> None:
-        self.text_features = text_features
-        self.alpha = alpha
-        self.beta = beta
-        self.gamma = gamma
-        self.channels = channels
-        self.similarity_weight = similarity_weight
-        self.scale = scale
+    text_features: Any = None
+    alpha: float | None = None
+    beta: float | None = None
+    gamma: float | None = None
+    channels: float = SHARE
+    similarity_weight: float = SIMILARITY_WEIGHT
+    scale: float = 100.0
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         _check_share(self.channels)
@@ -145,6 +137,7 @@ def _exactly(value: float) -> tuple[float, float]:
     return value, float(np.nextafter(value, np.inf))
 
 
+@dataclass(eq=False, repr=False)
 class ApeTrained(EmbeddingClassifier):
     """APE-T: a learned residual for each class on the most discriminative channels, added to its text and to its keys,
     and a learned weight for each example (Zhu et al., 2023, section 3.3, as in the public code).
@@ -162,27 +155,15 @@ class ApeTrained(EmbeddingClassifier):
         random_state: seed of the shuffling.
     """
 
-    def __init__(
-        self,
-        text_features: Any = None,
-        alpha: float | None = None,
-        beta: float | None = None,
-        channels: float = 0.5,
-        similarity_weight: float = 0.2,
-        scale: float = TEXT_SCALE,
-        epochs: int = 20,
-        learning_rate: float = 1e-3,
-        random_state: Any = 0,
-    ) -> None:
-        self.text_features = text_features
-        self.alpha = alpha
-        self.beta = beta
-        self.channels = channels
-        self.similarity_weight = similarity_weight
-        self.scale = scale
-        self.epochs = epochs
-        self.learning_rate = learning_rate
-        self.random_state = random_state
+    text_features: Any = None
+    alpha: float | None = None
+    beta: float | None = None
+    channels: float = 0.5
+    similarity_weight: float = 0.2
+    scale: float = TEXT_SCALE
+    epochs: int = 20
+    learning_rate: float = 1e-3
+    random_state: Any = 0
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         _check_share(self.channels)

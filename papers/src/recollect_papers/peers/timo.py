@@ -1,5 +1,6 @@
 """TIMO: prompts weighted by the shots, and discriminant analysis with prompts as samples (Li et al., 2025)."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ PROMPT_SHARES = (0.5, 1.0, 2.0)
 """Candidates of gamma and of the number of prompts (as a share of all)."""
 
 
+@dataclass(eq=False, repr=False)
 class Timo(Mixture):
     """``alpha f·W' + (f·W_g + b)``: prompts weighted by the examples, and examples extended by prompts.
 
@@ -34,17 +36,10 @@ class Timo(Mixture):
     weight_bounds = (1e-4, 1e4)
     default_weight = 100.0
 
-    def __init__(
-        self,
-        text_features: Any = None,
-        alpha: float | None = None,
-        gamma: float | None = None,
-        prompts: float | None = None,
-    ) -> None:
-        self.text_features = text_features
-        self.alpha = alpha
-        self.gamma = gamma
-        self.prompts = prompts
+    text_features: Any = None
+    alpha: float | None = None
+    gamma: float | None = None
+    prompts: float | None = None
 
     def _texts(self, support: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """The prompts (classes, prompts, width)."""

@@ -1,6 +1,7 @@
 """TIP-X: Tip-Adapter plus a cache of zero-shot distributions (Udandarao et al., 2023)."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ TIP_X_SCALE = 2.0
 """Inverse temperature of TIP-X's zero-shot distributions in the public code."""
 
 
+@dataclass(eq=False, repr=False)
 class TipX(EmbeddingClassifier):
     """Tip-Adapter plus a cache of similar zero-shot distributions (Udandarao et al., 2023, SuS-X).
 
@@ -32,19 +34,11 @@ class TipX(EmbeddingClassifier):
         scale: the model's factor of the text scores.
     """
 
-    def __init__(
-        self,
-        text_features: Any = None,
-        alpha: float | None = None,
-        beta: float | None = None,
-        gamma: float | None = None,
-        scale: float = 100.0,
-    ) -> None:
-        self.text_features = text_features
-        self.alpha = alpha
-        self.beta = beta
-        self.gamma = gamma
-        self.scale = scale
+    text_features: Any = None
+    alpha: float | None = None
+    beta: float | None = None
+    gamma: float | None = None
+    scale: float = 100.0
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         self.support_, self.labels_ = support, labels

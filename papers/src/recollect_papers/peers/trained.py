@@ -1,5 +1,6 @@
 """Heads trained by gradient descent: CLIP-Adapter and Tip-Adapter-F."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ def tensors(*arrays: np.ndarray) -> list[Tensor]:
     return [each.float() if each.is_floating_point() else each for each in found]
 
 
+@dataclass(eq=False, repr=False)
 class ClipAdapter(EmbeddingClassifier):
     """A residual bottleneck on the image embedding (Gao et al., 2023): ``norm(r MLP(f) + (1 - r) f)·W``.
 
@@ -39,23 +41,13 @@ class ClipAdapter(EmbeddingClassifier):
         random_state: seed of initial weights and shuffling.
     """
 
-    def __init__(
-        self,
-        text_features: Any = None,
-        ratio: float = 0.2,
-        epochs: int | None = None,
-        learning_rate: float = 2e-3,
-        batch: int = 32,
-        scale: float = TEXT_SCALE,
-        random_state: Any = 0,
-    ) -> None:
-        self.text_features = text_features
-        self.ratio = ratio
-        self.epochs = epochs
-        self.learning_rate = learning_rate
-        self.batch = batch
-        self.scale = scale
-        self.random_state = random_state
+    text_features: Any = None
+    ratio: float = 0.2
+    epochs: int | None = None
+    learning_rate: float = 2e-3
+    batch: int = 32
+    scale: float = TEXT_SCALE
+    random_state: Any = 0
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         shots = len(labels) / len(self.classes_)
@@ -88,6 +80,7 @@ class ClipAdapter(EmbeddingClassifier):
         return self.scale * adapted.numpy() @ self.texts_.T
 
 
+@dataclass(eq=False, repr=False)
 class TipAdapterF(EmbeddingClassifier):
     """Tip-Adapter whose keys are trained from the support embeddings (Zhang et al., 2022).
 
@@ -99,23 +92,13 @@ class TipAdapterF(EmbeddingClassifier):
         random_state: seed of the shuffling.
     """
 
-    def __init__(
-        self,
-        text_features: Any = None,
-        alpha: float = 1.0,
-        beta: float = 5.5,
-        epochs: int = 20,
-        learning_rate: float = 1e-3,
-        scale: float = TEXT_SCALE,
-        random_state: Any = 0,
-    ) -> None:
-        self.text_features = text_features
-        self.alpha = alpha
-        self.beta = beta
-        self.epochs = epochs
-        self.learning_rate = learning_rate
-        self.scale = scale
-        self.random_state = random_state
+    text_features: Any = None
+    alpha: float = 1.0
+    beta: float = 5.5
+    epochs: int = 20
+    learning_rate: float = 1e-3
+    scale: float = TEXT_SCALE
+    random_state: Any = 0
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         images, texts, own = tensors(support, self.texts_, labels)
