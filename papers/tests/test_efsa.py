@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from recollect.evaluation.results import Result
-from recollect.evaluation.retrieval import DIRECTIONS
 from recollect.models import build_model
 from recollect.models.transformers.encoder import quiet
 from recollect_papers import cli
@@ -55,10 +53,11 @@ def test_a_cell_is_mean_and_deviation_over_base_models(options):
     report = run("figure-1", replace(options, seeds=2))
     values = {}
     for path in searches(options.out):
-        for result in json.loads(path.read_text())["value"]:
-            for row in result["rows"] if list(result["settings"]["methods"]) == ["zero-shot"] else ():
-                if (row["metric"], row.get("direction"), row.get("k")) == ("recall", "text to image", 10):
-                    values.setdefault(row["domain"], []).append(row["value"])
+        found = json.loads(path.read_text())["value"]
+        if {at["method"] for at, _ in found} == {"zero-shot"}:
+            for at, value in found:
+                if at["measure"] == "R@10":
+                    values.setdefault(at["domain"], []).append(value)
     (row,) = report.tables[0].rows
     for place, domain in enumerate(DOMAINS):
         first, second = values[domain]
@@ -73,9 +72,9 @@ def test_base_models_and_searches_are_made_once(table_3, options):
     assert searches(options.out) == before
     run("figure-5", options)
     assert sorted((options.out / "runs").iterdir()) == runs
-    made = [json.loads(path.read_text())["value"][0] for path in searches(options.out) if path not in before]
-    methods = [result["settings"]["methods"] for result in made]
-    assert all(set(each) == {"zero-shot", "episode"} for each in methods)
+    made = [json.loads(path.read_text())["value"] for path in searches(options.out) if path not in before]
+    assert made
+    assert all({at["method"] for at, _ in found} == {"zero-shot", "episode"} for found in made)
 
 
 def is_drawn(options, report):
@@ -98,12 +97,11 @@ def asked(monkeypatch):
     def search(search, where, options):
         searches.append((search, where))
         draw = np.random.default_rng(len(searches))
-        rows = [
-            {"metric": "recall", "direction": DIRECTIONS[0], "method": method, "domain": domain, "k": k,
-             "value": float(draw.uniform(0, 50) + k)}
+        found = [
+            [{"method": method, "domain": domain, "measure": f"R@{k}"}, float(draw.uniform(0, 50) + k)]
             for method in search.methods for domain in DOMAINS for k in search.depths
         ]  # fmt: skip
-        return [[Result("retrieval", model, "pool", 0, rows)] for model in where.models]
+        return [found for _ in where.models]
 
     monkeypatch.setattr(efsa_tables, "searched", search)
     return searches

@@ -109,7 +109,7 @@ def test_lixp_trains_and_tests_on_ones_own(own, papers, tmp_path, monkeypatch):
 
 
 def test_what_is_tested_on_is_opened_before_anything_is_trained(own, papers, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(runs, "_results", lambda job, file, out: pytest.fail("trained"))
+    monkeypatch.setattr(runs, "_figures", lambda job, file, out: pytest.fail("trained"))
     options = StudyOptions("full", tmp_path, data=(f"{own}/one.csv",), workers=1)
     monkeypatch.setattr(opening, "suite", lambda name: (TinySet("gone", f"{own}/gone.csv"),))
     with pytest.raises(UserError, match="no set can be opened"):

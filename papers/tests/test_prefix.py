@@ -48,12 +48,12 @@ def table_4(options):
 def test_a_cell_is_the_mean_over_sets_of_the_result_files(table_4, options):
     captions = prefix_world(options).sources["captions"]
     values = {}
-    for path in (options.out / "runs").glob("*/results-*.json"):
+    for path in (options.out / "runs").glob("*/figures-*.json"):
         recipe = json.loads((path.parent / "recipe.json").read_text())
-        for result in json.loads(path.read_text())["value"]:
-            own = (recipe["data"]["labels"], recipe["data"]["captions"]) == (["glyphs:labels"], list(captions))
-            if own and result["settings"]["prefix"] == "caption":
-                values[result["data"]] = next(row["value"] for row in result["rows"] if row["metric"] == "top-1")
+        if (recipe["data"]["labels"], recipe["data"]["captions"]) == (["glyphs:labels"], list(captions)):
+            found = json.loads(path.read_text())["value"]
+            values |= {at["set"]: value for at, value in found
+                       if (at.get("read"), at["measure"]) == ("caption", "top-1")}  # fmt: skip
     unseen = [value for data, value in values.items() if "prompts" in data]
     assert len(unseen) == 15
     (row,) = (row for row in table_4.rows if row[:2] == ("IN-21K + CC-12M", "caption"))

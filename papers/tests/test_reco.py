@@ -5,15 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from recollect.data.sources.subset import Subset
 from recollect.evaluation.entities import harmonic_mean
 from recollect.index import Index
-from recollect.reco.block import FusionModule, FusionSettings
+from recollect.reco.block import FusionSettings
 from recollect_papers.engine import printed
-from recollect_papers.reco import bench as reco_bench
 from recollect_papers.reco import figures as reco_pictures
 from recollect_papers.reco.bench import FusionArm
 from recollect_papers.reco.glyphs import glyph_entities, glyph_tasks, memory_sources, training_sources
@@ -111,34 +109,6 @@ def test_shares_of_relevant_rows_are_counted_as_by_hand(bench):
         for sample, ids in zip(samples, found, strict=True):
             right += [names[id] == task.class_names[sample.label] for id in ids]
     assert shares["image", "cross"] == pytest.approx(100 * np.mean(right))
-
-
-def test_a_damaged_memory_or_fusion_of_a_study_is_made_again(bench, tmp_path, capsys, monkeypatch):
-    """One bit: the memory's vectors and the fusion's weights would give other figures without anyone noticing."""
-    few = (Subset(bench.memory[0], np.arange(6)),)
-
-    def train(recipe, model, pairs, out, resume):
-        torch.manual_seed(recipe.seed)
-        FusionModule(recipe.fusion).save(out / "model")
-
-    def made():
-        one = replace(bench, folder=tmp_path / "bench", training=few, memory=few)
-        return one.fusion(FusionArm()).fingerprint, one.memory_of()
-
-    monkeypatch.setattr(reco_bench, "train_fusion", train)
-
-    before, memory = made()
-    (weights,) = (tmp_path / "bench" / "fusions").glob("*/model/*.safetensors")
-    vectors = max(memory.rglob("*.lance"), key=lambda file: file.stat().st_size * file.is_file())
-    capsys.readouterr()
-    assert made() == (before, memory)
-    assert capsys.readouterr().err == ""
-    for file, said in ((weights, "model: damaged; it is made again"), (vectors, "this index is built again")):
-        whole = file.read_bytes()
-        file.write_bytes(whole[:-200] + bytes([whole[-200] ^ 1]) + whole[-199:])
-        assert made() == (before, memory)
-        assert capsys.readouterr().err.count(said) == 1
-    assert Index.open(memory).verify() == []
 
 
 def test_the_second_control_also_learns_from_what_the_pairs_find(bench):

@@ -65,7 +65,7 @@ class Row:
     """One arm.
 
     Attributes:
-        head: its first cells; ``{}`` in one is replaced by the figure at ``inset``.
+        head: its first cells.
         at: its part of the address; None for a row of the paper alone.
         printed: its name in the paper's table.
         over: what its gains are over, if not what the column says.
@@ -78,7 +78,6 @@ class Row:
     printed: str | None = None
     over: FigureAddress | None = None
     only: tuple[Show, ...] = ()
-    inset: FigureAddress | None = None
     spread: bool = True
 
 
@@ -128,9 +127,8 @@ class TableForm:
         titles += [f"paper: {title}" for title in self.paper.columns] if self.paper else []
         rows = []
         for row in self.rows:
-            inset = "" if row.inset is None else str(found.summary(row.inset))
-            head = [text.replace("{}", inset) if row.inset is not None else text for text in row.head]
-            rows.append((*head, *(self._cell(row, column, found) for column in self.columns), *self._paper_cells(row)))
+            cells = (self._cell(row, column, found) for column in self.columns)
+            rows.append((*row.head, *cells, *self._paper_cells(row)))
         return StudyTable(self.title, tuple(titles), tuple(rows), self.notes)
 
     def as_printed(self, title: str) -> StudyTable:

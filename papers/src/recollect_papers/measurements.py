@@ -1,7 +1,7 @@
 """Figures by address, one for each seed: what every table and figure of a study is a function of."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,11 +85,20 @@ class Measurements:
         if kept.setdefault(int(seed), float(value)) != float(value):
             raise ValueError(f"{dict(address)}, seed {seed}: measured twice, {kept[int(seed)]} and {value}")
 
+    def add_all(self, figures: Iterable[tuple[Mapping[str, str], float]], seed: int, **more: str) -> None:
+        """Keep figures with their addresses, with more in each address."""
+        for address, value in figures:
+            self.add({**address, **more}, seed, value)
+
     def take(self, other: "Measurements", **more: str) -> None:
         """Keep the figures of another, with more in their addresses."""
-        for address, values in other._figures.items():
-            for seed, value in values.items():
-                self.add({**dict(address), **more}, seed, value)
+        for address, seed, value in other.rows():
+            self.add({**address, **more}, seed, value)
+
+    def names(self, key: str, **at: str) -> list[str]:
+        """The values of ``key`` among the addresses that hold ``at``, in the order in which they were added."""
+        addresses = map(dict, self._figures)
+        return [*dict.fromkeys(each[key] for each in addresses if key in each and at.items() <= each.items())]
 
     def at(self, address: FigureAddress) -> dict[int, float]:
         """The figure of each seed, empty if not measured; with several values in a place of the address, their mean

@@ -2,21 +2,21 @@
 
 import shlex
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from recollect.cli.parser import Arg, warn
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, user_errors
 from recollect.core.files import read_json
 from recollect.core.paths import check_writable
 from recollect.core.places import public_place
 from recollect_papers.studies import STUDIES, find_study
-from recollect_papers.study import Scale, SearchSettings, StudyOptions
+from recollect_papers.study import StudyOptions
 
 
 @dataclass(frozen=True)
-class RunStudy:
+class RunStudy(StudyOptions):
     """Run a table or figure of a paper; without a name, list them.
 
     Training runs are kept under OUT/runs and are not repeated, so a study that was stopped goes on where it was and
@@ -25,21 +25,6 @@ class RunStudy:
 
     name: Annotated[str | None, Arg(place="PAPER/ITEM")] = None
     """Which study, e.g. lixp/table-4."""
-    scale: Scale = "smoke"
-    """smoke: minutes, shows that it runs; small: several seeds where an effect can be seen; full: the paper's."""
-    out: Path = Path("runs/studies")
-    """Folder for runs, results and reports."""
-    data: tuple[str, ...] = ()
-    """Training sources, for --scale full."""
-    suite: str | None = None
-    """Evaluation suite, for --scale full; the paper's own by default."""
-    entities: str | None = None
-    """Labelled source whose classes of split train count as seen, for reco/table-2 with --scale full."""
-    seeds: int | None = None
-    """Number of training seeds; the scale's own by default."""
-    workers: int | None = None
-    """Training runs side by side; one for each core on a CPU by default."""
-    search: Annotated[SearchSettings, Arg(rare=True)] = field(default_factory=SearchSettings)
     kept: Path | None = None
     """The JSON file that a figure's study left: draw OUT/PAPER-ITEM.png from it, and run nothing."""
 
@@ -56,56 +41,49 @@ class RunStudy:
                 listing.add_row(name, study.title)
             console.print(listing)
             return
-        if self.kept is not None:
-            self._draw(self.name, self.kept)
-            return
         for option, count in (("--seeds", self.seeds), ("--workers", self.workers)):
             if count is not None and count < 1:
                 raise UserError(f"{option} {count}: at least 1, or leave it out")
-        if self.scale != "full":
-            own = ("data",) if find_study(self.name).pictures else ()
-            self._warn_unused({"data", "suite", "entities", "search"}.difference(own), "needs --scale full")
+        study = find_study(self.name)
         check_writable(self.out, "--out")
-        options = StudyOptions(
-            self.scale, self.out, self.data, self.suite, self.entities, self.seeds, self.workers, self.search
-        )
-        report = replace(find_study(self.name).load()(options), command=self._command())
+        if self.kept is not None:
+            self._warn_unused({each.name for each in fields(self)} - {"name", "out", "kept"}, "--kept runs nothing")
+            console.print(f"figure: {self._draw(self.name, self.kept)}", highlight=False)
+            return
+        if self.scale != "full":
+            own = ("data",) if study.pictures else ()
+            self._warn_unused({"data", "suite", "entities", "search"}.difference(own), "needs --scale full")
+        report = replace(study.load()(self), command=self._command())
         path = report.save(self.out)
         console.print(f"World: {report.world}", highlight=False)
         for table in report.tables:
             table.show(console)
-        for remark in report.notes:
-            console.print(f"- {remark}", highlight=False)
-        for figure in report.figures:
-            console.print(f"figure: {self.out / figure}", highlight=False)
-        console.print(f"report: {path}", highlight=False)
+        lines = [f"- {remark}" for remark in report.notes]
+        lines += [f"figure: {self.out / figure}" for figure in report.figures]
+        console.print("\n".join([*lines, f"report: {path}"]), highlight=False)
 
-    def _draw(self, name: str, kept: Path) -> None:
+    def _draw(self, name: str, kept: Path) -> Path:
         """Draw a figure from what its study measured.
 
         Raises:
             UserError: the study is not a figure of numbers; the file belongs to another study, or lacks the points.
         """
-        from recollect.core.progress import output
         from recollect.evaluation.reports.plots import save_figure
         from recollect_papers.engine import TableStudy
         from recollect_papers.measurements import Measurements
 
-        self._warn_unused({each.name for each in fields(self)} - {"name", "out", "kept"}, "--kept runs nothing")
-        study = find_study(name).load()
+        study, report = find_study(name).load(), read_json(kept)
         if not isinstance(study, TableStudy) or study.draw is None:
             raise UserError(f"{name}: --kept draws figures of numbers, and this is none. Leave out --kept to run it.")
-        report = read_json(kept)
         if not isinstance(report, dict) or report.get("name") != name:
             raise UserError(f"{kept}: no report of {name}. Take the JSON file that `recollect-papers {name}` left.")
-        check_writable(self.out, "--out")
-        try:
+        with user_errors(
+            f"{kept}: does not hold all points of the figure; run the study once more", KeyError, ValueError
+        ):
             figure = study.draw(Measurements.from_json(report["measured"]))
-        except (KeyError, ValueError) as error:
-            raise UserError(f"{kept}: does not hold all points of the figure. Run the study once more.") from error
         path = self.out / f"{name.replace('/', '-')}.png"
         save_figure(figure, path)
-        output().print(f"figure: {path}", highlight=False)
+        return path
 
     def _warn_unused(self, options: Collection[str], why: str) -> None:
         """Warn about options that differ from their default although they have no effect here."""
@@ -115,9 +93,9 @@ class RunStudy:
 
     def _command(self) -> str:
         """The command that makes the same report elsewhere: files by name, and not where results go."""
-        elsewhere = replace(self, name=None, out=RunStudy.out, workers=None)
+        other = replace(self, name=None, out=RunStudy.out, workers=None, scale=RunStudy.scale)
         words = ["recollect-papers", str(self.name), "--scale", self.scale]
-        return shlex.join([*words, *_changed(replace(elsewhere, scale=RunStudy.scale), RunStudy(), "--")])
+        return shlex.join([*words, *_changed(other, RunStudy(), "--")])
 
 
 def _changed(value: Any, usual: Any, prefix: str) -> Iterator[str]:

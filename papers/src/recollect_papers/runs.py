@@ -1,14 +1,11 @@
 """Many trainings and evaluations, each made once and kept."""
 
-import json
 import multiprocessing
 import os
-import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,19 +17,16 @@ import torch
 from recollect.classifiers.heads.protocol import Protocol
 from recollect.classifiers.tuning import TUNING_METHODS
 from recollect.core import progress as reporting
-from recollect.core.files import locked, make_folder
 from recollect.core.progress import output, progress
 from recollect.core.types import Encoder, Kind
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.generated import is_generated
-from recollect.data.sources.images import note
 from recollect.data.sources.subset import Subset
 from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.few_shot import few_shot
 from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.results import Result
 from recollect.evaluation.retrieval import retrieval
-from recollect.evaluation.tables import tidy
 from recollect.evaluation.tasks.classification import ClassificationTask, Division
 from recollect.evaluation.tasks.opening import OpenedTasks, Purpose, Selection, open_tasks
 from recollect.evaluation.tasks.retrieval import RetrievalTask, retrieval_task
@@ -41,8 +35,9 @@ from recollect.evaluation.zero_shot import zero_shot
 from recollect.models import DualEncoder, load_model
 from recollect.training.loop import train
 from recollect.training.options import Recipe
+from recollect_papers.measurements import Measurements
 from recollect_papers.peers.tuning_methods import BoostingPrompts, CascadedPrompts, PromptSRC
-from recollect_papers.store import as_written, content, content_key, file_content, kept, kept_results
+from recollect_papers.store import alone_in, content, content_key, file_content, kept, kept_or_made
 
 
 @dataclass(frozen=True)
@@ -166,12 +161,10 @@ class Job:
         return run_folder(self.recipe, out)
 
     def results(self, out: Path) -> Path:
-        """The file of its results."""
+        """The file of its figures, by what decides them: neither the name nor the seed that they are paired by."""
         asked, teacher = self.evaluation, self.evaluation.tuning and self.evaluation.tuning.teacher
         tested = [*map(content, asked.sources), *(_training_content(teacher) if teacher else ())]
-        return (
-            self.folder(out) / f"results-{content_key(self.name, self.paired_seed, asdict(asked), tested, size=5)}.json"
-        )
+        return self.folder(out) / f"figures-{content_key(asdict(asked), tested, size=5)}.json"
 
     @property
     def paired_seed(self) -> int:
@@ -199,25 +192,10 @@ def _training_content(recipe: Recipe) -> list[str]:
 def made_once(recipe: Recipe, folder: Path) -> Path:
     """Train unless that was done already, continuing a stopped run; returns the model.
 
-    Two studies in one folder share their runs: the later one waits for what the other trains. A model that changed
-    since it was written is made again from its last checkpoint.
+    Two studies in one folder share their runs: the later one waits for what the other trains.
     """
     with alone_in(folder):
-        model = train(recipe, folder, resume=folder.exists())
-        if not as_written(model):
-            note(f"{model}: damaged; it is made again from its last checkpoint")
-            shutil.rmtree(model)
-            model = train(recipe, folder, resume=True)
-        return model
-
-
-@contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Wait until no other study makes what is kept in a folder."""
-    locks = folder.parent / ".locks"
-    make_folder(locks)
-    with locked(locks / folder.name, lambda: note(f"{folder.name}: another study makes it; this one waits")):
-        yield
+        return train(recipe, folder, resume=folder.exists())
 
 
 def with_seeds(arms: Mapping[str, Recipe], seeds: int, evaluation: StudyEvaluation) -> list[Job]:
@@ -225,8 +203,8 @@ def with_seeds(arms: Mapping[str, Recipe], seeds: int, evaluation: StudyEvaluati
     return [Job(name, replace(recipe, seed=seed), evaluation) for seed in range(seeds) for name, recipe in arms.items()]
 
 
-def run(jobs: Sequence[Job], out: Path, workers: int | None = None) -> list[Result]:
-    """Train and evaluate every job that is not there yet, and read all results.
+def run(jobs: Sequence[Job], out: Path, workers: int | None = None) -> Measurements:
+    """Train and evaluate every job that is not there yet; every job's figures by its name (``arm``) and seed.
 
     A study that was stopped goes on where it was, in the middle of a training too.
 
@@ -234,15 +212,18 @@ def run(jobs: Sequence[Job], out: Path, workers: int | None = None) -> list[Resu
         out: folder of the studies; jobs are kept in ``out/runs``.
         workers: processes side by side; by default one a core on a CPU, one on a GPU.
     """
-    calls = [(job, job.results(out), out) for job in jobs]
-    todo = [call for call in calls if kept(call[1]) is None]
+    files = {job: job.results(out) for job in jobs}
+    todo = [(job, file, out) for job, file in files.items() if kept(file) is None]
     for evaluation in dict.fromkeys(job.evaluation for job, *_ in todo):
         _open_first(evaluation)
     tunings = [job.evaluation.tuning for job, *_ in todo if job.evaluation.tuning is not None]
     for teacher in dict.fromkeys(each.teacher for each in tunings if each.teacher is not None):
         made_once(teacher, run_folder(teacher, out))
-    side_by_side(_results, todo, workers)
-    return [result for call in calls for result in _results(*call)]
+    side_by_side(_figures, todo, workers)
+    found = Measurements()
+    for job, file in files.items():
+        found.add_all(_figures(job, file, out), job.paired_seed, arm=job.name)
+    return found
 
 
 def side_by_side(make: Callable[..., Any], calls: Sequence[tuple[Any, ...]], workers: int | None) -> None:
@@ -280,40 +261,57 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _results(job: Job, file: Path, out: Path) -> list[Result]:
-    """The results of a job; trained and measured now if its file is not there."""
+def _figures(job: Job, file: Path, out: Path) -> list[Any]:
+    """The figures of a job with their addresses; trained and measured now if its file is not there."""
 
-    def make() -> list[Result]:
-        folder, asked = job.folder(out), job.evaluation
-        model = load_model(made_once(job.recipe, folder))
-        cache = FeatureCache(folder / "features") if len(asked.prefixes) > 1 else None
+    def make() -> list[Any]:
+        model = load_model(made_once(job.recipe, job.folder(out)))
+        asked = job.evaluation
+        cache = FeatureCache(job.folder(out) / "features") if len(asked.prefixes) > 1 else None
         tuning = asked.tuning.request(out) if asked.tuning else None
-        found = evaluate_runs(model, job.name, job.paired_seed, asked, cache, tuning)
-        return sorted(found, key=lambda result: result.file_name)
+        return figures_of(evaluate_runs(model, asked, cache, tuning))
 
-    return kept_results(file, make)
+    return kept_or_made(file, make)
+
+
+_OWN_METRIC = {"few-shot": "accuracy", "probe": "accuracy of the probe"}
+"""What protocols measure in each set's own metric."""
+
+
+def figures_of(results: Iterable[Result]) -> list[Any]:
+    """Every figure of some results with its address, ``[address, value]``; of several draws the mean.
+
+    An address has the set, the measure, and what else a row says: method, shots, domain, direction, prefix (``read``).
+    The number of classes of a set is a figure too.
+    """
+    values: dict[tuple[tuple[str, str], ...], list[float]] = {}
+    for result in results:
+        read = {"read": str(result.settings["prefix"])} if result.settings.get("prefix") else {}
+        if "classes" in result.settings:
+            values[("set", result.data), ("measure", "classes")] = [float(result.settings["classes"])]
+        for row in result.rows:
+            measure = f"R@{row['k']}" if row["metric"] == "recall" else str(row["metric"])
+            at = {"set": result.data, "measure": _OWN_METRIC.get(result.protocol, measure), **read}
+            at |= {key: f"{row[key]}" for key in ("method", "shots", "domain", "direction") if key in row}
+            values.setdefault(tuple(at.items()), []).append(float(row["value"]))
+    return [[dict(address), float(np.mean(each))] for address, each in values.items()]
 
 
 def evaluate_runs(
-    model: Encoder,
-    name: str,
-    seed: int,
-    evaluation: StudyEvaluation,
-    cache: FeatureCache | None = None,
-    tuning: TuningRequest | None = None,
+    model: Encoder, evaluation: StudyEvaluation, cache: FeatureCache | None = None, tuning: TuningRequest | None = None
 ) -> list[Result]:
     """All results of one model."""
-    results, common = list[Result](), {"model": name, "seed": seed, "cache": cache}
+    results = list[Result]()
     readings = evaluation.prefixes if model.prefixes else (None,)
     for what in ("zero-shot", "synonyms"):
         for task in evaluation.tasks(what).tasks:
             asked = replace(evaluation.asked(task), templates=task.templates[:: evaluation.templates])
-            results += [zero_shot(model, asked, prefix=each, **common) for each in readings]  # type: ignore[arg-type]
+            results += [zero_shot(model, asked, prefix=each, cache=cache) for each in readings]
     for spec in evaluation.retrieval:
         pool = _pool(spec)
-        results += [retrieval(model, pool, prefix=each, **common) for each in readings]  # type: ignore[arg-type]
+        results += [retrieval(model, pool, prefix=each, cache=cache) for each in readings]
     for task in evaluation.tasks("probe").tasks:
-        results.append(linear_probe(model, evaluation.asked(task), task.metric, **common))  # type: ignore[arg-type]
+        results.append(linear_probe(model, evaluation.asked(task), task.metric, cache=cache))
     protocol = Protocol(evaluation.methods, evaluation.shots, tuple(range(evaluation.draws)))
     for task in map(evaluation.asked, evaluation.tasks("few-shot").tasks[: evaluation.most_sets]):
         fewest = np.bincount(task.support.labels, minlength=len(task.class_names)).min()
@@ -321,7 +319,7 @@ def evaluate_runs(
         settings = replace(
             protocol, metric=task.metric, short_classes="refuse" if fewest >= protocol.shots[-1] else "all"
         )
-        results.append(few_shot(model, task, settings, tuning=tuning, **common))  # type: ignore[arg-type]
+        results.append(few_shot(model, task, settings, tuning=tuning, cache=cache))
     return results
 
 
@@ -338,16 +336,3 @@ def _open_first(evaluation: StudyEvaluation) -> None:
             output().print(f"left out: {reason}", style="yellow", highlight=False, soft_wrap=True)
     for spec in evaluation.retrieval:
         _pool(spec)
-
-
-def frames(results: Iterable[Result]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Few-shot and zero-shot results as tidy frames; of zero-shot only the top-1."""
-    frame = tidy(results)
-    few, zero = (frame[frame["protocol"] == protocol] for protocol in ("few-shot", "zero-shot"))
-    return few, zero[zero["metric"] == "top-1"] if len(zero) else zero
-
-
-def metrics(job: Job, out: Path) -> pd.DataFrame:
-    """The logged steps of a job's training."""
-    lines = (job.folder(out) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return pd.DataFrame([json.loads(line) for line in lines])

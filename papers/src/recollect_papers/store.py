@@ -3,24 +3,19 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from recollect.core.content import content_hash
 from recollect.core.errors import UserError
-from recollect.core.files import read_json, write_json, write_text
+from recollect.core.files import locked, make_folder, read_json, write_json
 from recollect.core.types import Kind
 from recollect.data.sources import open_source
-from recollect.data.sources.address import parse_address
 from recollect.data.sources.generated import is_generated
 from recollect.data.sources.images import note
-from recollect.evaluation.results import RESULT_FORMAT, Result
-
-_NAMING = (".csv", ".tsv", ".jsonl")
-"""Tables that may name pictures elsewhere, so that their own stamp does not tell whether a sample changed."""
 
 
 def content_key(*parts: Any, size: int = 8) -> str:
@@ -33,28 +28,15 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
 
 
+@lru_cache(maxsize=256)
 def content(spec: str, split: str | None = "all", kind: Kind | None = None) -> str:
-    """A digest of a source's content: changes whenever a sample changes, wherever the files are.
-
-    The content of a generated source is its address, which decides every sample. A source is hashed once per process
-    unless its files were touched.
+    """A digest of a source's content, computed once per process: changes whenever a sample changes, wherever the files
+    are. The content of a generated source is its address, which decides every sample.
 
     Raises:
         UserError: the source does not exist.
     """
-    if is_generated(spec):
-        return spec
-    path = Path(parse_address(spec).place).expanduser()
-    if path.suffix.lower() in _NAMING:
-        return _content.__wrapped__(spec, split, kind, ())
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    facts = [file.stat() for file in files]
-    return _content(spec, split, kind, tuple((each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in facts))
-
-
-@lru_cache(maxsize=256)
-def _content(spec: str, split: str | None, kind: Kind | None, stamp: tuple[tuple[int, ...], ...]) -> str:
-    return open_source(spec, split=split, kind=kind).fingerprint
+    return spec if is_generated(spec) else open_source(spec, split=split, kind=kind).fingerprint
 
 
 def file_content(path: str | Path) -> str:
@@ -85,22 +67,10 @@ def kept_or_made(path: Path, make: Callable[[], Any]) -> Any:
     return value
 
 
-def kept_results(path: Path, make: Callable[[], list[Result]]) -> list[Result]:
-    """`kept_or_made` for results.
-
-    Raises:
-        UserError: the file was written by another version.
-    """
-    found = kept_or_made(path, lambda: json.loads(json.dumps([result.as_json() for result in make()])))
-    if any(each.get("format") != RESULT_FORMAT for each in found):
-        raise UserError(f"{path}: was written by another version. Remove it, and the study makes it again.")
-    return [Result(**{key: value for key, value in each.items() if key != "format"}) for each in found]
-
-
-def as_written(model: Path) -> bool:
-    """Whether a run's model is unchanged since the first call, by the digest kept with it."""
-    digest = model.with_name(".model.digest")
-    now = content_hash(sorted(file for file in model.rglob("*") if file.is_file()))
-    if not digest.exists():
-        write_text(digest, now)
-    return digest.read_text(encoding="utf-8") == now
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Wait until no other study makes what is kept in a folder."""
+    locks = folder.parent / ".locks"
+    make_folder(locks)
+    with locked(locks / folder.name, lambda: note(f"{folder.name}: another study makes it; this one waits")):
+        yield

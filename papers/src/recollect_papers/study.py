@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from recollect.cli.parser import Arg
 from recollect.core.files import write_json, write_text
 from recollect.efsa.options import EpisodeOptions
 from recollect_papers.efsa.options import CaptionCorruption, RewardOptions, TuningOptions
@@ -53,16 +54,23 @@ class SearchSettings:
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """How a study is run; the options of `recollect_papers.run_study.RunStudy`."""
+    """How a study is run."""
 
-    scale: Scale
-    out: Path
+    scale: Scale = "smoke"
+    """smoke: minutes, shows that it runs; small: several seeds where an effect can be seen; full: the paper's."""
+    out: Path = Path("runs/studies")
+    """Folder for runs, results and reports."""
     data: tuple[str, ...] = ()
+    """Training sources, for --scale full."""
     suite: str | None = None
+    """Evaluation suite, for --scale full; the paper's own by default."""
     entities: str | None = None
+    """Labelled source whose classes of split train count as seen, for reco/table-2 with --scale full."""
     seeds: int | None = None
+    """Number of training seeds; the scale's own by default."""
     workers: int | None = None
-    search: SearchSettings = field(default_factory=SearchSettings)
+    """Training runs side by side; one for each core on a CPU by default."""
+    search: Annotated[SearchSettings, Arg(rare=True)] = field(default_factory=SearchSettings)
 
 
 @dataclass(frozen=True)

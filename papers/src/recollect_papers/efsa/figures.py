@@ -20,10 +20,13 @@ from recollect.index import Hits
 from recollect.index.source import source_index
 from recollect_papers.efsa.tables import (
     ABLATED,
+    AVERAGE,
     DEPTHS,
     Differs,
+    arms_of,
     ask,
     domains_of,
+    form_arms,
     held_out_note,
     measurements,
     notes_of,
@@ -54,19 +57,16 @@ _Picture = tuple[ImageLike, bool]
 
 @dataclass(frozen=True)
 class Answer:
-    """What one base model finds for a query before and after its episode.
+    """What one base model finds for a query: the first images, and the rank of the first true match.
 
     Attributes:
-        zero_shot, episode: the first images.
-        zero_shot_rank, episode_rank: of the first true match.
+        found, ranks: before and after the query's episode.
         truth: a true match.
     """
 
     query: str
-    zero_shot: tuple[_Picture, ...]
-    episode: tuple[_Picture, ...]
-    zero_shot_rank: int
-    episode_rank: int
+    found: tuple[Sequence[_Picture], Sequence[_Picture]]
+    ranks: tuple[int, int]
     truth: _Picture
 
 
@@ -89,43 +89,26 @@ def answered(where: EfsaWorld, options: StudyOptions, search: SearchRun) -> list
 
 def _answer(task: RetrievalTask, text: int, before: Hits, after: Hits) -> Answer:
     true = {str(image) for image in task.matches[text]}
-    first, other = (
-        tuple((hit.picture.read(), hit.id in true) for hit in hits[:SHOWN]) for hits in (before, after)
-    )  # fmt: skip
-    truth = (task.images[task.matches[text][0]].image, True)
-    return Answer(before.query, first, other, first_match(before, true), first_match(after, true), truth)
+    first, other = ([(hit.picture.read(), hit.id in true) for hit in hits[:SHOWN]] for hits in (before, after))
+    truth = task.images[task.matches[text][0]].image, True
+    return Answer(before.query, (first, other), (first_match(before, true), first_match(after, true)), truth)
 
 
-def examples(shown: Sequence[tuple[str, Mapping[str, Sequence[_Picture]]]]) -> Figure:
+def examples(axes: np.ndarray, shown: Sequence[tuple[str, str, Sequence[_Picture]]]) -> None:
     """A row of pictures for each query and method; true matches are framed in green, the others in red."""
-    methods = list(shown[0][1])
-    most = max(len(images) for _, found in shown for images in found.values())
-    figure, axes = plots.new_figure(columns=most, rows=len(methods) * len(shown), width=1.25, height=1.6)
-    for axis in axes.flat:
-        empty(axis)
-    for number, (query, found) in enumerate(shown):
-        for line, method in enumerate(methods):
-            row = axes[number * len(methods) + line]
-            for axis, picture in zip(row, found[method], strict=False):
-                framed(axis, *picture)
-            row[0].set_ylabel(method, fontsize=8)
-        _words(axes[number * len(methods)][0], fill(query, 21 * most))
-    return figure
-
-
-def zero_shot_examples(shown: Sequence[Answer], recalls: Mapping[str, Mapping[int, Summary]]) -> Figure:
-    """Top: what was found first and what should have been; below: recall at 1, 5, 10 of each domain (Fig. 1)."""
-    figure = Figure(figsize=(7.6, 4.8), layout="constrained", dpi=150)
-    halves = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.1, 1.0))
-    axes = halves[0, 0].subplots(1, max(1, 2 * len(shown)), squeeze=False)[0]
-    for axis in axes:
-        empty(axis)
-    for number, each in enumerate(shown):
-        for place, picture in enumerate((each.zero_shot[0], each.truth)):
-            framed(axes[2 * number + place], *picture)
-        _words(axes[2 * number], fill(each.query, 40))
-    grouped(halves[1, 0].subplots(), recalls)
-    return figure
+    before = ""
+    for row, (query, method, found) in zip(axes, shown, strict=True):
+        for axis in row:
+            empty(axis)
+        for axis, picture in zip(row, found, strict=False):
+            framed(axis, *picture)
+        row[0].set_ylabel(method, fontsize=8)
+        if query != before:  # above the row; an empty title keeps the height free without making the axis wider
+            text = fill(query, 21 * len(row))
+            row[0].set_title(" " + "\n" * (1 + text.count("\n")), fontsize=7)
+            place = {"xycoords": "axes fraction", "fontsize": 6.5, "va": "bottom"}
+            row[0].annotate(text, (0, 1.04), **place).set_in_layout(False)
+        before = query
 
 
 def grouped(axis: Axes, recalls: Mapping[str, Mapping[int, Summary]]) -> None:
@@ -145,48 +128,11 @@ def grouped(axis: Axes, recalls: Mapping[str, Mapping[int, Summary]]) -> None:
     axis.legend(frameon=False, fontsize=8)
 
 
-def bars(panels: Mapping[str, Mapping[str, Mapping[int, Summary]]]) -> Figure:
-    """A panel for each domain, in it a colour for each method (Fig. 4)."""
-    figure, axes = plots.new_figure(columns=len(panels), width=3.2, height=2.7)
-    for axis, (domain, recalls) in zip(axes[0], panels.items(), strict=True):
-        grouped(axis, recalls)
-        axis.set_title(domain)
-    for axis in axes[0][1:]:
-        axis.set_ylabel("")
-        axis.legend().set_visible(False)
-    _say_models(figure, next(iter(next(iter(panels.values())).values()))[DEPTHS[0]])
-    return figure
-
-
-def curves(
-    panels: Mapping[int, Mapping[str, Sequence[Summary]]], places: Sequence[str], label: str
-) -> Figure:  # fmt: skip
-    """A panel for each R@k, in it a line for each domain over ``places`` (Figures 5 and 6)."""
-    figure, axes = plots.new_figure(columns=len(panels), width=3.1, height=2.8)
-    ticks = list(range(len(places)))
-    for axis, (k, lines) in zip(axes[0], panels.items(), strict=True):
-        for (domain, values), colour in zip(lines.items(), plots.LINE_COLOURS, strict=False):
-            error_line(axis, ticks, values, colour, domain)
-        axis.set_xticks(ticks, places)
-        axis.set_xlabel(label)
-        axis.set_title(f"R@{k}")
-        axis.set_ylim(bottom=0)
-    axes[0, 0].set_ylabel("text to image (%)")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), frameon=False)
-    _say_models(figure, next(iter(next(iter(panels.values())).values()))[0])
-    return figure
-
-
-def _say_models(figure: Figure, one: Summary) -> None:
+def _say_models(figure: Figure, found: Measurements) -> None:
     """What the bars of its figures are."""
-    plots.say_beneath(figure, f"bars: std over {one.count} base models" if one.count > 1 else "one base model")
-
-
-def _words(axis: Axes, text: str) -> None:
-    """Write above an axis without making it wider; an empty title keeps the height free."""
-    axis.set_title(" " + "\n" * (1 + text.count("\n")), fontsize=7)
-    axis.annotate(text, (0, 1.04), xycoords="axes fraction", fontsize=6.5, va="bottom").set_in_layout(False)
+    arm = {"arm": found.context["arms"][0]} if "arms" in found.context else {}
+    count = summary_at(found, "zero-shot", AVERAGE, DEPTHS[0], **arm).count
+    plots.say_beneath(figure, f"bars: std over {count} base models" if count > 1 else "one base model")
 
 
 # --- The paper's figures ----------------------------------------------------------------------------------------------
@@ -202,14 +148,17 @@ def figure_1(options: StudyOptions) -> StudyReport:
     search = SearchRun(("zero-shot",), where.methods, where.captions[0], "single", where.data)
     found = measurements(searched(search, where, options))
     domains = answered(where, options, search)[:3]
-    wrong = [[each for each in answers if 1 < each.zero_shot_rank <= 5][:1] for answers in domains]
-    shown = [each for few in wrong for each in few]
-    bars_of = {domain: _depths(found, "zero-shot", domain) for domain in found.context["domains"]}
+    wrong = [next((each for each in answers if 1 < each.ranks[0] <= 5), None) for answers in domains]
+    shown = [(each.query, "found, right", [each.found[0][0], each.truth]) for each in wrong if each is not None]
+    figure = Figure(figsize=(7.6, 3.0 + 1.9 * len(shown)), layout="constrained", dpi=150)
+    parts = figure.subfigures(1 + bool(shown), 1, squeeze=False, height_ratios=[1.9 * len(shown)] * bool(shown) + [3.0])
+    grouped(parts[-1, 0].subplots(), {each: _depths(found, "zero-shot", each) for each in found.context["domains"]})
+    if shown:
+        examples(parts[0, 0].subplots(len(shown), SHOWN, squeeze=False), shown)
     title, rows = "Figure 1. Zero-shot, every domain by itself", {"zero-shot": {"method": "zero-shot"}}
     form = recall_form(title, "method", rows, found, notes_of(where, "nothing")[:1])
     form = replace(form, columns=[column for column in form.columns if column.show != "gain"])
     note = "examples: found first (red) and a true match (green), of queries with a true match at ranks 2 to 5"
-    figure = zero_shot_examples(shown, bars_of)
     return report("efsa/figure-1", options, WORLDS_BY_SCALE, figure, [form.fill(found)], [note], found)
 
 
@@ -218,16 +167,19 @@ def figure_3(options: StudyOptions) -> StudyReport:
     where = efsa_world(options)
     search = SearchRun(ABLATED, where.methods, where.captions[0], "merged", where.data)
     (answers,) = answered(where, options, search)
-    better = [each for each in answers if each.episode_rank == 1 < each.zero_shot_rank]
-    worse = [each for each in answers if each.zero_shot_rank == 1 < each.episode_rank]
+    better = [each for each in answers if each.ranks[1] == 1 < each.ranks[0]]
+    worse = [each for each in answers if each.ranks[0] == 1 < each.ranks[1]]
     chosen = [*better[:2], *worse[:1]] or answers[:2]
-    shown = [(each.query, {"zero-shot": each.zero_shot, "EFSA": each.episode}) for each in chosen]
+    shown = [(each.query, method, found) for each in chosen
+             for method, found in zip(("zero-shot", "EFSA"), each.found, strict=True)]  # fmt: skip
+    figure, axes = plots.new_figure(columns=SHOWN, rows=len(shown), width=1.25, height=1.6)
+    examples(axes, shown)
     note = (
         f"an episode brings a true match to the first rank for {len(better)} of {len(answers)} queries and drives one "
         f"from it for {len(worse)}; shown: the first two of the one kind, the first of the other"
     )
     first = () if len(where.models) == 1 else (f"of the first base model of {len(where.models)}",)
-    return report("efsa/figure-3", options, WORLDS_BY_SCALE, examples(shown), (), (note, *first))
+    return report("efsa/figure-3", options, WORLDS_BY_SCALE, figure, (), (note, *first))
 
 
 _KINDS = {"zero-shot": "zero-shot", "all parameters": "episode-full", "low-rank adapters": "episode"}
@@ -242,12 +194,17 @@ def _measure_4(options: StudyOptions) -> Measurements:
 
 
 def _draw_4(found: Measurements) -> Figure:
-    return bars(
-        {
-            domain: {name: _depths(found, method, domain) for name, method in _KINDS.items()}
-            for domain in domains_of(found)
-        }
-    )
+    """A panel for each domain, in it a colour for each method."""
+    domains = domains_of(found)
+    figure, axes = plots.new_figure(columns=len(domains), width=3.2, height=2.7)
+    for axis, domain in zip(axes[0], domains, strict=True):
+        grouped(axis, {name: _depths(found, method, domain) for name, method in _KINDS.items()})
+        axis.set_title(domain)
+        if axis is not axes[0, 0]:
+            axis.set_ylabel("")
+            axis.legend().set_visible(False)
+    _say_models(figure, found)
+    return figure
 
 
 def _form_4(found: Measurements) -> Formed:
@@ -296,27 +253,28 @@ def _over(
     return together(each, label=label, notes=notes, remarks=list(remarks))
 
 
-def _places(found: Measurements) -> dict[str, dict[str, str]]:
-    """Zero-shot as the first place, then every arm."""
-    arms = found.context["arms"]
-    rows = {"zero-shot": {"arm": arms[0], "method": "zero-shot"}}
-    return rows | {name: {"arm": name, "method": "episode"} for name in arms}
-
-
 def _draw_over(found: Measurements) -> Figure:
-    rows = _places(found)
-    panels = {
-        k: {domain: [summary_at(found, at["method"], domain, k, arm=at["arm"]) for at in rows.values()]
-            for domain in domains_of(found)}
-        for k in DEPTHS
-    }  # fmt: skip
-    return curves(panels, list(rows), found.context["label"])
+    """A panel for each R@k, in it a line for each domain over the arms (Figures 5 and 6)."""
+    figure, axes = plots.new_figure(columns=len(DEPTHS), width=3.1, height=2.8)
+    rows, domains = arms_of(found), domains_of(found)
+    for axis, k in zip(axes[0], DEPTHS, strict=True):
+        for domain, colour in zip(domains, plots.LINE_COLOURS, strict=False):
+            values = [summary_at(found, at["method"], domain, k, arm=at["arm"]) for at in rows.values()]
+            error_line(axis, range(len(rows)), values, colour, domain)
+        axis.set_xticks(range(len(rows)), list(rows))
+        axis.set_xlabel(found.context["label"])
+        axis.set_title(f"R@{k}")
+        axis.set_ylim(bottom=0)
+    axes[0, 0].set_ylabel("text to image (%)")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), frameon=False)
+    _say_models(figure, found)
+    return figure
 
 
 def _form_over(found: Measurements, number: int) -> Formed:
     label = found.context["label"]
-    form = recall_form(f"Figure {number}. EFSA over {label}", label, _places(found), found, found.context["notes"])
-    return [form.fill(found)], tuple(found.context["remarks"])
+    return form_arms(found, f"Figure {number}. EFSA over {label}", label)
 
 
 figure_5 = TableStudy("efsa/figure-5", _measure_5, partial(_form_over, number=5), WORLDS_BY_SCALE, _draw_over)

@@ -11,14 +11,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from recollect.efsa.options import EpisodeOptions
 from recollect.evaluation.pools import PoolKind
-from recollect.evaluation.results import Result, Summary
-from recollect.evaluation.retrieval import DIRECTIONS
+from recollect.evaluation.results import Summary
 from recollect.objectives import Base
-from recollect_papers.efsa.world import TRUE, WORLDS_BY_SCALE, Captions, EfsaWorld, SearchRun, efsa_world, searched
+from recollect_papers.efsa.world import (
+    TRUE,
+    WORLDS_BY_SCALE,
+    Captions,
+    EfsaWorld,
+    Figures,
+    SearchRun,
+    efsa_world,
+    searched,
+)
 from recollect_papers.engine import Column, Formed, Printed, Row, TableForm, TableStudy, printed
 from recollect_papers.measurements import Measurements
 from recollect_papers.study import StudyOptions, over
@@ -38,25 +44,16 @@ _NAMES = {
 ABLATED = ("zero-shot", "episode")
 
 
-def measurements(found: Sequence[Sequence[Result]], **context: Any) -> Measurements:
+def measurements(found: Sequence[Figures], **context: Any) -> Measurements:
     """Text to image recall of each method on each domain, and what a query costs; one figure for each base model.
 
     Args:
-        found: for each base model the results of its pools.
+        found: for each base model the figures of a search.
     """
-    made = Measurements({**context, "domains": []})
-    for seed, results in enumerate(found):
-        values: dict[tuple[tuple[str, str], ...], list[float]] = {}
-        for result in results:
-            for method, domain, k, value in _recall_rows(result):
-                of = (("method", method), ("domain", domain), ("measure", f"R@{k}"))
-                values.setdefault(of, []).append(value)
-                made.context["domains"] = sorted({*made.context["domains"], domain})
-            for row in result.rows:
-                if row["metric"] != "recall":
-                    values.setdefault((("method", row["method"]), ("cost", row["metric"])), []).append(row["value"])
-        for address, each in values.items():
-            made.add(dict(address), seed, float(np.mean(each)))
+    made = Measurements(context)
+    for seed, figures in enumerate(found):
+        made.add_all(figures, seed)
+    made.context["domains"] = sorted(made.names("domain"))
     return made
 
 
@@ -76,15 +73,6 @@ def summary_at(found: Measurements, method: str, domain: str, k: int, **more: st
     return found.summary({"method": method, **recall_at(found, domain, k), **more})
 
 
-def _recall_rows(result: Result) -> Iterable[tuple[str, str, int, float]]:
-    """Method, domain, k and value of every row from text to image; a pool of one domain is called by it."""
-    rows = [row for row in result.rows if row["metric"] == "recall" and row["direction"] == DIRECTIONS[0]]
-    domains = list(dict.fromkeys(row["domain"] for row in rows if row["domain"] not in {"all", "mean of domains"}))
-    for row in rows:
-        if row["domain"] in domains:
-            yield row["method"], row["domain"], row["k"], row["value"]
-
-
 def ask(
     options: StudyOptions,
     where: EfsaWorld,
@@ -95,8 +83,8 @@ def ask(
     captions: Captions | None = None,
     data: tuple[str, ...] | None = None,
     depths: Sequence[int] = DEPTHS,
-) -> list[list[Result]]:
-    """For each base model the results of a search, with the setting's own episodes and captions unless named."""
+) -> list[Figures]:
+    """For each base model the figures of a search, with the setting's own episodes and captions unless named."""
     settings = where.methods if changed is None else replace(where.methods, episode=changed)
     search = SearchRun(tuple(methods), settings, captions or where.captions[0], pool, data or where.data, tuple(depths))
     return searched(search, where, options)
@@ -168,12 +156,12 @@ def _every_method(found: Measurements, number: int, pool: PoolKind) -> Formed:
 
 
 _COSTS = (
-    Column("ms", {"cost": "seconds per query"}, "number", unit=1e-3),
-    Column("images forward", {"cost": "images_forward per query"}, "number"),
-    Column("images back", {"cost": "images_backward per query"}, "number"),
-    Column("M products forward", {"cost": "forward_products per query"}, "number", pattern="{:,.1f}", unit=1e6),
-    Column("M products back", {"cost": "backward_products per query"}, "number", pattern="{:,.1f}", unit=1e6),
-    Column("MiB at once", {"cost": "memory"}, "number", unit=2.0**20),
+    Column("ms", {"measure": "seconds per query"}, "number", unit=1e-3),
+    Column("images forward", {"measure": "images_forward per query"}, "number"),
+    Column("images back", {"measure": "images_backward per query"}, "number"),
+    Column("M products forward", {"measure": "forward_products per query"}, "number", pattern="{:,.1f}", unit=1e6),
+    Column("M products back", {"measure": "backward_products per query"}, "number", pattern="{:,.1f}", unit=1e6),
+    Column("MiB at once", {"measure": "memory"}, "number", unit=2.0**20),
 )
 _COST_NOTES = ("of a query, after what is done once for a pool (fine-tuning, embedding captions)",)
 
@@ -196,18 +184,22 @@ table_7 = _methods_study(7, "sigmoid", "merged")
 # --- Tables 4, 5 and 6: ablations, all domains in one pool ------------------------------------------------------------
 
 
-def _ablation(found: Measurements, number: int, title: str, head: str) -> Formed:
+def arms_of(found: Measurements) -> dict[str, dict[str, str]]:
     """Zero-shot of the first arm, then what an episode finds in every arm."""
-    paper, context = printed("efsa", f"table-{number}"), found.context
-    rows = [Row(("zero-shot",), {"arm": context["arms"][0], "method": "zero-shot"})]
-    for arm in context["arms"]:
-        printed_row = context["printed"].get(arm)
-        depth, inset = context.get("depths", {}).get(arm), None
+    arms = found.context["arms"]
+    rows = {"zero-shot": {"arm": arms[0], "method": "zero-shot"}}
+    return rows | {name: {"arm": name, "method": "episode"} for name in arms}
+
+
+def form_arms(found: Measurements, title: str, head: str, paper: Printed | None = None) -> Formed:
+    """A row for each of `arms_of`, next to the paper's; with the most that an arm of so many candidates can reach."""
+    context, rows = found.context, []
+    for arm, at in arms_of(found).items():
+        label, depth = arm, context.get("depths", {}).get(arm)
         if depth is not None:
-            inset = {"arm": arm, "method": "zero-shot", **recall_at(found, AVERAGE, depth)}
-        label = arm if depth is None else f"{arm} (zero-shot R@{depth} {{}})"
-        rows.append(Row((label,), {"arm": arm, "method": "episode"}, printed_row, inset=inset))
-    form = TableForm(f"Table {number}. {title}", (head,), rows, columns_of(found), paper, tuple(context["notes"]))
+            label += f" (zero-shot R@{depth} {summary_at(found, 'zero-shot', AVERAGE, depth, arm=arm)})"
+        rows.append(Row((label,), at, context.get("printed", {}).get(arm)))
+    form = TableForm(title, (head,), rows, columns_of(found), paper, tuple(context["notes"]))
     return [form.fill(found)], tuple(context.get("remarks", ()))
 
 
@@ -275,7 +267,8 @@ def held_out_note(kinds: Iterable[Captions]) -> list[str]:
 
 
 def _ablation_study(number: int, measure: Callable[[StudyOptions], Measurements], title: str, head: str) -> TableStudy:
-    form = partial(_ablation, number=number, title=title, head=head)
+    paper = printed("efsa", f"table-{number}")
+    form = partial(form_arms, title=f"Table {number}. {title}", head=head, paper=paper)
     return TableStudy(f"efsa/table-{number}", measure, form, WORLDS_BY_SCALE)
 
 

@@ -4,6 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from recollect.core.errors import UserError
 from recollect.core.places import public_place
@@ -11,8 +14,7 @@ from recollect.core.types import Source
 from recollect.efsa.options import EpisodeOptions
 from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.pools import CAPTION_KINDS, CaptionedPool, PoolKind, PoolSelection, open_pools
-from recollect.evaluation.results import Result
-from recollect.evaluation.retrieval import Comparison, PoolCaptions, compare_methods
+from recollect.evaluation.retrieval import DIRECTIONS, Comparison, PoolCaptions, compare_methods
 from recollect.models import DualEncoder, load_model
 from recollect.objectives import Base
 from recollect.training.options import Data, Recipe
@@ -20,8 +22,8 @@ from recollect.training.recipes import RECIPES
 from recollect_papers.efsa.methods import MethodOptions, search_methods
 from recollect_papers.efsa.options import CaptionCorruption, RewardOptions, TuningOptions
 from recollect_papers.efsa.rewording import corrupted_captions
-from recollect_papers.runs import made_once, run_folder, side_by_side
-from recollect_papers.store import content, content_key, file_content, kept_results
+from recollect_papers.runs import figures_of, made_once, run_folder, side_by_side
+from recollect_papers.store import content, content_key, file_content, kept_or_made
 from recollect_papers.study import Scale, StudyOptions
 
 SCENES = "glyphs:scenes?turned=50"
@@ -182,29 +184,40 @@ class SearchRun:
     depths: tuple[int, ...] = (1, 5, 10)
 
 
-def searched(search: SearchRun, where: EfsaWorld, options: StudyOptions) -> list[list[Result]]:
-    """For each base model the results of its pools; what was searched before is read."""
+Figures = list[Any]
+"""Addresses and values: recall by ``method``, ``domain`` and ``measure``; a query's costs by method and measure."""
+
+
+def searched(search: SearchRun, where: EfsaWorld, options: StudyOptions) -> list[Figures]:
+    """For each base model the figures of its pools; what was searched before is read."""
     return [_searched(search, where, seed, options.out) for seed in range(len(where.models))]
 
 
-def _searched(search: SearchRun, where: EfsaWorld, seed: int, out: Path) -> list[Result]:
+def _searched(search: SearchRun, where: EfsaWorld, seed: int, out: Path) -> Figures:
     encoder = encoder_of(where.models[seed])
     teacher = encoder_of(where.teachers[seed]) if "rlcf" in search.methods and where.teachers else None
     models = [encoder.fingerprint, teacher and teacher.fingerprint]
     name = content_key(asdict(search), where.queries, where.split, models, _content(search))
-    path = out / "searches" / f"{name}.json"
     comparison = Comparison(
         search.methods, search.options.episode, where.queries, depths=search.depths,
         known=search_methods(search.options, teacher),
-        settings={"options": asdict(search.options), "teacher": teacher and teacher.fingerprint},
     )  # fmt: skip
 
-    def make() -> list[Result]:
-        common = {"model": public_place(where.models[seed]), "seed": seed, "cache": FeatureCache(out / "features")}
-        return [compare_methods(encoder, pool.task, pool.captions, comparison, **common)  # type: ignore[arg-type]
-                for pool in pools(search, where)]  # fmt: skip
+    def make() -> Figures:
+        about: dict[str, Any] = {"model": public_place(where.models[seed]), "cache": FeatureCache(out / "features")}
+        results = [compare_methods(encoder, pool.task, pool.captions, comparison, **about)
+                   for pool in pools(search, where)]  # fmt: skip
+        found: dict[tuple[tuple[str, str], ...], list[float]] = {}
+        for address, value in figures_of(results):
+            own = {key: word for key, word in address.items() if key not in {"set", "direction"}}
+            if address.get("direction", DIRECTIONS[0]) == DIRECTIONS[0] and own.get("domain") not in _SUMMARIES:
+                found.setdefault(tuple(own.items()), []).append(value)
+        return [[dict(address), float(np.mean(values))] for address, values in found.items()]
 
-    return kept_results(path, make)
+    return kept_or_made(out / "searches" / f"{name}.json", make)
+
+
+_SUMMARIES = ("all", "mean of domains")
 
 
 @lru_cache(maxsize=6)

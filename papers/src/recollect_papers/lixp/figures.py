@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,26 +10,24 @@ from matplotlib.figure import Figure
 
 from recollect.classifiers.heads.methods import PAPER_METHODS
 from recollect.evaluation.reports import plots
-from recollect.evaluation.results import summarise
-from recollect.evaluation.tables import gain_by_examples, log_linear_fit, mean_over_tasks
+from recollect.evaluation.tables import gain_by_examples, log_linear_fit
 from recollect.evaluation.tables import sample_efficiency as efficiency
 from recollect.training.options import Model
 from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy, papers_words
 from recollect_papers.lixp.world import (
     WORLDS_BY_SCALE,
     LixpWorld,
+    by_name,
     evaluation_of,
+    few_shot,
     main_setting,
-    mean_of,
-    measurements,
     notes_of,
     run_arms,
     seeds_of,
-    select,
 )
 from recollect_papers.measurements import Measurements
 from recollect_papers.plots import error_line
-from recollect_papers.runs import Job, StudyEvaluation, frames, metrics, run, with_seeds
+from recollect_papers.runs import Job, StudyEvaluation, run, with_seeds
 from recollect_papers.study import StudyOptions, over
 
 _TIP = "tip-adapter"
@@ -55,46 +52,40 @@ def _measure_pair(
     if sizes and options.scale != "full":
         last = evaluation.shots[-1:]
         evaluation = replace(evaluation, few_shot=("latents:sizes",), zero_shot=(), shots=last)
-    few, zero = run_arms(options, arms, evaluation)
-    shots = int(max(few["shots"]))
-    few = few[few["method"].isin(methods) & (few["shots"] >= (shots if most else 1))]
-    classes = {str(name): int(count) for name, count in few.groupby("data")["classes"].first().items()}
-    about = {"pair": list(arms), "methods": list(methods), "shots": shots, "classes": classes}
-    found = Measurements({**about, "notes": notes_of(options), "seeds": seeds_of(options)})
-    for (arm, method, count, name, seed), value in _by_set(few, ["model", "method", "shots", "data"]):
-        found.add({"arm": arm, "classifier": method, "shots": f"{count:g}", "set": name}, seed, value)
-    for (arm, name, seed), value in _by_set(zero, ["model", "data"]) if len(zero) and not most else ():
-        found.add({"arm": arm, "classifier": "zero-shot", "set": name}, seed, value)
+    every = run_arms(options, arms, evaluation)
+    classes = {
+        name: every.at({"arm": next(iter(arms)), "set": name, "measure": "classes"}) for name in every.context["sets"]
+    }
+    more = {"pair": list(arms), "methods": list(methods), "seeds": seeds_of(options)}
+    more["classes"] = {name: int(next(iter(count.values()))) for name, count in classes.items()}
+    found = Measurements({**every.context, **more})
+    fewest = every.context["shots"] if most else 1
+    for address, seed, value in every.rows():
+        learned = address.get("method") in methods and int(address["shots"]) >= fewest
+        if learned or (address["measure"] == "top-1" and not most):
+            found.add(address, seed, value)
     return found
 
 
-def _by_set(frame: pd.DataFrame, keys: list[str]) -> Sequence[tuple[Any, float]]:
-    return list(frame.groupby([*keys, "training_seed"], sort=False)["value"].mean().items())
-
-
-def _frames(found: Measurements) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """What plots read: a line for each figure, few-shot and zero-shot."""
-    lines = []
-    for address, seed, value in found.rows():
-        own = {"model": address["arm"], "method": address["classifier"], "data": address["set"]}
-        shots = float(address["shots"]) if "shots" in address else np.nan
-        count = found.context["classes"].get(address["set"])
-        lines.append({**own, "shots": shots, "classes": count, "training_seed": seed, "value": value})
-    frame = pd.DataFrame(lines)
-    few, zero = frame[frame["shots"].notna()], frame[frame["shots"].isna()]
-    return few.astype({"shots": int}), zero
+def _frame(found: Measurements) -> pd.DataFrame:
+    """What plots read: a line for each few-shot figure."""
+    lines = [
+        {"model": at["arm"], "method": at["method"], "data": at["set"], "shots": int(at["shots"]), "value": value,
+         "training_seed": seed, "classes": found.context["classes"][at["set"]]}
+        for at, seed, value in found.rows() if "shots" in at
+    ]  # fmt: skip
+    return pd.DataFrame(lines)
 
 
 def _draw_1(found: Measurements) -> Figure:
-    few, zero = _frames(found)
     pair = found.context["pair"]
-    return plots.few_shot_curves(few, pair, found.context["methods"], {name: mean_of(zero, name).mean for name in pair})
+    named = {arm: found.summary({"arm": arm, **by_name(found)}).mean for arm in pair}
+    return plots.few_shot_curves(_frame(found), pair, found.context["methods"], named)
 
 
 def _form_1(found: Measurements) -> Formed:
-    few, _ = _frames(found)
-    plain, context = found.context["pair"]
-    saved = {method: efficiency(few, context, plain, method) for method in found.context["methods"]}
+    frame, (plain, context) = _frame(found), found.context["pair"]
+    saved = {method: efficiency(frame, context, plain, method) for method in found.context["methods"]}
     words = ", ".join(f"{plots.METHOD_NAMES[m]} {v}" for m, v in saved.items())
     note = f"fewer shots with context for what {plain} reaches with {found.context['shots']}: {words}"
     said = f"paper: {papers_words('lixp', 'figure-1')}"
@@ -103,25 +94,38 @@ def _form_1(found: Measurements) -> Formed:
 
 def _draw_2(found: Measurements) -> Figure:
     plain, context = found.context["pair"]
-    return plots.gain_per_data_set(_frames(found)[0], context, plain, _TIP, found.context["shots"])
+    return plots.gain_per_data_set(_frame(found), context, plain, _TIP, found.context["shots"])
 
 
 def _form_2(found: Measurements) -> Formed:
-    few, _ = _frames(found)
-    plain, context = found.context["pair"]
-    means = (select(few, method=_TIP, shots=found.context["shots"]).groupby(["model", "data"])["value"].mean()).unstack(
-        "model"
-    )
-    better, seeds = int((means[context] > means[plain]).sum()), found.context["seeds"]
+    (plain, context), sets, seeds = found.context["pair"], found.context["sets"], found.context["seeds"]
+    gains = found.paired({**few_shot(found, _TIP), "arm": context}, {"arm": plain}, sets)
     rests = f"mean over {seeds} training seeds" if seeds > 1 else "one training seed"
-    return (), (f"context is better on {better} of {len(means)} data sets", rests)
+    return (), (f"context is better on {gains.up()} of {len(sets)} data sets", rests)
 
 
 def _draw_3(found: Measurements) -> Figure:
-    plain, context = found.context["pair"]
-    pairs, colours = {"SigLIxP": (context, plain)}, {"SigLIxP": plots.LINE_COLOURS[1]}  # as in Figure 1
-    few, _ = _frames(found)
-    return gain_per_classifier(few, pairs, found.context["methods"], found.context["shots"], colours)
+    """Bars of the gain over the baseline for each classifier (LIxP, Fig. 3), error bars over paired seeds."""
+    (plain, context), methods = found.context["pair"], found.context["methods"]
+    figure, axes = plots.new_figure(width=1.4 + 0.95 * len(methods), height=3.0)
+    axis, places, sets = axes[0, 0], np.arange(len(methods)), found.context["sets"]
+    gains = [
+        found.paired({**few_shot(found, method), "arm": context}, {"arm": plain}, sets).summary() for method in methods
+    ]
+    bars = axis.bar(
+        places, [gain.mean for gain in gains], 0.74, yerr=[np.nan_to_num(gain.std) for gain in gains],
+        color=plots.LINE_COLOURS[1], capsize=2, label="SigLIxP",  # the colour of Figure 1
+    )  # fmt: skip
+    axis.bar_label(bars, [f"{gain.mean:+.1f}" for gain in gains], fontsize=7, padding=2)
+    axis.axhline(0, color="0.3", linewidth=0.8)
+    axis.set_xticks(places, [plots.METHOD_NAMES.get(method, method) for method in methods])
+    axis.set_ylabel(f"gain at {found.context['shots']} shots (points)")
+    axis.margins(y=0.15)
+    frame = _frame(found)
+    spread = plots.seeds_of(frame, "whiskers: std over {} training seeds, paired")
+    plots.say_beneath(figure, f"{plots.sets_of(frame)}; {spread}")
+    figure.legend(loc="outside upper right", frameon=False)
+    return figure
 
 
 def _form_3(found: Measurements) -> Formed:
@@ -130,104 +134,25 @@ def _form_3(found: Measurements) -> Formed:
 
 def _draw_5(found: Measurements) -> Figure:
     plain, context = found.context["pair"]
-    return plots.gain_against_examples(_frames(found)[0], context, plain, _TIP, found.context["shots"])
+    return plots.gain_against_examples(_frame(found), context, plain, _TIP, found.context["shots"])
 
 
 def _form_5(found: Measurements) -> Formed:
     """The fits of the gains against the number of examples: of the suite's sets, or of made ones."""
     plain, context = found.context["pair"]
-    table = gain_by_examples(_frames(found)[0], context, plain, _TIP, found.context["shots"])
+    table = gain_by_examples(_frame(found), context, plain, _TIP, found.context["shots"])
+    columns = {
+        ("relative gain", "percent"): table["relative_gain"],
+        ("gain in accuracy", "points"): table["model"] - table["base"],
+    }
     try:
-        notes = [
-            f"{what}: {fit.slope:+.2f} {unit} a decade of examples, p = {fit.p_value:.2g}"
-            for what, unit, gains in (
-                ("relative gain", "percent", table["relative_gain"]),
-                ("gain in accuracy", "points", table["model"] - table["base"]),
-            )
-            for fit in (log_linear_fit(table["examples"].to_numpy(), gains.to_numpy()),)
-        ]
+        fits = {what: log_linear_fit(table["examples"].to_numpy(), gains.to_numpy()) for what, gains in columns.items()}
+        notes = [f"{what}: {fit.slope:+.2f} {unit} a decade of examples, p = {fit.p_value:.2g}"
+                 for (what, unit), fit in fits.items()]  # fmt: skip
     except ValueError as error:
         notes = [f"no fit: {error}"]
     seeds = over(found.context["seeds"], "training seed").replace(" ± std", "")  # one point for each set
     return (), (*notes, f"{len(table)} sets, {seeds}")
-
-
-def gain_per_classifier(
-    frame: pd.DataFrame,
-    pairs: Mapping[str, tuple[str, str]],
-    methods: Sequence[str],
-    shots: int,
-    colours: Mapping[str, str] | None = None,
-) -> Figure:
-    """Bars of the gain over the baseline for each classifier (LIxP, Fig. 3), error bars over paired seeds.
-
-    Args:
-        pairs: for each legend entry, the model and its baseline.
-        colours: by legend entry; by order where one has none.
-    """
-    shown = plots.colours_of(list(pairs), colours)
-    figure, axes = plots.new_figure(width=1.4 + 0.95 * len(methods), height=3.0)
-    axis = axes[0, 0]
-    chosen = frame[frame["shots"] == shots]
-    places = np.arange(len(methods))
-    width = 0.8 / len(pairs)
-    for index, (label, (model, baseline)) in enumerate(pairs.items()):
-        gains = [summarise(_paired_gain(chosen[chosen["method"] == method], model, baseline)) for method in methods]
-        bars = axis.bar(
-            places + (index - (len(pairs) - 1) / 2) * width,
-            [gain.mean for gain in gains],
-            width * 0.92,
-            yerr=[np.nan_to_num(gain.std) for gain in gains],
-            color=shown[label],
-            capsize=2,
-            label=label,
-        )
-        axis.bar_label(bars, [f"{gain.mean:+.1f}" for gain in gains], fontsize=7, padding=2)
-    axis.axhline(0, color="0.3", linewidth=0.8)
-    axis.set_xticks(places, [plots.METHOD_NAMES.get(method, method) for method in methods])
-    axis.set_ylabel(f"gain at {shots} shots (points)")
-    axis.margins(y=0.15)
-    plots.say_beneath(
-        figure, f"{plots.sets_of(chosen)}; {plots.seeds_of(chosen, 'whiskers: std over {} training seeds, paired')}"
-    )
-    figure.legend(loc="outside upper right", ncols=len(pairs), frameon=False)
-    return figure
-
-
-def training_dynamics(metrics: Mapping[str, pd.DataFrame], colours: Mapping[str, str] | None = None) -> Figure:
-    """Base loss, context loss, context temperature and effective neighbours over training (LIxP, Fig. 6).
-
-    Args:
-        metrics: for each run, its ``metrics.jsonl`` as a frame.
-        colours: by run; by order where one has none.
-    """
-    shown = plots.colours_of(list(metrics), colours)
-    panels = {
-        "base_loss": "base loss",
-        "context_loss": "context loss",
-        "tau_context": r"$\tau_{ctx}$",
-        "effective_neighbours": "effective neighbours",
-    }
-    figure, axes = plots.new_figure(columns=len(panels), width=3.0, height=2.6)
-    for axis, (column, title) in zip(axes[0], panels.items(), strict=True):
-        for place, (name, frame) in enumerate(metrics.items()):
-            if column in frame and frame[column].notna().any():
-                # Each later line is thinner and has its own dashes, so that a line below it stays visible.
-                width, dash = max(1.0, 3.2 - 1.1 * place), plots.DASHES[place % len(plots.DASHES)]
-                axis.plot(frame["step"], frame[column], color=shown[name], label=name, linewidth=width, linestyle=dash)
-        axis.set_title(title)
-        axis.set_xlabel("step")
-        if column in {"tau_context", "effective_neighbours"}:
-            axis.set_yscale("log")
-    handles = {label: line for axis in axes[0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles, loc="outside upper right", ncols=min(4, len(handles)), frameon=False)
-    return figure
-
-
-def _paired_gain(frame: pd.DataFrame, model: str, baseline: str) -> pd.Series:
-    """``model`` minus ``baseline`` for each method and training seed, paired by seed."""
-    means = {name: mean_over_tasks(frame[frame["model"] == name], ["method"]) for name in (model, baseline)}
-    return (means[model] - means[baseline]).dropna()
 
 
 # --- Figure 4: post-training ------------------------------------------------------------------------------------------
@@ -240,14 +165,13 @@ def _measure_4(options: StudyOptions) -> Measurements:
     """A trained SigLIP goes on, with context and without, for one and two thirds of its length."""
     setting = main_setting(options)
     evaluation = evaluation_of(options, (_TIP,))
+    found = run_arms(options, {"SigLIP": setting.base}, evaluation)
     first = with_seeds({"SigLIP": setting.base}, seeds_of(options), evaluation)
-    results = run(first, options.out, options.workers)
     later = [job for done in first for job in _post_training(done, setting, options, evaluation)]
-    few, _ = frames([*results, *run(later, options.out, options.workers)])
-    most = int(max(few["shots"]))
+    found.take(run(later, options.out, options.workers))
     said = [*notes_of(options)[:1], f"paper: {papers_words('lixp', 'figure-4')}"]
-    context = {"shots": most, "steps": setting.base.steps, "notes": said}
-    return measurements(select(few, method=_TIP, shots=most), few.iloc[:0], context)
+    found.context |= {"steps": setting.base.steps, "notes": said}
+    return found
 
 
 def _post_training(done: Job, setting: LixpWorld, options: StudyOptions, evaluation: StudyEvaluation) -> list[Job]:
@@ -269,17 +193,13 @@ def _post_training(done: Job, setting: LixpWorld, options: StudyOptions, evaluat
     return jobs
 
 
-def _at_4(found: Measurements) -> dict[str, str]:
-    return {"classifier": _TIP, "shots": str(found.context["shots"])}
-
-
 def _draw_4(found: Measurements) -> Figure:
     figure, axes = plots.new_figure()
     axis, steps, shots = axes[0, 0], found.context["steps"], found.context["shots"]
-    start = found.summary({"arm": "SigLIP", **_at_4(found)})
+    start = found.summary({"arm": "SigLIP", **few_shot(found, _TIP)})
     for name, colour in zip(("SigLIP", "SigLIxP"), plots.LINE_COLOURS, strict=False):
         arms = [f"SigLIP + {length} x {name}" for length in POST_LENGTHS]
-        points = [start, *(found.summary({"arm": arm, **_at_4(found)}) for arm in arms)]
+        points = [start, *(found.summary({"arm": arm, **few_shot(found, _TIP)}) for arm in arms)]
         places = [steps * (1 + share) for share in (0.0, *POST_LENGTHS.values())]
         error_line(axis, places, points, colour, f"then {name}")
     axis.set_xlabel("steps")
@@ -291,7 +211,7 @@ def _draw_4(found: Measurements) -> Figure:
 
 
 def _form_4(found: Measurements) -> Formed:
-    at, notes = _at_4(found), tuple(found.context["notes"])
+    at, notes = few_shot(found, _TIP), tuple(found.context["notes"])
     arms = ["SigLIP", *(f"SigLIP + {length} x {name}" for length in POST_LENGTHS for name in ("SigLIP", "SigLIxP"))]
     columns = (Column("accuracy", at), Column("gain", at, "gain", {"arm": "SigLIP"}))
     title = f"Figure 4. Tip-Adapter at {found.context['shots']} shots after post-training"
@@ -302,7 +222,13 @@ def _form_4(found: Measurements) -> Formed:
 
 # --- Figure 6: training dynamics --------------------------------------------------------------------------------------
 
-_LOGGED = ("base_loss", "context_loss", "tau_context", "effective_neighbours")
+_LOGGED = {
+    "base_loss": "base loss",
+    "context_loss": "context loss",
+    "tau_context": r"$\tau_{ctx}$",
+    "effective_neighbours": "effective neighbours",
+}
+"""What is drawn of a run's log, and its title."""
 _START = "tau_context from "
 
 
@@ -313,7 +239,8 @@ def _measure_6(options: StudyOptions) -> Measurements:
     arms = setting.arms("SigLIP") | {f"{_START}{tau:g}": setting.context(tau=tau) for tau in starts}
     jobs = with_seeds(arms, 1, StudyEvaluation())
     run(jobs, options.out, options.workers)
-    return Measurements({"logs": {job.name: _logged(metrics(job, options.out)) for job in jobs}})
+    logs = {job.name: job.folder(options.out) / "metrics.jsonl" for job in jobs}
+    return Measurements({"logs": {name: _logged(pd.read_json(file, lines=True)) for name, file in logs.items()}})
 
 
 def _logged(frame: pd.DataFrame) -> dict[str, list[float | None]]:
@@ -330,7 +257,23 @@ def _logs(found: Measurements) -> Mapping[str, pd.DataFrame]:
 
 
 def _draw_6(found: Measurements) -> Figure:
-    return training_dynamics(_logs(found))
+    """Base loss, context loss, context temperature and effective neighbours over training (LIxP, Fig. 6)."""
+    logs = _logs(found)
+    shown = plots.colours_of(list(logs), None)
+    figure, axes = plots.new_figure(columns=len(_LOGGED), width=3.0, height=2.6)
+    for axis, (column, title) in zip(axes[0], _LOGGED.items(), strict=True):
+        for place, (name, frame) in enumerate(logs.items()):
+            if column in frame:
+                # Each later line is thinner and has its own dashes, so that a line below it stays visible.
+                width, dash = max(1.0, 3.2 - 1.1 * place), plots.DASHES[place % len(plots.DASHES)]
+                axis.plot(frame["step"], frame[column], color=shown[name], label=name, linewidth=width, linestyle=dash)
+        axis.set_title(title)
+        axis.set_xlabel("step")
+        if column in {"tau_context", "effective_neighbours"}:
+            axis.set_yscale("log")
+    handles = {label: line for axis in axes[0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles, loc="outside upper right", ncols=min(4, len(handles)), frameon=False)
+    return figure
 
 
 def _form_6(found: Measurements) -> Formed:

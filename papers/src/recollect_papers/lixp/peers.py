@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from recollect.evaluation.reports.plots import METHOD_NAMES
 from recollect.training.options import Recipe
 from recollect.training.recipes import RECIPES
-from recollect_papers.engine import Column, Measurements, Row, TableForm, TableStudy, printed
+from recollect_papers.engine import Column, Row, TableForm, TableStudy, printed
 from recollect_papers.lixp.world import LixpWorld, seeds_of, settings
-from recollect_papers.runs import Job, StudyEvaluation, StudyTuning, frames, run
+from recollect_papers.measurements import Measurements
+from recollect_papers.runs import Job, StudyEvaluation, StudyTuning, run
 from recollect_papers.study import Scale, StudyOptions, StudyTable
 
 _PLAIN, _CONTEXT = "SigLIP", "SigLIxP"
@@ -101,11 +102,12 @@ def _measure(options: StudyOptions) -> Measurements:
     asked, recipes = _evaluations(options, teacher), {_PLAIN: setting.base, _CONTEXT: setting.context()}
     seeds = range(seeds_of(options))
     jobs = [Job(name, replace(recipes[name], seed=seed), asked[name]) for seed in seeds for name in recipes]
-    few, _ = frames(run(jobs, options.out, options.workers))
-    found = Measurements({"sets": list(dict.fromkeys(few["data"])), "notes": _notes(options)})
-    groups = few.groupby(["model", "method", "data", "training_seed"], sort=False)["value"].mean()
-    for (model, method, data, seed), value in groups.items():
-        found.add({"arm": str(model), "classifier": str(method), "set": str(data)}, int(seed), value)
+    found = run(jobs, options.out, options.workers)
+    found.context = {
+        "sets": found.names("set", measure="accuracy"),
+        "notes": _notes(options),
+        "shots": _SIZES[options.scale][0],
+    }
     return found
 
 
@@ -132,7 +134,10 @@ def _notes(options: StudyOptions) -> list[str]:
 def _form(found: Measurements) -> tuple[Sequence[StudyTable], Sequence[str]]:
     rows = []
     for peer in PEERS:
-        at = None if peer.method is None else {"arm": peer.model, "classifier": peer.method}
+        at = None
+        if peer.method is not None:
+            shots = "0" if peer.method == "zero-shot" else str(found.context["shots"])
+            at = {"arm": peer.model, "method": peer.method, "shots": shots, "measure": "accuracy"}
         rows.append(Row((peer.label, peer.model, "✓" if peer.free else "✗"), at, peer.printed))
     columns = [Column(name, {"set": name}) for name in found.context["sets"]]
     heads, notes = ("method", "on", "train-free"), tuple(found.context["notes"])

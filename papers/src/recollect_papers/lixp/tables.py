@@ -14,15 +14,14 @@ from recollect_papers.lixp.world import (
     WITH_CONTEXT,
     WORLDS_BY_SCALE,
     LixpWorld,
+    by_name,
     evaluation_of,
+    few_shot,
     main_setting,
-    measurements,
-    notes_of,
     run_arms,
-    sets_note,
     settings,
 )
-from recollect_papers.measurements import FigureAddress, Measurements
+from recollect_papers.measurements import Measurements
 from recollect_papers.study import StudyOptions, StudyTable
 
 # --- Tables 1 and 3: every classifier ---------------------------------------------------------------------------------
@@ -33,29 +32,29 @@ _NAMED: Mapping[str, str] = {"sigmoid": "SigLIP", "softmax": "CLIP"}
 def _measure_scales(options: StudyOptions, base: Base) -> Measurements:
     every, name = settings(options, base), _NAMED[base]
     arms = {arm: recipe for setting in every for arm, recipe in setting.arms(name).items()}
-    few, zero = run_arms(options, arms, evaluation_of(options, PAPER_METHODS))
-    context = {"settings": [setting.label for setting in every], "shots": int(few["shots"].max()),
-               "notes": [*notes_of(options), *sets_note(options, few)]}  # fmt: skip
-    return measurements(few, zero, context)
+    found = run_arms(options, arms, evaluation_of(options, PAPER_METHODS))
+    found.context["settings"] = [setting.label for setting in every]
+    return found
 
 
 def _scales(found: Measurements, number: int, name: str) -> tuple[Sequence[StudyTable], Sequence[str]]:
     """32-shot accuracy of every classifier, and the gain with context, in every column's setting."""
-    most, plain, context = found.context["shots"], name, WITH_CONTEXT[name]
+    plain, context = name, WITH_CONTEXT[name]
     columns = []
     for label in found.context["settings"]:
         columns.append(Column(f"{plain}, {label}", {"arm": f"{plain} {label}"}))
         over = {"arm": f"{plain} {label}"}
         columns.append(Column(f"{context} gain", {"arm": f"{context} {label}"}, "gain", over))
     paper = printed("lixp", f"table-{number}")
-    rows = [Row((plots.METHOD_NAMES["zero-shot"],), {"classifier": "zero-shot"}, "zero-shot")]
+    rows = [Row((plots.METHOD_NAMES["zero-shot"],), by_name(found), "zero-shot")]
     for method in PAPER_METHODS:
         printed_row = method if method in paper.rows else None
-        rows.append(Row((plots.METHOD_NAMES[method],), {"classifier": method, "shots": str(most)}, printed_row))
-    every: FigureAddress = {"classifier": tuple(PAPER_METHODS), "shots": str(most)}
+        rows.append(Row((plots.METHOD_NAMES[method],), few_shot(found, method), printed_row))
     printed_row = "average gain" if "average gain" in paper.rows else None
-    rows.append(Row(("average few-shot gain",), every, printed_row, only=("gain",), spread=False))
-    title = f"Table {number}. {plain} and {context}, {most} shots"
+    rows.append(
+        Row(("average few-shot gain",), few_shot(found, *PAPER_METHODS), printed_row, only=("gain",), spread=False)
+    )
+    title = f"Table {number}. {plain} and {context}, {found.context['shots']} shots"
     return [TableForm(title, ("classifier",), rows, columns, paper, tuple(found.context["notes"])).fill(found)], ()
 
 
@@ -133,16 +132,9 @@ def _measure_ablations(options: StudyOptions, table: str) -> Measurements:
     for part, arms in ABLATIONS.items():
         if part.startswith(table):
             recipes |= {key: _ablated(setting, changes) for key, (_, changes) in arms.items()}
-    few, zero = run_arms(options, recipes, evaluation_of(options, ("prototype",), "lixp-11-ablation"))
-    notes = [*notes_of(options), *sets_note(options, few)]
-    return measurements(few, zero, {"batch": setting.base.batch_size, "notes": notes})
-
-
-_ABLATION_COLUMNS = (
-    Column("zero-shot", {"classifier": "zero-shot"}),
-    Column("16-shot", {"classifier": "prototype", "shots": "16"}),
-    Column("gain", {"classifier": "prototype", "shots": "16"}, "gain", over={"arm": "siglip"}),
-)
+    found = run_arms(options, recipes, evaluation_of(options, ("prototype",), "lixp-11-ablation"))
+    found.context["batch"] = setting.base.batch_size
+    return found
 
 
 _MORE_NOTES = {"4d. Temperatures": ("paper: the best of its frozen temperatures, shown next to each of ours",)}
@@ -150,13 +142,16 @@ _MORE_NOTES = {"4d. Temperatures": ("paper: the best of its frozen temperatures,
 
 def _ablation_tables(found: Measurements, table: str) -> tuple[Sequence[StudyTable], Sequence[str]]:
     paper, batch, made = printed("lixp", "ablations"), found.context["batch"], []
+    few = few_shot(found, "prototype", shots=16)
+    columns = [Column("zero-shot", by_name(found)), Column("16-shot", few),
+               Column("gain", few, "gain", over={"arm": "siglip"})]  # fmt: skip
     for part, arms in ABLATIONS.items():
         if not part.startswith(table):
             continue
         labels = dict((_PLAIN, _CONTEXT)) | {key: label for key, (label, _) in arms.items()}
         rows = [Row((_sized(label, batch),), {"arm": key}, _printed(key, paper)) for key, label in labels.items()]
         heads, notes = (part.split(". ")[1],), (*found.context["notes"], *_MORE_NOTES.get(part, ()))
-        made.append(TableForm(f"Table {part}", heads, rows, _ABLATION_COLUMNS, paper, notes).fill(found))
+        made.append(TableForm(f"Table {part}", heads, rows, columns, paper, notes).fill(found))
     return made, ()
 
 

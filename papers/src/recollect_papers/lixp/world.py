@@ -7,16 +7,12 @@ recipes, the user's data (``--data``) and the paper's suites.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import pandas as pd
-
 from recollect.core.errors import UserError
-from recollect.evaluation.results import Summary, summarise
-from recollect.evaluation.tables import mean_over_tasks
 from recollect.objectives import Base, ContextOptions
 from recollect.training.options import Data, Recipe
 from recollect.training.recipes import RECIPES, with_context
-from recollect_papers.measurements import Measurements
-from recollect_papers.runs import StudyEvaluation, frames, run, with_seeds
+from recollect_papers.measurements import FigureAddress, Measurements
+from recollect_papers.runs import StudyEvaluation, run, with_seeds
 from recollect_papers.study import Scale, StudyOptions, over
 
 SHOTS = (1, 2, 4, 8, 16, 32)
@@ -122,11 +118,27 @@ def seeds_of(options: StudyOptions) -> int:
     return options.seeds or {"smoke": 2, "small": 3, "full": 1}[options.scale]
 
 
-def run_arms(
-    options: StudyOptions, arms: Mapping[str, Recipe], evaluation: StudyEvaluation
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Few-shot and zero-shot figures of every arm with every seed, trained where they are not there yet."""
-    return frames(run(with_seeds(arms, seeds_of(options), evaluation), options.out, options.workers))
+def run_arms(options: StudyOptions, arms: Mapping[str, Recipe], evaluation: StudyEvaluation) -> Measurements:
+    """The figures of every arm with every seed, trained where they are not there yet, and what tables say of them."""
+    found = run(with_seeds(arms, seeds_of(options), evaluation), options.out, options.workers)
+    sets = found.names("set", measure="accuracy")
+    notes = notes_of(options)
+    if options.scale == "full":  # a suite's sets that could be opened
+        notes.append(f"mean over {len(sets)} sets; a class that has fewer examples than shots gives all it has")
+    shots = max((int(each) for each in found.names("shots")), default=0)
+    found.context = {"sets": sets, "named": found.names("set", measure="top-1"), "shots": shots, "notes": notes}
+    return found
+
+
+def few_shot(found: Measurements, *methods: str, shots: int | None = None) -> FigureAddress:
+    """Address of the mean accuracy over all sets (and methods), by default with the most shots."""
+    at: FigureAddress = {"measure": "accuracy", "set": tuple(found.context["sets"])}
+    return {**at, "method": methods, "shots": str(shots or found.context["shots"])}
+
+
+def by_name(found: Measurements) -> FigureAddress:
+    """Address of the mean accuracy of class names."""
+    return {"measure": "top-1", "set": tuple(found.context["named"])}
 
 
 def notes_of(options: StudyOptions) -> list[str]:
@@ -134,32 +146,3 @@ def notes_of(options: StudyOptions) -> list[str]:
     count = seeds_of(options)
     gains = "gains are paired by seed" if count > 1 else "gains are of the same seed"
     return [f"{over(count, 'training seed')}; {gains}", "paper: as printed there"]
-
-
-def sets_note(options: StudyOptions, few: pd.DataFrame) -> list[str]:
-    """At full, how many sets the means are over: a suite's that could be opened."""
-    if options.scale != "full":
-        return []
-    return [f"mean over {few['data'].nunique()} sets; a class that has fewer examples than shots gives all it has"]
-
-
-def select(frame: pd.DataFrame, **keys: object) -> pd.DataFrame:
-    """The lines with these values."""
-    for key, value in keys.items():
-        frame = frame[frame[key] == value]
-    return frame
-
-
-def mean_of(frame: pd.DataFrame, model: str) -> Summary:
-    """Mean over data sets, then mean ± std over seeds."""
-    return summarise(mean_over_tasks(select(frame, model=model), ["model"]))
-
-
-def measurements(few: pd.DataFrame, zero: pd.DataFrame, context: Mapping[str, object]) -> Measurements:
-    """Means over data sets: of each (arm, classifier, shots) and of each arm's classification by names."""
-    found = Measurements(context)
-    for (arm, seed), value in mean_over_tasks(zero, ["model"]).items():
-        found.add({"arm": str(arm), "classifier": "zero-shot"}, seed, value)
-    for (arm, method, shots, seed), value in mean_over_tasks(few, ["model", "method", "shots"]).items():
-        found.add({"arm": str(arm), "classifier": str(method), "shots": f"{shots:g}"}, seed, value)
-    return found

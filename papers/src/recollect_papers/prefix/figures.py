@@ -29,7 +29,7 @@ from recollect_papers.prefix.maps import (
     in_plane,
     prefixes_panel,
 )
-from recollect_papers.prefix.world import WORLDS_BY_SCALE, PrefixArm, figures, job_of, prefix_world
+from recollect_papers.prefix.world import WORLDS_BY_SCALE, PrefixArm, job_of, measured, prefix_world
 from recollect_papers.study import StudyOptions, StudyReport, StudyTable
 
 WITH, WITHOUT = PrefixArm(prefix=True), PrefixArm()
@@ -40,7 +40,7 @@ SAMPLES = {"smoke": 60, "small": 500, "full": 2000}
 def _models(options: StudyOptions) -> tuple[Encoder, Encoder]:
     """The first seed of the model with prefixes and of the one without."""
     evaluation = prefix_world(options).zero_shot()
-    figures([WITH, WITHOUT], replace(options, seeds=1), evaluation)
+    measured([WITH, WITHOUT], replace(options, seeds=1), evaluation)
     folders = [job_of(arm, options, evaluation).folder(options.out) for arm in (WITH, WITHOUT)]
     return load_model(folders[0] / "model"), load_model(folders[1] / "model")
 

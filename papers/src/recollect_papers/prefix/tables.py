@@ -16,7 +16,6 @@ from recollect.evaluation.tasks.opening import Selection, open_tasks
 from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy, printed
 from recollect_papers.measurements import Measurements
 from recollect_papers.prefix.world import (
-    PROBED,
     READINGS,
     WORLDS_BY_SCALE,
     LabelSets,
@@ -24,6 +23,7 @@ from recollect_papers.prefix.world import (
     PrefixWorld,
     measured,
     prefix_world,
+    read_at,
     seeds,
 )
 from recollect_papers.runs import StudyEvaluation, renamed_classes
@@ -126,8 +126,8 @@ def _renamed(options: StudyOptions, arms: Sequence[PrefixArm]) -> Measurements:
 # --- Columns ----------------------------------------------------------------------------------------------------------
 
 
-def _top(title: str, sets: Sequence[str], metric: str = "top-1") -> Column:
-    return Column(title, {"set": tuple(sets), "metric": metric})
+def _top(title: str, sets: Sequence[str], measure: str = "top-1") -> Column:
+    return Column(title, {"set": tuple(sets), "measure": measure})
 
 
 def _every_unseen(found: Measurements) -> list[str]:
@@ -147,7 +147,7 @@ def _set_columns(found: Measurements) -> list[Column]:
 
 
 def _probe_columns(found: Measurements) -> list[Column]:
-    return [_top(title, part, PROBED) for title, part in found.context["parts"].items()]
+    return [_top(title, part, "accuracy of the probe") for title, part in found.context["parts"].items()]
 
 
 def _domain_columns(found: Measurements) -> list[Column]:
@@ -162,12 +162,14 @@ def _name_columns(found: Measurements) -> list[Column]:
 
 
 def _search_columns(found: Measurements) -> list[Column]:
-    ways = zip(("I2T", "T2I"), reversed(DIRECTIONS), strict=True)
-    shown = [(f"{short}@{k}", f"{way} R@{k}") for short, way in ways for k in (1, 5)]
+    ways = [("I2T", DIRECTIONS[1]), ("T2I", DIRECTIONS[0])]
+    shown = [(f"{short}@{k}", {"direction": way, "measure": f"R@{k}"}) for short, way in ways for k in (1, 5)]
+    every = {"domain": "all", "method": "zero-shot"}
     return [
-        Column(f"{data.removeprefix('glyphs:')} {title}", {"set": data, "metric": metric})
-        for data in found.context["data"] for title, metric in shown
-    ]  # fmt: skip
+        Column(f"{data.removeprefix('glyphs:')} {title}", {**every, **at, "set": data})
+        for data in found.context["data"]
+        for title, at in shown
+    ]
 
 
 def _table(
@@ -183,7 +185,7 @@ def _table(
     name = f"Table {number}"
 
     def form(found: Measurements) -> Formed:
-        rows = [Row(head, {"arm": arm.name, "read": READINGS[read]}, key) for head, arm, read, key in lines]
+        rows = [Row(head, read_at(arm.name, read), key) for head, arm, read, key in lines]
         paper, notes = printed("prefix", f"table-{number}"), tuple(found.context["notes"])
         made = TableForm(f"{name}. {title}", heads, rows, columns(found), paper, notes, "not run")
         if not apart:
@@ -315,7 +317,7 @@ def _measure_9(options: StudyOptions) -> Measurements:
 def _form_9(found: Measurements) -> Formed:
     """Batch size and length."""
     rows = [
-        Row((_OBJECTIVES[arm.base], str(batch), f"{examples:,}"), {"arm": name, "read": "caption"}, key)
+        Row((_OBJECTIVES[arm.base], str(batch), f"{examples:,}"), read_at(name, "caption"), key)
         for (arm, key), (name, batch, examples) in zip(TABLE_9_ARMS.items(), found.context["lines"], strict=True)
     ]
     columns = [_top("own set", found.context["sets"]["own"][:1]), _top("zero-shot", _every_unseen(found))]

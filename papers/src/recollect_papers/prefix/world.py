@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from recollect.core.errors import UserError
 from recollect.core.types import Kind
-from recollect.evaluation.results import Result
 from recollect.objectives import Base
 from recollect.training.options import Data, Model, ObjectiveOptions, Recipe
 from recollect.training.recipes import RECIPES, with_context
@@ -20,8 +19,6 @@ ArmSampling = Literal["equal", "debiased"]
 TEMPERATURE = 1 / 0.07
 PREFIXES: tuple[Kind, ...] = ("label", "caption")
 READINGS: dict[Kind | None, str] = {None: "N/A", "label": "label", "caption": "caption"}
-PROBED = "accuracy of the probe"
-"""Of a linear probe, in each set's own metric."""
 
 WORLDS_BY_SCALE: Mapping[Scale, str] = {
     "smoke": "glyphs (pictures of characters), a few steps: shows that it runs, not what it finds",
@@ -226,56 +223,23 @@ def seeds(options: StudyOptions) -> int:
 def measured(
     arms: Sequence[PrefixArm], options: StudyOptions, evaluation: StudyEvaluation, **context: Any
 ) -> Measurements:
-    """Train what is not there yet, and gather every figure by arm, reading, set and metric.
+    """Every arm whose sources are there, trained where that is not done yet: figures by arm, reading, set and measure.
 
     Returns:
         ``data`` in the context names the sets in their order.
     """
-    found = Measurements(context)
-    for arm, result in figures(arms, options, evaluation):
-        found.context["data"] = [*dict.fromkeys((*found.context.get("data", ()), result.data))]
-        at = {"arm": arm.name, "read": READINGS[result.settings.get("prefix")], "set": result.data}
-        for row in result.rows:
-            if metric := _metric(result.protocol, row):
-                found.add({**at, "metric": metric}, result.seed, row["value"])
+    there = [arm for arm in dict.fromkeys(arms) if prefix_world(options).has(arm)]
+    jobs = [job_of(arm, options, evaluation, seed) for seed in range(seeds(options)) for arm in there]
+    found = run(jobs, options.out, options.workers)
+    found.context = {**context, "data": found.names("set")}
     return found
 
 
-def _metric(protocol: str, row: Mapping[str, Any]) -> str | None:
-    """What a table calls the figure; None for those that no table shows."""
-    if protocol == "probe":
-        return PROBED
-    if protocol != "retrieval":
-        return str(row["metric"])
-    if row["metric"] != "recall" or row["domain"] != "all":
-        return None
-    return f"{row['direction']} R@{row['k']}"
+def job_of(arm: PrefixArm, options: StudyOptions, evaluation: StudyEvaluation, seed: int = 0) -> Job:
+    """An arm's training and evaluation."""
+    return Job(arm.name, replace(prefix_world(options).make(arm), seed=seed), evaluation)
 
 
-def figures(
-    arms: Sequence[PrefixArm], options: StudyOptions, evaluation: StudyEvaluation
-) -> list[tuple[PrefixArm, Result]]:
-    """The results of every arm whose sources are there; arms that come to one recipe share a training."""
-    chosen = prefix_world(options)
-    named = {arm: (_called(recipe), recipe) for arm in arms if chosen.has(arm) for recipe in (chosen.make(arm),)}
-    jobs = [
-        Job(name, replace(recipe, seed=seed), evaluation)
-        for seed in range(seeds(options))
-        for name, recipe in dict(named.values()).items()
-    ]
-    results = run(jobs, options.out, options.workers)
-    return [(arm, result) for result in results for arm, (name, _) in named.items() if name == result.model]
-
-
-def _called(recipe: Recipe) -> str:
-    """A name that says what an arm is, the same for all seeds."""
-    labels, captions = (" ".join(specs) for specs in (recipe.data.labels, recipe.data.captions))
-    objective = f"{recipe.objective.base}{' with context' if recipe.objective.context else ''}"
-    prefix = "prefix" if recipe.model.prefixes else "plain"
-    return f"{labels} + {captions}, {objective}, {prefix}, {recipe.data.sampling}, {recipe.batch_size}, {recipe.steps}"
-
-
-def job_of(arm: PrefixArm, options: StudyOptions, evaluation: StudyEvaluation) -> Job:
-    """The first seed of an arm, trained and evaluated already by `figures`."""
-    recipe = replace(prefix_world(options).make(arm), seed=0)
-    return Job(_called(recipe), recipe, evaluation)
+def read_at(arm: str, prefix: Kind | None) -> dict[str, str]:
+    """Address of an arm whose texts are read with a prefix."""
+    return {"arm": arm, "read": prefix} if prefix else {"arm": arm}

@@ -1,8 +1,5 @@
 """What RECO's studies run on: a frozen model, its memory, training pairs, and tasks that only the memory knows."""
 
-import hashlib
-import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -14,7 +11,6 @@ import numpy as np
 from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Source
-from recollect.data.sources.images import note
 from recollect.data.sources.subset import Subset
 from recollect.evaluation.entities import entities
 from recollect.evaluation.features import FeatureCache, image_features
@@ -29,8 +25,7 @@ from recollect.reco.encoder import Mode, RetrievalEnhancedEncoder
 from recollect.reco.learning import FUSION_PRESETS, FusionPreset, train_fusion
 from recollect.reco.pairs import Pairs, embed_pairs
 from recollect.training.options import Data
-from recollect_papers.runs import alone_in
-from recollect_papers.store import as_written, kept_or_made
+from recollect_papers.store import alone_in, content_key, kept_or_made
 
 MemoryPart = Literal["tasks", "retrieval", "entities"]
 
@@ -108,33 +103,18 @@ class Bench:
         return FeatureCache(self.folder / "features")
 
     def memory_of(self, share: float = 1.0) -> Path:
-        """The memory, or a random share of it; built once for the same pairs and model, again where it is damaged."""
-        content = [self.model.fingerprint, *(source.fingerprint for source in self.memory)]
-        folder = self.folder / f"memory-{share:g}-{_hash(content)}"
+        """The memory, or a random share of it; built once for the same pairs and model."""
+        read = [self.model.fingerprint, *(source.fingerprint for source in self.memory)]
+        folder = self.folder / f"memory-{share:g}-{content_key(read, size=6)}"
         done = folder.with_name(f"{folder.name}.done")
         with alone_in(folder):
-            self._build(folder, done, share)
+            if not done.exists():
+                for source in self.memory:
+                    part = source if share == 1 else Subset(source, _sample(len(source), share, source.name))
+                    options = IngestOptions(captions="first")
+                    Index.build(part, self.model, out=folder, options=options, precision="float32")
+                done.touch()
         return folder
-
-    def _build(self, folder: Path, done: Path, share: float) -> None:
-        if folder in self._sound:
-            return
-        if done.exists() and (damage := _damage(folder)):
-            note(f"{damage[0]}; this index is built again")
-            done.unlink()
-            shutil.rmtree(folder, ignore_errors=True)
-        if not done.exists():
-            for source in self.memory:
-                part = source if share == 1 else Subset(source, _sample(len(source), share, source.name))
-                options = IngestOptions(captions="first")
-                Index.build(part, self.model, out=folder, options=options, precision="float32")
-            done.touch()
-        self._sound.add(folder)
-
-    @cached_property
-    def _sound(self) -> set[Path]:
-        """Memories that were read whole, and compared with their checksums, since this bench was made."""
-        return set()
 
     def rows_of(self, share: float) -> int:
         """How many pairs such a part of the memory is made of."""
@@ -158,16 +138,12 @@ class Bench:
             checkpoint_every=10**9,
         )
         recipe = replace(recipe, optimiser=replace(recipe.optimiser, learning_rate=1e-3))
-        content = [self.model.fingerprint, *(source.fingerprint for source in self.training)]
-        out = self.folder / "fusions" / _hash([asdict(recipe), content, arm.more])
+        read = [self.model.fingerprint, *(source.fingerprint for source in self.training)]
+        out = self.folder / "fusions" / content_key(asdict(recipe), read, arm.more, size=6)
         with alone_in(out):
-            if (out / "model").exists() and not as_written(out / "model"):
-                note(f"{out / 'model'}: damaged; it is made again")
-                shutil.rmtree(out)  # a run of minutes, which keeps no checkpoint on its way
             if not (out / "model").exists():
                 pairs = self._with_found(arm) if arm.more else self.pairs
                 train_fusion(recipe, self.model, pairs, out, resume=out.exists())
-            as_written(out / "model")
         return FusionModule.open(out / "model")
 
     def encoder(self, arm: FusionArm | None, part: MemoryPart = "tasks") -> Encoder:
@@ -220,7 +196,7 @@ class Bench:
         return found
 
     def _figure_file(self, encoder: Encoder, part: MemoryPart) -> Path:
-        return self.folder / "figures" / f"{part}-{_hash([encoder.fingerprint, self._asked(part)])}.json"
+        return self.folder / "figures" / f"{part}-{content_key(encoder.fingerprint, self._asked(part), size=6)}.json"
 
     def _measure(self, encoder: Encoder, part: MemoryPart) -> dict[str, float]:
         if part == "retrieval":
@@ -260,16 +236,6 @@ class Bench:
         )
 
 
-def _damage(folder: Path) -> list[str]:
-    """What is wrong with an index; nothing if it is sound."""
-    if not Index.exists(folder):
-        return [f"{folder}: gone"]
-    try:
-        return Index.open(folder).verify()
-    except UserError as error:
-        return [str(error)]
-
-
 def _question(task: ClassificationTask) -> list[Any]:
     """What a task asks: its images and labels, and the texts of its classes."""
     return [task.query.fingerprint, task.class_names, task.templates, task.class_texts]
@@ -281,7 +247,3 @@ def _sample(count: int, share: float, name: str) -> np.ndarray:
 
 def _part(count: int, share: float) -> int:
     return max(1, round(share * count))
-
-
-def _hash(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=6).hexdigest()

@@ -1,7 +1,7 @@
 """Generated worlds: pictures of characters, and vectors of latent factors."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
@@ -56,11 +56,9 @@ def open_world_source(spec: str, split: str | None = None) -> Source:
     name = spec.partition("?")[0]
     if name not in SOURCES:
         raise UserError(f"{spec}: no such built-in source. Choose one of: {', '.join(SOURCES)}.")
-    source: Any = SOURCES[name](world_of(spec))
-    for key, text in _settings(spec, AMOUNTS.get(name, ()), True):
-        if not text.isdecimal() or int(text) < 1:
-            raise UserError(f"{spec}: {key}={text!r} is not a number of at least 1")
-        source = replace(source, **{key: int(text)})
+    world, amounts = _settings(spec)
+    source: Any = SOURCES[name](world)
+    source = replace(source, **amounts) if amounts else source
     if split in (None, "train"):
         return source
     if split == "test" and name in LABEL_SETS:
@@ -74,35 +72,29 @@ def world_of(spec: str) -> Any:
     Raises:
         UserError: an unknown world, setting or value.
     """
-    name = spec.partition("?")[0]
-    kind = name.split(":")[0]
-    if kind not in WORLDS:
+    return _settings(spec)[0]
+
+
+def _settings(spec: str) -> tuple[Any, dict[str, int]]:
+    """The world of an address, and the amounts of its source."""
+    name, _, query = spec.partition("?")
+    if (kind := name.partition(":")[0]) not in WORLDS:
         raise UserError(f"{spec}: no such built-in world. Choose one of: {', '.join(WORLDS)}.")
-    world = WORLDS[kind]()
-    for key, text in _settings(spec, AMOUNTS.get(name, ()), False):
-        own = _numbers(world)
-        inner = {part.name: getattr(world, part.name) for part in fields(world)
-                 if is_dataclass(getattr(world, part.name))}  # fmt: skip
-        known = {name: value for part in (world, *inner.values()) for name, value in _numbers(part).items()}
+    world, amounts = WORLDS[kind](), dict[str, int]()
+    numbers = {each.name: getattr(world, each.name) for each in fields(world)}
+    known = {name: type(value) for name, value in numbers.items() if isinstance(value, int | float)}
+    known |= dict.fromkeys(AMOUNTS.get(name, ()), int)
+    for key, text in parse_qsl(query, keep_blank_values=True):
         if key not in known:
             raise UserError(f"{spec}: no setting {key!r}. Choose one of: {', '.join(known)}.")
         try:
-            changed = {key: type(known[key])(text)}
+            value = known[key](text)
         except ValueError:
-            raise UserError(f"{spec}: {key}={text!r} is not a number of the kind of {known[key]!r}") from None
-        if key not in own:
-            part = next(part for part, value in inner.items() if key in _numbers(value))
-            changed = {part: replace(inner[part], **changed)}
-        world = replace(world, **changed)
-    return world
-
-
-def _settings(spec: str, amounts: tuple[str, ...], wanted: bool) -> list[tuple[str, str]]:
-    """The settings of an address that are amounts of its source, or the others."""
-    settings = parse_qsl(spec.partition("?")[2], keep_blank_values=True)
-    return [(key, text) for key, text in settings if (key in amounts) == wanted]
-
-
-def _numbers(of: Any) -> dict[str, int | float]:
-    found = {each.name: getattr(of, each.name) for each in fields(of)}
-    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+            raise UserError(f"{spec}: {key}={text!r} is not a number") from None
+        if key not in AMOUNTS.get(name, ()):
+            world = replace(world, **{key: value})
+        elif value < 1:
+            raise UserError(f"{spec}: {key}={text!r} is not a number of at least 1")
+        else:
+            amounts[key] = value
+    return world, amounts

@@ -4,10 +4,9 @@ Fonts and names are real and were not made for this. The table is drawn once per
 the user's cache folder (``RECOLLECT_CACHE`` or the system's).
 """
 
-import hashlib
 import re
 import unicodedata
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -15,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import PIL
 from PIL import Image, ImageDraw, ImageFont
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 from scipy import ndimage
 
 from recollect.core.errors import UserError
@@ -123,22 +122,12 @@ class GlyphTable:
 @cache
 def glyph_table() -> GlyphTable:
     """The table, from the cache or drawn now."""
-    path = _cache_file()
-    fields = GlyphTable.__dataclass_fields__
-    try:
-        with safe_open(path, framework="numpy") as file:
-            tensors = {name: file.get_tensor(name) for name in fields}
-            if (file.metadata() or {}).get("digest") == _digest(tensors):
-                return GlyphTable(**tensors)
-    except Exception:  # not there, damaged, or of another version: drawing it again is cheap
-        pass
+    path, names = _cache_file(), GlyphTable.__dataclass_fields__
+    with suppress(Exception):  # not there, damaged, or of another version: drawing it again is cheap
+        return GlyphTable(**load_file(path))
     table = _draw_table()
-    try:
-        with atomic_path(path) as temporary:
-            tensors = {name: np.ascontiguousarray(getattr(table, name)) for name in fields}
-            save_file(tensors, temporary, metadata={"digest": _digest(tensors)})
-    except (OSError, UserError, SafetensorError):  # a read-only home or a full disk does not matter here
-        pass
+    with suppress(OSError, UserError, SafetensorError), atomic_path(path) as temporary:  # e.g. a read-only home
+        save_file({name: np.ascontiguousarray(getattr(table, name)) for name in names}, temporary)
     return table
 
 
@@ -147,14 +136,6 @@ def _cache_file() -> Path:
 
     key = derive_seed("glyphs", 1, matplotlib.__version__, PIL.__version__, unicodedata.unidata_version, repr(SCRIPTS))
     return cache_folder() / f"glyphs-{key:016x}.safetensors"
-
-
-def _digest(tensors: Mapping[str, np.ndarray]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
-        digest.update(np.ascontiguousarray(tensor).data)
-    return digest.hexdigest()
 
 
 def _draw_table() -> GlyphTable:
