@@ -5,9 +5,9 @@ import pytest
 
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect_papers.worlds import open_world_source
-from recollect_papers.worlds.glyph_synonyms import SYNONYMS, in_other_words
 from recollect_papers.worlds.glyph_table import ATTRIBUTES, SCRIPTS
 from recollect_papers.worlds.glyph_tasks import NAMED_SCRIPTS
+from recollect_papers.worlds.glyphs import SYNONYMS, in_other_words
 from recollect_papers.worlds.tasks import world_zero_shot_tasks
 
 

@@ -8,8 +8,7 @@ from urllib.parse import parse_qsl
 
 from recollect.core.errors import UserError
 from recollect.core.types import Source
-from recollect_papers.worlds.glyph_sources import GlyphCaptions, GlyphLabels, unseen_part
-from recollect_papers.worlds.glyphs import GlyphWorld
+from recollect_papers.worlds.glyphs import GlyphCaptions, GlyphLabels, GlyphWorld, unseen_part
 from recollect_papers.worlds.latents import LatentCaptions, LatentWorld
 from recollect_papers.worlds.scenes import GlyphScenes, HardScenes
 

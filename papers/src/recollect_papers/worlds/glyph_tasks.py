@@ -9,9 +9,8 @@ from recollect.core.seeding import derive_seed, integers, numpy_generator, unifo
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.evaluation.tasks.classification import RENAMED, ClassificationTask
 from recollect_papers.worlds.arrays import ArraySource, as_pictures
-from recollect_papers.worlds.glyph_sources import GlyphLabels, unseen_part
 from recollect_papers.worlds.glyph_table import ATTRIBUTES, SCRIPTS
-from recollect_papers.worlds.glyphs import GlyphWorld
+from recollect_papers.worlds.glyphs import GlyphLabels, GlyphWorld, unseen_part
 from recollect_papers.worlds.rendering import COLOUR_NAMES, PLAIN_NUISANCE, Nuisance
 
 _ALIKE = 0.93

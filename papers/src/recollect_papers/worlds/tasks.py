@@ -13,7 +13,7 @@ from recollect_papers.worlds.glyph_tasks import (
     label_set_tasks,
     prompt_tasks,
 )
-from recollect_papers.worlds.latent_tasks import latent_few_shot_tasks, latent_zero_shot_tasks, sized_few_shot_tasks
+from recollect_papers.worlds.latents import latent_few_shot_tasks, latent_zero_shot_tasks, sized_few_shot_tasks
 
 Make = Callable[[Any, str], list[ClassificationTask]]
 """From a world, or a label set of it, and a split to tasks."""
