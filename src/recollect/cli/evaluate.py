@@ -177,11 +177,7 @@ class Retrieval:
 
 @dataclass(frozen=True)
 class Entities:
-    """Name pictures among all entities: top-1 on those trained on, on the others, and the harmonic mean.
-
-    With recollect-papers, `--data oven:FOLDER` reads OVEN's published files, which record what was trained on;
-    `oven:FOLDER?set=query` the other set, `?part=test` another part. Use one template with it (--templates).
-    """
+    """Name pictures among all entities: top-1 on those trained on, on the others, and the harmonic mean."""
 
     model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)
     data: Annotated[LabelledData, Arg(flat=True)] = field(default_factory=LabelledData)

@@ -1,6 +1,5 @@
 """Open-domain entity recognition among all entities, including those the model was not trained on."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from recollect.classifiers.heads.calibration import calibration_error
 from recollect.classifiers.texts import learned_scale
 from recollect.core.errors import UserError
-from recollect.core.plugins import Table
 from recollect.core.types import Encoder, Kind, best_device
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
@@ -31,9 +29,6 @@ _IMAGES, _TEXTS = 512, 4096
 EntityTask = tuple[ClassificationTask, Bool[np.ndarray, " classes"]]
 """A task over all candidates, and which of them the model was trained on."""
 
-ENTITY_SETS: Table[Callable[[str, tuple[str, ...]], EntityTask]] = Table("entity_sets")
-"""Published sets by the prefix of their addresses, opened from an address and templates; packages add theirs."""
-
 
 def open_entities(
     spec: str, seen: str, unseen: str, templates: tuple[str, ...], columns: Columns | None = None
@@ -41,15 +36,13 @@ def open_entities(
     """A task over the classes of two splits, and whether each class belongs to the first.
 
     Args:
-        spec: a source with labels and class names; or NAME:PLACE of one of `ENTITY_SETS`, which knows what was seen.
+        spec: a source with labels and class names.
         seen: split whose classes the model was trained on.
         unseen: split of the others.
 
     Raises:
         UserError: no such split, or all classes are seen, or none.
     """
-    if (name := spec.partition(":")[0]) != spec and name in ENTITY_SETS:
-        return ENTITY_SETS[name](spec, templates)
     task = classification_task(
         spec, division=Division(support=None, query=f"{seen}+{unseen}"), templates=templates, columns=columns
     )

@@ -27,7 +27,6 @@ from recollect_papers.engine import (
 from recollect_papers.measurements import Measurements
 from recollect_papers.reco import figures as pictures
 from recollect_papers.reco.bench import Bench, FusionArm, MemoryPart
-from recollect_papers.reco.oven import is_oven
 from recollect_papers.reco.world import (
     PAPERS_SETS,
     WORLDS_BY_SCALE,
@@ -157,8 +156,7 @@ def _measure_2(options: StudyOptions) -> Measurements:
     assert mine[0].entities is not None
     task, seen = mine[0].entities
     note = f"{len(task.class_names):,} entities, all of them candidates; {int((~seen).sum()):,} are unseen"
-    papers = options.scale == "full" and is_oven(str(options.entities))
-    notes = _notes(options, mine, note, papers=papers, parts=("entities",))
+    notes = _notes(options, mine, note, papers=False, parts=("entities",))
     found = Measurements({"model": mine[0].label, "notes": notes})
     _add(found, mine, ENTITY_ARMS, "entities")
     return found
