@@ -4,9 +4,13 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from recollect.data.sources import subset
+from recollect_papers.studies import find_study
+from recollect_papers.study import StudyOptions
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,5 +31,26 @@ def elsewhere():
         return subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
         ).stdout.strip()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    """Smoke scale with one seed, in a folder that the studies of a module share."""
+    return StudyOptions("smoke", tmp_path_factory.mktemp("studies"), seeds=1, workers=1)
+
+
+@pytest.fixture(scope="session")
+def draw():
+    """Runs a study, checks that its figure is a picture with something on it, and returns the report."""
+
+    def run(name, options):
+        report = find_study(name).load()(options)
+        (file,) = report.figures
+        picture = np.asarray(Image.open(options.out / file).convert("L"))
+        assert min(picture.shape) > 200
+        assert (picture < 128).mean() > 0.001
+        return report
 
     return run

@@ -31,24 +31,18 @@ def latents_siglixp() -> Recipe:
 
 def latents_strong_siglip() -> Recipe:
     """SigLIP on the vector world, in the variant with the larger effect: linear text tower, scale 30, 800 steps."""
-    recipe = replace(latents_siglip(), model=Model("vector-linear"), steps=800)
-    return replace(recipe, objective=replace(recipe.objective, scale=30.0))
-
-
-def latents_strong_siglixp() -> Recipe:
-    """SigLIxP on the vector world, in the variant with the larger effect."""
-    return with_context(latents_strong_siglip(), tau=0.003)
+    objective = ObjectiveOptions(scale=30.0, bias=-10.0)
+    return replace(latents_siglip(), model=Model("vector-linear"), objective=objective, steps=800)
 
 
 def glyphs_siglip() -> Recipe:
     """SigLIP on glyphs: frozen random filters and a linear head, and a linear text tower of rank 24."""
-    return Recipe(
+    return replace(
+        latents_strong_siglip(),
         model=Model("glyph-random"),
         data=Data(captions=("glyphs:captions",)),
-        objective=ObjectiveOptions(scale=30.0, bias=-10.0),
         optimiser=Optimiser(learning_rate=1e-3, weight_decay=1e-2, temperature_factor=20.0),
         steps=500,
-        batch_size=512,
         checkpoint_every=500,
     )
 
@@ -63,12 +57,5 @@ def glyphs_strong_siglip() -> Recipe:
     return replace(glyphs_siglip(), model=Model("glyph-strong"), steps=1500)
 
 
-RECIPES: Mapping[str, Callable[[], Recipe]] = {
-    "latents-siglip": latents_siglip,
-    "latents-siglixp": latents_siglixp,
-    "latents-strong-siglip": latents_strong_siglip,
-    "latents-strong-siglixp": latents_strong_siglixp,
-    "glyphs-siglip": glyphs_siglip,
-    "glyphs-siglixp": glyphs_siglixp,
-    "glyphs-strong-siglip": glyphs_strong_siglip,
-}
+_ALL = (latents_siglip, latents_siglixp, latents_strong_siglip, glyphs_siglip, glyphs_siglixp, glyphs_strong_siglip)
+RECIPES: Mapping[str, Callable[[], Recipe]] = {each.__name__.replace("_", "-"): each for each in _ALL}
