@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from recollect.cli.parser import Arg
 from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_text
-from recollect_papers.study import StudyTable
+from recollect_papers.study import StudyReport, StudyTable
 
 _MARK = re.compile(r"<!-- (table|cell|words|value) ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL)
 
@@ -57,29 +57,13 @@ class FillResults:
         output().print(f"{self.page}: {'filled in' if filled != text else 'agrees with the files'}", highlight=False)
 
 
-@dataclass(frozen=True)
-class KeptResults:
-    """The content of a result file.
-
-    Attributes:
-        command: that made it.
-        world: where its numbers come from, in words.
-        notes: remarks on all tables.
-    """
-
-    tables: Sequence[StudyTable]
-    command: str
-    world: str = ""
-    notes: Sequence[str] = ()
-
-
 def fill_page(text: str, folder: Path) -> str:
     """The page with everything between its marks made from the files in ``folder``.
 
     Raises:
         UserError: a mark that cannot be read, or names a file, table, row or column that is not there.
     """
-    kept: dict[str, KeptResults] = {}
+    kept: dict[str, StudyReport] = {}
 
     def made(mark: re.Match[str]) -> str:
         kind, words = mark[1], shlex.split(mark[2])
@@ -98,7 +82,7 @@ def fill_page(text: str, folder: Path) -> str:
     return _MARK.sub(made, text)
 
 
-def read_results(folder: Path, name: str) -> KeptResults:
+def read_results(folder: Path, name: str) -> StudyReport:
     """The tables of one file.
 
     Raises:
@@ -112,10 +96,11 @@ def read_results(folder: Path, name: str) -> KeptResults:
         for each in value["tables"]
     ]
     command = value.get("command") or f"recollect-papers {value['name']} --scale {value['scale']}"
-    return KeptResults(tables, command, value.get("world", ""), value.get("notes", ()))
+    notes, name = value.get("notes", ()), value.get("name", "")
+    return StudyReport(name, "small", value.get("world", ""), tables, notes=notes, command=command)
 
 
-def _find(results: KeptResults, file: str, title: str) -> StudyTable:
+def _find(results: StudyReport, file: str, title: str) -> StudyTable:
     found = [table for table in results.tables if title in table.title]
     if len(found) != 1:
         titles = "; ".join(table.title for table in results.tables)
@@ -123,7 +108,7 @@ def _find(results: KeptResults, file: str, title: str) -> StudyTable:
     return found[0]
 
 
-def _table(results: KeptResults, words: Sequence[str], folder: Path) -> str:
+def _table(results: StudyReport, words: Sequence[str], folder: Path) -> str:
     """A table with its notes, its file and its command; ``only=`` and ``without=`` choose columns."""
     table = _find(results, words[0], words[1])
     chosen = dict(word.split("=", 1) for word in words[2:])
@@ -140,7 +125,7 @@ def _table(results: KeptResults, words: Sequence[str], folder: Path) -> str:
     return "\n\n" + "\n".join(lines) + notes + source + "\n\n"
 
 
-def _cell(results: KeptResults, words: Sequence[str], folder: Path) -> str:
+def _cell(results: StudyReport, words: Sequence[str], folder: Path) -> str:
     """One cell, by its row's first cells (joined by " / " where one is not enough) and its column."""
     file, title, name, column = words[:4]
     table = _find(results, file, title)
@@ -150,7 +135,7 @@ def _cell(results: KeptResults, words: Sequence[str], folder: Path) -> str:
     return rows[0][table.columns.index(column)]
 
 
-def _words(results: KeptResults, words: Sequence[str], folder: Path) -> str:
+def _words(results: StudyReport, words: Sequence[str], folder: Path) -> str:
     """The rest of a remark after the given words, up to a semicolon or the end of its line."""
     remarks = [results.world, *results.notes, *(note for table in results.tables for note in table.notes)]
     found = [text.split(words[1], 1)[1].split(";")[0].strip() for text in remarks if words[1] in text]
@@ -185,7 +170,7 @@ def _number(value: Any, file: str, path: str) -> float:
     return float(value)
 
 
-_MAKERS: Mapping[str, Callable[[KeptResults, Sequence[str], Path], str]] = {
+_MAKERS: Mapping[str, Callable[[StudyReport, Sequence[str], Path], str]] = {
     "table": _table,
     "cell": _cell,
     "words": _words,

@@ -2,26 +2,20 @@
 
 from collections.abc import Mapping
 
-from recollect_papers.towers.small import BagOfWords, SmallTowers, WordTransformer
+from recollect_papers.towers.small import SmallTowers
 
 PRESETS: Mapping[str, SmallTowers] = {
     "vector-mlp": SmallTowers(
-        "vector world: linear image tower, word vectors and an MLP", BagOfWords(64, hidden=256), "vectors", width=192
+        "vector world: linear image tower, word vectors and an MLP", 64, "vectors", hidden=256, width=192
     ),
     "vector-linear": SmallTowers(
-        "vector world, the stronger variant: linear text tower of rank 48", BagOfWords(48), "vectors", width=192
+        "vector world, the stronger variant: linear text tower of rank 48", 48, "vectors", width=192
     ),
     "glyph-random": SmallTowers(
-        "glyph world: frozen random filters and a linear head, linear text tower of rank 24",
-        BagOfWords(24),
-        "random",
+        "glyph world: frozen random filters and a linear head, linear text tower of rank 24", 24, "random"
     ),
-    "glyph-strong": SmallTowers(
-        "glyph world: convnet and a linear head, linear text tower of full rank",
-        BagOfWords(256),
-    ),
+    "glyph-strong": SmallTowers("glyph world: convnet and a linear head, linear text tower of full rank", 256),
     "tiny-conv": SmallTowers(
-        "32 px, small convnet and a transformer over words; learns much faster than tiny in short runs",
-        WordTransformer(64),
+        "32 px, small convnet and a transformer over words; learns much faster than tiny in short runs", 64, layers=2
     ),
 }

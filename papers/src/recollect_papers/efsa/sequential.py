@@ -1,7 +1,6 @@
 """Episodes one query after the other, by PEFT and torch.optim: the reference of the fast form, and full parameters."""
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,9 +16,6 @@ from recollect.efsa.loss import episode_loss, negatives
 from recollect.efsa.options import EpisodeOptions
 from recollect.models import DualEncoder
 from recollect.models.lora import adapter_sites, add_lora, initial_weights
-
-FULL_RATE = 3e-6
-"""Learning rate of episodes that change all parameters, which the adapters' rates would destroy."""
 
 
 class OneAtATime:
@@ -124,11 +120,9 @@ class SequentialEpisodes(OneAtATime):
 
 
 class FullEpisodes(OneAtATime):
-    """Episodes that change every parameter of both towers (EFSA, §5.1 and Fig. 4), by default at `FULL_RATE`."""
+    """Episodes that change every parameter of both towers (EFSA, §5.1 and Fig. 4); they need a far lower rate."""
 
     def _prepare(self) -> list[nn.Parameter]:
-        if self.options.learning_rate is None:
-            self.options = replace(self.options, learning_rate=FULL_RATE)
         towers = (self._copy.tower_parameters("image"), self._copy.tower_parameters("text"))
         learned = [each for tower in towers for each in tower]
         for each in learned:

@@ -20,8 +20,7 @@ from recollect.models import load_model
 from recollect_papers.engine import papers_words, report
 from recollect_papers.prefix.attention import attention_figure, attention_map, own_prefixes, reading_name
 from recollect_papers.prefix.maps import (
-    Measured,
-    Panel,
+    Cloud,
     captions_panel,
     classes_panel,
     clouds,
@@ -135,16 +134,12 @@ def _prompts(task: ClassificationTask, options: StudyOptions) -> list[tuple[str,
     return [texts[::every] for texts in class_prompts(task)]
 
 
-def _maps(options: StudyOptions, number: int, panels: Sequence[Panel]) -> StudyReport:
+def _maps(options: StudyOptions, number: int, panels: Sequence[Cloud]) -> StudyReport:
     columns = tuple(dict.fromkeys(("panel", *(key for panel in panels for key in panel.measured))))
-    rows: list[Measured] = [{"panel": panel.cloud.title, **panel.measured} for panel in panels]
-    cells = [[_cell(row.get(column, "")) for column in columns] for row in rows]
-    figure = clouds([panel.cloud for panel in panels])
-    return _report(options, number, figure, "What is measured in the space itself", columns, cells)
-
-
-def _cell(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.3f}"
+    rows = [{"panel": panel.title, **panel.measured} for panel in panels]
+    cells = [[f"{value:.3f}" if isinstance(value := row.get(column, ""), float) else value for column in columns]
+             for row in rows]  # fmt: skip
+    return _report(options, number, clouds(panels), "What is measured in the space itself", columns, cells)
 
 
 def figure_4(options: StudyOptions) -> StudyReport:

@@ -1,7 +1,7 @@
 """t-SNE maps of texts and images (prefix conditioning, Fig. 4, 7, 8, 9), with what is measured in the space itself."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import matplotlib
 import numpy as np
@@ -18,8 +18,6 @@ from recollect_papers.prefix.attention import PREFIX_NAMES, UNCONDITIONAL, own_p
 
 Plane = Callable[[np.ndarray], np.ndarray]
 """From embeddings (n, width) to the plane (n, 2)."""
-
-Measured = dict[str, float | str]
 
 APART = "same set as nearest (%)"
 
@@ -89,7 +87,7 @@ def same_set_share(first: Float[np.ndarray, "n width"], second: Float[np.ndarray
 
 @dataclass(frozen=True)
 class Cloud:
-    """Points of one panel.
+    """Points of one panel, and what is measured in the space itself.
 
     Attributes:
         title: of the panel.
@@ -102,6 +100,7 @@ class Cloud:
     points: np.ndarray
     groups: np.ndarray
     names: tuple[str, ...] = ()
+    measured: Mapping[str, float | str] = field(default_factory=dict)
 
 
 def clouds(panels: Sequence[Cloud]) -> Figure:
@@ -130,31 +129,22 @@ def _colours(count: int) -> np.ndarray:
     return matplotlib.colormaps["gist_rainbow"](np.linspace(0, 1, count))[:, :3]
 
 
-@dataclass(frozen=True)
-class Panel:
-    """A map and its figures."""
-
-    cloud: Cloud
-    measured: Measured
-
-
-def classes_panel(model: Encoder, prompts: Sequence[Sequence[str]], prefix: Kind | None, plane: Plane) -> Panel:
+def classes_panel(model: Encoder, prompts: Sequence[Sequence[str]], prefix: Kind | None, plane: Plane) -> Cloud:
     """Prompts of each class read with one prefix, a colour a class (Fig. 4b to 4d, 7)."""
     owner = np.repeat(np.arange(len(prompts)), [len(texts) for texts in prompts])
     embedded = model.embed_texts([text for texts in prompts for text in texts], prefix).numpy()
     found, title = scatter(embedded, owner), reading_name(model, prefix)
-    measured: Measured = {"read with": title, "within": found.within, "between": found.between,
-                          "between / within": found.ratio}  # fmt: skip
-    return Panel(Cloud(title, plane(embedded), owner), measured)
+    measured = {"read with": title, "within": found.within, "between": found.between, "between / within": found.ratio}
+    return Cloud(title, plane(embedded), owner, measured=measured)
 
 
-def prefixes_panel(model: Encoder, texts: Sequence[str], prefixes: tuple[Kind, Kind], plane: Plane) -> Panel:
+def prefixes_panel(model: Encoder, texts: Sequence[str], prefixes: tuple[Kind, Kind], plane: Plane) -> Cloud:
     """The same texts read with each of two prefixes, a colour a prefix (Fig. 4a)."""
     first, second = (model.embed_texts(texts, prefix).numpy() for prefix in prefixes)
     return _pair("class prompts", first, second, (PREFIX_NAMES[prefixes[0]], PREFIX_NAMES[prefixes[1]]), plane)
 
 
-def captions_panel(model: Encoder, prompts: Sequence[str], captions: Sequence[str], plane: Plane) -> Panel:
+def captions_panel(model: Encoder, prompts: Sequence[str], captions: Sequence[str], plane: Plane) -> Cloud:
     """Class prompts and captions, each read with its own prefix where the model has prefixes (Fig. 9)."""
     own = own_prefixes(model)
     first = model.embed_texts(prompts, "label" if "label" in own else None).numpy()
@@ -163,14 +153,14 @@ def captions_panel(model: Encoder, prompts: Sequence[str], captions: Sequence[st
     return _pair(title, first, second, ("class prompts", "captions"), plane)
 
 
-def images_panel(model: Encoder, labelled: Source, captioned: Source, plane: Plane) -> Panel:
+def images_panel(model: Encoder, labelled: Source, captioned: Source, plane: Plane) -> Cloud:
     """Images of a label set and images with captions (Fig. 8)."""
     first, second = (image_features(model, source).images for source in (labelled, captioned))
     title = "trained with prefixes" if own_prefixes(model) else "trained without prefixes"
     return _pair(title, first, second, ("images of classes", "images with captions"), plane)
 
 
-def _pair(title: str, first: np.ndarray, second: np.ndarray, names: tuple[str, str], plane: Plane) -> Panel:
+def _pair(title: str, first: np.ndarray, second: np.ndarray, names: tuple[str, str], plane: Plane) -> Cloud:
     groups = np.repeat([0, 1], [len(first), len(second)])
-    cloud = Cloud(title, plane(np.concatenate([first, second])), groups, names)
-    return Panel(cloud, {"sets": ", ".join(names), APART: same_set_share(first, second)})
+    measured = {"sets": ", ".join(names), APART: same_set_share(first, second)}
+    return Cloud(title, plane(np.concatenate([first, second])), groups, names, measured)

@@ -19,7 +19,9 @@ from recollect.index import By, Index, Picture
 from recollect_papers.plots import empty, error_line, framed
 from recollect_papers.reco.bench import Bench
 
-_Direction = Literal["uni", "cross"]
+Search = Literal["uni", "cross"]
+_MODALITIES: tuple[By, By] = ("image", "text")
+_SEARCHES: tuple[Search, Search] = ("uni", "cross")
 
 _IMAGE, _TEXT = LINE_COLOURS[:2]
 
@@ -129,42 +131,41 @@ def _curves(axis: Axes, curves: Mapping[str, Mapping[float, Summary]]) -> None:
         error_line(axis, list(found), list(found.values()), colour, name)
 
 
-def relevant_shares(bench: Bench, column: str, k: int = 10) -> dict[tuple[By, _Direction], float]:
+def relevant_shares(bench: Bench, column: str, k: int = 10) -> dict[tuple[By, Search], float]:
     """Percent of the k nearest rows that are of the query's own class, for images and class texts, by each search.
 
     Args:
         bench: with a whole memory.
         column: whose tasks to ask for.
     """
-    index, hits = Index.open(bench.memory_of()), {}
-    modalities: tuple[By, ...] = ("image", "text")
-    searches: tuple[_Direction, ...] = ("uni", "cross")
-    for modality in modalities:
-        for search in searches:
-            right = [_relevance(bench, index, task, modality, search, k) for task in bench.tasks[column]]
-            hits[modality, search] = 100 * float(np.concatenate(right).mean())
-    return hits
+    shares = {}
+    for modality in _MODALITIES:
+        asked = [_asked(bench, task, modality) for task in bench.tasks[column]]
+        for search in _SEARCHES:
+            right, count = 0, 0
+            for vectors, names in asked:
+                found = _nearest(bench, vectors, modality, search, k)
+                right += sum(_relevant(item, name) for name, items in zip(names, found, strict=True) for item in items)
+                count += k * len(names)
+            shares[modality, search] = 100 * right / count
+    return shares
 
 
-def _relevance(
-    bench: Bench, index: Index, task: ClassificationTask, modality: By, search: _Direction, k: int
-) -> np.ndarray:
-    if modality == "image":
-        features = image_features(bench.model, task.query, bench.cache)
-        vectors, names = features.images, [task.class_names[label] for label in features.labels]
-    else:
-        vectors, names = class_text_features(bench.model, task), list(task.class_names)
-    near = bench.too_near(1.0, "tasks")
-    found = index.lookup(vectors, k, _compared(modality, search), exclude=near or None).ids
-    pictures = {each.id: each for each in index.pictures(sorted(set(found.ravel().tolist()) - {""}))}
-    return np.array(
-        [[id != "" and _relevant(pictures[id], name) for id in ids] for ids, name in zip(found, names, strict=True)]
-    )
+def _asked(bench: Bench, task: ClassificationTask, modality: By) -> tuple[np.ndarray, Sequence[str]]:
+    """The vectors of a task's images or class texts, and the class name of each."""
+    if modality == "text":
+        return class_text_features(bench.model, task), task.class_names
+    features = image_features(bench.model, task.query, bench.cache)
+    return features.images, [task.class_names[label] for label in features.labels]
 
 
-def _compared(modality: By, search: _Direction) -> By:
-    other: By = "text" if modality == "image" else "image"
-    return modality if search == "uni" else other
+def _nearest(bench: Bench, vectors: np.ndarray, modality: By, search: Search, k: int) -> list[list[Picture]]:
+    """The k nearest rows of the whole memory to each vector, without near-duplicates of tested pictures."""
+    index, other = Index.open(bench.memory_of()), _MODALITIES[modality == "image"]
+    compared = modality if search == "uni" else other
+    ids = index.lookup(vectors, k, compared, exclude=bench.too_near(1.0, "tasks") or None).ids
+    pictures = {each.id: each for each in index.pictures(sorted(set(ids.ravel().tolist()) - {""}))}
+    return [[pictures[id] for id in row if id] for row in ids.tolist()]
 
 
 def _relevant(item: Picture, name: str) -> bool:
@@ -175,7 +176,6 @@ def _relevant(item: Picture, name: str) -> bool:
 
 def nearest_items(bench: Bench, column: str, k: int = 4) -> Figure:
     """Two images and two class names with the nearest rows of the memory, by uni- and cross-modal search."""
-    index = Index.open(bench.memory_of())
     generator = numpy_generator("figure 4", bench.label)
     tasks = bench.tasks[column]
     columns = 2 * k + 2  # one of them stays empty between the searches
@@ -185,13 +185,13 @@ def nearest_items(bench: Bench, column: str, k: int = 4) -> Figure:
     engine.set(rect=(0, 0, 1, 0.95))  # room for the headings
     for axis in axes.flat:
         empty(axis)
-    for row, modality in enumerate(("image", "image", "text", "text")):
+    for row, modality in enumerate(sorted(2 * _MODALITIES)):
         task = tasks[int(generator.integers(len(tasks)))]
-        name, vectors = _draw_query(axes[row, 0], bench, task, modality, generator)  # type: ignore[arg-type]
-        for first, search in ((1, "uni"), (2 + k, "cross")):
-            other = _compared(modality, search)  # type: ignore[arg-type]
-            ids = index.lookup(vectors, k, other, exclude=bench.too_near(1.0, "tasks") or None).ids[0]
-            _draw_found(axes[row, first : first + k], index.pictures(ids.tolist()), name)
+        name, vectors = _draw_query(axes[row, 0], bench, task, modality, generator)
+        for first, search in zip((1, 2 + k), _SEARCHES, strict=True):
+            for axis, item in zip(axes[row, first:], _nearest(bench, vectors, modality, search, k)[0], strict=False):
+                framed(axis, item.open(), _relevant(item, name), width=2)
+                axis.set_title(_short(item.caption), fontsize=5)
     for first, title in ((0, "query"), (1, "uni-modal search"), (2 + k, "cross-modal search")):
         figure.text((first + 0.1) / columns, 0.965, title, fontsize=10, fontweight="bold")
     return figure
@@ -210,12 +210,6 @@ def _draw_query(
     text = class_prompts(task)[label][0]
     axis.text(0.5, 0.5, _short(text, 14, 6), ha="center", va="center", fontsize=7)
     return task.class_names[label], bench.model.embed_texts([text]).numpy()
-
-
-def _draw_found(axes: Sequence[Axes] | np.ndarray, items: Sequence[Picture], name: str) -> None:
-    for axis, item in zip(axes, items, strict=True):
-        framed(axis, item.open(), _relevant(item, name), width=2)
-        axis.set_title(_short(item.caption), fontsize=5)
 
 
 def _short(text: str, width: int = 24, lines: int = 3) -> str:

@@ -38,58 +38,30 @@ def split_words(text: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class BagOfWords:
-    """Settings of a text tower: the sum of word vectors, then a linear map or a small MLP.
-
-    Attributes:
-        words: width of a word vector; with a linear map, the rank of the tower.
-        hidden: width of the MLP's hidden layer, or None for a linear map.
-    """
-
-    words: int
-    hidden: int | None = None
-
-    def head(self, width: int) -> nn.Module:
-        """From the sum of the word vectors (n, words) to embeddings (n, width)."""
-        if self.hidden is None:
-            return nn.Linear(self.words, width)
-        return nn.Sequential(nn.Linear(self.words, self.hidden), nn.GELU(), nn.Linear(self.hidden, width))
-
-
-@dataclass(frozen=True)
-class WordTransformer:
-    """Settings of a text tower: a pre-norm transformer over word vectors, pooled at an end token.
-
-    Attributes:
-        words: width of a word vector and of the transformer.
-        longest: maximum number of words of a text, its prefix tokens included.
-    """
-
-    words: int
-    layers: int = 2
-    heads: int = 4
-    longest: int = 32
-
-    def head(self, width: int) -> nn.Module:
-        """From word vectors (n, longest, words) to embeddings (n, width)."""
-        return SentenceTower(self, width)
-
-
-@dataclass(frozen=True)
 class SmallTowers:
     """Settings of both towers; a preset (`recollect.models.presets.Preset`).
 
+    The text tower is the sum of word vectors and a linear map or a small MLP; with ``layers``, a pre-norm transformer
+    over word vectors, pooled at an end token.
+
     Attributes:
         summary: one line for help texts.
-        text: the text tower.
+        words: width of a word vector; with a linear map, the rank of the text tower.
         image: ``vectors`` of 192 entries and a linear map; pictures of 32 × 32 and a ``convnet`` of two layers
             (``channels``, then twice as many) or one layer of frozen ``random`` filters, pooled to 4 × 4.
+        hidden: width of the MLP's hidden layer, or None for a linear map.
+        layers, heads: of the transformer.
+        longest: maximum number of words that it reads, prefix tokens included.
         width: entries of an embedding.
     """
 
     summary: str
-    text: BagOfWords | WordTransformer
+    words: int
     image: Literal["vectors", "convnet", "random"] = "convnet"
+    hidden: int | None = None
+    layers: int = 0
+    heads: int = 4
+    longest: int = 32
     channels: int = 48
     width: int = 256
     own_words = True
@@ -126,10 +98,7 @@ class SmallTowers:
         Raises:
             KeyError, TypeError, ValueError, RuntimeError: the record and the weights do not fit together.
         """
-        text = record["settings"]["text"]
-        reader = WordTransformer(**text) if "layers" in text else BagOfWords(**text)
-        settings = SmallTowers(**record["settings"] | {"text": reader})
-        encoder = settings._build(record["vocabulary"], record["preset"], seed=0)
+        encoder = SmallTowers(**record["settings"])._build(record["vocabulary"], record["preset"], seed=0)
         encoder.prefixes = {name: tuple(words) for name, words in record["prefixes"].items()}
         table, known = weights["word_vectors.weight"], len(encoder._names) - 1
         if len(table) != known:
@@ -142,13 +111,13 @@ class SmallTowers:
 class SentenceTower(nn.Module):
     """Words and an end token attend to each other; the end token's state becomes the embedding."""
 
-    def __init__(self, settings: WordTransformer, width: int) -> None:
+    def __init__(self, settings: SmallTowers) -> None:
         super().__init__()
         self.places = nn.Parameter(torch.randn(settings.longest, settings.words) * 0.02)
         self.end = nn.Parameter(torch.randn(settings.words) * 0.02)
         self.blocks = nn.ModuleList(WordBlock(settings.words, settings.heads) for _ in range(settings.layers))
         self.norm = nn.LayerNorm(settings.words)
-        self.head = nn.Linear(settings.words, width)
+        self.head = nn.Linear(settings.words, settings.width)
 
     def forward(
         self, words: Float[Tensor, "n longest width"], known: Bool[Tensor, "n longest"]
@@ -204,6 +173,14 @@ class RandomFilters(nn.Module):
 
     def forward(self, pixels: Float[Tensor, "n 3 rows columns"]) -> Float[Tensor, "n features"]:
         return self.norm(F.adaptive_avg_pool2d(F.relu(self.filters(pixels)), 4).flatten(1))
+
+
+def _word_head(settings: SmallTowers) -> nn.Module:
+    """From the sum of the word vectors (n, words) to embeddings (n, width)."""
+    words, hidden = settings.words, settings.hidden
+    if hidden is None:
+        return nn.Linear(words, settings.width)
+    return nn.Sequential(nn.Linear(words, hidden), nn.GELU(), nn.Linear(hidden, settings.width))
 
 
 def _image_tower(settings: SmallTowers) -> nn.Sequential:
@@ -262,15 +239,15 @@ class SmallEncoder(DualEncoder):
         self.transform = ImageTransform(size=1) if self.reads_vectors else grey
         self._numbers = {word: number for number, word in enumerate(self.words, start=1)}
         self.image_tower = _image_tower(settings)
-        count, text = len(self.words) + 1, settings.text
+        count = len(self.words) + 1
         self.word_vectors: nn.Embedding | nn.EmbeddingBag = (
-            nn.EmbeddingBag(count, text.words, mode="sum", padding_idx=0)
-            if isinstance(text, BagOfWords)
-            else nn.Embedding(count, text.words, padding_idx=0)
+            nn.Embedding(count, settings.words, padding_idx=0)
+            if settings.layers
+            else nn.EmbeddingBag(count, settings.words, mode="sum", padding_idx=0)
         )
         with torch.no_grad():
             self.word_vectors.weight.normal_(std=_WORD_SPREAD)[0].zero_()
-        self.text_head = text.head(settings.width)
+        self.text_head = SentenceTower(settings) if settings.layers else _word_head(settings)
         self.register_buffer("logit_scale", torch.tensor(10.0).log())
         self.register_buffer("logit_bias", torch.tensor(-10.0))
 
@@ -313,7 +290,7 @@ class SmallEncoder(DualEncoder):
     @property
     def longest_text(self) -> int | None:
         """Maximum number of words that a transformer reads, prefix tokens included; None for a bag of words."""
-        return self.settings.text.longest if isinstance(self.settings.text, WordTransformer) else None
+        return self.settings.longest if self.settings.layers else None
 
     def text_lengths(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None = None) -> list[int]:
         """Number of known words of each text, prefix tokens included."""

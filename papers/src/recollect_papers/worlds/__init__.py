@@ -81,7 +81,7 @@ def _settings(spec: str) -> tuple[Any, dict[str, int]]:
         raise UserError(f"{spec}: no such built-in world. Choose one of: {', '.join(WORLDS)}.")
     world, amounts = WORLDS[kind](), dict[str, int]()
     numbers = {each.name: getattr(world, each.name) for each in fields(world)}
-    known = {name: type(value) for name, value in numbers.items() if isinstance(value, int | float)}
+    known: dict[str, Any] = {name: type(value) for name, value in numbers.items() if isinstance(value, int | float)}
     known |= dict.fromkeys(AMOUNTS.get(name, ()), int)
     for key, text in parse_qsl(query, keep_blank_values=True):
         if key not in known:
