@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from textwrap import fill
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -25,14 +26,13 @@ from recollect_papers.efsa.tables import (
     Differs,
     arms_of,
     ask,
+    ask_arms,
     domains_of,
     form_arms,
     held_out_note,
-    measurements,
     notes_of,
     recall_form,
     summary_at,
-    together,
 )
 from recollect_papers.efsa.world import (
     WORLDS_BY_SCALE,
@@ -41,7 +41,6 @@ from recollect_papers.efsa.world import (
     efsa_world,
     encoder_of,
     pools,
-    searched,
 )
 from recollect_papers.engine import Formed, TableStudy, papers_words, report
 from recollect_papers.measurements import Measurements
@@ -146,7 +145,7 @@ def figure_1(options: StudyOptions) -> StudyReport:
     """Zero-shot recall at 1, 5, 10 of every domain by itself, and what limits R@1."""
     where = efsa_world(options)
     search = SearchRun(("zero-shot",), where.methods, where.captions[0], "single", where.data)
-    found = measurements(searched(search, where, options))
+    found = ask(options, where, "single", ("zero-shot",))
     domains = answered(where, options, search)[:3]
     wrong = [next((each for each in answers if 1 < each.ranks[0] <= 5), None) for answers in domains]
     shown = [(each.query, "found, right", [each.found[0][0], each.truth]) for each in wrong if each is not None]
@@ -190,7 +189,9 @@ def _measure_4(options: StudyOptions) -> Measurements:
     """Low-rank adapters against all parameters."""
     where = efsa_world(options)
     notes = [*notes_of(where)[:2], f"paper: {papers_words('efsa', 'figure-4')}"]
-    return measurements(ask(options, where, methods=("zero-shot", "episode-full", "episode")), notes=notes)
+    found = ask(options, where, methods=("zero-shot", "episode-full", "episode"))
+    found.context["notes"] = notes
+    return found
 
 
 def _draw_4(found: Measurements) -> Figure:
@@ -220,11 +221,9 @@ def _measure_5(options: StudyOptions) -> Measurements:
     """More steps in an episode."""
     where = efsa_world(options)
     most = 2 if options.scale == "smoke" else 4
-    each = {
-        str(steps): measurements(ask(options, where, changed=replace(where.methods.episode, steps=steps)))
-        for steps in range(1, most + 1)
-    }
-    return _over(5, where, each, "steps", "episodes")
+    episode = where.methods.episode
+    arms = {str(steps): {"changed": replace(episode, steps=steps)} for steps in range(1, most + 1)}
+    return _over(5, options, where, arms, "steps", "episodes")
 
 
 def _measure_6(options: StudyOptions) -> Measurements:
@@ -238,19 +237,19 @@ def _measure_6(options: StudyOptions) -> Measurements:
             replace(first, label="no limit" if words is None else str(words),
                     corruption=replace(first.corruption, most_words=words)) for words in limits
         ]  # fmt: skip
-    each = {kind.label: measurements(ask(options, where, captions=kind)) for kind in kinds}
+    arms = {kind.label: {"captions": kind} for kind in kinds}
     if options.scale == "full":
-        return _over(6, where, each, "captions", "captions", held_out_note(kinds))
-    return _over(6, where, each, "most words of a caption", "methods")
+        return _over(6, options, where, arms, "captions", "captions", held_out_note(kinds))
+    return _over(6, options, where, arms, "most words of a caption", "methods")
 
 
 def _over(
-    number: int, where: EfsaWorld, each: Mapping[str, Measurements], label: str, differs: Differs,
-    remarks: Sequence[str] = (),
+    number: int, options: StudyOptions, where: EfsaWorld, arms: Mapping[str, Mapping[str, Any]], label: str,
+    differs: Differs, remarks: Sequence[str] = (),
 ) -> Measurements:  # fmt: skip
     """EFSA's recall over something, and what it is compared with."""
     notes = [*notes_of(where, differs)[:2], f"paper: {papers_words('efsa', f'figure-{number}')}"]
-    return together(each, label=label, notes=notes, remarks=list(remarks))
+    return ask_arms(options, where, arms, label=label, notes=notes, remarks=list(remarks))
 
 
 def _draw_over(found: Measurements) -> Figure:

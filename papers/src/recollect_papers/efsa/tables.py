@@ -20,7 +20,6 @@ from recollect_papers.efsa.world import (
     WORLDS_BY_SCALE,
     Captions,
     EfsaWorld,
-    Figures,
     SearchRun,
     efsa_world,
     searched,
@@ -42,19 +41,6 @@ _NAMES = {
 }
 """The paper's names of the methods, and one that it has only in a figure."""
 ABLATED = ("zero-shot", "episode")
-
-
-def measurements(found: Sequence[Figures], **context: Any) -> Measurements:
-    """Text to image recall of each method on each domain, and what a query costs; one figure for each base model.
-
-    Args:
-        found: for each base model the figures of a search.
-    """
-    made = Measurements(context)
-    for seed, figures in enumerate(found):
-        made.add_all(figures, seed)
-    made.context["domains"] = sorted(made.names("domain"))
-    return made
 
 
 def domains_of(found: Measurements) -> dict[str, tuple[str, ...]]:
@@ -81,22 +67,28 @@ def ask(
     *,
     changed: EpisodeOptions | None = None,
     captions: Captions | None = None,
-    data: tuple[str, ...] | None = None,
     depths: Sequence[int] = DEPTHS,
-) -> list[Figures]:
-    """For each base model the figures of a search, with the setting's own episodes and captions unless named."""
+) -> Measurements:
+    """What methods find on the world's pools, with its own episodes and captions unless named: figures of each base
+    model by ``method`` and ``measure``, recall also by ``domain``."""
     settings = where.methods if changed is None else replace(where.methods, episode=changed)
-    search = SearchRun(tuple(methods), settings, captions or where.captions[0], pool, data or where.data, tuple(depths))
-    return searched(search, where, options)
+    search = SearchRun(tuple(methods), settings, captions or where.captions[0], pool, where.data, tuple(depths))
+    found = Measurements()
+    for seed, figures in enumerate(searched(search, where, options)):
+        found.add_all(figures, seed)
+    found.context["domains"] = sorted(found.names("domain"))
+    return found
 
 
-def together(arms: Mapping[str, Measurements], **context: Any) -> Measurements:
-    """The figures of several searches in one, by ``arm``."""
-    first = next(iter(arms.values()))
-    made = Measurements({**first.context, **context, "arms": list(arms)})
-    for name, found in arms.items():
-        made.take(found, arm=name)
-    return made
+def ask_arms(
+    options: StudyOptions, where: EfsaWorld, arms: Mapping[str, Mapping[str, Any]], **context: Any
+) -> Measurements:
+    """The figures of several searches, by ``arm``; each with the arguments of `ask` that it changes."""
+    found = Measurements({**context, "arms": list(arms)})
+    for name, changed in arms.items():
+        found.take(ask(options, where, **changed), arm=name)
+    found.context["domains"] = sorted(found.names("domain"))
+    return found
 
 
 def columns_of(found: Measurements) -> list[Column]:
@@ -132,7 +124,8 @@ def _measure_methods(options: StudyOptions, loss: Base, pool: PoolKind) -> Measu
     k = where.methods.episode.k
     notes = (*notes_of(where)[:2], "paper: as printed there, its average over its own eight sets")
     found = ask(options, where, pool, methods, depths=(*DEPTHS, k))
-    return measurements(found, methods=methods, k=k, world=where.world, notes=notes, judged=bool(where.teachers))
+    found.context |= {"methods": methods, "k": k, "notes": list(notes), "judged": bool(where.teachers)}
+    return found
 
 
 def _every_method(found: Measurements, number: int, pool: PoolKind) -> Formed:
@@ -221,31 +214,30 @@ def _measure_4(options: StudyOptions) -> Measurements:
         "Combined, temperature 1": one,
         f"Combined, {_DIRECTIONS[other]}": replace(start, direction=other),
     }
-    arms = {name: measurements(ask(options, where, changed=changed)) for name, changed in losses.items()}
+    arms = {name: {"changed": changed} for name, changed in losses.items()}
     printed_row = {name: name.lower() for name in ("Hinge", "Contrastive", "Combined")}
-    return together(arms, printed=printed_row, notes=notes_of(where, "episodes"))
+    return ask_arms(options, where, arms, printed=printed_row, notes=notes_of(where, "episodes"))
 
 
 def _measure_5(options: StudyOptions) -> Measurements:
     """Candidates that an episode learns from and ranks again."""
     where, arms = efsa_world(options), {}
     for k in (2, 4, 8) if options.scale == "smoke" else (8, 16, 32, 64):
-        changed = replace(where.methods.episode, k=k)
-        arms[str(k)] = measurements(ask(options, where, changed=changed, depths=(*DEPTHS, k)))
-    printed_row = {name: name for name in arms if name in printed("efsa", "table-5").rows}
-    return together(
-        arms, printed=printed_row, depths={name: int(name) for name in arms}, notes=notes_of(where, "episodes")
-    )
+        arms[str(k)] = {"changed": replace(where.methods.episode, k=k), "depths": (*DEPTHS, k)}
+    context = {"printed": {name: name for name in arms if name in printed("efsa", "table-5").rows},
+               "depths": {name: int(name) for name in arms}}  # fmt: skip
+    return ask_arms(options, where, arms, **context, notes=notes_of(where, "episodes"))
 
 
 def _measure_6(options: StudyOptions) -> Measurements:
     """Captions from several captioners, and the truth."""
     where = efsa_world(options)
     kinds = (TRUE, *(kind for kind in where.captions if kind.kind != TRUE.kind))
-    arms = {kind.label: measurements(ask(options, where, captions=kind)) for kind in kinds}
+    arms = {kind.label: {"captions": kind} for kind in kinds}
     rows = printed("efsa", "table-6").rows
     printed_row = {name: row for name in arms if (row := printed_captioner(name, rows)) is not None}
-    return together(arms, printed=printed_row, notes=notes_of(where, "captions"), remarks=held_out_note(kinds))
+    about = {"notes": notes_of(where, "captions"), "remarks": held_out_note(kinds)}
+    return ask_arms(options, where, arms, printed=printed_row, **about)
 
 
 def printed_captioner(label: str, rows: Iterable[str]) -> str | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -100,7 +101,7 @@ class Cloud:
     points: np.ndarray
     groups: np.ndarray
     names: tuple[str, ...] = ()
-    measured: Mapping[str, float | str] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
 
 
 def clouds(panels: Sequence[Cloud]) -> Figure:
