@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float, Float32
+from threadpoolctl import threadpool_limits
 
 from recollect.core.files import atomic_path, write_json
 from recollect.core.progress import progress
+from recollect.core.seeding import numpy_generator
 from recollect.core.validation import check_number, refuse
 from recollect.index.annotations import LABELLED, labels_named
 from recollect.index.index import Index
@@ -23,6 +25,7 @@ CocoKind = Literal["captions", "labels"]
 
 _TSNE_ROWS = 50_000  # above, t-SNE takes hours
 _BLOCK = 1_024
+_EXACT, _STEPS = 512, 40  # width up to which all eigenvectors are computed; else steps of subspace iteration
 _FACTS = ("width", "height", "taken", "camera", "folder", "phash")
 
 
@@ -181,9 +184,7 @@ def _plane(images: Float32[np.ndarray, "rows width"], method: MapMethod) -> Floa
         total += block.sum(0)
         products += block.T @ block
     mean = total / count
-    vectors = np.linalg.eigh(products / count - np.outer(mean, mean)).eigenvectors
-    kept = 2 if method == "pca" else min(50, width)
-    axes = vectors[:, ::-1][:, :kept]
+    axes = _principal_axes(products / count - np.outer(mean, mean), 2 if method == "pca" else min(50, width))
     axes = axes * np.where(axes[np.abs(axes).argmax(0), np.arange(axes.shape[1])] < 0, -1, 1)  # a fixed sign
     blocks = [(images[start : start + _BLOCK] - mean) @ axes for start in range(0, count, _BLOCK)]
     reduced = np.concatenate(blocks).astype(np.float32)
@@ -195,3 +196,17 @@ def _plane(images: Float32[np.ndarray, "rows width"], method: MapMethod) -> Floa
     plane = np.zeros((count, 2), dtype=np.float32)
     plane[:, : min(2, reduced.shape[1])] = reduced[:, :2]
     return plane
+
+
+def _principal_axes(covariance: Float[np.ndarray, "width width"], kept: int) -> Float[np.ndarray, "width kept"]:
+    """Eigenvectors of the largest eigenvalues, largest first; of a large matrix by subspace iteration.
+
+    A map needs two of the starter's 1,665; while other work keeps the cores busy, all of them take half a minute.
+    """
+    if len(covariance) <= _EXACT:
+        return np.linalg.eigh(covariance).eigenvectors[:, ::-1][:, :kept]
+    basis = numpy_generator("map").normal(size=(len(covariance), kept + 8))
+    with threadpool_limits(1, "blas"):  # of so few columns threads wait longer than they compute
+        for _ in range(_STEPS):
+            basis = np.linalg.qr(covariance @ basis)[0]
+    return basis @ np.linalg.eigh(basis.T @ covariance @ basis).eigenvectors[:, ::-1][:, :kept]
