@@ -75,6 +75,25 @@ def test_rows_are_as_wide_as_the_list_and_pictures_keep_their_shape(browser, alb
     tab.clean()
 
 
+@pytest.mark.parametrize("size", WIDTHS)
+def test_pictures_keep_off_the_edges_and_each_can_be_touched_below_the_timeline(browser, album, size):
+    tab = Tab(browser, album, size)
+    tab.tab.wait_for_selector("#timeline")
+    tab.calm()
+    boxes = [box for row in rows_of(tab) for box in row]
+    end = tab.tab.locator("#list").bounding_box()
+    assert min(box[0] for box in boxes) - end["x"] >= 3
+    assert end["x"] + end["width"] - max(box[0] + box[2] for box in boxes) >= 3
+    last = next(row[-1] for row in rows_of(tab)[1:])
+    at = [last[0] + last[2] - 12, last[1] + last[3] / 2]
+    assert tab.tab.evaluate("([x, y]) => document.elementFromPoint(x, y).tagName", at) == "IMG"
+    if size == "phone":
+        hand = tab.tab.locator("#timeline-hand").bounding_box()
+        assert min(hand["width"], hand["height"]) >= 44, "large enough for a finger"
+        assert hand["x"] + hand["width"] <= WIDTHS[size][0]
+    tab.clean()
+
+
 def test_larger_pictures_are_fewer_and_the_place_stays(browser, album):
     tab = Tab(browser, album)
     tab.tab.evaluate("document.querySelector('#grid').scrollTop = 1500")
