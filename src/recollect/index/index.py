@@ -2,11 +2,12 @@
 
 import re
 import sys
+import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from pkgutil import resolve_name
@@ -110,6 +111,14 @@ class IndexInfo:
     accelerators: tuple[Accelerator, ...] = ()
 
 
+@dataclass
+class OpenedModel:
+    """The model of an index once it is open; shared by the objects of one index (`Index.again`)."""
+
+    encoder: Encoder | None = None
+    opening: threading.RLock = field(default_factory=threading.RLock, repr=False)
+
+
 class Index:
     """Pictures with their captions and vectors, in RAM, on disk or on a server.
 
@@ -138,7 +147,7 @@ class Index:
                 f"Index({str(store)!r}): Index.open(INDEX) opens an index, Index.build(PICTURES) makes one."
             )
         self.store = store
-        self._encoder, self._read = encoder, read
+        self._model, self._read = OpenedModel(encoder), read
         self._labels: Path | None = None
         self._cut: tuple[int, float, int, CutOff] | None = None
         if encoder is not None:
@@ -229,6 +238,21 @@ class Index:
         """
         store = _store_kind(str(address))(str(address), version)
         return cls(store, None if model is None else encoder_and_name(model)[0])
+
+    def again(self) -> "Index":
+        """Another object for this index, as each thread needs; both share the model, which is opened once.
+
+        Raises:
+            UserError: the index is gone.
+        """
+        made = Index.open(self.address)
+        self.share_model(made)
+        return made
+
+    def share_model(self, other: "Index") -> None:
+        """Let another index use the model of this one where it is the same: one copy is enough."""
+        if other.record.model == self.record.model:
+            other._model = self._model
 
     @staticmethod
     def exists(address: str | Path) -> bool:
@@ -490,10 +514,19 @@ class Index:
         Raises:
             UserError: it cannot be opened, or is another model now.
         """
-        if self._encoder is None:
-            self.open_model()
+        with self._model.opening:
+            if self._encoder is None:
+                self.open_model()
         assert self._encoder is not None
         return self._encoder
+
+    @property
+    def _encoder(self) -> Encoder | None:
+        return self._model.encoder
+
+    @_encoder.setter
+    def _encoder(self, encoder: Encoder | None) -> None:
+        self._model.encoder = encoder
 
     def open_model(
         self, named: str | None = None, device: "torch.device | str | None" = None, option: str = "--model"
@@ -543,15 +576,30 @@ class Index:
         other = f"{self.address}: embedded by {before}, but {what} is another model ({now})"
         refuse((fingerprint != self.record.model, f"{other}. Use that model, or build another index with this one."))
 
-    def _embeds(self, queries: Sequence[Query]) -> QueryEncoder | None:
+    def open_words(self) -> None:
+        """Open what embeds words: all of the model, or only a part of the starter, which takes no PyTorch.
+
+        Raises:
+            UserError: it cannot be opened, or is another model now.
+        """
+        if self._words is None:
+            _ = self.encoder
+
+    def embeds(self, queries: Sequence[Query]) -> QueryEncoder | None:
         """What embeds these queries; None where all their terms are vectors."""
         terms = [term for query in queries for term in query.terms if term.vector is None]
         if not terms:
             return None
-        without_torch = self._encoder is None and self.record.model_name == STARTER and "torch" not in sys.modules
-        if without_torch and all(term.words is not None for term in terms) and self._starter is not None:
-            return self._starter
-        return self.encoder
+        words = self._words if all(term.words is not None for term in terms) else None
+        return words or self.encoder
+
+    @property
+    def _words(self) -> "StarterWords | None":
+        """Embeds words without PyTorch, in an index of the starter whose model is not open."""
+        known = "_starter" in self.__dict__  # once open it stays in use, whatever is imported meanwhile
+        if self._encoder is not None or self.record.model_name != STARTER or ("torch" in sys.modules and not known):
+            return None
+        return self._starter
 
     @cached_property
     def _starter(self) -> "StarterWords | None":
@@ -664,7 +712,7 @@ class Index:
         searched = pictures_by if where is None else len(self.ids_where(where))
         if not real or not searched:
             return [Hits((), str(query), query_notes(query, self._encoder), searched=searched) for query in asked]
-        embeds = encoder or self._embeds(real)
+        embeds = encoder or self.embeds(real)
         vectors = embed_queries(embeds, real, self.record.prefix)
         asked_for = min(max(page * k, rerank.depth if rerank else 0), searched)
         found = self.lookup(vectors, asked_for, by, where=where, exclude=frozenset(exclude) or None, exact=exact)
@@ -688,7 +736,7 @@ class Index:
     def query_vector(self, query: Asked | Sequence[Asked], encoder: Encoder | None = None) -> Float32[np.ndarray, " w"]:
         """The unit-norm vector that `search` looks up for a query."""
         asked = as_query(query)
-        return embed_queries(encoder or self._embeds([asked]), [asked], self.record.prefix)[0]
+        return embed_queries(encoder or self.embeds([asked]), [asked], self.record.prefix)[0]
 
     def picture_term(self, id: str, weight: float = 1.0) -> Term:
         """A picture of the index as a term of a query; its stored vector is used.

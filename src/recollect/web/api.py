@@ -15,8 +15,8 @@ from fastapi.responses import FileResponse, JSONResponse
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 
-from recollect.classifiers.sheet import no_formula
 from recollect.core.errors import UserError
+from recollect.core.words import no_formula
 from recollect.index import Picture
 from recollect.index.exif import exif_table
 from recollect.index.facets import FACETS
@@ -274,7 +274,7 @@ def _duplicates(app: FastAPI, session: Session) -> None:
 
 
 def _labelling(app: FastAPI, session: Session) -> None:
-    teacher, labels = session.teacher, session.labels
+    labels = session.labels
 
     def state() -> dict[str, Any]:
         return {"revision": labels.revision, **session.pending()}
@@ -293,22 +293,22 @@ def _labelling(app: FastAPI, session: Session) -> None:
 
     @app.delete("/api/classes/{key}")
     def drop(key: int) -> dict[str, Any]:
-        teacher.drop(key)
+        session.teacher.drop(key)
         return state()
 
     @app.get("/api/classes/{key}")
     def summary(key: int, where: _Query = "") -> dict[str, Any]:
-        return {"summary": teacher.summary(key, session.selection(where)), "revision": labels.revision}
+        return {"summary": session.teacher.summary(key, session.selection(where)), "revision": labels.revision}
 
     @app.post("/api/classes/{key}/marks")
     def mark(key: int, body: MarkBody) -> dict[str, Any]:
         listing = body.listing
         if listing is not None:
             session.selection(listing.where)  # a wrong filter is reported before anything is marked
-        teacher.mark(key, session.chosen(body), body.mark)
+        session.teacher.mark(key, session.chosen(body), body.mark)
         if listing is None:
             return state()
-        summary = teacher.summary(key, session.selection(listing.where))
+        summary = session.teacher.summary(key, session.selection(listing.where))
         return {"summary": summary, **state(), "listing": session.answer(listing)}
 
     @app.post("/api/undo")
@@ -317,7 +317,7 @@ def _labelling(app: FastAPI, session: Session) -> None:
 
     @app.post("/api/redo")
     def redo() -> dict[str, Any]:
-        return {"redone": teacher.redo(), **state()}
+        return {"redone": session.teacher.redo(), **state()}
 
 
 def _saving(app: FastAPI, session: Session) -> None:

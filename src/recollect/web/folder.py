@@ -12,9 +12,9 @@ from typing import Any
 
 from recollect.core.errors import UserError
 from recollect.core.files import atomic_path
-from recollect.core.types import Encoder, caption_prefix
+from recollect.core.types import Encoder
 from recollect.data.sources.images import PICTURE_ENDINGS, decode, files_below, pictures_among
-from recollect.index import Index, IngestOptions, IngestReport
+from recollect.index import Index, IngestOptions, IngestReport, Record
 from recollect.index.transfer import write_new
 from recollect.index.watch import FolderWatch, pictures_below
 from recollect.web.library import Library
@@ -93,25 +93,29 @@ def check_folder(folder: Path) -> None:
         pictures_among(files_below(folder), folder)  # raises the error that says what is there
 
 
-def open_folder(folder: Path, encoder: Encoder, model: str) -> Index:
+def open_folder(folder: Path, model: Record, encoder: Encoder | None = None) -> Index:
     """The index of a folder, made if it does not exist yet.
 
     The index of another model, such as an earlier version of the starter, is kept; the new one is made next to it and
     starts with its labels.
+
+    Args:
+        model: what the index is to remember of its model.
+        encoder: the model; opened when first needed if None.
     """
-    address, labels = index_of_folder(folder, model), None
-    if Index.exists(address) and (earlier := Index.open(address)).record.model != encoder.fingerprint:
-        digest = hashlib.blake2b(encoder.fingerprint.encode(), digest_size=4).hexdigest()
+    address, labels = index_of_folder(folder, model.model_name), None
+    if Index.exists(address) and (earlier := Index.open(address)).record.model != model.model:
+        digest = hashlib.blake2b(model.model.encode(), digest_size=4).hexdigest()
         address, labels = address.with_name(f"{address.name}-{digest}"), earlier.annotations
     if Index.exists(address):
         return Index.open(address, encoder)
     address.parent.mkdir(parents=True, exist_ok=True)
     Index.create(
         address,
-        width=encoder.width,
-        model=encoder.fingerprint,
-        model_name=model,
-        prefix=caption_prefix(encoder),
+        width=model.width,
+        model=model.model,
+        model_name=model.model_name,
+        prefix=model.prefix,
         precision="float16",
     )
     opened = Index.open(address, encoder)
@@ -210,8 +214,7 @@ class Additions:
         with self._lock:
             if self._added is not None and self._added.busy:
                 raise UserError("another folder is being added. Wait until it is done.")
-            index = self._library.index
-            self._added = FolderFiller(Index.open(index.address, index.encoder), path, watch=False)
+            self._added = FolderFiller(self._library.index.again(), path, watch=False)
             self._added.start()
 
     @property

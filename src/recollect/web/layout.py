@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from recollect.core.nearest import exact_neighbours
 
@@ -56,9 +55,8 @@ def _laid_out(vectors: np.ndarray, seed: int) -> tuple[np.ndarray, str]:
 
         flat = TSNE(init="pca", perplexity=min(30.0, (len(some) - 1) / 3), random_state=seed, max_iter=500)
         return flat.fit_transform(some), "t-SNE"
-    width = min(2, *some.shape)
-    _, _, axes = torch.pca_lowrank(torch.from_numpy(some), q=min(8, *some.shape), center=False)
-    return np.pad(some @ axes[:, :width].numpy(), ((0, 0), (0, 2 - width))), "principal components"
+    axes = np.linalg.svd(some, full_matrices=False)[2][:2]
+    return np.pad(some @ axes.T, ((0, 0), (0, 2 - len(axes)))), "principal components"
 
 
 def _next_to(vectors: np.ndarray, anchors: np.ndarray, points: np.ndarray) -> np.ndarray:

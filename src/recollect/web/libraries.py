@@ -82,7 +82,7 @@ class Libraries:
             if pictures is not None:
                 check_folder(pictures)
                 index = self.first.library.index
-                path = Path(open_folder(pictures, index.encoder, index.record.model_name).address)
+                path = Path(open_folder(pictures, index.record).address)
                 self._folders[self._key(path)] = pictures
             self._added.append(path)
             key = self._key(path)
@@ -127,14 +127,12 @@ class Libraries:
                 raise UserError("this library is not known here. Open it by its folder.")
             name, address = places[key]
             index = Index.open(address)
-            known = self.first.library.index
-            if index.record.model == known.record.model:  # one copy of the model is enough
-                index = Index.open(address, known.encoder)
+            self.first.library.index.share_model(index)
             session = self._session_of(index)
             session.library.name, session.local = name, self.first.local
             folder = self._folders.get(key) or _folder_of(index)
             if folder is not None:
-                session.additions.watched = FolderFiller(Index.open(address, index.encoder), folder)
+                session.additions.watched = FolderFiller(index.again(), folder)
             session.start()
             self._open[key] = session, self._app_of(session, self)
             return self._open[key]

@@ -119,6 +119,29 @@ class View:
         return np.array([row_of[id] for id in ids if id in row_of], dtype=np.int64)
 
 
+@dataclass(frozen=True, eq=False)
+class ShownRows:
+    """The rows of a version of the index that satisfy a filter.
+
+    Attributes:
+        where: the filter; empty for everything.
+    """
+
+    view: View
+    rows: np.ndarray
+    where: str = ""
+
+    @classmethod
+    def all(cls, view: View) -> "ShownRows":
+        """Every row."""
+        return cls(view, np.arange(len(view.ids)))
+
+    @cached_property
+    def ids(self) -> list[str]:
+        """Ids of the rows."""
+        return [self.view.ids[row] for row in self.rows.tolist()] if self.where else self.view.ids
+
+
 class Library:
     """An index that other processes may change while its page is open; safe to call from several threads.
 
@@ -159,7 +182,10 @@ class Library:
         with self._lock:
             place = _place_of(self.index)
             if place != self._place:  # built again at the same address
-                self.index, self._place = Index.open(self.index.address, self.index.encoder), place
+                other = Index.open(self.index.address)
+                other.check_model(self.index.record.model, "the model of this page")
+                self.index.share_model(other)
+                self.index, self._place = other, place
             self.index.refresh()
             if self.index is not self._view.index or self.index.version != self._view.version:
                 self._view = self._read()

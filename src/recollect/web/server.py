@@ -15,9 +15,11 @@ from typing import Any
 from recollect.core.errors import UserError
 from recollect.core.paths import check_writable
 from recollect.core.progress import output, printable
-from recollect.core.types import Encoder
-from recollect.index import Index
+from recollect.core.types import Encoder, caption_prefix
+from recollect.index import Index, Record
 from recollect.index.index import encoder_and_name
+from recollect.models.pretrained import STARTER
+from recollect.models.starter.words import noted_fingerprint, starter_words
 from recollect.web.folder import FolderFiller, check_folder, open_folder, pictures_in
 from recollect.web.label_store import LabelStore
 
@@ -190,12 +192,19 @@ def folder_page(folder: Path, model: Encoder | str | None = None, **options: Any
         UserError: the folder has no pictures, or as `Page`.
     """
     check_folder(folder)
-    encoder, name = encoder_and_name(model)
-    index = open_folder(folder, encoder, name)
+    index = open_folder(folder, *_model_of_folder(model))
     page = Page(index, **options)
-    page.session.additions.watched = FolderFiller(Index.open(index.address, encoder), folder)
+    page.session.additions.watched = FolderFiller(index.again(), folder)
     page.session.library.name = folder.resolve().name
     return page
+
+
+def _model_of_folder(model: Encoder | str | None) -> tuple[Record, Encoder | None]:
+    """What a new index is to remember of a model, and the model; the starter is opened when first needed, if known."""
+    if model is None and (words := starter_words(known := noted_fingerprint())) is not None:
+        return Record(words.width, str(known), STARTER, caption_prefix(words)), None
+    encoder, name = encoder_and_name(model)
+    return Record(encoder.width, encoder.fingerprint, name, caption_prefix(encoder)), encoder
 
 
 def _in_notebook() -> bool:
@@ -261,7 +270,7 @@ def _session(index: Index, labels: Path | None, out: Path | None) -> Session:
     check_writable(out, "--out")
     page = (folder or file.parent) / "page"
     store = LabelStore(file)
-    _ = index.encoder  # a model that cannot be opened is reported now
+    index.open_words()  # a model that cannot be opened is reported now
     if folder is not None and labels is not None:
         _note_read_only(folder, store.path)
     return Session(index, store, out or (labels.parent if labels else page) / "classifiers")

@@ -16,25 +16,24 @@ import numpy as np
 
 from recollect.core.errors import UserError
 from recollect.data.sources.images import decode
-from recollect.index import CutOff, Index, Query, Term, embed_queries
+from recollect.index import CutOff, Index, Query, Term
 from recollect.index.annotations import LABELLED
 from recollect.index.cutoff import LEAST_CAPTIONS, learn_cut_off
 from recollect.index.facets import FACETS, Arrangement, arranged
 from recollect.index.filters import ids_in
 from recollect.index.index import query_notes
-from recollect.models import DualEncoder
 from recollect.web.actions import Actions
 from recollect.web.duplicates import DuplicateFinder
 from recollect.web.folder import Additions
 from recollect.web.label_store import LabelStore
 from recollect.web.layout import Layout, lay_out
-from recollect.web.library import Library, Recent, View
+from recollect.web.library import Library, Recent, ShownRows, View
 from recollect.web.requests import Ask, PicturesBody, SearchTerm, Slice
-from recollect.web.sorting import Sorting
-from recollect.web.teaching import ShownRows, Teaching
 
 if TYPE_CHECKING:
     from recollect.efsa.rerank import EpisodeReranker
+    from recollect.web.sorting import Sorting
+    from recollect.web.teaching import Teaching
 
 Answer = TypeVar("Answer")
 
@@ -42,6 +41,7 @@ _UPLOADS, _UPLOADED = 32, 2**27  # pictures that were dropped on the page, and t
 _LISTS, _FILTERS = 16, 8  # that are kept
 _FIRST = 5_000  # pictures that a search ranks at first; all of them once someone scrolls further
 MOST_ARRANGED = 500
+_WARM_AFTER = 1.0  # seconds
 
 
 @dataclass
@@ -74,8 +74,7 @@ class Session:
         self.library, self.labels = Library(index), labels
         self._lock = threading.RLock()  # of the model
         self._slow = threading.Lock()  # of the map
-        self.teacher = Teaching(self.library, labels, self._lock)
-        self.sorting = Sorting(self.library, self.teacher, out, self._lock)
+        self._out = out
         self.duplicates = DuplicateFinder(self.library)
         self.additions = Additions(self.library)
         self.actions = Actions(self.library, labels)
@@ -89,6 +88,21 @@ class Session:
         self._cut: tuple[tuple[int, int], CutOff | None] | None = None
         self._preparing = threading.Lock()
         self.local = False  # whether only this machine can open the page
+        self._warmed = False
+
+    @cached_property
+    def teacher(self) -> "Teaching":
+        """Models of the labels. PyTorch and SciPy are imported here, after the first pictures are shown."""
+        from recollect.web.teaching import Teaching
+
+        return Teaching(self.library, self.labels, self._lock)
+
+    @cached_property
+    def sorting(self) -> "Sorting":
+        """A classifier of all labels."""
+        from recollect.web.sorting import Sorting
+
+        return Sorting(self.library, self.teacher, self._out, self._lock)
 
     def ask(self, question: Callable[[], Answer]) -> Answer:
         """Answer a question; once more if the files of the open version were cleared away meanwhile.
@@ -114,6 +128,7 @@ class Session:
         """
         began = time.perf_counter()
         view, (_, version, revision), listing = self._listing(part, part.start + part.count)
+        self._warm_later()
         return {
             "total": listing.total,
             "of": len(view.ids),
@@ -184,7 +199,7 @@ class Session:
         """The same look-up as `Index.search`, which ranks every picture where someone scrolls that far."""
         query = self.query(ask.terms)
         with self._lock:
-            vector = embed_queries(self.library.index.encoder, [query], self.library.index.record.prefix)[0]
+            vector = self.library.index.query_vector(query)
         total = len(self.selection(ask.where, view).ids) if ask.where else len(view.ids)
         listing = self._looked_up(vector, ask.where, min(_FIRST, total), total)
         listing.about = {"notes": self._notes(query), **self._end(query, listing)}
@@ -233,16 +248,16 @@ class Session:
         return {"cut": {"score": limit, "above": above, "share": cut.share, "texts": cut.texts, "basis": cut.basis}}
 
     def _notes(self, query: Query) -> list[str]:
-        return list(query_notes(query, self.library.index.encoder))
+        return list(query_notes(query, self.library.index.embeds([query])))
 
     @property
     def cannot_adapt(self) -> str | None:
         """Why this model cannot adapt to these pictures, in one sentence; None if it can."""
-        if not isinstance(self.library.index.encoder, DualEncoder):
-            return "This model cannot refine results."
         if not self.library.index.texts:
             return "Refining learns from captions, and these pictures have none. `recollect caption` adds some."
-        return None
+        from recollect.models import DualEncoder
+
+        return None if isinstance(self.library.index.encoder, DualEncoder) else "This model cannot refine results."
 
     @cached_property
     def reranker(self) -> "EpisodeReranker":
@@ -402,6 +417,18 @@ class Session:
         busy = (self.additions.progress() or {}).get("busy")
         if not busy and not self._preparing.locked() and (self._cut is None or self._cut[0] != self._taught_by):
             threading.Thread(target=self.prepare, name="prepare", daemon=True).start()
+
+    def _warm_later(self) -> None:
+        """Import what labels need, and open the model, once the first pictures are shown: it takes some seconds."""
+        if not self._warmed:
+            self._warmed = True
+            timer = threading.Timer(_WARM_AFTER, self._warm)
+            timer.daemon = True
+            timer.start()
+
+    def _warm(self) -> None:
+        with suppress(UserError):
+            _ = self.teacher, self.sorting, self.library.index.encoder
 
     # ---------------------------------------------------------------- undo
 

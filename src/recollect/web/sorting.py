@@ -16,8 +16,8 @@ from recollect.classifiers.texts import learned_scale, prompt_ensemble
 from recollect.core.errors import UserError
 from recollect.core.ordering import best_first
 from recollect.core.types import caption_prefix
-from recollect.web.library import Library, View
-from recollect.web.teaching import ShownRows, Teaching
+from recollect.web.library import Library, ShownRows, View
+from recollect.web.teaching import Teaching
 
 _NAME = re.compile(r"[^\W_][\w .-]{0,80}")
 _LONGEST = 200  # bytes of a folder's name

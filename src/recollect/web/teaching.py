@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,36 +13,13 @@ from recollect.classifiers.clicks.model import ClickFit, ClickModel
 from recollect.core.errors import UserError
 from recollect.core.ordering import best_first
 from recollect.web.label_store import ClickedClass, LabelStore
-from recollect.web.library import Library, View
+from recollect.web.library import Library, ShownRows, View
 
 SUGGESTED = 12
 """Pictures that *Suggest pictures to mark* shows at once."""
 
 MOST_HELD = 2**30
 """Bytes that the models of all labels but the active one may keep between clicks."""
-
-
-@dataclass(frozen=True, eq=False)
-class ShownRows:
-    """The rows of a version of the index that satisfy a filter.
-
-    Attributes:
-        where: the filter; empty for everything.
-    """
-
-    view: View
-    rows: np.ndarray
-    where: str = ""
-
-    @classmethod
-    def all(cls, view: View) -> "ShownRows":
-        """Every row."""
-        return cls(view, np.arange(len(view.ids)))
-
-    @cached_property
-    def ids(self) -> list[str]:
-        """Ids of the rows."""
-        return [self.view.ids[row] for row in self.rows.tolist()] if self.where else self.view.ids
 
 
 @dataclass

@@ -97,15 +97,22 @@ class StarterWords:
         return out / np.linalg.norm(out)
 
 
-def starter_words(fingerprint: str) -> StarterWords | None:
+def starter_words(fingerprint: str | None) -> StarterWords | None:
     """The text side of the starter, if an index with this fingerprint was made by the starter that is installed.
 
     None also where no process has noted the starter's fingerprint yet (`note_starter`), or a package is missing.
     """
     try:
+        return StarterWords() if fingerprint and noted_fingerprint() == fingerprint else None
+    except (UserError, OSError, ValueError, KeyError):
+        return None
+
+
+def noted_fingerprint() -> str | None:
+    """The starter's fingerprint, if a process has noted it."""
+    try:
         note = _note()
-        noted = read_json(note) if note.is_file() else {}
-        return StarterWords() if noted.get("fingerprint") == fingerprint else None
+        return str(read_json(note)["fingerprint"]) if note.is_file() else None
     except (UserError, OSError, ValueError, KeyError):
         return None
 
