@@ -3,7 +3,7 @@ import { api, element, guarded, notice, thumb } from "./api.js";
 import { asked } from "./dialogs.js";
 import { t } from "./strings.js";
 
-const SIDE = 44, MOST = 400, KEPT = 1500, CLOSE = 2500, AT_ONCE = 1000;
+const SIDE = 44, LARGE = 132, MOST = 400, KEPT = 1500, CLOSE = 2500, AT_ONCE = 1000; // SIDE to LARGE: of a thumbnail, in pixels
 const COLORS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#b8a900", "#8c6bb1"]; // Okabe and Ito; the last two darker
 
 // red, green, blue and full opacity as a pixel of an ImageData has them
@@ -115,9 +115,11 @@ export class PictureMap {
     if (!width || !height) return;
     if (canvas.width !== width || canvas.height !== height) { canvas.width = width; canvas.height = height; this.image2 = null; }
     ink.setTransform(1, 0, 0, 1, 0, 0);
-    const seen = this.visible(SIDE), close = seen.length <= CLOSE, quiet = this.quiet();
+    const seen = this.visible(LARGE / 2), close = seen.length <= CLOSE, quiet = this.quiet();
     this.drawn = [];
+    this.side = Math.round(Math.min(LARGE, Math.max(SIDE, Math.sqrt(frame.width * frame.height / Math.max(1, seen.length)) / 2))); // larger where there are few
     const dots = close ? this.cells(seen) : seen;
+    this.forget();
     this.dots(ink, dots, width, height, ratio, quiet);
     ink.setTransform(ratio, 0, 0, ratio, 0, 0);
     for (const [x, y, index] of this.drawn) this.thumbnail(ink, x, y, index);
@@ -131,7 +133,7 @@ export class PictureMap {
   cells(seen) { // gives thumbnails to free cells; answers with the points that stay dots
     const taken = new Set(), dots = [];
     for (const index of seen) {
-      const [x, y] = this.place(index), cell = Math.floor(x / SIDE) * 100_003 + Math.floor(y / SIDE);
+      const [x, y] = this.place(index), cell = Math.floor(x / this.side) * 100_003 + Math.floor(y / this.side);
       if (taken.has(cell) || this.drawn.length >= MOST) { dots.push(index); continue; }
       taken.add(cell);
       this.drawn.push([x, y, index]);
@@ -162,12 +164,18 @@ export class PictureMap {
     const image = this.image(this.ids[index]), group = this.groups?.[index] ?? -1;
     let [width, height] = [6, 6];
     if (image.complete && image.naturalWidth) {
-      const scale = (SIDE - 4) / Math.max(image.naturalWidth, image.naturalHeight);
+      const scale = (this.side - 4) / Math.max(image.naturalWidth, image.naturalHeight);
       [width, height] = [image.naturalWidth * scale, image.naturalHeight * scale];
       ink.drawImage(image, x - width / 2, y - height / 2, width, height);
     } else { ink.fillStyle = group >= 0 ? COLORS[group] : getComputedStyle(this.canvas).color; ink.fillRect(x - 3, y - 3, 6, 6); }
     const edge = this.chosen.has(index) ? "#ff0000" : group >= 0 ? COLORS[group] : "";
     if (edge) { ink.strokeStyle = edge; ink.lineWidth = 2; ink.strokeRect(x - width / 2 - 1, y - height / 2 - 1, width + 2, height + 2); }
+  }
+
+  // pictures that left the view before they came are not waited for
+  forget() {
+    const seen = new Set(this.drawn.map(([, , index]) => this.ids[index]));
+    for (const [id, image] of this.images) if (!image.complete && !seen.has(id)) { image.src = ""; this.images.delete(id); }
   }
 
   image(id) {
@@ -182,9 +190,9 @@ export class PictureMap {
     return image;
   }
 
-  pick(x, y, least = SIDE * SIDE) {
+  pick(x, y, least = (this.side ?? SIDE) ** 2) {
     let best = null;
-    for (const index of this.visible(SIDE)) {
+    for (const index of this.visible(LARGE)) {
       const [px, py] = this.place(index), distance = (px - x) ** 2 + (py - y) ** 2;
       if (distance < least) { least = distance; best = index; }
     }
