@@ -87,11 +87,27 @@ def clusters(matching=20, others=380, width=64, seed=0):
 
 def test_scores_alone_part_what_matches_from_the_rest():
     query, images = clusters()
-    above = np.flatnonzero(images @ query >= estimate_cut_off(images).limit(query))
+    cut = estimate_cut_off(images)
+    limit = cut.limit_among(query, float((images @ query).max()))
+    above = np.flatnonzero(images @ query >= limit)
     assert set(above) <= set(range(20))
     assert len(above) >= 18
     other = np.roll(query, 1)
-    assert (images @ other >= estimate_cut_off(images).limit(other)).mean() < 0.03, "few, where nothing matches"
+    limit = cut.limit_among(other, float((images @ other).max()))
+    assert limit is None or (images @ other >= limit).mean() < 0.1, "few, where nothing matches"
+
+
+def test_an_estimated_end_keeps_more_pictures_the_more_match():
+    """A fixed number of deviations above the mean leaves fewer, the more of the pictures match."""
+    kept = []
+    for matching in (4, 12, 30):
+        query, images = clusters(matching, 400 - matching)
+        scores = images @ query
+        limit = estimate_cut_off(images).limit_among(query, float(scores.max()))
+        assert (scores[:matching] >= limit).mean() > 0.85
+        assert (scores[matching:] >= limit).mean() < 0.02
+        kept.append(int((scores >= limit).sum()))
+    assert kept == sorted(kept)
 
 
 def test_few_pictures_have_no_estimate():

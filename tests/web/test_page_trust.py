@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 import guide_world
-from colours import COLOURS, ColourEncoder
+from colours import COLOURS, ColourEncoder, shade
 from pages import colour_index, start
 from recollect.core.errors import UserError
 from recollect.efsa.rerank import episode_reranker
@@ -114,6 +114,18 @@ def test_without_captions_the_end_is_learnt_once_enough_pictures_are_marked(pain
     learnt = answer["cut"]
     assert (learnt["basis"], learnt["texts"]) == ("marks", 40)
     assert {tile["id"].split("/")[0] for tile in answer["tiles"][: learnt["above"]]} == {"red"}
+
+
+def test_without_captions_and_marks_the_end_is_estimated_where_some_pictures_stand_out(tmp_path):
+    encoder = ColourEncoder()
+    images = [shade(COLOURS["red"], number) for number in range(5)]
+    images += [shade(COLOURS[("green", "blue")[number % 2]], number) for number in range(100)]
+    ids = [f"red/{number}" if number < 5 else f"other/{number}" for number in range(105)]
+    page, stop = bare(tmp_path / "index", ids, encoder.embed_images(images).numpy())
+    answer = page.list(terms=[{"words": "red"}])
+    stop()
+    assert (answer["cut"]["basis"], answer["cut"]["above"], answer["total"]) == ("scores", 5, 105)
+    assert {tile["id"].split("/")[0] for tile in answer["tiles"][:5]} == {"red"}
 
 
 def teach(page, rows=12):

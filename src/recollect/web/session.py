@@ -389,7 +389,7 @@ class Session:
             cut = None
             with suppress(UserError, OSError):
                 cut = self.library.index.cut_off()
-                cut = self._cut_of_marks() if cut.basis == "scores" else cut  # an estimate from scores misses too many
+                cut = (self._cut_of_marks() or cut) if cut.basis == "scores" else cut
             self._cut = state, cut
 
     def _cut_of_marks(self) -> CutOff | None:

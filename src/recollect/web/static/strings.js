@@ -45,6 +45,7 @@ const STRINGS = {
   "status.end.refined": ["Likely matches scored above {score} before refining, {why}", "Wahrscheinliche Treffer hatten vor dem Verfeinern einen Wert über {score}, {why}"],
   "status.end.captions": ["as {share} of {texts} captions score with their own picture", "wie bei {share} von {texts} Bildunterschriften mit dem eigenen Bild"],
   "status.end.marks": ["as {share} of {texts} marked pictures score with the name of their label", "wie bei {share} von {texts} markierten Bildern mit dem Namen ihres Labels"],
+  "status.end.scores": ["halfway between the average and the best match", "auf halbem Weg zwischen Durchschnitt und bestem Treffer"],
   "status.refining": ["Refining …", "Verfeinern …"],
   "scope": ["Only where {filter}: {n} of {of}. Lists, counts and exports cover only these.", "Nur {filter}: {n} von {of}. Listen, Zahlen und Exporte umfassen nur diese."],
   "scope.off": ["Show all", "Alle zeigen"],
