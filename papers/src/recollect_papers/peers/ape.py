@@ -86,7 +86,7 @@ class ApeClassifier(EmbeddingClassifier):
         self.channels_ = np.sort(order[: max(1, round(self.channels * support.shape[1]))])
         self.keys_ = unit_or_zero(support[:, self.channels_])
         given = self.alpha, self.beta, self.gamma
-        plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
+        plan = self._plan.first(MOST_TUNING_ROWS)
         usual = self._search(support, labels, plan) if len(plan.rows) and None in given else (2.0, 1.0, 0.1)
         self.alpha_, self.beta_, self.gamma_ = (
             other if mine is None else mine for mine, other in zip(given, usual, strict=True)
@@ -170,7 +170,7 @@ class ApeTrained(EmbeddingClassifier):
         self.trained_ = {"alpha": 2.0 if self.alpha is None else self.alpha,
                          "beta": 1.0 if self.beta is None else self.beta}  # fmt: skip
         self.alpha_, self.beta_ = self.trained_.values()
-        plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
+        plan = self._plan.first(MOST_TUNING_ROWS)
         if len(plan.rows) and None in (self.alpha, self.beta):
             folds = [(self._refitted(support[learn], labels[learn], self.trained_), at) for learn, at in plan.folds()]
             betas = BETAS if self.beta is None else (self.beta,)

@@ -56,7 +56,7 @@ class Timo(Mixture):
         return rows.reshape(given.shape).astype(support.dtype, copy=False)
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
-        plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
+        plan = self._plan.first(MOST_TUNING_ROWS)
         self.gamma_, self.prompts_ = self._choose(support, labels, plan)
         super()._fit(support, labels)
 

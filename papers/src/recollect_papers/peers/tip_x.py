@@ -60,7 +60,7 @@ class TipX(EmbeddingClassifier):
         return (nearest, farthest), (low, high)
 
     def _choose(self, support: np.ndarray, labels: np.ndarray) -> tuple[float, float, float]:
-        plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
+        plan = self._plan.first(MOST_TUNING_ROWS)
         given = self.alpha, self.beta, self.gamma
         if not len(plan.rows) or None not in given:
             return tuple(mine if mine is not None else 1.0 for mine in given)  # type: ignore[return-value]

@@ -105,7 +105,8 @@ class KernelForm:
 class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
     """Base of the classifiers: a subclass defines ``_fit(support, labels)`` and ``_scores(queries)``.
 
-    ``support`` and ``queries`` arrive validated and unit-norm, ``labels`` as indices into ``classes_``. Class texts are
+    ``support`` and ``queries`` arrive validated and unit-norm, ``labels`` as indices into ``classes_``; ``_fit`` may
+    choose settings on the hold-out plan ``self._plan``. Class texts are
     the constructor argument ``text_features``, one row for each entry of ``classes_``; by default the normalised class
     means are used instead. With ``reads_prompts`` they may be all prompts of each class (classes, prompts, width).
 
@@ -149,19 +150,20 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"a classifier needs examples of two classes, got one class: {self.classes_[0]!r}")
         return self._learn(unit_rows(X, "support embeddings"), labels)
 
-    def _learn(self, support: np.ndarray, labels: np.ndarray) -> "EmbeddingClassifier":
-        self._fit_alone(support, labels)
-        self._measure(support, labels)
+    def _learn(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut | None = None) -> "EmbeddingClassifier":
+        self._fit_alone(support, labels, plan)
+        self._measure(support, labels, self._plan)
+        del self._plan
         return self
 
-    def _fit_alone(self, support: np.ndarray, labels: np.ndarray) -> None:
+    def _fit_alone(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut | None = None) -> None:
+        self._plan = plan or HoldOut.of(labels)
         if hasattr(self, "text_features"):
             self.texts_ = self._texts(support, labels)
         self._fit(support, labels)
 
-    def _measure(self, support: np.ndarray, labels: np.ndarray) -> None:
+    def _measure(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> None:
         """Set the attributes that are measured on held-out examples."""
-        plan = HoldOut.of(labels)
         self.loo_rows_, own = plan.rows, plan.held_labels
         self.loo_accuracy_ = self.loo_ece_ = float("nan")
         self._known, self._known_labels, self._familiar = np.empty(0), own, np.empty(0)
@@ -225,10 +227,18 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
             return support[plan.rows] @ self.texts_.T
         return left_out_means(support, labels, plan, cosine=True)
 
-    def fit_checked(self, support: np.ndarray, labels: np.ndarray) -> "EmbeddingClassifier":
-        """`fit` without checks: ``support`` is unit-norm float, ``labels`` are 0…C - 1 and all occur."""
+    def fit_checked(
+        self, support: np.ndarray, labels: np.ndarray, plan: HoldOut | None = None
+    ) -> "EmbeddingClassifier":
+        """`fit` without checks.
+
+        Args:
+            support: unit-norm float (examples, width).
+            labels: 0…C - 1, all of which occur (examples,).
+            plan: ``HoldOut.of(labels)``; estimators that get the same one share the neighbours of held-out examples.
+        """
         self.classes_, self.n_features_in_ = np.arange(int(labels.max()) + 1), support.shape[1]
-        return self._learn(support, labels)
+        return self._learn(support, labels, plan)
 
     def _texts(self, support: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """The class texts, checked; by default the normalised class means."""

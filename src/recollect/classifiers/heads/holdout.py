@@ -1,12 +1,13 @@
 """Hold-out plans: leave one example out or, at few shots, one of each class."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from recollect.classifiers.heads.similarity import SHARED_NEIGHBOURS, Similarities, cosines
 from recollect.core.ordering import in_order
 
 FEW_SHOTS = 4
@@ -17,6 +18,12 @@ FOLDS = 3
 
 MOST_SCORES = 2**26
 """Maximum number of held-out scores (rows x classes) in memory: 256 MiB in single precision."""
+
+HELD_BLOCK = 256
+"""Number of held-out examples compared with all others at once."""
+
+MOST_KEPT = 2**24
+"""Maximum number of products kept for other estimators."""
 
 MOST_TUNING_ROWS = 4096
 """Maximum number of examples a parameter is chosen on, drawn evenly over the classes."""
@@ -37,6 +44,7 @@ class HoldOut:
     rows: np.ndarray
     turn: np.ndarray
     one_by_one: bool = True
+    _kept: dict[tuple[str | int, ...], Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, labels: np.ndarray) -> "HoldOut":
@@ -83,6 +91,46 @@ class HoldOut:
         same &= (self.counts > 1)[self.labels][None, :]
         places, examples = np.nonzero(same)
         return places, examples
+
+    def nearest(self, support: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The nearest other examples of each held-out one, computed once for all estimators.
+
+        Args:
+            support: unit-norm (examples, width).
+
+        Returns:
+            Indices and cosines, nearest first: (held, k).
+        """
+        most = min(max(k, SHARED_NEIGHBOURS), len(support) - 1)
+        indices, found = self._once(support, ("nearest", most), lambda: self._nearest(support, most))
+        return indices[:, :k], found[:, :k]
+
+    def _nearest(self, support: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        indices, found = np.empty((len(self.rows), k), np.int64), np.empty((len(self.rows), k), support.dtype)
+        for start in range(0, len(self.rows), HELD_BLOCK):
+            block = slice(start, start + HELD_BLOCK)
+            similarity = cosines(support[self.rows[block]], support)
+            similarity[self.absent(self.rows[block])] = -np.inf
+            indices[block], found[block] = Similarities(similarity).nearest(k)
+        return indices, found
+
+    def products(self, support: np.ndarray, block: slice) -> np.ndarray:
+        """Products of all examples with a block of the held-out ones (examples, block); kept if all fit in 64 MiB."""
+
+        def product() -> np.ndarray:
+            return support @ support[self.rows[block]].T
+
+        if len(support) * len(self.rows) > MOST_KEPT:
+            return product()
+        return self._once(support, ("products", block.start, block.stop), product)
+
+    def _once(self, support: np.ndarray, key: tuple[str | int, ...], make: Callable[[], Any]) -> Any:
+        if self._kept.get(()) is not support:
+            self._kept.clear()
+            self._kept[()] = support
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
 
     def folds(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Three folds (all groups if one of each class is held out at a time).

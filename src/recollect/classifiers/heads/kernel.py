@@ -178,7 +178,7 @@ class ExactRidge:
     """
 
     def __init__(self, support: np.ndarray, bandwidth: float, ridge: float) -> None:
-        self.support, self.bandwidth = support, bandwidth
+        self.support, self.bandwidth, self.ridge = support, bandwidth, ridge
         kernel = gaussian(support.astype(np.float64), support.astype(np.float64), bandwidth)
         kernel[np.diag_indices(len(kernel))] += ridge
         factor, info = scipy.linalg.lapack.dpotrf(kernel, lower=1)
@@ -187,6 +187,22 @@ class ExactRidge:
         else:
             lower = np.tril(scipy.linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)[0])
             self.inverse = lower + np.tril(lower, -1).T
+
+    def append(self, rows: np.ndarray) -> None:
+        """Add examples (rows, width), in O(examples²) instead of a new inverse.
+
+        With ``B`` between old and new examples and ``S`` the inverse of the Schur complement, the inverse is
+        ``[[P + (PB) S (PB)', -(PB) S], [-S (PB)', S]]`` with the old inverse P.
+        """
+        old, new = self.support.astype(np.float64), rows.astype(np.float64)
+        between = gaussian(old, new, self.bandwidth)
+        own = gaussian(new, new, self.bandwidth)
+        own[np.diag_indices(len(own))] += self.ridge
+        reached = self.inverse @ between
+        schur = np.linalg.inv(own - between.T @ reached)
+        across = reached @ schur
+        self.inverse = np.block([[self.inverse + across @ reached.T, -across], [-across.T, schur]])
+        self.support = np.concatenate([self.support, rows])
 
     def kernel(self, queries: np.ndarray) -> np.ndarray:
         """Kernel matrix (queries, examples)."""

@@ -32,7 +32,7 @@ class Mixture(EmbeddingClassifier):
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         self._learn_extra(support, labels)
         weight = getattr(self, self.weight_name)
-        plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
+        plan = self._plan.first(MOST_TUNING_ROWS)
         if weight is None and len(plan.rows):
             base, extra = self._held_out_pair(support, labels, plan)
             weight = self._weigh(base, extra, plan.held_labels)
@@ -285,7 +285,11 @@ class ZeroShotMix(Mixture):
     weight_name = "weight"
 
     def _learn_extra(self, support: np.ndarray, labels: np.ndarray) -> None:
-        self.estimator_ = (SoftmaxVoting() if self.estimator is None else clone(self.estimator)).fit(support, labels)
+        estimator = SoftmaxVoting() if self.estimator is None else clone(self.estimator)
+        if isinstance(estimator, EmbeddingClassifier):
+            self.estimator_ = estimator.fit_checked(support, labels, self._plan)
+        else:
+            self.estimator_ = estimator.fit(support, labels)
 
     @property
     def reads_similarity(self) -> bool:  # type: ignore[override]

@@ -77,7 +77,7 @@ class ProKeR(EmbeddingClassifier):
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         check_preset(self.preset)
         self.support_, self.labels_ = support, labels
-        plan = HoldOut.of(labels)
+        plan = self._plan
         published = self.preset == "published"
         if published:
             found = self._fixed(PUBLISHED_BANDWIDTHS, PUBLISHED_RIDGES, 1.0)
@@ -280,8 +280,12 @@ class ProKeR(EmbeddingClassifier):
         except ValueError:
             self.__dict__.update(before)
             raise
-        self._solve()
-        self._measure(self.support_, self.labels_)
+        if self._ridge is not None and len(self.labels_) <= EXACT_ROWS:
+            self._ridge.append(self.support_[-len(rows) :])
+            self.coef_ = self._ridge.inverse @ self._residual(np.arange(len(self.labels_)))
+        else:
+            self._solve()
+        self._measure(self.support_, self.labels_, HoldOut.of(self.labels_))
         return self
 
 

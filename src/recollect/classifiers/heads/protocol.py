@@ -16,6 +16,7 @@ from threadpoolctl import ThreadpoolController
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, softmax, unit_rows
 from recollect.classifiers.heads.calibration import BINS
+from recollect.classifiers.heads.holdout import HoldOut
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS
 from recollect.classifiers.heads.similarity import Similarities, cosines
 from recollect.classifiers.heads.trust import enough_to_tell
@@ -273,8 +274,9 @@ class _Run:
         fits: list[tuple[Key, int, EmbeddingClassifier, np.ndarray]] = []
         for shots in self.protocol.shots:
             labels = support_of(order, shots)[1]
+            examples, plan = support[: len(labels)], HoldOut.of(labels)
             for name in names:
-                estimator = task.unfitted(name).fit_checked(support[: len(labels)], labels)
+                estimator = task.unfitted(name).fit_checked(examples, labels, plan)
                 least = self._fitted((name, shots, seed), estimator)
                 fits.append(((name, shots, seed), len(labels), estimator, least))
 

@@ -108,7 +108,7 @@ class CrossValidatedTipAdapter(TipAdapter):
     """
 
     def _choose(self, support: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-        plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
+        plan = self._plan.first(MOST_TUNING_ROWS)
         if not len(plan.rows):
             return self.alpha, self.beta
         texts = TIP_PRESETS[self.preset] * self._text_similarity(support, labels, plan)
@@ -148,7 +148,7 @@ def held_out_blocks(
     sets = [None] if weights is None else [torch.from_numpy(each)[:, None] for each in np.atleast_2d(weights)]
     for start in range(0, len(plan.rows), block):
         rows = plan.rows[start : start + block]
-        distance = torch.from_numpy(support @ support[rows].T) - 1
+        distance = torch.from_numpy(plan.products(support, slice(start, start + block))) - 1
         places, absent = plan.absent(rows)
         distance[torch.from_numpy(absent), torch.from_numpy(places)] = -torch.inf
         kernel, held = torch.empty_like(distance), []

@@ -20,10 +20,6 @@ def counters(weights: np.ndarray, voters: np.ndarray, classes: int) -> np.ndarra
     return votes.reshape(len(voters), classes)
 
 
-HELD_BLOCK = 256
-"""Block size of held-out examples."""
-
-
 class _Voting(EmbeddingClassifier):
     """Scores are shares of votes; ties go to the class of the nearest example."""
 
@@ -66,14 +62,7 @@ class _Voting(EmbeddingClassifier):
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
         if not plan.one_by_one:
             return super()._held_out(support, labels, plan)
-        scores = np.empty((len(plan.rows), len(self.classes_)), dtype=np.float64)
-        for start in range(0, len(plan.rows), HELD_BLOCK):
-            rows = plan.rows[start : start + HELD_BLOCK]
-            similarity = cosines(support[rows], support)
-            similarity[plan.absent(rows)] = -np.inf
-            near = Similarities(similarity).nearest(min(self.k_, len(support) - 1))
-            scores[start : start + HELD_BLOCK] = self._vote(*near)
-        return scores
+        return self._vote(*plan.nearest(support, min(self.k_, len(support) - 1)))
 
     def shares_of(self, scores: np.ndarray) -> np.ndarray:
         """Votes over their sum (queries, classes)."""
