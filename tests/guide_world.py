@@ -206,6 +206,5 @@ def make_world(folder: Path) -> Path:
     classes(folder, "pacs", list(NOUNS[:3]), {"domain": lambda i: ("sketch", "photo")[i // 3 % 2]}, shots=8)
     (folder / "queries.txt").write_text("a red bridge\na blue river\n")
     (folder / "classes.txt").write_text("".join(f"{noun}\n" for noun in NOUNS))
-    (folder / "words.csv").write_text("name,definition\ncrane,a large wading bird\nbridge,what leads over a river\n")
     make_models(folder)
     return folder

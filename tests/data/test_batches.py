@@ -14,7 +14,6 @@ from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL, Source
 from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.stream import CONTEXT_VIEW, BatchStream
-from recollect.data.definitions import Knowledge, glossary
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
@@ -68,33 +67,6 @@ def test_images_texts_and_labels_belong_together(both, captions, labels):
             name = labels.class_names[picture % 3]
             assert batch.texts[row] in {template.format(name) for template in GENERAL_TEMPLATES}
             assert (batch.sources[row], batch.labels[row]) == ("labels", picture % 3)
-
-
-def test_definitions_stand_behind_prompts_and_captions_and_nothing_else_changes(both, captions, labels):
-    """One of a text's definitions at each visit (K-LITE); a text without any is as it was."""
-    name, word = labels.class_names[0], captions[0].texts[0].split()[-1].strip(".").lower()
-    known = {name.lower(): ("one thing", "another (thing)"), word: ("said",)}
-    knowledge, seen = Knowledge(glossary(known)), set()
-    mixed = 0
-    for step in range(8):
-        plain, defined = stream(both).batch(step), stream(both, knowledge=knowledge).batch(step)
-        assert torch.equal(plain.images, defined.images)
-        assert (plain.ids, plain.labels.tolist()) == (defined.ids, defined.labels.tolist())
-        for before, after, kind, label in zip(
-            plain.texts, defined.texts, plain.kinds, plain.labels.tolist(), strict=True
-        ):
-            assert after.startswith(before)
-            name_of = labels.class_names[label] if kind == "label" else None
-            possible = knowledge.of_caption(before) if name_of is None else knowledge.of_name(name_of)
-            assert after[len(before) :] in (possible or ("",))
-            seen.add(after[len(before) :])
-        assert len(set(zip(plain.texts, defined.texts, strict=True))) == len(set(plain.texts)), "copies stay copies"
-        mixed += (
-            sum(any(text.endswith(part) for text in defined.texts) for part in ("one thing", "another ( thing )")) == 2
-        )
-    assert mixed, "texts of one class are defined each for itself"
-    assert seen >= {f" ; {name} , one thing", f" ; {name} , another ( thing )", ""}
-    assert same(*(stream(both, knowledge=Knowledge(glossary(known))).batch(5) for _ in range(2)))
 
 
 def test_classes_of_one_name_in_two_sources_are_merged_where_that_is_asked(make):

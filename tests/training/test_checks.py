@@ -1,6 +1,5 @@
 """Contradictions in a recipe are errors before the first step; options without effect are warnings."""
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,14 +9,12 @@ from PIL import Image
 
 from recollect import cli
 from recollect.core.errors import UserError
-from recollect.data.definitions import Knowledge
-from recollect.data.sources import open_source
 from recollect.data.transforms import ImageTransform
 from recollect.models import PRESETS, build_model
 from recollect.objectives import ContextOptions
 from recollect.training import assembly
 from recollect.training.assembly import open_sources, start_model, training_transform
-from recollect.training.checks import check_at_once, report_definitions, warn_of_model
+from recollect.training.checks import check_at_once, warn_of_model
 from recollect.training.options import Data, Model, Recipe
 from recollect.training.ranks import ProcessRanks
 from recollect.training.recipes import RECIPES
@@ -29,11 +26,9 @@ ERRORS = {
     "weights of three": ("prefix-tiny", ("--data.weights", "2", "1", "1"), "--data.weights"),
     "weights of nothing": ("prefix-tiny", ("--data.weights", "2", "0"), "--data.weights"),
     "one share": ("clip-tiny", ("--shard-weights",), "--shard-weights"),
-    "gates of a preset": ("glyphs-siglip", ("--model.gated",), "--model.gated"),
     "lora of a preset": ("glyphs-siglip", ("--lora", "2"), "--model.lora"),
     "prefixes that are still": ("prefix-tiny", ("--model.freeze", "text"), "--model.prefixes"),
     "a start that is not there": ("glyphs-siglip", ("--model", "./nowhere"), "./nowhere: no such folder"),
-    "definitions that are not there": ("clip-tiny", ("--data.definitions", "none.csv"), "none.csv: no such file"),
     "an objective that is not there": ("clip-tiny", ("--objective", "softmx"), "softmx"),
     "no recipe": (None, ("--steps", "3"), "RECIPE"),
 }
@@ -153,12 +148,3 @@ def test_a_crop_and_a_flip_are_heard_by_towers_that_add_none_by_themselves():
     cropped = training_transform(model, Data(crop=0.3))
     assert isinstance(cropped, ImageTransform)
     assert len({cropped.pixels(picture, generator).tobytes() for _ in range(8)}) == 8
-
-
-def test_the_number_of_captions_with_a_defined_word_is_printed(capfd):
-    source = open_source("glyphs:captions")
-    word = max(re.findall(r"\w+", source.example_texts(np.arange(1))[0].lower()), key=len)
-    report_definitions((source,), Knowledge(lambda name: ("a sign",) if name == word else ()))
-    said = " ".join(capfd.readouterr().err.split())
-    found = re.search(r"glyphs:captions: (\d+) of the first 1,000 captions have a word with a definition", said)
-    assert 0 < int(found[1]) < 1000

@@ -12,9 +12,6 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from recollect.core.errors import UserError
-from recollect.data.batches.mixture import DataMix
-from recollect.data.batches.stream import BatchStream
-from recollect.data.definitions import Knowledge, glossary
 from recollect.data.sources import open_source
 from recollect.models import build_model, load_model
 from recollect.objectives import ContrastiveObjective
@@ -214,38 +211,6 @@ def test_every_wording_of_a_class_is_known(checkpoint):
     assert f"a photo of a {source.class_names[0]}." in texts
     assert small.batch(np.arange(3), 0)[2].tolist() == source.labels[:3].tolist()
     assert encoder.pooled_texts(sorted(texts)[:2]).shape == (2, 64)
-
-
-def test_every_definition_of_a_text_is_known(pairs, checkpoint):
-    """A locked text tower is given each text with each of its definitions once, and never the text alone."""
-    knowledge = Knowledge(glossary({"picture": ("what hangs", "what is seen")}))
-    kept = lock_source(load_model(checkpoint, "cpu"), open_source(str(pairs)))
-    texts, plain = set(possible_texts(kept, knowledge)), set(possible_texts(kept))
-    for text in plain:
-        endings = knowledge.of_caption(text) or ("",)
-        assert {text + ending for ending in endings} <= texts
-    assert any(text.endswith(" ; picture , what hangs") for text in texts)
-    batches = BatchStream(DataMix((kept,)), 12, None, knowledge=knowledge)
-    assert all(text in texts for step in range(4) for text in batches.batch(step).texts)
-
-
-@pytest.mark.parametrize("locked_towers", ["none", "both"])
-def test_a_run_learns_with_definitions(pairs, checkpoint, tmp_path, locked_towers):
-    """Through the recipe: a new model knows the definitions' words, and a locked one is given every text it meets."""
-    (tmp_path / "known.json").write_text(json.dumps({"picture": "something that hangs"}))
-    start = "tiny-conv" if locked_towers == "none" else str(checkpoint)
-    recipe = replace(
-        RECIPES["siglip-tiny"](),
-        model=Model(start, locked=locked_towers),
-        data=Data(captions=(str(pairs),), definitions=str(tmp_path / "known.json")),
-        steps=2,
-        batch_size=8,
-    )
-    model = load_model(train(recipe, tmp_path / "run"), "cpu")
-    if locked_towers == "none":
-        assert "hangs" in model.words
-    with pytest.raises(UserError, match="no such file or folder of definitions"):
-        train(replace(recipe, data=replace(recipe.data, definitions="nowhere.json")), tmp_path / "other")
 
 
 def test_a_made_world_is_embedded_up_to_a_bound(monkeypatch, checkpoint):

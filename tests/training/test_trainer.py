@@ -214,11 +214,11 @@ def test_a_card_shows_no_path_of_this_machine_and_no_key():
         "https://me:word@host/s-{0..9}.tar?X-Signature=secret?stream=yes",
         "a/b",
     )
-    recipe = replace(RECIPE, model=Model("/home/me/clip"), data=Data(captions=sources, definitions="~/words.json"))
+    recipe = replace(RECIPE, model=Model("/home/me/clip"), data=Data(captions=sources))
     card = model_card(as_json(recipe), {"pairs": 3}, {})
     shown = json.loads(card.split("```json\n")[1].split("```")[0])
     assert shown["data"]["captions"] == ["pairs.parquet?split=all", "https://host/s-{0..9}.tar", "a/b"]
-    assert (shown["model"]["start"], shown["data"]["definitions"]) == ("clip", "words.json")
+    assert shown["model"]["start"] == "clip"
     assert not any(word in card for word in ("/home", "secret", "word@"))
 
 

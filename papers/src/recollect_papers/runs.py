@@ -185,8 +185,7 @@ def _training_content(recipe: Recipe) -> list[str]:
     start = Path(recipe.model.start)
     weights = sorted(start.glob("*.safetensors")) if start.is_dir() else []
     read = [content(spec, recipe.data.split, kind) for spec, kind in recipe.data.specs]
-    meanings = [] if recipe.data.definitions is None else [file_content(recipe.data.definitions)]
-    return [*read, *map(file_content, weights), *meanings]
+    return [*read, *map(file_content, weights)]
 
 
 def made_once(recipe: Recipe, folder: Path) -> Path:

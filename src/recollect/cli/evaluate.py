@@ -40,9 +40,6 @@ class DataOptions(LabelledData):
     """Split to test on (default: test, or else validation)."""
     within: Annotated[str | None, Arg(metavar="SPLIT")] = None
     """Divide this one split into examples and tested images, class by class."""
-    definitions: Annotated[Path | None, Arg(rare=True)] = None
-    """Definitions of the class names to append to every prompt: a .json, .csv or .tsv file, the folder of a WordNet
-    database, or wordnet for the installed one (K-LITE). For models that were trained on such texts."""
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def _warn_unused(options: FewShot) -> None:
         warn_unused(options.own, why="it is for embeddings of --features")
         return
     why = "the embeddings of --features are used as they are"
-    warn_unused(options.data, "copies", "templates", "definitions", "class_name_column", "image_column", why=why)
+    warn_unused(options.data, "copies", "templates", "class_name_column", "image_column", why=why)
     warn_unused(options.model, "cache", "device", "prefix", why=why)
     warn_unused(options.model.reading, why=why)
     arrays = all(path.suffix == ".npy" for path in options.own.features)

@@ -25,7 +25,6 @@ from recollect.core.places import model_name
 from recollect.core.progress import output
 from recollect.core.types import Encoder, Kind, Source, caption_prefix
 from recollect.core.validation import check_choice, check_number, refuse
-from recollect.data.definitions import knowledge_prompts, open_definitions
 from recollect.data.prompts import GENERAL_TEMPLATES, read_templates
 from recollect.data.sources import split_of
 from recollect.data.sources.columns import Columns
@@ -66,15 +65,7 @@ def open_data(
         columns_of(options, synonyms),
         synonyms is not None,
     )
-    opened = open_tasks(selection, purpose)
-    if options.definitions is None:
-        return opened
-    look_up, tasks = open_definitions(options.definitions), []
-    for task in opened.tasks:
-        known = sum(bool(look_up(name)) for name in task.class_names)
-        say(f"{task.name}: {known} of {len(task.class_names)} classes have a definition")
-        tasks.append(replace(task, class_texts=knowledge_prompts(task.templates, task.class_names, look_up)))
-    return replace(opened, tasks=tuple(tasks))
+    return open_tasks(selection, purpose)
 
 
 def require_data(options: LabelledData, *unread: str, command: str = "") -> None:
@@ -221,7 +212,7 @@ def run_zero_shot(options: ZeroShot) -> None:
 
 def run_probe(options: Probe) -> None:
     """Evaluate, print and write."""
-    require_data(options.data, "templates", "definitions", command="probe")
+    require_data(options.data, "templates", command="probe")
     warn_unused(options.model, "prefix", why="no texts are read")
     check_models(options.model, "probe")
     opened = open_data(options.data, "few-shot")

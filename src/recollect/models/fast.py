@@ -105,7 +105,6 @@ def _possible(encoder: Any) -> bool:
         encoder.device.type == "cpu"
         and type(next(encoder.parameters())) is nn.Parameter  # no simulated device, no sharded weight
         and encoder.dtype == torch.float32
-        and encoder.gated is None
         and not encoder.transform.packs
         and not any(map(_hooked, encoder.model.vision_model.modules()))
         and find_spec("onnxruntime") is not None

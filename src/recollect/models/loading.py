@@ -27,7 +27,6 @@ from recollect.models.parts import (
     HEAD_SUFFIX,
     OPENING_ERRORS,
     check_model_place,
-    in_float32,
     made_in_float32,
     open_config,
     open_part,
@@ -39,7 +38,6 @@ from recollect.models.pretrained import STARTER
 from recollect.models.starter import STARTER_HEAD, open_starter
 from recollect.models.transformers.encoder import TransformersEncoder, quiet
 from recollect.models.transformers.families import TextFormat
-from recollect.models.transformers.gated import GATED_WEIGHTS, load_gated
 from recollect.models.transformers.processors import transform_of
 
 WEIGHTS = "model.safetensors"
@@ -110,8 +108,7 @@ def _open_checkpoint(name: str, record: dict[str, Any]) -> TransformersEncoder:
     import recollect.models.towers  # noqa: F401  transformers opens pairs of towers once it is imported
 
     config = _dual_config(name)
-    gated = _tensors(name, GATED_WEIGHTS) if record.get("gated") else None
-    model = open_weights(name, config) if gated is None else _unfilled(name, config)
+    model = open_weights(name, config)
     processor = _open_processor(name)
     with user_errors(f"{name}: not a dual encoder that can be used here", *_UNFIT):
         transform = _saved_transform(record) or transform_of(processor.image_processor, config, name)
@@ -120,10 +117,6 @@ def _open_checkpoint(name: str, record: dict[str, Any]) -> TransformersEncoder:
         if "text" in record:
             encoder.text = TextFormat(**record["text"] | {"inputs": tuple(record["text"]["inputs"])})
         encoder.prefixes = {kind: tuple(words) for kind, words in record.get("prefixes", {}).items()}
-        if gated is not None:
-            encoder.add_gated()
-            assert encoder.gated is not None
-            load_gated(model, encoder.gated, gated)
     _try_out(encoder, name)
     return encoder
 
@@ -145,13 +138,6 @@ def _tensors(name: str, file: str) -> dict[str, torch.Tensor]:
     message = f"{name}: {file} is missing or damaged"
     with user_errors(message, OSError, SafetensorError, then=". Copy or train it again."):
         return load_file(str(cached_file(name, file)))
-
-
-def _unfilled(name: str, config: transformers.PreTrainedConfig) -> transformers.PreTrainedModel:
-    """A model of this shape, whose weights are still to be loaded."""
-    errors = user_errors(f"{name}: no model can be made from its config.json", *OPENING_ERRORS, then=". Copy it again.")
-    with errors, quiet(), torch.random.fork_rng(devices=[]):
-        return in_float32(transformers.AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False))
 
 
 def _open_processor(name: str) -> transformers.ProcessorMixin:

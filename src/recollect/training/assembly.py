@@ -14,15 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recollect.core.content import portable_hash, whole_hash, written_hash
-from recollect.core.errors import UserError
+from recollect.core.content import whole_hash, written_hash
 from recollect.core.seeding import derive_seed, seed_default_generators
 from recollect.core.types import Batch, Kind, Source
 from recollect.core.validation import refuse
 from recollect.core.words import counted
 from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.stream import CONTEXT_VIEW, BatchStream
-from recollect.data.definitions import Knowledge, open_definitions
 from recollect.data.sources import open_source, split_of
 from recollect.data.sources.address import parse_address
 from recollect.data.sources.generated import is_generated
@@ -39,7 +37,6 @@ from recollect.training.checks import (
     check_at_once,
     check_model,
     check_sources,
-    report_definitions,
     warn_of_model,
 )
 from recollect.training.locked import LockedSource, lock_source
@@ -101,7 +98,6 @@ def assemble_recipe(
     """
     data, needs = recipe.data, None if objective is None else objective.needs
     check_at_once(recipe, place, resumed=saved_model is not None, needs=needs)
-    knowledge = None if data.definitions is None else Knowledge(open_definitions(Path(data.definitions)))
     sources = open_sources(data, objects)
     _tell_apart([spec for spec, _ in data.specs], sources)
     check_sources(recipe, sources, place, needs)
@@ -111,9 +107,7 @@ def assemble_recipe(
     if saved_model is not None and recipe.model.lora is None:  # LoRA's checkpoints have only the adapters
         model = load_model(saved_model, "cpu")
     else:
-        model = start_model(recipe.model, sources, recipe.seed, knowledge)
-    if recipe.model.gated:
-        _gate(model, recipe)
+        model = start_model(recipe.model, sources, recipe.seed)
     if place.first:
         warn_of_model(recipe, model)
     check_agreement({"the tokenizer or the shape of the model": model.reading})
@@ -121,7 +115,7 @@ def assemble_recipe(
     crops = training_transform(model, data)
     towers: DualEncoder | LockedTowers | AdaptedTowers = model
     if recipe.model.locked != "none":
-        towers, sources = lock_towers(model.to(place.device), sources, recipe, crops, knowledge)
+        towers, sources = lock_towers(model.to(place.device), sources, recipe, crops)
     if recipe.checkpoint_activations:
         model.checkpoint_activations()
     if recipe.model.freeze != "none":
@@ -136,11 +130,8 @@ def assemble_recipe(
         rank=place.rank,
         world_size=place.size,
         broken_share=data.broken_share,
-        knowledge=knowledge,
     )
     if place.first:
-        if knowledge:
-            report_definitions(sources, knowledge)
         for source, count in zip(sources, stream.most_until(recipe.steps), strict=True):
             if count > len(source):
                 several = f"{counted(len(source), 'sample')} for {count:,} of a batch"
@@ -189,10 +180,6 @@ def _data_facts(data: Data, sources: Sequence[Source]) -> Facts:
             counted |= _size(Path(parse_address(spec).place).expanduser())
         content = source.content
         facts[spec] = counted if content is None else {**counted, CONTENT: content, **_large_facts(source)}
-    if data.definitions is not None:
-        path = Path(data.definitions)
-        files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-        facts[data.definitions] = {**_size(path), CONTENT: portable_hash(files)} if path.exists() else {}
     return facts
 
 
@@ -220,18 +207,6 @@ def _open(spec: str, kind: Kind | None, data: Data) -> Source:
     return open_source(spec, split=split, kind=kind, columns=data.columns(kind), lost_share=data.broken_share)
 
 
-def _gate(model: DualEncoder, recipe: Recipe) -> None:
-    """Insert new blocks before those of the image tower, and let only them learn."""
-    if not isinstance(model, TransformersEncoder):
-        start = recipe.model.start
-        raise UserError(f"--model.gated: {start} has no transformer blocks, so gated ones cannot be inserted.")
-    if model.gated is None:  # else the model has its blocks already
-        model.add_gated(recipe.seed)
-    model.requires_grad_(False)
-    for parameter in model.gated.parameters():  # type: ignore[union-attr]
-        parameter.requires_grad_(True)
-
-
 def _adapted(model: DualEncoder, recipe: Recipe, saved: Path | None) -> AdaptedTowers:
     options = recipe.model
     assert options.lora is not None, "asked for"
@@ -251,12 +226,10 @@ def workers_of(recipe: Recipe, sources: Sequence[Source], processes: int) -> int
     return max(0, min(_MOST_WORKERS, cores // max(1, processes) - 1))
 
 
-def start_model(
-    options: Model, sources: tuple[Source, ...], seed: int, knowledge: Knowledge | None = None
-) -> DualEncoder:
+def start_model(options: Model, sources: tuple[Source, ...], seed: int) -> DualEncoder:
     """The model to train: a pair of towers, a checkpoint, or a new model of a preset.
 
-    A preset's tokenizer is trained on the sources' texts and their definitions.
+    A preset's tokenizer is trained on the sources' texts.
     """
     if options.text is not None:
         from recollect.models.pairing import pair_towers
@@ -271,9 +244,6 @@ def start_model(
         tokenizer = None if PRESETS[options.start].own_words else options.tokenizer
         if tokenizer is None:
             texts = [text for source in sources for text in corpus(source, _MOST_TEXTS // len(sources))]
-            if knowledge is not None:
-                defined = (knowledge.of_name(text) or knowledge.of_caption(text) for text in texts)
-                texts = [*texts, *dict.fromkeys(ending for endings in defined for ending in endings)]
         model = build_model(options.start, texts=texts, tokenizer=tokenizer, seed=seed)
         first_makes(partial(model.prepare, sources))
     if options.dropout is not None:
@@ -309,11 +279,7 @@ def training_transform(model: DualEncoder, data: Data) -> ImageTransform:
 
 
 def lock_towers(
-    model: DualEncoder,
-    sources: tuple[Source, ...],
-    recipe: Recipe,
-    crops: ImageTransform,
-    knowledge: Knowledge | None = None,
+    model: DualEncoder, sources: tuple[Source, ...], recipe: Recipe, crops: ImageTransform
 ) -> tuple[LockedTowers, tuple[LockedSource, ...]]:
     """The towers and the sources of a run whose frozen parts are computed beforehand (``recipe.model.locked``)."""
     views, share = recipe.model.views, recipe.data.broken_share
@@ -325,7 +291,7 @@ def lock_towers(
     model.lock("image")
     texts = None
     if recipe.model.locked == "both":
-        texts = first_makes(partial(TextFeatures, model, locked, knowledge=knowledge))
+        texts = first_makes(partial(TextFeatures, model, locked))
         model.lock("text")
     return LockedTowers(model, texts), locked
 

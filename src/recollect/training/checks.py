@@ -3,12 +3,9 @@
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
-import numpy as np
-
 from recollect.core.options import Kind
 from recollect.core.types import Source
 from recollect.core.validation import refuse
-from recollect.data.definitions import Knowledge
 from recollect.data.sources.images import note
 from recollect.models import PRESETS, DualEncoder
 from recollect.models.lora import check_peft
@@ -24,7 +21,6 @@ OBJECT = "object:"
 """Prefix of the spec of a source that is a Python object."""
 
 _TEXTS: dict[Kind, str] = {"caption": "captions", "label": "labels"}
-_LOOKED_AT = 1000  # captions of a source that are searched for words with a definition
 
 _Found = Iterator[tuple[bool, str]]
 """A condition, and the message if it is true."""
@@ -92,7 +88,7 @@ def warn_of_model(recipe: Recipe, model: DualEncoder) -> None:
     """Warn of options that have no effect on a model."""
     options = recipe.model
     still = {"image": options.locked != "none" or options.freeze == "image"}
-    still["text"] = options.locked == "both" or options.freeze == "text" or options.gated
+    still["text"] = options.locked == "both" or options.freeze == "text"
     if recipe.checkpoint_activations and all(still[tower] for tower in model.recomputable):
         note(f"--checkpoint-activations has no effect: {options.start} has no layers of transformers that learn")
     if options.dropout is not None and not model.has_dropout:
@@ -163,9 +159,8 @@ def _model_errors(options: Model, checkpoint: DualEncoder | None) -> _Found:
     """What a recipe needs and a model cannot have; None stands for a preset, which is not made yet."""
     known = {} if checkpoint is None else checkpoint.prefixes
     start = options.start
-    for name, on in (("gated", options.gated), ("lora", options.lora is not None)):
-        words = "is a preset, whose weights are drawn at random. Name a checkpoint with --model."
-        yield on and checkpoint is None, f"--model.{name}: {start} {words}"
+    words = "is a preset, whose weights are drawn at random. Name a checkpoint with --model."
+    yield options.lora is not None and checkpoint is None, f"--model.lora: {start} {words}"
     for kind in dict.fromkeys(options.prefixes):
         length, before = options.prefixes.count(kind), len(known.get(kind, ()))
         words = (
@@ -176,15 +171,3 @@ def _model_errors(options: Model, checkpoint: DualEncoder | None) -> _Found:
         frozen = "--model.freeze text" if options.freeze == "text" else "--model.locked both"
         still = options.freeze == "text" or options.locked == "both"
         yield not before and still, f"--model.prefixes: with {frozen} no prefix could learn. Remove one of the two."
-
-
-def report_definitions(sources: Sequence[Source], knowledge: Knowledge) -> None:
-    """Print how many classes of each source, or of its first captions, have a definition."""
-    for source in sources:
-        if source.kind == "label" and source.class_names:
-            known = sum(bool(knowledge.of_name(name)) for name in source.class_names)
-            note(f"{source.name}: {known:,} of {len(source.class_names):,} classes have a definition")
-        elif source.kind == "caption":
-            texts = source.example_texts(np.arange(min(len(source), _LOOKED_AT)))
-            known = sum(bool(knowledge.of_caption(text)) for text in texts)
-            note(f"{source.name}: {known:,} of the first {len(texts):,} captions have a word with a definition")

@@ -1,7 +1,7 @@
 """Models with locked towers, which read cached features instead of pictures or texts."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import Kind
-from recollect.data.definitions import Knowledge
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.models import DualEncoder
 from recollect.training.feature_store import FeatureStore
@@ -29,14 +28,13 @@ class TextFeatures:
         encoder: DualEncoder,
         sources: Sequence[LockedSource],
         store: FeatureStore | None = None,
-        knowledge: Knowledge | None = None,
     ) -> None:
         self._kinds = bool(encoder.prefixes)
         store, found = store or FeatureStore(), []
         self._rows: dict[tuple[Kind | None, str], int] = {}
         for kind in dict.fromkeys(source.kind if self._kinds else None for source in sources):
             read = [source for source in sources if kind in (None, source.kind)]
-            texts = list(dict.fromkeys(text for source in read for text in possible_texts(source, knowledge)))
+            texts = list(dict.fromkeys(text for source in read for text in possible_texts(source)))
             start = len(self._rows)
             self._rows |= {(kind, text): start + place for place, text in enumerate(texts)}
             found.append(embed_texts_once(encoder, texts, kind, store))
@@ -67,21 +65,17 @@ def embed_texts_once(
     return kept["features"]
 
 
-def possible_texts(source: LockedSource, knowledge: Knowledge | None = None) -> Iterator[str]:
-    """Every text that a batch may give to a sample of the source, with every definition that may be appended."""
-    if source.kind == "caption":
-        texts: Iterable[str] = (text for index in range(len(source)) for text in source.texts(index))
-        if source.source.makes_batches:
-            texts = source.source.example_texts(source.indices)
-        for text in texts:
-            yield from (text + ending for ending in (knowledge.of_caption(text) if knowledge else ()) or ("",))
+def possible_texts(source: LockedSource) -> Iterator[str]:
+    """Every text that a batch may give to a sample of the source."""
+    if source.source.makes_batches and source.kind == "caption":
+        yield from source.source.example_texts(source.indices)
         return
-    names = set(source.class_names)
-    if source.texts(0):
-        names |= {text for index in range(len(source)) for text in source.texts(index)}
-    for name in sorted(names):
-        endings = (knowledge.of_name(name) if knowledge else ()) or ("",)
-        yield from (fill(template, name) + ending for template in GENERAL_TEMPLATES for ending in endings)
+    texts = (text for index in range(len(source)) for text in source.texts(index))
+    if source.kind == "caption":
+        yield from texts
+        return
+    for name in sorted({*source.class_names, *(texts if source.texts(0) else ())}):
+        yield from (fill(template, name) for template in GENERAL_TEMPLATES)
 
 
 class LockedTowers(EncoderTowers):

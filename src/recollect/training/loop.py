@@ -271,9 +271,7 @@ class _Run:
         assert self.metrics is not None, "the first process has the metrics"
         # From the file, because a run resumed after its last step logs nothing more.
         encoder = self.model.encoder
-        plain = not isinstance(encoder, DualEncoder) or (
-            isinstance(encoder, TransformersEncoder) and encoder.gated is None
-        )
+        plain = not isinstance(encoder, DualEncoder) or isinstance(encoder, TransformersEncoder)
         card = model_card(as_json(self.recipe), self.state.seen, self.metrics.last, plain)
         checkpoints.save_model(self.out / "model", self.model, card)
 

@@ -34,8 +34,6 @@ class Model:
         lora: rank of LoRA adapters of every attention and MLP layer, which are trained instead of the weights. They
             are merged into the finished model, whose folder also has them in PEFT's format.
         lora_alpha: scale of the adapters times their rank (default: the rank).
-        gated: train only new blocks, one before each block of the image tower, with gates that begin closed (REACT).
-            Such a model opens with recollect, not with plain transformers.
     """
 
     start: str = "tiny"
@@ -49,7 +47,6 @@ class Model:
     dropout: float | None = None
     lora: int | None = None
     lora_alpha: float | None = None
-    gated: bool = False
 
 
 CopiesBy = Literal["ids", "captions"]
@@ -73,9 +70,6 @@ class Data:
         broken_share: share of pictures that may be unreadable before the run stops.
         copies: samples of a batch that are neither negatives of each other nor context: those with the same id (if a
             source is smaller than the batch), or also those with the same caption.
-        definitions: of class names and nouns, appended to prompts and captions (K-LITE): a .json, .csv or
-            .tsv file, the folder of a WordNet database, or ``wordnet`` for the installed one. Use them in queries of
-            such a model too.
         image_column: column of image bytes or paths, if not named image.
         caption_column: column of a text or a list of texts, if not named caption.
         label_column: column of class numbers or names, if not named label.
@@ -95,7 +89,6 @@ class Data:
     flip: bool = False
     broken_share: float = 0.01
     copies: CopiesBy = "ids"
-    definitions: str | None = None
     image_column: str | None = None
     caption_column: str | None = None
     label_column: str | None = None
@@ -274,21 +267,14 @@ class Recipe:
         on = {
             "model.locked": model.locked != "none",
             "model.lora": model.lora is not None,
-            "model.freeze": model.freeze != "none",
             "model.prefixes": bool(model.prefixes),
-            "model.gated": model.gated,
             "compile": self.compile,
             "shard-weights": self.shard_weights,
         }
         yield not data.specs, "no source of data was named. Name one with --data SOURCE."
         for one, others, why in (
             ("model.lora", ("model.locked", "model.prefixes"), "LoRA leaves all weights as they are"),
-            (
-                "model.gated",
-                ("model.locked", "model.lora", "model.freeze", "model.prefixes"),
-                "only new blocks learn",
-            ),
-            ("shard-weights", ("model.locked", "model.lora", "model.gated", "compile"), "only whole towers are split"),
+            ("shard-weights", ("model.locked", "model.lora", "compile"), "only whole towers are split"),
         ):
             for other in others:
                 yield on[one] and on[other], f"--{one} and --{other}: {why}. Take one of them."

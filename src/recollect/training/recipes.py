@@ -115,18 +115,6 @@ def post_train_clip() -> Recipe:
     return as_clip(replace(post_train_siglip(), model=Model("openai/clip-vit-base-patch16")))
 
 
-def post_train_react() -> Recipe:
-    """REACT (Liu et al., 2023): new gated blocks of a CLIP checkpoint's image tower learn on what an index retrieved.
-
-    Batch 4,096 (512 on each of 8 GPUs), 32 epochs of 10 million pairs, 5e-4, decay 0.1, 5,000 steps of warm-up; all
-    else is the checkpoint's, and stays.
-    """
-    recipe, steps = post_train_clip(), round(32 * 10e6 / 4096)
-    optimiser = replace(recipe.optimiser, learning_rate=5e-4, weight_decay=0.1, warmup=5_000 / steps)
-    model = replace(recipe.model, gated=True)
-    return replace(recipe, model=model, optimiser=optimiser, steps=steps, batch_size=4096, checkpoint_every=1000)
-
-
 def _heads(start: str) -> Recipe:
     """A checkpoint whose towers are computed once, so that a step costs the heads and the loss."""
     recipe = replace(post_train_siglip(), model=Model(start, locked="both"), chunk=None, precision="float32")
@@ -204,7 +192,6 @@ RECIPES: Table[Callable[[], Recipe]] = Table(
         "post-train-clixp": _contextual(
             post_train_clip, 0.01, "Post-train a CLIP checkpoint with the context objective."
         ),
-        "post-train-react": post_train_react,
         "post-train-heads-siglip": post_train_heads_siglip,
         "post-train-heads-siglixp": _contextual(
             post_train_heads_siglip,

@@ -11,13 +11,12 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from recollect.core.errors import UserError
-from recollect.core.seeding import derive_seed, text_key
+from recollect.core.seeding import derive_seed
 from recollect.core.types import NO_LABEL, Batch, Kind, Sample
 from recollect.core.validation import refuse
 from recollect.data.batches.loading import Piece, RowTokenizer, pieces_ahead
 from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.order import BlockOrder, Plan, endless, mix, number_below, shuffled
-from recollect.data.definitions import Knowledge
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.data.sources.images import BrokenImageError
 from recollect.data.sources.reader import BROKEN_SHARE, BrokenCounter
@@ -47,7 +46,6 @@ class BatchStream:
         rank, world_size: this process makes rows ``rank * n`` to ``(rank + 1) * n`` of the global batch of
             ``n * world_size`` rows.
         templates: prompt templates for class names.
-        knowledge: appends a random definition to each text that has any (K-LITE).
         broken_share: share of images that may be broken.
         counters: readings and failures so far.
     """
@@ -60,7 +58,6 @@ class BatchStream:
     world_size: int = 1
     templates: tuple[str, ...] = GENERAL_TEMPLATES
     broken_share: float = BROKEN_SHARE
-    knowledge: Knowledge | None = None
     counters: BrokenCounter = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -262,9 +259,7 @@ class _Draw:
             draws = mix(self.stream._key("text"), self.step, slots)
             names = [source.class_names[label] for label in labels.tolist()]
             templates = [self.stream.templates[place] for place in number_below(draws, len(self.stream.templates))]
-            texts = [self._defined(fill(each, name), name) for each, name in zip(templates, names, strict=True)]
-        else:
-            texts = [self._defined(text, None) for text in texts]
+            texts = [fill(each, name) for each, name in zip(templates, names, strict=True)]
         ids = [str(index) for index in indices.tolist()]
         return _Block(self._bytes(images) if images.dtype == torch.uint8 else images, texts, labels.numpy(), ids, [])
 
@@ -310,21 +305,10 @@ class _Draw:
 
     def _text(self, sample: Sample, draw: np.uint64, name_draw: np.uint64) -> str:
         if sample.kind == "caption":
-            return self._defined(sample.texts[number_below(draw, len(sample.texts))], None)
+            return sample.texts[number_below(draw, len(sample.texts))]
         templates, source = self.stream.templates, self.stream.mixture.sources[self.number]
         names = sample.texts or (source.class_names[sample.label],)
-        name = names[number_below(name_draw, len(names))]
-        return self._defined(fill(templates[number_below(draw, len(templates))], name), name)
-
-    def _defined(self, text: str, name: str | None) -> str:
-        """A prompt of class ``name``, or a caption (None), followed by one of its definitions: the same one for equal
-        texts of a step, so that copies of a caption remain copies."""
-        knowledge = self.stream.knowledge
-        if knowledge is None:
-            return text
-        endings = knowledge.of_caption(text) if name is None else knowledge.of_name(name)
-        draw = mix(self.stream._key("definition"), self.step, text_key(text))
-        return text + endings[int(number_below(draw, len(endings)))] if endings else text
+        return fill(templates[number_below(draw, len(templates))], names[number_below(name_draw, len(names))])
 
     def _readable(self, index: int, slot: int, broken: list[str]) -> Sample:
         """The sample, or the first readable one of a fixed random sequence instead."""

@@ -7,13 +7,11 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import transformers
 from jaxtyping import Float
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.utils import logging
 
@@ -31,7 +29,6 @@ from recollect.models.transformers.families import (
     store_end_token,
     text_format,
 )
-from recollect.models.transformers.gated import GATED_WEIGHTS, add_gated_blocks, gated_tensors
 from recollect.models.transformers.heads import TowerHead, image_head, text_head
 
 _TOWERS: dict[Tower, tuple[str, ...]] = {
@@ -47,7 +44,6 @@ class TransformersEncoder(DualEncoder):
         model: the transformers model.
         processor: its image processor and tokenizer.
         text: how the text tower wants its tokens.
-        gated: blocks inserted before those of the image tower (`add_gated`), or None.
     """
 
     architecture = "transformers"
@@ -73,7 +69,6 @@ class TransformersEncoder(DualEncoder):
         for name in ("logit_scale", "logit_bias", "temperature"):  # the objective has its own
             if isinstance(getattr(model, name, None), nn.Parameter):
                 getattr(model, name).requires_grad_(False)
-        self.gated: nn.ModuleList | None = None
         self.width = self._find_width()
 
     def tokenize(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None = None) -> dict[str, Tensor]:
@@ -148,20 +143,8 @@ class TransformersEncoder(DualEncoder):
         self.prefixes |= new
         self.__dict__.pop("_tokenizer_key", None)
 
-    def add_gated(self, seed: int = 0) -> None:
-        """Put a closed block before each block of the image tower, which changes no embedding (`GatedBlock`).
-
-        Such a model is written to one file of its own, so that plain transformers, which would leave the blocks out,
-        says that it finds no weights instead of opening another model.
-
-        Raises:
-            UserError: the image tower has no blocks of one width.
-        """
-        self.gated = add_gated_blocks(self.model, seed)
-
     def tower_parameters(self, tower: Tower) -> Iterator[nn.Parameter]:
-        own = (value for name, value in self.model.named_parameters() if name.startswith(_TOWERS[tower]))
-        return chain(own, self.gated.parameters() if self.gated is not None and tower == "image" else ())
+        return (value for name, value in self.model.named_parameters() if name.startswith(_TOWERS[tower]))
 
     def checkpoint_activations(self, on: bool = True) -> None:
         """Recompute the activations of each layer in the backward pass instead of keeping them, in both towers."""
@@ -192,16 +175,11 @@ class TransformersEncoder(DualEncoder):
             backend.no_padding()  # these two are left behind by the last call, which is no part of a model
             backend.no_truncation()
         with quiet():
-            if self.gated is None:
-                self.model.save_pretrained(folder)
-            else:
-                self.model.config.save_pretrained(folder)
-                save_file(gated_tensors(self.model, self.gated), folder / GATED_WEIGHTS)
+            self.model.save_pretrained(folder)
             self.processor.save_pretrained(folder)
 
     def _record(self) -> dict[str, Any]:
-        gated = {} if self.gated is None else {"gated": True}
-        return {"architecture": self.architecture, "text": self.text.as_json(), **gated}
+        return {"architecture": self.architecture, "text": self.text.as_json()}
 
     def _reading(self) -> str:
         return f"{self.text.as_json()} {self._tokenizer_key}"
