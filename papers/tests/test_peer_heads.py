@@ -6,11 +6,11 @@ from sklearn.base import clone
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from classifiers.worlds import unit, world
-from recollect.classifiers import GaussianDiscriminant, LinearProbe
+from recollect.classifiers import LinearProbe
 from recollect.classifiers.heads.holdout import HoldOut
-from recollect.classifiers.heads.mixture import discriminant
 from recollect.testing import check_estimator
 from recollect_papers.peers.ape import ApeClassifier, ApeTrained
+from recollect_papers.peers.mixtures import DualMemory, GaussianDiscriminant, discriminant
 from recollect_papers.peers.timo import Timo
 from recollect_papers.peers.tip_x import TipX
 from recollect_papers.peers.trained import ClipAdapter, TipAdapterF
@@ -112,8 +112,8 @@ def test_copies_of_one_example_have_no_spread_whatever_the_precision(model, copi
 
 
 PEERS = [
-    ApeClassifier(), ApeTrained(epochs=3), ClipAdapter(epochs=3, batch=64), Timo(),
-    TipAdapterF(epochs=4), TipX(),
+    GaussianDiscriminant(), DualMemory(), ApeClassifier(), ApeTrained(epochs=3), ClipAdapter(epochs=3, batch=64),
+    Timo(), TipAdapterF(epochs=4), TipX(),
 ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sklearn.preprocessing import Normalizer
 
 from recollect import classifiers
+from recollect_papers.peers.mixtures import DualMemory, GaussianDiscriminant
 
 CLASSES, SHOTS, WIDTH = 4, 5, 12
 
@@ -100,9 +101,9 @@ CASES = {
     "softmax": (classifiers.SoftmaxVoting(k=7),
                 lambda q, s, y, t: slow_votes(q, s, y, 7, lambda rank, near: math.exp(near[rank] / 0.07))),
     "rank": (classifiers.RankVoting(), lambda q, s, y, t: slow_votes(q, s, y, 20, lambda rank, near: 1 / (2 + rank))),
-    "gda": (classifiers.GaussianDiscriminant(alpha=0.4), lambda *a: slow_gda(*a, alpha=0.4)),
-    "dmn": (classifiers.DualMemory(alpha=0.9), lambda *a: slow_dmn(*a, alpha=0.9)),
-    "dmn published": (classifiers.DualMemory(alpha=0.9, preset="published"), lambda *a: slow_dmn(*a, alpha=0.9)),
+    "gda": (GaussianDiscriminant(alpha=0.4), lambda *a: slow_gda(*a, alpha=0.4)),
+    "dmn": (DualMemory(alpha=0.9), lambda *a: slow_dmn(*a, alpha=0.9)),
+    "dmn published": (DualMemory(alpha=0.9, preset="published"), lambda *a: slow_dmn(*a, alpha=0.9)),
     "mix": (classifiers.ZeroShotMix(classifiers.SoftmaxVoting(k=7), weight=0.7), lambda *a: slow_mix(*a, weight=0.7)),
 }  # fmt: skip
 
@@ -177,7 +178,7 @@ def test_plurality_caps_the_neighbours_at_the_shots_and_the_others_at_the_suppor
 
 def test_dmns_published_weight_is_the_best_of_the_public_codes_thirteen(world):
     support, labels, _, texts = world
-    model = classifiers.DualMemory(texts, preset="published").fit(support, labels)
+    model = DualMemory(texts, preset="published").fit(support, labels)
     weights = np.geomspace(1e-3, 1e3, 13)
-    right = [classifiers.DualMemory(texts, alpha=weight).fit(support, labels).loo_accuracy_ for weight in weights]
+    right = [DualMemory(texts, alpha=weight).fit(support, labels).loo_accuracy_ for weight in weights]
     assert model.alpha_ == weights[int(np.argmax(right))]

@@ -21,6 +21,7 @@ from recollect.classifiers.heads.calibration import (
     set_thresholds,
 )
 from recollect.classifiers.heads.holdout import HoldOut
+from recollect_papers.peers.mixtures import DualMemory, GaussianDiscriminant
 
 METHODS = CLASSIFIERS
 
@@ -114,7 +115,7 @@ def test_conformal_p_values_count_the_class_that_fits_no_better(seed):
         np.testing.assert_array_equal(asked >= set_thresholds(known, labels, 4, alpha), found > alpha)
 
 
-@pytest.mark.parametrize("name", ["PrototypeClassifier", "GaussianDiscriminant", "ProKeR"])
+@pytest.mark.parametrize("name", ["PrototypeClassifier", "ProKeR"])
 def test_sets_from_four_shots_rule_classes_out_and_hold_the_true_one_as_promised(name):
     """Four examples of a class cannot rule it out at one in ten; those of all classes together can."""
     held, sizes = [], []
@@ -133,8 +134,8 @@ def test_sets_from_four_shots_rule_classes_out_and_hold_the_true_one_as_promised
 CLOSED_FORMS = [
     classifiers.PrototypeClassifier(),
     classifiers.PrototypeClassifier(cosine=True),
-    classifiers.GaussianDiscriminant(alpha=0.4),
-    classifiers.DualMemory(alpha=0.7),
+    GaussianDiscriminant(alpha=0.4),
+    DualMemory(alpha=0.7),
     classifiers.PluralityVoting(k=3),
     classifiers.SoftmaxVoting(k=5),
     classifiers.RankVoting(k=40),
@@ -148,7 +149,7 @@ CLOSED_FORMS = [
 def test_held_out_scores_are_those_of_a_classifier_that_never_saw_the_row(model, counts, texts_given):
     support, labels, _, _, texts = world(counts)
     model = clone(model)
-    if isinstance(model, classifiers.DualMemory) and not texts_given and max(counts) > 4:
+    if isinstance(model, DualMemory) and not texts_given and max(counts) > 4:
         pytest.skip("its memory holds the texts: where means stand in, it is measured on folds")
     if "text_features" in model.get_params():
         model.set_params(text_features=texts if texts_given else None)
@@ -218,13 +219,13 @@ def one_of_each(likeness, classes=40, width=24, queries=1000):
     return around(np.arange(classes)), np.arange(classes), around(own), own, unit(5 + means)
 
 
-@pytest.mark.parametrize("name", ["PrototypeClassifier", "GaussianDiscriminant", "SoftmaxVoting", "ProKeR"])
+@pytest.mark.parametrize("name", ["PrototypeClassifier", "SoftmaxVoting", "ProKeR"])
 @pytest.mark.parametrize("likeness", [0.4, 0.7])
 def test_one_shot_confidence_is_right_where_classes_are_as_alike_as_was_assumed(name, likeness, monkeypatch):
     monkeypatch.setattr(base, "LIKENESS", likeness)
     support, labels, asked, own, texts = one_of_each(likeness)
     model = getattr(classifiers, name)()
-    if "text_features" in model.get_params() and name != "GaussianDiscriminant":
+    if "text_features" in model.get_params():
         model.set_params(text_features=texts)
     model.fit(support, labels)
     right, sure = (model.predict(asked) == own).mean(), model.predict_proba(asked).max(axis=1).mean()

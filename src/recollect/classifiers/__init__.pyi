@@ -2,8 +2,6 @@
 
 from .heads.base import EmbeddingClassifier as EmbeddingClassifier
 from .heads.mixing import best_weight as best_weight
-from .heads.mixture import DualMemory as DualMemory
-from .heads.mixture import GaussianDiscriminant as GaussianDiscriminant
 from .heads.mixture import ZeroShotMix as ZeroShotMix
 from .heads.proker import ProKeR as ProKeR
 from .heads.prototype import PrototypeClassifier as PrototypeClassifier

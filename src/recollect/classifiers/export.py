@@ -202,6 +202,6 @@ def _form(encoder: Encoder, classifier: Classifier) -> KernelForm:
     if form is None:
         raise UserError(
             f"the classifier's method is {classifier.method}, which has no form as one graph. Teach it with --method "
-            "proker, prototype, linear-probe, tip-adapter, tip-adapter-cv, gda or zero-shot."
+            "proker, prototype, linear-probe, tip-adapter, tip-adapter-cv or zero-shot."
         )
     return form

@@ -33,7 +33,7 @@ class Classify:
     """RUN/model, any folder of a CLIP-type checkpoint, or a hub id (default: the model of --with or --index, else
     the starter)."""
     method: str | None = None
-    """best (the default) chooses a method by leaving each example out; or tip-adapter-cv, prototype, gda, ..."""
+    """best (the default) chooses a method by leaving each example out; or tip-adapter-cv, prototype, ..."""
     alpha: float = 0.1
     """Error rate of the sets of classes that cannot be ruled out."""
     out: Path = Path("predictions")

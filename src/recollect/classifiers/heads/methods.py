@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from recollect.classifiers.heads.base import EmbeddingClassifier
-from recollect.classifiers.heads.mixture import DualMemory, GaussianDiscriminant, ZeroShotMix
+from recollect.classifiers.heads.mixture import ZeroShotMix
 from recollect.classifiers.heads.proker import ProKeR
 from recollect.classifiers.heads.prototype import PrototypeClassifier
 from recollect.classifiers.heads.tip import CrossValidatedTipAdapter, TipAdapter, ZeroShotClassifier
@@ -27,9 +27,6 @@ FEW_SHOT_METHODS: Table[MakeEstimator] = Table("few_shot_methods", {
     "softmax+zero-shot": lambda texts, scale: ZeroShotMix(SoftmaxVoting(), texts, scale=scale),
     "proker": lambda texts, scale: ProKeR(texts),
     "proker-published": lambda texts, scale: ProKeR(texts, preset="published"),
-    "gda": lambda texts, scale: GaussianDiscriminant(texts, scale=scale),
-    "dmn-tf": lambda texts, scale: DualMemory(texts, scale=scale),
-    "dmn-tf-published": lambda texts, scale: DualMemory(texts, scale=scale, preset="published"),
     "linear-probe": lambda texts, scale: LinearProbe(),
 })  # fmt: skip
 """Every method by its name in tables. Add yours here; packages add theirs (`recollect.core.plugins`)."""

@@ -1,17 +1,15 @@
-"""Methods that add a second score to the class-text score, weighted on the support set: GDA, DMN, zero-shot mix."""
+"""Methods that add a second score to the class-text score, weighted on the support set."""
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from sklearn.base import clone
 
-from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm, class_means, softmax
+from recollect.classifiers.heads.base import EmbeddingClassifier, softmax
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.mixing import Pair, best_weight
 from recollect.classifiers.heads.similarity import Similarities
-from recollect.classifiers.heads.tip import check_preset
 from recollect.classifiers.heads.voting import SoftmaxVoting
-from recollect.core.ordering import in_order
 from recollect.core.types import TEXT_SCALE
 
 
@@ -25,9 +23,6 @@ class Mixture(EmbeddingClassifier):
     weight_name = "alpha"
     weight_bounds = (0.0, np.inf)
     default_weight = 1.0
-    preset = "default"
-    published_weights: tuple[float, ...] = ()
-    """Candidates of the preset ``published``; the first of equally accurate ones is chosen."""
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         self._learn_extra(support, labels)
@@ -39,10 +34,7 @@ class Mixture(EmbeddingClassifier):
         setattr(self, self.weight_name + "_", self.default_weight if weight is None else weight)
 
     def _weigh(self, base: np.ndarray, extra: np.ndarray, labels: np.ndarray) -> float:
-        if self.preset == "default":
-            return best_weight(base, extra, labels, self.weight_bounds)[0]
-        right = [((base + weight * extra).argmax(axis=1) == labels).mean() for weight in self.published_weights]
-        return self.published_weights[int(np.argmax(right))]
+        return best_weight(base, extra, labels, self.weight_bounds)[0]
 
     def _chosen(self) -> dict[str, Any]:
         return {**self._other_choices(), self.weight_name: self._weight()}
@@ -76,187 +68,6 @@ class Mixture(EmbeddingClassifier):
     def _scores(self, queries: np.ndarray) -> np.ndarray:
         base, extra = self._components(queries)
         return base + np.asarray(self._weight(), base.dtype) * extra
-
-
-_BLOCK = 1024
-
-NO_SPREAD = 1e-12
-"""A within-class variance below this is rounding error, as with one example per class or copies of one. In single
-precision unit rows leave about 1e-15, whose inverse would make the discriminant dominate the texts."""
-
-
-class GaussianDiscriminant(Mixture):
-    """Gaussian discriminant analysis added to the text scores (Wang et al., 2024, "hard-to-beat baseline").
-
-    ``scale f·W + alpha (f·W_g + b)`` with ``W_g = mu S^-1``, ``b = log 1/C - 1/2 mu S^-1 mu`` and the shrunk precision
-    ``S^-1 = d [(n - 1) Cov + tr(Cov) I]^-1`` of the pooled within-class covariance.
-
-    Leaving one example out changes the scatter by rank one, so held-out scores need no new inverse.
-
-    Args:
-        text_features: class texts W, in the order of ``classes_``.
-        alpha: weight of the discriminant; by default the exactly best one in 1e-4…1e2 on held-out examples.
-        scale: factor of the text scores.
-    """
-
-    weight_bounds = (1e-4, 1e2)
-
-    def __init__(self, text_features: Any = None, alpha: float | None = None, scale: float = TEXT_SCALE) -> None:
-        self.text_features = text_features
-        self.alpha = alpha
-        self.scale = scale
-
-    def _learn_extra(self, support: np.ndarray, labels: np.ndarray) -> None:
-        self.coef_, self.intercept_ = discriminant(support, labels, len(self.classes_))
-
-    def _components(self, queries: np.ndarray) -> Pair:
-        return self.scale * queries @ self.texts_.T, queries @ self.coef_.T + self.intercept_
-
-    def _held_out_pair(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> Pair:
-        if not plan.one_by_one:
-            return super()._held_out_pair(support, labels, plan)
-        base = self.scale * self._text_similarity(support, labels, plan)
-        return base, _discriminant_left_out(support, labels, plan).astype(support.dtype)
-
-    def kernel_form(self) -> KernelForm:
-        weight = self._weight()
-        return KernelForm.of(self, self.scale * self.texts_ + weight * self.coef_, weight * self.intercept_)
-
-
-def discriminant(support: np.ndarray, labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """``W_g`` (classes, width) and ``b`` (classes,) of `GaussianDiscriminant`."""
-    count, width = support.shape
-    means = class_means(support, labels, classes).astype(np.float64)
-    centred = support - means[labels]
-    scatter = centred.T @ centred  # (n - 1) Cov
-    trace = np.trace(scatter) / max(count - 1, 1)
-    if trace < NO_SPREAD:  # no variance to measure: weight all directions equally
-        trace = 1.0
-    weights = width * np.linalg.solve(scatter + trace * np.eye(width), means.T).T
-    bias = -np.log(classes) - 0.5 * np.einsum("cd,cd->c", means, weights)
-    return weights.astype(support.dtype), bias.astype(support.dtype)
-
-
-def _discriminant_left_out(support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
-    """Leave-one-out scores ``x·W_g + b``: float64 (held, classes).
-
-    With the scatter's eigenvectors the precision is diagonal whatever the ridge. Without an example x of class c, at
-    ``delta = x - mu_c`` and ``g = n / (n - 1)``, the scatter is ``S - g delta delta'`` (Sherman and Morrison) and the
-    mean ``(n mu_c - x) / (n - 1)``.
-    """
-    count, width = support.shape
-    counts = np.bincount(labels)
-    means = class_means(support, labels, len(counts)).astype(np.float64)
-    centred = support - means[labels]
-    values, vectors = np.linalg.eigh(centred.T @ centred)
-    values, total = np.maximum(values, 0), float((centred**2).sum())
-    rotated, turned = means @ vectors, support @ vectors
-    found = np.empty((len(plan.rows), len(counts)))
-    for start in range(0, len(plan.rows), _BLOCK):
-        rows = plan.rows[start : start + _BLOCK]
-        own, places = labels[rows], np.arange(len(rows))
-        n, x = counts[own], turned[rows].astype(np.float64)
-        delta, factor = x - rotated[own], n / (n - 1)
-        trace = (total - factor * (delta**2).sum(axis=1)) / max(count - 2, 1)
-        spread = 1 / (values[None, :] + np.where(trace < NO_SPREAD, 1.0, trace)[:, None])
-        mine = (n[:, None] * rotated[own] - x) / (n - 1)[:, None]
-        left = 1 / factor - (delta**2 * spread).sum(axis=1)
-        left = np.where(left > 1e-12, left, 1e-12)
-        across = (delta * x * spread).sum(axis=1)
-
-        def quadratic(mean: np.ndarray, other: np.ndarray, spread: np.ndarray = spread) -> np.ndarray:
-            return (other * spread) @ mean.T
-
-        reach = quadratic(rotated, delta)  # of every class; the mean of the example's own class changes
-        reach[places, own] = (mine * delta * spread).sum(axis=1)
-        linear = quadratic(rotated, x)
-        linear[places, own] = (mine * x * spread).sum(axis=1)
-        square = spread @ (rotated**2).T
-        square[places, own] = (mine**2 * spread).sum(axis=1)
-        linear += reach * (across / left)[:, None]
-        square += reach**2 / left[:, None]
-        found[start : start + _BLOCK] = width * (linear - 0.5 * square) - np.log(len(counts))
-    return found
-
-
-class DualMemory(Mixture):
-    """The training-free static memory of DMN added to the text scores (Zhang et al., 2024).
-
-    A class's memory holds its text and its examples. The query reads ``norm( sum exp(-beta (1 - f·m)) m )`` from it and
-    is compared with the result: ``softmax(scale f·W) + alpha softmax(scale f·read)``. The published method also keeps a
-    memory of earlier test images and chooses alpha on test labels; here each query is scored by itself.
-
-    Args:
-        text_features: class texts W, in the order of ``classes_``.
-        alpha: weight of the memory; by default the exactly best one on held-out examples.
-        beta: sharpness of the read.
-        scale: inverse temperature of both distributions, the model's own.
-        preset: ``published`` chooses among the public code's 13 values of alpha, 1e-3 to 1e3.
-    """
-
-    published_weights = tuple(np.geomspace(1e-3, 1e3, 13).tolist())
-
-    def __init__(
-        self,
-        text_features: Any = None,
-        alpha: float | None = None,
-        beta: float = 5.5,
-        scale: float = TEXT_SCALE,
-        preset: Literal["default", "published"] = "default",
-    ) -> None:
-        self.text_features = text_features
-        self.alpha = alpha
-        self.beta = beta
-        self.scale = scale
-        self.preset = preset
-
-    def _learn_extra(self, support: np.ndarray, labels: np.ndarray) -> None:
-        check_preset(self.preset)
-        self.support_, self.labels_ = support, labels
-
-    def _components(self, queries: np.ndarray) -> Pair:
-        return softmax(self.scale * queries @ self.texts_.T), softmax(self.scale * self._read(queries))
-
-    def _held_out_pair(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> Pair:
-        if self.text_features is None:  # the memory then holds class means of the examples
-            return super()._held_out_pair(support, labels, plan)
-        held = support[plan.rows]
-        return softmax(self.scale * held @ self.texts_.T), softmax(self.scale * self._read(held, plan))
-
-    def _read(self, queries: np.ndarray, plan: HoldOut | None = None) -> np.ndarray:
-        """Similarity of each query to its read-out of each class; ``plan`` masks held-out examples."""
-        block = min(_BLOCK, max(1, 2**25 // len(self.labels_)))  # of 160,000 examples 128 MiB
-        read = np.empty((len(queries), len(self.classes_)), dtype=queries.dtype)
-        order = in_order(self.labels_)
-        examples = np.split(order, np.cumsum(np.bincount(self.labels_))[:-1])
-        memories = [
-            _as_short(np.concatenate([self.support_[mine], text[None]]))
-            for mine, text in zip(examples, self.texts_, strict=True)
-        ]
-        for start in range(0, len(queries), block):
-            rows = slice(start, start + block)
-            similarity = queries[rows] @ self.support_.T
-            weights = np.exp(self.beta * (similarity - 1))
-            if plan is not None:
-                weights[plan.absent(plan.rows[rows])] = 0
-            of_text = queries[rows] @ self.texts_.T
-            text_weights = np.exp(self.beta * (of_text - 1))
-            for label, (mine, memory) in enumerate(zip(examples, memories, strict=True)):
-                weighed, by_text = weights[:, mine], text_weights[:, label]
-                length = np.linalg.norm(weighed @ memory[:-1] + by_text[:, None] * memory[-1], axis=1)
-                along = (weighed * similarity[:, mine]).sum(axis=1) + by_text * of_text[:, label]
-                read[rows, label] = along / np.maximum(length, 1e-12)
-        return read
-
-    def _logits(self, scores: np.ndarray) -> np.ndarray:
-        return np.log(np.maximum(scores, np.finfo(np.float32).tiny))
-
-
-def _as_short(rows: np.ndarray) -> np.ndarray:
-    """Rows in a basis of their span if they are fewer than their entries: the norms of their sums are unchanged."""
-    if len(rows) >= rows.shape[1]:
-        return rows
-    return np.asarray(np.linalg.qr(rows.T.astype(np.float64), mode="r")).T.astype(rows.dtype)
 
 
 def _shares(estimator: Any, queries: np.ndarray) -> np.ndarray:
