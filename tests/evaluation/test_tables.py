@@ -1,12 +1,8 @@
-import numpy as np
 import pytest
-from scipy.stats import t as student_t
 
 from recollect.evaluation.results import Result
 from recollect.evaluation.tables import (
-    gain_by_examples,
     gain_over_draws,
-    log_linear_fit,
     mean_over_tasks,
     sample_efficiency,
     tidy,
@@ -61,30 +57,3 @@ def test_gains_are_paired_by_draw():
     ])  # fmt: skip
     gain = gain_over_draws(again, "model", "base", "prototype", 4)
     assert (gain.mean, gain.count) == (1.0, 6)  # each draw of each training
-
-
-def test_relative_gain_and_number_of_examples():
-    frame = tidy(
-        [
-            few_shot("base", "one", 0, {("tip-adapter", 32, 0): 50.0}, classes=10),
-            few_shot("context", "one", 0, {("tip-adapter", 32, 0): 60.0}, classes=10),
-        ]
-    )
-    table = gain_by_examples(frame, "context", "base", "tip-adapter", 32)
-    assert table.loc[0, ["examples", "relative_gain"]].tolist() == [320.0, 20.0]
-
-
-def test_the_fit_finds_the_line_and_its_p_value():
-    """Against the normal equations, and the t-test of a slope with n - 2 degrees of freedom."""
-    generator = np.random.default_rng(0)
-    examples = 10 ** generator.uniform(1, 5, size=21)
-    x, gains = np.log10(examples), 2.0 * np.log10(examples) - 1 + generator.normal(size=21)
-    design = np.stack([np.ones_like(x), x], axis=1)
-    inverse = np.linalg.inv(design.T @ design)
-    intercept, slope = inverse @ design.T @ gains
-    residual = gains - design @ np.array([intercept, slope])
-    error = np.sqrt(residual @ residual / (21 - 2) * inverse[1, 1])
-    fit = log_linear_fit(examples, gains)
-    assert fit.slope == pytest.approx(slope)
-    assert fit.intercept == pytest.approx(intercept)
-    assert fit.p_value == pytest.approx(2 * student_t.sf(abs(slope / error), 19))

@@ -190,31 +190,29 @@ def test_features_and_results_are_whole_or_absent_and_a_flipped_bit_is_seen(tmp_
     images = np.random.default_rng(0).standard_normal((4, 3), dtype=np.float32)
     kept = Features(images, np.arange(4), tuple("abcd"), ("",) * 4, np.arange(4))
     result = Result("zero-shot", "m", "d", 0, ({"value": 1.5},))
-    cache = FeatureCache(tmp_path / "first" / "cache")
-    cache.path = lambda *_: cache.folder / "features.safetensors"
     (tmp_path / "first").mkdir()
     with recorded(tmp_path / "first") as disk:
-        FeatureCache.save(cache, encoder, source, kept)
+        FeatureCache(tmp_path / "first" / "cache").save(encoder, source, kept)
         disk.mark()
         result.save(tmp_path / "first" / "results")
         disk.mark()
     counts: Counter[str] = Counter()
     for number, (fault, tree, done) in enumerate(disk.states.values()):
         place = write_tree(tree, tmp_path / f"{number}")
-        cache.folder = place / "cache"
-        found = FeatureCache.load(cache, encoder, source)
+        found = FeatureCache(place / "cache").load(encoder, source)
         assert (found is None and not done) or np.array_equal(found.images, images), fault
         files = list((place / "results").glob("*.json"))
         assert len(files) == 1 if done == 2 else len(files) <= 1, fault
         assert all(load_result(file).rows[0]["value"] == 1.5 for file in files)
         counts[fault] += 1
-    cache.folder = tmp_path / "first" / "cache"
-    data = cache.path().read_bytes()
+    cache = FeatureCache(tmp_path / "first" / "cache")
+    path = cache.path(encoder, source)
+    data = path.read_bytes()
     for place in range(0, len(data), 7):
         changed = bytearray(data)
         changed[place] ^= 1
-        cache.path().write_bytes(changed)
-        found = FeatureCache.load(cache, encoder, source)
+        path.write_bytes(changed)
+        found = cache.load(encoder, source)
         assert found is None or (np.array_equal(found.images, images) and np.array_equal(found.labels, kept.labels))
         counts["flipped bit"] += 1
     count(record_property, {f"evaluation, {fault}": number for fault, number in counts.items()})

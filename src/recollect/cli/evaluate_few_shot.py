@@ -22,7 +22,7 @@ from recollect.core.types import Encoder
 from recollect.core.validation import check_number, refuse
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.own_features import VectorEncoder, divided, read_arrays, read_vectors, vector_task
-from recollect.evaluation.reports.plots import few_shot_curves, gain_against_examples, gain_per_data_set, save_figure
+from recollect.evaluation.reports.plots import few_shot_curves, gain_per_data_set, save_figure
 from recollect.evaluation.results import Result, joint_identity, summarise
 from recollect.evaluation.tables import gain_over_draws, sample_efficiency, tidy
 from recollect.evaluation.tasks.classification import ClassificationTask, Division
@@ -192,7 +192,6 @@ def _plot(frame: pd.DataFrame, methods: list[str], out: Path, identity: str) -> 
     figures = {"few-shot": few_shot_curves(curves[curves["shots"] > 0], models, methods, zero)}
     for number, model in enumerate(models[1:], 1):
         figures[f"gain-per-data-set-{number}"] = gain_per_data_set(frame, model, models[0], methods[0], shots)
-        figures[f"gain-against-examples-{number}"] = gain_against_examples(frame, model, models[0], methods[0], shots)
     paths = {out / f"{name}--{identity}.png": figure for name, figure in figures.items()}
     for path, figure in paths.items():
         save_figure(figure, path)

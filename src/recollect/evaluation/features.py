@@ -1,24 +1,20 @@
 """Embeddings of whole sources, computed once and cached by what they depend on."""
 
-import hashlib
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import safe_open
-from safetensors.numpy import save_file
 
 from recollect.classifiers.texts import prompt_ensemble
 from recollect.core.errors import UserError
-from recollect.core.files import atomic_path
 from recollect.core.progress import progress
-from recollect.core.seeding import derive_seed
 from recollect.core.types import Encoder, Kind, Source
 from recollect.data.prompts import fill
 from recollect.data.sources.reader import MOST_BROKEN, readable_blocks
 from recollect.evaluation.tasks.classification import ClassificationTask
+from recollect.training.feature_store import FeatureStore
 
 
 @dataclass(frozen=True)
@@ -47,43 +43,32 @@ class FeatureCache:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self._store = FeatureStore(Path(folder))
 
     def path(self, encoder: Encoder, source: Source) -> Path:
         """File of the features of ``source`` under ``encoder``."""
-        key = derive_seed("features", encoder.fingerprint, source.fingerprint, len(source))
-        return self.folder / f"{key:016x}.safetensors"
+        return self._store.path(*_key(encoder, source))
 
     def load(self, encoder: Encoder, source: Source) -> Features | None:
-        """The cached features, or None if missing or unreadable."""
-        path = self.path(encoder, source)
-        if not path.exists():
+        """The cached features, or None if missing or damaged."""
+        found = self._store.load(*_key(encoder, source))
+        if found is None:
             return None
-        try:
-            with safe_open(path, framework="numpy") as file:
-                about = file.metadata()
-                rows = json.loads(about["rows"])
-                images, labels, places = (file.get_tensor(name) for name in ("images", "labels", "rows"))
-            if about.get("digest") != _digest(about["rows"], images, labels, places):  # corrupted
-                return None
-            return Features(images, labels, tuple(rows["ids"]), tuple(rows["domains"]), places)
-        except Exception:  # any unreadable file is replaced
-            return None
+        images, labels, rows, names = (found[name].numpy() for name in ("images", "labels", "rows", "names"))
+        ids, domains = json.loads(names.tobytes())
+        return Features(images, labels, tuple(ids), tuple(domains), rows)
 
     def save(self, encoder: Encoder, source: Source, features: Features) -> None:
         """Write ``features`` atomically."""
-        rows = json.dumps({"ids": features.ids, "domains": features.domains})
-        with atomic_path(self.path(encoder, source)) as temporary:
-            tensors = {"images": features.images, "labels": features.labels, "rows": features.rows}
-            digest = _digest(rows, features.images, features.labels, features.rows)
-            save_file(tensors, temporary, metadata={"rows": rows, "digest": digest})
+        names = json.dumps([features.ids, features.domains]).encode()
+        arrays = {"images": features.images, "labels": features.labels, "rows": features.rows}
+        arrays["names"] = np.frombuffer(names, dtype=np.uint8).copy()
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+        self._store.save(tensors, *_key(encoder, source))
 
 
-def _digest(rows: str, *arrays: np.ndarray) -> str:
-    digest = hashlib.blake2b(rows.encode(), digest_size=16)
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
+def _key(encoder: Encoder, source: Source) -> tuple[str, str, str, int]:
+    return "features", encoder.fingerprint, source.fingerprint, len(source)
 
 
 def image_features(

@@ -6,7 +6,6 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-from scipy.stats import linregress
 
 from recollect.evaluation.results import Result, Summary, summarise
 
@@ -128,34 +127,3 @@ def _first_reached(shots: np.ndarray, values: np.ndarray, wanted: float) -> floa
     share = (wanted - values[first - 1]) / (values[first] - values[first - 1])
     low, high = np.log(shots[first - 1 : first + 1])
     return float(np.exp(low + share * (high - low)))
-
-
-@dataclass(frozen=True)
-class LogLinearFit:
-    """``gain = slope · log10(examples) + intercept`` with the two-sided p-value of the slope (LIxP, Fig. 5)."""
-
-    slope: float
-    intercept: float
-    p_value: float
-
-
-def gain_by_examples(frame: pd.DataFrame, model: str, baseline: str, method: str, shots: int) -> pd.DataFrame:
-    """Relative gain in percent and number of support examples for each data set (LIxP, Fig. 5)."""
-    chosen = frame[(frame["method"] == method) & (frame["shots"] == shots)]
-    means = chosen.groupby(["model", "data"])["value"].mean().unstack("model")
-    classes = chosen.groupby("data")["classes"].first().astype(float)
-    table = pd.DataFrame({"examples": classes * shots, "base": means[baseline], "model": means[model]}).dropna()
-    table["relative_gain"] = 100.0 * (table["model"] - table["base"]) / table["base"]
-    return table.reset_index()
-
-
-def log_linear_fit(examples: np.ndarray, gains: np.ndarray) -> LogLinearFit:
-    """Ordinary least squares of ``gains`` on log10 of ``examples``; the p-value is that of the t-test of its slope.
-
-    Raises:
-        ValueError: fewer than three points, or all with the same number of examples: no slope to test.
-    """
-    if len(examples) < 3 or np.unique(examples).size < 2:
-        raise ValueError(f"{len(examples)} data sets with {np.unique(examples).size} sizes: a fit needs three and two")
-    fit = linregress(np.log10(examples), gains)
-    return LogLinearFit(float(fit.slope), float(fit.intercept), float(fit.pvalue))

@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 
 from recollect.classifiers.heads.methods import PAPER_METHODS
 from recollect.evaluation.reports import plots
-from recollect.evaluation.tables import gain_by_examples, log_linear_fit
 from recollect.evaluation.tables import sample_efficiency as efficiency
 from recollect.training.options import Model
 from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy, papers_words
+from recollect_papers.lixp.gains import gain_against_examples, gain_by_examples, log_linear_fit
 from recollect_papers.lixp.world import (
     WORLDS_BY_SCALE,
     LixpWorld,
@@ -134,7 +134,7 @@ def _form_3(found: Measurements) -> Formed:
 
 def _draw_5(found: Measurements) -> Figure:
     plain, context = found.context["pair"]
-    return plots.gain_against_examples(_frame(found), context, plain, _TIP, found.context["shots"])
+    return gain_against_examples(_frame(found), context, plain, _TIP, found.context["shots"])
 
 
 def _form_5(found: Measurements) -> Formed:

@@ -1,7 +1,6 @@
 """Figures as pure functions of tables; each returns a matplotlib figure."""
 
 import itertools
-import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from recollect.core.files import atomic_path
-from recollect.evaluation.tables import gain_by_examples, log_linear_fit, mean_over_tasks
+from recollect.evaluation.tables import mean_over_tasks
 
 # Colours that stay apart for colour-blind readers (Okabe and Ito, 2008), in the order they are used.
 LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C8C")
@@ -134,54 +133,9 @@ def gain_per_data_set(frame: pd.DataFrame, model: str, baseline: str, method: st
     axis.axhline(0, color="0.3", linewidth=0.8)
     axis.set_xticks(range(len(gains)), list(gains.index), rotation=60, ha="right", fontsize=7)
     axis.set_ylabel(f"{METHOD_NAMES.get(method, method)}, {shots} shots:\ngain (points)")
-    axis.set_title(_wrapped_to(f"{model} minus {baseline}", figure), fontsize=8)
+    axis.set_title(wrapped_to(f"{model} minus {baseline}", figure), fontsize=8)
     say_beneath(figure, seeds_of(chosen, "mean of {} training seeds"))
     return figure
-
-
-def gain_against_examples(frame: pd.DataFrame, model: str, baseline: str, method: str, shots: int) -> Figure:
-    """Relative gain of each data set against its number of support examples, with the fit (LIxP, Fig. 5)."""
-    table = gain_by_examples(frame, model, baseline, method, shots)
-    figure, axes = new_figure(width=5.6)
-    axis = axes[0, 0]
-    axis.scatter(table["examples"], table["relative_gain"], color=LINE_COLOURS[0], s=18)
-    axis.set_xscale("log")
-    axis.set_xlabel("support examples (classes × shots)")
-    axis.set_ylabel("relative gain (%)")
-    axis.axhline(0, color="0.3", linewidth=0.8)
-    # labels of minor ticks would overlap
-    sizes = np.unique(table["examples"])
-    least, most = np.log10(sizes[[0, -1]]).round()
-    ticks = sizes if len(sizes) <= 8 else 10.0 ** np.arange(least, most + 1)
-    axis.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
-    axis.set_xticks([], minor=True)
-    names = table["data"].astype(str)
-    shared = os.path.commonprefix(list(names)).rfind("-") + 1 if len(names) > 1 else 0  # noqa: RUF071 names, no paths
-    for row, height in zip(table.itertuples(), _apart(table["examples"], table["relative_gain"]), strict=True):
-        name = str(row.data)[shared:]
-        axis.annotate(name, (row.examples, height), (4, -2), textcoords="offset points", fontsize=6,
-                      bbox={"fc": "white", "ec": "none", "pad": 0.3, "alpha": 0.8})  # fmt: skip
-    named = f"{METHOD_NAMES.get(method, method)}, {shots} shots: {model} over {baseline}"
-    figure.suptitle(_wrapped_to(named, figure), fontsize=8)
-    try:
-        fit = log_linear_fit(table["examples"].to_numpy(), table["relative_gain"].to_numpy())
-    except ValueError as error:
-        axis.set_title(f"no fit: {error}", fontsize=7)
-        return figure
-    ends = np.array([table["examples"].min(), table["examples"].max()])
-    axis.plot(ends, fit.slope * np.log10(ends) + fit.intercept, color=LINE_COLOURS[1])
-    axis.set_title(f"slope {fit.slope:+.1f} a decade, p = {fit.p_value:.2g}", fontsize=8)
-    return figure
-
-
-def _apart(across: pd.Series, up: pd.Series) -> list[float]:
-    """Heights of point labels, moved up where they would overlap."""
-    heights, line = list(map(float, up)), 0.045 * float(np.ptp([0.0, *up]))
-    for x in set(across):
-        column = sorted((place for place, each in enumerate(across) if each == x), key=lambda place: heights[place])
-        for below, place in itertools.pairwise(column):
-            heights[place] = max(heights[place], heights[below] + line)
-    return heights
 
 
 def seeds_of(frame: pd.DataFrame, words: str) -> str:
@@ -196,7 +150,7 @@ _NOTE_LINE = 0.125
 
 def say_beneath(figure: Figure, words: str) -> None:
     """Add a note below a figure and increase its height accordingly."""
-    lines = _wrapped_to(words, figure)
+    lines = wrapped_to(words, figure)
     width, height = figure.get_size_inches()
     figure.set_size_inches(width, height + _NOTE_LINE * (lines.count("\n") + 1))
     figure.supxlabel(lines, fontsize=7, color="0.35")
@@ -213,6 +167,6 @@ def sets_of(frame: pd.DataFrame) -> str:
     return f"mean of {len(names)} sets{f' of {shared}' if shared else ''}: {own}"
 
 
-def _wrapped_to(words: str, figure: Figure) -> str:
+def wrapped_to(words: str, figure: Figure) -> str:
     """Text wrapped to the width of a figure."""
     return textwrap.fill(words, int(16 * figure.get_figwidth()), break_on_hyphens=False)
