@@ -22,14 +22,13 @@ from recollect.classifiers.heads.trust import (
     unknown_rule,
 )
 from recollect.classifiers.pictures import Examples
-from recollect.classifiers.teaching import ClassifierModel, Support, extended, not_of_pixels
+from recollect.classifiers.teaching import ClassifierModel, Support, extended
 from recollect.classifiers.texts import learned_scale
 from recollect.core.errors import UserError
 from recollect.core.paths import beside
 from recollect.core.types import Encoder, Kind, caption_prefix
 from recollect.core.validation import check_choice, check_number
 from recollect.core.words import counted
-from recollect.data.sources.images import PIXEL_DIGESTS
 from recollect.models import load_model
 
 
@@ -168,7 +167,6 @@ class Classifier:
                 "unknown_rejected": self.unknown_rule.rejected,
                 "unknown_accepted": self.unknown_rule.accepted,
             },
-            "digests": PIXEL_DIGESTS,
             "examples": [
                 {"file": file, "class": self.classes[label], "digest": digest}
                 for file, label, digest in zip(support.files, support.labels.tolist(), support.digests, strict=True)
@@ -177,14 +175,12 @@ class Classifier:
 
     @classmethod
     def _restored(cls, record: Mapping[str, Any], numbers: Mapping[str, np.ndarray]) -> "Classifier":
-        if "prompts" in numbers:
-            raise UserError("this classifier weighs several texts per class, which is no longer done. Teach it again.")
-        examples, today = record["examples"], record.get("digests") == PIXEL_DIGESTS
+        examples = record["examples"]
         support = Support(
             numbers["support"],
             numbers["labels"],
             tuple(each["file"] for each in examples),
-            tuple(each["digest"] if today else not_of_pixels(each["digest"]) for each in examples),
+            tuple(each["digest"] for each in examples),
         )
         if not len(support) == len(support.features) == len(support.labels):
             raise ValueError("examples and their arrays differ in number")

@@ -40,7 +40,7 @@ _NOT_OF_PIXELS = "?"
 
 
 def not_of_pixels(digest: str) -> str:
-    """Marks a digest that does not depend on pixels: from an earlier version, or only a name."""
+    """Marks a digest that does not depend on pixels, such as a name."""
     return digest if digest.startswith(_NOT_OF_PIXELS) else f"{_NOT_OF_PIXELS}{digest}"
 
 

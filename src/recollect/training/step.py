@@ -8,9 +8,8 @@ gradients are those of the whole batch, temperatures included.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -41,7 +40,7 @@ class Towers(Protocol):
 
     @property
     def encode_images(self) -> Callable[..., Tensor]:
-        """Maps pixels, and the extra columns of `Inputs.beside`, to raw image embeddings, with gradients."""
+        """Maps pixels to raw image embeddings, with gradients."""
         ...
 
     def encode_texts(self, tokens: dict[str, Tensor]) -> Tensor:
@@ -114,7 +113,6 @@ class Inputs:
         context_duplicate_ids: the same for ``context``.
         prepare: converts rows of ``images``, ``views`` and ``context`` on the device, e.g. bytes (a quarter of the
             memory) to floats; None if they are ready.
-        beside: extra columns for `Towers.encode_images`, by argument name; most models take none.
     """
 
     images: Tensor
@@ -125,7 +123,6 @@ class Inputs:
     duplicate_ids: Tensor | None = None
     context_duplicate_ids: Tensor | None = None
     prepare: Callable[[Tensor], Tensor] | None = None
-    beside: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,24 +199,22 @@ def train_step(
     """
     device = model.device
 
-    def embed_images(
-        pixels: Tensor | None, what: str, beside: EmbeddingColumns = MappingProxyType({})
-    ) -> Tensor | None:
+    def embed_images(pixels: Tensor | None, what: str) -> Tensor | None:
         if pixels is None:
             return None
 
         def encode(chunk: EmbeddingColumns) -> Tensor:
-            rows, more = chunk["pixels"], {name: chunk[name] for name in beside}
-            return model.encode_images(inputs.prepare(rows) if inputs.prepare else rows, **more)
+            rows = chunk["pixels"]
+            return model.encode_images(inputs.prepare(rows) if inputs.prepare else rows)
 
-        return embed(encode, {"pixels": pixels, **beside}, device, options, what)
+        return embed(encode, {"pixels": pixels}, device, options, what)
 
     def here(numbers: Tensor | None) -> Tensor | None:
         return None if numbers is None else numbers.to(device)
 
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         loss, report = objective(
-            embed_images(inputs.images, "images", inputs.beside),
+            embed_images(inputs.images, "images"),
             embed(lambda chunk: model.encode_texts(dict(chunk)), inputs.tokens, device, options, "texts"),
             labels=here(inputs.labels),
             views=embed_images(inputs.views, "views"),

@@ -26,7 +26,6 @@ from recollect.core.files import read_text
 from recollect.core.paths import check_writable, near_names, refuse_slip
 from recollect.core.validation import refuse
 from recollect.core.words import counted
-from recollect.data.sources.few_shot_splits import is_published_shots, read_published, read_published_shots
 from recollect.data.sources.file_lists import HUB_ID, by_top_folder, files_named, refuse_of_hub, split_groups
 from recollect.data.sources.images import BROKEN_SHARE, PICTURE_ENDINGS, files_below, note, pictures_among, unread_among
 from recollect.data.sources.remote import is_address
@@ -66,9 +65,9 @@ def open_tables(
     """Open a file, a folder, a glob or brace pattern, or a hub id.
 
     Args:
-        place: a Parquet, CSV, TSV or JSON-lines file, or published few-shot splits (.json, .jsonl); a WebDataset tar,
-            or a pattern such as ``shard-{000..099}.tar``;
-            a folder of any of these, of images, or written by ``save_to_disk``; or ``owner/name`` on the hub.
+        place: a Parquet, CSV, TSV or JSON-lines file; a WebDataset tar, or a pattern such as
+            ``shard-{000..099}.tar``; a folder of any of these, of images, or written by ``save_to_disk``; or
+            ``owner/name`` on the hub.
         config: configuration of a hub data set that has several.
         revision: branch or commit of a hub data set.
         lost_share: largest share of the files in tars that may be lost to damage.
@@ -182,12 +181,6 @@ def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: flo
         check_shards(files, lost_share)
         splits = _load("webdataset", groups, where, features=_shard_features(files[0], where))
         return OpenedTables(splits, where, tuple(files), class_names=_class_list(folder))
-    if suffix == ".json" and len(files) == 1:
-        published, base = read_published(files[0])
-        return OpenedTables(published, where, tuple(files), base=base)
-    if suffix == ".jsonl" and len(files) == 1 and is_published_shots(files[0]):
-        published, base, read = read_published_shots(files[0])
-        return OpenedTables(published, where, read, base=base)
     refuse((suffix not in _TABLES, f"{where}: not Parquet, CSV, JSON lines, tar or a folder"))
     options: dict[str, Any] = {}
     if _TABLES[suffix] == "csv":

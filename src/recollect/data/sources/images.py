@@ -92,10 +92,6 @@ def decode(data: bytes | Path, where: str, *, needed: int = 0) -> Image.Image:
         raise BrokenImageError(f"{where}: {why}") from None
 
 
-PIXEL_DIGESTS = 2
-"""Version of `pixel_digest`, to store with digests: those of different versions cannot be compared."""
-
-
 def pixel_digest(image: ImageLike) -> str:
     """Equal for equal pixels, in any encoding."""
     pixels = np.asarray(image)
