@@ -40,6 +40,7 @@ def pairs(data):
         "lixp/methods",
         "prefix/real",
         "reco/real",
+        "reco/reading",
         "efsa/real",
     ],
 )

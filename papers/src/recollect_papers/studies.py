@@ -82,6 +82,9 @@ STUDIES: dict[str, Study] = {
     "reco/table-3": Study("reco.tables", "table_3", "uni- and cross-modal search and fusion; the mean"),
     "reco/table-4": Study("reco.tables", "table_4", "fusion of images, of texts, of both, in every mode"),
     "reco/real": Study("reco.real", "real", "an index that knows more than the model, on strong towers", pictures=True),
+    "reco/reading": Study(
+        "reco.real", "reading", "why the learned gate reads less than a mean on strong towers", pictures=True
+    ),
     "reco/figure-2": Study("reco.tables", "figure_2", "search and fusion as a diagram"),
     "reco/figure-3": Study("reco.tables", "figure_3", "additional training, a memory that grows, rows that are read"),
     "reco/figure-4": Study("reco.tables", "figure_4", "what uni- and cross-modal search find"),

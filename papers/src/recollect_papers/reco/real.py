@@ -3,8 +3,12 @@
 Model and fusion are trained on everyday photographs with captions, and read these in training. At the test the index
 also holds emoji, in styles that are not asked for. Nothing is chosen here: fusions have the settings of the package and
 of the paper, the head has the steps that ``lixp/real`` chose, and each mode is shown.
+
+``reco/reading`` asks why the learned gate reads less than a mean, on other emoji: how much weight on what is read is
+best, what weight is learned, and what the block's correction does to it.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,12 +16,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from recollect.core.types import Encoder
 from recollect.evaluation.results import summarise
 from recollect.index import Index, Rows
-from recollect.reco.block import FusionModule, FusionSettings
+from recollect.reco.block import FusionBlock, FusionModule, FusionSettings
 from recollect.reco.encoder import Mode, RetrievalEnhancedEncoder
 from recollect.reco.learning import FusionRecipe, paper_recipe, train_fusion
 from recollect.reco.pairs import Pairs
@@ -28,6 +32,7 @@ from recollect_papers.real.arms import ArmRunner
 from recollect_papers.real.data import HELD_STYLES, LIGHT, FeatureSet, RealData, labelled, open_data
 from recollect_papers.real.heads import FeatureModel, HeadRecipe
 from recollect_papers.real.measure import TEMPLATE, by_name
+from recollect_papers.store import content_key
 from recollect_papers.study import StudyOptions, StudyTable
 
 MODES: tuple[Mode, ...] = ("image", "text", "both")
@@ -56,13 +61,17 @@ class Way:
 
     Attributes:
         name: in tables.
-        recipe: of the fusion; None is the plain mean.
+        recipe: of the fusion; None is a mean.
         modes: which sides read.
+        weight: of what is read in an untrained gate; None is the plain mean.
+        corrected: whether a trained block adds its correction to the gate.
     """
 
     name: str
     recipe: FusionRecipe | None
     modes: tuple[Mode, ...] = MODES
+    weight: float | None = None
+    corrected: bool = True
 
 
 def ways() -> tuple[Way, ...]:
@@ -73,6 +82,21 @@ def ways() -> tuple[Way, ...]:
         Way("block as published", paper_recipe()),
         Way("gate, simulated newness", ours),
         Way("gate, for texts alone", replace(ours, fusion=replace(ours.fusion, modalities="text")), ("text",)),
+    )
+
+
+WEIGHTS = (0.5, 0.7, 0.85, 0.95)
+"""Of what is read, in a mean of it and the embedding."""
+
+
+def reading_ways() -> tuple[Way, ...]:
+    """Means by weight, and what training makes of the first of them: with the block's correction and without it."""
+    ours = FusionRecipe()
+    return (
+        Way("plain mean", None),
+        *(Way(f"mean, weight {weight}", None, weight=weight) for weight in WEIGHTS),
+        Way("gate as trained", ours),
+        Way("gate as trained, without its correction", ours, corrected=False),
     )
 
 
@@ -148,6 +172,24 @@ class _Bench:
                 found.add({**at, "set": name}, 0, value)
         return found
 
+    def read(self, way: Way | None) -> Measurements:
+        """Accuracy by name on the choosing concepts and sets, and the weight of what is read."""
+        found, concepts, sets = Measurements(), self.data.concepts("choosing"), self.data.roles.choosing
+        if not self._indexes:
+            self._indexes = {"everyday": self.pairs.index(), "all styles": dict(self._grown(concepts))["all styles"]}
+        for mode in ("both",) if way is None else way.modes:
+            fusion = None if way is None else self.fusion(way)
+            at = {"mode": "" if way is None else mode}
+            encoder = self._encoder(fusion, self._indexes["all styles"], mode)
+            found.add({**at, "set": "concepts"}, 0, self._by_concept(encoder, concepts))
+            encoder = self._encoder(fusion, self._indexes["everyday"], mode)
+            means = [by_name(encoder, self.data.classes(name), splits) for name, splits in sets.items()]
+            found.add({**at, "set": "choosing sets"}, 0, float(np.mean(means)))
+            if fusion is not None and fusion.settings.kind == "transformer":
+                weights = [block.gate.sigmoid().item() for block in _blocks(fusion)]
+                found.add({**at, "set": "weight"}, 0, float(np.mean(weights)))
+        return found
+
     def _encoder(self, fusion: FusionModule | None, index: Index, mode: Mode) -> Encoder:
         return self.model if fusion is None else RetrievalEnhancedEncoder(self.model, index, fusion, mode)
 
@@ -189,20 +231,33 @@ class _Bench:
         return {"entities of sets": old, "entities of concepts": new, "entities": 2 * old * new / max(old + new, 1e-9)}
 
     def fusion(self, way: Way) -> FusionModule:
-        """Trained on the everyday pairs, reading these."""
+        """Trained on the everyday pairs, reading these; or a mean."""
         if way.recipe is None:
-            return FusionModule(FusionSettings(self.model.width, "mean"))
+            fusion = FusionModule(FusionSettings(self.model.width, "mean" if way.weight is None else "transformer"))
+            for block in _blocks(fusion):
+                assert way.weight is not None
+                nn.init.constant_(block.gate, math.log(way.weight / (1 - way.weight)))
+            return fusion
         memory = Path(self._folder.name) / "memory"
         if not memory.exists():
             _write(self.pairs, memory, self.model)
-        out = Path(self._folder.name) / way.name.replace(" ", "-")
+        out = Path(self._folder.name) / content_key(repr(way.recipe))
         if not out.exists():
             recipe = replace(
                 way.recipe, data=Data(captions=("pairs",)), index=str(memory), batch_size=512, epochs=self.epochs,
                 seed=self.seed, checkpoint_every=10**9, precision="float32",
             )  # fmt: skip
             train_fusion(recipe, self.model, self.pairs, out, device="cpu")
-        return FusionModule.open(out / "model")
+        fusion = FusionModule.open(out / "model")
+        for block in () if way.corrected else _blocks(fusion):
+            for last in (block.output, block.down):
+                nn.init.zeros_(last.weight)
+                nn.init.zeros_(last.bias)
+        return fusion
+
+
+def _blocks(fusion: FusionModule) -> list[FusionBlock]:
+    return [block for block in fusion.blocks.values() if isinstance(block, FusionBlock)]
 
 
 def _held(concepts: FeatureSet) -> tuple[np.ndarray, np.ndarray]:
@@ -283,3 +338,33 @@ def _filled(table: StudyTable) -> StudyTable:
 
 
 real = TableStudy("reco/real", _measure, _form, {"smoke": MADE, "small": WORLD, "full": WORLD})
+
+
+def _measure_reading(options: StudyOptions) -> Measurements:
+    smoke = options.scale == "smoke"
+    data = open_data(options.data, smoke, LIGHT)
+    runner = ArmRunner(data, options.out / "runs" / "reco-reading")
+    head = HeadRecipe(width=16, hidden=32, batch=64, steps=10) if smoke else HeadRecipe(steps=STEPS)
+    read = data.digest(*data.roles.training, *data.roles.choosing, *([] if smoke else ["emoji"]))
+    found, chosen = Measurements(), reading_ways()[:2] if smoke else reading_ways()
+    for seed in range(options.seeds or (1 if smoke else 3)):
+        bench = _Bench(runner, head, seed, 1 if smoke else 5)
+        for way in (None, *chosen):
+            name = "model alone" if way is None else way.name
+            settings = [repr(head), repr(way), read, bench.epochs, HELD_STYLES]
+            found.take(runner.figures(name, seed, settings, lambda bench=bench, way=way: bench.read(way)))  # type: ignore[misc]
+    found.context.update(ways=[way.name for way in chosen])
+    return found
+
+
+def _form_reading(found: Measurements) -> Formed:
+    rows = [Row(("model alone", ""), {"arm": "model alone", "mode": ""})]
+    rows += [Row((name, mode), {"arm": name, "mode": mode}) for name in found.context["ways"] for mode in MODES]
+    titles = {"concepts": "emoji by name", "choosing sets": "everyday index: EuroSAT and DTD by name"}
+    columns = [Column(title, {"set": at}) for at, title in titles.items()]
+    columns.append(Column("weight of what is read", {"set": "weight"}, "number", pattern="{:.2f}"))
+    form = TableForm("Reading by weight, and after training", ("reads", "which side"), rows, columns, missing="")
+    return [form.fill(found)], ["393 emoji of the split train, on which nothing was trained"]
+
+
+reading = TableStudy("reco/reading", _measure_reading, _form_reading, {"smoke": MADE, "small": WORLD, "full": WORLD})
