@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, BertConfig, BertModel, ViTConfig, ViTModel
 
 from recollect.classifiers.texts import prompt_ensemble
-from recollect.core.checksums import sealed
+from recollect.core.checksums import note_whole_folder, read_checksums
 from recollect.core.errors import UserError
 from recollect.models import build_model, load_model
 from recollect.models.hub import asked_once
@@ -202,22 +202,23 @@ def test_the_advice_for_a_pickle_works(checkpoint, copied, captions):
 def test_a_models_card_stays_editable(tmp_path):
     (tmp_path / "README.md").write_text("a card")
     (tmp_path / "weights").write_bytes(b"12")
-    assert set(sealed({}, tmp_path)["files"]) == {"weights"}
+    note_whole_folder(tmp_path)
+    assert set(read_checksums(tmp_path)) == {"weights"}
 
 
 def test_a_damaged_small_model(captions, tmp_path):
     folder = build_model("vector-linear", texts=captions).save(tmp_path / "model")
     record, weights = json.loads((folder / "recollect.json").read_text()), (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
-    assert "model.safetensors: was changed or damaged (its checksum differs)" in refusal(folder)
-    (folder / "recollect.json").write_text(
-        json.dumps({key: record[key] for key in record if key not in ("files", "checksum")})
-    )
+    assert "model.safetensors: differs from its checksum" in refusal(folder)
+    sums = (folder / "checksums.json").read_text()
+    (folder / "checksums.json").unlink()
     load_model(folder, "cpu")  # whoever changed it on purpose can say so
+    (folder / "checksums.json").write_text(sums)
     (folder / "model.safetensors").write_bytes(weights)
     other = [*record["vocabulary"][:-1], "another"]
     (folder / "recollect.json").write_text(json.dumps(record | {"vocabulary": other}))
-    assert "recollect.json: was changed or damaged (its checksum differs)" in refusal(folder)
+    assert "recollect.json: differs from its checksum" in refusal(folder)
     (folder / "recollect.json").write_text(json.dumps(record | {"vocabulary": record["vocabulary"][:-1]}))
     assert "do not fit together" in refusal(folder)
     (folder / "recollect.json").write_text(json.dumps({"format": 1, "architecture": "vectors"}))

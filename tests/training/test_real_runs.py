@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from recollect import cli
 from recollect.core import content
+from recollect.core.checksums import CHECKSUMS
 from recollect.core.errors import UserError
 from recollect.models import build_model, load_model
 from recollect.models.dual import RECORD
@@ -67,13 +68,11 @@ def wait_for_lines(out: Path, count: int) -> None:
 
 
 def files(folder: Path) -> dict[str, Any]:
-    """What each file of a model holds, but for those of ``NOTES`` and their checksums in the model's record."""
+    """What each file of a model holds, but for those of ``NOTES`` and the checksums."""
     found = {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
     record = json.loads(found.pop(RECORD))
-    del record["checksum"]
-    for name in NOTES:
+    for name in (*NOTES, CHECKSUMS):
         found.pop(name, None)
-        record["files"].pop(name, None)
     return found | {RECORD: record}
 
 

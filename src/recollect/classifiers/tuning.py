@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from recollect.classifiers.heads.trained import Schedule, fit_by_gradient
 from recollect.classifiers.texts import learned_scale
-from recollect.core.checksums import check_seal, sealed
+from recollect.core.checksums import check_folder, note_whole_folder
 from recollect.core.errors import UserError, user_errors
 from recollect.core.files import fresh_folder, read_json, write_json
 from recollect.core.plugins import Table
@@ -173,7 +173,8 @@ class TunedClassifier:
             self.encoder.save(unfinished / "model")
             save_file(self._tensors(), unfinished / "tuned.safetensors")
             about = {"format": TUNED_FORMAT, "names": self.names, "scale": self.scale, "template": self.template}
-            write_json(unfinished / "tuned.json", sealed(about, unfinished))
+            write_json(unfinished / "tuned.json", about)
+            note_whole_folder(unfinished)
         return Path(folder)
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -190,7 +191,7 @@ class TunedClassifier:
         about = read_json(folder / "tuned.json")
         if not isinstance(about, dict) or about.get("format") != TUNED_FORMAT:
             raise UserError(f"{folder}: not a tuned classifier of this version")
-        check_seal(about, folder / "tuned.json")
+        check_folder(folder)
         encoder = load_model(str(folder / "model"), device)
         assert isinstance(encoder, TransformersEncoder)
         with user_errors(f"{folder}/tuned.safetensors: damaged", SafetensorError, OSError):

@@ -8,7 +8,6 @@ from typing import Any
 
 from recollect.core.errors import UserError
 from recollect.core.files import write_text
-from recollect.core.validation import refuse
 
 CHECKSUMS = "checksums.json"
 """The file in a folder that lists the checksums of the other files."""
@@ -41,6 +40,25 @@ def note_checksums(folder: Path, files: Iterable[Path], changing: Iterable[Path]
             found[name] = {"bytes": file.stat().st_size, "crc32": checksum(file)}
     if found != known:
         write_text(folder / CHECKSUMS, json.dumps({"files": found, "crc32": _of(found)}, indent=0))
+
+
+def note_whole_folder(folder: Path) -> None:
+    """Write the checksums of all files of a folder, but of ``README.md``, which users may edit, and of sub-folders."""
+    files = sorted(file for file in folder.iterdir() if file.is_file() and file.name not in (CHECKSUMS, "README.md"))
+    note_checksums(folder, (), files)
+
+
+def check_folder(folder: Path) -> None:
+    """Compare the files of a folder with their checksums; files that have none, or are not there, are left out.
+
+    Raises:
+        UserError: naming a file that was changed or damaged.
+    """
+    there = [
+        name for name in read_checksums(folder) if (folder / name).exists()
+    ]  # a hub gives those that are asked for
+    if found := damaged_files(folder, there):
+        raise UserError(f"{found[0]}. Copy it again, or delete {CHECKSUMS} if the change was intended.")
 
 
 def damaged_files(folder: Path, names: Iterable[str] | None = None) -> list[str]:
@@ -87,53 +105,3 @@ def _of(files: Mapping[str, Any]) -> int:
 
 def _name(folder: Path, file: Path) -> str:
     return file.relative_to(folder).as_posix()
-
-
-_FILES, _OWN, _CARD = "files", "checksum", "README.md"
-
-
-def sealed(record: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """A record with the CRC-32 of itself and of every file in its folder, except ``README.md``, which users may edit.
-
-    Args:
-        record: will be written to the folder as JSON.
-        folder: with its other files; those in sub-folders are not included.
-    """
-    sums = {
-        file.name: f"{checksum(file):08x}" for file in sorted(folder.iterdir()) if file.is_file() and file.name != _CARD
-    }
-    whole = {**record, _FILES: sums}
-    return {**whole, _OWN: _own(whole)}
-
-
-def unsealed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record without the checksums that `sealed` added."""
-    return {name: value for name, value in record.items() if name not in (_FILES, _OWN)}
-
-
-def check_seal(record: Any, file: Path) -> None:
-    """Check a record and the files of its folder against their checksums; files that have none are trusted.
-
-    Args:
-        record: as read from ``file``.
-        file: its path.
-
-    Raises:
-        UserError: naming the file that was changed or damaged.
-    """
-    if not isinstance(record, Mapping):
-        raise UserError(f"{file}: not a record of recollect. Copy the folder again.")
-    damaged = "was changed or damaged (its checksum differs). Copy it again"
-    own = _own(record)
-    refuse((record.get(_OWN, own) != own, f"{file}: {damaged}."))
-    for name, written in record.get(_FILES, {}).items():
-        place = file.parent / name
-        changed = place.is_file() and f"{checksum(place):08x}" != written
-        refuse(
-            (changed, f"{place}: {damaged}, or remove '{_FILES}' and '{_OWN}' from {file.name} if that was intended.")
-        )
-
-
-def _own(record: Mapping[str, Any]) -> str:
-    rest = {key: value for key, value in record.items() if key != _OWN}
-    return f"{zlib.crc32(json.dumps(rest, sort_keys=True).encode()):08x}"

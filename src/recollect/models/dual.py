@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recollect.core.checksums import sealed
+from recollect.core.checksums import note_whole_folder
 from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder, write_json
 from recollect.core.progress import progress
@@ -355,7 +355,8 @@ class DualEncoder(nn.Module, Encoder):
             self._write(unfinished)
             record = {"format": MODEL_FORMAT, "preset": self.preset, **self._record()}
             record |= {"prefixes": self.prefixes, "transform": asdict(self.transform)}
-            write_json(unfinished / RECORD, sealed(record, unfinished))
+            write_json(unfinished / RECORD, record)
+            note_whole_folder(unfinished)
         return Path(folder)
 
     def publish(self, folder: Path) -> Path:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recollect.core.checksums import check_seal, sealed
+from recollect.core.checksums import check_folder, note_whole_folder
 from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder, read_json, write_json
 from recollect.index import By
@@ -236,7 +236,8 @@ class FusionModule(nn.Module):
         with fresh_folder(folder, "fusion") as unfinished:
             save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, unfinished / _WEIGHTS)
             record = {"format": FUSION_FORMAT, "settings": asdict(self.settings), "model": self.model}
-            write_json(unfinished / _RECORD, sealed(record | {"trained": self.trained}, unfinished))
+            write_json(unfinished / _RECORD, record | {"trained": self.trained})
+            note_whole_folder(unfinished)
         return Path(folder)
 
     @classmethod
@@ -259,5 +260,5 @@ class FusionModule(nn.Module):
         except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
             reason = str(error).strip().splitlines()[0][:200]
             raise UserError(f"{folder}: the fusion cannot be opened ({reason}). Copy or train it again.") from error
-        check_seal(record, folder / _RECORD)
+        check_folder(folder)
         return fusion.eval()

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recollect.core.checksums import check_seal, sealed, unsealed
+from recollect.core.checksums import check_folder, note_whole_folder
 from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_json
 from recollect.core.places import public_place
@@ -212,16 +212,17 @@ def _found(recipe: FusionRecipe, pairs: Pairs, folder: Path) -> Neighbours:
         "score_of": recipe.score_of,
         "reads": [fusion.kind != "mlp", fusion.search, fusion.read, fusion.modalities],
     }
-    if (folder / _KEY).is_file() and unsealed(kept := read_json(folder / _KEY)) == key:
+    if (folder / _KEY).is_file() and read_json(folder / _KEY) == key:
         try:
-            check_seal(kept, folder / _KEY)
+            check_folder(folder)
             return Neighbours.open(folder / NEIGHBOURS)
         except UserError as error:
             note(f"{error} It is made again.")
     found = find_neighbours(pairs, index, fusion, recipe.k, recipe.max_score, recipe.score_of)
     (folder / _KEY).unlink(missing_ok=True)
     found.save(folder / NEIGHBOURS)
-    write_json(folder / _KEY, sealed(key, folder))
+    write_json(folder / _KEY, key)
+    note_whole_folder(folder)
     return found
 
 

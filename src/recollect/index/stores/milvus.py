@@ -22,24 +22,22 @@ from recollect.index.filters import Filter
 from recollect.index.rows import By, Record, unit_vectors
 from recollect.index.stores.base import Nearest, Store, mean_of_captions
 from recollect.index.stores.milvus_rows import (
+    PICTURE,
     among,
     arrow_table,
-    caption_rows,
+    entities_of,
     fields_of,
-    key_of_caption,
+    key_of,
     milvus_filter,
     milvus_text,
-    picture_rows,
     schema_of,
-)  # fmt: skip
+)
 
 _RECORD, _VERSION = "recollect.record", "recollect.version"
 _ROWS = 256  # a message has at most 64 MB
 _QUERIES = 512
 _PAGE = 1_000
 _MOST = 16_384  # results of a query
-_CAPTIONS = "_captions"
-"""Ending of the collection with the captions, which is kept next to that with the pictures."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +68,13 @@ class _Address:
 class MilvusStore(Store):
     """See `recollect.index.stores.base.Store`.
 
-    Pictures and captions are two collections. The default index, FLAT, is exact; ``?index=AUTOINDEX`` lets the server
-    choose a faster one when the index is created. Vectors are rounded to the precision of the index and stored with
-    32 bits, since Milvus compares 16-bit fields with rounded queries only.
+    Each picture is an entity, and so is each of its captions. The default index, FLAT, is exact; ``?index=AUTOINDEX``
+    lets the server choose a faster one when the index is created. Vectors are rounded to the precision of the index and
+    stored with 32 bits, since Milvus compares 16-bit fields with rounded queries only.
 
-    A write is sent in messages of 256 rows, each of them whole or absent. A writer that is killed between the two
-    collections leaves captions that no picture has; they are ignored, and replaced when the picture is written again.
+    A write is sent in messages of 256 entities, each of them whole or absent, captions before their picture. A writer
+    that is killed between two messages leaves captions that no picture has; they are ignored, and replaced when the
+    picture is written again.
     One process of a machine writes at a time; Milvus has no lock between machines.
 
     Args:
@@ -94,30 +93,25 @@ class MilvusStore(Store):
             properties = self._properties()
             refuse((_RECORD not in properties, f"{self.address}: a collection, but not an index of recollect"))
             self.record = Record.from_json(properties[_RECORD], self.address)
-            for name in self._collections:
-                self.client.load_collection(name)
+            self.client.load_collection(self.place.collection)
 
     @classmethod
     def create(cls, address: str, record: Record) -> "MilvusStore":
-        """Make two empty collections; one of that name must not exist."""
+        """Make an empty collection; one of that name must not exist."""
         place = _Address.parse(address)
         taken = f"{_without_password(address)}: already exists. Name another collection, or drop it."
         refuse((cls.exists(address), taken))
         client = _client(place, address)
         with _reported(_without_password(address)):
-            # that with the pictures last: it makes the index exist
-            for name, captions in ((place.collection + _CAPTIONS, True), (place.collection, False)):
-                if client.has_collection(name):  # left behind by a writer that was killed
-                    client.drop_collection(name)
-                index = client.prepare_index_params()
-                index.add_index("vector", index_type=place.index, metric_type="IP")
-                client.create_collection(
-                    name,
-                    schema=schema_of(client, record.width, captions),
-                    consistency_level="Strong",  # rows are found as soon as they are added
-                    properties={_RECORD: record.to_json(), _VERSION: "1"},
-                )
-                client.create_index(name, index, sync=False)
+            index = client.prepare_index_params()
+            index.add_index("vector", index_type=place.index, metric_type="IP")
+            client.create_collection(
+                place.collection,
+                schema=schema_of(client, record.width),
+                consistency_level="Strong",  # rows are found as soon as they are added
+                properties={_RECORD: record.to_json(), _VERSION: "1"},
+            )
+            client.create_index(place.collection, index, sync=False)
         return cls(address)
 
     @staticmethod
@@ -148,44 +142,37 @@ class MilvusStore(Store):
                 self._held = False
 
     def upsert(self, rows: Any) -> None:
-        """First the captions, then the pictures, then captions that the pictures no longer have are deleted."""
+        """Captions and pictures; then captions that the pictures no longer have are deleted."""
         with self.writing(), self._reported():
             self._count_version()
             for start in range(0, rows.num_rows, _ROWS):
                 some = rows.slice(start, _ROWS)
-                pictures = picture_rows(some, self.record, self.address)
-                captions = caption_rows(some, self.record, self.address)
-                for first in range(0, len(captions), _ROWS):
-                    self.client.upsert(self._collections[1], captions[first : first + _ROWS])
-                self.client.upsert(self._collections[0], pictures)
-                keys = [row["key"] for row in captions]
-                stale = f"{among('id', some['id'].to_pylist())} and not ({among('key', keys)})"
-                self.client.delete(self._collections[1], filter=stale)
+                entities = entities_of(some, self.record, self.address)
+                for first in range(0, len(entities), _ROWS):
+                    self.client.upsert(self.place.collection, entities[first : first + _ROWS])
+                kept = among("key", [each["key"] for each in entities])
+                stale = f"{among('id', some['id'].to_pylist())} and not ({kept})"
+                self.client.delete(self.place.collection, filter=stale)
 
     def delete(self, ids: Sequence[str]) -> None:
-        """First the pictures, then their captions."""
+        """Pictures and their captions."""
         with self.writing(), self._reported():
             self._count_version()
-            for name in self._collections:
-                for some in _chunks(ids):
-                    self.client.delete(name, filter=among("id", some))
+            for some in _chunks(ids):
+                self.client.delete(self.place.collection, filter=among("id", some))
 
     def rows(self, ids: Sequence[str], columns: Sequence[str]) -> Any:
         """Rows in the order of their ids."""
         names = list(dict.fromkeys(["id", *columns]))
-        found: dict[str, dict[str, Any]] = {}
-        with self._reported():
-            for some in _chunks(list(dict.fromkeys(ids))):
-                wanted = fields_of(names)
-                rows = self.client.query(self._collections[0], filter=among("id", some), output_fields=wanted)
-                found |= {row["id"]: dict(row) for row in rows}
+        keys = [key_of(id) for id in dict.fromkeys(ids)]
+        found = {row["id"]: row for row in self._by_key(keys, fields_of(names))}
         return self._arrow([found[id] for id in ids if id in found], names)
 
     def scan(self, columns: Sequence[str], where: Filter | None = None, removed: bool | None = False) -> Iterator[Any]:
         """In the order of ids."""
-        clauses = [] if removed is None and where is None else [f"removed == {'true' if removed else 'false'}"]
+        clauses = [PICTURE] if removed is None else [PICTURE, f"removed == {'true' if removed else 'false'}"]
         clauses += [milvus_filter(where)] if where is not None else []
-        for rows in self._all(self._collections[0], fields_of(["id", *columns]), " and ".join(clauses) or 'id >= ""'):
+        for rows in self._all(fields_of(columns), " and ".join(clauses)):
             yield self._arrow(rows, list(columns))
 
     def _arrow(self, rows: list[dict[str, Any]], names: list[str]) -> Any:
@@ -194,17 +181,21 @@ class MilvusStore(Store):
 
     def _caption_vectors(self, rows: list[dict[str, Any]]) -> list[np.ndarray]:
         """The vectors of the captions of each row."""
-        keys = [[key_of_caption(row["id"], *each) for each in enumerate(json.loads(row["captions"]))] for row in rows]
-        found: dict[str, np.ndarray] = {}
-        with self._reported():
-            for some in _chunks([key for each in keys for key in each]):
-                wanted = {"filter": among("key", some), "output_fields": ["key", "vector"]}
-                answer = self.client.query(self._collections[1], **wanted)
-                found |= {row["key"]: np.array(row["vector"], dtype=np.float32) for row in answer}
+        keys = [[key_of(row["id"], *each) for each in enumerate(json.loads(row["row"])["captions"])] for row in rows]
+        answer = self._by_key([key for each in keys for key in each], ["key", "vector"])
+        found = {row["key"]: np.array(row["vector"], dtype=np.float32) for row in answer}
         if missing := next((key for each in keys for key in each if key not in found), None):
             raise UserError(f"{self.address}: the vector of caption {missing!r} is missing. Build the index again.")
         empty = np.zeros((0, self.record.width), dtype=np.float32)
         return [np.stack([found[key] for key in each]) if each else empty for each in keys]
+
+    def _by_key(self, keys: Sequence[str], fields: list[str]) -> list[dict[str, Any]]:
+        found = list[dict[str, Any]]()
+        with self._reported():
+            for some in _chunks(keys):
+                answer = self.client.query(self.place.collection, filter=among("key", some), output_fields=fields)
+                found += [dict(row) for row in answer]
+        return found
 
     def nearest(
         self,
@@ -218,21 +209,17 @@ class MilvusStore(Store):
         """By the index of the collection."""
         import pyarrow as pa
 
-        collection = self._collections[by == "text"]
-        clauses = ["removed == false"]
-        if by == "image":
-            clauses += ["has_image == true", *(["count > 0"] if spoken else [])]
+        clauses = ["removed == false", "entry >= 0" if by == "text" else "entry == -1"]
+        clauses += ["count > 0"] if spoken else []
         clauses += [milvus_filter(where)] if where is not None else []
-        asked = min(k, _MOST)
-        if k > _MOST and self._count(collection, "") > _MOST:
+        if k > _MOST and self._count(clauses[1]) > _MOST:
             raise UserError(f"{self.address}: k = {k:,}, but Milvus finds at most {_MOST:,} pictures for a query")
-        fields = ["id", "entry", "key"] if by == "text" else ["id"]
         hits: list[Any] = []
         with self._reported():
             for start in range(0, len(queries), _QUERIES):
                 hits += self.client.search(
-                    collection, list(queries[start : start + _QUERIES]), anns_field="vector", limit=asked,
-                    filter=" and ".join(clauses), output_fields=fields,
+                    self.place.collection, list(queries[start : start + _QUERIES]), anns_field="vector",
+                    limit=min(k, _MOST), filter=" and ".join(clauses), output_fields=["id", "entry", "key"],
                 )  # fmt: skip
         ids = list(dict.fromkeys(hit["entity"]["id"] for row in hits for hit in row))
         valid = self._valid_keys(ids) if by == "text" else set[str]()
@@ -246,7 +233,7 @@ class MilvusStore(Store):
                 if by == "text" and entity["key"] not in valid:
                     continue  # left behind by a writer that was killed
                 rows[query, column] = place[entity["id"]]
-                entries[query, column] = entity.get("entry", 0)
+                entries[query, column] = max(0, entity["entry"])
                 scores[query, column] = hit["distance"]
 
         def read(
@@ -266,7 +253,7 @@ class MilvusStore(Store):
         """The keys of the captions that pictures have now."""
         table = self.rows(ids, ["captions"])
         pairs = zip(table["id"].to_pylist(), table["captions"].to_pylist(), strict=True)
-        return {key_of_caption(id, *each) for id, captions in pairs for each in enumerate(captions)}
+        return {key_of(id, *each) for id, captions in pairs for each in enumerate(captions)}
 
     def vectors(self, by: By, ids: Sequence[str] | None = None) -> Float32[np.ndarray, "rows width"]:
         """Vectors in the order of ``ids``, or of `scan`."""
@@ -282,23 +269,19 @@ class MilvusStore(Store):
 
     def count(self, spoken: bool = False) -> int:
         """Counted by the server."""
-        return self._count(self._collections[0], "removed == false" + (" and count > 0" if spoken else ""))
+        return self._count(f"{PICTURE} and removed == false" + (" and count > 0" if spoken else ""))
 
     def verify(self) -> list[str]:
         """Vectors that are not of unit norm; files are the server's own matter."""
-        pages = self._all(self._collections[0], ["id", "vector"], "has_image == true")
+        pages = self._all(["id", "vector"], "entry >= -1")
         norms = ((row["id"], np.linalg.norm(row["vector"])) for rows in pages for row in rows)
         return [
             f"{self.address}: the vectors of picture {id} are damaged" for id, norm in norms if not abs(norm - 1) < 1e-2
         ]
 
-    @property
-    def _collections(self) -> tuple[str, str]:
-        return self.place.collection, self.place.collection + _CAPTIONS
-
-    def _count(self, collection: str, where: str) -> int:
+    def _count(self, where: str) -> int:
         with self._reported():
-            found = self.client.query(collection, filter=where, output_fields=["count(*)"])
+            found = self.client.query(self.place.collection, filter=where, output_fields=["count(*)"])
         return int(found[0]["count(*)"])
 
     def _properties(self) -> dict[str, str]:
@@ -308,21 +291,22 @@ class MilvusStore(Store):
         """Before the rows are sent, so that no reader takes the new state for the old one."""
         self.client.alter_collection_properties(self.place.collection, {_VERSION: str(self.version() + 1)})
 
-    def _all(self, collection: str, names: list[str], clause: str) -> Iterator[list[dict[str, Any]]]:
-        """All rows of a query, in pages that start after the id that was read last.
+    def _all(self, names: list[str], clause: str) -> Iterator[list[dict[str, Any]]]:
+        """All rows of a query, in pages that start after the key that was read last.
 
-        pymilvus copies that id into a filter without escaping it; after an id with a quote or backslash the query is
+        pymilvus copies that key into a filter without escaping it; after one with a quote or backslash the query is
         started again with a filter of our own.
         """
+        asked = {"batch_size": _PAGE, "output_fields": ["key", *names]}
         with self._reported():
-            pages = self.client.query_iterator(collection, batch_size=_PAGE, filter=clause, output_fields=names)
+            pages = self.client.query_iterator(self.place.collection, filter=clause, **asked)
             while rows := pages.next():
                 yield [dict(row) for row in rows]
-                last = rows[-1]["id"]
+                last = rows[-1]["key"]
                 if milvus_text(last) != f'"{last}"':
                     pages.close()
-                    after = f"id > {milvus_text(last)} and ({clause})"
-                    pages = self.client.query_iterator(collection, batch_size=_PAGE, filter=after, output_fields=names)
+                    after = f"key > {milvus_text(last)} and ({clause})"
+                    pages = self.client.query_iterator(self.place.collection, filter=after, **asked)
             pages.close()
 
     def _reported(self) -> Any:

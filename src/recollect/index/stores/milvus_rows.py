@@ -16,24 +16,22 @@ from recollect.index.filters import NAMES, PHYSICAL, SEVERAL, Condition, Filter,
 from recollect.index.rows import Record, schema, unit_vectors
 
 _LONGEST = 65_535  # bytes of a text field; there are no binary fields, so pictures are stored as base64
-_JSON = ("files", "captions", "labels", "metadata", "own")  # columns that are stored as JSON texts
+PICTURE = "entry < 0"
+"""Holds for pictures: their entry is -1, or -2 where they have no vector; that of captions counts from 0."""
 
 
-def schema_of(client: Any, width: int, captions: bool) -> Any:
-    """Of the collection with the pictures, or of that with the captions."""
+def schema_of(client: Any, width: int) -> Any:
+    """Of the collection, in which pictures and captions are entities."""
     from pymilvus import DataType
 
     made = client.create_schema(auto_id=False, enable_dynamic_field=False)
-    made.add_field("key" if captions else "id", DataType.VARCHAR, is_primary=True, max_length=600 if captions else 512)
+    made.add_field("key", DataType.VARCHAR, is_primary=True, max_length=600)
     made.add_field("vector", DataType.FLOAT_VECTOR, dim=width)
-    if captions:
-        made.add_field("id", DataType.VARCHAR, max_length=512)
-    for name in () if captions else (*_JSON, "taken", "camera", "folder", "phash", "image"):
-        made.add_field(name, DataType.VARCHAR, max_length=_LONGEST)
-    for name in ("entry",) if captions else ("width", "height", "count"):
+    for name, longest in (("id", 512), ("row", _LONGEST), ("image", _LONGEST)):
+        made.add_field(name, DataType.VARCHAR, max_length=longest)
+    for name in ("entry", "count"):
         made.add_field(name, DataType.INT64)
-    for name in ("removed",) if captions else ("has_image", "removed"):
-        made.add_field(name, DataType.BOOL)
+    made.add_field("removed", DataType.BOOL)
     made.add_field("facts", DataType.JSON)
     return made
 
@@ -54,51 +52,40 @@ def _facts(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def fields_of(names: Sequence[str]) -> list[str]:
-    """The fields of the collection with the pictures that some columns are made from."""
-    made = {"image_vector": "vector", "caption_vectors": "captions"}
-    return list(dict.fromkeys(made.get(name, name) for name in names))
+    """The fields that some columns of pictures are made from."""
+    return list(
+        dict.fromkeys(["id", *({"image_vector": "vector", "image": "image"}.get(name, "row") for name in names)])
+    )
 
 
-def key_of_caption(id: str, entry: int, caption: str) -> str:
-    """Changes with the caption, so that a stale vector is never taken for that of a new caption."""
-    return f"{id}#{entry}#{hashlib.blake2b(caption.encode(), digest_size=8).hexdigest()}"
+def key_of(id: str, entry: int = -1, caption: str = "") -> str:
+    """Of a picture, or of a caption: it changes with the caption, so that no stale vector is taken for its vector."""
+    return f"-#{id}" if entry < 0 else f"{entry}#{hashlib.blake2b(caption.encode(), digest_size=8).hexdigest()}#{id}"
 
 
-def picture_rows(rows: Any, record: Record, address: str) -> list[dict[str, Any]]:
-    """Rows of an index as Milvus stores them.
+def entities_of(rows: Any, record: Record, address: str) -> list[dict[str, Any]]:
+    """Rows of an index as Milvus stores them: the captions of each picture, then the picture.
 
     Raises:
         UserError: a field has more bytes than Milvus stores.
     """
-    vectors = _rounded(vector_matrix(rows["image_vector"]), record, address)
-    found = []
-    names = [name for name in rows.column_names if "vector" not in name]
-    for row, vector in zip(rows.select(names).to_pylist(), vectors, strict=True):
-        facts = _facts(row)
-        made = {**row, "vector": vector, "has_image": bool(vector.any()), "count": len(row["captions"])}
-        made |= {name: json.dumps(row[name], ensure_ascii=False) for name in _JSON if not isinstance(row[name], str)}
-        made |= {"image": base64.b64encode(row["image"] or b"").decode(), "facts": facts}
-        for name, value in made.items():
-            text = json.dumps(value) if name == "facts" else value
-            what = f"{address}, picture '{row['id']}': its {name} has more than {_LONGEST:,} bytes"
-            hint = " Use --pictures path or --pictures none." if name == "image" else ""
-            too_long = isinstance(text, str) and len(text.encode()) > _LONGEST
-            refuse((too_long, f"{what}, the most that Milvus stores.{hint}"))
-        found.append(made)
-    return found
-
-
-def caption_rows(rows: Any, record: Record, address: str) -> list[dict[str, Any]]:
-    """The captions of rows of an index as Milvus stores them, each with what filters ask about its picture."""
     flat, counts = caption_matrix(rows["caption_vectors"])
-    vectors, found, start = _rounded(flat, record, address), list[dict[str, Any]](), 0
-    names = [name for name in rows.column_names if "vector" not in name and name != "image"]
-    for row, count in zip(rows.select(names).to_pylist(), counts.tolist(), strict=True):
-        facts = _facts(row)
+    texts, images = _rounded(flat, record, address), _rounded(vector_matrix(rows["image_vector"]), record, address)
+    found, start = list[dict[str, Any]](), 0
+    kept = rows.select([name for name in rows.column_names if "vector" not in name]).to_pylist()
+    for row, image, count in zip(kept, images, counts.tolist(), strict=True):
+        encoded, id = base64.b64encode(row.pop("image") or b"").decode(), row["id"]
+        shared = {"id": id, "removed": row["removed"], "count": count, "facts": _facts(row)}
         for entry, caption in enumerate(row["captions"]):
-            made = {"key": key_of_caption(row["id"], entry, caption), "id": row["id"], "entry": entry}
-            made |= {"vector": vectors[start + entry], "removed": row["removed"], "facts": facts}
-            found.append(made)
+            about = {"key": key_of(id, entry, caption), "entry": entry, "vector": texts[start + entry]}
+            found.append({**shared, **about, "row": "", "image": ""})
+        about = {"key": key_of(id), "entry": -1 if image.any() else -2, "vector": image}
+        found.append({**shared, **about, "row": json.dumps(row, ensure_ascii=False), "image": encoded})
+        for name in ("row", "image", "facts"):
+            text = json.dumps(shared["facts"]) if name == "facts" else found[-1][name]
+            what = f"{address}, picture '{id}': its {name} has more than {_LONGEST:,} bytes"
+            hint = " Use --pictures path or --pictures none." if name == "image" else ""
+            refuse((len(text.encode()) > _LONGEST, f"{what}, the most that Milvus stores.{hint}"))
         start += count
     return found
 
@@ -121,6 +108,7 @@ def arrow_table(
     import pyarrow as pa
 
     kept = schema(record)
+    stored = [json.loads(row["row"]) for row in rows] if {*names} - {"id", "image_vector", "image"} else []
     arrays = []
     for name in names:
         kind = kept.field(name).type
@@ -129,12 +117,10 @@ def arrow_table(
             arrays.append(pa.array(list(matrix.astype(record.precision)), kind))
         elif name == "caption_vectors":
             arrays.append(pa.array([list(each.astype(record.precision)) for each in captions], kind))
-        elif name in ("files", "captions", "labels"):
-            arrays.append(pa.array([json.loads(row[name]) for row in rows], kind))
         elif name == "image":
             arrays.append(pa.array([base64.b64decode(row[name]) or None for row in rows], kind))
         else:
-            arrays.append(pa.array([row[name] for row in rows], kind))
+            arrays.append(pa.array([row[name] for row in (rows if name == "id" else stored)], kind))
     return pa.table(arrays, schema=pa.schema([(name, kept.field(name).type) for name in names]))
 
 

@@ -8,14 +8,19 @@ import pytest
 import torch
 from PIL import Image
 
-from index_rows import WIDTH, make_rows
+from index_rows import WIDTH, HashEncoder, make_rows
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder
 from recollect.data.sources import open_source
 from recollect.index import Index
-from recollect.index.by_class import ClassHit, retrieve_by_class, write_retrieved
+from recollect_papers.reco.by_class import ClassHit, retrieve_by_class, write_retrieved
 
 NAMES, TEMPLATES = ("cat", "owl", "newt"), ("a photo of a {}.", "the {}.", "{}")
+
+
+@pytest.fixture
+def encoder():
+    return HashEncoder()
 
 
 @pytest.fixture
