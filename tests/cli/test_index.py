@@ -79,7 +79,6 @@ def test_pictures_are_removed_by_id_filter_source_and_nearness(run, world, built
     first, second = index.ids[:2]
     run("remove", "--ids", first, "--yes")
     run("remove", "--where", f"id = '{second}'", "--yes")
-    assert "would be removed" in run("remove", "--near", world / "photos", "--threshold", -1)
     index.refresh()
     assert set(index.ids) == set(Index.open(built / "index").ids) - {first, second}
     run("restore", "--ids", first)
@@ -93,7 +92,7 @@ def test_an_index_is_described_exported_compacted_and_verified(run, recollect, w
     run("info", "--out", world / "info.json")
     info = json.loads((world / "info.json").read_text())
     assert (info["pictures"], info["sources"]) == (8, {"photos": 8})
-    run("export", "--out", world / "index.parquet", "--map", "tsne")
+    run("export", "--out", world / "index.parquet")
     assert pq.read_table(world / "index.parquet").num_rows == 8
     run("compact", "--keep-days", 0)
     assert "nothing is damaged" in run("verify")

@@ -18,25 +18,17 @@ def index():
     return Index.create(width=WIDTH, model="model-a")
 
 
-def test_parquet_has_vectors_a_map_and_true_neighbors(index, tmp_path):
+def test_parquet_has_vectors_and_captions(index, tmp_path):
     rows = make_rows(40)
     index.insert(rows)
-    assert export_index(index, tmp_path / "index.parquet", k=4) == 40
+    assert export_index(index, tmp_path / "index.parquet") == 40
     found = pq.read_table(tmp_path / "index.parquet").to_pylist()
     vectors = dict(zip(rows.ids, rows.image_vectors, strict=True))
     captions = dict(zip(rows.ids, rows.captions, strict=True))
-    for number, row in enumerate(found):
+    for row in found:
         np.testing.assert_allclose(row["image_vector"], vectors[row["id"]], atol=1e-6)
-        cosines = np.array([vectors[other["id"]] @ vectors[row["id"]] for other in found])
-        cosines[number] = -2
-        assert row["neighbors"]["ids"] == np.argsort(-cosines)[:4].tolist()
-        np.testing.assert_allclose(row["neighbors"]["distances"], 1 - np.sort(cosines)[::-1][:4], atol=1e-5)
         assert row["captions"] == list(captions[row["id"]])
         assert (row["text_vector"] is None) == (not captions[row["id"]])
-    places = np.array([[row["x"], row["y"]] for row in found])
-    centered = np.array([vectors[row["id"]] for row in found], dtype=np.float64)
-    centered -= centered.mean(0)
-    np.testing.assert_allclose(np.linalg.norm(places, axis=0), np.linalg.svd(centered, compute_uv=False)[:2], rtol=1e-4)
 
 
 def test_csv_and_coco_have_every_picture_and_caption(index, tmp_path):

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from recollect.cli.parser import Arg, say, warn_unused
-from recollect.core.errors import UserError
 from recollect.core.files import write_json
 from recollect.core.paths import check_writable
-from recollect.core.validation import check_number, refuse
+from recollect.core.validation import refuse
 from recollect.core.words import counted
 
 if TYPE_CHECKING:
@@ -44,27 +43,16 @@ class Remove(OnIndex):
     """Pictures, by id or file."""
     where: Annotated[str | None, Arg(metavar="SQL")] = None
     """Pictures that satisfy a filter, e.g. "folder = 'Norway' and taken < '2015'"."""
-    near: Annotated[str | None, Arg(metavar="SOURCE")] = None
-    """Near-duplicates of the pictures of a source, such as a test set."""
     source: str | None = None
     """A source of the index, by its name in `recollect index info`."""
     yes: bool = False
     """Remove them instead of showing a preview."""
-    threshold: float = 0.94
-    """Cosine from which --near takes two pictures for the same."""
-    split: str | None = None
-    """Split of --near (default: test, or all of a source without that split)."""
-    model: str | None = None
-    """Model of the index, for --near (default: where it was when the index was built)."""
 
     def run(self) -> None:
         """Preview or remove."""
-        chosen = [bool(self.ids), *(each is not None for each in (self.where, self.near, self.source))]
-        refuse((sum(chosen) != 1, "name what to remove with one of --ids, --where, --near and --source"))
-        if self.near is None:
-            warn_unused(self, "threshold", "split", "model", why="it is for --near.")
-        check_number("--threshold", self.threshold, least=-1, most=1)
-        index = self.open(self.model)
+        chosen = [bool(self.ids), self.where is not None, self.source is not None]
+        refuse((sum(chosen) != 1, "name what to remove with one of --ids, --where and --source"))
+        index = self.open()
         if self.source is not None:
             ids = index.ids_where(f"source = '{self.source.replace(chr(39), chr(39) * 2)}'")
             if self.yes:
@@ -74,22 +62,8 @@ class Remove(OnIndex):
         elif self.where is not None:
             ids = index.ids_where(self.where)
         else:
-            ids = self._near_ids(index) if self.near else index.find(list(dict.fromkeys(self.ids)))
+            ids = index.find(list(dict.fromkeys(self.ids)))
         remove_pictures(index, ids, self.yes)
-
-    def _near_ids(self, index: "Index") -> list[str]:
-        from recollect.data.sources import open_source, split_of
-        from recollect.evaluation.features import image_features
-
-        assert self.near is not None
-        named = self.split or split_of(self.near)
-        try:
-            source = open_source(self.near, split=named or "test")
-        except UserError:
-            if named is not None:
-                raise
-            source = open_source(self.near, split="all")
-        return index.near(image_features(index.encoder, source).images, self.threshold)
 
 
 @dataclass(frozen=True)
@@ -207,17 +181,13 @@ class FindDuplicates(OnIndex):
 
 @dataclass(frozen=True)
 class ExportIndex(OnIndex):
-    """Write an index to one file: .parquet with vectors, a map and neighbors (for embedding-atlas), .csv, or .json.
+    """Write an index to one file: .parquet with vectors, .csv, or .json.
 
     The .json file has the format of COCO.
     """
 
     out: Path
     """File that ends in .parquet, .csv or .json."""
-    map: Literal["pca", "tsne"] = "pca"
-    """Map of the pictures in a .parquet file: principal components, or t-SNE (up to 50,000 pictures)."""
-    k: int = 10
-    """Neighbors of each picture in a .parquet file."""
     coco: Literal["captions", "labels"] = "captions"
     """Annotations of a .json file."""
 
@@ -226,11 +196,9 @@ class ExportIndex(OnIndex):
         from recollect.index.export import export_index
 
         check_writable(self.out, "--out")
-        if self.out.suffix != ".parquet":
-            warn_unused(self, "map", "k", why="they are for .parquet files.")
         if self.out.suffix != ".json":
             warn_unused(self, "coco", why="it is for .json files.")
-        count = export_index(self.open(), self.out, self.map, self.k, self.coco)
+        count = export_index(self.open(), self.out, self.coco)
         say(f"{counted(count, 'picture')}: {self.out}")
 
 
