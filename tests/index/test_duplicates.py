@@ -156,7 +156,9 @@ def named(index, groups):
 def test_three_levels_of_duplicates(shots):
     index = Index.build(shots, Thumbnails())
     found = index.duplicates(threshold=0.9)
-    assert [sorted(name.rsplit("/", 1)[1] for name in group) for group in found.identical] == [["0.png", "copy.bmp"]]
+    assert [sorted(name.rsplit("/", 1)[1] for name in group) for group in found.identical.values()] == [
+        ["0.png", "copy.bmp"]
+    ]
     (kept, *others), *more = named(index, found.near_identical)
     assert (kept, sorted(others), more) == ("1.png", ["gray.png", "smaller.jpg"], [])
     assert ["2.png", "similar.png"] in [sorted(group) for group in named(index, found.similar)]

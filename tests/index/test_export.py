@@ -9,7 +9,7 @@ import pytest
 
 from index_rows import WIDTH, make_rows
 from recollect.core.errors import UserError
-from recollect.index import Index, export
+from recollect.index import Index
 from recollect.index.export import export_index
 
 
@@ -56,14 +56,3 @@ def test_what_cannot_be_written_is_refused(index, tmp_path):
     with pytest.raises(UserError):
         export_index(index, tmp_path / "index.xlsx")
     assert list(tmp_path.glob("*.xlsx")) == []
-
-
-def test_the_map_of_wide_vectors_shows_their_principal_components(tmp_path, monkeypatch):
-    rows, maps = make_rows(40), []
-    for name in ("exact", "iterated"):
-        index = Index.create(width=WIDTH, model="model-a")
-        index.insert(rows)
-        export_index(index, tmp_path / f"{name}.parquet")
-        maps.append(pq.read_table(tmp_path / f"{name}.parquet", columns=["x", "y"]).to_pandas().to_numpy())
-        monkeypatch.setattr(export, "_EXACT", 0)
-    np.testing.assert_allclose(*maps, atol=1e-3)

@@ -156,7 +156,9 @@ def test_a_saved_fusion_opens_as_it_was(tmp_path, kind, modalities, start):
     tokens = unit(3, 5, 64, dtype=torch.float32)
     for modality in ("image", "text"):
         assert torch.equal(again(modality, tokens), fusion(modality, tokens))
-    assert sorted(file.name for file in (tmp_path / "fusion").iterdir()) == ["fusion.json", "fusion.safetensors"]
+    assert sorted(file.name for file in (tmp_path / "fusion").iterdir()) == [
+        "checksums.json", "fusion.json", "fusion.safetensors",
+    ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from recollect.classifiers.heads.trained import Schedule, fit_by_gradient
 from recollect.classifiers.texts import learned_scale
-from recollect.core.checksums import check_folder, note_whole_folder
+from recollect.core.checksums import check_checksums, note_whole_folder
 from recollect.core.errors import UserError, user_errors
 from recollect.core.files import fresh_folder, read_json, write_json
 from recollect.core.plugins import Table
@@ -191,7 +191,7 @@ class TunedClassifier:
         about = read_json(folder / "tuned.json")
         if not isinstance(about, dict) or about.get("format") != TUNED_FORMAT:
             raise UserError(f"{folder}: not a tuned classifier of this version")
-        check_folder(folder)
+        check_checksums(folder)
         encoder = load_model(str(folder / "model"), device)
         assert isinstance(encoder, TransformersEncoder)
         with user_errors(f"{folder}/tuned.safetensors: damaged", SafetensorError, OSError):

@@ -170,7 +170,9 @@ class FindDuplicates(OnIndex):
         found = index.duplicates(self.threshold)
         paths = _print_duplicates(index, found)
         if self.out is not None:
-            groups: dict[str, Any] = {"identical": [[{"path": path} for path in group] for group in found.identical]}
+            groups: dict[str, Any] = {
+                "identical": [[{"path": path} for path in group] for group in found.identical.values()]
+            }
             for level, some in (("near-identical", found.near_identical), ("similar", found.similar)):
                 groups[level] = [[{"id": id, "path": paths[id]} for id in group] for group in some]
             write_json(self.out, groups)
@@ -275,7 +277,7 @@ def _print_duplicates(index: "Index", found: "Duplicates") -> dict[str, str]:
     ids = sorted({id for groups in (found.near_identical, found.similar) for group in groups for id in group})
     paths = {each.id: str(each.path or each.id) for each in index.pictures(ids)} if ids else {}
     levels = {
-        "identical files (one picture of the index)": found.identical,
+        "identical files (one picture of the index)": tuple(found.identical.values()),
         "near-identical pictures (encoded again, resized, gray or slightly cropped)": found.near_identical,
         "similar pictures (never removed)": found.similar,
     }

@@ -48,7 +48,7 @@ def note_whole_folder(folder: Path) -> None:
     note_checksums(folder, (), files)
 
 
-def check_folder(folder: Path) -> None:
+def check_checksums(folder: Path) -> None:
     """Compare the files of a folder with their checksums; files that have none, or are not there, are left out.
 
     Raises:

@@ -1,7 +1,7 @@
 """Duplicates in an index: identical files, near-identical pictures (by pixels), and similar ones (by embedding)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -39,8 +39,8 @@ class Duplicates:
     """What is in an index more than once.
 
     Attributes:
-        identical: files of one picture, for each picture with several files: their pixels are equal, and the index has
-            one row for them.
+        identical: the files of each picture with several files: their pixels are equal, and the index has one row for
+            them.
         near_identical: groups of ids; the first is the one to keep, and every other one was compared with it by pixels.
             One with a caption or a label of the user's is kept first, then color before gray, then the largest.
         similar: groups of ids of pictures whose embeddings are near to one another, directly or through others. Groups
@@ -49,7 +49,7 @@ class Duplicates:
         unread: pictures with near neighbors that could not be read, so that their pixels were not compared.
     """
 
-    identical: tuple[tuple[str, ...], ...] = ()
+    identical: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     near_identical: tuple[tuple[str, ...], ...] = ()
     similar: tuple[tuple[str, ...], ...] = ()
     skipped: tuple[str, ...] = ()
@@ -259,7 +259,7 @@ class _Facts:
     hashes: UInt64[np.ndarray, " pictures"]
     vectors: Float32[np.ndarray, "pictures width"]
     described: set[str]
-    identical: tuple[tuple[str, ...], ...]
+    identical: Mapping[str, tuple[str, ...]]
 
     @classmethod
     def read(cls, index: Any) -> "_Facts":
@@ -279,7 +279,7 @@ class _Facts:
             np.array([int(row["phash"] or "0", 16) for row in some], dtype=np.uint64),
             vectors if has.all() else vectors[has],
             described,
-            tuple(sorted(tuple(each) for each in names if len(each) > 1)),
+            {row["id"]: tuple(each) for row, each in zip(rows, names, strict=True) if len(each) > 1},
         )
 
 

@@ -132,6 +132,10 @@ class Index:
         read: returns the picture of an id, where pictures are not files or bytes in the index.
 
     Attributes:
+        address: what the user calls it.
+        folder: of an index on disk, else None.
+        record: width, model and precision.
+        width: entries of a vector.
         scored_by: what hits say about their scores.
         report: what became of the samples of the last `add`.
     """
@@ -146,7 +150,8 @@ class Index:
             raise TypeError(
                 f"Index({str(store)!r}): Index.open(INDEX) opens an index, Index.build(PICTURES) makes one."
             )
-        self.store = store
+        self.store, self.address, self.folder = store, store.address, store.folder
+        self.record, self.width = store.record, store.record.width
         self._model, self._read = OpenedModel(encoder), read
         self._labels: Path | None = None
         self._cut: tuple[int, float, int, CutOff] | None = None
@@ -306,29 +311,9 @@ class Index:
     # ---------------------------------------------------------------- what it holds
 
     @property
-    def address(self) -> str:
-        """What the user calls it."""
-        return self.store.address
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder of an index on disk."""
-        return self.store.folder
-
-    @property
     def annotations(self) -> Path | None:
         """The SQLite file for clicks and labels, in the folder of an index on disk; it need not exist."""
         return self._labels if self.folder is None else self.folder / annotations.ANNOTATIONS
-
-    @property
-    def record(self) -> Record:
-        """Width, model and precision."""
-        return self.store.record
-
-    @property
-    def width(self) -> int:
-        """Entries of a vector."""
-        return self.record.width
 
     @property
     def version(self) -> int:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers.utils import cached_file
 
-from recollect.core.checksums import CHECKSUMS, check_folder
+from recollect.core.checksums import CHECKSUMS, check_checksums
 from recollect.core.errors import UserError, user_errors
 from recollect.core.files import read_json
 from recollect.core.types import chosen_device
@@ -72,7 +72,7 @@ def load_model(path_or_hub_id: str | Path = STARTER, device: torch.device | str 
             encoder = _open_checkpoint(name, record)
         if file is not None:  # last: only now is all there that the hub has to give
             _own_file(name, CHECKSUMS)
-            check_folder(file.parent)
+            check_checksums(file.parent)
     return encoder.to(chosen).eval()
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recollect.core.checksums import check_folder, note_whole_folder
+from recollect.core.checksums import check_checksums, note_whole_folder
 from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder, read_json, write_json
 from recollect.index import By
@@ -260,5 +260,5 @@ class FusionModule(nn.Module):
         except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
             reason = str(error).strip().splitlines()[0][:200]
             raise UserError(f"{folder}: the fusion cannot be opened ({reason}). Copy or train it again.") from error
-        check_folder(folder)
+        check_checksums(folder)
         return fusion.eval()

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recollect.core.checksums import check_folder, note_whole_folder
+from recollect.core.checksums import check_checksums, note_whole_folder
 from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_json
 from recollect.core.places import public_place
@@ -214,7 +214,7 @@ def _found(recipe: FusionRecipe, pairs: Pairs, folder: Path) -> Neighbours:
     }
     if (folder / _KEY).is_file() and read_json(folder / _KEY) == key:
         try:
-            check_folder(folder)
+            check_checksums(folder)
             return Neighbours.open(folder / NEIGHBOURS)
         except UserError as error:
             note(f"{error} It is made again.")

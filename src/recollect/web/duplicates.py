@@ -148,13 +148,9 @@ def find_groups(index: Index) -> tuple[list[DuplicateGroup], tuple[str, ...]]:
     Returns:
         The groups, and what was not compared, a sentence each.
     """
-    several: dict[str, int] = {}
-    for table in index.store.scan(["id", "files"]):
-        for id, files in zip(table["id"].to_pylist(), table["files"].to_pylist(), strict=True):
-            if len({file["path"] or file["key"] for file in files}) > 1:
-                several[id] = len(files)
     found = index.duplicates()
-    groups = [DuplicateGroup("identical", (id,)) for id in sorted(several, key=lambda id: (-several[id], id))]
+    files = sorted(found.identical.items(), key=lambda each: (-len(each[1]), each[0]))
+    groups = [DuplicateGroup("identical", (id,)) for id, _ in files]
     for kind, alike in (("near-identical", found.near_identical), ("similar", found.similar)):
         groups += [DuplicateGroup(kind, tuple(each)) for each in sorted(alike, key=lambda each: (-len(each), each))]
     return groups, tuple(found.skipped)

@@ -26,8 +26,8 @@ from recollect.index.stores.milvus_rows import (
     among,
     arrow_table,
     entities_of,
+    entity_key,
     fields_of,
-    key_of,
     milvus_filter,
     milvus_text,
     schema_of,
@@ -164,7 +164,7 @@ class MilvusStore(Store):
     def rows(self, ids: Sequence[str], columns: Sequence[str]) -> Any:
         """Rows in the order of their ids."""
         names = list(dict.fromkeys(["id", *columns]))
-        keys = [key_of(id) for id in dict.fromkeys(ids)]
+        keys = [entity_key(id) for id in dict.fromkeys(ids)]
         found = {row["id"]: row for row in self._by_key(keys, fields_of(names))}
         return self._arrow([found[id] for id in ids if id in found], names)
 
@@ -181,7 +181,9 @@ class MilvusStore(Store):
 
     def _caption_vectors(self, rows: list[dict[str, Any]]) -> list[np.ndarray]:
         """The vectors of the captions of each row."""
-        keys = [[key_of(row["id"], *each) for each in enumerate(json.loads(row["row"])["captions"])] for row in rows]
+        keys = [
+            [entity_key(row["id"], *each) for each in enumerate(json.loads(row["row"])["captions"])] for row in rows
+        ]
         answer = self._by_key([key for each in keys for key in each], ["key", "vector"])
         found = {row["key"]: np.array(row["vector"], dtype=np.float32) for row in answer}
         if missing := next((key for each in keys for key in each if key not in found), None):
@@ -253,7 +255,7 @@ class MilvusStore(Store):
         """The keys of the captions that pictures have now."""
         table = self.rows(ids, ["captions"])
         pairs = zip(table["id"].to_pylist(), table["captions"].to_pylist(), strict=True)
-        return {key_of(id, *each) for id, captions in pairs for each in enumerate(captions)}
+        return {entity_key(id, *each) for id, captions in pairs for each in enumerate(captions)}
 
     def vectors(self, by: By, ids: Sequence[str] | None = None) -> Float32[np.ndarray, "rows width"]:
         """Vectors in the order of ``ids``, or of `scan`."""

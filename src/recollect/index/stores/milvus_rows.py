@@ -58,7 +58,7 @@ def fields_of(names: Sequence[str]) -> list[str]:
     )
 
 
-def key_of(id: str, entry: int = -1, caption: str = "") -> str:
+def entity_key(id: str, entry: int = -1, caption: str = "") -> str:
     """Of a picture, or of a caption: it changes with the caption, so that no stale vector is taken for its vector."""
     return f"-#{id}" if entry < 0 else f"{entry}#{hashlib.blake2b(caption.encode(), digest_size=8).hexdigest()}#{id}"
 
@@ -77,9 +77,9 @@ def entities_of(rows: Any, record: Record, address: str) -> list[dict[str, Any]]
         encoded, id = base64.b64encode(row.pop("image") or b"").decode(), row["id"]
         shared = {"id": id, "removed": row["removed"], "count": count, "facts": _facts(row)}
         for entry, caption in enumerate(row["captions"]):
-            about = {"key": key_of(id, entry, caption), "entry": entry, "vector": texts[start + entry]}
+            about = {"key": entity_key(id, entry, caption), "entry": entry, "vector": texts[start + entry]}
             found.append({**shared, **about, "row": "", "image": ""})
-        about = {"key": key_of(id), "entry": -1 if image.any() else -2, "vector": image}
+        about = {"key": entity_key(id), "entry": -1 if image.any() else -2, "vector": image}
         found.append({**shared, **about, "row": json.dumps(row, ensure_ascii=False), "image": encoded})
         for name in ("row", "image", "facts"):
             text = json.dumps(shared["facts"]) if name == "facts" else found[-1][name]
