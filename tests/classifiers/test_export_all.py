@@ -11,7 +11,7 @@ from recollect.classifiers.classifier import Classifier
 from recollect.classifiers.export import IndexReading, export_all
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
 from recollect.cli import main
-from recollect.cli.fusion_options import FusionOptions
+from recollect.cli.fusion import FusionOptions
 from recollect.core.errors import UserError
 from recollect.index import Index, Rows
 from recollect.models import build_model, load_model

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from recollect.cli.fusion_options import FusionOptions
+from recollect.cli.fusion import FusionOptions
 from recollect.cli.parser import Arg, run_by
 
 

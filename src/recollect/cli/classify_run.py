@@ -14,7 +14,6 @@ from recollect.classifiers.predictions import NONE_OF_THESE, Classification, cla
 from recollect.classifiers.sheet import save_csv, save_json, save_sheet
 from recollect.cli.classify import Classify
 from recollect.cli.defaults import default_model
-from recollect.cli.fusion_encoder import name_with_index, reading
 from recollect.cli.parser import say, warn_unused
 from recollect.core.files import atomic_path, told_if_full
 from recollect.core.paths import beside, check_writable, new_folder
@@ -34,7 +33,7 @@ def run_classify(options: Classify) -> None:
     opened = Classifier.load(options.kept) if options.kept else None
     kept = beside(opened.model.name, options.kept or "") if opened else options.reading.model
     name = options.model or kept or default_model()
-    encoder = reading(options.reading, load_model(name, options.device))
+    encoder = options.reading.encoder(load_model(name, options.device))
     if opened is None:
         taught = Classifier.teach(encoder, examples, names, method=options.method or BEST, model_name=name)
     else:
@@ -81,7 +80,7 @@ def _check(options: Classify) -> None:
 
 def _apply(options: Classify, taught: Classifier, encoder: Encoder, images: list[Path], name: str) -> None:
     found = classify(taught, encoder, images, alpha=options.alpha)
-    model = name_with_index(options.reading, name, encoder)
+    model = options.reading.name(name, encoder)
     about = _about(taught) | {"model": model, "alpha": options.alpha}
     summary = f"{counted(len(found.predictions), 'image')}; {_sentence(taught)}; model {model}"
     with told_if_full(options.out), ExitStack() as stack:  # all or none, so that the three files agree

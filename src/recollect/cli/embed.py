@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from recollect.cli.evaluate import DataOptions, ModelOptions
-from recollect.cli.fusion_options import FusionOptions
+from recollect.cli.fusion import FusionOptions
 from recollect.cli.parser import Arg, say
 from recollect.core.paths import check_writable
 
@@ -31,7 +31,6 @@ class Embed:
     def run(self) -> None:
         """Embed, write, and print where."""
         from recollect.cli.evaluations import open_data, prefix_for, require_data
-        from recollect.cli.fusion_encoder import name_with_index, reading
         from recollect.core.places import model_name
         from recollect.evaluation.own_features import write_embedded
         from recollect.models import load_model
@@ -42,8 +41,8 @@ class Embed:
         opened = open_data(self.data, "few-shot")
         encoder = load_model(self.model, self.device)
         for task in opened.tasks:
-            read = reading(self.reading, encoder, task.query)
-            name = name_with_index(self.reading, model_name(self.model, encoder.fingerprint), read)
+            read = self.reading.encoder(encoder, task.query)
+            name = self.reading.name(model_name(self.model, encoder.fingerprint), read)
             folder = self.out / task.name.replace("/", "-")
             write_embedded(read, task, folder, model=name, form=self.form, prefix=prefix_for(ModelOptions(), read))
             say(f"embeddings: {folder}")

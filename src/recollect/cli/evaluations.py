@@ -17,7 +17,7 @@ from recollect.cli.evaluate import (
     Retrieval,
     ZeroShot,
 )
-from recollect.cli.fusion_encoder import name_with_index, reading, with_index
+from recollect.cli.fusion import reads
 from recollect.cli.parser import say, warn_unused
 from recollect.core.files import read_lines
 from recollect.core.paths import check_writable
@@ -142,11 +142,12 @@ def evaluate_each(
     for name in options.models or (default_model(),):
         encoder = load_model(name, options.device)
         for data, images in sets:
-            read = reading(options.reading, encoder, images, cache)
-            called = name_with_index(options.reading, model_name(name, encoder.fingerprint), read)
+            read = options.reading.encoder(encoder, images, cache)
+            called = options.reading.name(model_name(name, encoder.fingerprint), read)
             prefix = prefix_for(options, read)
             found = evaluate(read, data, model=called, seed=options.seed, prefix=prefix, cache=cache)
-            results.append(with_index(found, read))
+            about = reads(read)
+            results.append(replace(found, settings={**found.settings, "reads": about}) if about else found)
     return results
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from recollect.cli.fusion_options import FusionOptions
+from recollect.cli.fusion import FusionOptions
 from recollect.cli.parser import Arg, say
 from recollect.core.paths import check_writable
 from recollect.core.validation import refuse
@@ -31,7 +31,6 @@ class Export:
         """Open, write, and print where."""
         from recollect.classifiers.classifier import Classifier
         from recollect.classifiers.export import export_all
-        from recollect.cli.fusion_encoder import reading
         from recollect.core.paths import beside
         from recollect.models import load_model
 
@@ -42,6 +41,6 @@ class Export:
         kept = beside(classifier.model.name, self.classifier or "") if classifier else self.reading.model
         name = self.model or kept
         refuse((not name, "missing: MODEL. Name a model, or a --classifier or --index that records its own."))
-        encoder = reading(self.reading, load_model(name, "cpu"))
+        encoder = self.reading.encoder(load_model(name, "cpu"))
         folder = export_all(encoder, self.out, classifier)
         say(f"exported: {folder}")

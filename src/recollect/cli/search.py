@@ -185,12 +185,11 @@ class Search:
         """What embeds the queries, and its name if that is not the model of the index."""
         if self.read.index is None:
             return None, None
-        from recollect.cli.fusion_encoder import name_with_index, reading
-        from recollect.cli.fusion_options import FusionOptions
+        from recollect.cli.fusion import FusionOptions
 
         options = FusionOptions(self.read.index, self.read.fusion, "text", self.read.k, self.read.where)
-        encoder = reading(options, index.encoder)
-        return encoder, name_with_index(options, index.record.model_name, encoder)
+        encoder = options.encoder(index.encoder)
+        return encoder, options.name(index.record.model_name, encoder)
 
     def _reranker(self, index: "Index") -> Any:
         if not self.adapt:
