@@ -143,6 +143,28 @@ def test_a_folder_that_vanishes_costs_no_picture_and_is_reported(photos, opened)
     assert count(page) == 30
 
 
+@pytest.mark.parametrize("gone", ["red", ""])
+def test_pictures_or_the_folder_that_vanish_while_being_indexed_are_reported(photos, opened, gone, monkeypatch):
+    monkeypatch.setattr("recollect.index.samples.BLOCK", 10)
+    monkeypatch.setattr("recollect.index.ingest._EARLY", 0.0)
+    encoder = Slow()
+    page = opened(photos, encoder)
+    until(lambda: encoder.blocks > 1)
+    had = until(lambda: count(page))
+    (photos / gone).rename(photos.parent / "elsewhere")
+    encoder.go_on.set()
+    if gone:
+        until(lambda: done(page))
+        until(lambda: count(page) == 20)
+    else:
+        note = until(lambda: (page.call("/api/info")[1]["filling"] or {}).get("note"))
+        assert str(photos) in note
+        assert "\n" not in note
+        assert count(page) >= had > 0
+    (photos.parent / "elsewhere").rename(photos / gone)
+    until(lambda: done(page) and count(page) == 30)
+
+
 def test_a_kill_while_indexing_continues_at_the_next_start(photos, opened):
     index = folders.open_folder(photos, Record(3, ColourEncoder.fingerprint), ColourEncoder())
     index.add(photos, options=IngestOptions(limit=10))

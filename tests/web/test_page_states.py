@@ -19,6 +19,9 @@ def test_a_filter_without_pictures_is_named_and_can_be_taken_off(browser, shared
     tab.tab.wait_for_selector("#empty", state="hidden")
     tab.tab.wait_for_selector(".tile .caption:not(:empty)")
     assert tab.tab.input_value("#where") == ""
+    tab.tab.fill("#where", "nmuber = 9")
+    tab.tab.press("#where", "Enter")
+    tab.wait("document.querySelector('#empty-note').textContent.includes('There are id, ')")
     tab.problems.clear()  # the browser notes the refusal
     tab.clean()
 

@@ -231,7 +231,10 @@ const search = new SearchBox(begin, (answer, { ask, where: filter, current }) =>
   label: () => classes.active,
   filter: () => browse.filter,
   arrange: (searched) => (searched ? state.arrange || "score" : ["oldest", "name"].includes(state.arrange) ? state.arrange : "newest"),
-  failed: (reason) => { view("grid"); empty(reason.includes("no picture satisfies") ? t("empty.filter", { filter: browse.filter }) : reason); status(""); },
+  failed: (reason) => {
+    const known = reason.match(/; there are ([^;]+)$/)?.[1], none = [t("empty.filter", { filter: browse.filter }), known ? t("empty.names", { names: known }) : ""].join(" ");
+    view("grid"); empty(reason.includes("no picture satisfies") ? none.trim() : reason); status("");
+  },
   add: addFiles,
   fresh: () => { state.arrange = ""; if (narrow.matches) sidebar(false); },
 });

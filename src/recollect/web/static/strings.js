@@ -295,6 +295,7 @@ const STRINGS = {
   "folder.add.do": ["Add", "Hinzufügen"],
   "folder.adding": ["The folder is being added. You can go on searching.", "Der Ordner wird hinzugefügt. Sie können weiter suchen."],
   "empty.filter": ["No picture matches the filter {filter}.", "Kein Bild passt zum Filter {filter}."],
+  "empty.names": ["A name in it is unknown. There are {names}.", "Ein Name darin ist unbekannt. Es gibt {names}."],
   "empty.library": ["There are no pictures yet. Add a folder in the settings.", "Es gibt noch keine Bilder. Fügen Sie in den Einstellungen einen Ordner hinzu."],
   "help": ["Shortcuts", "Tastenkürzel"],
   "help.search": ["Search and pictures", "Suchen und Bilder"],
