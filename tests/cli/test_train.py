@@ -26,9 +26,8 @@ def test_named_sources_take_the_place_of_the_recipes_own():
 
 
 def test_context_options_are_plain_options():
-    recipe = parsed("siglixp-tiny", "--objective.context.alpha", "0.8", "--objective.context.options.no-mask").recipe
+    recipe = parsed("siglixp-tiny", "--objective.context.alpha", "0.8").recipe
     assert recipe.objective.context.alpha == 0.8
-    assert not recipe.objective.context.options.mask
 
 
 def test_every_field_of_a_recipe_is_an_option_and_a_setting(recollect, tmp_path):

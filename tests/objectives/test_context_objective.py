@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, layer_norm
 
-from recollect.objectives import ContextObjective, ContextOptions, ContrastiveObjective
+from recollect.objectives import ContextObjective, ContrastiveObjective
+from recollect_papers.lixp.ablations import AblatedContextObjective, ContextOptions
 
 BATCH, WIDTH = 9, 6
 
@@ -152,7 +153,7 @@ ABLATIONS = {
 
 def make(base="sigmoid", alpha=0.7, form="dense", **options):
     torch.manual_seed(4)
-    objective = ContextObjective(
+    objective = AblatedContextObjective(
         base, alpha, ContextOptions(**options), width=WIDTH, scale=6.0, bias=-2.0, tau_context=0.3, form=form
     ).double()
     with torch.no_grad():  # away from the special start values: identity maps, equal temperatures
@@ -187,6 +188,24 @@ def test_every_ablation_equals_the_slow_reference_in_value_and_gradients(ablatio
     torch.testing.assert_close(report["loss"], expected.detach(), rtol=1e-10, atol=1e-10)
     for ours, theirs in zip(gradients(loss, objective, inputs), gradients(expected, objective, inputs), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("base", ["sigmoid", "softmax", "label"])
+@pytest.mark.parametrize("form", ["dense", "blockwise"])
+@pytest.mark.parametrize("duplicate_ids", [None, torch.tensor([[5], [6], [5], [7], [8], [6], [5], [9], [3]])])
+def test_without_an_ablation_it_is_the_objective_bit_for_bit(base, form, duplicate_ids):
+    ablated, plain = make(base, form=form), ContextObjective(base, 0.7, form=form).double()
+    plain.load_state_dict({name: value for name, value in ablated.state_dict().items() if name != "stale_count"})
+    labels = torch.tensor([0, 1, 0, -1, 2, 1, -1, 0, 3]) if base == "label" else None
+    found = []
+    for objective in (ablated, plain):
+        inputs = {"images": rows(BATCH).requires_grad_(), "texts": rows(BATCH, seed=1).requires_grad_()}
+        loss, report = objective(**inputs, labels=labels, duplicate_ids=duplicate_ids)
+        found.append((loss, report, gradients(loss, objective, inputs)))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1].keys() == found[1][1].keys()
+    assert all(torch.equal(value, found[1][1][name]) for name, value in found[0][1].items())
+    assert all(torch.equal(*pair) for pair in zip(found[0][2], found[1][2], strict=True))
 
 
 @pytest.mark.parametrize("base", ["sigmoid", "softmax"])
@@ -358,7 +377,7 @@ def test_what_is_missing_is_named():
     with pytest.raises(ValueError, match="alpha"):
         ContextObjective(alpha=1.2)
     with pytest.raises(ValueError, match="width"):
-        ContextObjective(options=ContextOptions(stages=2))
+        AblatedContextObjective(options=ContextOptions(stages=2))
     with pytest.raises(ValueError, match="positive"):
         ContextObjective(tau_context=0.0)
     with pytest.raises(ValueError, match="views"):

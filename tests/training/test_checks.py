@@ -11,13 +11,13 @@ from recollect import cli
 from recollect.core.errors import UserError
 from recollect.data.transforms import ImageTransform
 from recollect.models import PRESETS, build_model
-from recollect.objectives import ContextOptions
 from recollect.training import assembly
 from recollect.training.assembly import open_sources, start_model, training_transform
 from recollect.training.checks import check_at_once, warn_of_model
 from recollect.training.options import Data, Model, Recipe
 from recollect.training.ranks import ProcessRanks
 from recollect.training.recipes import RECIPES
+from recollect_papers.lixp.ablations import ContextOptions
 
 CAPTIONS, LABELS = ("--captions", "glyphs:captions"), ("--labels", "glyphs:labels")
 ERRORS = {

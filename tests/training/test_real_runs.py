@@ -21,18 +21,19 @@ from recollect.core.checksums import CHECKSUMS
 from recollect.core.errors import UserError
 from recollect.models import build_model, load_model
 from recollect.models.dual import RECORD
-from recollect.objectives import ContextObjective, ContextOptions
+from recollect.objectives import ContextObjective
 from recollect.training import checkpoints
 from recollect.training.assembly import assemble_recipe, build_objective, start_model
 from recollect.training.loop import train
 from recollect.training.options import Context, Data, Model, ObjectiveOptions
 from recollect.training.ranks import ProcessRanks
 from recollect.training.recipes import RECIPES
+from recollect_papers.lixp.ablations import AblatedContext, ContextOptions
 
 RUNS = {
-    # Three samples to a chunk, rows of past steps in the objective's buffer; --data is added below.
+    # Three samples to a chunk; --data is added below.
     "pictures": (*("siglixp-tiny", "--batch-size", "8", "--steps", "8", "--chunk", "3", "--log-every", "1"),
-                 *("--checkpoint-every", "3", "--objective.context.options.stale-rows", "16")),
+                 *("--checkpoint-every", "3")),
     "locked": (*("glyphs-siglixp", "--locked", "image", "--batch-size", "8", "--steps", "8"),
                *("--log-every", "1", "--checkpoint-every", "3")),
     "vectors": (*("latents-siglixp", "--steps", "40", "--batch-size", "64"),
@@ -130,7 +131,7 @@ def test_post_training_goes_on_from_the_checkpoints_weights_and_temperature(tmp_
 
 def test_the_heads_of_an_ablation_start_from_the_seed():
     model = build_model("tiny", texts=["a photo of a cat"])
-    options = ObjectiveOptions(context=Context(options=ContextOptions(value_head=2)))
+    options = ObjectiveOptions(context=AblatedContext(options=ContextOptions(value_head=2)))
     states = [build_objective(options, model, seed).state_dict() for seed in (0, 0, 1)]
     heads = [torch.cat([value.ravel() for name, value in state.items() if "head" in name]) for state in states]
     assert torch.equal(heads[0], heads[1])

@@ -9,7 +9,6 @@ import pytest
 from recollect import cli
 from recollect.core.errors import UserError
 from recollect.models import PRESETS
-from recollect.objectives import ContextOptions
 from recollect.training.options import Context, Data, ObjectiveOptions, Recipe, recipe_from_json
 from recollect.training.recipes import RECIPES
 from recollect.training.run_folder import as_json, check_run_folder, prepare_run_folder
@@ -48,7 +47,6 @@ def test_the_papers_recipe_has_the_papers_values(size, examples):
     objective = recipe.objective
     assert (objective.base, objective.scale, objective.bias) == ("sigmoid", 10.0, -10.0)
     assert (objective.context.alpha, objective.context.tau) == (0.9, 1.0)
-    assert objective.context.options == ContextOptions()
     assert recipe.chunk * 8 < recipe.batch_size
     assert recipe.precision == "bfloat16"
 
@@ -81,7 +79,7 @@ def _with(path: str, value):
         ("objective.bias", math.nan), ("objective.context.alpha", 1.5), ("objective.context.tau", 0.0),
         ("optimiser.learning_rate", math.nan), ("optimiser.weight_decay", -1.0), ("optimiser.beta2", 1.0),
         ("optimiser.clip_norm", 0.0), ("optimiser.warmup", 2.0), ("data.crop", 0.0), ("data.broken_share", 2.0),
-        ("batch_size", 1), ("objective.context.options.active_rows", 1000), ("data.weights", (1.0, 2.0)),
+        ("batch_size", 1), ("data.weights", (1.0, 2.0)),
     ],
 )  # fmt: skip
 def test_a_number_out_of_its_range_is_named(option, value):
@@ -89,9 +87,7 @@ def test_a_number_out_of_its_range_is_named(option, value):
         _with(option, value).check()
 
 
-@pytest.mark.parametrize(
-    "words", [["--steps", "0"], ["--device", "abacus"], ["--objective.context.options.stale-rows", "-4"]]
-)
+@pytest.mark.parametrize("words", [["--steps", "0"], ["--device", "abacus"], ["--objective.context.tau", "-4"]])
 def test_the_command_refuses_a_wrong_option_and_leaves_nothing(words, tmp_path, capsys):
     assert cli.main(["train", "latents-siglixp", *words, "--out", str(tmp_path / "run")]) == 2
     assert words[0].rpartition(".")[2].strip("-").replace("-", "_") in capsys.readouterr().err.replace("-", "_")

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from recollect.objectives import ContextObjective, ContextOptions, ContrastiveObjective
+from recollect.objectives import ContextObjective, ContrastiveObjective
 from recollect.training.ranks import ranks, shard_of_this_process, sum_gradients
+from recollect_papers.lixp.ablations import AblatedContextObjective, ContextOptions
 
 BATCH, WIDTH = 12, 6
 
@@ -48,7 +49,7 @@ def objective_of(base, form, options):
     if options is None:
         made = ContrastiveObjective(base, **how)
     else:
-        made = ContextObjective(base, 0.7, ContextOptions(**options), width=WIDTH, tau_context=0.2, **how)
+        made = AblatedContextObjective(base, 0.7, ContextOptions(**options), width=WIDTH, tau_context=0.2, **how)
     made = made.double()
     with torch.no_grad():
         for parameter in made.parameters():

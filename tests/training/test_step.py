@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from recollect.core.seeding import derive_seed
-from recollect.objectives import ContextObjective, ContextOptions
 from recollect.training.ranks import ranks
 from recollect.training.step import Inputs, StepOptions, train_step
+from recollect_papers.lixp.ablations import AblatedContextObjective, ContextOptions
 
 
 def doubled(inputs: Inputs) -> Inputs:
@@ -84,7 +84,7 @@ def test_chunks_give_the_gradients_of_plain_training_with_dropout_on(small, chun
 def test_every_temperature_of_the_context_objective_has_its_whole_gradient(small, base, options, form):
     inputs = doubled(small.inputs(0))
     objectives = [
-        ContextObjective(
+        AblatedContextObjective(
             base, 0.8, ContextOptions(**options), width=6, scale=7.0, bias=-2.0, tau_context=0.1, form=form
         )
         for _ in range(2)

@@ -1,7 +1,6 @@
 from .base import OBJECTIVES, Base, ContrastiveObjective, Objective
 from .context import Attended, attend, contextualize
 from .contextual import ContextObjective
-from .options import ContextOptions
 from .sigmoid import sigmoid_contrastive
 from .softmax import label_contrastive, softmax_contrastive
 from .terms import BaseLoss, LossInputs, Targets
@@ -13,7 +12,6 @@ __all__ = [
     "Base",
     "BaseLoss",
     "ContextObjective",
-    "ContextOptions",
     "ContrastiveObjective",
     "Form",
     "LossInputs",

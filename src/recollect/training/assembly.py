@@ -261,11 +261,9 @@ def build_objective(
     bias = next(value for value in (options.bias, model.bias, FIRST_BIAS) if value is not None)
     if options.context is None:
         return ContrastiveObjective(options.base, scale=scale, bias=bias, smoothing=options.smoothing)
-    alpha, tau, ablations = options.context.alpha, options.context.tau, options.context.options
-    made = partial(ContextObjective, options.base, alpha, ablations, width=model.width)
     with torch.random.fork_rng(devices=[]):
         seed_default_generators(derive_seed(seed, "objective"))
-        return made(scale=scale, bias=bias, tau_context=tau)
+        return options.context.objective(options.base, model.width, scale, bias)
 
 
 def training_transform(model: DualEncoder, data: Data) -> ImageTransform:

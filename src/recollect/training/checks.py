@@ -11,7 +11,7 @@ from recollect.models import PRESETS, DualEncoder
 from recollect.models.lora import check_peft
 from recollect.models.parts import check_model_place
 from recollect.models.pretrained import PRETRAINED
-from recollect.objectives import OBJECTIVES, ContextOptions
+from recollect.objectives import OBJECTIVES
 from recollect.objectives.base import smoothed
 from recollect.training.options import FIRST_BIAS, Data, Model, Recipe
 from recollect.training.ranks import ProcessRanks
@@ -117,11 +117,9 @@ def _warnings(recipe: Recipe, sources: Sequence[Source], place: ProcessRanks, ne
     """Options without effect in this recipe, with these sources, on this machine."""
     model, data, objective = recipe.model, recipe.data, recipe.objective
     locked, loss = model.locked != "none", OBJECTIVES[objective.base]
-    options = objective.context.options if objective.context else ContextOptions()
     yield model.lora is None and model.lora_alpha is not None, "--model.lora-alpha: there is no --lora"
     yield model.views > 1 and not locked, "--model.views: there is no --locked tower"
     for name, on in (
-        ("objective.context.options.augmented", options.augmented != "none"),
         ("data.crop", data.crop is not None),
         ("data.flip", data.flip),
     ):

@@ -4,13 +4,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from recollect.core.errors import user_errors
 from recollect.core.options import Kind, Precision, Sampling, from_mapping, read_options_file
 from recollect.core.validation import check_choice, check_choices, refuse
 from recollect.data.sources.columns import Columns
-from recollect.objectives.options import ContextOptions
+
+if TYPE_CHECKING:
+    from recollect.objectives import ContextObjective
 
 
 @dataclass(frozen=True)
@@ -122,12 +124,16 @@ class Context:
     Attributes:
         alpha: weight of the loss without context.
         tau: tau_context at the start; the paper has 1, which is too high for short runs.
-        options: the paper's ablations.
     """
 
     alpha: float = 0.9
     tau: float = 1.0
-    options: ContextOptions = field(default_factory=ContextOptions)
+
+    def objective(self, base: str, width: int, scale: float, bias: float) -> "ContextObjective":
+        """The objective for embeddings of ``width`` entries."""
+        from recollect.objectives import ContextObjective  # loads torch
+
+        return ContextObjective(base, self.alpha, scale=scale, bias=bias, tau_context=self.tau)
 
 
 FIRST_BIAS = -10.0
@@ -284,9 +290,6 @@ class Recipe:
         yield bool(data.weights) and unfit, words
         words = "--batch-size 1: a batch of one has no context. Take at least 2."
         yield context is not None and self.batch_size < 2, words
-        rows = (context.options.active_rows if context else None) or 0
-        words = f"--objective.context.options.active-rows {rows}: more than the batch of {self.batch_size}."
-        yield rows > self.batch_size, words
 
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)

@@ -7,9 +7,10 @@ from typing import Any
 
 from recollect.classifiers.heads.methods import PAPER_METHODS
 from recollect.evaluation.reports import plots
-from recollect.objectives import Base, ContextOptions
+from recollect.objectives import Base
 from recollect.training.options import Recipe
 from recollect_papers.engine import Column, Printed, Row, TableForm, TableStudy, printed
+from recollect_papers.lixp.ablations import ContextOptions
 from recollect_papers.lixp.world import (
     WITH_CONTEXT,
     WORLDS_BY_SCALE,

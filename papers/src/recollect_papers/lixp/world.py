@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from recollect.core.errors import UserError
-from recollect.objectives import Base, ContextOptions
+from recollect.objectives import Base
 from recollect.training.options import Data, Recipe
 from recollect.training.recipes import RECIPES, with_context
+from recollect_papers.lixp.ablations import AblatedContext, ContextOptions
 from recollect_papers.measurements import FigureAddress, Measurements
 from recollect_papers.runs import StudyEvaluation, run, with_seeds
 from recollect_papers.study import Scale, StudyOptions, over
@@ -45,7 +46,8 @@ class LixpWorld:
         recipe = with_context(self.base, self.tau if tau is None else tau, self.alpha if alpha is None else alpha)
         context = recipe.objective.context
         assert context is not None
-        context = replace(context, options=options or ContextOptions())
+        if options is not None:
+            context = AblatedContext(context.alpha, context.tau, options)
         return replace(recipe, objective=replace(recipe.objective, context=context))
 
 

@@ -222,7 +222,7 @@ def fit(
         if not recipe.steps:
             return FeatureModel(image, None, data, None, {}, key)
         text = TextSide(pairs.texts, image.width, recipe)
-        objective = _objective(recipe, image.width, start)
+        objective = _objective(recipe, start)
         if start is not None:
             assert start.text is not None
             image, text = copy.deepcopy(start.image).train(), copy.deepcopy(start.text).train()
@@ -239,11 +239,11 @@ def fit(
     return FeatureModel(image, text, data, report["scale"], report, key)
 
 
-def _objective(recipe: HeadRecipe, width: int, start: FeatureModel | None) -> Objective:
+def _objective(recipe: HeadRecipe, start: FeatureModel | None) -> Objective:
     scale = 10.0 if start is None or start.scale is None else start.scale
     if recipe.alpha is None:
         return ContrastiveObjective(recipe.loss, scale=scale)
-    return ContextObjective(recipe.loss, recipe.alpha, width=width, tau_context=recipe.tau, scale=scale)
+    return ContextObjective(recipe.loss, recipe.alpha, tau_context=recipe.tau, scale=scale)
 
 
 def _train(
