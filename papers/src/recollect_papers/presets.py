@@ -1,10 +1,12 @@
-"""Small models for studies on a CPU."""
+"""Small models for studies on a CPU, and prefix conditioning's Swin-T."""
 
 from collections.abc import Mapping
 
+from recollect.models.presets import Preset
+from recollect_papers.prefix.swin import SWIN_T
 from recollect_papers.towers.small import SmallTowers
 
-PRESETS: Mapping[str, SmallTowers] = {
+PRESETS: Mapping[str, Preset] = {
     "vector-mlp": SmallTowers(
         "vector world: linear image tower, word vectors and an MLP", 64, "vectors", hidden=256, width=192
     ),
@@ -18,4 +20,5 @@ PRESETS: Mapping[str, SmallTowers] = {
     "tiny-conv": SmallTowers(
         "32 px, small convnet and a transformer over words; learns much faster than tiny in short runs", 64, layers=2
     ),
+    "swin-t": SWIN_T,
 }

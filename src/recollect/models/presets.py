@@ -25,7 +25,6 @@ from recollect.models.transformers.encoder import TransformersEncoder, quiet
 from recollect.models.transformers.processors import processor_of
 
 _HALF = (0.5, 0.5, 0.5)
-_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
@@ -168,65 +167,6 @@ class SiglipPreset(TransformersPreset):
         )
 
 
-@dataclass(frozen=True)
-class SwinPreset(TransformersPreset):
-    """A Swin transformer and CLIP's causal text tower, as in prefix conditioning (UniCL's towers).
-
-    Attributes:
-        summary: one line for help texts.
-        patch_width: width after the patch layer; doubled at each stage.
-        depths, heads: of each stage.
-        text: the text tower, pooled at the end token.
-        size: side of a picture in pixels.
-        patch: side of a patch in pixels.
-        window: side of an attention window in patches.
-        width: entries of an embedding.
-        length: most tokens of a text.
-        vocabulary: most tokens of a tokenizer trained on the captions.
-    """
-
-    summary: str
-    patch_width: int = 96
-    depths: tuple[int, ...] = (2, 2, 6, 2)
-    heads: tuple[int, ...] = (3, 6, 12, 24)
-    text: Transformer = Transformer(512, 12, 8)
-    size: int = 224
-    patch: int = 4
-    window: int = 7
-    width: int = 512
-    length: int = 77
-    vocabulary: int = 49_408
-
-    def build(
-        self, tokenizer: transformers.PreTrainedTokenizerBase
-    ) -> tuple[transformers.PreTrainedModel, transformers.ProcessorMixin, ImageTransform]:
-        image = transformers.SwinConfig(
-            image_size=self.size,
-            patch_size=self.patch,
-            embed_dim=self.patch_width,
-            depths=list(self.depths),
-            num_heads=list(self.heads),
-            window_size=self.window,
-        )
-        text = transformers.CLIPTextConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=self.text.width,
-            intermediate_size=self.text.mlp * self.text.width,
-            num_hidden_layers=self.text.layers,
-            num_attention_heads=self.text.heads,
-            max_position_embeddings=self.length,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-        )
-        config = transformers.VisionTextDualEncoderConfig.from_vision_text_configs(
-            image, text, projection_dim=self.width
-        )
-        transform = ImageTransform(size=self.size, mean=_IMAGENET_MEAN, std=_IMAGENET_STD, fit="crop")
-        processor = transformers.VisionTextDualEncoderProcessor(processor_of(transform), tokenizer)
-        return transformers.VisionTextDualEncoderModel(config), processor, transform
-
-
 PRESETS: Table[Preset] = Table(
     "presets",
     {
@@ -253,7 +193,6 @@ PRESETS: Table[Preset] = Table(
         "vit-s-16": SiglipPreset("LIxP's ViT-S/16 at 256 px", Transformer(384, 12, 6), Transformer(384, 12, 6)),
         "vit-b-16": SiglipPreset("LIxP's ViT-B/16 at 256 px", Transformer(768, 12, 12), Transformer(768, 12, 12)),
         "vit-l-16": SiglipPreset("LIxP's ViT-L/16 at 256 px", Transformer(1024, 24, 16), Transformer(1024, 24, 16)),
-        "swin-t": SwinPreset("prefix conditioning's Swin-T at 224 px with CLIP's text tower"),
     },
 )
 

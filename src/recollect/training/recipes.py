@@ -13,8 +13,6 @@ from recollect.training.options import Context, Data, Model, ObjectiveOptions, O
 
 __all__ = ["RECIPES", "Recipe", "with_context"]
 
-_CLIP_SCALE = 1 / 0.07  # where CLIP, and with it UniCL and prefix conditioning, start
-
 
 def with_context(recipe: Recipe, tau: float, alpha: float = 0.9) -> Recipe:
     """The same run with the context objective: SigLIxP for SigLIP, CLIxP for CLIP."""
@@ -141,25 +139,6 @@ def lit() -> Recipe:
 # --- Prefix conditioning ----------------------------------------------------------------------------------------------
 
 
-def prefix_swin_t() -> Recipe:
-    """Prefix conditioning's own run: Swin-T, captions and ImageNet-21K-sized labels, 15 epochs of the labels.
-
-    AdamW 1e-3, weight decay 0.1, batch 1,024, cosine after 10,000 steps of warm-up, debiased sampling (section 4);
-    the length counts label samples, and every other batch has them: 12 M / 1,024 x 2 x 15 steps.
-    """
-    steps = round(12e6 / 1024 * 2 * 15)
-    return Recipe(
-        model=Model("swin-t", prefixes=("caption", "label")),
-        data=Data(sampling="debiased"),
-        objective=ObjectiveOptions(base="softmax", scale=_CLIP_SCALE),
-        optimiser=Optimiser(weight_decay=0.1, beta2=0.999, warmup=10_000 / steps),
-        steps=steps,
-        batch_size=1024,
-        precision="bfloat16",
-        checkpoint_every=1000,
-    )
-
-
 def prefix_tiny() -> Recipe:
     """Prefix conditioning with tiny towers on glyph captions and glyph labels: minutes on a CPU."""
     return replace(
@@ -205,7 +184,6 @@ RECIPES: Table[Callable[[], Recipe]] = Table(
             "The same with the context objective.",
         ),
         "lit": lit,
-        "prefix-swin-t": prefix_swin_t,
         "prefix-tiny": prefix_tiny,
     },
 )
