@@ -256,13 +256,11 @@ def test_sizes_of_shards_are_counted_once_and_again_when_a_shard_changes(tmp_pat
     assert len(open_stream("s", [str(shard)])) == 7
     counted = next((tmp_path / "cache" / "shards").glob("*.json"))
     whole = counted.read_text()
-    for damaged in ("{", "[]"):
+    for damaged in ("{", "[]", whole.replace('"samples": 7', '"samples": 3')):
+        assert damaged != whole
         counted.write_text(damaged)
         assert len(open_stream("s", [str(shard)])) == 7
         assert counted.read_text() == whole
-    counted.write_text(whole.replace("7", "3"))
-    with pytest.raises(UserError, match=r"s\.tar"):  # no sample is lost without a word
-        open_stream("s", [str(shard)])
     shard.write_bytes(tar_of(range(9)))
     monkeypatch.setenv("RECOLLECT_CACHE", "/proc/none")
     assert len(open_stream("s", [str(shard)])) == 9

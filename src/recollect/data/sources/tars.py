@@ -128,12 +128,14 @@ def _shard_state(tar: Path) -> ShardState:
     about = tar.stat()
     stamp = repr((str(tar.resolve()), about.st_size, about.st_mtime_ns, about.st_ctime_ns))
     cached = cache_folder() / "shards" / f"{_digest(stamp)}.json"
-    with suppress(OSError, UserError, TypeError):  # absent or damaged: read the tar again
-        return ShardState(**read_json(cached))
+    with suppress(OSError, UserError, TypeError, KeyError):  # absent or damaged: read the tar again
+        kept = read_json(cached)
+        if kept["digest"] == _digest(repr(kept["state"])):
+            return ShardState(**kept["state"])
     with user_errors(f"{tar}: damaged, or not a tar", OSError, tarfile.TarError), tar.open("rb") as file:
         _, state = read_shard(file, about.st_size)
     with suppress(OSError, UserError):  # no room: it will be read again
-        write_json(cached, asdict(state))
+        write_json(cached, {"state": asdict(state), "digest": _digest(repr(asdict(state)))})
     return state
 
 
