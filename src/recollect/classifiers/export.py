@@ -168,8 +168,6 @@ def export_all(encoder: Encoder, folder: str | Path, classifier: Classifier | No
         UserError: the extra ``onnx`` is not installed, a method that has no such form, an index that is too large, the
             classifier is of another model, or something is at ``folder`` already.
     """
-    if isinstance(encoder, RetrievalEnhancedEncoder) and encoder.searcher is not None:
-        raise UserError("two models embed each picture (RA-CLIP), and an ONNX file holds one. Export the towers alone.")
     model = check_exportable(encoder.base or encoder)
     reads = modalities_of(encoder.mode) if isinstance(encoder, RetrievalEnhancedEncoder) else ()
     form = _form(encoder, classifier) if classifier is not None else None

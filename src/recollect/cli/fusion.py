@@ -27,8 +27,6 @@ class FusionOptions:
     """Rows that each embedding reads; by default as many as the fusion was trained with, 10 for `mean`."""
     read_where: Annotated[str | None, Arg(rare=True)] = None
     """Read only rows that satisfy a filter, e.g. "source = 'emoji' and domain != 'noto'"."""
-    searcher: Annotated[str | None, Arg(rare=True)] = None
-    """The model that embedded the index, for a fusion that reads another model's index (default: where it was)."""
     near: Annotated[float | None, Arg(rare=True)] = None
     """Leave out rows whose image has at least this cosine with a tested image; 0.94 in RECO."""
 
@@ -47,14 +45,14 @@ class FusionOptions:
         refuse((one, "--index and --fusion: give both, the index and what `recollect train reco` trained on it."))
         if not self.asked:
             why = "no index is read. Name one with --index."
-            warn_unused(self, "mode", "k", "read_where", "searcher", "near", why=why)
+            warn_unused(self, "mode", "k", "read_where", "near", why=why)
         if self.near is not None:
             check_number("--near", self.near, above=0, most=1)
 
     @property
     def model(self) -> str:
-        """The model that embedded the index; empty if no index is read, or another model searches it."""
-        if self.index is None or self.searcher is not None:
+        """The model that embedded the index; empty if no index is read."""
+        if self.index is None:
             return ""
         from recollect.index import Index
 
@@ -82,23 +80,17 @@ class FusionOptions:
         index = Index.open(self.index)
         mean = self.fusion == "mean"  # the plain mean, which is not learned
         fusion = FusionModule(FusionSettings(encoder.width, "mean")) if mean else FusionModule.open(self.fusion)
-        alone = fusion.settings.reads is None  # it reads the index of the model that it refines
-        own = alone and self.searcher is not None
-        refuse((own, f"--searcher {self.searcher}: {self.fusion} reads the index of its own model."))
-        searcher = None if alone else index.open_model(self.searcher, option="--searcher")[0]
         mode = self.mode or fusion.settings.modalities
         k, left_out = fusion.trained.get("k", 10) if self.k is None else self.k, list[str]()
         if self.near is not None and tested is not None:
-            left_out = index.near(image_features(searcher or encoder, tested, cache).images, self.near)
+            left_out = index.near(image_features(encoder, tested, cache).images, self.near)
             near = f"near-duplicates of tested images (cosine {self.near:g} or more)"
             say(f"{tested.name}: {len(left_out):,} of {len(index):,} pictures of {index.address} are {near}, left out")
             few = (
                 f"{index.address}: {len(index) - len(left_out):,} pictures are left without near-duplicates, fewer than"
             )
             refuse((len(left_out) > len(index) - k, f"{few} k = {k}. Use a smaller --k or a higher --near."))
-        return RetrievalEnhancedEncoder(
-            encoder, index, fusion, mode, k, self.read_where, exclude_ids=left_out, searcher=searcher
-        )
+        return RetrievalEnhancedEncoder(encoder, index, fusion, mode, k, self.read_where, exclude_ids=left_out)
 
     def name(self, model: str, encoder: "Encoder") -> str:
         """What results call a model: if it reads an index, with the index's version and the fusion's fingerprint."""

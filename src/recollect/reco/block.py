@@ -28,8 +28,7 @@ FusionKind = Literal["transformer", "mean", "mlp"]
 """RECO's block; the plain mean (Table 3); or a residual MLP of the same size that reads nothing (Figure 3, left)."""
 
 Read = Literal["cross", "uni", "both"]
-"""What is read of the rows found: the other modality than the query's (RECO), its own, or both as two tokens per row
-(RA-CLIP)."""
+"""What is read of the rows found: the other modality than the query's (RECO), its own, or both as two tokens."""
 
 Start = Literal["embedding", "mean", "gate"]
 """Output of an untrained block, to which training adds a correction: the embedding (the paper's); the mean of the
@@ -46,7 +45,6 @@ class FusionSettings:
         search: find by the vectors of the query's own modality (uni), or of the other (cross).
         read: read the other modality of the pairs found (cross), the query's own (uni), or both.
         start: output of an untrained transformer block.
-        reads: width of the index's vectors if they are another model's.
     """
 
     width: int
@@ -55,15 +53,12 @@ class FusionSettings:
     read: Read = "cross"
     modalities: Literal["both", "image", "text"] = "both"
     start: Start = "gate"
-    reads: int | None = None
 
     def __post_init__(self) -> None:
         if self.width < 1:
             raise ValueError(f"width must be at least 1, got {self.width}")
         if self.start not in get_args(Start):
             raise ValueError(f"start {self.start!r}: choose {', '.join(get_args(Start))}")
-        if self.reads is not None and self.reads < 1:
-            raise ValueError(f"reads must be at least 1, got {self.reads}")
 
     def refines(self, modality: By) -> bool:
         """Whether embeddings of a modality are refined."""
@@ -183,20 +178,6 @@ class FusionModule(nn.Module):
                 self.blocks[modality] = (
                     _MlpFusion(settings.width) if mlp else FusionBlock(settings.width, settings.start)
                 )
-        if settings.reads is not None:  # without a bias, so that empty places stay zero
-            self.adapters = nn.ModuleDict(
-                {modality: nn.Linear(settings.reads, settings.width, bias=False) for modality in modalities}
-            )
-
-    def adapt(self, modality: By, found: Float[Tensor, "batch places reads"]) -> Float[Tensor, "batch places width"]:
-        """The vectors that embeddings of one modality found, as tokens; those of another model are mapped linearly,
-        separately for images and texts."""
-        if self.settings.reads is None:
-            return found
-        taken = self.settings.taken(modality)
-        parts = found.chunk(len(taken), dim=1) if found.shape[1] else ()
-        mapped = [self.adapters[each](part) for each, part in zip(taken, parts, strict=False)]
-        return torch.cat(mapped, dim=1) if mapped else found.new_zeros(len(found), 0, self.settings.width)
 
     def forward(self, modality: By, tokens: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch width"]:
         """Refine embeddings of one modality.
@@ -255,7 +236,8 @@ class FusionModule(nn.Module):
         if not isinstance(record, dict) or record.get("format") != FUSION_FORMAT:
             raise UserError(f"{folder / _RECORD}: not a fusion of this version. Train it again.")
         try:
-            fusion = cls(FusionSettings(**record["settings"]), record["model"], record["trained"])
+            settings = {name: value for name, value in record["settings"].items() if name != "reads"}  # once RA-CLIP's
+            fusion = cls(FusionSettings(**settings), record["model"], record["trained"])
             fusion.load_state_dict(load_file(folder / _WEIGHTS))
         except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
             reason = str(error).strip().splitlines()[0][:200]

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recollect.core.errors import UserError
 from recollect.core.places import public_place
 from recollect.core.types import Encoder, ImageLike, Kind, best_device
 from recollect.core.validation import check_choice, refuse
@@ -41,8 +40,6 @@ class RetrievalEnhancedEncoder(Encoder):
         mode: which embeddings read the index; the others are the model's own.
         where: a filter of the pictures to read.
         exclude_ids: pictures that are never read, such as near-duplicates of test images.
-        searcher: the model of the index if that is another one, whose vectors the fusion was trained to read (RA-CLIP);
-            it embeds each picture too, to search.
 
     Raises:
         UserError: index or fusion are of another model or width, or the index has fewer than k pictures.
@@ -57,11 +54,10 @@ class RetrievalEnhancedEncoder(Encoder):
         k: int = 10,
         where: str | None = None,
         exclude_ids: Collection[str] = (),
-        searcher: Encoder | None = None,
     ) -> None:
         check_choice(mode, ("image", "text", "both"), "mode")
         fingerprint = model.fingerprint
-        _check_searcher(model, index, fusion, searcher)
+        index.check_encoder(model, "the encoder")
         settings = fusion.settings
         missing = next((modality for modality in modalities_of(mode) if not settings.refines(modality)), None)
         refuse(
@@ -71,13 +67,18 @@ class RetrievalEnhancedEncoder(Encoder):
                 f"({fingerprint[:12]}). Train it again, or use that model.",
             ),
             (settings.width != model.width, f"the fusion is {settings.width} wide, the model {model.width}"),
+            (
+                index.width != model.width,
+                f"{index.address}: vectors of {index.width} entries, but the encoder makes embeddings of "
+                f"{model.width}. Build it again.",
+            ),
             (missing, f"mode {mode}: the fusion refines no {missing}s. Choose mode {settings.modalities}."),
         )
         for modality in modalities_of(mode):
             if fusion.settings.kind != "mlp":
                 check_k(index, k, "text" in (fusion.settings.searched(modality), *fusion.settings.taken(modality)))
         self.model, self.index, self.mode, self.k, self.where = model, index, mode, k, where
-        self.width, self.prefixes, self.searcher = model.width, model.prefixes, searcher
+        self.width, self.prefixes = model.width, model.prefixes
         self.exclude_ids = frozenset(exclude_ids)
         self.device = best_device()
         self.fusion = fusion.to(self.device).eval()
@@ -95,7 +96,6 @@ class RetrievalEnhancedEncoder(Encoder):
             self.where,
             sorted(self.exclude_ids),
             self.index.accelerators(),
-            *([self.searcher.fingerprint] if self.searcher else []),
         )
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
@@ -105,13 +105,13 @@ class RetrievalEnhancedEncoder(Encoder):
         return self.fusion.trained.get("scale") or self.model.scale
 
     @property
-    def base(self) -> Encoder | None:
-        """The model whose embeddings are refined; None if a searcher has to see the pictures."""
-        return None if self.searcher else self.model
+    def base(self) -> Encoder:
+        """The model whose embeddings are refined."""
+        return self.model
 
     def refine_images(self, embeddings: Tensor) -> Tensor:
-        """Refined image embeddings of the model; unchanged if a searcher has to see the pictures."""
-        return embeddings if self.searcher else self.refine("image", embeddings)
+        """Refined image embeddings of the model."""
+        return self.refine("image", embeddings)
 
     @property
     def description(self) -> dict[str, Any]:
@@ -130,31 +130,15 @@ class RetrievalEnhancedEncoder(Encoder):
         }
 
     def embed_images(self, images: Tensor | Sequence[ImageLike]) -> Float[Tensor, "n width"]:
-        """Embed images, refined in modes ``image`` and ``both``.
-
-        Raises:
-            UserError: a tensor of pixels although a searcher has to see the pictures.
-        """
-        embeddings = self.model.embed_images(images)
-        if self.searcher is None:
-            return self.refine("image", embeddings)
-        if isinstance(images, Tensor):
-            raise UserError(
-                "a tensor of pixels is ready for one model only, and two models embed each picture. Pass pictures."
-            )
-        return self.refine("image", embeddings, self.searcher.embed_images(images))
+        """Embed images, refined in modes ``image`` and ``both``."""
+        return self.refine("image", self.model.embed_images(images))
 
     def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
         """Embed texts, refined in modes ``text`` and ``both``."""
         return self.refine("text", self.model.embed_texts(texts, prefix))
 
-    def refine(
-        self, modality: By, embeddings: Float[Tensor, "n width"], asked: Float[Tensor, "n reads"] | None = None
-    ) -> Float[Tensor, "n width"]:
+    def refine(self, modality: By, embeddings: Float[Tensor, "n width"]) -> Float[Tensor, "n width"]:
         """Refine the model's embeddings of one modality if the mode includes it.
-
-        Args:
-            asked: the searcher's embeddings of the same items, if there is one.
 
         Returns:
             Unit-norm float32, on the CPU, without graph.
@@ -164,41 +148,23 @@ class RetrievalEnhancedEncoder(Encoder):
         if self.fusion.settings.kind == "mlp":  # reads nothing
             found = np.empty((len(embeddings), 0, self.index.width), dtype=np.float32)
         else:
-            found = self.read(modality, embeddings if asked is None else asked)
+            found = self.read(modality, embeddings)
         blocks = []
         with torch.no_grad():
             for start in range(0, len(embeddings), _ROWS):
                 some = slice(start, start + _ROWS)
-                read = self.fusion.adapt(modality, torch.from_numpy(found[some]).to(self.device))
+                read = torch.from_numpy(found[some]).to(self.device)
                 tokens = torch.cat([embeddings[some, None].to(self.device), read], dim=1)
                 blocks.append(self.fusion(modality, tokens).cpu())
         return torch.cat(blocks)
 
-    def read(self, modality: By, embeddings: Float[Tensor, "n reads"]) -> Float[np.ndarray, "n places reads"]:
-        """The vectors that embeddings by the model of the index find and read, nearest first; if a fusion reads both
+    def read(self, modality: By, embeddings: Float[Tensor, "n width"]) -> Float[np.ndarray, "n places width"]:
+        """The vectors that embeddings find and read, nearest first; if a fusion reads both
         modalities, k of one and then k of the other."""
         queries = embeddings.cpu().numpy()
         exclude = self.exclude_ids or None
         found = read_index(self.index, queries, self.fusion.settings, modality, self.k, exclude, where=self.where)
         return np.concatenate(found.vectors, axis=1)  # empty places are zeros, which no fusion reads
-
-
-def _check_searcher(model: Encoder, index: Index, fusion: FusionModule, searcher: Encoder | None) -> None:
-    """Reject an index that the fusion was not trained to read."""
-    reads = fusion.settings.reads
-    missing = "the fusion reads the index of another model, which has to search. Name it with --searcher."
-    refuse(
-        (reads is not None and searcher is None, missing),
-        (
-            reads is None and searcher is not None,
-            "the fusion reads the index of its own model. Leave out the searcher.",
-        ),
-    )
-    index.check_encoder(searcher or model, "the searcher" if searcher else "the encoder")
-    width = fusion.settings.reads or model.width
-    if index.width != width:
-        what = "the fusion reads vectors" if searcher else "the encoder makes embeddings"
-        raise UserError(f"{index.address}: vectors of {index.width} entries, but {what} of {width}. Build it again.")
 
 
 def modalities_of(mode: Mode) -> tuple[By, ...]:
@@ -213,13 +179,10 @@ def open_encoder(
     mode: Mode = "both",
     k: int = 10,
     where: str | None = None,
-    searcher: Encoder | None = None,
 ) -> RetrievalEnhancedEncoder:
     """A retrieval-enhanced encoder from the addresses of an index and a fusion.
 
     Raises:
         UserError: a part cannot be opened, or the parts do not fit.
     """
-    return RetrievalEnhancedEncoder(
-        model, Index.open(index), FusionModule.open(fusion), mode, k, where, searcher=searcher
-    )
+    return RetrievalEnhancedEncoder(model, Index.open(index), FusionModule.open(fusion), mode, k, where)
