@@ -8,8 +8,9 @@ import pytest
 
 from recollect import cli
 from recollect.core.errors import UserError
+from recollect.core.options import from_mapping, read_options_file
 from recollect.models import PRESETS
-from recollect.training.options import Context, Data, ObjectiveOptions, Recipe, recipe_from_json
+from recollect.training.options import Context, Data, ObjectiveOptions, Recipe
 from recollect.training.recipes import RECIPES
 from recollect.training.run_folder import as_json, check_run_folder, prepare_run_folder
 
@@ -105,14 +106,14 @@ def test_what_was_run_is_kept_whole(name, tmp_path):
     other = replace(recipe, objective=replace(recipe.objective, context=Context(alpha=0.123)))
     with pytest.raises(UserError, match=r"objective\.context"):
         check_run_folder(tmp_path / name, other, resume=True)
-    assert recipe_from_json(tmp_path / name / "recipe.json", Recipe) == recipe
+    assert from_mapping(Recipe, read_options_file(file := tmp_path / name / "recipe.json"), file) == recipe
 
 
 def test_a_run_goes_on_after_an_update_that_brought_an_option(tmp_path):
     recipe = RECIPES["siglixp-tiny"]()
     prepare_run_folder(tmp_path, recipe, None)
     old = json.loads((tmp_path / "recipe.json").read_text())
-    del old["data"]["copies"], old["compile"], old["objective"]["context"]["options"]["shuffled"], old["model"]["lora"]
+    del old["data"]["copies"], old["compile"], old["objective"]["context"]["tau"], old["model"]["lora"]
     (tmp_path / "recipe.json").write_text(json.dumps(old))
     check_run_folder(tmp_path, recipe, resume=True)
     with pytest.raises(UserError, match=r"but data\.copies was ids, is captions"):

@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 
 from recollect import cli
 from recollect.core.errors import UserError
+from recollect.core.options import from_mapping, read_options_file
 from recollect.training.card import model_card
 from recollect.training.checkpoints import latest
 from recollect.training.loop import Hook, train
 from recollect.training.optimiser import Averages
-from recollect.training.options import Data, Model, Recipe, recipe_from_json
+from recollect.training.options import Data, Model, Recipe
 from recollect.training.run_folder import as_json
 
 RECIPE = Recipe(data=Data(sources=("stand-in",)), steps=6, batch_size=8, log_every=3, checkpoint_every=3)
@@ -240,7 +241,7 @@ def test_a_file_that_is_no_recipe_is_named(tmp_path, change, culprit):
     file = tmp_path / "recipe.json"
     file.write_text(json.dumps(change))
     with pytest.raises(UserError, match=culprit):
-        recipe_from_json(file, Recipe)
+        from_mapping(Recipe, read_options_file(file), file)
 
 
 def test_the_recipe_of_a_run_is_the_input_of_another(tmp_path, capfd):

@@ -26,6 +26,9 @@ SHOWN_PAIRS = 8
 EXAMPLES_AT_ONCE = 1024
 """Block size of examples compared with all others: all pairs of 40,000 would take 6 GB."""
 
+NEIGHBOURS = 3
+"""Number of nearest examples of a prediction."""
+
 NONE_OF_THESE = "none of these"
 """Name of unknown pictures in tables."""
 
@@ -132,7 +135,6 @@ def classify(
     encoder: Encoder,
     images: Sequence[Path],
     *,
-    neighbours: int = 3,
     alpha: float = 0.1,
 ) -> Classification:
     """Predict every readable image.
@@ -153,7 +155,7 @@ def classify(
     predictions = []
     for row, file in enumerate(queries.files):
         best, second = best_first(chances[row])[:2]
-        near = best_first(similarity[row])[:neighbours]
+        near = best_first(similarity[row])[:NEIGHBOURS]
         predictions.append(
             Prediction(
                 file,

@@ -320,7 +320,7 @@ class DualEncoder(nn.Module, Encoder):
     def _temperatures(self) -> Any:
         return self
 
-    def checkpoint_activations(self, on: bool = True) -> None:
+    def checkpoint_activations(self) -> None:
         """Recompute activations in the backward pass instead of keeping them, in the towers that are `recomputable`."""
 
     @property

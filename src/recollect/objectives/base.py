@@ -72,9 +72,9 @@ class LossTerms(nn.Module):
         """Current inverse temperature and bias."""
         return self.log_scale.exp().item(), None if self.bias is None else self.bias.item()
 
-    def set_of(self, images: Tensor, weight: float, log_scale: Tensor | None = None) -> LossInputs:
-        """Images with this term's temperature (or ``log_scale``, when temperatures are tied) and bias."""
-        scale = (self.log_scale if log_scale is None else log_scale).exp()
+    def set_of(self, images: Tensor, weight: float) -> LossInputs:
+        """Images with this term's temperature and bias."""
+        scale = self.log_scale.exp()
         return LossInputs(images, scale, scale.new_zeros(()) if self.bias is None else self.bias, weight)
 
     def losses(

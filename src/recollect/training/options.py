@@ -3,11 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from recollect.core.errors import user_errors
-from recollect.core.options import Kind, Precision, Sampling, from_mapping, read_options_file
+from recollect.core.options import Kind, Precision, Sampling
 from recollect.core.validation import check_choice, check_choices, refuse
 from recollect.data.sources.columns import Columns
 
@@ -290,16 +289,3 @@ class Recipe:
         yield bool(data.weights) and unfit, words
         words = "--batch-size 1: a batch of one has no context. Take at least 2."
         yield context is not None and self.batch_size < 2, words
-
-
-AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
-"""A recipe of one kind."""
-
-
-def recipe_from_json(file: Path, kind: type[AnyRecipe]) -> AnyRecipe:
-    """The recipe in a ``recipe.json``.
-
-    Raises:
-        UserError: no such file, not a recipe, or an unknown or missing option.
-    """
-    return from_mapping(kind, read_options_file(file), file)

@@ -259,7 +259,7 @@ def _logs(found: Measurements) -> Mapping[str, pd.DataFrame]:
 def _draw_6(found: Measurements) -> Figure:
     """Base loss, context loss, context temperature and effective neighbours over training (LIxP, Fig. 6)."""
     logs = _logs(found)
-    shown = plots.colours_of(list(logs), None)
+    shown = plots.colours_of(list(logs))
     figure, axes = plots.new_figure(columns=len(_LOGGED), width=3.0, height=2.6)
     for axis, (column, title) in zip(axes[0], _LOGGED.items(), strict=True):
         for place, (name, frame) in enumerate(logs.items()):

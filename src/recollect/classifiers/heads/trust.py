@@ -150,18 +150,17 @@ class UnknownRule:
         return self.similarity(rows) < self.threshold
 
 
-def unknown_rule(features: np.ndarray, labels: np.ndarray, rate: float = UNKNOWN_RATE) -> UnknownRule:
+def unknown_rule(features: np.ndarray, labels: np.ndarray) -> UnknownRule:
     """The rule from labelled examples, with its error rates.
 
     Each example is compared with class means that exclude it: with all of them as a picture of the classes, and without
     its own class as a picture of another one. The threshold is the smallest cosine of the first kind with rank
-    ``max(1, floor(rate (n + 1)))``, so ``rejected`` is ``rank / (n + 1)``; at one shot, where the example's own class
-    has no mean, that is an upper bound.
+    ``max(1, floor(UNKNOWN_RATE (n + 1)))``, so ``rejected`` is ``rank / (n + 1)``; at one shot, where the example's
+    own class has no mean, that is an upper bound.
 
     Args:
         features: unit-norm examples (n, width), each picture once.
         labels: their classes (n,), 0 to C - 1; every class occurs.
-        rate: share of pictures of the classes that may be rejected.
     """
     count, width = features.shape
     if count < 2:
@@ -178,7 +177,7 @@ def unknown_rule(features: np.ndarray, labels: np.ndarray, rate: float = UNKNOWN
     similarity[rows, labels] = -1.0
     others = similarity.max(axis=1)
     known = np.maximum(mine, others)
-    rank = max(1, math.floor(rate * (count + 1)))
+    rank = max(1, math.floor(UNKNOWN_RATE * (count + 1)))
     threshold = float(np.sort(known)[rank - 1])
     if not enough_to_tell(count):
         return UnknownRule(means, threshold)

@@ -62,11 +62,9 @@ def save_figure(figure: Figure, path: str | Path) -> None:
         figure.savefig(temporary, format=Path(path).suffix.lstrip(".") or "png")
 
 
-def colours_of(names: Sequence[str], colours: Mapping[str, str] | None) -> dict[str, str]:
-    """A colour for each name: from ``colours``, or the next unused one of `LINE_COLOURS`."""
-    own = dict(colours or {})
-    free = (colour for colour in LINE_COLOURS if colour not in own.values())
-    return {name: own[name] if name in own else next(free, LINE_COLOURS[-1]) for name in names}
+def colours_of(names: Sequence[str]) -> dict[str, str]:
+    """A colour for each name, in the order of `LINE_COLOURS`; the last one for all that follow."""
+    return dict(itertools.zip_longest(names, LINE_COLOURS[: len(names)], fillvalue=LINE_COLOURS[-1]))
 
 
 def _curve(axis: Axes, frame: pd.DataFrame, label: str, colour: str, place: int, count: int) -> None:
@@ -85,15 +83,13 @@ def few_shot_curves(
     models: Sequence[str],
     methods: Sequence[str],
     zero_shot: Mapping[str, float] | None = None,
-    colours: Mapping[str, str] | None = None,
 ) -> Figure:
     """Accuracy over shots, one panel for each method, error bars over training seeds (LIxP, Fig. 1).
 
     Args:
         zero_shot: mean zero-shot accuracy of each model, drawn as a dotted line in its colour.
-        colours: by model; by order for the others.
     """
-    shown = colours_of(models, colours)
+    shown = colours_of(models)
     rows = -(-len(methods) // PANELS_IN_A_ROW)
     columns = -(-len(methods) // rows)  # six panels are two rows of three
     figure, axes = new_figure(columns, rows, width=3.1, height=2.8)

@@ -146,12 +146,12 @@ class TransformersEncoder(DualEncoder):
     def tower_parameters(self, tower: Tower) -> Iterator[nn.Parameter]:
         return (value for name, value in self.model.named_parameters() if name.startswith(_TOWERS[tower]))
 
-    def checkpoint_activations(self, on: bool = True) -> None:
+    def checkpoint_activations(self) -> None:
         """Recompute the activations of each layer in the backward pass instead of keeping them, in both towers."""
         for name in self.recomputable:
             tower = self.model.vision_model if name == "image" else self.model.text_model
             way = "activation" if hasattr(tower, "activation_checkpointing_enable") else "gradient"  # before 5.23
-            getattr(tower, f"{way}_checkpointing_{'enable' if on else 'disable'}")()
+            getattr(tower, f"{way}_checkpointing_enable")()
 
     @property
     def recomputable(self) -> tuple[Tower, ...]:
