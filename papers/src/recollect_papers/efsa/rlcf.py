@@ -21,7 +21,6 @@ from recollect.index import Hits, Index
 from recollect.models import DualEncoder
 from recollect_papers.efsa.options import RewardOptions
 
-_KEPT = 100_000  # teacher's embeddings of pictures, a few hundred MiB at most
 _ADAPTED = "adapted text tower"
 
 
@@ -47,8 +46,6 @@ class Teacher:
         return (2.5 * torch.stack(scores)).clamp(min=0)
 
     def _embed(self, ids: Sequence[str]) -> None:
-        if len(self._known) + len(ids) > _KEPT:
-            self._known.clear()
         opened = {}
         for picture in self.index.pictures(ids):
             try:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from recollect.core.errors import UserError
-from recollect.core.places import public_place
+from recollect.core.places import public_names, public_place
 from recollect.core.types import Source
 from recollect.efsa.options import EpisodeOptions
 from recollect.evaluation.features import FeatureCache
@@ -119,12 +119,8 @@ def _full(options: StudyOptions, loss: Base, world: str) -> EfsaWorld:
 
 def _called(captions: Sequence[str]) -> dict[str, str]:
     """What tables call captions: files by their names, with as much of their folders as tells captioners apart."""
-    parts = max(len(Path(file).parts) for kind in captions for file in kind.split(","))
-    for some in range(1, parts + 1):
-        names = {kind: ",".join(public_place(file, some) for file in kind.split(",")) for kind in captions}
-        if len(set(names.values())) == len(names):
-            break
-    return names
+    names = public_names([file for kind in captions for file in kind.split(",")])
+    return {kind: ",".join(names[file] for file in kind.split(",")) for kind in captions}
 
 
 _STAND_INS = (

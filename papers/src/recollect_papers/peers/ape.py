@@ -80,10 +80,9 @@ class ApeClassifier(EmbeddingClassifier):
     scale: float = 100.0
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
-        _check_share(self.channels)
         self.support_, self.labels_ = support, labels
-        order = best_first(channel_scores(self.texts_, self.similarity_weight, support, labels))
-        self.channels_ = np.sort(order[: max(1, round(self.channels * support.shape[1]))])
+        scores = channel_scores(self.texts_, self.similarity_weight, support, labels)
+        self.channels_ = best_channels(self.channels, scores)
         self.keys_ = unit_or_zero(support[:, self.channels_])
         given = self.alpha, self.beta, self.gamma
         plan = self._plan.first(MOST_TUNING_ROWS)
@@ -127,9 +126,11 @@ class ApeClassifier(EmbeddingClassifier):
         return self.scale * queries @ self.texts_.T + self.alpha_ * cache
 
 
-def _check_share(channels: float) -> None:
-    if not 0 < channels <= 1:
-        raise ValueError(f"channels must be above 0 and at most 1, got {channels}")
+def best_channels(share: float, scores: np.ndarray) -> np.ndarray:
+    """The share of channels with the best scores, ascending."""
+    if not 0 < share <= 1:
+        raise ValueError(f"channels must be above 0 and at most 1, got {share}")
+    return np.sort(best_first(scores)[: max(1, round(share * len(scores)))])
 
 
 def _exactly(value: float) -> tuple[float, float]:
@@ -166,7 +167,6 @@ class ApeTrained(EmbeddingClassifier):
     random_state: Any = 0
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
-        _check_share(self.channels)
         self.trained_ = {"alpha": 2.0 if self.alpha is None else self.alpha,
                          "beta": 1.0 if self.beta is None else self.beta}  # fmt: skip
         self.alpha_, self.beta_ = self.trained_.values()
@@ -184,8 +184,7 @@ class ApeTrained(EmbeddingClassifier):
 
     def _train(self, support: np.ndarray, labels: np.ndarray) -> None:
         images, texts, own = tensors(support, self.texts_, labels)
-        order = best_first(channel_scores(self.texts_, self.similarity_weight))
-        kept = torch.from_numpy(np.sort(order[: max(1, round(self.channels * images.shape[1]))]))
+        kept = torch.from_numpy(best_channels(self.channels, channel_scores(self.texts_, self.similarity_weight)))
         values = nn.functional.one_hot(own, len(texts)).float()
         residual = nn.Parameter(torch.zeros(len(texts), len(kept)))
         weights = nn.Parameter(torch.ones(len(own), 1))

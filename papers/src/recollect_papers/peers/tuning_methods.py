@@ -1,12 +1,14 @@
 """Prompt learners on frozen towers: CoOp, MaPLe, PromptSRC and CasPL, with the constants of their public codes."""
 
+import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from recollect.classifiers.heads.trained import Schedule
@@ -135,9 +137,24 @@ class PromptLearning(ABC):
         """Class embeddings of the frozen model, if the loss uses them."""
         return None
 
-    def averaging(self, learner: Tokens, epochs: int, steps: int) -> "EpochAverage | None":
-        """Average over epochs of the final prompts; None uses the last epoch."""
-        return None
+    def epoch_weights(self, epochs: int) -> Float[Tensor, " epochs"]:
+        """Weights of the mean over epochs that the final prompts are; by default the last epoch's alone."""
+        return torch.eye(epochs, dtype=torch.float64)[-1]
+
+    def task(
+        self, encoder: DualEncoder, names: Sequence[str], before: tuple[Prompts, ...] = ()
+    ) -> tuple[PromptTask, Tokens]:
+        """What is learned from, and the initial tokens.
+
+        Raises:
+            UserError: the model's towers cannot have tokens.
+        """
+        frozen = frozen_copy(encoder)
+        check_family(frozen, self.reads_images)
+        room = sum(each.text_tokens for each in before) + self.tokens
+        tokens = prompt_tokens(frozen, [fill(self.text, name) for name in names], room)
+        task = PromptTask(frozen, learned_scale(encoder), tokens, before, self.references(frozen, names))
+        return task, self.start(frozen).to(frozen.device)
 
     def fit(
         self, encoder: DualEncoder, shots: LabelledPictures, before: tuple[Prompts, ...] = ()
@@ -150,35 +167,37 @@ class PromptLearning(ABC):
         Raises:
             UserError: the model's towers cannot have tokens.
         """
-        frozen = frozen_copy(encoder)
-        check_family(frozen, self.reads_images)
-        room = sum(each.text_tokens for each in before) + self.tokens
-        tokens = prompt_tokens(frozen, [fill(self.text, name) for name in shots.names], room)
-        task = PromptTask(frozen, learned_scale(encoder), tokens, before, self.references(frozen, shots.names))
-        learner = self.start(frozen).to(frozen.device)
-        self._learn(task, learner, shots)
-        prompts = (*before, learner.prompts().detached())
-        with torch.no_grad():
-            texts = class_texts(frozen, shots.names, self.text, prompts)
-        return PromptedClassifier(frozen, shots.names, texts, task.scale, self.text, prompts)
-
-    def _learn(self, task: PromptTask, learner: Tokens, shots: LabelledPictures) -> None:
+        task, learner = self.task(encoder, shots.names, before)
         crops = random_crops(task.encoder, shots.pictures, self.flip, self.seed)
         labels = torch.from_numpy(shots.labels).to(task.encoder.device)
-        usual = self.usual_epochs(shots.shots) if self.epochs is None else self.epochs
-        epochs = _share_of(usual, self.effort)
-        average = self.averaging(learner, epochs, math.ceil(len(labels) / self.batch))
-        descend(
-            f"tune {type(self).__name__.lower()}",
-            _sgd(learner, self.learning_rate),
-            lambda rows: self.loss(task, learner, crops(rows), labels[rows]),
-            len(labels),
-            Schedule(epochs, self.batch, 1e-5),
-            self.seed,
-            average.step if average else None,
-        )
-        if average and epochs:
-            average.finish()
+        self.learn(learner, lambda rows: self.loss(task, learner, crops(rows), labels[rows]), len(labels), shots.shots)
+        prompts = (*before, learner.prompts().detached())
+        with torch.no_grad():
+            texts = class_texts(task.encoder, shots.names, self.text, prompts)
+        return PromptedClassifier(task.encoder, shots.names, texts, task.scale, self.text, prompts)
+
+    def learn(self, learner: Tokens, loss: Callable[[Tensor], Tensor], rows: int, shots: int = 1) -> None:
+        """Descend on a loss of some of the ``rows``, and take the mean over epochs."""
+        usual = self.usual_epochs(shots) if self.epochs is None else self.epochs
+        epochs = max(1, round(self.effort * usual)) if usual and self.effort else 0
+        if not epochs:
+            return
+        parameters = list(learner.parameters())
+        weights, means = self.epoch_weights(epochs).tolist(), [torch.zeros_like(each) for each in parameters]
+        steps, done = math.ceil(rows / self.batch), itertools.count(1)
+
+        @torch.no_grad()
+        def after_step(rate: float) -> None:
+            epoch, rest = divmod(next(done), steps)
+            for mean, parameter in zip(means, parameters, strict=True) if rest == 0 else ():
+                mean += weights[epoch - 1] * parameter
+
+        optimiser = torch.optim.SGD(parameters, lr=self.learning_rate, momentum=0.9, weight_decay=5e-4)
+        schedule = Schedule(epochs, self.batch, 1e-5)
+        descend(f"tune {type(self).__name__.lower()}", optimiser, loss, rows, schedule, self.seed, after_step)
+        with torch.no_grad():
+            for mean, parameter in zip(means, parameters, strict=True):
+                parameter.copy_(mean)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,84 +286,51 @@ class PromptSRC(PromptLearning):
         divergence = F.kl_div(F.log_softmax(logits, dim=1), before, reduction="sum", log_target=True)
         return found + divergence / logits.numel()
 
-    def averaging(self, learner: Tokens, epochs: int, steps: int) -> "EpochAverage":
+    def epoch_weights(self, epochs: int) -> Float[Tensor, " epochs"]:
         weights = torch.exp(-0.5 * ((torch.arange(1, epochs + 1) - self.peak) / self.spread) ** 2).double()
-        return EpochAverage(learner, (weights / weights.sum()).tolist(), steps)
+        return weights / weights.sum()
 
 
-class EpochAverage:
-    """Weighted mean of a learner's parameters over epochs.
-
-    Args:
-        weights: of each epoch, with sum 1.
-        steps: per epoch.
-    """
-
-    def __init__(self, learner: Tokens, weights: Sequence[float], steps: int) -> None:
-        self.learner, self.weights, self.steps, self.done = learner, weights, steps, 0
-        self.sums = [torch.zeros_like(parameter) for parameter in learner.parameters()]
-
-    def step(self, rate: float) -> None:
-        """Called after each step."""
-        self.done += 1
-        if self.done % self.steps == 0:
-            weight = self.weights[self.done // self.steps - 1]
-            for total, parameter in zip(self.sums, self.learner.parameters(), strict=True):
-                total += weight * parameter.detach()
-
-    @torch.no_grad()
-    def finish(self) -> None:
-        """Replace the parameters by their mean."""
-        for total, parameter in zip(self.sums, self.learner.parameters(), strict=True):
-            parameter.copy_(total)
-
-
-@dataclass(frozen=True)
-class BoostingPrompts:
+@dataclass(frozen=True, kw_only=True)
+class BoostingPrompts(PromptLearning):
     """CasPL's first phase (Wu et al., 2024): tokens in both towers that match a small model's probabilities to those of
     a larger one on unlabelled pictures of the domain.
 
     The paper defines the loss (KL between the logits); its constants are not public. Ours: 8 tokens in the first 9
     blocks, 20 epochs of SGD, the larger model's zero-shot probabilities at its own scale.
-
-    Attributes:
-        tokens: of each block of each tower.
-        learning_rate, batch, epochs, flip, effort, seed: see `PromptLearning`.
     """
 
-    tokens: int = 8
     learning_rate: float = 2.5e-3
     batch: int = 16
-    epochs: int = 20
-    flip: bool = True
-    effort: float = 1.0
-    seed: int = 0
+    tokens: int = 8
 
-    def fit(
+    text = TEMPLATE
+    reads_images = True
+
+    def usual_epochs(self, shots: int) -> int:
+        return 20
+
+    def start(self, encoder: TransformersEncoder) -> Tokens:
+        return Tokens(*(_layers(encoder, tower, "", self.tokens, DEPTH, self.seed) for tower in ("text", "image")))
+
+    def teach(
         self, encoder: DualEncoder, teacher: DualEncoder, pictures: Sequence[ImageLike], names: tuple[str, ...]
     ) -> Prompts:
         """Learn from the larger ``teacher`` on unlabelled ``pictures``.
 
         Both see the same crop; the teacher gets it as a picture, since its transform may differ.
         """
-        frozen = frozen_copy(encoder)
-        check_family(frozen, image=True)
-        start = [_layers(frozen, tower, "", self.tokens, DEPTH, self.seed) for tower in ("text", "image")]
-        learner = Tokens(*start).to(frozen.device)
-        prompts = [fill(TEMPLATE, name) for name in names]
-        task = PromptTask(frozen, learned_scale(encoder), prompt_tokens(frozen, prompts, self.tokens))
-        texts, wanted = teacher.embed_texts(prompts), learned_scale(teacher)
-        crops = random_crops(frozen, pictures, self.flip, self.seed)
+        task, learner = self.task(encoder, names)
+        texts, wanted = teacher.embed_texts([fill(self.text, name) for name in names]), learned_scale(teacher)
+        crops = random_crops(task.encoder, pictures, self.flip, self.seed)
 
         def loss(rows: Tensor) -> Tensor:
             pixels = crops(rows)
-            shown = teacher.embed_images(_as_bytes(frozen, pixels))
+            shown = teacher.embed_images(_as_bytes(task.encoder, pixels))
             targets = F.log_softmax(wanted * shown @ texts.T, dim=1).to(pixels.device)
             return match_loss(learner, task, pixels, targets)
 
-        schedule = Schedule(_share_of(self.epochs, self.effort), self.batch, 1e-5)
-        optimiser = _sgd(learner, self.learning_rate)
-        descend("tune caspl: boosting", optimiser, loss, len(pictures), schedule, self.seed)
+        self.learn(learner, loss, len(pictures))
         return learner.prompts().detached()
 
 
@@ -385,16 +371,8 @@ class CascadedPrompts:
         """Learn both phases; the first from the unlabelled pictures, or from the shots where there are none."""
         pictures = shots.unlabelled if len(shots.unlabelled) else shots.pictures
         teacher: DualEncoder = self._teacher  # type: ignore[attr-defined]
-        before = self.boosting.fit(encoder, teacher, pictures, shots.names)
+        before = self.boosting.teach(encoder, teacher, pictures, shots.names)
         return self.learner.fit(encoder, shots, before=(before,))
-
-
-def _share_of(epochs: int, effort: float) -> int:
-    return max(1, round(effort * epochs)) if epochs and effort else 0
-
-
-def _sgd(learner: Tokens, learning_rate: float) -> torch.optim.SGD:
-    return torch.optim.SGD(learner.parameters(), lr=learning_rate, momentum=0.9, weight_decay=5e-4)
 
 
 def _layers(encoder: TransformersEncoder, tower: str, words: str, tokens: int, depth: int, seed: int) -> list[Tensor]:
