@@ -84,14 +84,18 @@ def _character_task(world: GlyphWorld, name: str, classes: np.ndarray, shots: in
     return ClassificationTask(name, parts[0], parts[1], names, (), prompts)
 
 
-def new_pictures(world: GlyphWorld, key: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Unseen pictures of training characters: characters, masks and pictures, each ``count`` long."""
+def _said(world: GlyphWorld, key: int, count: int) -> tuple[np.ndarray, list[tuple[np.ndarray, tuple[str, ...]]]]:
+    """Unseen pictures of training characters, and what captions say of them: labels and names of the scripts, then of
+    each measured attribute."""
     indices = np.arange(count)
     draws = uniforms(derive_seed(key, "subject"), indices, 3)
     characters = world.draw_characters(draws[:, 0])
     masks = world.draw_masks(characters, draws[:, 1])
     pictures = as_pictures(world.render(masks, integers(draws[:, 2], len(COLOUR_NAMES)), key, indices))
-    return characters, masks, pictures
+    scripts = np.unique(world.table.scripts[world.split["train"]])
+    by_script = np.searchsorted(scripts, world.table.scripts[characters])
+    said = [(by_script, tuple(SCRIPTS[number][0] for number in scripts))]
+    return pictures, said + [(world.table.attributes[masks, number], each) for number, each in enumerate(ATTRIBUTES)]
 
 
 def glyph_zero_shot_tasks(world: GlyphWorld, split: str, *, queries: int = 2000) -> list[ClassificationTask]:
@@ -99,15 +103,9 @@ def glyph_zero_shot_tasks(world: GlyphWorld, split: str, *, queries: int = 2000)
 
     Neither has words of its own to learn from few examples; the splits differ in their pictures.
     """
-    characters, masks, pictures = new_pictures(world, derive_seed("glyph zero-shot", split), queries)
-    scripts = np.unique(world.table.scripts[world.split["train"]])
-    script_names = tuple(SCRIPTS[number][0] for number in scripts)
-    by_script = np.searchsorted(scripts, world.table.scripts[characters])
-    tasks = [_naming_task(f"glyphs-{split}-script", pictures, by_script, script_names)]
-    for number, values in enumerate(ATTRIBUTES):
-        labels = world.table.attributes[masks, number]
-        tasks.append(_naming_task(f"glyphs-{split}-attribute-{number}", pictures, labels, values))
-    return tasks
+    pictures, said = _said(world, derive_seed("glyph zero-shot", split), queries)
+    whats = ["script", *(f"attribute-{number}" for number in range(len(ATTRIBUTES)))]
+    return [_naming_task(f"glyphs-{split}-{what}", pictures, *each) for what, each in zip(whats, said, strict=True)]
 
 
 def _naming_task(name: str, pictures: np.ndarray, labels: np.ndarray, names: tuple[str, ...]) -> ClassificationTask:
@@ -181,14 +179,9 @@ def prompt_tasks(world: GlyphWorld, split: str, *, queries: int = 600, each: int
         queries: pictures for scripts and for each attribute.
         each: pictures of a named character.
     """
-    characters, masks, pictures = new_pictures(world, derive_seed("glyph prompts", split), queries)
-    scripts = np.unique(world.table.scripts[world.split["train"]])
-    by_script = np.searchsorted(scripts, world.table.scripts[characters])
-    tasks = [
-        _task("glyphs-prompts-script", pictures, by_script, tuple(SCRIPTS[number][0] for number in scripts), "script")
-    ]
-    for number, values in enumerate(ATTRIBUTES):
-        labels = world.table.attributes[masks, number]
+    pictures, said = _said(world, derive_seed("glyph prompts", split), queries)
+    tasks = [_task("glyphs-prompts-script", pictures, *said[0], "script")]
+    for labels, values in said[1:]:
         tasks.append(_task(f"glyphs-prompts-{values[0]}-{values[-1]}", pictures, labels, values, "attributes"))
     return tasks + [_named(world, split, script, each) for script in NAMED_SCRIPTS]
 
