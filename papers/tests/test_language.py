@@ -81,9 +81,9 @@ def test_scatter_is_the_variance_within_and_between(seed):
         for label in range(3)
     ]
     centre = sum(means) / 3
-    assert found.within == pytest.approx(sum(within) / 3)
-    assert found.between == pytest.approx(sum(((mean - centre) ** 2).sum() for mean in means) / 3)
-    assert found.ratio == pytest.approx(found.between / found.within)
+    assert found["within"] == pytest.approx(sum(within) / 3)
+    assert found["between"] == pytest.approx(sum(((mean - centre) ** 2).sum() for mean in means) / 3)
+    assert found["between / within"] == pytest.approx(found["between"] / found["within"])
 
 
 def test_sets_that_lie_apart_are_same_set_share_and_mixed_ones_are_not():

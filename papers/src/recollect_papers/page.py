@@ -112,14 +112,14 @@ def _table(results: StudyReport, words: Sequence[str], folder: Path) -> str:
     """A table with its notes, its file and its command; ``only=`` and ``without=`` choose columns."""
     table = _find(results, words[0], words[1])
     chosen = dict(word.split("=", 1) for word in words[2:])
-    columns = [
+    places = [
         place
         for place, column in enumerate(table.columns)
         if (place == 0 or re.fullmatch(chosen.get("only", ".*"), column))
         and not re.fullmatch(chosen.get("without", "(?!)"), column)
     ]
-    lines = ["| " + " | ".join(row[place] for place in columns) + " |" for row in (table.columns, *table.rows)]
-    lines.insert(1, "|" + " --- |" * len(columns))
+    columns, *rows = (tuple(row[place] for place in places) for row in (table.columns, *table.rows))
+    lines = StudyTable(table.title, columns, tuple(rows)).lines()
     notes = "".join(f"\n\n{note}" for note in table.notes if note != "paper: as printed there")
     source = f"\n\n`{folder.name}/{words[0]}`: `{results.command}`"
     return "\n\n" + "\n".join(lines) + notes + source + "\n\n"

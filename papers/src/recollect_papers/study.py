@@ -89,10 +89,12 @@ class StudyTable:
 
     def markdown(self) -> str:
         """The table as GitHub-flavoured Markdown."""
-        lines = [f"### {self.title}", "", "| " + " | ".join(self.columns) + " |"]
-        lines.append("|" + " --- |" * len(self.columns))
-        lines += ["| " + " | ".join(row) + " |" for row in self.rows]
-        return "\n".join([*lines, *(f"\n{note}" for note in self.notes)]) + "\n"
+        return "\n".join([f"### {self.title}", "", *self.lines(), *(f"\n{note}" for note in self.notes)]) + "\n"
+
+    def lines(self) -> list[str]:
+        """Its columns and rows as lines of Markdown."""
+        lines = ["| " + " | ".join(row) + " |" for row in (self.columns, *self.rows)]
+        return [lines[0], "|" + " --- |" * len(self.columns), *lines[1:]]
 
     def show(self, console: Console) -> None:
         """Print the table to a terminal."""

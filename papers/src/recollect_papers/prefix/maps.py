@@ -43,38 +43,21 @@ def in_plane(
     return TSNE(perplexity=fitting, init="pca", random_state=seed).fit_transform(spread.astype(np.float32))
 
 
-@dataclass(frozen=True)
-class Scatter:
-    """How far apart the embeddings of a class's prompts are, and how far the classes (prefix conditioning, §4.3).
-
-    Attributes:
-        within: mean squared distance of a prompt from its class's mean.
-        between: mean squared distance of the classes' means from the mean of all.
-    """
-
-    within: float
-    between: float
-
-    @property
-    def ratio(self) -> float:
-        """between / within; larger is more discriminative."""
-        return self.between / max(self.within, 1e-12)
-
-
-def scatter(embeddings: Float[np.ndarray, "n width"], labels: np.ndarray) -> Scatter:
-    """Within-class and between-class variance of embeddings, every class counting the same.
+def scatter(embeddings: Float[np.ndarray, "n width"], labels: np.ndarray) -> dict[str, float]:
+    """How far apart the prompts of a class are, and how far the classes, every class counting the same (§4.3).
 
     Args:
         labels: (n,), the class of each row.
+
+    Returns:
+        ``within``, the mean squared distance of a prompt from its class's mean; ``between``, that of the classes' means
+        from the mean of all; and their ratio, larger for a more discriminative space.
     """
-    classes = np.unique(labels)
-    means = np.stack([embeddings[labels == label].mean(0) for label in classes])
-    within = [
-        np.mean(np.sum((embeddings[labels == label] - mean) ** 2, axis=1))
-        for label, mean in zip(classes, means, strict=True)
-    ]
-    between = np.mean(np.sum((means - means.mean(0)) ** 2, axis=1))
-    return Scatter(float(np.mean(within)), float(between))
+    classes = [embeddings[labels == label] for label in np.unique(labels)]
+    means = np.stack([rows.mean(0) for rows in classes])
+    within = float(np.mean([np.mean(np.sum((rows - rows.mean(0)) ** 2, axis=1)) for rows in classes]))
+    between = float(np.mean(np.sum((means - means.mean(0)) ** 2, axis=1)))
+    return {"within": within, "between": between, "between / within": between / max(within, 1e-12)}
 
 
 def same_set_share(first: Float[np.ndarray, "n width"], second: Float[np.ndarray, "m width"]) -> float:
@@ -134,8 +117,8 @@ def classes_panel(model: Encoder, prompts: Sequence[Sequence[str]], prefix: Kind
     """Prompts of each class read with one prefix, a colour a class (Fig. 4b to 4d, 7)."""
     owner = np.repeat(np.arange(len(prompts)), [len(texts) for texts in prompts])
     embedded = model.embed_texts([text for texts in prompts for text in texts], prefix).numpy()
-    found, title = scatter(embedded, owner), reading_name(model, prefix)
-    measured = {"read with": title, "within": found.within, "between": found.between, "between / within": found.ratio}
+    title = reading_name(model, prefix)
+    measured = {"read with": title, **scatter(embedded, owner)}
     return Cloud(title, plane(embedded), owner, measured=measured)
 
 

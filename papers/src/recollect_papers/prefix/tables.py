@@ -100,27 +100,7 @@ def _probed(options: StudyOptions, arms: Sequence[PrefixArm]) -> Measurements:
 
 
 def _searched(options: StudyOptions, arms: Sequence[PrefixArm]) -> Measurements:
-    chosen = prefix_world(options)
-    if not chosen.retrieval:
-        raise _lacking(8, "captioned pictures to search", "search")
-    return _measured(arms, options, chosen.search(), templates=False)
-
-
-def _lacking(number: int, what: str, name: str) -> UserError:
-    """Raised before trainings that would take days."""
-    return UserError(f"prefix/table-{number} --scale full needs {what}: --data {name}=SOURCE in addition to the others")
-
-
-def _shifted(options: StudyOptions, arms: Sequence[PrefixArm]) -> Measurements:
-    if len(sets_of(prefix_world(options))["own"]) < 2:
-        raise _lacking(5, "the same classes in other domains", "shift")
-    return _classified(options, arms)
-
-
-def _renamed(options: StudyOptions, arms: Sequence[PrefixArm]) -> Measurements:
-    if not sets_of(prefix_world(options))["synonyms"]:
-        raise _lacking(7, "a labelled source with a column of that name", "synonyms")
-    return _classified(options, arms)
+    return _measured(arms, options, prefix_world(options).search(), templates=False)
 
 
 # --- Columns ----------------------------------------------------------------------------------------------------------
@@ -176,13 +156,22 @@ def _table(
     number: int, title: str, heads: tuple[str, ...], lines: Sequence[Line],
     columns: Callable[[Measurements], list[Column]], *, apart: bool = False, remarks: Sequence[str] = (),
     measure: Callable[[StudyOptions, Sequence[PrefixArm]], Measurements] = _classified,
+    needs: tuple[str, str] | None = None,
 ) -> TableStudy:  # fmt: skip
     """A study of some arms.
 
     Args:
         apart: show the paper's table by itself, since its columns are other sets.
+        needs: a source that scale ``full`` must name in addition to those of all tables, and what it holds.
     """
-    name = f"Table {number}"
+    name, arms = f"Table {number}", [arm for _, arm, *_ in lines]
+
+    def measured_once(options: StudyOptions) -> Measurements:
+        if needs and options.scale == "full" and not any(each.startswith(f"{needs[0]}=") for each in options.data):
+            raise UserError(
+                f"prefix/table-{number} --scale full needs {needs[1]}: --data {needs[0]}=SOURCE in addition to the others"
+            )
+        return measure(options, arms)
 
     def form(found: Measurements) -> Formed:
         rows = [Row(head, read_at(arm.name, read), key) for head, arm, read, key in lines]
@@ -192,8 +181,7 @@ def _table(
             return [made.fill(found)], remarks
         return [replace(made, paper=None).fill(found), made.as_printed(f"{name} as the paper prints it")], remarks
 
-    arms = [arm for _, arm, *_ in lines]
-    return TableStudy(f"prefix/table-{number}", lambda options: measure(options, arms), form, WORLDS_BY_SCALE)
+    return TableStudy(f"prefix/table-{number}", measured_once, form, WORLDS_BY_SCALE)
 
 
 # --- The tables -------------------------------------------------------------------------------------------------------
@@ -269,7 +257,7 @@ table_5 = _table(
     5, "Shift of image domain", ("training data", "prefix", "test-time prefix"),
     [((_data(arm), _tick(arm.prefix), READINGS[read]), arm, read, f"{_data(arm)} / {READINGS[read]}")
      for labels in _BOTH for settings, read in _WAYS for arm in (PrefixArm(labels, **settings),)],
-    _domain_columns, measure=_shifted,
+    _domain_columns, needs=("shift", "the same classes in other domains"),
 )  # fmt: skip
 
 table_7 = _table(
@@ -278,14 +266,14 @@ table_7 = _table(
       " / ".join([_LABELS[labels], *(["renamed"] if labels == "renamed" else []), name]))
      for labels in ("small", "large", "renamed") for read, name in READINGS.items()
      if read is not None or labels != "renamed" for arm in (PrefixArm(labels, prefix=read is not None),)],
-    _name_columns, measure=_renamed,
+    _name_columns, needs=("synonyms", "a labelled source with a column of that name"),
 )  # fmt: skip
 
 table_8 = _table(
     8, "Retrieval", ("prefix", "test-time prefix"),
     [((_tick(read is not None), name), PrefixArm(prefix=read is not None), read, name)
      for read, name in READINGS.items()],
-    _search_columns, measure=_searched,
+    _search_columns, measure=_searched, needs=("search", "captioned pictures to search"),
 )  # fmt: skip
 
 

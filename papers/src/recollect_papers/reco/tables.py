@@ -70,21 +70,19 @@ _TESTED: Mapping[MemoryPart, str] = {
 
 
 def _notes(
-    options: StudyOptions, benches: Sequence[Bench], *more: str, gains: bool = True, papers: bool | None = None,
+    options: StudyOptions, benches: Sequence[Bench], *more: str, gains: bool = True,
     parts: Iterable[MemoryPart] = ("tasks",),
 ) -> list[str]:  # fmt: skip
     """The notes below every table.
 
     Args:
         gains: whether the table shows any.
-        papers: whether it is of the paper's own sets; by default if all that are classified are.
         parts: what is tested.
     """
     full, first = options.scale == "full", benches[0]
     trained = "each fusion trained once" if full else f"{over(len(benches), 'seed')} of model and fusion"
     told = f"; gains over the model alone{'' if full else ', paired by seed'}" if gains else ""
-    if papers is None:
-        papers = full and set(first.tasks) <= set(PAPERS_SETS.values())
+    papers = full and bool(first.tasks) and set(first.tasks) <= set(PAPERS_SETS.values())
     left_out = [
         f"{len(first.too_near(1.0, part)):,} of {first.rows_of(1.0):,} rows of the memory are near-duplicates of "
         f"{_TESTED[part]} and are not read"
@@ -156,7 +154,7 @@ def _measure_2(options: StudyOptions) -> Measurements:
     assert mine[0].entities is not None
     task, seen = mine[0].entities
     note = f"{len(task.class_names):,} entities, all of them candidates; {int((~seen).sum()):,} are unseen"
-    notes = _notes(options, mine, note, papers=False, parts=("entities",))
+    notes = _notes(options, mine, note, parts=("entities",))
     found = Measurements({"model": mine[0].label, "notes": notes})
     _add(found, mine, ENTITY_ARMS, "entities")
     return found
