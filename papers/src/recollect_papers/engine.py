@@ -29,6 +29,10 @@ Formed = tuple[Sequence[StudyTable], Sequence[str]]
 """What a study's form returns: tables, and remarks on all of them."""
 
 
+Measure = Callable[[StudyOptions], Measurements]
+Form = Callable[[Measurements], Formed]
+
+
 @dataclass(frozen=True)
 class Printed:
     """A table of a paper as it is printed: titles of its columns, and cells (text) by row."""
@@ -222,8 +226,8 @@ class TableStudy:
     """
 
     name: str
-    measure: Callable[[StudyOptions], Measurements]
-    form: Callable[[Measurements], Formed]
+    measure: Measure
+    form: Form
     worlds: Mapping[Scale, str]
     draw: Callable[[Measurements], Figure] | None = None
 

@@ -11,6 +11,7 @@ from recollect.core.errors import UserError, user_errors
 from recollect.core.files import read_json
 from recollect.core.paths import check_writable
 from recollect.core.places import public_place
+from recollect.core.validation import check_number
 from recollect_papers.studies import STUDIES, find_study
 from recollect_papers.study import StudyOptions
 
@@ -42,8 +43,7 @@ class RunStudy(StudyOptions):
             console.print(listing)
             return
         for option, count in (("--seeds", self.seeds), ("--workers", self.workers)):
-            if count is not None and count < 1:
-                raise UserError(f"{option} {count}: at least 1, or leave it out")
+            check_number(option, 1 if count is None else count, least=1)
         study = find_study(self.name)
         check_writable(self.out, "--out")
         if self.kept is not None:

@@ -58,16 +58,16 @@ class StudyTuning:
 
     def request(self, out: Path) -> TuningRequest:
         """The same with the teacher opened, which `run` trains before all else."""
-        teacher = None if self.teacher is None else load_model(run_folder(self.teacher, out) / "model")
+        if self.teacher is None:
+            return TuningRequest(self.methods, self.effort, self.flip)
+        teacher = load_model(run_folder(self.teacher, out) / "model")
+        assert isinstance(teacher, DualEncoder)
 
         def caspl(effort: float, flip: bool, seed: int) -> CascadedPrompts:
-            assert isinstance(teacher, DualEncoder)
-            boosting = BoostingPrompts(effort=effort, flip=flip, seed=seed)
-            return CascadedPrompts(boosting, PromptSRC(effort=effort, flip=flip, seed=seed), teacher)
+            settings: dict[str, Any] = {"effort": effort, "flip": flip, "seed": seed}
+            return CascadedPrompts(BoostingPrompts(**settings), PromptSRC(**settings), teacher)
 
-        known = {**TUNING_METHODS, "caspl": caspl}
-        about = {"teacher": teacher and teacher.fingerprint}
-        return TuningRequest(self.methods, self.effort, self.flip, known=known, about=about)
+        return TuningRequest(self.methods, self.effort, self.flip, known={**TUNING_METHODS, "caspl": caspl})
 
 
 Measure = Literal["few-shot", "zero-shot", "synonyms", "probe"]

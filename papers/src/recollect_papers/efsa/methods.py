@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from recollect.core.types import Encoder
-from recollect.core.validation import check_number
 from recollect.efsa.cost import CostCounters
 from recollect.efsa.methods import SEARCH_METHODS, IndexSearch, Method, Prepared, SearchContext
 from recollect.efsa.options import EpisodeOptions
@@ -31,10 +30,6 @@ class MethodOptions:
     tuning: TuningOptions = field(default_factory=TuningOptions)
     reward: RewardOptions = field(default_factory=RewardOptions)
     full_learning_rate: float | None = 3e-6
-
-    def __post_init__(self) -> None:
-        if self.full_learning_rate is not None:
-            check_number("full_learning_rate", self.full_learning_rate, above=0)
 
 
 def search_methods(options: MethodOptions, teacher: Encoder | None = None) -> Mapping[str, Method]:

@@ -130,8 +130,8 @@ def _measure_methods(options: StudyOptions, loss: Base, pool: PoolKind) -> Measu
 
 def _every_method(found: Measurements, number: int, pool: PoolKind) -> Formed:
     context, k = found.context, found.context["k"]
-    paper = printed("efsa", f"table-{number}")
-    paper = paper.only(_printed_columns(paper, tuple(domains_of(found))))
+    paper, domains = printed("efsa", f"table-{number}"), domains_of(found)
+    paper = paper.only(name for name in paper.columns if any(name.split(" ")[0] in each.lower() for each in domains))
     rows = [
         Row((_NAMES[method],), {"method": method}, method if method in paper.rows else None)
         for method in context["methods"]
@@ -157,11 +157,6 @@ _COSTS = (
     Column("MiB at once", {"measure": "memory"}, "number", unit=2.0**20),
 )
 _COST_NOTES = ("of a query, after what is done once for a pool (fine-tuning, embedding captions)",)
-
-
-def _printed_columns(paper: Printed, domains: Sequence[str]) -> list[str]:
-    """The columns of the paper shown next to ours: sets of the same name, and the average."""
-    return [name for name in paper.columns if any(name.split(" ")[0] in domain.lower() for domain in domains)]
 
 
 def _methods_study(number: int, loss: Base, pool: PoolKind) -> TableStudy:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from recollect.core.errors import UserError
 from recollect.core.places import public_names, public_place
 from recollect.core.types import Source
+from recollect.core.validation import refuse
 from recollect.efsa.options import EpisodeOptions
 from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.pools import CAPTION_KINDS, CaptionedPool, PoolKind, PoolSelection, open_pools
@@ -101,13 +101,11 @@ def efsa_world(options: StudyOptions, loss: Base = "softmax") -> EfsaWorld:
 
 def _full(options: StudyOptions, loss: Base, world: str) -> EfsaWorld:
     asked = options.search
-    if not options.data:
-        raise UserError("--scale full searches your pools. Name them with --data SOURCE ... (captions).")
-    if not asked.captions:
-        raise UserError(
-            "--scale full learns from captions of your pools. Name them with --search.captions (see `recollect "
-            "evaluate retrieval --help`)."
-        )
+    more = "Name them with --search.captions (see `recollect evaluate retrieval --help`)."
+    refuse(
+        (not options.data, "--scale full searches your pools. Name them with --data SOURCE ... (captions)."),
+        (not asked.captions, f"--scale full learns from captions of your pools. {more}"),
+    )
     called = _called(asked.captions)
     captions = tuple(Captions(called[kind], kind, asked.corruption) for kind in asked.captions)
     models = asked.models or (_PAPER_MODELS[loss],)

@@ -12,7 +12,7 @@ from recollect.classifiers.heads.methods import PAPER_METHODS
 from recollect.evaluation.reports import plots
 from recollect.evaluation.tables import sample_efficiency as efficiency
 from recollect.training.options import Model
-from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy, papers_words
+from recollect_papers.engine import Column, Form, Formed, Measure, Row, TableForm, TableStudy, papers_words
 from recollect_papers.lixp.gains import gain_against_examples, gain_by_examples, log_linear_fit
 from recollect_papers.lixp.world import (
     WORLDS_BY_SCALE,
@@ -285,10 +285,7 @@ def _form_6(found: Measurements) -> Formed:
     return (), (f"tau_context at the end by its start: {ends}", "one training seed")
 
 
-def _study(
-    number: int, measure: Callable[[StudyOptions], Measurements], draw: Callable[[Measurements], Figure],
-    form: Callable[[Measurements], Formed],
-) -> TableStudy:  # fmt: skip
+def _study(number: int, measure: Measure, draw: Callable[[Measurements], Figure], form: Form) -> TableStudy:
     return TableStudy(f"lixp/figure-{number}", measure, form, WORLDS_BY_SCALE, draw)
 
 

@@ -14,7 +14,7 @@ from recollect_papers.engine import Column, Row, TableForm, TableStudy, printed
 from recollect_papers.lixp.world import LixpWorld, seeds_of, settings
 from recollect_papers.measurements import Measurements
 from recollect_papers.runs import Job, StudyEvaluation, StudyTuning, run
-from recollect_papers.study import Scale, StudyOptions, StudyTable
+from recollect_papers.study import Scale, StudyOptions, StudyTable, over
 
 _PLAIN, _CONTEXT = "SigLIP", "SigLIxP"
 
@@ -126,9 +126,7 @@ def _notes(options: StudyOptions) -> list[str]:
         if effort < 1:
             notes.append(f"prompt learners take {effort:.1%} of the published steps, at least one pass over the shots")
         notes.append("the paper's columns are other sets than ours: compare directions")
-    count = seeds_of(options)
-    seeds = "one training seed" if count == 1 else f"mean ± std over {count} training seeds"
-    return [*notes, seeds, "paper: as printed there"]
+    return [*notes, over(seeds_of(options), "training seed"), "paper: as printed there"]
 
 
 def _form(found: Measurements) -> tuple[Sequence[StudyTable], Sequence[str]]:

@@ -70,29 +70,22 @@ def _attention(options: StudyOptions, number: int, texts: Sequence[str]) -> Stud
     return _report(options, number, attention_figure(rows), title, columns, cells)
 
 
-def _class_name(options: StudyOptions, place: int) -> str:
-    names = _label_task(options).class_names
-    return names[place % len(names)]
-
-
 def figure_3(options: StudyOptions) -> StudyReport:
     """Attention for a class prompt."""
     if options.scale == "full":
         return _attention(options, 3, ["a sculpture of an airplane"])
-    return _attention(options, 3, [fill("a sculpture of a {}.", _class_name(options, -12))])
+    return _attention(options, 3, [fill("a sculpture of a {}.", _label_task(options).class_names[-12])])
 
 
 def figure_5(options: StudyOptions) -> StudyReport:
     """Attention for another class prompt, of a class that the label set lacks."""
-    if options.scale == "full":
-        return _attention(options, 5, ["a tattoo of the forest area."])
-    return _attention(options, 5, [fill("a tattoo of a {}.", "hebrew letter")])
+    full = options.scale == "full"
+    return _attention(options, 5, ["a tattoo of the forest area." if full else "a tattoo of a hebrew letter."])
 
 
 def figure_6(options: StudyOptions) -> StudyReport:
     """Attention for a caption."""
-    texts = _caption_texts(options)
-    return _attention(options, 6, [max(texts[:10], key=len)])
+    return _attention(options, 6, [max(_caption_texts(options)[:10], key=len)])
 
 
 # --- Maps -------------------------------------------------------------------------------------------------------------

@@ -168,9 +168,7 @@ def _table(
 
     def measured_once(options: StudyOptions) -> Measurements:
         if needs and options.scale == "full" and not any(each.startswith(f"{needs[0]}=") for each in options.data):
-            raise UserError(
-                f"prefix/table-{number} --scale full needs {needs[1]}: --data {needs[0]}=SOURCE in addition to the others"
-            )
+            raise UserError(f"prefix/table-{number} --scale full needs {needs[1]}: --data {needs[0]}=SOURCE as well")
         return measure(options, arms)
 
     def form(found: Measurements) -> Formed:

@@ -307,8 +307,7 @@ def _readable(options: StudyOptions, bench: Bench) -> tuple[tuple[float, ...], t
     """The shares of the memory and the k of testing, as far as there are rows to read; what is left out, in words."""
     smoke = options.scale == "smoke"
     shares, tested = (_SMOKE_SHARES, (1, 5, 10)) if smoke else (SHARES, (1, 2, 5, 10, 20, 50))
-    rows = {share: bench.rows_of(share) for share in shares}
-    rows |= {share: rows[share] - len(bench.too_near(share, "tasks")) for share in shares if rows[share] >= RECO.k}
+    rows = {share: bench.rows_of(share) - len(bench.too_near(share, "tasks")) for share in shares}
     kept = tuple(share for share in shares if share == shares[-1] or rows[share] >= RECO.k)
     read = tuple(k for k in tested if k <= rows[shares[-1]])
     lacking = [f"{share:.0%} of the memory" for share in shares if share not in kept]

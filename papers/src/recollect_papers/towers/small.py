@@ -237,7 +237,6 @@ class SmallEncoder(DualEncoder):
         # Vectors pass through any transform.
         grey = ImageTransform(size=32, mean=(0.45,) * 3, std=(0.3,) * 3)
         self.transform = ImageTransform(size=1) if self.reads_vectors else grey
-        self._numbers = {word: number for number, word in enumerate(self.words, start=1)}
         self.image_tower = _image_tower(settings)
         count = len(self.words) + 1
         self.word_vectors: nn.Embedding | nn.EmbeddingBag = (
@@ -267,14 +266,14 @@ class SmallEncoder(DualEncoder):
 
     def _rows(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None) -> list[list[int]]:
         """Numbers of the prefix tokens and the known words of each text."""
-        rows = [[self._numbers[word] for word in split_words(text) if word in self._numbers] for text in texts]
+        numbers = {name: number for number, name in enumerate(self._names)}
+        rows = [[numbers[word] for word in split_words(text) if word in numbers] for text in texts]
         if kinds is None or not self.prefixes:
             return rows
         each = [kinds] * len(texts) if isinstance(kinds, str) else kinds
         if len(each) != len(texts):
             raise ValueError(f"{len(texts)} texts, but {len(each)} kinds")
-        numbers = iter(range(len(self.words) + 1, self.word_vectors.num_embeddings))
-        front = {kind: [next(numbers) for _ in words] for kind, words in self.prefixes.items()}
+        front = {kind: [numbers[word] for word in words] for kind, words in self.prefixes.items()}
         if unknown := set(each) - set(front):
             raise UserError(f"this model has no {unknown.pop()} prefix; it has {', '.join(front)}")
         return [front[kind] + row for kind, row in zip(each, rows, strict=True)]
