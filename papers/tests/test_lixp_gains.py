@@ -36,4 +36,4 @@ def test_the_fit_finds_the_line_and_its_p_value():
     fit = log_linear_fit(examples, gains)
     assert fit.slope == pytest.approx(slope)
     assert fit.intercept == pytest.approx(intercept)
-    assert fit.p_value == pytest.approx(2 * student_t.sf(abs(slope / error), 19))
+    assert fit.pvalue == pytest.approx(2 * student_t.sf(abs(slope / error), 19))

@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,15 +10,6 @@ from matplotlib.figure import Figure
 from scipy.stats import linregress
 
 from recollect.evaluation.reports import plots
-
-
-@dataclass(frozen=True)
-class LogLinearFit:
-    """``gain = slope · log10(examples) + intercept`` with the two-sided p-value of the slope (LIxP, Fig. 5)."""
-
-    slope: float
-    intercept: float
-    p_value: float
 
 
 def gain_by_examples(frame: pd.DataFrame, model: str, baseline: str, method: str, shots: int) -> pd.DataFrame:
@@ -31,16 +22,16 @@ def gain_by_examples(frame: pd.DataFrame, model: str, baseline: str, method: str
     return table.reset_index()
 
 
-def log_linear_fit(examples: np.ndarray, gains: np.ndarray) -> LogLinearFit:
-    """Ordinary least squares of ``gains`` on log10 of ``examples``; the p-value is that of the t-test of its slope.
+def log_linear_fit(examples: np.ndarray, gains: np.ndarray) -> Any:
+    """Ordinary least squares of ``gains`` on log10 of ``examples``: ``slope``, ``intercept``, and the two-sided
+    ``pvalue`` of the t-test of the slope (LIxP, Fig. 5).
 
     Raises:
         ValueError: fewer than three points, or all with the same number of examples: no slope to test.
     """
     if len(examples) < 3 or np.unique(examples).size < 2:
         raise ValueError(f"{len(examples)} data sets with {np.unique(examples).size} sizes: a fit needs three and two")
-    fit = linregress(np.log10(examples), gains)
-    return LogLinearFit(float(fit.slope), float(fit.intercept), float(fit.pvalue))
+    return linregress(np.log10(examples), gains)
 
 
 def gain_against_examples(frame: pd.DataFrame, model: str, baseline: str, method: str, shots: int) -> Figure:
@@ -74,7 +65,7 @@ def gain_against_examples(frame: pd.DataFrame, model: str, baseline: str, method
         return figure
     ends = np.array([table["examples"].min(), table["examples"].max()])
     axis.plot(ends, fit.slope * np.log10(ends) + fit.intercept, color=plots.LINE_COLOURS[1])
-    axis.set_title(f"slope {fit.slope:+.1f} a decade, p = {fit.p_value:.2g}", fontsize=8)
+    axis.set_title(f"slope {fit.slope:+.1f} a decade, p = {fit.pvalue:.2g}", fontsize=8)
     return figure
 
 

@@ -1,5 +1,6 @@
 """GDA and the static memory of DMN: a second score added to the class-text score."""
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ NO_SPREAD = 1e-12
 precision unit rows leave about 1e-15, whose inverse would make the discriminant dominate the texts."""
 
 
+@dataclass(eq=False, repr=False)
 class GaussianDiscriminant(Mixture):
     """Gaussian discriminant analysis added to the text scores (Wang et al., 2024, "hard-to-beat baseline").
 
@@ -35,10 +37,9 @@ class GaussianDiscriminant(Mixture):
 
     weight_bounds = (1e-4, 1e2)
 
-    def __init__(self, text_features: Any = None, alpha: float | None = None, scale: float = TEXT_SCALE) -> None:
-        self.text_features = text_features
-        self.alpha = alpha
-        self.scale = scale
+    text_features: Any = None
+    alpha: float | None = None
+    scale: float = TEXT_SCALE
 
     def _learn_extra(self, support: np.ndarray, labels: np.ndarray) -> None:
         self.coef_, self.intercept_ = discriminant(support, labels, len(self.classes_))
@@ -117,6 +118,7 @@ PUBLISHED_WEIGHTS = tuple(np.geomspace(1e-3, 1e3, 13).tolist())
 """Candidates of the preset ``published``; the first of equally accurate ones is chosen."""
 
 
+@dataclass(eq=False, repr=False)
 class DualMemory(Mixture):
     """The training-free static memory of DMN added to the text scores (Zhang et al., 2024).
 
@@ -132,19 +134,11 @@ class DualMemory(Mixture):
         preset: ``published`` chooses among the public code's 13 values of alpha, 1e-3 to 1e3.
     """
 
-    def __init__(
-        self,
-        text_features: Any = None,
-        alpha: float | None = None,
-        beta: float = 5.5,
-        scale: float = TEXT_SCALE,
-        preset: Literal["default", "published"] = "default",
-    ) -> None:
-        self.text_features = text_features
-        self.alpha = alpha
-        self.beta = beta
-        self.scale = scale
-        self.preset = preset
+    text_features: Any = None
+    alpha: float | None = None
+    beta: float = 5.5
+    scale: float = TEXT_SCALE
+    preset: Literal["default", "published"] = "default"
 
     def _learn_extra(self, support: np.ndarray, labels: np.ndarray) -> None:
         check_preset(self.preset)
