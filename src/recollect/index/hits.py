@@ -1,8 +1,6 @@
 """What a search returns: a list of hits that notebooks and pandas can show."""
 
-import base64
 import html
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
 from PIL import Image
 
-from recollect.data.sources.images import BrokenImageError
+from recollect.data.sources.images import BrokenImageError, jpeg_url
 from recollect.index.picture import Picture
 from recollect.index.query import Query
 
@@ -178,11 +176,7 @@ class Reranker(Protocol):
 def _tile(rank: int, hit: Hit) -> str:
     text = html.escape(shorten(hit.caption or (hit.path.name if hit.path else hit.id), 60))
     try:
-        picture = hit.open().convert("RGB")
-        picture.thumbnail((_SIDE, _SIDE))
-        buffer = io.BytesIO()
-        picture.save(buffer, "JPEG")
-        shown = f"<img src='data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}'>"
+        shown = f"<img src='{jpeg_url(hit.open(), _SIDE)}'>"
     except BrokenImageError as error:
         shown = f"<small>{html.escape(str(error))}</small>"
     caption = f"<figcaption>{rank}. {hit.score:.3f} {text}</figcaption>"
