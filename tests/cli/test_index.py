@@ -53,7 +53,7 @@ def test_building_again_and_watching_embed_nothing_twice(recollect, built, world
     assert "8 unchanged" in recollect(*again, "photos").stdout
     scene(50).save(world / "photos" / "new.png")
     shutil.copy(world / "photos" / "1.png", world / "photos" / "copy.png")
-    assert "1 added" in run("watch", world / "photos", "--name", "photos", "--once")
+    assert "1 added" in run("add", world / "photos", "--name", "photos")
     assert len(Index.open(world / "index")) == 9
 
 

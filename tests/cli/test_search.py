@@ -179,7 +179,6 @@ def test_hostile_captions_are_shown_and_do_nothing(run, make_index, model, tmp_p
         (['"queen" + "river'], "a quote is not closed"),
         (['"queen" - "queen"'], "cancel out"),
         (['"queen" + ""'], "one of its terms is empty"),
-        (["queen", "--read.index", "somewhere"], "--read.fusion"),
         (["queen", "--adapt", "--among", "captions"], "--adapt"),
     ],
 )

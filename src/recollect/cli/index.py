@@ -213,23 +213,15 @@ class Accelerate(OnIndex):
 
     recall: float = 0.999
     """Share of the ten nearest pictures to find."""
-    drop: bool = False
-    """Remove the acceleration: every search is exact again."""
     out: Path | None = None
     """JSON file for the measurements."""
 
     def run(self) -> None:
         """Build, measure, print."""
         from recollect.core.progress import output
-        from recollect.index.stores.ivf import drop_accelerators
 
         check_writable(self.out, "--out")
         index = self.open()
-        if self.drop:
-            warn_unused(self, "recall", "out", why="nothing is measured with --drop.")
-            drop_accelerators(index.store)
-            output().print("every search is exact", highlight=False)
-            return
         made = index.accelerate(self.recall)
         refuse((not made, f"{self.index}: {len(index):,} pictures are too few to need an accelerator"))
         output().print(_accelerator_table(made))

@@ -144,23 +144,14 @@ class Watch(OnIndex):
     """What the index calls the folder (default: its own name)."""
     every: float = 2.0
     """Polling interval in seconds; a change is read once nothing has changed between two polls."""
-    once: bool = False
-    """Update once and end."""
 
     def run(self) -> None:
         """Watch until interrupted."""
         from recollect.index.watch import FolderWatch
 
-        if self.once:
-            warn_unused(self, "every", why="--once polls once.")
         check_number("--every", self.every, above=0)
         index = self.open(self.model)
         watch = FolderWatch(index, self.folder, self.name)
-        if self.once:
-            empty = watch.poll(settled=True) is None
-            refuse((empty, f"{self.folder}: contains no pictures; nothing was changed"))
-            _print_report(index)
-            return
         say(f"watching {self.folder}; stop with Ctrl-C")
         watch.follow(self.every, lambda report: _print_report(index))
 

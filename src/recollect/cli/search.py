@@ -13,22 +13,6 @@ from recollect.efsa.options import EpisodeOptions
 if TYPE_CHECKING:
     from recollect.index import CutOff, Hits, Index, Query
 
-Adaptation = Literal["tuned", "paper"]
-
-
-@dataclass(frozen=True)
-class QueryReading:
-    """An index that the words of queries read before they search (RECO)."""
-
-    index: str | None = None
-    """Its folder, or milvus://host:port/collection."""
-    fusion: str | None = None
-    """OUT/model of `recollect train reco`, or `mean` for the plain mean with what was found."""
-    k: int | None = None
-    """Pictures that each query reads (default: as many as the fusion was trained with, 10 for `mean`)."""
-    where: str | None = None
-    """Read only pictures that satisfy a filter."""
-
 
 @dataclass(frozen=True)
 class Search:
@@ -76,10 +60,7 @@ class Search:
     """Weight of each --image (words have weight 1)."""
     minus_weight: Annotated[float, Arg(rare=True)] = 1.0
     """Weight of each --minus."""
-    adaptation: Annotated[Adaptation, Arg(rare=True)] = "tuned"
-    """With --adapt: the tuned settings, or those printed in the paper."""
     episode: Annotated[EpisodeOptions, Arg(rare=True)] = field(default_factory=EpisodeOptions)
-    read: Annotated[QueryReading, Arg(rare=True)] = field(default_factory=QueryReading)
 
     def run(self) -> None:
         """Search, print and write."""
@@ -93,19 +74,18 @@ class Search:
         index: Index = Index.open(self.index)
         if self.model is not None or self.device is not None:
             index.open_model(self.model, self.device)
-        encoder, scored_by = self._encoder(index)
         if self.normalise:
             from recollect.efsa.normalisation import normalised
 
             index = normalised(index)
         reranker = self._reranker(index)
         results = index.search_many(
-            queries, self.k, where=self.where, page=self.page, min_score=self._cut(index), encoder=encoder,
-            exact=self.exact, by="image" if self.among == "images" else "text", rerank=reranker,
+            queries, self.k, where=self.where, page=self.page, min_score=self._cut(index), exact=self.exact,
+            by="image" if self.among == "images" else "text", rerank=reranker,
         )  # fmt: skip
         about: dict[str, Any] = {
-            "index": self.index, "model": index.record.model_name, "read": scored_by, "among": self.among,
-            "adapt": self.adaptation if self.adapt else None, "where": self.where, "k": self.k, "page": self.page,
+            "index": self.index, "model": index.record.model_name, "among": self.among,
+            "adapt": self.adapt, "where": self.where, "k": self.k, "page": self.page,
             "min_score": self.min_score,
         }  # fmt: skip
         if self.normalise:
@@ -127,15 +107,13 @@ class Search:
         check_number("--image-weight", self.image_weight, above=0)
         check_number("--minus-weight", self.minus_weight, above=0)
         self._least_score()
-        out, captions, reads = self.out, self.among == "captions", self.read.index is not None
+        out, captions = self.out, self.among == "captions"
         refuse(
             (out is not None and out.suffix not in (".json", ".html"),
              f"--out {out}: results are written as .json or .html. Name a file that ends so."),
             (out is not None and out.is_dir(), f"--out {out}: is a folder. Name a file."),
-            (reads != (self.read.fusion is not None),
-             "--read.index and --read.fusion: give both, the index and what reads it, or neither"),
-            (self.adapt and (self.normalise or captions or reads),
-             "--adapt: cannot be combined with --normalise, --among captions or --read. Remove one."),
+            (self.adapt and (self.normalise or captions),
+             "--adapt: cannot be combined with --normalise or --among captions. Remove one."),
             (self.normalise and captions,
              "--normalise: is for searches among images. Remove it, or --among captions."),
         )  # fmt: skip
@@ -144,12 +122,12 @@ class Search:
         if not self.minus:
             warn_unused(self, "minus_weight", why="there is no --minus.")
         if not self.adapt:
-            warn_unused(self, "adaptation", "episode", why="it is for --adapt.")
+            warn_unused(self, "episode", why="it is for --adapt.")
 
     def _least_score(self) -> float | None:
         """The lowest cosine; None for any, or where it is learned."""
         if self.min_score in (None, "learnt"):
-            other = self.normalise or self.among == "captions" or self.read.index is not None
+            other = self.normalise or self.among == "captions"
             message = "--min-score learnt: is for cosines of pictures with words. Name a score instead."
             refuse((self.min_score is not None and other, message))
             return None
@@ -181,25 +159,12 @@ class Search:
             queries, added = added[:1], added[1:]
         return [query if query.empty else sum(added, query) for query in queries]
 
-    def _encoder(self, index: "Index") -> Any:
-        """What embeds the queries, and its name if that is not the model of the index."""
-        if self.read.index is None:
-            return None, None
-        from recollect.cli.fusion import FusionOptions
-
-        options = FusionOptions(self.read.index, self.read.fusion, "text", self.read.k, self.read.where)
-        encoder = options.encoder(index.encoder)
-        return encoder, options.name(index.record.model_name, encoder)
-
     def _reranker(self, index: "Index") -> Any:
         if not self.adapt:
             return None
         from recollect.efsa.rerank import episode_reranker
 
-        options = self.episode
-        if self.adaptation == "paper":
-            options = EpisodeOptions.paper(k=options.k, at_once=options.at_once, gibibytes=options.gibibytes)
-        return episode_reranker(index, options)
+        return episode_reranker(index, self.episode)
 
 
 def print_results(results: "list[Hits]") -> None:

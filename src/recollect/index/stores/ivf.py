@@ -153,14 +153,6 @@ def accelerate(store: Any, target: float) -> list[Accelerator]:
     return [each.about for each in made]
 
 
-def drop_accelerators(store: Any) -> None:
-    """Look up exactly from now on."""
-    if (cache := getattr(store, "cache", None)) is not None:
-        for folder in cache.glob("ann-*"):
-            shutil.rmtree(folder, ignore_errors=True)
-        store.use_inverted_files()
-
-
 def _make(store: Any, cache: Path, by: By, target: float) -> InvertedFile:
     faiss, matrix, width = import_faiss(), store.matrix(), store.record.width
     keys = vector_keys(matrix, by)
