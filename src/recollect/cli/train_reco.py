@@ -36,7 +36,7 @@ class TrainReco:
     limit: int | None = None
     """Maximum number of pairs of each source."""
     preset: Literal["reading", "paper"] = "reading"
-    """Defaults of --start, --mask, --newness and --score-of: what reads best on held-out concepts, or the paper's."""
+    """Defaults of --start, --mask and --newness: what reads best on held-out concepts, or the paper's."""
     start: Annotated[Literal["embedding", "mean", "gate"] | None, Arg(rare=True)] = None
     """What the block corrects: the embedding (the paper), the mean of it and of what it reads, or a mixture of both
     whose weight is learned (gate); by default as the preset says: gate, paper: embedding."""
@@ -46,28 +46,14 @@ class TrainReco:
     newness: Annotated[Literal["none", "offsets"] | None, Arg(rare=True)] = None
     """Make training pairs look new to the model by random offsets for each caption and modality; by default as the
     preset says: offsets, paper: none."""
-    newness_strength: Annotated[float, Arg(rare=True)] = 2.0
-    """Length of an offset, where an embedding's is 1."""
-    newness_share: Annotated[float, Arg(rare=True)] = 0.5
-    """Share of the captions that have an offset in a step."""
     k: int = 10
     """Rows that each embedding reads."""
     max_score: Annotated[float, Arg(rare=True)] = 0.94
     """Pass over rows that are at least this near to the training pair, as near-duplicates."""
-    score_of: Annotated[Literal["image", "searched"] | None, Arg(rare=True)] = None
-    """Whose cosine --max-score is: that of the two images for both searches, so that a text reads rows of its own
-    caption as it does at test; or that of the vectors that are searched; by default as the preset says: image, paper:
-    searched."""
-    kind: Annotated[Literal["transformer", "mlp"], Arg(rare=True)] = "transformer"
-    """The paper's block, or an MLP of the same size that reads no index."""
     search: Annotated[Literal["uni", "cross"], Arg(rare=True)] = "uni"
     """Find by the vectors of the query's own modality, or of the other (Table 3)."""
     read: Annotated[Literal["cross", "uni", "both"], Arg(rare=True)] = "cross"
     """Read the other modality of what was found, or the query's own (Table 3); or both, two tokens a row (RA-CLIP)."""
-    modalities: Annotated[Literal["both", "image", "text"], Arg(rare=True)] = "both"
-    """Which embeddings are refined (Table 4)."""
-    terms: Annotated[tuple[Literal["refined", "image", "text"], ...], Arg(rare=True)] = ("refined", "image", "text")
-    """Terms of the loss: both refined, only the image, only the text (Eq. 2)."""
     epochs: int = 10
     """Passes over the training pairs."""
     batch_size: int = 4096
@@ -76,8 +62,6 @@ class TrainReco:
     """Pairs fused at a time; all by default."""
     optimiser: Annotated[Optimiser, Arg(rare=True)] = field(default_factory=_optimiser)
     """AdamW and its schedule."""
-    scale: Annotated[float | None, Arg(rare=True)] = None
-    """Inverse temperature at the start; the model's own by default."""
     seed: int = 0
     """Random seed."""
     log_every: Annotated[int, Arg(rare=True)] = 10

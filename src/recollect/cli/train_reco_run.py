@@ -1,9 +1,10 @@
 """Embed pairs, find their neighbours and train a fusion: what `recollect train reco` runs."""
 
 from dataclasses import replace
+from typing import Any
 
 from recollect.cli.defaults import split_for
-from recollect.cli.parser import options_of, settings_text, warn_unused
+from recollect.cli.parser import options_of, settings_text
 from recollect.cli.train_reco import TrainReco
 from recollect.core.files import atomic_path
 from recollect.core.paths import check_writable
@@ -12,7 +13,6 @@ from recollect.core.validation import refuse
 from recollect.data.sources import open_source
 from recollect.index import Index
 from recollect.models.parts import check_model_place
-from recollect.reco.block import FusionSettings
 from recollect.reco.learning import FUSION_PRESETS, FusionRecipe, train_fusion
 from recollect.reco.neighbours import check_k
 from recollect.reco.newness import Newness
@@ -20,10 +20,17 @@ from recollect.reco.pairs import embed_pairs
 from recollect.training.options import Data, Model, ObjectiveOptions
 from recollect.training.run_folder import check_free
 
+_SAME = (
+    "index", "optimiser", "batch_size", "chunk", "seed", "log_every", "checkpoint_every", "k", "max_score", "limit",
+    "epochs",
+)  # fmt: skip
+"""Options that are fields of the recipe."""
+
 
 def run_reco(options: TrainReco) -> None:
     """Embed, look up, train."""
-    _check(options)
+    if options.model is not None:
+        check_model_place(options.model)
     recipe = recipe_of(options)
     replace(recipe, fusion=replace(recipe.fusion, width=1), steps=1).check()
     check_writable(options.out, "--out")
@@ -43,42 +50,18 @@ def run_reco(options: TrainReco) -> None:
     output().print(f"fusion: {model}\nmetrics: {options.out / 'metrics.jsonl'}", highlight=False, soft_wrap=True)
 
 
-def _check(options: TrainReco) -> None:
-    """Warn of options without effect, and reject models that are missing."""
-    if options.kind == "mlp":
-        why = "--kind mlp reads no index"
-        warn_unused(options, "k", "search", "read", "start", "max_score", "score_of", why=why)
-    newness = options.newness or FUSION_PRESETS[options.preset]().newness.kind
-    if newness == "none":
-        warn_unused(options, "newness_strength", "newness_share", why="there is no simulated newness")
-    if options.model is not None:
-        check_model_place(options.model)
-
-
 def recipe_of(options: TrainReco) -> FusionRecipe:
     """The recipe that these options describe."""
     preset = FUSION_PRESETS[options.preset]()
-    newness = Newness(options.newness or preset.newness.kind, options.newness_strength, options.newness_share)
     start = options.start or preset.fusion.start
+    same: dict[str, Any] = {name: getattr(options, name) for name in _SAME}
     return replace(
         preset,
         model=Model(start=options.model or ""),
         data=Data(sources=options.data, split=options.split),
-        objective=ObjectiveOptions(base="softmax", scale=options.scale),
-        optimiser=options.optimiser,
-        batch_size=options.batch_size,
-        chunk=options.chunk,
-        seed=options.seed,
-        log_every=options.log_every,
-        checkpoint_every=options.checkpoint_every,
-        fusion=FusionSettings(1, options.kind, options.search, options.read, options.modalities, start),
-        index=options.index,
-        terms=options.terms,
-        k=options.k,
-        max_score=options.max_score,
-        score_of=options.score_of or preset.score_of,
+        objective=ObjectiveOptions(base="softmax"),
+        fusion=replace(preset.fusion, search=options.search, read=options.read, start=start),
         mask=options.mask or preset.mask,
-        newness=newness,
-        limit=options.limit,
-        epochs=options.epochs,
+        newness=Newness(options.newness) if options.newness else preset.newness,
+        **same,
     )
