@@ -64,7 +64,7 @@ def test_a_preset_and_options_decide_how_it_learns_to_read(pairs, tmp_path, word
 def begun(monkeypatch):
     """The commands that would have run, from a line of words."""
     made = []
-    monkeypatch.setattr(train_reco.TrainReco, "run", made.append)
+    monkeypatch.setattr(train_reco.TrainReco, "run", lambda self: made.append(self))
 
     def run(*words):
         status = cli.main(["train", "reco", *(str(word) for word in words)])
