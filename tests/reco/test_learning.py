@@ -22,7 +22,7 @@ from recollect.reco.encoder import RetrievalEnhancedEncoder
 from recollect.reco.learning import FusionRecipe, train_fusion
 from recollect.reco.neighbours import Neighbours, find_neighbours
 from recollect.reco.newness import Disturbance, Newness
-from recollect.reco.objective import TERMS, FusionObjective, masked_contrastive
+from recollect.reco.objective import TERMS, FusionObjective
 from recollect.reco.pairs import Pairs
 from recollect.training.optimiser import Optimiser
 from recollect.training.options import Data
@@ -162,7 +162,8 @@ def info_nce(images, texts, scale):
 def test_the_loss_is_the_sum_of_its_terms(terms):
     generator = torch.Generator().manual_seed(0)
     images, texts = (torch.randn(6, 16, generator=generator, dtype=torch.float64) for _ in range(2))
-    loss, report = FusionObjective(terms, scale=3.0).double()(images, texts)
+    objective = FusionObjective(terms, scale=3.0).double()
+    loss, report = objective(images, texts)
     halves = [part / part.norm(dim=1, keepdim=True) for both in (images, texts) for part in both.chunk(2, dim=1)]
     refined_images, own_images, refined_texts, own_texts = halves
     expected = {
@@ -174,6 +175,11 @@ def test_the_loss_is_the_sum_of_its_terms(terms):
     for term in terms:
         assert float(report[f"{term}_loss"]) == pytest.approx(expected[term], rel=1e-6)
     assert set(report) == {"loss", "scale", *(f"{term}_loss" for term in terms)}
+    groups = torch.tensor([[0], [1]]).repeat(len(images), 1)[: len(images)]
+    _, report = objective(images, texts, labels=groups)
+    if "refined" in terms:
+        wanted = masked_info_nce(refined_images, refined_texts, 3.0, groups.tolist())
+        assert float(report["refined_loss"]) == pytest.approx(wanted, rel=1e-6)
 
 
 def masked_info_nce(images, texts, scale, groups):
@@ -191,7 +197,7 @@ def masked_info_nce(images, texts, scale, groups):
 
 
 @given(
-    rows=st.integers(2, 12), keys=st.integers(1, 2), distinct=st.integers(1, 6), tile=st.sampled_from([1, 3, 4096]),
+    rows=st.integers(2, 12), keys=st.integers(1, 2), distinct=st.integers(1, 6), tile=st.sampled_from([None, 1, 3]),
     seed=st.integers(0, 10_000),
 )  # fmt: skip
 def test_pairs_of_one_group_are_no_negatives(rows, keys, distinct, tile, seed):
@@ -199,27 +205,9 @@ def test_pairs_of_one_group_are_no_negatives(rows, keys, distinct, tile, seed):
     images, texts = (torch.from_numpy(unit_rows(generator, rows, 8)).double() for _ in range(2))
     groups = torch.from_numpy(generator.integers(0, distinct, (rows, keys)))
     scale = torch.tensor(7.0, dtype=torch.float64)
-    loss = masked_contrastive(images, texts, scale, groups, tile)
+    form = "blockwise" if tile else "dense"
+    loss = softmax_contrastive(images, texts, scale, duplicate_ids=groups, form=form, tile=tile)
     assert loss.item() == pytest.approx(masked_info_nce(images, texts, 7.0, groups.tolist()), rel=1e-9, abs=1e-12)
-
-
-def test_tiles_change_no_gradient_and_without_groups_it_is_infonce():
-    generator = np.random.default_rng(0)
-    groups = torch.tensor([[0], [0], [1], [2], [1], [3], [0]])
-    grads = []
-    for tile in (2, 4096):
-        generator = np.random.default_rng(0)
-        images, texts = (torch.from_numpy(unit_rows(generator, 7, 8)).double().requires_grad_() for _ in range(2))
-        scale = torch.tensor(5.0, dtype=torch.float64, requires_grad=True)
-        grads.append(
-            torch.autograd.grad(masked_contrastive(images, texts, scale, groups, tile), [images, texts, scale])
-        )
-    for one, other in zip(*grads, strict=True):
-        torch.testing.assert_close(one, other)
-    apart = torch.arange(7)[:, None]
-    torch.testing.assert_close(
-        masked_contrastive(images, texts, scale, apart), softmax_contrastive(images, texts, scale)
-    )
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from typing import Literal
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from recollect.objectives import softmax_contrastive
 from recollect.objectives.base import LossTerms, Objective, unit
@@ -20,48 +19,6 @@ of one picture, or both."""
 
 TERMS: tuple[LossTerm, ...] = ("refined", "image", "text")
 CLIP_SCALE = 1 / 0.07
-
-_TILE = 4_096  # rows whose logits are formed at once
-
-
-def masked_contrastive(
-    images: Float[Tensor, "batch width"],
-    texts: Float[Tensor, "batch width"],
-    scale: Float[Tensor, ""],
-    groups: Int64[Tensor, "batch keys"],
-    tile: int = _TILE,
-) -> Float[Tensor, ""]:
-    """Symmetric InfoNCE in which pairs that share a group are not negatives of each other.
-
-    ``−1/B Σ_i log exp(l_ii) / Σ_{j = i or j in no group of i} exp(l_ij)``, ``l_ij = scale x_i·t_j``, mean of both
-    directions. If no two pairs share a group it equals `softmax_contrastive`.
-
-    Args:
-        images: unit-norm; row i belongs to text i.
-        texts: unit-norm.
-        groups: of each pair; two pairs share a group if they agree in any column.
-        tile: maximum number of rows of logits in memory; with more rows they are recomputed in the backward pass.
-    """
-
-    def part(queries: Tensor, candidates: Tensor, start: int) -> Tensor:
-        rows = torch.arange(start, start + len(queries), device=queries.device)
-        logits = scale * queries @ candidates.T
-        same = (groups[rows, None] == groups[None]).any(dim=2)
-        same[torch.arange(len(rows), device=queries.device), rows] = False  # its own partner always counts
-        positive = scale * (queries * candidates[rows]).sum(dim=1)
-        return (logits.masked_fill(same, -torch.inf).logsumexp(dim=1) - positive).sum()
-
-    losses = []
-    for queries, candidates in ((images, texts), (texts, images)):
-        for start in range(0, len(queries), tile):
-            some = queries[start : start + tile]
-            tiled = len(queries) > tile
-            losses.append(
-                checkpoint(part, some, candidates, start, use_reentrant=False, preserve_rng_state=False)
-                if tiled
-                else part(some, candidates, start)
-            )
-    return torch.stack(losses).sum() / (2 * len(images))
 
 
 class FusionObjective(Objective):
@@ -97,7 +54,7 @@ class FusionObjective(Objective):
         Args:
             images: rows of a refined image embedding followed by the model's own.
             texts: the same for texts.
-            labels: groups of pairs that are not negatives of each other (`masked_contrastive`); None for no groups.
+            labels: pairs that share a number in any column are not negatives of each other (`softmax_contrastive`).
             views: unused, like the other keywords that all objectives share.
             shard: position of these rows in the batch; the losses of all processes add up to that of the batch.
 
@@ -114,12 +71,7 @@ class FusionObjective(Objective):
             "text": (own_images, refined_texts),
         }
         scale = self.term.log_scale.exp()
-        losses = {
-            term: softmax_contrastive(*pairs[term], scale)
-            if labels is None
-            else masked_contrastive(*pairs[term], scale, labels)
-            for term in self.terms
-        }
+        losses = {term: softmax_contrastive(*pairs[term], scale, duplicate_ids=labels) for term in self.terms}
         loss = torch.stack(list(losses.values())).sum()
         report = {f"{term}_loss": value.detach() for term, value in losses.items()}
         return loss / shard.size, {"loss": loss.detach(), **report, "scale": scale.detach()}

@@ -46,7 +46,7 @@ class LixpWorld:
         recipe = with_context(self.base, self.tau if tau is None else tau, self.alpha if alpha is None else alpha)
         context = recipe.objective.context
         assert context is not None
-        if options is not None:
+        if options is not None and options != ContextOptions():
             context = AblatedContext(context.alpha, context.tau, options)
         return replace(recipe, objective=replace(recipe.objective, context=context))
 
