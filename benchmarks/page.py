@@ -248,6 +248,7 @@ def main() -> None:
             "later_search_ms": statistics.median(answers),
             "server_mb": round(private_megabytes(process.pid)),
             "processors": os.cpu_count(),
+            "load": round(os.getloadavg()[0], 1),  # above the number of processors, other work slowed all of this down
             **(in_browser(address, options.seconds) if options.browser else {}),
         }
     finally:

@@ -141,14 +141,20 @@ def _open_folder(folder: Path, lost_share: float) -> OpenedTables:
 def _readable_names(folder: Path, files: list[Path]) -> list[Path]:
     """Files whose names ``datasets`` can read: valid UTF-8 without "::". The others are reported."""
 
-    def is_odd(file: Path) -> bool:
-        return _CHAIN in str(file.relative_to(folder)) or any("\ud800" <= sign <= "\udfff" for sign in str(file))
+    above = len(str(folder)) if folder.parts else 0
 
-    if odd := [os.fsencode(file.relative_to(folder)) for file in files if is_odd(file)]:
+    def is_odd(file: Path) -> bool:  # asked of every file, of which there may be a million
+        name = str(file)
+        return name.find(_CHAIN, above) >= 0 or (
+            not name.isascii() and any("\ud800" <= sign <= "\udfff" for sign in name)
+        )
+
+    left_out = {file for file in files if is_odd(file)}
+    if odd := [os.fsencode(file.relative_to(folder)) for file in files if file in left_out]:
         shown = ", ".join(map(repr, odd[:3])) + (" …" if len(odd) > 3 else "")
         why = f"their names are not UTF-8 or contain '{_CHAIN}'"
         note(f"{folder}: {counted(len(odd), 'file')} left out, because {why}: {shown}. Rename them to include them.")
-    return [file for file in files if not is_odd(file)]
+    return [file for file in files if file not in left_out] if left_out else files
 
 
 def _open_saved(folder: Path) -> OpenedTables:
