@@ -113,7 +113,7 @@ def test_a_run_goes_on_after_an_update_that_brought_an_option(tmp_path):
     recipe = RECIPES["siglixp-tiny"]()
     prepare_run_folder(tmp_path, recipe, None)
     old = json.loads((tmp_path / "recipe.json").read_text())
-    del old["data"]["copies"], old["compile"], old["objective"]["context"]["tau"], old["model"]["lora"]
+    del old["data"]["copies"], old["compile"], old["objective"]["context"]["alpha"], old["model"]["lora"]
     (tmp_path / "recipe.json").write_text(json.dumps(old))
     check_run_folder(tmp_path, recipe, resume=True)
     with pytest.raises(UserError, match=r"but data\.copies was ids, is captions"):
