@@ -35,7 +35,7 @@ from recollect.training.run_folder import check_run_folder
 from recollect.training.step import Inputs
 
 _NEIGHBOURS_FORMAT = 5
-NEIGHBOURS = "neighbours.safetensors"
+_FILE = "neighbours.safetensors"
 _KEY = "key.json"
 
 FusionPreset = Literal["reading", "paper"]
@@ -215,12 +215,12 @@ def _found(recipe: FusionRecipe, pairs: Pairs, folder: Path) -> Neighbours:
     if (folder / _KEY).is_file() and read_json(folder / _KEY) == key:
         try:
             check_checksums(folder)
-            return Neighbours.open(folder / NEIGHBOURS)
+            return Neighbours.open(folder / _FILE)
         except UserError as error:
             note(f"{error} It is made again.")
     found = find_neighbours(pairs, index, fusion, recipe.k, recipe.max_score, recipe.score_of)
     (folder / _KEY).unlink(missing_ok=True)
-    found.save(folder / NEIGHBOURS)
+    found.save(folder / _FILE)
     write_json(folder / _KEY, key)
     note_whole_folder(folder)
     return found
