@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 import pytest
 
 from recollect import cli
+from recollect.cli.train import Train
 from recollect.core.errors import UserError
-from recollect.core.options import from_mapping, read_options_file
 from recollect.models import PRESETS
 from recollect.training.options import Context, Data, ObjectiveOptions, Recipe
 from recollect.training.recipes import RECIPES
@@ -106,7 +106,7 @@ def test_what_was_run_is_kept_whole(name, tmp_path):
     other = replace(recipe, objective=replace(recipe.objective, context=Context(alpha=0.123)))
     with pytest.raises(UserError, match=r"objective\.context"):
         check_run_folder(tmp_path / name, other, resume=True)
-    assert from_mapping(Recipe, read_options_file(file := tmp_path / name / "recipe.json"), file) == recipe
+    assert Train.parse(["--config", str(tmp_path / name / "recipe.json")], "recollect train").recipe == recipe
 
 
 def test_a_run_goes_on_after_an_update_that_brought_an_option(tmp_path):

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from recollect import cli
+from recollect.cli.train import Train
 from recollect.core.errors import UserError
-from recollect.core.options import from_mapping, read_options_file
 from recollect.training.card import model_card
 from recollect.training.checkpoints import latest
 from recollect.training.loop import Hook, train
@@ -234,14 +234,14 @@ def test_a_card_shows_no_path_of_this_machine_and_no_key():
         ({"data": {"sources": "pairs.parquet"}}, "data.sources"),
         ({"data": {"sources": [3]}}, "data.sources"),
         ({"model": 3}, "model"),
-        ({"objective": {"context": {"options": {"stages": 2, "value_head": 1}}}}, "stages=2"),
+        ({"objective": {"context": {"stages": 2}}}, "stages"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_named(tmp_path, change, culprit):
     file = tmp_path / "recipe.json"
     file.write_text(json.dumps(change))
     with pytest.raises(UserError, match=culprit):
-        from_mapping(Recipe, read_options_file(file), file)
+        Train.parse(["--config", str(file)], "recollect train")
 
 
 def test_the_recipe_of_a_run_is_the_input_of_another(tmp_path, capfd):

@@ -4,7 +4,6 @@ import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -49,52 +48,8 @@ def read_options_file(file: Path) -> Mapping[str, Any]:
     return held
 
 
-def from_mapping(kind: type[_T], held: Mapping[str, Any], file: Path) -> _T:
-    """The options of a dataclass ``kind``, from a mapping of its fields.
-
-    Args:
-        kind: a dataclass; fields may be numbers, strings, paths, booleans, literals, tuples and dataclasses.
-        held: values by field name.
-        file: where they come from, for error messages.
-
-    Raises:
-        UserError: an unknown field, a missing one, or a value of the wrong type, named with the file.
-    """
-    try:
-        return build(kind, None, read_values(kind, held, file))
-    except UserError as error:
-        text = str(error)
-        raise UserError(text if text.startswith(str(file)) else f"{file}: {text}") from None
-
-
 OptionPath = tuple[str, ...]
 """Field names from a command or recipe down to an option."""
-
-
-def read_values(kind: type[Any], held: Any, file: Path, path: OptionPath = ()) -> dict[OptionPath, Any]:
-    """The values in a mapping of fields, checked and by their path, as `build` takes them.
-
-    Raises:
-        UserError: an unknown field or a value of the wrong type, named with the file.
-    """
-    if not isinstance(held, Mapping):
-        raise UserError(f"{file}: {'.'.join(path) or 'it'} is not a table of options")
-    hints, values = get_type_hints(kind), {}
-    known = [field.name for field in fields(kind) if field.init]
-    for name, value in held.items():
-        here = (*path, name)
-        if name not in known:
-            near = get_close_matches(name, known, 1)
-            guess = f"Did you mean {near[0]}?" if near else "Was it written by another command or version?"
-            raise UserError(f"{file}: there is no option {'.'.join(here)}. {guess}")
-        inner, optional = without_none(hints[name])
-        if is_dataclass(inner) and not (optional and value is None):
-            assert isinstance(inner, type)
-            values[here] = True
-            values |= read_values(inner, value, file, here)
-        else:
-            values[here] = False if is_dataclass(inner) else converted(hints[name], value, file, ".".join(here))
-    return values
 
 
 def build(kind: type[_T], default: _T | None, values: Mapping[OptionPath, Any], path: OptionPath = ()) -> _T:
