@@ -124,7 +124,16 @@ def test_a_folder_of_images_alone_has_neither_captions_nor_labels(make, monkeypa
     monkeypatch.setattr(files, "_room", files._room.__wrapped__)
     source = open_source(str(make.pictures(["a.png", "b.png"])))
     assert [(sample.texts, sample.label) for sample in source] == [((), NO_LABEL)] * 2
+    assert "/proc/none/x" not in capsys.readouterr().err, "pictures alone need no cache"
+    open_source(str(make.text("list.csv", "path,caption\npictures/a.png,old\n")))
     assert "/proc/none/x" in capsys.readouterr().err
+
+
+def test_folders_are_labels_only_where_all_pictures_are_on_one_level(make):
+    source = open_source(str(make.pictures(["train/cat/a.png", "train/dog/b.png", "test/dog/c.png"])), split="test")
+    assert [source.class_names[sample.label] for sample in source] == ["dog"]
+    make.pictures(["train/d.png"])
+    assert {sample.label for sample in open_source(str(make.pictures(["train/d.png"])), split="train")} == {NO_LABEL}
 
 
 def test_a_file_has_any_name_and_one_that_cannot_be_read_is_left_out_and_named(make, capsys):

@@ -1,6 +1,7 @@
 """Tables of a path or a hub id, opened with the ``datasets`` library."""
 
 import atexit
+import hashlib
 import os
 import shutil
 import sys
@@ -20,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets.data_files import DataFilesList
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+from datasets.table import InMemoryTable
 
 from recollect.core.errors import UserError, one_line, user_errors
 from recollect.core.files import read_text
@@ -167,11 +169,42 @@ def _open_saved(folder: Path) -> OpenedTables:
 def _open_pictures(folder: Path, files: list[Path]) -> OpenedTables:
     """Images in one folder per class, or with a metadata file; top folders may name splits."""
     pictures = pictures_among(files, folder)
-    read = [*pictures, *(file for file in files if file.name in _METADATA)]
-    groups = by_top_folder({str(file): file.relative_to(folder) for file in read})
-    with patch.object(ImageFolder, "EXTENSIONS", list(PICTURE_ENDINGS)):  # datasets' own list is outdated
-        splits = _load("imagefolder", groups, folder.name)
-    return OpenedTables(splits, folder.name, tuple(read), base=folder)
+    described = [file for file in files if file.name in _METADATA]
+    groups = by_top_folder({str(file): file.relative_to(folder) for file in (*pictures, *described)})
+    if described:
+        with patch.object(ImageFolder, "EXTENSIONS", list(PICTURE_ENDINGS)):  # datasets' own list is outdated
+            splits = _load("imagefolder", groups, folder.name)
+    else:
+        splits = _pictures_by_folder(groups)
+    return OpenedTables(splits, folder.name, (*pictures, *described), base=folder)
+
+
+def _pictures_by_folder(groups: Mapping[str, list[str]]) -> dict[str, datasets.Dataset]:
+    """The tables that ``imagefolder`` of ``datasets`` makes of pictures alone, where a million of them take minutes.
+
+    The folders of the pictures are their labels if there are several, all on the same level.
+    """
+    paths = {split: [os.path.abspath(name) for name in names] for split, names in groups.items()}
+    every = [path for some in paths.values() for path in some]
+    _refuse_chained(every)
+    names = sorted({os.path.basename(os.path.dirname(path)) for path in every})
+    labelled = len(names) > 1 and len({path.count(os.sep) for path in every}) == 1
+    number = {name: place for place, name in enumerate(names)}
+    label = {"label": datasets.ClassLabel(names=names)} if labelled else {}
+    features = datasets.Features({"image": datasets.Image(), **label})
+    tables = {}
+    for split, some in paths.items():
+        files = pa.StructArray.from_arrays(
+            [pa.nulls(len(some), pa.binary()), pa.array(some, pa.string())], ["bytes", "path"]
+        )
+        columns = {"image": files}
+        if labelled:
+            columns["label"] = pa.array([number[os.path.basename(os.path.dirname(path))] for path in some], pa.int64())
+        table = InMemoryTable(pa.table(columns, schema=features.arrow_schema))
+        digest = hashlib.blake2b("\n".join(some).encode(), digest_size=8).hexdigest()
+        info = datasets.DatasetInfo(features=features)
+        tables[split] = datasets.Dataset(table, info=info, split=datasets.NamedSplit(split), fingerprint=digest)
+    return tables
 
 
 def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: float) -> OpenedTables:
@@ -197,11 +230,15 @@ def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: flo
 
 def _load(builder: str, groups: Mapping[str, list[str]], where: str, **options: Any) -> dict[str, datasets.Dataset]:
     files = [Path(name) for names in groups.values() for name in names]
-    chained = next((file for file in files if _CHAIN in os.path.abspath(file)), None)
-    refuse((chained, f"{chained}: a path with '{_CHAIN}' in it cannot be read. Rename the folder."))
+    _refuse_chained([os.path.abspath(file) for file in files])
     with _one_line(where, files), _quiet():
         data_files = {split: _as_named(names) for split, names in groups.items()}
         return dict(datasets.load_dataset(builder, data_files=data_files, cache_dir=_room(), **options))
+
+
+def _refuse_chained(paths: Sequence[str]) -> None:
+    chained = next((path for path in paths if _CHAIN in path), None)
+    refuse((chained, f"{chained}: a path with '{_CHAIN}' in it cannot be read. Rename the folder."))
 
 
 @cache
