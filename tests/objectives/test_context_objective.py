@@ -94,9 +94,6 @@ def reference(objective, images, texts, views=None, context=None, labels=None, s
     keys = [keyed(source[j]) for j in members]
     values = [words[j] if options.values == "texts" else source[j] for j in members]
     keys, values = shaped(objective, options, keys, values)
-    if options.shuffled:
-        order = torch.randperm(len(values), generator=torch.Generator().manual_seed(0)).tolist()
-        values = [values[place] for place in order]
     old_keys, old_values = shaped(objective, options, [keyed(row) for row in stale], list(stale))
     keys, values = keys + old_keys, values + old_values
 
@@ -147,7 +144,6 @@ ABLATIONS = {
     "augmented buffer": {"augmented": "buffer"},
     "augmented all": {"augmented": "all"},
     "augmented all + InfoNCE": {"augmented": "all+infonce"},
-    "shuffled": {"shuffled": True},
 }
 
 

@@ -44,8 +44,6 @@ class ContextOptions:
         active_rows: look up in a random subset of the batch of this size; None means the whole batch (Table 5f).
         augmented: look up in a second view of each image, without a mask. ``buffer``: the views are context only;
             ``all``: they are trained on too; ``all+infonce``: plus an image-view InfoNCE loss (Table 6).
-        shuffled: a control that is not in the paper: each key has the value of a random other row, so the second loss
-            reads nothing informative.
     """
 
     mask: bool = True
@@ -62,7 +60,6 @@ class ContextOptions:
     stale_rows: int = 0
     active_rows: int | None = None
     augmented: Literal["none", "buffer", "all", "all+infonce"] = "none"
-    shuffled: bool = False
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -87,8 +84,6 @@ class ContextOptions:
         yield wrong, "stages=2 has a map of its own: no value_head, no texts, and normalised keys only"
         wrong = two and (self.stop_gradient != "none" or self.layer_norm != "none")
         yield wrong, "stages=2 is not defined with stop_gradient or layer_norm; choose one ablation"
-        wrong = self.shuffled and (two or texts or self.stale_rows > 0)
-        yield wrong, "shuffled is for one look-up of the batch's images: no stages=2, values='texts', stale_rows"
         wrong = residual and self.augmented.startswith("all")
         yield wrong, "residual has one loss, on the mixture; views can be its buffer only (augmented='buffer')"
         wrong = residual and self.tied in {"context", "scales"}
@@ -285,9 +280,6 @@ class AblatedContextObjective(ContextObjective):
         values = batch.texts if options.values == "texts" else rows
         # Transformed before gathering, so that each row is transformed once.
         keys, values = (shard.gather(part) for part in self._shape(keys, values))
-        if options.shuffled:  # the same order in every process
-            order = torch.randperm(len(values), generator=torch.Generator().manual_seed(seed))
-            values = values[order.to(values.device)]
         if options.active_rows is not None and options.active_rows < len(keys):
             chosen, own = _subset(len(keys), options.active_rows, seed, own)
             chosen = chosen.to(keys.device)
