@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 
-from recollect.core.errors import UserError
+from recollect.core.validation import check_choice
 from recollect_papers.study import StudyOptions, StudyReport
 
 
@@ -95,10 +95,6 @@ def find_study(name: str) -> Study:
     """The study called ``name``.
 
     Raises:
-        UserError: there is none; the message lists those of the same paper, or all.
+        UserError: there is none.
     """
-    if name in STUDIES:
-        return STUDIES[name]
-    paper = name.split("/")[0]
-    near = [known for known in STUDIES if known.startswith(f"{paper}/")] or list(STUDIES)
-    raise UserError(f"{name}: no such study. Choose one of: {', '.join(near)}.")
+    return STUDIES[check_choice(name, STUDIES, "study")]

@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl
 
 from recollect.core.errors import UserError
 from recollect.core.types import Source
+from recollect.core.validation import check_choice
 from recollect_papers.worlds.glyphs import GlyphCaptions, GlyphLabels, GlyphWorld, unseen_part
 from recollect_papers.worlds.latents import LatentCaptions, LatentWorld
 from recollect_papers.worlds.scenes import GlyphScenes, HardScenes
@@ -77,17 +78,13 @@ def world_of(spec: str) -> Any:
 def _settings(spec: str) -> tuple[Any, dict[str, int]]:
     """The world of an address, and the amounts of its source."""
     name, _, query = spec.partition("?")
-    if (kind := name.partition(":")[0]) not in WORLDS:
-        raise UserError(f"{spec}: no such built-in world. Choose one of: {', '.join(WORLDS)}.")
-    world, amounts = WORLDS[kind](), dict[str, int]()
+    world, amounts = WORLDS[check_choice(name.partition(":")[0], WORLDS, "built-in world")](), dict[str, int]()
     numbers = {each.name: getattr(world, each.name) for each in fields(world)}
     known: dict[str, Any] = {name: type(value) for name, value in numbers.items() if isinstance(value, int | float)}
     known |= dict.fromkeys(AMOUNTS.get(name, ()), int)
     for key, text in parse_qsl(query, keep_blank_values=True):
-        if key not in known:
-            raise UserError(f"{spec}: no setting {key!r}. Choose one of: {', '.join(known)}.")
         try:
-            value = known[key](text)
+            value = known[check_choice(key, known, f"{spec}: setting")](text)
         except ValueError:
             raise UserError(f"{spec}: {key}={text!r} is not a number") from None
         if key not in AMOUNTS.get(name, ()):
