@@ -228,7 +228,6 @@ class Comparison:
     seed: int = 0
     depths: Sequence[int] = (1, 5, 10)
     known: Mapping[str, Method] = field(default_factory=lambda: SEARCH_METHODS)
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def compare_methods(
@@ -292,7 +291,6 @@ def compare_methods(
         "methods": list(comparison.methods),
         "depths": list(comparison.depths),
         "asked": [comparison.queries, comparison.seed],
-        **comparison.settings,
     }
     learned = [captions.captions, sorted(captions.reserved)]
     settings |= content_of(encoder, task.images, asked=[_asked_content(task), learned])
