@@ -70,7 +70,7 @@ class StudyTuning:
         return TuningRequest(self.methods, self.effort, self.flip, known={**TUNING_METHODS, "caspl": caspl})
 
 
-Measure = Literal["few-shot", "zero-shot", "synonyms", "probe"]
+TaskKind = Literal["few-shot", "zero-shot", "synonyms", "probe"]
 """What classification sets are for: learning from examples, names, both names of a class, linear probes."""
 
 
@@ -114,7 +114,7 @@ class StudyEvaluation:
         """Every source that is named."""
         return (*self.few_shot, *self.zero_shot, *self.probe, *self.retrieval, *self.synonyms)
 
-    def tasks(self, what: Measure) -> OpenedTasks:
+    def tasks(self, what: TaskKind) -> OpenedTasks:
         """Open the classification sets of one kind."""
         if what == "synonyms":
             return open_tasks(renamed_classes(self.synonyms), "zero-shot") if self.synonyms else OpenedTasks(())
