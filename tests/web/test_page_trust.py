@@ -122,6 +122,9 @@ def test_without_captions_and_marks_the_end_is_estimated_where_some_pictures_sta
     images += [shade(COLOURS[("green", "blue")[number % 2]], number) for number in range(100)]
     ids = [f"red/{number}" if number < 5 else f"other/{number}" for number in range(105)]
     page, stop = bare(tmp_path / "index", ids, encoder.embed_images(images).numpy())
+    page.session._cut = None  # as while the folder is being indexed
+    assert "cut" not in page.list(terms=[{"words": "red"}])
+    page.session.prepare()
     answer = page.list(terms=[{"words": "red"}])
     stop()
     assert (answer["cut"]["basis"], answer["cut"]["above"], answer["total"]) == ("scores", 5, 105)

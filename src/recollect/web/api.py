@@ -112,6 +112,7 @@ def _listing(app: FastAPI, session: Session) -> None:
             "model": index.record.model_name.rstrip("/").rsplit("/")[-1],
             "damaged": session.labels.damaged,
             "filling": filling,
+            "ends": session.ends,
             "adds_to": str(session.additions.place),
             "address": index.address,
         }

@@ -247,6 +247,12 @@ class Session:
         above = int((listing.scores.astype(np.float64) >= limit).sum())
         return {"cut": {"score": limit, "above": above, "share": cut.share, "texts": cut.texts, "basis": cut.basis}}
 
+    @property
+    def ends(self) -> str:
+        """What tells where searches by words end, or an empty text."""
+        cut = self._cut[1] if self._cut is not None else None
+        return f"{cut.basis} {cut.texts}" if cut is not None else ""
+
     def _notes(self, query: Query) -> list[str]:
         return list(query_notes(query, self.library.index.embeds([query])))
 
@@ -391,6 +397,7 @@ class Session:
                 cut = self.library.index.cut_off()
                 cut = (self._cut_of_marks() or cut) if cut.basis == "scores" else cut
             self._cut = state, cut
+            self._lists = Recent(_LISTS)  # those made before do not say where they end
 
     def _cut_of_marks(self) -> CutOff | None:
         """Learnt from the pictures that the user marked, each with the words of its label; None from too few."""

@@ -423,7 +423,9 @@ async function synchronise() {
   else if (marked && (active !== null || classes.active !== null)) await changed();
   const info = await api.info();
   fillingShown(info);
-  if (info.version !== state.version) await renew();
+  const learned = info.ends !== state.ends; // where the results end
+  state.ends = info.ends;
+  if (info.version !== state.version || learned && state.list.ask.order === "search") await renew();
 }
 
 // progress while a folder is indexed
@@ -460,7 +462,7 @@ guarded(async () => {
   get("memory").textContent = info.name;
   document.title = `${info.name} · recollect`;
   if (info.damaged) notice(t("labels.damaged", { n: info.damaged }));
-  state.version = info.version;
+  Object.assign(state, { version: info.version, ends: info.ends });
   fillingShown(info);
   await classes.load();
   await searches.load();
