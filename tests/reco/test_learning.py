@@ -449,9 +449,9 @@ def test_newness_teaches_a_fusion_to_read_pairs_that_the_model_gets_right(tmp_pa
         ({"k": 901}, "k = 901"),
         ({"terms": ("text",), "fusion": FusionSettings(1, modalities="image")}, "none of them refines"),
         ({"fusion": FusionSettings(1, "mean")}, "a mean has nothing to learn"),
-        ({"newness": Newness("offsets", 0.0)}, "--newness-strength 0"),
-        ({"newness": Newness("offsets", float("nan"))}, "--newness-strength nan"),
-        ({"newness": Newness("offsets", 1.0, 1.5)}, "--newness-share 1.5"),
+        ({"newness": Newness("offsets", 0.0)}, "newness strength 0"),
+        ({"newness": Newness("offsets", float("nan"))}, "newness strength nan"),
+        ({"newness": Newness("offsets", 1.0, 1.5)}, "newness share 1.5"),
         ({"index": "nowhere"}, "nowhere"),
     ],
 )

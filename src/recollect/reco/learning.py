@@ -86,7 +86,7 @@ class FusionRecipe(Recipe):
         self.newness.check()
         terms, modalities = " ".join(self.terms), self.fusion.modalities
         refuse(
-            (not self.active_terms, f"--terms {terms}: none of them refines what --modalities {modalities} does."),
+            (not self.active_terms, f"terms {terms}: none of them refines what modalities {modalities} does."),
             (self.fusion.kind == "mean", "--kind mean: a mean has nothing to learn; use it as it is."),
         )
 

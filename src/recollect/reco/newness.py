@@ -44,8 +44,8 @@ class Newness:
         Raises:
             UserError: naming the option.
         """
-        check_number("--newness-strength", self.strength, above=0)
-        check_number("--newness-share", self.share, above=0, most=1)
+        check_number("newness strength", self.strength, above=0)
+        check_number("newness share", self.share, above=0, most=1)
 
 
 class Disturbance:
