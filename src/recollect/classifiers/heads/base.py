@@ -30,6 +30,8 @@ UNIT_TOLERANCE = 1e-2
 def unit_rows(matrix: np.ndarray, what: str) -> np.ndarray:
     """Normalise the rows of ``matrix``, with one warning if they were not unit-norm.
 
+    Rows of norm 1 up to rounding stay as they are: examples that were normalised before give the same classifier.
+
     Raises:
         ValueError: a row is zero and has no direction.
     """
@@ -38,7 +40,7 @@ def unit_rows(matrix: np.ndarray, what: str) -> np.ndarray:
         raise ValueError(f"{what}: row {int(np.argmin(norms))} is zero, so it has no direction to compare")
     if np.abs(norms - 1).max(initial=0) > UNIT_TOLERANCE:
         warnings.warn(f"{what} are not unit-norm; they are normalised first", UserWarning, stacklevel=4)
-    return matrix / norms
+    return matrix / np.where(np.abs(norms - 1) <= 8 * np.finfo(norms.dtype).eps, norms.dtype.type(1), norms)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

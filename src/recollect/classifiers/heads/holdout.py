@@ -38,19 +38,21 @@ class HoldOut:
         rows: (held,), indices of the held-out examples; empty if every class has a single example.
         turn: (examples,), position of each example in a random order of its class.
         one_by_one: each example is held out alone; otherwise together with those of the same turn.
+        shared: several estimators get this plan, so products are kept for the next one.
     """
 
     labels: np.ndarray
     rows: np.ndarray
     turn: np.ndarray
     one_by_one: bool = True
+    shared: bool = False
     _kept: dict[tuple[str | int, ...], Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, labels: np.ndarray) -> "HoldOut":
+    def of(cls, labels: np.ndarray, shared: bool = False) -> "HoldOut":
         """Leave one out, or one of each class at up to `FEW_SHOTS` shots."""
         counts = np.bincount(labels)
-        plan = cls(labels, np.flatnonzero(counts[labels] > 1), turns(labels), bool(counts.max() > FEW_SHOTS))
+        plan = cls(labels, np.flatnonzero(counts[labels] > 1), turns(labels), bool(counts.max() > FEW_SHOTS), shared)
         return plan.first(MOST_SCORES // len(counts))
 
     @property
@@ -68,7 +70,7 @@ class HoldOut:
         if len(self.rows) <= most:
             return self
         order = np.lexsort((self.labels[self.rows], self.turn[self.rows]))
-        return HoldOut(self.labels, np.sort(self.rows[order[:most]]), self.turn, self.one_by_one)
+        return HoldOut(self.labels, np.sort(self.rows[order[:most]]), self.turn, self.one_by_one, self.shared)
 
     def kept(self, rows: np.ndarray) -> np.ndarray:
         """Share of each class's examples that remains when each of ``rows`` is held out: (rows, classes).
@@ -115,12 +117,12 @@ class HoldOut:
         return indices, found
 
     def products(self, support: np.ndarray, block: slice) -> np.ndarray:
-        """Products of all examples with a block of the held-out ones (examples, block); kept if all fit in 64 MiB."""
+        """Products of all examples with a block of the held-out ones (examples, block). Shared plans keep 64 MiB."""
 
         def product() -> np.ndarray:
             return support @ support[self.rows[block]].T
 
-        if len(support) * len(self.rows) > MOST_KEPT:
+        if not self.shared or len(support) * len(self.rows) > MOST_KEPT:
             return product()
         return self._once(support, ("products", block.start, block.stop), product)
 

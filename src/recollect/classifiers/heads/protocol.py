@@ -274,7 +274,7 @@ class _Run:
         fits: list[tuple[Key, int, EmbeddingClassifier, np.ndarray]] = []
         for shots in self.protocol.shots:
             labels = support_of(order, shots)[1]
-            examples, plan = support[: len(labels)], HoldOut.of(labels)
+            examples, plan = support[: len(labels)], HoldOut.of(labels, shared=True)
             for name in names:
                 estimator = task.unfitted(name).fit_checked(examples, labels, plan)
                 least = self._fitted((name, shots, seed), estimator)
