@@ -235,7 +235,8 @@ def as_rgb(picture: Image.Image) -> Image.Image:
         picture = picture.convert("RGBA")
         page = Image.new("RGBA", picture.size, (255, 255, 255, 255))
         return Image.alpha_composite(page, picture).convert("RGB")
-    if picture.mode == "RGB" and not isinstance(picture, ImageFile.ImageFile):
+    if picture.mode == "RGB" and (not isinstance(picture, ImageFile.ImageFile) or picture.format == "JPEG"):
+        picture.load()  # in place: copying a photograph takes a third as long as decoding it
         return picture
     return picture.convert("RGB")  # loads the pixels, even if the mode is RGB already
 
