@@ -73,7 +73,7 @@ def test_none_of_these_is_wrong_as_often_as_it_says():
     for seed in range(10):
         rows, labels, _ = blobs(12, classes=12, seed=seed, spread=0.8)
         fresh, own, _ = blobs(40, classes=12, seed=500 + seed, spread=0.8)
-        rule = unknown_rule(rows[labels < 8], labels[labels < 8], 0.05)
+        rule = unknown_rule(rows[labels < 8], labels[labels < 8])
         assert 0.02 < rule.rejected <= 0.05
         rejected, accepted = rule.is_unknown(fresh[own < 8]).mean(), 1 - rule.is_unknown(fresh[own >= 8]).mean()
         errors.append([rejected - rule.rejected, accepted - rule.accepted, accepted])
@@ -82,8 +82,8 @@ def test_none_of_these_is_wrong_as_often_as_it_says():
 
 
 def test_the_rule_against_a_loop():
-    rows, labels, _ = blobs(3, seed=2)
-    rows, labels = rows[:-2], labels[:-2]  # the last class has one example
+    rows, labels, _ = blobs(15, seed=2)
+    rows, labels = rows[:-14], labels[:-14]  # the last class has one example
     known, others = [], []
     for place in range(len(rows)):
         rest = np.arange(len(rows)) != place
@@ -93,10 +93,9 @@ def test_the_rule_against_a_loop():
             cosines[label] = rows[place] @ mean / np.linalg.norm(mean)
         known.append(max(cosines.values()))
         others.append(max(value for label, value in cosines.items() if label != labels[place]))
-    rule = unknown_rule(rows, labels, 0.2)
-    assert rule.threshold == pytest.approx(sorted(known)[1], abs=1e-6)  # the second of ten: 2 / 11 <= 0.2
-    assert rule.rejected == pytest.approx(2 / 11)
-    assert rule.accepted is None, "nine examples that can be held out"
+    rule = unknown_rule(rows, labels)
+    assert rule.threshold == pytest.approx(sorted(known)[1], abs=1e-6)  # the second of 46: 2 / 47 <= 0.05
+    assert rule.rejected == pytest.approx(2 / 47)
     assert unknown_rule(rows[:9], labels[:9]).rejected is None
 
 
