@@ -56,7 +56,7 @@ def test_a_class_by_clicks_is_saved_and_survives_a_reload(browser, page, size):
     tab.tab.press("#save-name", "Enter")
     tab.wait("document.querySelector('#notice').textContent.startsWith('Saved')")
     folder = page.folder / "page/classifiers/reds"
-    assert tab.tab.inner_text("#saved code") == f"recollect classify --with {folder} --images FOLDER"
+    assert tab.tab.inner_text("#saved code") == str(folder)
     kept = Classifier.load(folder)
     assert kept.predict(ColourEncoder().embed_images([shade(COLOURS["red"], 77)])).tolist() == ["reds"]
     tab.tab.reload()

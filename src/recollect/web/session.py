@@ -260,7 +260,7 @@ class Session:
     def cannot_adapt(self) -> str | None:
         """Why this model cannot adapt to these pictures, in one sentence; None if it can."""
         if not self.library.index.texts:
-            return "Refining learns from captions, and these pictures have none. `recollect caption` adds some."
+            return "Refining learns from captions, and these pictures have none."
         from recollect.models import DualEncoder
 
         return None if isinstance(self.library.index.encoder, DualEncoder) else "This model cannot refine results."

@@ -149,8 +149,7 @@ export class Classes {
     const right = kept.held_out.accuracy === undefined ? "" : t("classifier.right", { share: percent(kept.held_out.accuracy) });
     const said = t(kept.replaced ? "classifier.replaced" : "classifier.saved", { folder: kept.folder, names: kept.classes.join(", "), method: kept.method });
     notice(`${said}${right}${this.where() ? t("classifier.all") : ""}`);
-    const folder = /[^\w./-]/.test(kept.folder) ? `'${kept.folder.replaceAll("'", "'\\''")}'` : kept.folder; // as a shell reads it
-    this.saved.replaceChildren(`${t("classifier.use")} `, element("code", "", `recollect classify --with ${folder} --images FOLDER`));
+    this.saved.replaceChildren(`${t("classifier.use")} `, element("code", "", kept.folder));
     this.saved.hidden = false;
   }
 

@@ -143,7 +143,7 @@ const STRINGS = {
   "classifier.replaced": ["Saved {folder}, replacing an earlier one: {names}; {method}", "{folder} gespeichert, ein früherer wurde ersetzt: {names}; {method}"],
   "classifier.right": [", {share} of held-out examples right", ", {share} der zurückgehaltenen Beispiele richtig"],
   "classifier.all": ["; from all marks, not only the filtered ones", "; aus allen Markierungen, nicht nur den gefilterten"],
-  "classifier.use": ["To label other pictures with it:", "Um andere Bilder damit zu labeln:"],
+  "classifier.use": ["The classifier is in", "Der Klassifikator liegt in"],
 
   // by label
   "sorted.classes": ["Pictures by label", "Bilder nach Label"],
