@@ -2,11 +2,12 @@
 
 One pool holds everyday photographs and emoji, concepts that no head was trained on. Photographs are asked for by their
 first sentence, and what an episode reads is another one; emoji by their names, and it reads their tags. Pictures of
-COCO are never asked for. Step size and mixing weights are chosen on Flickr8k's validation pictures.
+COCO are never asked for. Step size and mixing weights are chosen on Flickr8k's validation pictures. Where a user has no
+captions, episodes can read the names that the model ranks first for each picture, among those of ImageNet's classes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ WORLD = (
     "1,000 photographs of Flickr8k, 500 of COCO, and emoji in three styles"
 )
 MADE = "made vectors: shows that it runs, not what it finds"
+MOST_NAMES = 3
+"""Names of a picture where it has no caption."""
+
 _TOGETHER = 64
 
 
@@ -147,8 +151,15 @@ def _tags(captions: tuple[str, ...]) -> str:
     return captions[1].rpartition("suggesting ")[2] if len(captions) > 1 else ""
 
 
+def named(model: FeatureModel, pool: Pool, names: Sequence[str]) -> Pool:
+    """The pool with the names that the model ranks first for each picture, instead of captions."""
+    cosines = model.embed_images(pool.images) @ model.embed_texts([f"a photo of a {name}." for name in names]).T
+    first = cosines.topk(min(MOST_NAMES, len(names)), dim=1).indices.tolist()
+    return replace(pool, captions=[", ".join(names[place] for place in own) for own in first])
+
+
 def ranked(
-    model: FeatureModel, pool: Pool, episodes: Mapping[str, EpisodeOptions], k: int = 16
+    model: FeatureModel, pool: Pool, episodes: Mapping[str, EpisodeOptions], names: Sequence[str], k: int = 16
 ) -> dict[str, dict[str, float]]:
     """R@1 in percent by domain: of the model, of captions, of mixtures, of episodes; all rank what the model finds."""
     images, asked = model.embed_images(pool.images), model.embed_texts(pool.asked)
@@ -163,6 +174,11 @@ def ranked(
         found[f"captions and pictures, {weight} of the caption"] = _recalled(pool, rows, mixed)
     for name, options in episodes.items():
         found[name] = _recalled(pool, rows, _adapted(model, pool, rows, scores, options))
+    own = named(model, pool, names)
+    said = torch.einsum("qd,qkd->qk", asked, model.embed_texts(own.captions)[rows])
+    found["ranked names alone"] = _recalled(pool, rows, said)
+    for name, options in episodes.items():
+        found[f"ranked names, {name}"] = _recalled(pool, rows, _adapted(model, own, rows, scores, options))
     return found
 
 
@@ -196,14 +212,15 @@ def _measure(options: StudyOptions) -> Measurements:
     episodes = {"episode as printed": EpisodeOptions.paper(k=16)}
     episodes |= {f"episode, step {rate:g}": EpisodeOptions(k=16, learning_rate=rate) for rate in RATES}
     read = data.digest(*data.roles.training, *([] if smoke else ["emoji"]))
-    settings = [asdict(head), {name: asdict(one) for name, one in episodes.items()}, WEIGHTS, read]
+    names = data.named().class_names
+    settings = [asdict(head), {name: asdict(one) for name, one in episodes.items()}, WEIGHTS, MOST_NAMES, names, read]
     found = Measurements()
     for seed in range(options.seeds or (1 if smoke else 3)):
 
         def make(seed: int = seed) -> Measurements:
             model, made = runner.model(head, seed), Measurements()
             for split in ("val", "test"):
-                for way, each in ranked(model, open_pool(data, split), episodes).items():
+                for way, each in ranked(model, open_pool(data, split), episodes, names).items():
                     for domain, value in each.items():
                         made.add({"way": way, "split": split, "domain": domain}, 0, value)
             return made
@@ -212,7 +229,7 @@ def _measure(options: StudyOptions) -> Measurements:
     ways = list(dict.fromkeys(address["way"] for address, _, _ in found.rows()))
     at = {way: found.summary({"arm": "search", "way": way, "split": "val", "domain": "mean"}).mean for way in ways}
     best = {group: max((way for way in ways if way.startswith(group)), key=at.__getitem__)
-            for group in ("captions and pictures", "episode, step")}  # fmt: skip
+            for group in ("captions and pictures", "episode, step", "ranked names, episode, step")}  # fmt: skip
     domains = [address["domain"] for address, _, _ in found.rows() if address["split"] == "test"]
     found.context.update(ways=ways, chosen=list(best.values()), domains=list(dict.fromkeys(domains)))
     return found
