@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from packaging.specifiers import SpecifierSet
+from PIL import Image
 
 import recollect
 from pictures import picture
@@ -207,6 +208,7 @@ def test_the_page_of_the_container_has_a_secret(tmp_path, capsys):
     (command,) = re.findall(r"recollect (serve [^\n]*)", text)[:1]
     words = command.split()
     assert {"--host", "--port", "--token"} <= set(words)
+    Image.new("RGB", (8, 8)).save(tmp_path / "one.png")
     assert main(["serve", str(tmp_path), "--host", "0.0.0.0"]) == 2
     assert "--token" in capsys.readouterr().err
 

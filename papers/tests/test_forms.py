@@ -66,10 +66,9 @@ def drawn(figure):
     return np.array([*lines, *sizes, *spots], dtype=float)
 
 
+@pytest.mark.parametrize("kept", [file for file in KEPT if file.name.startswith("figure")], indirect=True)
 def test_another_figure_is_another_point(kept):
     study, report = kept
-    if study.draw is None:
-        pytest.skip("a table")
     figure = drawn(study.draw(Measurements.from_json(report["measured"])))
     other = drawn(study.draw(moved(report["measured"], lambda value: 2 * value)))
     if report["measured"]["figures"]:

@@ -213,7 +213,7 @@ def test_the_page_of_a_known_starter_answers_before_pytorch_is_imported(tmp_path
 import sys, time
 from recollect.index import Index
 if sys.argv[2] == "build":
-    Index.build(sys.argv[1] + "/photos", out=sys.argv[1] + "/index")
+    len(Index.build(sys.argv[1] + "/photos", out=sys.argv[1] + "/index"))  # as the command reports it
     sys.exit()
 from recollect.web import Page, session
 from recollect.web.requests import Slice

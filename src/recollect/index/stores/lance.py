@@ -21,6 +21,7 @@ from recollect.core.checksums import CHECKSUMS, damaged_files, note_checksums, r
 from recollect.core.errors import UserError, user_errors
 from recollect.core.files import atomic_folder, fresh_folder, held, told_if_full, write_json
 from recollect.index.arrow import caption_matrix, string_array, vector_matrix
+from recollect.index.filters import Filter
 from recollect.index.rows import COLUMNS, FACTS, Record, schema
 from recollect.index.stores.base import DamagedIndexError
 from recollect.index.stores.local import LocalStore
@@ -101,8 +102,11 @@ class LanceStore(LocalStore):
 
     def version(self, newest: bool = False) -> int:
         """Lance's own number."""
-        if not newest and (view := self._viewed()) is not None:
-            return view.version
+        if (view := self._viewed()) is not None:
+            if newest:
+                view = self._view = TableView.read(self.folder)
+            if view is not None:
+                return view.version
         if newest and not self.pinned:
             with self._reported():
                 self.table.checkout_latest()
@@ -184,6 +188,14 @@ class LanceStore(LocalStore):
         if not self.pinned and not getattr(self._held, "depth", 0):
             TableView(self.version(), self.record, numbers).write(self.folder)
         return numbers
+
+    def scan(self, columns: Sequence[str], where: Filter | None = None, removed: bool | None = False) -> Iterator[Any]:
+        """Facts from the matrix while the table is not open: opening it imports lancedb, which takes seconds."""
+        facts = where is None and removed is False and set(columns) <= set(FACTS)
+        if facts and self._viewed() is not None and len(matrix := self.matrix()):
+            yield matrix.facts(matrix.visible, list(columns))
+        else:
+            yield from super().scan(columns, where, removed)
 
     def batches(self, columns: Sequence[str], first: int = 0, removed: bool | None = False) -> Iterator[Any]:
         """In the order of row numbers."""
