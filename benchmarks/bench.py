@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from recollect.cli.parser import script_options
 from recollect.core.files import write_json
-from recollect.core.nearest import exact_neighbours
+from recollect.core.nearest import exact_neighbors
 from recollect.core.progress import output
 from recollect.core.types import Source, best_device
 from recollect.data.batches.mixture import DataMix
@@ -303,7 +303,7 @@ def _search(sizes: Sizes, clock: Clock) -> Iterator[Row]:
     rows, queries, width, k = 10 * sizes.peer_rows, max(1, sizes.peer_rows // 8), 256, 10
     draw = np.random.default_rng(0)
     base, asked = (draw.standard_normal((number, width), dtype=np.float32) for number in (rows, queries))
-    works: dict[str, Callable[[], object]] = {"ours": lambda: exact_neighbours(asked, base, k, device=clock.device)}
+    works: dict[str, Callable[[], object]] = {"ours": lambda: exact_neighbors(asked, base, k, device=clock.device)}
     if find_spec("faiss"):
         import faiss
 
@@ -313,8 +313,8 @@ def _search(sizes: Sizes, clock: Clock) -> Iterator[Row]:
         works["faiss"] = lambda: index.search(asked, k)
     from sklearn.neighbors import NearestNeighbors
 
-    neighbours = NearestNeighbors(n_neighbors=k, algorithm="brute", metric="cosine").fit(base)
-    works["scikit-learn"] = lambda: neighbours.kneighbors(asked)
+    neighbors = NearestNeighbors(n_neighbors=k, algorithm="brute", metric="cosine").fit(base)
+    works["scikit-learn"] = lambda: neighbors.kneighbors(asked)
     times = clock.best(works)
     for name in works:
         if name != "ours":
@@ -359,12 +359,12 @@ def _cached_loss(sizes: Sizes, clock: Clock) -> Row:
     ours = step_of(Pair(), objective, Inputs(images, {"ids": texts}), StepOptions(chunk))
     words = SentenceTransformer(modules=[_Words(tower)], device=str(clock.device))
     loss = CachedMultipleNegativesRankingLoss(words, mini_batch_size=chunk)
-    optimiser = torch.optim.AdamW(tower.parameters(), fused=True)
+    optimizer = torch.optim.AdamW(tower.parameters(), fused=True)
 
     def theirs() -> None:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss([{"input": images}, {"input": texts}], None).backward()
-        optimiser.step()
+        optimizer.step()
 
     times = clock.best({"ours": ours, "theirs": theirs})
     return {"what": f"cached softmax loss, batch {rows:,} in chunks of {chunk}", "peer": "sentence-transformers",

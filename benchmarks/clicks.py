@@ -1,4 +1,4 @@
-"""How many clicks find a class: a simulated user on labelled sets, next to a forest's loop and random order.
+"""How many clicks find a class: a simulated user on labeled sets, next to a forest's loop and random order.
 
     python benchmarks/clicks.py starter dtd10.parquet::all imagenette.parquet::all
     python benchmarks/click_tables.py

@@ -78,7 +78,7 @@ def photos(count: int, size: tuple[int, int]) -> list[bytes]:
 
 
 def plain(data: bytes, size: int, least: float, generator: np.random.Generator) -> torch.Tensor:
-    """What one would write without thinking of speed: decode, crop, resize, then normalise in floating point."""
+    """What one would write without thinking of speed: decode, crop, resize, then normalize in floating point."""
     picture = Image.open(io.BytesIO(data)).convert("RGB")
     side = int(np.sqrt(generator.uniform(least, 1)) * min(picture.size))
     left, top = (int(generator.integers(0, length - side + 1)) for length in picture.size)
@@ -108,7 +108,7 @@ def one_core(encoded: Sequence[bytes], options: Options) -> dict[str, float]:
         def make() -> int:
             generator = np.random.default_rng(0)
             pixels = [transform.pixels(decode(data, "x", needed=needed), generator) for data in some]
-            transform.normalise(torch.from_numpy(np.stack(pixels)))
+            transform.normalize(torch.from_numpy(np.stack(pixels)))
             return len(some)
 
         return make

@@ -91,14 +91,14 @@ def unit(matrix: np.ndarray) -> np.ndarray:
 
 
 def task_of(options: Options) -> FewShotTask:
-    """Embeddings scattered around class centres, hard enough that no method is perfect."""
+    """Embeddings scattered around class centers, hard enough that no method is perfect."""
     random = np.random.default_rng(0)
-    centres = random.standard_normal((options.classes, options.width))
+    centers = random.standard_normal((options.classes, options.width))
     labels = np.arange(options.pool) % options.classes
     asked = random.integers(options.classes, size=options.queries)
 
     def around(which: np.ndarray, noise: float) -> np.ndarray:
-        return unit(centres[which] + noise * random.standard_normal((len(which), options.width)))
+        return unit(centers[which] + noise * random.standard_normal((len(which), options.width)))
 
     texts = around(np.arange(options.classes), 2.0)
     return FewShotTask(around(labels, 4.0), labels, around(asked, 4.0), asked, texts)

@@ -37,7 +37,7 @@ from recording import this_command
 
 CHROMIUM = os.environ.get("RECOLLECT_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--enable-precise-memory-info"]
-COLOURS = ("red", "green", "blue", "grey")
+COLORS = ("red", "green", "blue", "gray")
 _BLOCK = 50_000
 _PICTURES = 4_096
 """Made pictures that differ; the browser cannot tell, since each row has an address of its own."""
@@ -90,9 +90,9 @@ def build(options: Options) -> Path:
     """The index and its model; what is there already is used."""
     folder, model = options.work / f"index-{options.rows}", options.work / "model"
     if not model.exists():
-        build_model(
-            "glyph-strong", texts=[f"a {colour} picture number {i}" for colour in COLOURS for i in range(9)]
-        ).save(model)
+        build_model("glyph-strong", texts=[f"a {color} picture number {i}" for color in COLORS for i in range(9)]).save(
+            model
+        )
     if folder.exists():
         len(Index.open(folder))
         return folder
@@ -119,7 +119,7 @@ def build(options: Options) -> Path:
                 Rows(
                     ids=[f"made/{number}" for number in numbers],
                     image_vectors=images,
-                    captions=[(f"a {COLOURS[number % 3]} picture number {number}",) for number in numbers],
+                    captions=[(f"a {COLORS[number % 3]} picture number {number}",) for number in numbers],
                     caption_vectors=list(texts[:, None]),
                     files=[(File("made", f"made/{number}"),) for number in numbers],
                     images=[made(number % _PICTURES) for number in numbers],

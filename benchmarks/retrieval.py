@@ -15,7 +15,7 @@ from rich.table import Table
 
 from recollect.cli.parser import script_options
 from recollect.core.files import write_json
-from recollect.core.nearest import exact_neighbours
+from recollect.core.nearest import exact_neighbors
 from recollect.efsa.cost import Meter
 from recollect.evaluation.ranks import streaming_ranks
 from recording import this_command, where
@@ -67,7 +67,7 @@ def main(options: Options) -> None:
         ranks, figures["ranks both ways"] = timed(lambda: streaming_ranks(images, texts, matches))
     figures["ranks both ways"]["MiB held"] = meter.peak / 2**20
     with Meter() as meter:
-        found, figures["search, k = 16"] = timed(lambda: exact_neighbours(texts, images, 16))
+        found, figures["search, k = 16"] = timed(lambda: exact_neighbors(texts, images, 16))
     figures["search, k = 16"]["MiB held"] = meter.peak / 2**20
     some = texts[: options.whole] @ images.T
     own = some[np.arange(options.whole), true[: options.whole]]

@@ -19,7 +19,7 @@ from recollect.core.progress import output
 from recollect.core.types import best_device
 from recollect.models import DualEncoder, build_model
 from recollect.objectives import ContextObjective, ContrastiveObjective
-from recollect.training.optimiser import Optimiser, build_optimiser
+from recollect.training.optimizer import Optimizer, build_optimizer
 from recollect.training.step import Inputs, Precision, StepOptions, train_step
 from recording import this_command, where
 
@@ -38,7 +38,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Row:
-    """One way of making a step; memory beyond weights, optimiser and inputs, in MiB."""
+    """One way of making a step; memory beyond weights, optimizer and inputs, in MiB."""
 
     objective: str
     chunk: int | None
@@ -88,12 +88,12 @@ def random_inputs(model: DualEncoder, batch: int) -> Inputs:
 
 def step_of(model: DualEncoder, objective: nn.Module, inputs: Inputs, how: StepOptions) -> Callable[[], None]:
     """One step, its update of the weights included."""
-    optimiser = build_optimiser(model, objective, Optimiser())
+    optimizer = build_optimizer(model, objective, Optimizer())
 
     def step() -> None:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         train_step(model, objective, inputs, how)
-        optimiser.step()
+        optimizer.step()
 
     return step
 

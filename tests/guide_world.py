@@ -29,22 +29,22 @@ from recollect.models.transformers.encoder import quiet
 SIZE = 16
 NOUNS = ("bridge", "umbrella", "river", "lighthouse", "airplane", "snowman")
 SYNONYMS = ("viaduct", "parasol", "stream", "beacon", "jet", "ice figure")
-COLOURS = {"red": (220, 30, 30), "green": (30, 200, 60), "blue": (40, 60, 220), "grey": (120, 120, 120)}
+COLORS = {"red": (220, 30, 30), "green": (30, 200, 60), "blue": (40, 60, 220), "gray": (120, 120, 120)}
 _TOWER = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
 def drawing(number: int) -> Image.Image:
-    """A coloured block in noise, another one for each number."""
+    """A colored block in noise, another one for each number."""
     generator = np.random.default_rng(number)
     pixels = generator.integers(0, 90, (20, 20, 3), dtype=np.uint8)
     x, y = generator.integers(0, 10, size=2)
-    pixels[y : y + 9, x : x + 9] = list(COLOURS.values())[number % 4]
+    pixels[y : y + 9, x : x + 9] = list(COLORS.values())[number % 4]
     return Image.fromarray(pixels)
 
 
 def caption(number: int) -> str:
-    """Says which colour, and one of a few nouns."""
-    return f"a {list(COLOURS)[number % 4]} {NOUNS[number % len(NOUNS)]} number {number}"
+    """Says which color, and one of a few nouns."""
+    return f"a {list(COLORS)[number % 4]} {NOUNS[number % len(NOUNS)]} number {number}"
 
 
 def table(folder: Path, name: str, splits: dict[str, int], columns, first: int = 0) -> None:
@@ -68,7 +68,7 @@ def pairs(folder: Path, name: str, splits: dict[str, int], first: int) -> None:
 
 
 def classes(folder: Path, name: str, names: list[str], extra=None, splits=None, shots: int = 4) -> None:
-    """Labelled pictures: classes in turn, so that every split has all of them."""
+    """Labeled pictures: classes in turn, so that every split has all of them."""
     count = shots * len(names)
     columns = {
         "label": lambda i: i % len(names),
@@ -146,7 +146,7 @@ def captioner(folder: Path, seed: int = 0) -> None:
     from transformers import BlipImageProcessorPil
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]", "[ENC]"]
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*special, *COLOURS, *NOUNS])}, "[UNK]"))
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*special, *COLORS, *NOUNS])}, "[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     made.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
     names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "bos_token": "[CLS]", "eos_token": "[SEP]"}
@@ -191,7 +191,7 @@ def make_world(folder: Path) -> Path:
     (folder / "new").mkdir()
     for number in range(6):
         drawing(400 + number).save(folder / "new" / f"{number}.jpg")
-    for number, name in enumerate(("photo", "harbour")):
+    for number, name in enumerate(("photo", "harbor")):
         drawing(7 + number).save(folder / f"{name}.jpg")
     both = {"train": 60, "test": 12}
     for first, name in enumerate(("pairs", "more", "photos", "aerial", "rsicd_captions", "flickr8k")):

@@ -7,24 +7,24 @@ from dataclasses import dataclass
 
 import pytest
 
-from colours import COLOURS, ColourEncoder, shade
+from colors import COLORS, ColorEncoder, shade
 from pictures import encoded
 from recollect.index import File, Index, Rows
 
 HOSTILE = '<img src=x onerror="window.hacked=1">green'
 
 
-def colour_index(folder, rows=60):
+def color_index(folder, rows=60):
     """Red, green and blue in turn; the last caption but one is hostile, the last picture damaged."""
-    names = list(COLOURS)
-    images = [shade(COLOURS[names[i % 3]], i) for i in range(rows)]
-    encoder = ColourEncoder()
+    names = list(COLORS)
+    images = [shade(COLORS[names[i % 3]], i) for i in range(rows)]
+    encoder = ColorEncoder()
     captions = [f"{names[i % 3]} number {i}" for i in range(rows)]
     captions[-2] = HOSTILE
     data = [encoded(image) for image in images]
     data[-1] = b"not a picture"
     ids = [f"{names[i % 3]}/{i}.png" for i in range(rows)]
-    index = Index.create(folder, width=3, model=encoder.fingerprint, model_name="colours")
+    index = Index.create(folder, width=3, model=encoder.fingerprint, model_name="colors")
     index.insert(
         Rows(
             ids=ids,
@@ -74,7 +74,7 @@ def start(folder, token=None, encoder=None):
     pytest.importorskip("uvicorn", reason="needs the web extra")
     from recollect.web import Page
 
-    page = Page(Index.open(folder, encoder or ColourEncoder()), port=0, token=token).start()
+    page = Page(Index.open(folder, encoder or ColorEncoder()), port=0, token=token).start()
     page.session.prepare()
     address = f"http://127.0.0.1:{page.listening.getsockname()[1]}"
     return RunningPage(address, page.session, folder), page.stop

@@ -22,10 +22,10 @@ def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("arrow")))
 
 
-def picture(colour: int, size: tuple[int, int] = (12, 10)) -> Image.Image:
+def picture(color: int, size: tuple[int, int] = (12, 10)) -> Image.Image:
     """A picture whose top left pixel tells which one it is."""
-    pixels = np.full((size[1], size[0], 3), colour, dtype=np.uint8)
-    pixels[size[1] // 2 :, :, 1] = 255 - colour
+    pixels = np.full((size[1], size[0], 3), color, dtype=np.uint8)
+    pixels[size[1] // 2 :, :, 1] = 255 - color
     return Image.fromarray(pixels)
 
 
@@ -36,7 +36,7 @@ def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:
 
 
 class Make:
-    """Writes sets of pictures; picture number ``i`` has the grey level ``i`` in its corner."""
+    """Writes sets of pictures; picture number ``i`` has the gray level ``i`` in its corner."""
 
     picture = staticmethod(picture)
     encoded = staticmethod(encoded)
@@ -66,7 +66,7 @@ class Make:
         return path
 
     def pictures(self, names: Sequence[str], folder: str = "pictures") -> Path:
-        """Image files with these names (``cat/1.png``) in a new folder; the i-th has grey level i."""
+        """Image files with these names (``cat/1.png``) in a new folder; the i-th has gray level i."""
         root = self.folder / folder
         for i, name in enumerate(names):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def captions(make):
 
 @pytest.fixture
 def labels(make):
-    """Thirty labelled pictures of three classes."""
+    """Thirty labeled pictures of three classes."""
     names = ["cat", "polka_dot", "bus"]
     columns = {"label": [i % 3 for i in range(30)], "class_name": [names[i % 3] for i in range(30)]}
     return open_source(str(make.parquet(columns, "labels.parquet")), kind="label")

@@ -70,14 +70,14 @@ class LongEncoder(HashEncoder):
         return 2 * super()._embed(contents)
 
 
-class NeighbourlyEncoder(HashEncoder):
+class NeighborlyEncoder(HashEncoder):
     def _embed(self, contents):
         rows = super()._embed(contents)
         return torch.nn.functional.normalize(rows + rows.sum(0), dim=1)
 
 
 @pytest.mark.parametrize(
-    ("encoder", "promise"), [(LongEncoder(), "unit vectors"), (NeighbourlyEncoder(), "does not depend on the others")]
+    ("encoder", "promise"), [(LongEncoder(), "unit vectors"), (NeighborlyEncoder(), "does not depend on the others")]
 )
 def test_a_broken_encoder_is_found(encoder, promise):
     with pytest.raises(AssertionError, match=promise):

@@ -42,13 +42,13 @@ def ids(result):
 
 
 def reference_tuning(encoder, pictures, captions, options, tuning):
-    """PEFT's layers and torch's optimiser, one batch after the other, each loss a double loop."""
+    """PEFT's layers and torch's optimizer, one batch after the other, each loss a double loop."""
     model = copy.deepcopy(encoder)
     add_lora(model, *initial_weights(adapter_sites(model), options.adapters), options.scale)
     learned = [each for name, each in model.named_parameters() if "lora_" in name]
     for name, each in model.named_parameters():
         each.requires_grad_("lora_" in name)
-    optimiser = torch.optim.AdamW(learned, lr=options.learning_rate, weight_decay=options.weight_decay)
+    optimizer = torch.optim.AdamW(learned, lr=options.learning_rate, weight_decay=options.weight_decay)
     rows = [row for row in range(24) if captions[row]]
     for epoch in range(tuning.epochs):
         order = numpy_generator("fine-tuning", tuning.seed, epoch).permutation(len(rows))
@@ -64,9 +64,9 @@ def reference_tuning(encoder, pictures, captions, options, tuning):
                 among = torch.stack([encoder.scale * (images[i] @ texts[j]) for j in [i, *wrong]])
                 total += options.contrastive * (among.logsumexp(0) - encoder.scale * own)
                 total += options.hinge * sum((0.2 - own + images[i] @ texts[j]).clamp(min=0) for j in wrong)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             (total / len(batch)).backward()
-            optimiser.step()
+            optimizer.step()
     return model
 
 
@@ -102,7 +102,7 @@ def test_rewards_of_a_teacher_move_the_query_as_reinforce_says(encoder, teacher,
     searcher = RewardSearcher(index, encoder, teacher, options=options)
     for query in QUERIES:
         model = copy.deepcopy(encoder).eval()
-        optimiser = torch.optim.AdamW(list(model.tower_parameters("text")), lr=1e-3, weight_decay=5e-4)
+        optimizer = torch.optim.AdamW(list(model.tower_parameters("text")), lr=1e-3, weight_decay=5e-4)
         candidates = ids(index.search(query, 10))
         for _ in range(steps):
             asked = F.normalize(model.encode_texts(model.tokenize([query])), dim=1)[0]
@@ -114,9 +114,9 @@ def test_rewards_of_a_teacher_move_the_query_as_reinforce_says(encoder, teacher,
             rewards = [max(2.5 * float(vector @ judged), 0) for vector in seen]
             mean = sum(rewards) / 5
             loss = -sum((r - mean) * logits.log_softmax(0)[place] for r, place in zip(rewards, chosen, strict=True)) / 5
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
         asked = model.embed_texts([query])[0]
         cosines = (torch.from_numpy(index.vectors()) @ asked).tolist()
         (found,) = searcher.search([query], 24)
@@ -186,7 +186,7 @@ def test_full_parameters_are_plain_adamw_on_both_towers(make_encoder, make_episo
     found = episodes.rerank(batch)
     other = copy.deepcopy(encoder)
     towers = [*other.tower_parameters("image"), *other.tower_parameters("text")]
-    optimiser = torch.optim.AdamW(towers, lr=1e-3)
+    optimizer = torch.optim.AdamW(towers, lr=1e-3)
     pairs = batch.pairs[2]
     images = other.encode_images(batch.pixels[batch.images[2][pairs]])
     captions = [batch.captions[number] for number in batch.texts[2][pairs].tolist()]
@@ -196,7 +196,7 @@ def test_full_parameters_are_plain_adamw_on_both_towers(make_encoder, make_episo
     contrastive = (other.scale * cosines).logsumexp(dim=1) - other.scale * own
     hinge = (0.2 - own[:, None] + cosines).clamp(min=0).sum(dim=1) - 0.2  # less its own place
     (1.7 * contrastive + 0.3 * hinge).mean().backward()
-    optimiser.step()
+    optimizer.step()
     with torch.no_grad():
         again = F.normalize(other.encode_images(batch.pixels[batch.images[2]]), dim=1)
         asked = F.normalize(other.encode_texts(other.tokenize([batch.queries[2].words[0][0]])), dim=1)

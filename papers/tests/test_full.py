@@ -232,7 +232,7 @@ def test_what_is_tested_is_neither_trained_on_nor_read(reco_options, own):
         same.encoder(FusionArm(), "retrieval")
 
 
-def test_reco_recognises_entities_of_ones_own(own, reco_options, tmp_path, capsys):
+def test_reco_recognizes_entities_of_ones_own(own, reco_options, tmp_path, capsys):
     words = ["reco/table-2", "--scale", "full", "--data", f"{own}/two.csv"]
     words += ["--entities", f"{own}/entities.csv", "--search.models", f"{own}/model", "--out", str(tmp_path)]
     with pytest.MonkeyPatch.context() as patch:

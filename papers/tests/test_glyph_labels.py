@@ -82,8 +82,8 @@ def test_prompts_ask_for_what_only_captions_speak_of():
     tasks = {task.name.removeprefix("glyphs-prompts-"): task for task in world_zero_shot_tasks("glyphs:prompts")}
     assert len(tasks) == 1 + len(ATTRIBUTES) + len(NAMED_SCRIPTS)
     assert "hebrew letter" in tasks["script"].class_names
-    labelled = set(open_world_source("glyphs:labels").class_names)
+    labeled = set(open_world_source("glyphs:labels").class_names)
     for script in NAMED_SCRIPTS:
         names = tasks[script.replace(" ", "-")].class_names
         assert len(names) >= 5
-        assert not labelled & set(names)
+        assert not labeled & set(names)

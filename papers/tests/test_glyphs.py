@@ -14,7 +14,7 @@ from recollect_papers.worlds.glyph_table import (
     glyph_table,
     measure_glyphs,
 )
-from recollect_papers.worlds.rendering import COLOURS
+from recollect_papers.worlds.rendering import COLORS
 from recollect_papers.worlds.scenes import DETAILS, RELATIONS
 from recollect_papers.worlds.tasks import world_tasks
 
@@ -136,21 +136,21 @@ def test_scenes_show_what_they_say():
     pixels = images.float() / 255
     right = []
     for row in range(len(indices)):
-        ground = torch.tensor(list(COLOURS.values())[scenes.ground[row]])
+        ground = torch.tensor(list(COLORS.values())[scenes.ground[row]])
         assert (pixels[row, :, 0, 0] - ground).abs().max() < 0.3
-        assert texts[row].endswith(f"{list(COLOURS)[scenes.ground[row]]} ground")
+        assert texts[row].endswith(f"{list(COLORS)[scenes.ground[row]]} ground")
         if scenes.count[row] == 2:
             relation = RELATIONS[scenes.relation[row]]
             away = (pixels[row] - pixels[row, :, 0, 0][:, None, None]).abs().sum(0) > 0.6
-            first = list(COLOURS.values())[scenes.colours[row, 0]]
+            first = list(COLORS.values())[scenes.colors[row, 0]]
             near = (pixels[row] - torch.tensor(first)[:, None, None]).abs().sum(0) < 0.5
-            if scenes.colours[row, 0] == scenes.colours[row, 1] or (away & near).sum() < 8:
+            if scenes.colors[row, 0] == scenes.colors[row, 1] or (away & near).sum() < 8:
                 continue
             y, x = (part.float().mean() for part in (away & near).nonzero(as_tuple=True))
-            centre = x if relation in {"left of", "right of"} else y
-            right.append(bool(centre < 32) == (relation in {"left of", "above"}))
+            center = x if relation in {"left of", "right of"} else y
+            right.append(bool(center < 32) == (relation in {"left of", "above"}))
     assert len(right) > 40
-    assert np.mean(right) > 0.93  # the rims of one character may have the colour of the other
+    assert np.mean(right) > 0.93  # the rims of one character may have the color of the other
 
 
 def test_hard_negatives_differ_from_their_scene_in_exactly_one_detail():
@@ -162,8 +162,8 @@ def test_hard_negatives_differ_from_their_scene_in_exactly_one_detail():
     for row in indices:
         base = row - row % 6
         changed = set()
-        if (scenes.colours[row] != scenes.colours[base]).sum() == 1:
-            changed.add("colour")
+        if (scenes.colors[row] != scenes.colors[base]).sum() == 1:
+            changed.add("color")
         if (scenes.sizes[row] != scenes.sizes[base]).sum() == 1:
             changed.add("size")
         if scenes.relation[row] != scenes.relation[base]:
@@ -174,7 +174,7 @@ def test_hard_negatives_differ_from_their_scene_in_exactly_one_detail():
             changed.add("ground")
         detail = ("none", *DETAILS)[row % 6]
         assert changed == (set() if detail == "none" else {detail})
-        assert scenes.ground[row] not in scenes.colours[row]
+        assert scenes.ground[row] not in scenes.colors[row]
         sample = source[int(row)] if row < 6 else None
         assert sample is None or (sample.extra["group"], sample.extra["detail"]) == (0, detail)
 
@@ -224,7 +224,7 @@ def _said(text):
 @pytest.mark.parametrize(
     "spec",
     ["glyphs:scenes?size=0", "glyphs:scenes?size=many", "glyphs:labels?groups=3", "glyphs:captions?seed=three",
-     "latents:labels", "latents:captions?colour=3"],
+     "latents:labels", "latents:captions?color=3"],
 )  # fmt: skip
 def test_addresses_of_nothing_are_refused(spec):
     with pytest.raises(UserError):

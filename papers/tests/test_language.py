@@ -80,9 +80,9 @@ def test_scatter_is_the_variance_within_and_between(seed):
         / (labels == label).sum()
         for label in range(3)
     ]
-    centre = sum(means) / 3
+    center = sum(means) / 3
     assert found["within"] == pytest.approx(sum(within) / 3)
-    assert found["between"] == pytest.approx(sum(((mean - centre) ** 2).sum() for mean in means) / 3)
+    assert found["between"] == pytest.approx(sum(((mean - center) ** 2).sum() for mean in means) / 3)
     assert found["between / within"] == pytest.approx(found["between"] / found["within"])
 
 

@@ -85,7 +85,7 @@ def test_the_papers_own_scale_takes_the_papers_recipe(options):
     data = ("captions=c.parquet", "labels-large=l.parquet", "labels-small=s.parquet", "shift=v2.parquet", "search=coco")
     chosen = prefix_world(replace(options, scale="full", data=data))
     recipe = chosen.make(PrefixArm(prefix=True))
-    assert (recipe.model.start, recipe.batch_size, recipe.optimiser.weight_decay) == ("swin-t", 1024, 0.1)
+    assert (recipe.model.start, recipe.batch_size, recipe.optimizer.weight_decay) == ("swin-t", 1024, 0.1)
     assert recipe.data.captions == ("c.parquet",)
     assert chosen.make(PrefixArm("small")).steps == 125_000
     assert chosen.own == ("s.parquet", "v2.parquet")

@@ -11,7 +11,7 @@ from recollect_papers import cli
 from recollect_papers.measurements import Measurements
 from recollect_papers.prefix import real as prefix
 from recollect_papers.real.arms import ArmRunner, choose
-from recollect_papers.real.data import MadeData, labelled, open_data
+from recollect_papers.real.data import MadeData, labeled, open_data
 from recollect_papers.real.heads import FeaturePairs, HeadRecipe, batches, fit, training_pairs
 from recollect_papers.real.measure import by_name, few_shot, measure, recall
 from recollect_papers.studies import find_study
@@ -131,7 +131,7 @@ def test_batches_of_groups():
 
 def test_measures_agree_with_what_can_be_counted(data, pairs):
     model, each = fit(pairs, SMALL, 0, data), data.get("b")
-    rows = labelled(each, "test")
+    rows = labeled(each, "test")
     images = model.embed_images(each.images[rows])
     names = model.embed_texts([f"a photo of a {name}." for name in each.class_names])
     hits = [int((image @ names.T).argmax()) == label for image, label in zip(images, each.labels[rows], strict=True)]

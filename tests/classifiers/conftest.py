@@ -1,15 +1,15 @@
-"""Small random checkpoints of transformers, and pictures of a few colours."""
+"""Small random checkpoints of transformers, and pictures of a few colors."""
 
 import numpy as np
 import pytest
 import torch
 
 from models.conftest import MAKERS
-from recollect.classifiers.tuning import LabelledPictures
+from recollect.classifiers.tuning import LabeledPictures
 from recollect.models import load_model
 from recollect.models.transformers.encoder import quiet
 
-COLOURS = {"red": (220, 40, 40), "green": (40, 220, 40), "blue": (40, 40, 220)}
+COLORS = {"red": (220, 40, 40), "green": (40, 220, 40), "blue": (40, 40, 220)}
 
 
 @pytest.fixture(scope="session")
@@ -38,8 +38,8 @@ def encoder(request, make_encoder):
 
 @pytest.fixture(scope="session")
 def shots():
-    """Two pictures of each of three colours."""
+    """Two pictures of each of three colors."""
     labels = np.arange(6) % 3
     noise = np.random.default_rng(0).integers(0, 30, (6, 40, 36, 3))
-    pictures = [(np.array(list(COLOURS.values())[label]) + noise[i]).astype(np.uint8) for i, label in enumerate(labels)]
-    return LabelledPictures(pictures, labels, tuple(COLOURS))
+    pictures = [(np.array(list(COLORS.values())[label]) + noise[i]).astype(np.uint8) for i, label in enumerate(labels)]
+    return LabeledPictures(pictures, labels, tuple(COLORS))

@@ -25,7 +25,7 @@ class TestEveryClassifier:
         with pytest.raises(ValueError, match="row 0"):
             estimator.fit(GOOD, LABELS).predict(np.zeros((1, 4)))
 
-    def test_normalises_what_is_not_unit_norm_and_says_so_once(self, estimator):
+    def test_normalizes_what_is_not_unit_norm_and_says_so_once(self, estimator):
         with pytest.warns(UserWarning, match="not unit-norm") as caught:
             estimator.fit(GOOD * 3, LABELS)
         assert len(caught) == 1

@@ -9,11 +9,11 @@ from recollect.classifiers.heads.trust import INTERVAL_WIDTH, accuracy_interval,
 
 def blobs(per_class, classes=4, width=16, seed=0, spread=0.8):
     generator = np.random.default_rng(seed)
-    centres = np.random.default_rng(99).normal(size=(classes, width))
+    centers = np.random.default_rng(99).normal(size=(classes, width))
     labels = np.repeat(np.arange(classes), per_class)
-    rows = centres[labels] + spread * generator.normal(size=(len(labels), width))
+    rows = centers[labels] + spread * generator.normal(size=(len(labels), width))
     unit = lambda x: (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)  # noqa: E731
-    texts = unit(centres + 0.8 * np.random.default_rng(98).normal(size=centres.shape))
+    texts = unit(centers + 0.8 * np.random.default_rng(98).normal(size=centers.shape))
     return unit(rows), labels, texts
 
 

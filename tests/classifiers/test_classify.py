@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import guide_world
-from colours import COLOURS, ColourEncoder, paint, shade
+from colors import COLORS, ColorEncoder, paint, shade
 from recollect.classifiers import classifier
 from recollect.classifiers.classifier import Classifier
 from recollect.classifiers.folder import CLASSIFIER_FILE, _canonical, _digest
@@ -27,20 +27,20 @@ from recollect.models import load_model
 
 @pytest.fixture
 def folders(tmp_path):
-    for number, (name, colour) in enumerate(COLOURS.items()):
+    for number, (name, color) in enumerate(COLORS.items()):
         for example in range(5):
-            paint(tmp_path / "support" / name / f"{example}.png", colour, 10 * number + example)
+            paint(tmp_path / "support" / name / f"{example}.png", color, 10 * number + example)
         for image in range(4):
-            paint(tmp_path / "new" / f"{name}-{image}.png", colour, 100 + 10 * number + image)
+            paint(tmp_path / "new" / f"{name}-{image}.png", color, 100 + 10 * number + image)
     return tmp_path
 
 
 def teach(folders, **options):
-    return Classifier.teach(ColourEncoder(), find_examples(folders / "support"), **options)
+    return Classifier.teach(ColorEncoder(), find_examples(folders / "support"), **options)
 
 
 def run(folders, **options):
-    return classify(teach(folders, **options), ColourEncoder(), find_images(folders / "new"))
+    return classify(teach(folders, **options), ColorEncoder(), find_images(folders / "new"))
 
 
 @pytest.mark.parametrize("method", ["best", "zero-shot", "prototype", "tip-adapter-cv", "proker"])
@@ -65,7 +65,7 @@ def test_examples_are_folders_or_files_in_any_usual_form(folders):
         folders / "support",
         {"red": str(red), "green": green, "blue": [str(file) for file in sorted(blue.iterdir())]},
     ):
-        taught = Classifier.teach(ColourEncoder(), given)
+        taught = Classifier.teach(ColorEncoder(), given)
         assert sorted(taught.support.files) == sorted(wanted.support.files)
     assert repr(wanted) == "Classifier(3 classes: blue, green, red; 15 examples; proker)"
     with pytest.raises(UserError, match="NaN"):
@@ -76,21 +76,21 @@ def test_examples_may_be_pictures_in_memory(folders):
     wanted = teach(folders)
     pictures = {
         name: [Image.open(file).convert("RGB") for file in sorted((folders / "support" / name).iterdir())]
-        for name in COLOURS
+        for name in COLORS
     }
     arrays = {name: np.stack([np.asarray(each) for each in those]) for name, those in pictures.items()}
     pairs = [(each, name) for name, those in pictures.items() for each in those]
-    rows = ColourEncoder().embed_images(pictures["red"]).numpy()
+    rows = ColorEncoder().embed_images(pictures["red"]).numpy()
     for given in (pictures, arrays, pairs, {name: iter(those) for name, those in pictures.items()}):
-        taught = Classifier.teach(ColourEncoder(), given)
+        taught = Classifier.teach(ColorEncoder(), given)
         assert sorted(taught.support.digests) == sorted(wanted.support.digests)
         np.testing.assert_allclose(taught.predict_proba(rows), wanted.predict_proba(rows), atol=1e-6)
     assert [file for file in taught.support.files if "red" in file] == [f"picture {n} of red" for n in range(1, 6)]
     opened = Classifier.load(taught.save(folders / "kept"))
-    more = opened.add(ColourEncoder(), {"red": [pictures["red"][0], shade(COLOURS["red"], 500)]})
+    more = opened.add(ColorEncoder(), {"red": [pictures["red"][0], shade(COLORS["red"], 500)]})
     assert len(more.support) == 16, "the same pixels are the same picture"
     with pytest.raises(UserError):
-        Classifier.teach(ColourEncoder(), {"red": [None], "blue": pictures["blue"]})
+        Classifier.teach(ColorEncoder(), {"red": [None], "blue": pictures["blue"]})
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_examples_may_be_pictures_in_memory(folders):
 )
 def test_invalid_class_names_are_reported_before_any_work(examples, names, culprit, unchecked):
     with pytest.raises(UserError, match=culprit):
-        Classifier.teach(ColourEncoder(), examples, names)
+        Classifier.teach(ColorEncoder(), examples, names)
 
 
 def test_the_same_picture_in_two_classes_is_reported(folders):
@@ -156,7 +156,7 @@ def test_folders_that_cannot_be_meant_are_errors(folders, tmp_path):
 def test_examples_from_a_table_are_those_of_the_folders(folders):
     rows = [f"support/{file.parent.name}/{file.name},{name}" for file, name in find_examples(folders / "support")]
     (folders / "table.csv").write_text("\ufefffile,label\n" + "\n".join(rows), encoding="utf-8")
-    table = Classifier.teach(ColourEncoder(), find_examples(folders / "table.csv"))
+    table = Classifier.teach(ColorEncoder(), find_examples(folders / "table.csv"))
     np.testing.assert_array_equal(table.support.features, teach(folders).support.features)
 
 
@@ -170,9 +170,9 @@ def test_bad_tables_are_errors(tmp_path, text):
 
 
 def test_names_alone_are_enough_and_say_what_they_lack(folders):
-    taught = Classifier.teach(ColourEncoder(), names=("red", "green", "blue"))
+    taught = Classifier.teach(ColorEncoder(), names=("red", "green", "blue"))
     assert (taught.method, taught.calibrated) == ("zero-shot", False)
-    found = classify(taught, ColourEncoder(), find_images(folders / "new"))
+    found = classify(taught, ColorEncoder(), find_images(folders / "new"))
     assert all(item.file.name.startswith(item.label) for item in found.predictions)
     assert found.warnings
     with pytest.raises(UserError):
@@ -211,12 +211,12 @@ def test_a_classifier_reads_pictures_and_files_as_it_reads_their_embeddings(fold
     taught = teach(folders)
     files = find_images(folders / "new")
     pictures = [decode(file, file.name) for file in files]
-    vectors = ColourEncoder().embed_images(pictures).numpy()
+    vectors = ColorEncoder().embed_images(pictures).numpy()
     wanted = taught.predict_proba(vectors)
     np.testing.assert_allclose(taught.predict_proba(pictures), wanted, atol=1e-6)
     kept = taught.save(folders / "kept")
     opened, asked = Classifier.load(kept), []
-    monkeypatch.setattr(classifier, "load_model", lambda name: asked.append(name) or ColourEncoder())
+    monkeypatch.setattr(classifier, "load_model", lambda name: asked.append(name) or ColorEncoder())
     np.testing.assert_allclose(opened.predict_proba(pictures), wanted, atol=1e-6)
     assert opened.predict(pictures).tolist() == taught.predict(vectors).tolist()
     assert len(asked) == 1, "the model is opened once"
@@ -225,23 +225,23 @@ def test_a_classifier_reads_pictures_and_files_as_it_reads_their_embeddings(fold
 def test_adding_examples_and_classes_equals_teaching_them_all(folders):
     paint(folders / "more/yellow/0.png", (220, 220, 10), 7)
     paint(folders / "more/yellow/1.png", (220, 220, 10), 8)
-    paint(folders / "more/red/new.png", COLOURS["red"], 9)
+    paint(folders / "more/red/new.png", COLORS["red"], 9)
     first = teach(folders)
     first.save(folders / "kept")
 
-    class OnlyNew(ColourEncoder):
+    class OnlyNew(ColorEncoder):
         def embed_images(self, images):
             assert len(images) <= 3, "what is known already is not embedded again"
             return super().embed_images(images)
 
     grown = Classifier.load(folders / "kept").add(OnlyNew(), find_examples(folders / "more"))
     both = find_examples(folders / "support") + find_examples(folders / "more")
-    whole = Classifier.teach(ColourEncoder(), both)
+    whole = Classifier.teach(ColorEncoder(), both)
     assert grown.classes == whole.classes == ("blue", "green", "red", "yellow")
     assert len(grown.support) == 18
     queries = np.eye(3, dtype=np.float32)
     np.testing.assert_allclose(grown.predict_proba(queries), whole.predict_proba(queries), atol=1e-5)
-    again = grown.add(ColourEncoder(), find_examples(folders / "more"))
+    again = grown.add(ColorEncoder(), find_examples(folders / "more"))
     assert len(again.support) == 18
     record = json.loads((folders / "kept" / CLASSIFIER_FILE).read_text())
     del record["digest"]
@@ -252,26 +252,26 @@ def test_adding_examples_and_classes_equals_teaching_them_all(folders):
     older = Classifier.load(folders / "kept")
     (folders / "more/blue").mkdir()
     (folders / "support/red/0.png").rename(folders / "more/blue/was red.png")  # of another class it is another example
-    grown = older.add(ColourEncoder(), find_examples(folders / "support") + find_examples(folders / "more"))
+    grown = older.add(ColorEncoder(), find_examples(folders / "support") + find_examples(folders / "more"))
     assert len(older.support) == 15
     assert len(grown.support) == 19, "those without a digest of pixels are known again by their embeddings"
     grown.save(folders / "grown")
     kept = Classifier.load(folders / "grown")
-    assert len(kept.add(ColourEncoder(), find_examples(folders / "support")).support) == 19
+    assert len(kept.add(ColorEncoder(), find_examples(folders / "support")).support) == 19
     assert sum(digest.startswith("?") for digest in kept.support.digests) == 1, (
         "the others are known by their pixels now"
     )
 
 
 def test_examples_make_names_a_better_classifier_one_class_at_a_time(folders):
-    names = Classifier.teach(ColourEncoder(), names=("red", "green", "blue"))
-    some = names.add(ColourEncoder(), {"red": sorted((folders / "support/red").iterdir())})
+    names = Classifier.teach(ColorEncoder(), names=("red", "green", "blue"))
+    some = names.add(ColorEncoder(), {"red": sorted((folders / "support/red").iterdir())})
     assert some.method == "zero-shot"
     assert some.without_examples == ("blue", "green")
-    assert not some.is_unknown(ColourEncoder().embed_images([shade(COLOURS["green"], 5)])).any(), "a green one"
+    assert not some.is_unknown(ColorEncoder().embed_images([shade(COLORS["green"], 5)])).any(), "a green one"
     assert some.unknown_rule.rejected is None
     rest = {name: sorted((folders / "support" / name).iterdir()) for name in ("blue", "green")}
-    assert some.add(ColourEncoder(), rest).calibrated
+    assert some.add(ColorEncoder(), rest).calibrated
 
 
 def test_saving_refuses_what_it_would_destroy_and_replaces_whole(folders):
@@ -288,22 +288,22 @@ def test_saving_refuses_what_it_would_destroy_and_replaces_whole(folders):
 
 def test_nine_examples_are_too_few_to_tell(folders):
     few = [pair for pair in find_examples(folders / "support") if pair[0].stem < "3"]
-    taught = Classifier.teach(ColourEncoder(), few)
+    taught = Classifier.teach(ColorEncoder(), few)
     assert taught.calibration == {"examples": 9}
     with pytest.raises(UserError):
         taught.predict_set(taught.support.features)
-    found = classify(taught, ColourEncoder(), find_images(folders / "new"))
+    found = classify(taught, ColorEncoder(), find_images(folders / "new"))
     assert all(item.possible == () for item in found.predictions)
     card = (taught.save(folders / "kept") / "README.md").read_text(encoding="utf-8")
     for shown in (card, _sentence(taught)):
         assert TOO_FEW in shown
         assert "100.0 %" not in shown
-    enough = taught.add(ColourEncoder(), {"red": [folders / "support" / "red" / "4.png"]})
+    enough = taught.add(ColorEncoder(), {"red": [folders / "support" / "red" / "4.png"]})
     assert enough.calibration["accuracy"] == 1.0
 
 
 def test_names_cannot_break_the_card(folders):
-    hostile = Classifier.teach(ColourEncoder(), names={"a|b": (), "`c`\n": ()})
+    hostile = Classifier.teach(ColorEncoder(), names={"a|b": (), "`c`\n": ()})
     card = (hostile.save(folders / "hostile") / "README.md").read_text(encoding="utf-8")
     assert "| a/b | 0 |" in card
     assert "| 'c' | 0 |" in card
@@ -378,7 +378,7 @@ def test_two_writers_and_a_reader_never_meet_half_a_classifier(folders):
 
 
 def test_another_model_is_refused(folders):
-    class Other(ColourEncoder):
+    class Other(ColorEncoder):
         fingerprint = "another"
 
     with pytest.raises(UserError):

@@ -1,4 +1,4 @@
-"""A class by clicks, against refits, a slow optimiser and simulation."""
+"""A class by clicks, against refits, a slow optimizer and simulation."""
 
 import numpy as np
 import pytest
@@ -12,11 +12,11 @@ from recollect.classifiers.clicks.model import WEAK_WEIGHT, ClickModel
 
 def pool(rows=3000, classes=12, width=32, seed=0, spread=1.2):
     generator = np.random.default_rng(seed)
-    centres = generator.normal(size=(classes, width))
+    centers = generator.normal(size=(classes, width))
     labels = generator.integers(classes, size=rows)
     unit = lambda x: (x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(np.float32)  # noqa: E731
-    text = unit(centres[0] + 2 * generator.normal(size=width))
-    return unit(centres[labels] + spread * generator.normal(size=(rows, width))), labels == 0, text
+    text = unit(centers[0] + 2 * generator.normal(size=width))
+    return unit(centers[labels] + spread * generator.normal(size=(rows, width))), labels == 0, text
 
 
 def clicked(model, truth, count, batch=10):
@@ -29,7 +29,7 @@ def clicked(model, truth, count, batch=10):
 
 
 def slow_scores(model, marks, settings, left=None):
-    """The same ridge regression in float64 by a plain solve on centred rows, one clicked row left out."""
+    """The same ridge regression in float64 by a plain solve on centered rows, one clicked row left out."""
     rows = [row for row in sorted(marks) if row != left]
     weak = [row for row in model._weak.tolist() if row not in marks]
     every = rows + weak
@@ -214,8 +214,8 @@ def test_with_few_marks_what_to_label_next_is_the_likeliest_and_far_ones_among_t
     assert picks[:5] == ranked[:5]
     assert set(picks[5:]) <= set(ranked[5:105])
     near, known = np.array(ranked[5:105]), [*fit.rows.tolist(), *ranked[:5]]
-    centred = ClickModel(rows, text).centred(np.arange(600))
+    centered = ClickModel(rows, text).centered(np.arange(600))
     for pick in picks[5:]:
-        nearest = (centred[near] @ centred[known].T).max(axis=1)
+        nearest = (centered[near] @ centered[known].T).max(axis=1)
         assert pick == near[np.argmin(nearest)]
         known.append(pick)

@@ -90,7 +90,7 @@ def test_tower_index_fusion_and_classifier_are_one_graph(place, encoder, tmp_pat
     folder = export_all(encoder, tmp_path / "out", taught)
     asked = [picture(shade) for shade in (10, 77, 200)]
     transform = encoder.model.transform
-    pixels = transform.normalise(torch.from_numpy(np.stack([transform.pixels(each) for each in asked]))).numpy()
+    pixels = transform.normalize(torch.from_numpy(np.stack([transform.pixels(each) for each in asked]))).numpy()
 
     def run(file, **inputs):
         return onnxruntime.InferenceSession(str(folder / file)).run(None, inputs)

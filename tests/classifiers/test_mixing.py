@@ -26,7 +26,7 @@ def scores(seed, rows=25, classes=4, coarse=False):
 
 
 def brute_force(base, extra, labels, low, high):
-    """Accuracy between every two neighbouring weights at which any two classes of any row tie."""
+    """Accuracy between every two neighboring weights at which any two classes of any row tie."""
     crossings = {low}
     for row in range(len(labels)):
         for one in range(base.shape[1]):
@@ -48,7 +48,7 @@ def test_no_weight_beats_the_sweep(seed, coarse, bounds):
     assert accuracy(base, extra, labels, weight) == pytest.approx(share)
 
 
-def test_the_answer_is_the_centre_of_the_best_plateau():
+def test_the_answer_is_the_center_of_the_best_plateau():
     # The row is right where 1 + 0 a < 0 + a (a > 1) and 5 > 2 a + ... (a < 2.5): on (1, 2.5).
     base, extra = np.array([[1.0, 0.0, -2.5]]), np.array([[0.0, 1.0, 2.0]])
     assert best_weight(base, extra, np.array([1])) == (pytest.approx(1.75), 1.0)
@@ -65,7 +65,7 @@ def test_the_first_of_equal_mixtures_wins():
 
 
 def test_a_plateau_goes_on_where_one_row_takes_over_from_another():
-    # Right on (0, 1) and on (1, 2.5): the centre of both, clear of the tie at 1.
+    # Right on (0, 1) and on (1, 2.5): the center of both, clear of the tie at 1.
     base, extra = np.array([[1.0, 0.0, -9.0], [1.0, 0.0, -2.5]]), np.array([[0.0, 1.0, 0.0], [0.0, 1.0, 2.0]])
     assert best_weight(base, extra, np.array([0, 1])) == (pytest.approx(1.25), 0.5)
 
@@ -77,7 +77,7 @@ def test_an_open_plateau_gives_twice_its_end():
 
 
 def test_a_weight_in_the_middle_of_a_plateau_stays_clear_of_the_tie_there():
-    """One row turns wrong at 2 as another turns right: the plateau's centre would tie both."""
+    """One row turns wrong at 2 as another turns right: the plateau's center would tie both."""
     lower, upper = np.array([0.0, 2.0, 0.0]), np.array([2.0, 4.0, 4.0])
     weight, share = best_of_intervals(lower, upper, (0.0, 4.0))
     assert share == np.mean((lower < weight) & (weight < upper)) == 2 / 3

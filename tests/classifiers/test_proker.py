@@ -123,10 +123,10 @@ def test_at_one_shot_it_is_as_good_as_the_better_of_names_and_class_means(noise)
     right = {"proker": [], "names": [], "means": []}
     for seed in range(20):
         generator = np.random.default_rng(seed)
-        centres = generator.normal(size=(10, 40))
-        support, queries = (unit(centres[rows] + 1.5 * generator.normal(size=(len(rows), 40)))
+        centers = generator.normal(size=(10, 40))
+        support, queries = (unit(centers[rows] + 1.5 * generator.normal(size=(len(rows), 40)))
                             for rows in (np.arange(10), np.arange(200) % 10))  # fmt: skip
-        texts = unit(centres + noise * generator.normal(size=centres.shape))
+        texts = unit(centers + noise * generator.normal(size=centers.shape))
         scores = {"proker": ProKeR(texts).fit(support, np.arange(10)).scores(queries),
                   "names": queries @ texts.T, "means": queries @ support.T}  # fmt: skip
         for name, each in scores.items():

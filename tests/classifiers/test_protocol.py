@@ -36,13 +36,13 @@ def unit(matrix):
 def task():
     random = np.random.default_rng(0)
     classes, width = 6, 16
-    centres = random.standard_normal((classes, width))
+    centers = random.standard_normal((classes, width))
     labels = random.permutation(np.repeat(np.arange(classes), [5, 6, 7, 8, 9, 10]))
     asked = random.integers(classes, size=150)
     asked[asked == 5] = np.where(random.random((asked == 5).sum()) < 0.5, 5, 0)  # unbalanced
 
     def around(which, noise):
-        return unit(centres[which] + noise * random.standard_normal((len(which), width)))
+        return unit(centers[which] + noise * random.standard_normal((len(which), width)))
 
     return FewShotTask(
         around(labels, 1.5), labels, around(asked, 1.5), asked, around(np.arange(classes), 1.0), scale=20.0

@@ -21,14 +21,14 @@ def unit(vector):
 @pytest.fixture(scope="module")
 def world():
     generator = np.random.default_rng(3)
-    centres = generator.normal(size=(CLASSES, WIDTH))
+    centers = generator.normal(size=(CLASSES, WIDTH))
     labels = np.repeat(np.arange(CLASSES), SHOTS)
     order = generator.permutation(len(labels))
-    support = np.array([unit(centres[label] + generator.normal(size=WIDTH)) for label in labels])[order]
+    support = np.array([unit(centers[label] + generator.normal(size=WIDTH)) for label in labels])[order]
     queries = np.array(
-        [unit(centres[label] + generator.normal(size=WIDTH)) for label in generator.integers(4, size=15)]
+        [unit(centers[label] + generator.normal(size=WIDTH)) for label in generator.integers(4, size=15)]
     )
-    texts = np.array([unit(centre + generator.normal(size=WIDTH)) for centre in centres])
+    texts = np.array([unit(center + generator.normal(size=WIDTH)) for center in centers])
     return support, labels[order], queries, texts
 
 
@@ -169,7 +169,7 @@ def test_what_else_is_asked_decides_no_vote(seed, kind):
         np.testing.assert_array_equal(model.predict(queries[order]), expected[order])
 
 
-def test_plurality_caps_the_neighbours_at_the_shots_and_the_others_at_the_support(world):
+def test_plurality_caps_the_neighbors_at_the_shots_and_the_others_at_the_support(world):
     support, labels, _, _ = world
     assert classifiers.PluralityVoting().fit(support, labels).k_ == SHOTS
     assert classifiers.SoftmaxVoting().fit(support, labels).k_ == SHOTS * CLASSES

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from recollect.classifiers.tuning import ClipLora, LabelledPictures, TunedClassifier, TwoStageTuning, class_loss
+from recollect.classifiers.tuning import ClipLora, LabeledPictures, TunedClassifier, TwoStageTuning, class_loss
 from recollect.core.errors import UserError
 from recollect.models import build_model
 
@@ -88,11 +88,11 @@ def test_a_folder_keeps_a_tuned_classifier(make_encoder, shots, tmp_path):
 
 def test_bad_pictures_and_other_models_are_refused(shots):
     with pytest.raises(UserError):
-        LabelledPictures([np.zeros(4), np.ones(4)], np.arange(2), ("a", "b"))
+        LabeledPictures([np.zeros(4), np.ones(4)], np.arange(2), ("a", "b"))
     with pytest.raises(ValueError):
-        LabelledPictures(shots.pictures, np.zeros(6, dtype=int), shots.names)
+        LabeledPictures(shots.pictures, np.zeros(6, dtype=int), shots.names)
     with pytest.raises(ValueError):
-        LabelledPictures(shots.pictures, shots.labels[:5], shots.names)
+        LabeledPictures(shots.pictures, shots.labels[:5], shots.names)
     with pytest.raises(UserError):
         ClipLora().fit(build_model("vector-linear", texts=["a red square"]), shots)
 

@@ -21,13 +21,13 @@ def unit(matrix):
 
 
 def world(counts=(5, 5, 5, 5), width=12, queries=15, noise=1.0, seed=3):
-    """Support, labels, queries, query labels and class texts around random centres; ``counts`` examples a class."""
+    """Support, labels, queries, query labels and class texts around random centers; ``counts`` examples a class."""
     generator = np.random.default_rng(seed)
-    centres = generator.normal(size=(len(counts), width))
+    centers = generator.normal(size=(len(counts), width))
     labels = generator.permutation(np.repeat(np.arange(len(counts)), counts))
     asked = generator.integers(len(counts), size=queries)
 
     def around(which, spread=noise):
-        return unit(centres[which] + spread * generator.normal(size=(len(which), width)))
+        return unit(centers[which] + spread * generator.normal(size=(len(which), width)))
 
     return around(labels), labels, around(asked), asked, around(np.arange(len(counts)))

@@ -108,8 +108,8 @@ def test_a_suite_reads_ones_own_copies_and_names_what_is_left_out(recollect, tra
             place = tmp_path / "cassava" / split / f"class{label}"
             place.mkdir(parents=True)
             for number in range(count):
-                colour = tuple(np.random.default_rng([label, number]).integers(0, 256, 3).tolist())
-                Image.new("RGB", (32, 32), colour).save(place / f"{number}.png")
+                color = tuple(np.random.default_rng([label, number]).integers(0, 256, 3).tolist())
+                Image.new("RGB", (32, 32), color).save(place / f"{number}.png")
     done = recollect(
         "evaluate", "few-shot", trained[0], "--suite", "lixp-21", "--copies", f"cassava={tmp_path / 'cassava'}",
         "--shots", 1, 2, "--seeds", 2, "--out", tmp_path / "out",

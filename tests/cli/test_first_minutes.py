@@ -48,7 +48,7 @@ class Wrong:
 
 WRONG = [
     Wrong("search indexes/none red", ("indexes/none", "no such index")),
-    Wrong("search indexes/pairs red --min-score learnt --normalise", ("--min-score learnt",)),
+    Wrong("search indexes/pairs red --min-score learned --normalize", ("--min-score learned",)),
     Wrong("search indexes/pairs red --model ./MODLE", ("MODLE", "no such folder")),
     Wrong("search indexes/pairs red --adapt --episode.learning-rate nan", ("learning_rate", "nan")),
     Wrong("classify --support examples --images none --model MODEL", ("none", "no such folder")),
@@ -100,10 +100,10 @@ def test_no_name_speaks_to_the_terminal(recollect, here, tmp_path):
 
 
 def test_a_learnt_cut_is_said_and_cuts(recollect, here):
-    done = recollect("search", "indexes/pairs", "a red bridge", "--k", 24, "--min-score", "learnt")
+    done = recollect("search", "indexes/pairs", "a red bridge", "--k", 24, "--min-score", "learned")
     assert "cut-off: 90% of 24 captions" in " ".join(done.stdout.split())
     assert "nothing is cut" not in done.stdout
-    done = recollect("search", "indexes/pairs", "--image", "new/0.jpg", "--k", 24, "--min-score", "learnt")
+    done = recollect("search", "indexes/pairs", "--image", "new/0.jpg", "--k", 24, "--min-score", "learned")
     assert "nothing is cut" in done.stdout
 
 

@@ -11,12 +11,12 @@ from recollect.evaluation.clip_benchmark import as_clip_benchmark, save_clip_ben
 from recollect.evaluation.results import Result, load_result
 from recollect.models import build_model
 
-NAMES = ("bright", "dark", "grey")  # sorted, as classes in files are: so draws are the same
+NAMES = ("bright", "dark", "gray")  # sorted, as classes in files are: so draws are the same
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A small model and a labelled table of both splits."""
+    """A small model and a labeled table of both splits."""
     import pyarrow as pa
 
     folder = tmp_path_factory.mktemp("interchange")

@@ -99,7 +99,7 @@ def test_every_evaluation_runs_with_an_index_and_says_which(
     assert len({str(result.rows) for result in results}) > 1
 
 
-def test_entities_are_recognised_with_an_index(recollect, model, index, fusion, shapes, tmp_path):
+def test_entities_are_recognized_with_an_index(recollect, model, index, fusion, shapes, tmp_path):
     """Crosses are held out of the training split, so they are the unseen entity."""
     shutil.copytree(shapes, tmp_path / "data")
     shutil.rmtree(tmp_path / "data" / "train" / "cross")

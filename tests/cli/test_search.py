@@ -131,12 +131,12 @@ def test_scores_of_an_episode_and_of_the_model_stand_apart(run, index, tmp_path)
     assert printed.index("scored by: episode") < printed.index("scored by: model")
 
 
-def test_normalised_scores_say_what_was_chosen(run, index, tmp_path):
-    found, printed = hits_of(run, index, tmp_path, "queen", "--normalise", "--k", 24)
-    assert {hit["scored_by"] for hit in found["hits"]} == {"normalised"}
-    assert "normalised: alpha" in printed
-    assert json.loads((tmp_path / "found.json").read_text())["normalisation"]["reciprocal_rank"] > 0
-    status, _, err = run("search", index.address, "queen", "--normalise", "--adapt", "--device", "cpu")
+def test_normalized_scores_say_what_was_chosen(run, index, tmp_path):
+    found, printed = hits_of(run, index, tmp_path, "queen", "--normalize", "--k", 24)
+    assert {hit["scored_by"] for hit in found["hits"]} == {"normalized"}
+    assert "normalized: alpha" in printed
+    assert json.loads((tmp_path / "found.json").read_text())["normalization"]["reciprocal_rank"] > 0
+    status, _, err = run("search", index.address, "queen", "--normalize", "--adapt", "--device", "cpu")
     assert status == 2
     assert "--adapt" in err
 
@@ -235,7 +235,7 @@ def test_caption_fills_the_gaps_of_an_index_and_search_learns_from_them(run, ind
     status, out, err = run("search", index.address, "queen", *words)
     assert status == 0, err
     assert "a picture of 16" in out
-    assert "1 of 24 pictures have no caption: the episode learnt from 23" in out.replace("\n", " ").replace("  ", " ")
+    assert "1 of 24 pictures have no caption: the episode learned from 23" in out.replace("\n", " ").replace("  ", " ")
 
 
 def test_caption_describes_a_source_into_a_file_that_evaluation_reads(run, model, monkeypatch, tmp_path):
@@ -348,11 +348,11 @@ def test_nothing_stops_a_batch_and_nothing_is_lost(run, index, tmp_path):
             hit["rank"] == hit["zero_shot_rank"] for hit in each["hits"] if hit["id"] in ("picture-3", "picture-7")
         )
         assert any("2 of 24 pictures cannot be opened" in note for note in each["notes"])
-        assert any("12 of 24 pictures have no caption: the episode learnt from 12" in note for note in each["notes"])
+        assert any("12 of 24 pictures have no caption: the episode learned from 12" in note for note in each["notes"])
     expected = {"images_gone": 4, "captions_missing": 24, "not_finite": 0}
     assert {name: found["report"][name] for name in expected} == expected
     assert "empty query" in printed
-    assert "the episode learnt from 12" in printed
+    assert "the episode learned from 12" in printed
 
 
 def test_an_episode_that_breaks_down_leaves_the_zero_shot_ranking_and_is_counted(run, index, tmp_path):

@@ -36,7 +36,7 @@ def test_every_field_of_a_recipe_is_an_option_and_a_setting(recollect, tmp_path)
     recipe = parsed("clip-tiny", "--config", str(tmp_path / "mine.toml"), "--model.views", "3").recipe
     own = RECIPES["siglixp-tiny"]()
     assert recipe == replace(
-        own, model=replace(own.model, lora=4, views=3), optimiser=replace(own.optimiser, learning_rate=0.5)
+        own, model=replace(own.model, lora=4, views=3), optimizer=replace(own.optimizer, learning_rate=0.5)
     )
 
 
@@ -61,7 +61,7 @@ def test_a_run_leaves_model_metrics_and_recipe(trained):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 6]
     logged = {"step", "examples", "loss", "base_loss", "context_loss", "scale", "scale_context", "tau_context", "bias",
-              "bias_context", "effective_neighbours", "gradient_norm", "examples_per_second"}  # fmt: skip
+              "bias_context", "effective_neighbors", "gradient_norm", "examples_per_second"}  # fmt: skip
     assert logged <= lines[-1].keys()
     assert json.loads((run / "recipe.json").read_text())["steps"] == 6
     assert (run / "model" / "model.safetensors").exists()

@@ -15,7 +15,7 @@ IDLE = (
     (("evaluate", "probe", "m/m", "--within", "test"), ("--query", "val")),
     (("evaluate", "multilabel", "m/m", "--no-probe"), ("--support", "val")),
     (RETRIEVAL, ("--episode.k", "4")),
-    ((*RETRIEVAL, "--methods", "normalised"), ("--prefix", "label")),
+    ((*RETRIEVAL, "--methods", "normalized"), ("--prefix", "label")),
     ((*FEW, "m/m"), ("--effort", "0.5")),
     ((*FEW, "m/m"), ("--texts", "t.npy")),
 )

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.core import nearest
-from recollect.core.nearest import ExactNeighbours, best_of, best_of_all, exact_neighbours, nearest_by_numpy
+from recollect.core.nearest import ExactNeighbors, best_of, best_of_all, exact_neighbors, nearest_by_numpy
 
 
 def loop(queries, matrix, k):
@@ -17,7 +17,7 @@ def loop(queries, matrix, k):
 
 def test_of_equal_ones_in_several_places_the_first_place_comes_first():
     parts = [
-        ExactNeighbours(np.array([[start, start + 1]]), np.array([scores], dtype=np.float32))
+        ExactNeighbors(np.array([[start, start + 1]]), np.array([scores], dtype=np.float32))
         for start, scores in ((0, [0.5, 0.25]), (10, [0.75, 0.5]), (20, [0.5, 0.5]))
     ]
     found = best_of_all(parts, 4)
@@ -37,7 +37,7 @@ def test_blocks_and_groups_change_nothing(seed, queries, rows, k, scores, group)
     before = nearest._SCORES, nearest._GROUP
     nearest._SCORES, nearest._GROUP = scores, group
     try:
-        found = exact_neighbours(asked, matrix, k, device=torch.device("cpu"))
+        found = exact_neighbors(asked, matrix, k, device=torch.device("cpu"))
     finally:
         nearest._SCORES, nearest._GROUP = before
     order, best = loop(asked, matrix, k)
@@ -49,14 +49,14 @@ def test_more_queries_than_fit_at_once(monkeypatch):
     monkeypatch.setattr(nearest, "_QUERIES", 3)
     generator = np.random.default_rng(0)
     asked, matrix = (generator.normal(size=(count, 4)).astype(np.float32) for count in (10, 50))
-    np.testing.assert_array_equal(exact_neighbours(asked, matrix, 4).rows, loop(asked, matrix, 4)[0])
+    np.testing.assert_array_equal(exact_neighbors(asked, matrix, 4).rows, loop(asked, matrix, 4)[0])
 
 
 def test_among_some_rows_only_those_are_found():
     generator = np.random.default_rng(1)
     asked, matrix = (generator.normal(size=(count, 4)).astype(np.float32) for count in (5, 300))
     among = np.sort(generator.choice(300, size=120, replace=False))
-    found = exact_neighbours(asked, matrix, 7, among)
+    found = exact_neighbors(asked, matrix, 7, among)
     np.testing.assert_array_equal(found.rows, among[loop(asked, matrix[among], 7)[0]])
 
 
@@ -64,7 +64,7 @@ def test_among_some_rows_only_those_are_found():
 def test_of_equal_ones_the_first_row_comes_first(seed, rows, queries, k):
     generator = np.random.default_rng(seed)
     asked, matrix = (generator.integers(-1, 2, size=(count, 3)).astype(np.float32) for count in (queries, rows))
-    found = exact_neighbours(asked, matrix, min(k, rows))
+    found = exact_neighbors(asked, matrix, min(k, rows))
     for positions, scores in zip(found.rows, found.scores, strict=True):
         for place in range(1, len(positions)):
             assert scores[place] < scores[place - 1] or positions[place] > positions[place - 1]
@@ -76,7 +76,7 @@ def test_norms_make_cosines_of_products(among):
     asked, matrix = (generator.normal(size=(count, 16)).astype(np.float32) for count in (6, 300))
     asked /= np.linalg.norm(asked, axis=1, keepdims=True)
     norms = np.linalg.norm(matrix.astype(np.float64), axis=1)
-    found = exact_neighbours(asked, matrix, 9, among, norms=norms.astype(np.float32))
+    found = exact_neighbors(asked, matrix, 9, among, norms=norms.astype(np.float32))
     rows = np.arange(300) if among is None else among
     order, cosines = loop(asked, matrix[rows] / norms[rows, None], 9)
     np.testing.assert_array_equal(found.rows, rows[order])
@@ -97,9 +97,9 @@ def test_the_best_of_a_long_row_are_those_of_topk(seed, columns, k):
 def test_shapes_that_do_not_fit_are_named():
     matrix = np.zeros((3, 4), dtype=np.float32)
     with pytest.raises(ValueError, match=r"\(1, 5\) and rows \(3, 4\)"):
-        exact_neighbours(np.zeros((1, 5), dtype=np.float32), matrix, 1)
+        exact_neighbors(np.zeros((1, 5), dtype=np.float32), matrix, 1)
     with pytest.raises(ValueError, match="k = 4, but 3 rows"):
-        exact_neighbours(matrix, matrix, 4)
+        exact_neighbors(matrix, matrix, 4)
 
 
 @given(

@@ -188,11 +188,11 @@ def test_workers_change_nothing(both, workers):
     assert all(same(batch, stream(both, 50).batch(step)) for step, batch in enumerate(batches, 3))
 
 
-def test_pictures_that_stay_bytes_are_the_same_once_they_are_normalised(both):
+def test_pictures_that_stay_bytes_are_the_same_once_they_are_normalized(both):
     made = stream(both, 50)
     for kept, whole in zip(made.iterate(0, 2, raw=True), made.iterate(0, 2), strict=True):
         assert kept.images.dtype == torch.uint8
-        assert torch.equal(made.normalised(kept.images), whole.images)
+        assert torch.equal(made.normalized(kept.images), whole.images)
 
 
 def test_spawned_workers_read_the_same(both, monkeypatch):
@@ -244,7 +244,7 @@ class World(Source):
         return np.arange(50) % 4
 
     def __getitem__(self, index):
-        raise AssertionError("the vectorised way is there to be taken")
+        raise AssertionError("the vectorized way is there to be taken")
 
     def batch(self, indices, seed):
         images = torch.tensor([[float(index), float(seed % 1000)] for index in indices])
@@ -280,7 +280,7 @@ class Pictures(World):
         return images.to(torch.uint8), ["the world's own"] * len(indices), torch.from_numpy(indices % 2)
 
 
-def test_a_worlds_pictures_are_normalised_and_its_names_put_into_the_streams_templates():
+def test_a_worlds_pictures_are_normalized_and_its_names_put_into_the_streams_templates():
     sampler = stream(DataMix((Pictures("label"),)), 8, templates=("one {}.", "two {}."))
     batch, other = sampler.batch(0), sampler.batch(0, view=1)
     mean, std = (torch.tensor(value).view(3, 1, 1) for value in (TRANSFORM.mean, TRANSFORM.std))

@@ -26,9 +26,9 @@ def photo():
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
 def test_transparent_parts_are_white_and_half_transparent_ones_half_so(mode):
-    grey = Image.new("LA", (4, 1))
+    gray = Image.new("LA", (4, 1))
     for place, pixel in enumerate([(0, 0), (0, 128), (0, 255), (200, 255)]):
-        grey.putpixel((place, 0), pixel)
+        gray.putpixel((place, 0), pixel)
     if mode == "P":
         palette = Image.new("P", (2, 1))
         palette.putpalette([10, 20, 30, 40, 50, 60])
@@ -36,7 +36,7 @@ def test_transparent_parts_are_white_and_half_transparent_ones_half_so(mode):
         found = np.asarray(decode(encoded(palette, transparency=1), "x"))
         assert found.tolist() == [[[10, 20, 30], [255, 255, 255]]]
         return
-    found = np.asarray(decode(encoded(grey.convert(mode)), "x"))
+    found = np.asarray(decode(encoded(gray.convert(mode)), "x"))
     assert found[0, :, 0].tolist() == [255, 127, 0, 200]
 
 

@@ -38,7 +38,7 @@ def test_every_order_of_five_things_is_equally_likely():
     assert chisquare(seen).pvalue > 1e-3
 
 
-def test_neighbours_of_a_large_source_are_scattered():
+def test_neighbors_of_a_large_source_are_scattered():
     size = 10**9 + 7
     places = shuffled(np.arange(20_000) + 5 * 10**8, size, 1)
     assert places.min() >= 0

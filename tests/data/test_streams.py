@@ -91,7 +91,7 @@ def test_a_stretch_of_a_run_reads_few_shards_and_each_rank_its_part_of_them(plac
     together=st.integers(1, 20),
     seed=st.integers(0, 99),
 )
-def test_passes_in_blocks_are_permutations_in_which_neighbours_share_no_block(sizes, together, seed):
+def test_passes_in_blocks_are_permutations_in_which_neighbors_share_no_block(sizes, together, seed):
     sizes = np.array(sizes)
     total = int(sizes.sum())
     order = BlockOrder(sizes, together, partial(derive_seed, seed))

@@ -12,7 +12,7 @@ def noise(height, width, seed=0):
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
-def normalised(pixels, mean, std):
+def normalized(pixels, mean, std):
     """Slow reference in float64."""
     result = np.empty((3, *pixels.shape[:2]))
     for channel in range(3):
@@ -22,10 +22,10 @@ def normalised(pixels, mean, std):
     return result
 
 
-def test_normalising_is_what_its_formula_says():
+def test_normalizing_is_what_its_formula_says():
     pixels = np.random.default_rng(1).integers(0, 256, (5, 5, 3), dtype=np.uint8)
     transform = ImageTransform(size=5)
-    expected = normalised(pixels, CLIP_MEAN, CLIP_STD)
+    expected = normalized(pixels, CLIP_MEAN, CLIP_STD)
     np.testing.assert_allclose(transform(pixels).numpy(), expected, atol=2e-6)
     assert transform(pixels).dtype == torch.float32
 

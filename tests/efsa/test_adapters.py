@@ -28,7 +28,7 @@ def begin(sites, **options):
     return Adapters(*initial_weights(sites, options), options.scale)
 
 
-def randomised(sites, queries, seed=0, rank=3):
+def randomized(sites, queries, seed=0, rank=3):
     """Adapters with nothing zero."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -53,7 +53,7 @@ def both_towers(encoder, pixels, texts):
 def test_many_sets_are_each_query_by_itself(encoder, grad, each):
     """With 3 pictures each query's weights are made; with one row of text its rows pass through A and B."""
     sites = adapter_sites(encoder)
-    adapters = randomised(sites, 2)
+    adapters = randomized(sites, 2)
     images = draw_pixels(encoder, 2 * each)
     texts = sentences(2 * each)
     with torch.set_grad_enabled(grad), adapted(sites, adapters):
@@ -68,7 +68,7 @@ def test_many_sets_are_each_query_by_itself(encoder, grad, each):
 
 def test_one_a_may_serve_every_query(encoder, pixels):
     sites = adapter_sites(encoder)
-    adapters = randomised(sites, 5)
+    adapters = randomized(sites, 5)
     shared = Adapters({name: each[0] for name, each in adapters.down.items()}, adapters.up, adapters.scale)
     spread = Adapters({name: each.expand(5, -1, -1) for name, each in shared.down.items()}, shared.up, shared.scale)
     with torch.no_grad():
@@ -83,7 +83,7 @@ def test_the_model_is_untouched_even_after_an_error(encoder, pixels):
     sites = adapter_sites(encoder)
     before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
     attributes = {name: set(vars(module)) for name, module in encoder.named_modules()}
-    with pytest.raises(KeyboardInterrupt), adapted(sites, randomised(sites, 5)):
+    with pytest.raises(KeyboardInterrupt), adapted(sites, randomized(sites, 5)):
         encoder.encode_images(pixels.double())
         raise KeyboardInterrupt
     after = encoder.state_dict()

@@ -58,7 +58,7 @@ def test_an_empty_source_and_broken_weights_are_said(encoder, make_source):
         image_features(encoder, make_source(noise=float("nan")))
 
 
-def test_the_ensemble_is_normalise_average_normalise(encoder):
+def test_the_ensemble_is_normalize_average_normalize(encoder):
     prompts = [["a 0", "the 0", "one 0"], ["a 1"]]
     found = prompt_ensemble(encoder, prompts)
     for row, texts in zip(found, prompts, strict=True):

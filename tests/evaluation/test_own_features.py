@@ -22,9 +22,9 @@ def unit(matrix):
 @pytest.fixture(scope="module")
 def world():
     random = np.random.default_rng(0)
-    centres, labels = random.normal(size=(3, 8)), np.arange(60) % 3
-    rows = centres[labels] + random.normal(size=(60, 8))
-    return rows * 3, labels, unit(centres + random.normal(size=(3, 8)))  # not of unit norm: any embeddings will do
+    centers, labels = random.normal(size=(3, 8)), np.arange(60) % 3
+    rows = centers[labels] + random.normal(size=(60, 8))
+    return rows * 3, labels, unit(centers + random.normal(size=(3, 8)))  # not of unit norm: any embeddings will do
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from recollect.core.errors import UserError
-from recollect.evaluation.results import Result, joint_identity, load_result, load_results, save_together, summarise
+from recollect.evaluation.results import Result, joint_identity, load_result, load_results, save_together, summarize
 
 
 def make(**changes):
@@ -61,13 +61,13 @@ def test_a_result_of_another_format_is_refused_by_name(tmp_path):
     path.write_text(json.dumps({**value, "format": 99}))
     with pytest.raises(UserError, match="99"):
         load_result(path)
-    path.write_text(json.dumps({**value, "colour": "red"}))
+    path.write_text(json.dumps({**value, "color": "red"}))
     with pytest.raises(UserError):
         load_result(path)
 
 
 def test_summary_is_mean_and_sample_deviation():
-    summary = summarise([1.0, 2.0, 6.0])
+    summary = summarize([1.0, 2.0, 6.0])
     assert summary.mean == 3.0
     assert summary.std == pytest.approx(math.sqrt((4 + 1 + 9) / 2))
     assert str(summary) == "3.0 ± 2.6"

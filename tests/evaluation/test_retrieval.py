@@ -131,11 +131,11 @@ def test_in_the_mean_of_domains_a_source_counts_once_whatever_its_styles():
 
 # --- several methods ----------------------------------------------------------------------------------------------
 
-COLOURS, THINGS = ("red", "green", "blue", "white"), ("tree", "car", "river", "queen", "bridge")
+COLORS, THINGS = ("red", "green", "blue", "white"), ("tree", "car", "river", "queen", "bridge")
 
 
 class Scenes(Source):
-    """Pictures of one colour, each with two texts; the last four look and read the same."""
+    """Pictures of one color, each with two texts; the last four look and read the same."""
 
     kind, class_names = "caption", ()
 
@@ -151,8 +151,8 @@ class Scenes(Source):
 
     def texts(self, index):
         index = min(index, self.size - 4)
-        text = f"a {COLOURS[index % 4]} {THINGS[index // 4 % 5]} {'left' if index > 19 else 'right'} of a car"
-        return text, f"{THINGS[index // 4 % 5]} in {COLOURS[index % 4]}, number {COLOURS[index // 8]}"
+        text = f"a {COLORS[index % 4]} {THINGS[index // 4 % 5]} {'left' if index > 19 else 'right'} of a car"
+        return text, f"{THINGS[index // 4 % 5]} in {COLORS[index % 4]}, number {COLORS[index // 8]}"
 
     def __getitem__(self, index):
         pixels = np.random.default_rng(min(index, self.size - 4)).integers(0, 256, (32, 32, 3), dtype=np.uint8)

@@ -11,7 +11,7 @@ from recollect.classifiers.heads import trust
 from recollect.classifiers.heads.base import EmbeddingClassifier
 from recollect.classifiers.heads.calibration import expected_calibration_error
 from recollect.classifiers.heads.protocol import Protocol, Score, nested_supports
-from recollect.classifiers.tuning import LabelledPictures, TwoStageTuning
+from recollect.classifiers.tuning import LabeledPictures, TwoStageTuning
 from recollect.core.errors import UserError
 from recollect.core.types import Sample, Source
 from recollect.evaluation.few_shot import few_shot
@@ -23,8 +23,8 @@ from recollect.models.transformers.encoder import quiet
 NAMES = ("red", "green", "blue")
 
 
-class Colours(Source):
-    """Noisy pictures of one colour each."""
+class Colors(Source):
+    """Noisy pictures of one color each."""
 
     kind, class_names = "label", NAMES
 
@@ -55,42 +55,42 @@ def clip(tmp_path_factory):
 
 
 @pytest.fixture
-def colours():
-    support, query = Colours("support", 12, 0), Colours("query", 9, 1)
-    return ClassificationTask("colours", support, query, NAMES, ("a photo of a {}.",))
+def colors():
+    support, query = Colors("support", 12, 0), Colors("query", 9, 1)
+    return ClassificationTask("colors", support, query, NAMES, ("a photo of a {}.",))
 
 
-def test_tuned_rows_equal_those_of_the_method_alone(clip, colours):
+def test_tuned_rows_equal_those_of_the_method_alone(clip, colors):
     request = TuningRequest(("2sfs", "maple"), effort=0.005)
-    result = few_shot(clip, colours, Protocol(("prototype",), (1, 2), (0, 3)), model="m", tuning=request)
+    result = few_shot(clip, colors, Protocol(("prototype",), (1, 2), (0, 3)), model="m", tuning=request)
     keys = [(row["method"], row["shots"], row["seed"]) for row in result.rows if row["method"] != "prototype"]
     assert keys == [(name, shots, seed) for name in ("2sfs", "maple") for shots in (1, 2) for seed in (0, 3)]
-    rows = nested_supports(colours.support.labels, 3, 2, 3).ravel()
-    shots = LabelledPictures([colours.support[row].image for row in rows.tolist()], rows % 3, NAMES)
+    rows = nested_supports(colors.support.labels, 3, 2, 3).ravel()
+    shots = LabeledPictures([colors.support[row].image for row in rows.tolist()], rows % 3, NAMES)
     alone = TwoStageTuning(effort=0.005, seed=3).fit(clip, shots)
-    right = alone.scores([colours.query[row].image for row in range(9)]).argmax(axis=1) == np.arange(9) % 3
+    right = alone.scores([colors.query[row].image for row in range(9)]).argmax(axis=1) == np.arange(9) % 3
     (mine,) = (row for row in result.rows if (row["method"], row["shots"], row["seed"]) == ("2sfs", 2, 3))
     assert mine["value"] == pytest.approx(100 * right.mean())
     assert 0 <= mine["ece"] <= 100
     assert result.settings["tuning"]["2sfs"]["steps_per_shot"] == 300
-    assert result.file_name != few_shot(clip, colours, Protocol(("prototype",), (1, 2), (0, 3)), model="m").file_name
+    assert result.file_name != few_shot(clip, colors, Protocol(("prototype",), (1, 2), (0, 3)), model="m").file_name
 
 
-def test_held_out_shots_are_scored_by_models_that_were_tuned_without_them(clip, colours, monkeypatch):
+def test_held_out_shots_are_scored_by_models_that_were_tuned_without_them(clip, colors, monkeypatch):
     monkeypatch.setattr(trust, "ENOUGH_EXAMPLES", 6)
     request, plain = (TuningRequest(("2sfs",), effort=0.005, held_out=held) for held in (True, False))
-    one, two = few_shot(clip, colours, Protocol((), (1, 2), (0,)), model="m", tuning=request).rows
+    one, two = few_shot(clip, colors, Protocol((), (1, 2), (0,)), model="m", tuning=request).rows
     assert "loo" not in one  # nothing can be held out of one shot
-    rows = nested_supports(colours.support.labels, 3, 2, 0)
-    pictures = [colours.support[row].image for row in rows.ravel().tolist()]
+    rows = nested_supports(colors.support.labels, 3, 2, 0)
+    pictures = [colors.support[row].image for row in rows.ravel().tolist()]
     right = 0
     for held in (slice(0, 3), slice(3, 6)):  # one of each class at a time; the other three are learned from
-        learned = LabelledPictures(pictures[3:] if held.start == 0 else pictures[:3], np.arange(3), NAMES)
+        learned = LabeledPictures(pictures[3:] if held.start == 0 else pictures[:3], np.arange(3), NAMES)
         scores = TwoStageTuning(effort=0.005, seed=0).fit(clip, learned).scores(pictures[held])
         right += (scores.argmax(axis=1) == np.arange(3)).sum()
     assert two["loo"] == pytest.approx(100 * right / 6)
     assert (two["coverage"], two["set_size"]) == (100.0, 3.0)  # six examples rule nothing out
-    files = {few_shot(clip, colours, Protocol((), (1,), (0,)), model="m", tuning=each).file_name
+    files = {few_shot(clip, colors, Protocol((), (1,), (0,)), model="m", tuning=each).file_name
              for each in (request, plain)}  # fmt: skip
     assert len(files) == 2
 
@@ -126,23 +126,23 @@ def test_trust_figures_of_tuned_models_equal_those_of_methods_on_embeddings():
     assert 0.8 < wanted["coverage"] < 1 < sets.sum() / 40 < 3
 
 
-def test_methods_may_read_the_whole_support_without_labels(clip, colours):
+def test_methods_may_read_the_whole_support_without_labels(clip, colors):
     read = []
 
     @dataclass(frozen=True)
     class Reader(TwoStageTuning):
         def fit(self, encoder, shots):
-            read.append((len(shots.pictures), len(shots.unlabelled)))
+            read.append((len(shots.pictures), len(shots.unlabeled)))
             return super().fit(encoder, shots)
 
     known = {"reader": lambda effort, flip, seed: Reader(effort=effort, flip=flip, seed=seed)}
     request = TuningRequest(("reader",), effort=0.005, held_out=True, known=known)
-    (row,) = few_shot(clip, colours, Protocol((), (2,), (0,)), model="m", tuning=request).rows
+    (row,) = few_shot(clip, colors, Protocol((), (2,), (0,)), model="m", tuning=request).rows
     assert (row["method"], "loo" in row) == ("reader", False)  # six examples are too few to state an accuracy
     assert read == [(6, 12), (3, 9), (3, 9)]  # what is held out is not read without its label either
 
 
-def test_bad_requests_are_refused(clip, colours, encoder, task):
+def test_bad_requests_are_refused(clip, colors, encoder, task):
     with pytest.raises(UserError):
         TuningRequest(("cocoop",))
     with pytest.raises(UserError):

@@ -39,8 +39,8 @@ def test_the_prefix_reaches_the_text_tower_and_the_result(encoder, task):
 def test_the_best_five_are_told_where_there_are_more(classes):
     pictures = SampleList.of_pictures("some", classes).samples
     names = tuple(f"class {label}" for label in range(classes))
-    labelled = [replace(each, kind="label", label=label, texts=()) for label, each in enumerate(pictures)]
-    source = SampleList("some", labelled, "label", names)
+    labeled = [replace(each, kind="label", label=label, texts=()) for label, each in enumerate(pictures)]
+    source = SampleList("some", labeled, "label", names)
     rows = zero_shot(HashEncoder(), ClassificationTask("some", source, source, names, ("{}",))).rows
     assert ("top-5" in [row["metric"] for row in rows]) == (classes > 5)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from index_rows import unit
-from recollect.core.nearest import ExactNeighbours
+from recollect.core.nearest import ExactNeighbors
 from recollect.index import Index, Rows
 from recollect.index.stores.ivf import lowest_mean, open_inverted_file, recall_of, vector_keys
 
@@ -15,8 +15,8 @@ WIDTH = 16
 def large(tmp_path_factory):
     """20,000 clustered vectors, most of them with a caption."""
     draw = np.random.default_rng(0)
-    centres = draw.normal(size=(200, WIDTH))
-    vectors = unit(centres[draw.integers(0, 200, 24_000)] + 0.5 * draw.normal(size=(24_000, WIDTH)))
+    centers = draw.normal(size=(200, WIDTH))
+    vectors = unit(centers[draw.integers(0, 200, 24_000)] + 0.5 * draw.normal(size=(24_000, WIDTH)))
     texts = unit(vectors + 0.3 * draw.normal(size=vectors.shape))
     index = Index.create(tmp_path_factory.mktemp("large") / "index", width=WIDTH, model="m", precision="float16")
     index.insert(
@@ -56,8 +56,8 @@ def test_the_recall_that_is_stated_is_the_one_it_has(large):
 
 
 def test_a_row_that_finds_only_itself_has_found_nothing():
-    exact = ExactNeighbours(np.arange(11)[None], np.linspace(1, 0.5, 11, dtype=np.float32)[None])
-    alone = ExactNeighbours(np.array([[0]]), np.ones((1, 1), dtype=np.float32))
+    exact = ExactNeighbors(np.arange(11)[None], np.linspace(1, 0.5, 11, dtype=np.float32)[None])
+    alone = ExactNeighbors(np.array([[0]]), np.ones((1, 1), dtype=np.float32))
     assert recall_of(alone, exact, np.array([0])) == 0
     assert recall_of(exact, exact, np.array([0])) == 1
 

@@ -1,4 +1,4 @@
-"""Where results end: what a learnt cut-off promises, against a slow count, and what is estimated from scores alone."""
+"""Where results end: what a learned cut-off promises, against a slow count, and what is estimated from scores alone."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def test_the_threshold_is_the_least_that_the_share_of_captions_reach():
     images, texts, owners = world(captions=99, rows=150)
     cut = learn_cut_off(images, texts, owners, share=0.9)
     own = np.array([float(text.astype(np.float64) @ images[row]) for text, row in zip(texts, owners, strict=True)])
-    if cut.standardised:
+    if cut.standardized:
         scores = texts.astype(np.float64) @ images.T.astype(np.float64)
         own = (own - scores.mean(axis=1)) / scores.std(axis=1)
     assert (own >= cut.threshold - 1e-6).sum() == 90
@@ -42,9 +42,9 @@ def test_the_threshold_is_the_least_that_the_share_of_captions_reach():
     assert cut.above == pytest.approx(counted, abs=1e-4)
 
 
-@pytest.mark.parametrize("standardised", [False, True])
-def test_a_score_at_the_threshold_itself_lies_above_in_single_precision_too(standardised):
-    cut = CutOff(0.5, 0.9, 20, 0.1, standardised, np.zeros(3), np.eye(3))
+@pytest.mark.parametrize("standardized", [False, True])
+def test_a_score_at_the_threshold_itself_lies_above_in_single_precision_too(standardized):
+    cut = CutOff(0.5, 0.9, 20, 0.1, standardized, np.zeros(3), np.eye(3))
     limit = cut.limit(np.array([0.0, 1.0, 0.0], dtype=np.float32))
     assert np.float32(0.5) - np.float32(3e-7) > limit > 0.499
 
@@ -52,7 +52,7 @@ def test_a_score_at_the_threshold_itself_lies_above_in_single_precision_too(stan
 def test_words_that_score_high_with_everything_have_a_cut_of_their_own():
     images, texts, owners = world()
     cut = learn_cut_off(images, texts, owners)
-    assert cut.standardised
+    assert cut.standardized
     assert np.ptp([cut.limit(text) for text in texts]) > 0.1
     above = np.mean([(images @ text >= cut.limit(text)).mean() for text in texts])
     plain = np.sort((texts * images[owners]).sum(axis=1))[int(0.1 * 401) - 1]

@@ -22,10 +22,10 @@ from recollect.index.picture import phash_of
 WIDTH = 16
 
 
-def clustered(generator, count, width=WIDTH, spread=0.25, centres=4):
-    """Unit vectors around a few centres: many cosines lie near any threshold."""
-    middle = generator.normal(size=(centres, width))
-    rows = middle[generator.integers(centres, size=count)] + spread * generator.normal(size=(count, width))
+def clustered(generator, count, width=WIDTH, spread=0.25, centers=4):
+    """Unit vectors around a few centers: many cosines lie near any threshold."""
+    middle = generator.normal(size=(centers, width))
+    rows = middle[generator.integers(centers, size=count)] + spread * generator.normal(size=(count, width))
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
@@ -50,7 +50,7 @@ def slow_components(count, edges):
 @given(st.integers(0, 2**32), st.integers(1, 120), st.floats(0.5, 0.99))
 def test_rows_are_grouped_and_paired_as_by_comparing_all_of_them(seed, count, threshold):
     generator = np.random.default_rng(seed)
-    vectors = clustered(generator, count, centres=8)
+    vectors = clustered(generator, count, centers=8)
     hashes = generator.integers(1, 2**63, 5, dtype=np.uint64)[generator.integers(5, size=count)]
     for _ in range(5):
         hashes = hashes ^ (np.uint64(1) << generator.integers(0, 64, count).astype(np.uint64))
@@ -93,7 +93,7 @@ def test_common_hashes_are_cut_off_and_reported(index, monkeypatch):
 
 
 def test_all_of_it_runs_on_a_card_too(monkeypatch):
-    vectors, found = clustered(np.random.default_rng(3), 500, width=48, spread=0.05, centres=100), []
+    vectors, found = clustered(np.random.default_rng(3), 500, width=48, spread=0.05, centers=100), []
     for place in (nullcontext, card):
         with place() as device:
             monkeypatch.setattr(duplicates, "best_device", lambda device=device: device or torch.device("cpu"))

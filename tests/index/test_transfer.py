@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from colours import COLOURS, ColourEncoder, shade
+from colors import COLORS, ColorEncoder, shade
 from pictures import encoded
 from recollect.core.errors import UserError
 from recollect.core.files import move_file
@@ -22,11 +22,11 @@ def album(tmp_path):
         for place in ("one", "two's 100% ü"):
             file = tmp_path / "photos" / place / f"{name}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
-            colour = COLOURS[list(COLOURS)[number]]
-            file.write_bytes(encoded(shade(colour, number + (100 if place == "one" else 0))))
+            color = COLORS[list(COLORS)[number]]
+            file.write_bytes(encoded(shade(color, number + (100 if place == "one" else 0))))
     twin = tmp_path / "photos/twin.png"
     twin.write_bytes((tmp_path / "photos/one/a.png").read_bytes())
-    return Index.build(tmp_path / "photos", ColourEncoder(), out=tmp_path / "index")
+    return Index.build(tmp_path / "photos", ColorEncoder(), out=tmp_path / "index")
 
 
 def contents(folder):

@@ -43,7 +43,7 @@ def exported(checkpoint, tmp_path_factory):
 
 
 def transformed(model, pictures):
-    return model.transform.normalise(torch.from_numpy(np.stack([model.transform.pixels(each) for each in pictures])))
+    return model.transform.normalize(torch.from_numpy(np.stack([model.transform.pixels(each) for each in pictures])))
 
 
 @pytest.mark.parametrize("name", ["siglip", "clip"])

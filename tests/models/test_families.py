@@ -71,9 +71,9 @@ def test_naflex_trains_on_crops_of_all_shapes_in_one_batch(checkpoint, pictures)
     high, wide_ = patch_grid(batch)
     assert len({*zip(high.tolist(), wide_.tolist(), strict=True)}) > 2
     assert (high * wide_ <= 16).all()
-    embedded = model.encode_images(crops.normalise(batch))
+    embedded = model.encode_images(crops.normalize(batch))
     embedded.square().sum().backward()
-    alone = model.encode_images(crops.normalise(batch[-1:]))
+    alone = model.encode_images(crops.normalize(batch[-1:]))
     torch.testing.assert_close(embedded[-1:], alone, atol=1e-5, rtol=0)  # whatever stands in the rows behind it
     assert model.model.vision_model.embeddings.patch_embedding.weight.grad.abs().max() > 0
 
@@ -84,8 +84,8 @@ def test_a_made_world_and_pictures_of_any_shape_make_one_batch(checkpoint):
     square = np.random.default_rng(1).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     assert np.array_equal(transform.pixels(square), transform.pack(square))
     model = load_model(checkpoint("naflex"), "cpu")
-    flat = replace(transform, fit="squash").normalise(torch.from_numpy(square[None]))
-    packed = transform.normalise(torch.from_numpy(transform.pack(square)[None]))
+    flat = replace(transform, fit="squash").normalize(torch.from_numpy(square[None]))
+    packed = transform.normalize(torch.from_numpy(transform.pack(square)[None]))
     with torch.no_grad():
         torch.testing.assert_close(model.encode_images(packed), model.encode_images(flat), atol=1e-6, rtol=0)
 
@@ -100,7 +100,7 @@ def test_embeddings_are_unit_vectors_without_graph(checkpoint, family, pictures,
         torch.testing.assert_close(embedded.norm(dim=1), torch.ones(len(embedded)))
 
 
-def test_an_embedding_does_not_depend_on_its_neighbours(checkpoint, family, pixels, captions, monkeypatch):
+def test_an_embedding_does_not_depend_on_its_neighbors(checkpoint, family, pixels, captions, monkeypatch):
     encoder = load_model(checkpoint(family), "cpu")
     images, texts = encoder.embed_images(pixels), encoder.embed_texts(captions)
     for row, text in enumerate(captions):  # alone, a text is padded less
@@ -261,7 +261,7 @@ def test_a_picture_is_prepared_as_the_checkpoints_processor_does_it(settings, pi
     assert replace(transform, resized=transform.resized + 50).key != transform.key
 
 
-def test_a_centre_larger_than_the_picture_is_refused():
+def test_a_center_larger_than_the_picture_is_refused():
     from transformers import CLIPConfig
 
     processor = CLIPImageProcessorPil(size={"shortest_edge": 20}, crop_size={"height": 30, "width": 30})

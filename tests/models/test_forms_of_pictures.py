@@ -80,16 +80,16 @@ def test_the_batch_size_changes_nothing(model, arrays, expected):
 
 
 def test_a_grey_array_is_a_picture(model):
-    grey = np.full((32, 32), 7, dtype=np.uint8)
-    assert torch.equal(model.embed_images(grey), model.embed_images(np.full((32, 32, 3), 7, dtype=np.uint8)))
+    gray = np.full((32, 32), 7, dtype=np.uint8)
+    assert torch.equal(model.embed_images(gray), model.embed_images(np.full((32, 32, 3), 7, dtype=np.uint8)))
 
 
 def test_arrays_have_one_three_or_four_channels_and_channels_first_is_said(model, arrays, expected):
-    grey = arrays[:, :, :, :1]
-    opaque = np.concatenate([arrays, np.full_like(grey, 255)], axis=3)
+    gray = arrays[:, :, :, :1]
+    opaque = np.concatenate([arrays, np.full_like(gray, 255)], axis=3)
     for form in (opaque, list(opaque)):
         torch.testing.assert_close(model.embed_images(form), expected, rtol=0, atol=1e-6)
-    torch.testing.assert_close(model.embed_images(grey[0]), model.embed_images(grey[0, :, :, 0]), rtol=0, atol=0)
+    torch.testing.assert_close(model.embed_images(gray[0]), model.embed_images(gray[0, :, :, 0]), rtol=0, atol=0)
     for form in (arrays[0].transpose(2, 0, 1), arrays.transpose(0, 3, 1, 2)):
         with pytest.raises(UserError, match=r"array\.transpose\("):
             model.embed_images(form)

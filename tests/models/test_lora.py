@@ -54,7 +54,7 @@ def test_a_model_without_blocks_says_so():
         adapter_sites(small)
 
 
-def randomised(sites, seed=0, rank=3):
+def randomized(sites, seed=0, rank=3):
     """A and B with nothing zero."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -68,13 +68,13 @@ def randomised(sites, seed=0, rank=3):
 def changed(encoder, seed=0):
     """A copy of a model with random adapters of scale 0.7."""
     twin = copy.deepcopy(encoder)
-    add_lora(twin, *randomised(adapter_sites(encoder), seed), 0.7)
+    add_lora(twin, *randomized(adapter_sites(encoder), seed), 0.7)
     return twin
 
 
 def test_adapters_add_scale_b_a_to_the_weights_and_merging_keeps_that(encoder, pixels, captions):
     by_hand = copy.deepcopy(encoder)
-    down, up = randomised(adapter_sites(encoder))
+    down, up = randomized(adapter_sites(encoder))
     for name, layer in adapter_sites(by_hand).items():
         layer.weight.data += 0.7 * up[name] @ down[name]
     adapted = changed(encoder)

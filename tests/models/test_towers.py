@@ -94,7 +94,7 @@ def bert(tmp_path_factory, bert_words):
 
 @pytest.fixture(scope="module")
 def sentences(bert, tmp_path_factory):
-    """The same encoder as a folder of sentence-transformers that normalises."""
+    """The same encoder as a folder of sentence-transformers that normalizes."""
     folder = tmp_path_factory.mktemp("sentences")
     layers = Transformer(str(bert), max_seq_length=40)
     SentenceTransformer(modules=[layers, Pooling(16, "mean"), Normalize()], device="cpu").save(str(folder))
@@ -125,7 +125,7 @@ def test_a_pair_embeds_as_its_towers_do_in_plain_transformers_and_opens_again(na
     torch.testing.assert_close(again.embed_texts(TEXTS), model.embed_texts(TEXTS), atol=0, rtol=0)
 
 
-def test_pooling_and_normalisation_are_those_of_sentence_transformers(vision, sentences):
+def test_pooling_and_normalization_are_those_of_sentence_transformers(vision, sentences):
     model = pair_towers(vision("resnet"), sentences)
     expected = SentenceTransformer(str(sentences), device="cpu").encode(TEXTS, convert_to_tensor=True)
     model.model.text_projection = torch.nn.Identity()

@@ -90,7 +90,7 @@ def reference(objective, images, texts, views=None, context=None, labels=None, s
     bias_2 = 0.0 if term_2.bias is None else term_2.bias
     tau = {"all": tau_1, "context": tau_2}.get(options.tied, objective.log_tau.exp())
 
-    keyed = (lambda row: row / row.norm()) if options.normalise_keys else (lambda row: row)
+    keyed = (lambda row: row / row.norm()) if options.normalize_keys else (lambda row: row)
     keys = [keyed(source[j]) for j in members]
     values = [words[j] if options.values == "texts" else source[j] for j in members]
     keys, values = shaped(objective, options, keys, values)
@@ -100,7 +100,7 @@ def reference(objective, images, texts, views=None, context=None, labels=None, s
     found = []
     for i in range(len(images)):
         hidden = members.index(i) if own and i in members else None
-        query = unit[i] if options.normalise_keys else images[i]
+        query = unit[i] if options.normalize_keys else images[i]
         value = attend(query, keys, values, hidden, tau)
         if options.stages == 2:
             mapped = [objective.map.weight @ image + objective.map.bias for image in images]
@@ -137,7 +137,7 @@ ABLATIONS = {
     "value head 1": {"value_head": 1},
     "value head 2": {"value_head": 2},
     "value head 3": {"value_head": 3},
-    "no QK norm": {"normalise_keys": False},
+    "no QK norm": {"normalize_keys": False},
     "LayerNorm K": {"layer_norm": "keys"},
     "LayerNorm V": {"layer_norm": "values"},
     "LayerNorm K, V": {"layer_norm": "both"},
@@ -313,7 +313,7 @@ def test_without_a_mask_a_sharp_look_up_finds_itself_and_nothing_else():
     for name in ("log_scale", "bias"):
         getattr(plain.term, name).data = getattr(with_context.context_term, name).data
     torch.testing.assert_close(report["context_loss"], plain(**inputs)[0].detach())
-    torch.testing.assert_close(report["effective_neighbours"], torch.ones((), dtype=torch.float64))
+    torch.testing.assert_close(report["effective_neighbors"], torch.ones((), dtype=torch.float64))
     assert loss.requires_grad
 
 
@@ -358,7 +358,7 @@ def test_start_values_are_the_papers():
         {"stages": 2, "value_head": 1},
         {"stages": 2, "layer_norm": "values"},
         {"stages": 2, "values": "texts"},
-        {"stages": 2, "normalise_keys": False},
+        {"stages": 2, "normalize_keys": False},
         {"residual": True, "augmented": "all"},
         {"residual": True, "tied": "scales"},
     ],
@@ -547,5 +547,5 @@ def test_a_separate_context_hides_the_samples_that_ask(form):
     duplicate_ids, there = torch.tensor([[1], [2], [3], [4]]), torch.tensor([[9], [2], [8], [4], [7]])
     _, report = objective(**given, context=context, duplicate_ids=duplicate_ids, context_duplicate_ids=there)
     fewer = [objective(**given, context=context[[j for j in range(5) if j != hidden]])[1] for hidden in (1, 3)]
-    assert report["effective_neighbours"] < objective(**given, context=context)[1]["effective_neighbours"]
-    assert fewer[0]["effective_neighbours"] != fewer[1]["effective_neighbours"]
+    assert report["effective_neighbors"] < objective(**given, context=context)[1]["effective_neighbors"]
+    assert fewer[0]["effective_neighbors"] != fewer[1]["effective_neighbors"]

@@ -194,8 +194,8 @@ def test_float32_gradients_stay_accurate_when_tau_context_is_small(tau, width):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [6, 64])
 @pytest.mark.parametrize("tau", [1e-8, 1e-10, 1e-12, 1e-15])
-def test_a_frozen_look_up_has_the_gradient_of_its_one_neighbour(tau, width, dtype):
-    """With one neighbour a row, what reaches queries and keys is nothing, however large the factor of the logits."""
+def test_a_frozen_look_up_has_the_gradient_of_its_one_neighbor(tau, width, dtype):
+    """With one neighbor a row, what reaches queries and keys is nothing, however large the factor of the logits."""
     images = rows(300, width, dtype=dtype) * 3
     single = value_and_gradients(lambda *t: contextualize(*t, form="blockwise", tile=64), (images, number(tau, dtype)))
     units = normalize(images.double(), dim=1)
@@ -309,7 +309,7 @@ def test_queries_may_look_into_another_set_and_be_absent_from_it(form):
 
 
 @pytest.mark.parametrize("form", ["dense", "blockwise"])
-def test_uniform_attention_has_as_many_effective_neighbours_as_others(form):
+def test_uniform_attention_has_as_many_effective_neighbors_as_others(form):
     units = normalize(rows(9), dim=1)
     found = attend(units, units, units, number(1e-9), torch.arange(9), form=form, tile=4)
     torch.testing.assert_close(found.entropy.exp(), torch.full((9,), 8.0, dtype=torch.float64))

@@ -13,7 +13,7 @@ from recollect.core.errors import UserError
 from recollect.reco.block import FusionBlock, FusionModule, FusionSettings
 
 
-def randomised(block, seed=0):
+def randomized(block, seed=0):
     """Every weight random, so that no branch is switched off."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -55,13 +55,13 @@ def test_two_modules_have_the_papers_number_of_parameters():
 
 @given(width=st.sampled_from([8, 64, 128, 192]), places=st.integers(1, 6), seed=st.integers(0, 1000))
 def test_only_token_0_is_computed_and_equals_the_full_block(width, places, seed):
-    block = randomised(FusionBlock(width).double(), seed)
+    block = randomized(FusionBlock(width).double(), seed)
     tokens = unit(3, places, width, seed=seed)
     torch.testing.assert_close(block(tokens), full_block(block, tokens), rtol=1e-10, atol=1e-10)
 
 
 def test_gradients_equal_those_of_the_full_block():
-    block = randomised(FusionBlock(128).double())
+    block = randomized(FusionBlock(128).double())
     tokens = unit(4, 5, 128)
     ours, theirs = (
         torch.autograd.grad(forward.square().sum(), [*block.parameters(), given], allow_unused=True)
@@ -74,7 +74,7 @@ def test_gradients_equal_those_of_the_full_block():
 
 def test_it_is_the_block_that_torch_calls_pre_norm():
     width = 128
-    block = randomised(FusionBlock(width).double())
+    block = randomized(FusionBlock(width).double())
     theirs = nn.TransformerEncoderLayer(
         width, 2, width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True, dtype=torch.float64
     )
@@ -92,7 +92,7 @@ def test_it_is_the_block_that_torch_calls_pre_norm():
 
 
 def test_empty_places_are_as_if_they_were_not_there():
-    block = randomised(FusionBlock(64).double())
+    block = randomized(FusionBlock(64).double())
     tokens = unit(3, 4, 64)
     padded = torch.cat([tokens, torch.zeros(3, 5, 64, dtype=torch.float64)], dim=1)
     torch.testing.assert_close(block(padded), block(tokens))
@@ -123,7 +123,7 @@ def where_it_starts(start, gate, tokens):
     gate=st.floats(-3, 3), seed=st.integers(0, 1000),
 )  # fmt: skip
 def test_a_block_adds_the_same_correction_wherever_it_starts(start, places, empty, gate, seed):
-    paper = randomised(FusionBlock(64).double(), seed)
+    paper = randomized(FusionBlock(64).double(), seed)
     block = FusionBlock(64, start).double()
     block.load_state_dict(paper.state_dict(), strict=False)
     if start == "gate":
@@ -149,7 +149,7 @@ def test_what_is_searched_and_read(search, read):
 @pytest.mark.parametrize(("modalities", "start"), [("both", "gate"), ("image", "mean"), ("text", "embedding")])
 def test_a_saved_fusion_opens_as_it_was(tmp_path, kind, modalities, start):
     settings = FusionSettings(64, kind, "cross", "uni", modalities, start)
-    fusion = randomised(FusionModule(settings, "model-a", {"k": 7}))
+    fusion = randomized(FusionModule(settings, "model-a", {"k": 7}))
     again = FusionModule.open(fusion.save(tmp_path / "fusion"))
     assert again.settings == fusion.settings
     assert (again.model, again.trained, again.fingerprint) == ("model-a", {"k": 7}, fusion.fingerprint)

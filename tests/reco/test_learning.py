@@ -1,4 +1,4 @@
-"""Training a fusion: what pairs find, what is minimised, and a run that resumes."""
+"""Training a fusion: what pairs find, what is minimized, and a run that resumes."""
 
 import json
 import shutil
@@ -20,17 +20,17 @@ from recollect.reco import learning
 from recollect.reco.block import FusionModule, FusionSettings
 from recollect.reco.encoder import RetrievalEnhancedEncoder
 from recollect.reco.learning import FusionRecipe, train_fusion
-from recollect.reco.neighbours import Neighbours, find_neighbours
+from recollect.reco.neighbors import Neighbors, find_neighbors
 from recollect.reco.newness import Disturbance, Newness
 from recollect.reco.objective import TERMS, FusionObjective
 from recollect.reco.pairs import Pairs
-from recollect.training.optimiser import Optimiser
+from recollect.training.optimizer import Optimizer
 from recollect.training.options import Data
 
 SIDES = {"image": "images", "text": "texts"}
 
 
-def loop_neighbours(pairs, stored, searched, taken, own, k, max_score, score_of):
+def loop_neighbors(pairs, stored, searched, taken, own, k, max_score, score_of):
     """For each pair: sort all pictures, leave out its own and near-duplicates, take the other side's vectors."""
     read = []
     for row, id in enumerate(pairs.pictures):
@@ -54,9 +54,9 @@ def loop_neighbours(pairs, stored, searched, taken, own, k, max_score, score_of)
 def test_a_pair_reads_what_a_loop_over_the_memory_finds(on_disk, pairs, search, read, max_score, score_of):
     some, everything = pairs(12, first=30), pairs(40)  # ten of them are in the index
     settings = FusionSettings(16, search=search, read=read)
-    found = find_neighbours(some, on_disk, settings, 5, max_score, score_of)
+    found = find_neighbors(some, on_disk, settings, 5, max_score, score_of)
     for modality, own in (("image", some.images), ("text", some.texts)):
-        expected = loop_neighbours(
+        expected = loop_neighbors(
             some, everything, settings.searched(modality), settings.taken(modality), own, 5, max_score, score_of
         )
         tokens = found.tokens(modality, torch.arange(12))
@@ -85,7 +85,7 @@ def test_a_text_reads_pictures_of_its_own_caption_in_training_as_it_does_at_test
         assert all((own_caption == value).all(1).any() for value in values)
 
     def own_captions_read(score_of):
-        found = find_neighbours(stored, memory, FusionSettings(16), 4, 0.94, score_of)
+        found = find_neighbors(stored, memory, FusionSettings(16), 4, 0.94, score_of)
         read = found.token_captions("text", torch.arange(40))
         return float((read[:, 1:] == read[:, :1]).float().mean())
 
@@ -98,7 +98,7 @@ def test_a_near_duplicate_picture_is_passed_over_by_both_searches(pairs):
     twins = replace(some, pictures=[f"twin:{row}" for row in range(10)])  # the same vectors under other ids
     index = some.index()
     grow(index, twins)
-    found = find_neighbours(some, index, FusionSettings(16), 5, 0.999)
+    found = find_neighbors(some, index, FusionSettings(16), 5, 0.999)
     for modality, own in (("image", some.texts), ("text", some.images)):
         read = found.tokens(modality, torch.arange(10))[:, 1:]
         assert not (read == torch.from_numpy(own)[:, None]).all(2).any()
@@ -118,7 +118,7 @@ def test_a_picture_never_reads_its_own_other_captions():
     stored = Pairs(images, texts, [f"caption {row}" for row in range(18)], ids, "model-a")
     index = stored.index()
     assert len(index) == 6
-    found = find_neighbours(stored, index, FusionSettings(16), 5, 1.01)
+    found = find_neighbors(stored, index, FusionSettings(16), 5, 1.01)
     means = texts.reshape(6, 3, 16).mean(axis=1)
     means /= np.linalg.norm(means, axis=1, keepdims=True)
     for row in range(18):
@@ -134,10 +134,10 @@ def test_a_picture_never_reads_its_own_other_captions():
     assert len(torch.unique(found.captions)) == 18
 
 
-def test_stored_neighbours_are_read_as_they_were(on_disk, pairs, tmp_path):
-    found = find_neighbours(pairs(8, first=36), on_disk, FusionSettings(16), 3)
+def test_stored_neighbors_are_read_as_they_were(on_disk, pairs, tmp_path):
+    found = find_neighbors(pairs(8, first=36), on_disk, FusionSettings(16), 3)
     found.save(tmp_path / "n.safetensors")
-    again = Neighbours.open(tmp_path / "n.safetensors")
+    again = Neighbors.open(tmp_path / "n.safetensors")
     everything = torch.arange(8)
     for modality in ("image", "text"):
         assert torch.equal(again.tokens(modality, everything), found.tokens(modality, everything))
@@ -145,7 +145,7 @@ def test_stored_neighbours_are_read_as_they_were(on_disk, pairs, tmp_path):
     assert torch.equal(again.pictures, found.pictures)
     (tmp_path / "n.safetensors").write_bytes(b"cut")
     with pytest.raises(UserError, match="cannot be read"):
-        Neighbours.open(tmp_path / "n.safetensors")
+        Neighbors.open(tmp_path / "n.safetensors")
 
 
 def info_nce(images, texts, scale):
@@ -215,7 +215,7 @@ def world(tmp_path_factory):
     """Images that do not say which text is theirs, and a memory whose pairs do.
 
     An image is a key vector; its text is another, unrelated one, and a memory of noisy copies of the same pairs tells
-    which belongs to which. Without the memory nothing can be learnt that helps new concepts.
+    which belongs to which. Without the memory nothing can be learned that helps new concepts.
     """
     generator = np.random.default_rng(0)
 
@@ -258,14 +258,14 @@ def recipe_of(made, **changes):
     recipe = FusionRecipe(
         data=Data(sources=("train",)), index=made.address, fusion=FusionSettings(1, start="embedding"), k=3, epochs=12,
         batch_size=100, mask="none", newness=Newness("none"),
-        optimiser=Optimiser(3e-3, weight_decay=1e-5, warmup=0.0), log_every=5, checkpoint_every=1000,
+        optimizer=Optimizer(3e-3, weight_decay=1e-5, warmup=0.0), log_every=5, checkpoint_every=1000,
     )  # fmt: skip
     return replace(recipe, **changes)
 
 
 def recall(fusion, memory, test, mode):
     """Share of new concepts' images that find their own text first."""
-    found = find_neighbours(test, memory, fusion.settings, 3)
+    found = find_neighbors(test, memory, fusion.settings, 3)
     everything = torch.arange(len(test))
     embeddings = {
         modality: fusion(modality, found.tokens(modality, everything)) if mode in (modality, "both") else own
@@ -321,9 +321,9 @@ def test_a_run_that_was_stopped_resumes_to_the_same_weights(world, tmp_path, mon
         with pytest.raises(KeyboardInterrupt):
             train_fusion(recipe, Frozen(), train, tmp_path / "cut", device="cpu")
     searches = []
-    monkeypatch.setattr(learning, "find_neighbours", lambda *parts: searches.append(parts))
+    monkeypatch.setattr(learning, "find_neighbors", lambda *parts: searches.append(parts))
     cut = train_fusion(recipe, Frozen(), train, tmp_path / "cut", resume=True, device="cpu")
-    assert searches == []  # the neighbours of the first call were stored
+    assert searches == []  # the neighbors of the first call were stored
     one, other = (load_file(folder / "fusion.safetensors") for folder in (whole, cut))
     assert all(torch.equal(one[name], other[name]) for name in one)
     metrics = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("whole", "cut")]
@@ -335,9 +335,9 @@ def test_a_changed_memory_is_looked_up_anew_and_no_run_goes_on_with_it(world, tm
     train, _, shared = world
     memory = Index.open(shutil.copytree(shared.address, tmp_path / "memory"))
     train_fusion(recipe_of(memory, epochs=1), Frozen(), train, tmp_path / "run", device="cpu")
-    stored = tmp_path / "run.neighbours" / "neighbours.safetensors"
+    stored = tmp_path / "run.neighbors" / "neighbors.safetensors"
     before = stored.read_bytes()
-    with pytest.raises(UserError, match="already contains a run"):  # whose neighbours stay
+    with pytest.raises(UserError, match="already contains a run"):  # whose neighbors stay
         train_fusion(recipe_of(memory, epochs=1, k=2), Frozen(), train, tmp_path / "run", device="cpu")
     assert stored.read_bytes() == before
     shutil.rmtree(tmp_path / "run" / "model")  # as where a run was killed before it wrote its model
@@ -346,7 +346,7 @@ def test_a_changed_memory_is_looked_up_anew_and_no_run_goes_on_with_it(world, tm
     stored.write_bytes(damaged)
     train_fusion(recipe_of(memory, epochs=1), Frozen(), train, tmp_path / "run", resume=True, device="cpu")
     assert stored.read_bytes() == before  # found again
-    assert "neighbours.safetensors" in capfd.readouterr().err
+    assert "neighbors.safetensors" in capfd.readouterr().err
     memory.remove(["memory:0"])
     shutil.rmtree(tmp_path / "run" / "model")
     with pytest.raises(UserError, match=f"needs the same data, but {memory.address} had content .*, has content"):
@@ -356,7 +356,7 @@ def test_a_changed_memory_is_looked_up_anew_and_no_run_goes_on_with_it(world, tm
 
 def test_every_pair_is_seen_once_an_epoch(world):
     train, _, memory = world
-    found = find_neighbours(train, memory, FusionSettings(32), 2)
+    found = find_neighbors(train, memory, FusionSettings(32), 2)
     place = learning.ProcessRanks(0, 1, torch.device("cpu"))
     steps = list(learning._feed(found, recipe_of(memory), place, "train")(0, 16))
     for epoch in (steps[:8], steps[8:]):

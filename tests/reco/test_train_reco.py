@@ -81,7 +81,7 @@ def begun(monkeypatch):
         ("--epochs", 3, "--batch-size", 7, "--chunk", 3, "--seed", 4),
         ("--newness", "none", "--search", "cross", "--read", "both", "--max-score", 1.5, "--k", 2),
         ("--newness", "offsets", "--mask", "id", "--start", "mean"),
-        ("--optimiser.learning-rate", 0.1, "--log-every", 3, "--checkpoint-every", 4),
+        ("--optimizer.learning-rate", 0.1, "--log-every", 3, "--checkpoint-every", 4),
     ],
 )
 def test_the_settings_of_a_run_are_the_input_of_another(begun, tmp_path, words):

@@ -201,7 +201,7 @@ def noise(tmp_path_factory) -> Path:
     rows = ["path,caption"]
     for number in range(20):
         Image.fromarray(random.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(folder / f"{number}.png")
-        rows.append(f"{number}.png,noise number {number} in many colours")
+        rows.append(f"{number}.png,noise number {number} in many colors")
     (folder / "pairs.csv").write_text("\n".join(rows))
     return folder / "pairs.csv"
 
@@ -209,7 +209,7 @@ def noise(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
     """A small checkpoint of transformers to continue from."""
-    return build_model("tiny", texts=["noise number many colours"]).save(tmp_path_factory.mktemp("tiny") / "model")
+    return build_model("tiny", texts=["noise number many colors"]).save(tmp_path_factory.mktemp("tiny") / "model")
 
 
 @pytest.fixture

@@ -139,11 +139,11 @@ def test_a_crop_and_a_flip_are_heard_by_towers_that_add_none_by_themselves():
         build_model("tiny-conv", texts=["a photo"]),
         np.arange(40 * 60 * 3, dtype=np.uint8).reshape(40, 60, 3),
     )
-    centre = training_transform(model, Data()).pixels(picture)
+    center = training_transform(model, Data()).pixels(picture)
     generator = np.random.default_rng(0)
     mirrored = training_transform(model, Data(flip=True))
     seen = {mirrored.pixels(picture, generator).tobytes() for _ in range(8)}
-    assert seen == {centre.tobytes(), np.ascontiguousarray(centre[:, ::-1]).tobytes()}
+    assert seen == {center.tobytes(), np.ascontiguousarray(center[:, ::-1]).tobytes()}
     cropped = training_transform(model, Data(crop=0.3))
     assert isinstance(cropped, ImageTransform)
     assert len({cropped.pixels(picture, generator).tobytes() for _ in range(8)}) == 8

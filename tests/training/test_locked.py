@@ -38,7 +38,7 @@ def pairs(tmp_path) -> Path:
     lines = []
     for number in range(30):
         Image.fromarray(random.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(folder / f"{number}.png")
-        captions = [f"noise number {number} in many colours", f"a picture called {number}"]
+        captions = [f"noise number {number} in many colors", f"a picture called {number}"]
         lines.append(json.dumps({"path": f"{number}.png", "captions": captions}))
     (folder / "pairs.jsonl").write_text("\n".join(lines))
     return folder / "pairs.jsonl"
@@ -47,7 +47,7 @@ def pairs(tmp_path) -> Path:
 @pytest.fixture
 def checkpoint(tmp_path) -> Path:
     """A small SigLIP of transformers."""
-    return build_model("tiny", texts=["noise number many colours a picture called"]).save(tmp_path / "checkpoint")
+    return build_model("tiny", texts=["noise number many colors a picture called"]).save(tmp_path / "checkpoint")
 
 
 def pictures(source):
@@ -197,7 +197,7 @@ def test_texts_are_embedded_with_the_prefix_of_their_kind(pairs, checkpoint):
     encoder = load_model(checkpoint, "cpu")
     encoder.add_prefixes(("caption", "label"))
     kept = lock_source(encoder, open_source(str(pairs)))
-    asked = ("a picture called 3", "noise number 4 in many colours")
+    asked = ("a picture called 3", "noise number 4 in many colors")
     found = TextFeatures(encoder, (kept,))(asked, ("caption", "caption"))
     torch.testing.assert_close(found, encoder.pooled_texts(asked, "caption"))
     assert not torch.allclose(found, encoder.pooled_texts(asked, "label"), atol=1e-4)

@@ -335,18 +335,18 @@ def test_more_workers_than_cores_are_nothing_to_warn_of(pairs, start, tmp_path):
         warnings.simplefilter("error")
         ahead = weights(train(recipe, tmp_path / "run", device="cpu"))
     alone = weights(train(replace(recipe, workers=0), tmp_path / "alone", device="cpu"))
-    assert all(torch.equal(ahead[name], alone[name]) for name in alone), "whoever reads and tokenises"
+    assert all(torch.equal(ahead[name], alone[name]) for name in alone), "whoever reads and tokenizes"
 
 
 @pytest.fixture(scope="module")
 def towers():
-    return build_model("tiny", texts=["noise number many colours"])
+    return build_model("tiny", texts=["noise number many colors"])
 
 
-def test_workers_tokenise(towers, pairs, monkeypatch):
+def test_workers_tokenize(towers, pairs, monkeypatch):
     stream = BatchStream(DataMix((open_source(str(pairs)),)), 40, towers.training_transform())
-    expected, here, tokenise = towers.tokenize(stream.batch(0).texts), [], TextTokens.__call__
-    monkeypatch.setattr(TextTokens, "__call__", lambda *given: here.append(1) or tokenise(*given))
+    expected, here, tokenize = towers.tokenize(stream.batch(0).texts), [], TextTokens.__call__
+    monkeypatch.setattr(TextTokens, "__call__", lambda *given: here.append(1) or tokenize(*given))
     (batch,) = stream.iterate(0, 1, 2, tokenize=row_tokenizer(towers))
     assert not here, "they are processes of their own"
     assert torch.equal(batch.tokens["input_ids"], expected["input_ids"])

@@ -152,7 +152,7 @@ def test_data_that_changed_since_a_run_stopped_is_named(pairs, tmp_path):
     assert said in str(refused.value)
     assert f"had {len(text):,} bytes, has " in str(refused.value)
     assert "content" not in str(refused.value)
-    table.write_text(text.replace("colours", "COLOURS"))  # as many bytes and samples
+    table.write_text(text.replace("colors", "COLORS"))  # as many bytes and samples
     with pytest.raises(UserError, match=rf"but {table}\?paths=anywhere had content \w+, has content \w+\."):
         train(replace(recipe, steps=2), out, resume=True, device="cpu")
     table.write_text(text)
@@ -231,8 +231,8 @@ def test_files_of_one_name_are_told_apart_by_their_folders(pairs, tmp_path):
 def test_a_preset_learns_from_pictures(pairs, tmp_path):
     """Every weight of both towers moves, and the loss of a batch seen again and again falls."""
     recipe = replace(RECIPES["siglip-tiny"](), model=Model("tiny"), steps=3, batch_size=8, log_every=1)
-    recipe = replace(recipe, data=Data(sources=(str(pairs),)), optimiser=replace(recipe.optimiser, warmup=0.0))
-    untrained = train(replace(recipe, steps=1, optimiser=replace(recipe.optimiser, learning_rate=0.0)), tmp_path / "0")
+    recipe = replace(recipe, data=Data(sources=(str(pairs),)), optimizer=replace(recipe.optimizer, warmup=0.0))
+    untrained = train(replace(recipe, steps=1, optimizer=replace(recipe.optimizer, learning_rate=0.0)), tmp_path / "0")
     trained = train(recipe, tmp_path / "1")
     before, after = (load_file(model / "model.safetensors") for model in (untrained, trained))
     still = {name for name in before if torch.equal(before[name], after[name])}

@@ -42,9 +42,9 @@ def test_the_papers_recipe_has_the_papers_values(size, examples):
     assert recipe.model.start == f"vit-{size}-16"
     assert recipe.batch_size == 32_768
     assert recipe.steps * recipe.batch_size == pytest.approx(examples, rel=1e-4)
-    optimiser = recipe.optimiser
-    assert (optimiser.learning_rate, optimiser.weight_decay) == (1e-3, 1e-4)
-    assert (optimiser.beta1, optimiser.beta2, optimiser.clip_norm) == (0.9, 0.95, 1.0)
+    optimizer = recipe.optimizer
+    assert (optimizer.learning_rate, optimizer.weight_decay) == (1e-3, 1e-4)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.clip_norm) == (0.9, 0.95, 1.0)
     objective = recipe.objective
     assert (objective.base, objective.scale, objective.bias) == ("sigmoid", 10.0, -10.0)
     assert (objective.context.alpha, objective.context.tau) == (0.9, 1.0)
@@ -58,7 +58,7 @@ def test_prefix_conditionings_recipe_has_its_papers_values():
     assert (recipe.model.start, recipe.model.prefixes) == ("swin-t", ("caption", "label"))
     assert (recipe.batch_size, recipe.data.sampling) == (1024, "debiased")
     assert recipe.steps * recipe.batch_size / 2 == pytest.approx(15 * 12e6, rel=1e-4)
-    assert recipe.optimiser.warmup * recipe.steps == pytest.approx(10_000)
+    assert recipe.optimizer.warmup * recipe.steps == pytest.approx(10_000)
 
 
 def _with(path: str, value):
@@ -78,8 +78,8 @@ def _with(path: str, value):
         *((name, 0) for name in ("steps", "batch_size", "chunk", "log_every", "checkpoint_every", "checkpoints_kept")),
         ("model.views", 0), ("model.dropout", 1.0), ("workers", -1), ("objective.scale", 0.0),
         ("objective.bias", math.nan), ("objective.context.alpha", 1.5), ("objective.context.tau", 0.0),
-        ("optimiser.learning_rate", math.nan), ("optimiser.weight_decay", -1.0), ("optimiser.beta2", 1.0),
-        ("optimiser.clip_norm", 0.0), ("optimiser.warmup", 2.0), ("data.crop", 0.0), ("data.broken_share", 2.0),
+        ("optimizer.learning_rate", math.nan), ("optimizer.weight_decay", -1.0), ("optimizer.beta2", 1.0),
+        ("optimizer.clip_norm", 0.0), ("optimizer.warmup", 2.0), ("data.crop", 0.0), ("data.broken_share", 2.0),
         ("batch_size", 1), ("data.weights", (1.0, 2.0)),
     ],
 )  # fmt: skip

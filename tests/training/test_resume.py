@@ -89,11 +89,11 @@ def test_a_run_killed_again_and_again_at_random_times_resumes_to_the_same_bits(s
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_stopped_run_saves_and_leaves_as_the_signal_would(small, in_child, unbroken, tmp_path, number, status, capfd):
-    def signalled(step, *_):
+    def signaled(step, *_):
         if step == 4:
             os.kill(os.getpid(), number)
 
-    parts = small.watched(signalled)
+    parts = small.watched(signaled)
 
     def work():
         try:

@@ -23,7 +23,7 @@ ABLATIONS = [
     {"stop_gradient": "both"},
     {"separate": True},
     {"value_head": 2},
-    {"normalise_keys": False},
+    {"normalize_keys": False},
     {"layer_norm": "both"},
     {"stale_rows": 7, "value_head": 1},
     {"stale_rows": 30, "residual": True},

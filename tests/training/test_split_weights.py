@@ -21,7 +21,7 @@ from recollect.training.step import Inputs, StepOptions, train_step
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 splits = pytest.mark.skipif(TORCH < (2, 13), reason="needs torch 2.13")
 ROWS = 8
-TEXTS = [f"a {colour} {thing}" for colour in ("red", "green", "blue", "white") for thing in ("cup", "hat")]
+TEXTS = [f"a {color} {thing}" for color in ("red", "green", "blue", "white") for thing in ("cup", "hat")]
 
 
 def parts():

@@ -17,7 +17,7 @@ from recollect.core.errors import UserError
 from recollect.training.card import model_card
 from recollect.training.checkpoints import latest
 from recollect.training.loop import Hook, train
-from recollect.training.optimiser import Averages
+from recollect.training.optimizer import Averages
 from recollect.training.options import Data, Model, Recipe
 from recollect.training.run_folder import as_json
 

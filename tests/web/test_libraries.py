@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from browsing import WIDTHS, Tab
-from colours import COLOURS, paint, shade
-from pages import colour_index, start
+from colors import COLORS, paint, shade
+from pages import color_index, start
 from pictures import encoded
 from recollect.web import folder as folders
 
@@ -17,10 +17,10 @@ def photos(tmp_path, monkeypatch):
     """The page of one index, next to a smaller one and to a folder of pictures; all open with the same model."""
     monkeypatch.setenv("RECOLLECT_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(folders, "POLL", 0.05)
-    colour_index(tmp_path / "indexes/large")
-    colour_index(tmp_path / "indexes/small", rows=9)
+    color_index(tmp_path / "indexes/large")
+    color_index(tmp_path / "indexes/small", rows=9)
     for number in range(4):
-        paint(tmp_path / "Ärger & Co" / f"red {number}.png", COLOURS["red"], number)
+        paint(tmp_path / "Ärger & Co" / f"red {number}.png", COLORS["red"], number)
     running, stop = start(tmp_path / "indexes/large")
     yield running
     stop()
@@ -61,7 +61,7 @@ def test_a_folder_of_pictures_is_opened_filled_and_watched(photos, tmp_path):
     assert status == 200, answer
     opened = f"/library/{answer['key']}"
     until(lambda: photos.call(f"{opened}/api/info")[1]["pictures"] == 4)
-    paint(folder / "green.png", COLOURS["green"], 9)
+    paint(folder / "green.png", COLORS["green"], 9)
     until(lambda: photos.call(f"{opened}/api/info")[1]["pictures"] == 5)
     assert photos.call("/api/info")[1]["pictures"] == 60
     for place, said in (("relative", "from the top"), (str(tmp_path / "none"), "no such folder")):
@@ -74,7 +74,7 @@ def test_a_dropped_picture_is_copied_added_and_never_overwrites(photos, tmp_path
     place = Path(photos.call("/api/info")[1]["adds_to"])
     assert place.is_relative_to(tmp_path / "home")
     for number, name in enumerate(("../../new.png", "new.png")):
-        kept = photos.call(f"/api/added?name={name}", encoded(shade(COLOURS["red"], 100 + number)))[1]
+        kept = photos.call(f"/api/added?name={name}", encoded(shade(COLORS["red"], 100 + number)))[1]
         assert Path(kept["file"]).parent == place
     assert len(list(place.iterdir())) == 2
     assert photos.call("/api/added?name=text.png", b"not a picture")[0] == 400
@@ -86,7 +86,7 @@ def test_a_dropped_picture_is_copied_added_and_never_overwrites(photos, tmp_path
 def test_pictures_dropped_on_the_library_of_a_folder_go_to_that_folder(photos, tmp_path):
     folder = tmp_path / "Ärger & Co"
     key = photos.call("/api/libraries", {"place": str(folder)})[1]["key"]
-    kept = photos.call(f"/library/{key}/api/added?name=blue.png", encoded(shade(COLOURS["blue"], 50)))[1]
+    kept = photos.call(f"/library/{key}/api/added?name=blue.png", encoded(shade(COLORS["blue"], 50)))[1]
     assert kept == {"file": str(folder / "Added/blue.png"), "folder": str(folder / "Added"), "watched": True}
     until(lambda: photos.call(f"/library/{key}/api/info")[1]["pictures"] == 5)
 
@@ -140,7 +140,7 @@ def test_pictures_are_dropped_to_search_or_to_add(browser, photos):
       if (document.querySelector("#drop-add").hidden) throw new Error("no place to add is offered");
       send(document.querySelector(target), "drop");
     }"""
-    data = list(encoded(shade(COLOURS["red"], 77)))
+    data = list(encoded(shade(COLORS["red"], 77)))
     tab.tab.evaluate(drop, ["#grid", "red.png", data])
     tab.tab.wait_for_selector(".term img")
     tab.shows("red")

@@ -1,4 +1,4 @@
-"""The page's API: searching and labelling as a script would, and every wrong use in one line."""
+"""The page's API: searching and labeling as a script would, and every wrong use in one line."""
 
 import csv
 import io
@@ -9,8 +9,8 @@ import time
 import pyarrow.parquet as pq
 import pytest
 
-from colours import COLOURS, ColourEncoder, paint, shade
-from pages import HOSTILE, colour_index, start
+from colors import COLORS, ColorEncoder, paint, shade
+from pages import HOSTILE, color_index, start
 from pictures import encoded
 from recollect.classifiers.classifier import Classifier
 from recollect.core.errors import UserError
@@ -28,7 +28,7 @@ def ranked(page, key, order="likely", **more):
 
 def mark(page, key, numbers, value, **more):
     """Mark pictures by their number."""
-    ids = [f"{list(COLOURS)[number % 3]}/{number}.png" for number in numbers]
+    ids = [f"{list(COLORS)[number % 3]}/{number}.png" for number in numbers]
     return page.call(f"/api/classes/{key}/marks", {"ids": ids, "mark": value, **more})
 
 
@@ -41,7 +41,7 @@ def test_words_pictures_and_what_they_are_not(shared_page):
     both = search(shared_page, {"words": "red"}, {"words": "green", "weight": -1})
     assert set(names(both)[:20]) == {"red"}
     assert set(names(both)[-20:]) == {"green"}
-    data = encoded(shade(COLOURS["blue"], 999))
+    data = encoded(shade(COLORS["blue"], 999))
     status, answer = shared_page.call("/api/pictures", data)
     assert status == 200
     assert set(names(search(shared_page, {"upload": answer["upload"]}))[:19]) == {"blue"}
@@ -54,7 +54,7 @@ def test_words_pictures_and_what_they_are_not(shared_page):
 
 def test_a_search_is_that_of_the_index_itself(shared_page):
     """On the page, in Python and on the command line a query has the same results."""
-    index = Index.open(shared_page.folder, ColourEncoder())
+    index = Index.open(shared_page.folder, ColorEncoder())
     for where in (None, "number < 20"):
         for terms, query in (
             ([{"words": "red"}], "red"),
@@ -69,7 +69,7 @@ def test_a_search_is_that_of_the_index_itself(shared_page):
 
 def test_pages_of_a_list_join_to_the_whole_list(shared_page, monkeypatch):
     monkeypatch.setattr("recollect.web.session._FIRST", 25)
-    whole = Index.open(shared_page.folder, ColourEncoder()).search("green and blue", 60)
+    whole = Index.open(shared_page.folder, ColorEncoder()).search("green and blue", 60)
     first = shared_page.list(terms=[{"words": "green and blue"}], count=20)
     known = {"version": first["version"], "revision": first["revision"]}
     pages = [first] + [
@@ -125,8 +125,8 @@ def test_a_class_by_clicks_is_found_kept_and_applied(page):
     assert (cut["yes"], cut["found"], cut["wrong"]) == (5, 5, 0)
     assert {tile["p"] is None for tile in answer["listing"]["tiles"]} == {False}
     opened = Classifier.load(page.folder / "page/classifiers/my reds")
-    pictures = [shade(COLOURS[name], 500 + i) for i, name in enumerate(["red", "green", "red", "blue"])]
-    said = opened.predict(ColourEncoder().embed_images(pictures)).tolist()
+    pictures = [shade(COLORS[name], 500 + i) for i, name in enumerate(["red", "green", "red", "blue"])]
+    said = opened.predict(ColorEncoder().embed_images(pictures)).tolist()
     assert said == ["reds", "not reds", "reds", "not reds"]
 
 
@@ -349,8 +349,8 @@ def test_marks_stay_with_their_pictures_where_files_are_exchanged_and_renamed(tm
     """Another process brings the index up to date; a mark belongs to the pixels."""
     folder = tmp_path / "photos"
     for number, name in enumerate(("red", "green", "blue")):
-        paint(folder / f"{number}.png", COLOURS[name], number)
-    Index.build(folder, ColourEncoder(), out=tmp_path / "index")
+        paint(folder / f"{number}.png", COLORS[name], number)
+    Index.build(folder, ColorEncoder(), out=tmp_path / "index")
     page = restart(tmp_path / "index")
     first = page.list(terms=[{"words": "red"}])["tiles"][0]
     assert first["name"] == "0.png"
@@ -359,23 +359,23 @@ def test_marks_stay_with_their_pictures_where_files_are_exchanged_and_renamed(tm
     (folder / "0.png").rename(folder / "other.png")
     (folder / "1.png").rename(folder / "0.png")
     (folder / "other.png").rename(folder / "1.png")
-    Index.open(tmp_path / "index", ColourEncoder()).add(folder)
+    Index.open(tmp_path / "index", ColorEncoder()).add(folder)
     page.call("/api/info")
     (marked,) = ranked(page, 1, "clicked")
     assert (marked["id"], marked["name"]) == (first["id"], "1.png")
     (folder / "1.png").unlink()
-    Index.open(tmp_path / "index", ColourEncoder()).add(folder)
+    Index.open(tmp_path / "index", ColorEncoder()).add(folder)
     assert page.call("/api/info")[1]["pictures"] == 2
     assert ranked(page, 1, "clicked") == []
     assert page.call("/api/classes")[1]["classes"][0]["yes"] == 1
 
 
 def test_an_index_that_was_built_again_in_its_place_is_shown_and_lost_labels_are_reported(tmp_path, restart):
-    colour_index(tmp_path / "index", 12)
+    color_index(tmp_path / "index", 12)
     page = restart(tmp_path / "index")
     page.call("/api/classes", {"name": "reds"})
     shutil.rmtree(tmp_path / "index")
-    colour_index(tmp_path / "index", 9)
+    color_index(tmp_path / "index", 9)
     assert page.call("/api/info")[1]["pictures"] == 9
     assert len(search(page, {"words": "red"})) == 9
     status, answer = mark(page, 1, [0], 1)
@@ -405,7 +405,7 @@ def test_an_index_of_another_model_is_refused(tmp_path):
 def test_serving_is_refused_in_one_line(tmp_path, capsys):
     from recollect import cli
 
-    colour_index(tmp_path / "index")
+    color_index(tmp_path / "index")
     place = str(tmp_path / "index")
     wrong = {
         ("serve", str(tmp_path / "none")): "none",
@@ -423,7 +423,7 @@ def test_serving_is_refused_in_one_line(tmp_path, capsys):
 
 @pytest.mark.parametrize(("host", "shown"), [("localhost", "127.0.0.1"), ("::1", "[::1]"), ("127.0.0.1", "127.0.0.1")])
 def test_the_printed_address_is_the_one_that_answers(tmp_path, painted, host, shown):
-    page = Page(Index.open(painted, ColourEncoder()), host=host, port=0, labels=tmp_path / "labels.sqlite")
+    page = Page(Index.open(painted, ColorEncoder()), host=host, port=0, labels=tmp_path / "labels.sqlite")
     try:
         port = page.listening.getsockname()[1]
         assert page.address == f"http://{shown}:{port}/"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from browsing import WIDTHS, Tab
-from colours import COLOURS, ColourEncoder, shade
+from colors import COLORS, ColorEncoder, shade
 from pages import start
 from pictures import encoded
 from recollect.index import File, Index, Rows
@@ -18,12 +18,12 @@ NUMBER = 240
 def album(tmp_path_factory):
     """The page of pictures of several shapes in odd folders, from 2019 to 2022; every twelfth has no date."""
     folder = tmp_path_factory.mktemp("album") / "index"
-    encoder, random = ColourEncoder(), np.random.default_rng(0)
-    names = list(COLOURS)
-    images = [shade(COLOURS[names[number % 3]], number) for number in range(NUMBER)]
+    encoder, random = ColorEncoder(), np.random.default_rng(0)
+    names = list(COLORS)
+    images = [shade(COLORS[names[number % 3]], number) for number in range(NUMBER)]
     taken = [f"{2019 + number // 60}-{1 + number // 5 % 12:02d}-{1 + number % 28:02d}T12:00:00" if number % 12 else ""
              for number in range(NUMBER)]  # fmt: skip
-    index = Index.create(folder, width=3, model=encoder.fingerprint, model_name="colours")
+    index = Index.create(folder, width=3, model=encoder.fingerprint, model_name="colors")
     index.insert(
         Rows(
             ids=[f"{number:032x}" for number in range(NUMBER)],

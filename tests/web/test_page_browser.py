@@ -3,7 +3,7 @@
 import pytest
 
 from browsing import WIDTHS, Tab
-from colours import COLOURS, ColourEncoder, shade
+from colors import COLORS, ColorEncoder, shade
 from pages import HOSTILE
 from pictures import encoded
 from recollect.classifiers.classifier import Classifier
@@ -18,7 +18,7 @@ def test_search_by_words_by_a_picture_and_away(browser, shared_page, size):
     tab = Tab(browser, shared_page, size)
     tab.search("red")
     tab.shows("red")
-    data = encoded(shade(COLOURS["blue"], 999))
+    data = encoded(shade(COLORS["blue"], 999))
     tab.tab.fill("#words", "")
     tab.tab.set_input_files("#file", {"name": "blue.png", "mimeType": "image/png", "buffer": data})
     tab.tab.wait_for_selector(".term img")
@@ -58,7 +58,7 @@ def test_a_class_by_clicks_is_saved_and_survives_a_reload(browser, page, size):
     folder = page.folder / "page/classifiers/reds"
     assert tab.tab.inner_text("#saved code") == str(folder)
     kept = Classifier.load(folder)
-    assert kept.predict(ColourEncoder().embed_images([shade(COLOURS["red"], 77)])).tolist() == ["reds"]
+    assert kept.predict(ColorEncoder().embed_images([shade(COLORS["red"], 77)])).tolist() == ["reds"]
     tab.tab.reload()
     tab.tab.wait_for_selector(".tile .caption:not(:empty)")
     tab.panel()
@@ -111,7 +111,7 @@ def test_keys_mark_undo_and_move(browser, page):
 
 
 def test_hostile_captions_are_only_text_and_a_picture_shows_all_of_its_own(browser, page):
-    index = Index.open(page.folder, ColourEncoder())
+    index = Index.open(page.folder, ColorEncoder())
     (id,) = index.ids_where("number = 58")
     captions = [HOSTILE, f"{HOSTILE} again", "a wordofone" + "hundredandmanyletters" * 12]
     index.set_captions({id: captions})

@@ -7,7 +7,7 @@ import pytest
 
 import guide_world
 from browsing import WIDTHS, Tab
-from colours import COLOURS, ColourEncoder, paint
+from colors import COLORS, ColorEncoder, paint
 from recollect.core.progress import progress
 from recollect.index import Index
 
@@ -28,14 +28,14 @@ def look(page, address="/api/duplicates"):
 def photos(tmp_path, restart):
     """A page of photographs: one in two folders, three shades of blue, and three drawings in two sizes each."""
     for place in ("one/red.png", "two/red.png"):
-        paint(tmp_path / "photos" / place, COLOURS["red"], 1)
+        paint(tmp_path / "photos" / place, COLORS["red"], 1)
     for number in range(2, 5):
-        paint(tmp_path / "photos" / f"blue {number}.png", COLOURS["blue"], number)
+        paint(tmp_path / "photos" / f"blue {number}.png", COLORS["blue"], number)
     for number in range(3):
         drawn = guide_world.drawing(number).resize((320, 240))
         drawn.save(tmp_path / "photos" / f"drawing {number}.png")
         drawn.resize((200, 150)).save(tmp_path / "photos" / f"small {number}.jpg", quality=85)
-    Index.build(tmp_path / "photos", ColourEncoder(), out=tmp_path / "index")
+    Index.build(tmp_path / "photos", ColorEncoder(), out=tmp_path / "index")
     return restart(tmp_path / "index")
 
 

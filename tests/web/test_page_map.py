@@ -33,7 +33,7 @@ def test_colors_are_of_folders_or_labels(page):
     assert set(found["groups"]) == set(range(len(found["names"])))
 
 
-def test_a_loop_selects_pictures_which_are_labelled(browser, page):
+def test_a_loop_selects_pictures_which_are_labeled(browser, page):
     tab = Tab(browser, page)
     tab.tab.click("#show-map")
     tab.wait("document.querySelector('#status').textContent.startsWith('Map of 60')")

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from browsing import WIDTHS, Tab
-from colours import COLOURS, ColourEncoder, shade
+from colors import COLORS, ColorEncoder, shade
 from pages import start
 from pictures import encoded
 from recollect.index import Index
@@ -19,13 +19,13 @@ NUMBER = 24
 @pytest.fixture
 def album(tmp_path):
     """The page of two dozen pictures in a folder with an odd name."""
-    names, folder = list(COLOURS), tmp_path / "photos/Ärger #1 100% 😀"
+    names, folder = list(COLORS), tmp_path / "photos/Ärger #1 100% 😀"
     folder.mkdir(parents=True)
     for number in range(NUMBER):
         (folder / f"{names[number % 3]} {number:02d}'s.png").write_bytes(
-            encoded(shade(COLOURS[names[number % 3]], number))
+            encoded(shade(COLORS[names[number % 3]], number))
         )
-    Index.build(tmp_path / "photos", ColourEncoder(), out=tmp_path / "index", model_name="colours")
+    Index.build(tmp_path / "photos", ColorEncoder(), out=tmp_path / "index", model_name="colors")
     running, stop = start(tmp_path / "index")
     running.session.local = True
     yield running

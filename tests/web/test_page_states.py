@@ -3,8 +3,8 @@
 import pytest
 
 from browsing import Tab
-from colours import COLOURS, ColourEncoder, paint
-from pages import colour_index, start
+from colors import COLORS, ColorEncoder, paint
+from pages import color_index, start
 from recollect.index import Index
 from recollect.web import Page
 
@@ -27,7 +27,7 @@ def test_a_filter_without_pictures_is_named_and_can_be_taken_off(browser, shared
 
 
 def test_while_the_server_is_gone_pictures_stay_and_the_page_recovers(browser, tmp_path):
-    colour_index(tmp_path / "index")
+    color_index(tmp_path / "index")
     page, stop = start(tmp_path / "index")
     port = int(page.address.rpartition(":")[2])
     tab = Tab(browser, page)
@@ -35,7 +35,7 @@ def test_while_the_server_is_gone_pictures_stay_and_the_page_recovers(browser, t
     stop()
     tab.tab.wait_for_selector("#banner:not([hidden])", timeout=30_000)
     assert tab.captions() == shown
-    again = Page(Index.open(tmp_path / "index", ColourEncoder()), port=port).start()
+    again = Page(Index.open(tmp_path / "index", ColorEncoder()), port=port).start()
     tab.tab.wait_for_selector("#banner", state="hidden", timeout=30_000)
     tab.search("red")
     tab.shows("red")
@@ -69,7 +69,7 @@ def test_help_opens_on_a_question_mark_and_closes(browser, shared_page):
 
 def test_a_folder_is_added_from_the_page(browser, page, tmp_path):
     for number in range(5):
-        paint(tmp_path / "more" / f"{number}.png", COLOURS["red"], 100 + number)
+        paint(tmp_path / "more" / f"{number}.png", COLORS["red"], 100 + number)
     tab = Tab(browser, page)
     tab.tab.click("#open-settings")
     tab.tab.click(".sheet button:has-text('Add a folder')")

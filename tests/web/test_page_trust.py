@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 import guide_world
-from colours import COLOURS, ColourEncoder, shade
-from pages import colour_index, start
+from colors import COLORS, ColorEncoder, shade
+from pages import color_index, start
 from recollect.core.errors import UserError
 from recollect.efsa.rerank import episode_reranker
 from recollect.index import Index, Query, Rows
@@ -34,8 +34,8 @@ def test_refined_results_are_those_of_the_command_line_and_say_what_they_learned
     assert [tile["id"] for tile in refined["tiles"][16:]] == rest
     episode = refined["episode"]
     assert episode["changed"]
-    assert {pair["id"] for pair in episode["learnt"]} == {hit.id for hit in expected if hit.caption}
-    for pair in episode["learnt"]:
+    assert {pair["id"] for pair in episode["learned"]} == {hit.id for hit in expected if hit.caption}
+    for pair in episode["learned"]:
         assert plain["tiles"][pair["before"] - 1]["id"] == refined["tiles"][pair["after"] - 1]["id"] == pair["id"]
     assert [tile.get("before") for tile in refined["tiles"][:16]] == [hit.zero_shot_rank for hit in expected]
     assert not any("before" in tile for tile in refined["tiles"][16:])
@@ -90,7 +90,7 @@ def test_a_search_by_words_says_where_it_ends_and_shows_everything(shared_page):
 
 def bare(folder, ids, vectors):
     """The page of pictures without captions."""
-    encoder = ColourEncoder()
+    encoder = ColorEncoder()
     index = Index.create(folder, width=encoder.width, model=encoder.fingerprint)
     index.insert(Rows(ids=ids, image_vectors=vectors))
     page, stop = start(folder, encoder=encoder)
@@ -111,15 +111,15 @@ def test_without_captions_the_end_is_learnt_once_enough_pictures_are_marked(pain
     page.session.prepare()
     answer = page.list(terms=[{"words": "red"}])
     stop()
-    learnt = answer["cut"]
-    assert (learnt["basis"], learnt["texts"]) == ("marks", 40)
-    assert {tile["id"].split("/")[0] for tile in answer["tiles"][: learnt["above"]]} == {"red"}
+    learned = answer["cut"]
+    assert (learned["basis"], learned["texts"]) == ("marks", 40)
+    assert {tile["id"].split("/")[0] for tile in answer["tiles"][: learned["above"]]} == {"red"}
 
 
 def test_without_captions_and_marks_the_end_is_estimated_where_some_pictures_stand_out(tmp_path):
-    encoder = ColourEncoder()
-    images = [shade(COLOURS["red"], number) for number in range(5)]
-    images += [shade(COLOURS[("green", "blue")[number % 2]], number) for number in range(100)]
+    encoder = ColorEncoder()
+    images = [shade(COLORS["red"], number) for number in range(5)]
+    images += [shade(COLORS[("green", "blue")[number % 2]], number) for number in range(100)]
     ids = [f"red/{number}" if number < 5 else f"other/{number}" for number in range(105)]
     page, stop = bare(tmp_path / "index", ids, encoder.embed_images(images).numpy())
     page.session._cut = None  # as while the folder is being indexed
@@ -133,7 +133,7 @@ def test_without_captions_and_marks_the_end_is_estimated_where_some_pictures_sta
 
 def teach(page, rows=12):
     """Three labels, with every third picture."""
-    for key, name in enumerate(COLOURS, start=1):
+    for key, name in enumerate(COLORS, start=1):
         page.call("/api/classes", {"name": name})
         ids = [f"{name}/{number}.png" for number in range(key - 1, rows, 3)]
         page.call(f"/api/classes/{key}/marks", {"ids": ids, "mark": 1})
@@ -173,7 +173,7 @@ def test_everything_is_sorted_with_what_cannot_be_ruled_out(page, monkeypatch):
 
 
 def test_a_picture_unlike_every_example_fits_no_label(tmp_path):
-    index = colour_index(tmp_path / "index")
+    index = color_index(tmp_path / "index")
     odd = np.float32([[-1, -1, -1], [-1, -1, 0.2]])
     odd /= np.linalg.norm(odd, axis=1, keepdims=True)
     index.insert(Rows(ids=["odd/1", "odd/2"], image_vectors=odd, metadata=[{"box": [float("nan"), 1]}, {}]))

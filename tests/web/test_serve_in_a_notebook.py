@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 import recollect
-from colours import COLOURS, ColourEncoder, paint
+from colors import COLORS, ColorEncoder, paint
 from recollect.core.errors import UserError
 from recollect.index import Index
 
@@ -16,9 +16,9 @@ from recollect.index import Index
 @pytest.fixture
 def index(tmp_path):
     for number, name in enumerate(("red", "green", "blue")):
-        paint(tmp_path / "photos" / f"{name}.png", COLOURS[name], number)
-    Index.build(tmp_path / "photos", ColourEncoder(), out=tmp_path / "index")
-    return Index.open(tmp_path / "index", ColourEncoder())
+        paint(tmp_path / "photos" / f"{name}.png", COLORS[name], number)
+    Index.build(tmp_path / "photos", ColorEncoder(), out=tmp_path / "index")
+    return Index.open(tmp_path / "index", ColorEncoder())
 
 
 def test_a_search_takes_whatever_shows_a_picture_or_is_a_vector(index, tmp_path):

@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from recollect.evaluation.reports.plots import save_figure
-from recollect.evaluation.results import summarise
+from recollect.evaluation.results import summarize
 from recollect_papers.measurements import FigureAddress, Measurements
 from recollect_papers.study import Scale, StudyOptions, StudyReport, StudyTable
 
@@ -172,14 +172,14 @@ def _show(found: Measurements, address: FigureAddress, base: FigureAddress, colu
         return column.pattern.format(float(np.mean(list(own.values()))) / column.unit)
     if show == "mean or gain":
         show = "mean" if row.over is None else "gain"
-    mean = summarise(own.values())
+    mean = summarize(own.values())
     if show == "mean":
         return str(mean)
     if base == address:  # nothing is gained over itself
         return str(mean) if show == "mean (gain)" else ""
     if not differences:
         return None
-    gain = summarise(differences.values())
+    gain = summarize(differences.values())
     if show == "gain":
         return gain.signed() if row.spread else f"{gain.mean:+.1f}"
     return f"{mean} ({gain.mean:+.1f})"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from recollect.evaluation.results import Summary, summarise
+from recollect.evaluation.results import Summary, summarize
 
 FigureAddress = Mapping[str, str | tuple[str, ...]]
 """What a figure is of, e.g. ``{"arm": "no mask", "measure": "16-shot"}``; of several values in one place, the mean."""
@@ -22,7 +22,7 @@ class Paired:
 
     def summary(self) -> Summary:
         """Mean over places, then mean and deviation over seeds."""
-        return summarise(self._by_seed())
+        return summarize(self._by_seed())
 
     def up(self) -> int:
         """Number of places whose mean gain over the seeds is positive."""
@@ -122,7 +122,7 @@ class Measurements:
         values = self.at(address)
         if not values:
             raise ValueError(f"{dict(address)}: not measured")
-        return summarise(values.values())
+        return summarize(values.values())
 
     def differences(self, address: FigureAddress, over: FigureAddress) -> dict[int, float]:
         """By seed, for the seeds that both have."""

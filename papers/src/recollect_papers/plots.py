@@ -7,10 +7,10 @@ from matplotlib.axes import Axes
 from PIL import Image
 
 from recollect.core.types import ImageLike
-from recollect.evaluation.reports.plots import LINE_COLOURS
+from recollect.evaluation.reports.plots import LINE_COLORS
 from recollect.evaluation.results import Summary
 
-RIGHT, WRONG = "#009E73", LINE_COLOURS[1]
+RIGHT, WRONG = "#009E73", LINE_COLORS[1]
 
 
 def empty(axis: Axes) -> None:
@@ -28,8 +28,8 @@ def framed(axis: Axes, image: ImageLike, right: bool, width: float = 2.5) -> Non
     axis.spines[:].set(visible=True, color=RIGHT if right else WRONG, linewidth=width)
 
 
-def error_line(axis: Axes, places: Sequence[float], values: Sequence[Summary], colour: str, label: str) -> None:
+def error_line(axis: Axes, places: Sequence[float], values: Sequence[Summary], color: str, label: str) -> None:
     """A line of means with their standard deviations."""
     spread = np.nan_to_num([value.std for value in values])
     axis.errorbar(places, [value.mean for value in values], yerr=spread, marker="o", markersize=3, capsize=2,
-                  color=colour, label=label)  # fmt: skip
+                  color=color, label=label)  # fmt: skip

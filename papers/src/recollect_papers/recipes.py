@@ -7,7 +7,7 @@ runs, and tau_context starts low.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from recollect.training.options import Data, Model, ObjectiveOptions, Optimiser, Recipe
+from recollect.training.options import Data, Model, ObjectiveOptions, Optimizer, Recipe
 from recollect.training.recipes import with_context
 
 
@@ -17,7 +17,7 @@ def latents_siglip() -> Recipe:
         model=Model("vector-mlp"),
         data=Data(captions=("latents:captions",)),
         objective=ObjectiveOptions(scale=10.0, bias=-10.0),
-        optimiser=Optimiser(learning_rate=1e-3, temperature_factor=10.0),
+        optimizer=Optimizer(learning_rate=1e-3, temperature_factor=10.0),
         steps=600,
         batch_size=512,
         checkpoint_every=200,
@@ -41,7 +41,7 @@ def glyphs_siglip() -> Recipe:
         latents_strong_siglip(),
         model=Model("glyph-random"),
         data=Data(captions=("glyphs:captions",)),
-        optimiser=Optimiser(learning_rate=1e-3, weight_decay=1e-2, temperature_factor=20.0),
+        optimizer=Optimizer(learning_rate=1e-3, weight_decay=1e-2, temperature_factor=20.0),
         steps=500,
         checkpoint_every=500,
     )
@@ -68,7 +68,7 @@ def prefix_swin_t() -> Recipe:
         model=Model("swin-t", prefixes=("caption", "label")),
         data=Data(sampling="debiased"),
         objective=ObjectiveOptions(base="softmax", scale=1 / 0.07),
-        optimiser=Optimiser(weight_decay=0.1, beta2=0.999, warmup=10_000 / steps),
+        optimizer=Optimizer(weight_decay=0.1, beta2=0.999, warmup=10_000 / steps),
         steps=steps,
         batch_size=1024,
         precision="bfloat16",

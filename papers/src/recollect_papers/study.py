@@ -34,7 +34,7 @@ class SearchSettings:
         corruption: how reworded captions differ from the true ones.
         split: of every source.
         queries: maximum number of texts per domain; the pools stay whole.
-        episode: of episodes (the paper's by default), and of the loss, adapters and optimiser of fine-tuning.
+        episode: of episodes (the paper's by default), and of the loss, adapters and optimizer of fine-tuning.
         tuning: of fine-tuning.
         full_learning_rate: of episodes that change all parameters; the episodes' own by default.
         reward: of RLCF.
@@ -65,7 +65,7 @@ class StudyOptions:
     suite: str | None = None
     """Evaluation suite, for --scale full; the paper's own by default."""
     entities: str | None = None
-    """Labelled source whose classes of split train count as seen, for reco/table-2 with --scale full."""
+    """Labeled source whose classes of split train count as seen, for reco/table-2 with --scale full."""
     seeds: int | None = None
     """Number of training seeds; the scale's own by default."""
     workers: int | None = None
@@ -88,7 +88,7 @@ class StudyTable:
                 raise ValueError(f"{self.title}: a row of {len(row)} cells under {len(self.columns)} columns: {row}")
 
     def markdown(self) -> str:
-        """The table as GitHub-flavoured Markdown."""
+        """The table as GitHub-flavored Markdown."""
         return "\n".join([f"### {self.title}", "", *self.lines(), *(f"\n{note}" for note in self.notes)]) + "\n"
 
     def lines(self) -> list[str]:

@@ -26,7 +26,7 @@ SHOWN_PAIRS = 8
 EXAMPLES_AT_ONCE = 1024
 """Block size of examples compared with all others: all pairs of 40,000 would take 6 GB."""
 
-SHOWN_NEIGHBOURS = 3
+SHOWN_NEIGHBORS = 3
 """Number of nearest examples of a prediction."""
 
 NONE_OF_THESE = "none of these"
@@ -155,7 +155,7 @@ def classify(
     predictions = []
     for row, file in enumerate(queries.files):
         best, second = best_first(chances[row])[:2]
-        near = best_first(similarity[row])[:SHOWN_NEIGHBOURS]
+        near = best_first(similarity[row])[:SHOWN_NEIGHBORS]
         predictions.append(
             Prediction(
                 file,

@@ -35,7 +35,7 @@ def save_csv(found: Classification, path: str | Path) -> None:
 
 
 def save_json(found: Classification, path: str | Path, about: Mapping[str, Any]) -> None:
-    """Predictions with all neighbours; ``about`` describes model, method and measured accuracy."""
+    """Predictions with all neighbors; ``about`` describes model, method and measured accuracy."""
     predictions = [
         {
             **asdict(item),

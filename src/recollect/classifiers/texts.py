@@ -9,7 +9,7 @@ from recollect.core.types import TEXT_SCALE, Encoder, Kind
 
 
 def prompt_ensemble(encoder: Encoder, prompts: Sequence[Sequence[str]], prefix: Kind | None = None) -> np.ndarray:
-    """CLIP's prompt ensemble: normalise, average, normalise again. Unit-norm float32 (classes, width).
+    """CLIP's prompt ensemble: normalize, average, normalize again. Unit-norm float32 (classes, width).
 
     Args:
         prompts: one or more prompts of each class.

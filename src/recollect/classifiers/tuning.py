@@ -1,4 +1,4 @@
-"""Fine-tuning with a few labelled pictures: CLIP-LoRA and 2SFS, for any CLIP or SigLIP of transformers."""
+"""Fine-tuning with a few labeled pictures: CLIP-LoRA and 2SFS, for any CLIP or SigLIP of transformers."""
 
 import copy
 import math
@@ -37,19 +37,19 @@ _ATTENDING = frozenset({"q_proj", "k_proj", "v_proj", "query", "key", "value", "
 
 
 @dataclass(frozen=True)
-class LabelledPictures:
+class LabeledPictures:
     """A support set of pictures.
 
     Attributes:
         pictures: PIL images or arrays (height, width, 3) of bytes.
         labels: of each, 0…C - 1 (n,).
-        unlabelled: more pictures of the same kind, for methods that learn from them too.
+        unlabeled: more pictures of the same kind, for methods that learn from them too.
     """
 
     pictures: Sequence[ImageLike]
     labels: np.ndarray
     names: tuple[str, ...]
-    unlabelled: Sequence[ImageLike] = ()
+    unlabeled: Sequence[ImageLike] = ()
 
     def __post_init__(self) -> None:
         if len(self.pictures) != len(self.labels):
@@ -94,7 +94,7 @@ def random_crops(
 
     def crops(rows: Tensor) -> Tensor:
         pixels = [transform.pixels(pictures[row], random) for row in rows.tolist()]
-        return transform.normalise(torch.from_numpy(np.stack(pixels))).to(encoder.device, encoder.dtype)
+        return transform.normalize(torch.from_numpy(np.stack(pixels))).to(encoder.device, encoder.dtype)
 
     return crops
 
@@ -106,7 +106,7 @@ def class_loss(images: Tensor, texts: Tensor, labels: Tensor, scale: float) -> T
 
 def descend(
     what: str,
-    optimiser: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer,
     loss: Callable[[Tensor], Tensor],
     count: int,
     schedule: Schedule,
@@ -128,7 +128,7 @@ def descend(
             if after is not None:
                 after(rate)
 
-        fit_by_gradient(optimiser, loss, count, generator, schedule, done)
+        fit_by_gradient(optimizer, loss, count, generator, schedule, done)
 
 
 @dataclass(frozen=True)
@@ -247,9 +247,9 @@ class _Tuning:
         self, what: str, learned: list[nn.Parameter], loss: Callable[[Tensor], Tensor], count: int, steps: int
     ) -> None:
         """Take at least ``steps`` steps over ``count`` rows."""
-        optimiser = torch.optim.AdamW(learned, lr=self.learning_rate, weight_decay=self.weight_decay)
+        optimizer = torch.optim.AdamW(learned, lr=self.learning_rate, weight_decay=self.weight_decay)
         schedule = Schedule(math.ceil(steps / max(1, math.ceil(count / self.batch))), self.batch)
-        descend(what, optimiser, loss, count, schedule, self.seed)
+        descend(what, optimizer, loss, count, schedule, self.seed)
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ class ClipLora(_Tuning):
     dropout: float = 0.25
     steps_per_shot: int = 500
 
-    def fit(self, encoder: DualEncoder, shots: LabelledPictures) -> TunedClassifier:
+    def fit(self, encoder: DualEncoder, shots: LabeledPictures) -> TunedClassifier:
         """Tune a copy of ``encoder``; the updates are merged into its weights."""
         tuned = frozen_copy(encoder)
         sites = {name: layer for name, layer in adapter_sites(tuned).items() if name.rpartition(".")[2] in _ATTENDING}
@@ -314,7 +314,7 @@ class TwoStageTuning(_Tuning):
     steps_per_shot: int = 300
     first_share: float = 0.6
 
-    def fit(self, encoder: DualEncoder, shots: LabelledPictures) -> TunedClassifier:
+    def fit(self, encoder: DualEncoder, shots: LabeledPictures) -> TunedClassifier:
         """Tune a copy of ``encoder``; other names are embedded by its tuned text tower."""
         tuned, scale = frozen_copy(encoder), learned_scale(encoder)
         labels = torch.from_numpy(shots.labels).to(tuned.device)

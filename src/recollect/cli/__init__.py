@@ -34,7 +34,7 @@ COMMANDS: dict[str, Command] = {
     "train starter": Command("recollect.cli.train_starter:TrainStarter", "train the text head of the default model"),
     "evaluate zero-shot": Command("recollect.cli.evaluate:ZeroShot", "classify by class names alone"),
     "evaluate few-shot": Command(
-        "recollect.cli.evaluate:FewShot", "classify with a few labelled images, every method and draw"
+        "recollect.cli.evaluate:FewShot", "classify with a few labeled images, every method and draw"
     ),
     "evaluate retrieval": Command("recollect.cli.evaluate:Retrieval", "search captioned images both ways"),
     "evaluate entities": Command(
@@ -49,7 +49,7 @@ COMMANDS: dict[str, Command] = {
     "classify": Command(
         "recollect.cli.classify:Classify", "teach a classifier by examples or names, keep it, apply it"
     ),
-    "embed": Command("recollect.cli.embed:Embed", "the embeddings of labelled sets, as Parquet or .npy"),
+    "embed": Command("recollect.cli.embed:Embed", "the embeddings of labeled sets, as Parquet or .npy"),
     "export": Command("recollect.cli.export:Export", "a model as ONNX files, with its index and its classifier"),
     "index build": Command("recollect.cli.index_sources:Build", "index the pictures of a folder, table or hub id"),
     "index add": Command("recollect.cli.index_sources:Add", "add the pictures of another source, or update from one"),

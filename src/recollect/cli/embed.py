@@ -12,7 +12,7 @@ from recollect.core.paths import check_writable
 
 @dataclass(frozen=True)
 class Embed:
-    """Write the embeddings of labelled sets: examples, tested pictures and class texts, for any other program.
+    """Write the embeddings of labeled sets: examples, tested pictures and class texts, for any other program.
 
     `recollect evaluate few-shot --features OUT/NAME/images.parquet --texts OUT/NAME/texts.parquet` reads them.
     """

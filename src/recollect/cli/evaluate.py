@@ -10,8 +10,8 @@ from recollect.efsa.options import EpisodeOptions
 
 
 @dataclass(frozen=True)
-class LabelledData:
-    """Labelled images."""
+class LabeledData:
+    """Labeled images."""
 
     data: Annotated[tuple[str, ...], Arg(metavar="SOURCE")] = ()
     """Sources with labels and class names: a path, a hub id, or for the tasks of a built-in world glyphs:captions,
@@ -27,8 +27,8 @@ class LabelledData:
 
 
 @dataclass(frozen=True)
-class DataOptions(LabelledData):
-    """Labelled images."""
+class DataOptions(LabeledData):
+    """Labeled images."""
 
     suite: str | None = None
     """A suite of benchmark sets instead, read from the hub: lixp-21, lixp-11-ablation, lixp-5 or prefix-11."""
@@ -79,7 +79,7 @@ class ZeroShot:
 
 @dataclass(frozen=True)
 class Probe:
-    """Logistic regression on frozen image embeddings; its regularisation is chosen on held-out training images."""
+    """Logistic regression on frozen image embeddings; its regularization is chosen on held-out training images."""
 
     model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)
     data: Annotated[DataOptions, Arg(flat=True)] = field(default_factory=DataOptions)
@@ -105,7 +105,7 @@ class FeatureOptions:
 
 @dataclass(frozen=True)
 class FewShot:
-    """Classify with a few labelled images, mostly without training.
+    """Classify with a few labeled images, mostly without training.
 
     Examples are drawn from the support split, nested over shots, once for each seed; nothing is chosen on tested
     images. Prints mean and standard deviation over seeds, and with several models gains over the first.
@@ -152,7 +152,7 @@ class Retrieval:
     pool: Literal["single", "merged"] = "single"
     """Search every source by itself, or all as one pool of several domains."""
     methods: Annotated[tuple[str, ...], Arg(metavar="METHOD")] = ("zero-shot",)
-    """Any of zero-shot, normalised, text-to-text, episode; or all."""
+    """Any of zero-shot, normalized, text-to-text, episode; or all."""
     captions: str | None = None
     """Captions for methods that learn from them: held-out (an image's last text, which is then no query), true (its
     first text, although it is a query: the upper bound), column:NAME (another column), or a .jsonl file of `recollect
@@ -177,7 +177,7 @@ class Entities:
     """Name pictures among all entities: top-1 on those trained on, on the others, and the harmonic mean."""
 
     model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)
-    data: Annotated[LabelledData, Arg(flat=True)] = field(default_factory=LabelledData)
+    data: Annotated[LabeledData, Arg(flat=True)] = field(default_factory=LabeledData)
     seen: Annotated[str, Arg(metavar="SPLIT")] = "train"
     """Split whose classes the model was trained on."""
     unseen: Annotated[str, Arg(metavar="SPLIT")] = "test"
@@ -194,7 +194,7 @@ class Multilabel:
     """
 
     model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)
-    data: Annotated[LabelledData, Arg(flat=True)] = field(default_factory=LabelledData)
+    data: Annotated[LabeledData, Arg(flat=True)] = field(default_factory=LabeledData)
     support: Annotated[str, Arg(metavar="SPLIT")] = "train"
     """Split that the probe learns from."""
     query: Annotated[str | None, Arg(metavar="SPLIT")] = None

@@ -23,7 +23,7 @@ from recollect.core.validation import check_number, refuse
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.own_features import VectorEncoder, divided, read_arrays, read_vectors, vector_task
 from recollect.evaluation.reports.plots import few_shot_curves, gain_per_data_set, save_figure
-from recollect.evaluation.results import Result, joint_identity, summarise
+from recollect.evaluation.results import Result, joint_identity, summarize
 from recollect.evaluation.tables import gain_over_draws, sample_efficiency, tidy
 from recollect.evaluation.tasks.classification import ClassificationTask, Division
 from recollect.evaluation.tuned import TuningRequest
@@ -208,7 +208,7 @@ def _few_shot_table(title: str, frame: pd.DataFrame) -> None:
             table.add_row(method, *[f"{chosen['value'].mean():.1f}"] * max(1, len(shots)))
             continue
         draws = chosen.groupby(["shots", "seed"])["value"].mean()
-        table.add_row(method, *(str(summarise(draws[k])) for k in shots))
+        table.add_row(method, *(str(summarize(draws[k])) for k in shots))
     draws = frame[frame["shots"] > 0]["seed"].nunique()
     over = f", mean ± standard deviation (n - 1) over {draws} draws of the shots" if draws > 1 else ""
     say("")

@@ -10,7 +10,7 @@ from recollect.cli.defaults import default_model, split_for
 from recollect.cli.evaluate import (
     DataOptions,
     Entities,
-    LabelledData,
+    LabeledData,
     ModelOptions,
     Multilabel,
     Probe,
@@ -68,7 +68,7 @@ def open_data(
     return open_tasks(selection, purpose)
 
 
-def require_data(options: LabelledData, *unread: str, command: str = "") -> None:
+def require_data(options: LabeledData, *unread: str, command: str = "") -> None:
     """Require data, and warn of options without effect.
 
     Args:
@@ -89,7 +89,7 @@ def require_data(options: LabelledData, *unread: str, command: str = "") -> None
             warn_unused(options, "support", "query", why="--within divides one split into both")
 
 
-def columns_of(options: LabelledData, synonyms: str | None = None) -> Columns:
+def columns_of(options: LabeledData, synonyms: str | None = None) -> Columns:
     """The columns to read."""
     return Columns(
         image=options.image_column,
@@ -99,7 +99,7 @@ def columns_of(options: LabelledData, synonyms: str | None = None) -> Columns:
     )
 
 
-def prompt_templates(options: LabelledData) -> tuple[str, ...]:
+def prompt_templates(options: LabeledData) -> tuple[str, ...]:
     """The prompt templates.
 
     Raises:

@@ -20,7 +20,7 @@ class Search:
 
     recollect search INDEX 'a red boat' --where "folder = 'Norway'"
 
-    recollect search INDEX 'a red boat' --image harbour.jpg --minus people
+    recollect search INDEX 'a red boat' --image harbor.jpg --minus people
     """
 
     index: Annotated[str, Arg(place="INDEX")]
@@ -38,13 +38,13 @@ class Search:
     page: int = 1
     """2 for the next k pictures, and so on."""
     min_score: Annotated[str | None, Arg(metavar="SCORE")] = None
-    """Leave out pictures with a lower cosine; `learnt` takes what nine of ten captions of the index give their own
+    """Leave out pictures with a lower cosine; `learned` takes what nine of ten captions of the index give their own
     picture, for searches by words."""
     among: Literal["images", "captions"] = "images"
     """Compare queries with the pictures, or with their captions."""
     adapt: bool = False
     """Adapt the model to each query and rank its first pictures again (EFSA); needs captions."""
-    normalise: bool = False
+    normalize: bool = False
     """Subtract from each score what the picture gets from any query, so that no picture is found by everything."""
     exact: bool = False
     """Compare with every picture, even if the index is accelerated."""
@@ -74,10 +74,10 @@ class Search:
         index: Index = Index.open(self.index)
         if self.model is not None or self.device is not None:
             index.open_model(self.model, self.device)
-        if self.normalise:
-            from recollect.efsa.normalisation import normalised
+        if self.normalize:
+            from recollect.efsa.normalization import normalized
 
-            index = normalised(index)
+            index = normalized(index)
         reranker = self._reranker(index)
         results = index.search_many(
             queries, self.k, where=self.where, page=self.page, min_score=self._cut(index), exact=self.exact,
@@ -88,10 +88,10 @@ class Search:
             "adapt": self.adapt, "where": self.where, "k": self.k, "page": self.page,
             "min_score": self.min_score,
         }  # fmt: skip
-        if self.normalise:
+        if self.normalize:
             settings = index.settings  # type: ignore[attr-defined]
-            about["normalisation"] = asdict(settings)
-            say(f"normalised: {settings}")
+            about["normalization"] = asdict(settings)
+            say(f"normalized: {settings}")
         report = reranker.report if reranker is not None else EpisodeReport()
         print_results(results)
         if report.not_finite:
@@ -112,10 +112,10 @@ class Search:
             (out is not None and out.suffix not in (".json", ".html"),
              f"--out {out}: results are written as .json or .html. Name a file that ends so."),
             (out is not None and out.is_dir(), f"--out {out}: is a folder. Name a file."),
-            (self.adapt and (self.normalise or captions),
-             "--adapt: cannot be combined with --normalise or --among captions. Remove one."),
-            (self.normalise and captions,
-             "--normalise: is for searches among images. Remove it, or --among captions."),
+            (self.adapt and (self.normalize or captions),
+             "--adapt: cannot be combined with --normalize or --among captions. Remove one."),
+            (self.normalize and captions,
+             "--normalize: is for searches among images. Remove it, or --among captions."),
         )  # fmt: skip
         if not self.image:
             warn_unused(self, "image_weight", why="there is no --image.")
@@ -126,21 +126,21 @@ class Search:
 
     def _least_score(self) -> float | None:
         """The lowest cosine; None for any, or where it is learned."""
-        if self.min_score in (None, "learnt"):
-            other = self.normalise or self.among == "captions"
-            message = "--min-score learnt: is for cosines of pictures with words. Name a score instead."
+        if self.min_score in (None, "learned"):
+            other = self.normalize or self.among == "captions"
+            message = "--min-score learned: is for cosines of pictures with words. Name a score instead."
             refuse((self.min_score is not None and other, message))
             return None
-        with user_errors(f"--min-score {self.min_score}: a number or `learnt`", ValueError):
+        with user_errors(f"--min-score {self.min_score}: a number or `learned`", ValueError):
             score = float(self.min_score)
         return check_number("--min-score", score, least=-1, most=1)
 
     def _cut(self, index: "Index") -> "float | CutOff | None":
-        if self.min_score != "learnt":
+        if self.min_score != "learned":
             return self._least_score()
-        learnt = index.cut_off()
-        say(f"cut-off: {learnt}")
-        return learnt
+        learned = index.cut_off()
+        say(f"cut-off: {learned}")
+        return learned
 
     def _queries(self) -> "list[Query]":
         from recollect.core.files import read_text

@@ -27,7 +27,7 @@ SHOWN: Mapping[str, str] = {
     "steps": "steps",
     "batch_size": "batch-size",
     "chunk": "chunk",
-    "optimiser.learning_rate": "learning-rate",
+    "optimizer.learning_rate": "learning-rate",
     "precision": "precision",
     "checkpoint_every": "checkpoint-every",
     "seed": "seed",
@@ -46,7 +46,7 @@ class Train:
 
     The defaults below are those of the recipe named. Sources that are named (--data, --captions, --labels) replace the
     recipe's own. --config takes the recipe.json of another run, or the settings of --print-config, edited; each of
-    these is an option too, e.g. --optimiser.warmup 0.1.
+    these is an option too, e.g. --optimizer.warmup 0.1.
     """
 
     name: Annotated[str | None, Arg(place="RECIPE")] = None

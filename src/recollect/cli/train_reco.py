@@ -5,18 +5,18 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from recollect.cli.parser import Arg, run_by
-from recollect.training.options import Optimiser
+from recollect.training.options import Optimizer
 
 
-def _optimiser() -> Optimiser:
-    return Optimiser(1e-3, weight_decay=1e-5, warmup=0.0)
+def _optimizer() -> Optimizer:
+    return Optimizer(1e-3, weight_decay=1e-5, warmup=0.0)
 
 
 @dataclass(frozen=True)
 class TrainReco:
     """Train the fusion that reads an index, on top of a frozen model (RECO).
 
-    The training pairs are embedded once and their neighbours are found once; training then reads embeddings, so that
+    The training pairs are embedded once and their neighbors are found once; training then reads embeddings, so that
     ten epochs take minutes. The fusion learns to read by --start, --mask and --newness; --preset paper trains as RECO
     is printed. OUT/model is the fusion, OUT/metrics.jsonl has a line for each logged step, and OUT.toml has all
     options, for --config of another run. A run that was stopped continues with the same command and --resume.
@@ -60,7 +60,7 @@ class TrainReco:
     """Pairs of a step, over all processes."""
     chunk: Annotated[int | None, Arg(rare=True)] = None
     """Pairs fused at a time; all by default."""
-    optimiser: Annotated[Optimiser, Arg(rare=True)] = field(default_factory=_optimiser)
+    optimizer: Annotated[Optimizer, Arg(rare=True)] = field(default_factory=_optimizer)
     """AdamW and its schedule."""
     seed: int = 0
     """Random seed."""

@@ -1,4 +1,4 @@
-"""Embed pairs, find their neighbours and train a fusion: what `recollect train reco` runs."""
+"""Embed pairs, find their neighbors and train a fusion: what `recollect train reco` runs."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,14 +14,14 @@ from recollect.data.sources import open_source
 from recollect.index import Index
 from recollect.models.parts import check_model_place
 from recollect.reco.learning import FUSION_PRESETS, FusionRecipe, train_fusion
-from recollect.reco.neighbours import check_k
+from recollect.reco.neighbors import check_k
 from recollect.reco.newness import Newness
 from recollect.reco.pairs import embed_pairs
 from recollect.training.options import Data, Model, ObjectiveOptions
 from recollect.training.run_folder import check_free
 
 _SAME = (
-    "index", "optimiser", "batch_size", "chunk", "seed", "log_every", "checkpoint_every", "k", "max_score", "limit",
+    "index", "optimizer", "batch_size", "chunk", "seed", "log_every", "checkpoint_every", "k", "max_score", "limit",
     "epochs",
 )  # fmt: skip
 """Options that are fields of the recipe."""

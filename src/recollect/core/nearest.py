@@ -1,4 +1,4 @@
-"""Exact nearest neighbours: the reference that every index is measured against, and the default."""
+"""Exact nearest neighbors: the reference that every index is measured against, and the default."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _GROUP = 64
 
 
 @dataclass(frozen=True)
-class ExactNeighbours:
+class ExactNeighbors:
     """For each query its k best rows: positions, best first, and their scores."""
 
     rows: Int64[np.ndarray, "queries k"]
     scores: Float32[np.ndarray, "queries k"]
 
 
-def exact_neighbours(
+def exact_neighbors(
     queries: Float32[np.ndarray, "queries width"],
     matrix: Float[np.ndarray, "rows width"],
     k: int,
     among: Int64[np.ndarray, " some"] | None = None,
     device: torch.device | None = None,
     norms: Float32[np.ndarray, " rows"] | None = None,
-) -> ExactNeighbours:
+) -> ExactNeighbors:
     """The k rows of ``matrix`` with the largest inner product with each query, by blocked matrix products.
 
     Of equal ones the first row comes first.
@@ -77,17 +77,17 @@ def exact_neighbours(
             if device is not None or "torch" in sys.modules  # importing it takes longer than a search
             else nearest_by_numpy(asked, matrix, k, among, norms)
         )
-    return ExactNeighbours(rows if among is None else among[rows], scores)
+    return ExactNeighbors(rows if among is None else among[rows], scores)
 
 
-def best_of_all(found: Sequence[ExactNeighbours], k: int) -> ExactNeighbours:
+def best_of_all(found: Sequence[ExactNeighbors], k: int) -> ExactNeighbors:
     """The k best of what was found in several places, or all if there are fewer."""
     rows = np.concatenate([each.rows for each in found], axis=1)
     scores = np.concatenate([each.scores for each in found], axis=1)
     if len(found) == 1:
-        return ExactNeighbours(rows[:, :k], scores[:, :k])
+        return ExactNeighbors(rows[:, :k], scores[:, :k])
     order = best_first(scores)[:, :k]
-    return ExactNeighbours(np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1))
+    return ExactNeighbors(np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1))
 
 
 def _by_torch(

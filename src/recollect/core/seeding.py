@@ -21,7 +21,7 @@ def derive_seed(*parts: int | str) -> int:
     """A 63-bit seed that depends on every part, and on nothing else.
 
     The same on every machine, process and run (unlike ``hash``); ``derive_seed(0, "batch", 7)`` and
-    ``derive_seed(0, "batch", 8)`` share no structure, so streams for neighbouring steps are independent.
+    ``derive_seed(0, "batch", 8)`` share no structure, so streams for neighboring steps are independent.
     """
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

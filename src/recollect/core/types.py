@@ -39,7 +39,7 @@ class Sample:
 
     Attributes:
         image: the picture, or the vector in the latent world.
-        texts: every text that describes it; may be empty for a labelled image, whose text is then made from
+        texts: every text that describes it; may be empty for a labeled image, whose text is then made from
             the class name and a prompt template.
         label: index into the source's ``class_names``, or `NO_LABEL`.
         source: name of the source it comes from.

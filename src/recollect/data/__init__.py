@@ -1,1 +1,1 @@
-"""Pairs and labelled images: opening, mixing, transforming and batching them; tasks and the catalogue of sets."""
+"""Pairs and labeled images: opening, mixing, transforming and batching them; tasks and the catalogue of sets."""

@@ -22,9 +22,9 @@ _CROP_ATTEMPTS = 10
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """Crop, resize with antialiasing and normalise; without torchvision.
+    """Crop, resize with antialiasing and normalize; without torchvision.
 
-    For evaluation, ``fit="crop"`` resizes the shorter side to ``size`` and crops the centre (CLIP), ``"squash"``
+    For evaluation, ``fit="crop"`` resizes the shorter side to ``size`` and crops the center (CLIP), ``"squash"``
     resizes both sides to ``size`` (SigLIP), and ``"patches"`` keeps the aspect ratio and cuts the picture into at most
     ``patches`` squares (SigLIP 2 NaFlex, see `pack`). Training uses Inception's random resized crop. 1-d vectors pass
     unchanged.
@@ -32,14 +32,14 @@ class ImageTransform:
     Attributes:
         size: height and width of the result; for ``"patches"``, of a square picture.
         mean, std: of the three channels, in units of full brightness.
-        training: random crop (and flip) instead of the centre.
+        training: random crop (and flip) instead of the center.
         scale: least and greatest share of the picture's area that a training crop covers.
         ratio: least and greatest width/height of a training crop.
         flip: mirror half of the training images; off by default, since it breaks text, maps and "left of".
         fit: how evaluation handles pictures that are not square.
         resample: interpolation.
         patch, patches: side of a patch and maximum number of patches, for ``"patches"``.
-        resized: side before the centre crop in evaluation, if larger than ``size`` (ALIGN: 346 and 289); 0 for
+        resized: side before the center crop in evaluation, if larger than ``size`` (ALIGN: 346 and 289); 0 for
             ``size``.
     """
 
@@ -108,16 +108,16 @@ class ImageTransform:
         """
         if isinstance(image, np.ndarray) and image.ndim == 1:
             return torch.from_numpy(image.astype(np.float32))
-        return self.normalise(torch.from_numpy(self.pixels(image, generator))[None])[0]
+        return self.normalize(torch.from_numpy(self.pixels(image, generator))[None])[0]
 
     def pixels(
         self, image: ImageLike, generator: np.random.Generator | None = None
     ) -> UInt8[np.ndarray, "size size 3"] | UInt8[np.ndarray, "rows entries"]:
-        """Crop and resize only: bytes, a quarter of the memory, to be normalised as a batch or on the GPU."""
+        """Crop and resize only: bytes, a quarter of the memory, to be normalized as a batch or on the GPU."""
         picture = as_picture(image)
         if not self.training:
             if not self.packs:
-                return np.array(self._centre(picture))
+                return np.array(self._center(picture))
             return self.pack(np.array(picture.resize(self._patched_size(*picture.size), _FILTERS[self.resample])))
         if generator is None:
             raise ValueError("a training transform needs a generator: its crop is random")
@@ -141,19 +141,19 @@ class ImageTransform:
         packed[-1, :4] = (*divmod(high, 256), *divmod(wide, 256))
         return packed
 
-    def normalise(
+    def normalize(
         self, pixels: UInt8[Tensor, "n size size 3"] | UInt8[Tensor, "n rows entries"]
     ) -> Float[Tensor, "n 3 size size"] | Float[Tensor, "n rows entries"]:
         """``(pixels / 255 - mean) / std``, on the device where ``pixels`` are; zeros where packed rows are empty."""
         if pixels.ndim == 3:
-            return self._normalise_packed(pixels)
+            return self._normalize_packed(pixels)
         mean = torch.tensor(self.mean, dtype=torch.float32, device=pixels.device).view(3, 1, 1)
         std = torch.tensor(self.std, dtype=torch.float32, device=pixels.device).view(3, 1, 1)
         images = torch.empty(pixels.shape[0], 3, *pixels.shape[1:3], dtype=torch.float32, device=pixels.device)
         images.copy_(pixels.permute(0, 3, 1, 2))
         return images.mul_(1 / (255 * std)).sub_(mean / std)
 
-    def _normalise_packed(self, packed: UInt8[Tensor, "n rows entries"]) -> Float[Tensor, "n rows entries"]:
+    def _normalize_packed(self, packed: UInt8[Tensor, "n rows entries"]) -> Float[Tensor, "n rows entries"]:
         both = torch.tensor([self.mean, self.std], dtype=torch.float32, device=packed.device)
         mean, std = both.unbind()
         images = packed.float().unflatten(2, (-1, 3)).mul_(1 / (255 * std)).sub_(mean / std).flatten(2)
@@ -181,7 +181,7 @@ class ImageTransform:
         wide, tall = grid(low)
         return wide * self.patch, tall * self.patch
 
-    def _centre(self, picture: Image.Image) -> Image.Image:
+    def _center(self, picture: Image.Image) -> Image.Image:
         side = self.resized or self.size
         if self.fit == "squash":
             return self._cut_out(picture.resize((side, side), _FILTERS[self.resample]))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from recollect.core.errors import UserError
 from recollect.efsa.cost import CostCounters, TextSearch
-from recollect.efsa.normalisation import normalised
+from recollect.efsa.normalization import normalized
 from recollect.efsa.options import EpisodeOptions, EpisodeReport
 from recollect.efsa.pixels import PixelCache
 from recollect.efsa.rerank import NO_CAPTIONS, EpisodeReranker
@@ -74,8 +74,8 @@ def _zero_shot(context: SearchContext) -> Prepared:
     return Prepared(IndexSearch(context.index, context.encoder), encoder=context.encoder)
 
 
-def _normalised(context: SearchContext) -> Prepared:
-    search = IndexSearch(normalised(context.index), context.encoder)
+def _normalized(context: SearchContext) -> Prepared:
+    search = IndexSearch(normalized(context.index), context.encoder)
     return Prepared(search, CostCounters(texts_forward=context.index.texts))
 
 
@@ -95,7 +95,7 @@ def _episode(context: SearchContext) -> Prepared:
 
 SEARCH_METHODS: Mapping[str, Method] = {
     "zero-shot": _zero_shot,
-    "normalised": _normalised,
+    "normalized": _normalized,
     "text-to-text": _text_to_text,
     "episode": _episode,
 }

@@ -33,7 +33,7 @@ class EpisodeOptions:
 
     Attributes:
         k: images that the frozen model finds, the episode learns from, and the adapted model ranks again.
-        steps: optimiser steps on the one batch of k pairs.
+        steps: optimizer steps on the one batch of k pairs.
         learning_rate: of AdamW; None takes 1.5e-3, or 2e-2 for a small model without blocks, whose heads alone learn.
         weight_decay: of AdamW (the paper names none; 0.01 is torch's).
         contrastive: weight of the contrastive loss, Eq. 1 (the paper's α).
@@ -92,7 +92,7 @@ class EpisodeOptions:
 
     @property
     def adapters(self) -> "AdapterOptions":
-        """How the adapters are initialised."""
+        """How the adapters are initialized."""
         from recollect.models.lora import AdapterOptions  # heavy, and a command line only needs the settings
 
         return AdapterOptions(self.rank, self.scale, seed=self.seed)

@@ -55,7 +55,7 @@ class PixelCache:
     def tensor(self, pictures: Sequence[np.ndarray]) -> Tensor:
         """Input of the image tower."""
         rows = torch.from_numpy(np.stack(pictures))
-        return rows.float() if rows.ndim == 2 else self.transform.normalise(rows)
+        return rows.float() if rows.ndim == 2 else self.transform.normalize(rows)
 
     def _open(self, item: Picture) -> np.ndarray | None:
         try:

@@ -172,7 +172,7 @@ class EpisodeReranker:
             self.report.without_captions += 1
             notes.append(f"only {pairs} of {len(first)} pictures have a caption to learn from: zero-shot ranking")
         elif uncaptioned:
-            notes.append(f"{uncaptioned} of {len(first)} pictures have no caption: the episode learnt from {pairs}")
+            notes.append(f"{uncaptioned} of {len(first)} pictures have no caption: the episode learned from {pairs}")
         if failed:
             self.report.not_finite += 1
             notes.append(NOT_FINITE)

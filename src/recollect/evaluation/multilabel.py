@@ -20,7 +20,7 @@ from recollect.evaluation.results import Result, ResultRow, content_of
 from recollect.evaluation.tasks.classification import shared_images
 
 _STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
-"""Candidate inverse regularisation strengths of the probe."""
+"""Candidate inverse regularization strengths of the probe."""
 
 _HELD_SHARE = 4  # one picture in four is held out to choose the strength
 

@@ -1,4 +1,4 @@
-"""Embeddings of labelled sets in files: write them, and open them as tasks."""
+"""Embeddings of labeled sets in files: write them, and open them as tasks."""
 
 import hashlib
 import unicodedata
@@ -30,7 +30,7 @@ _LABELS = ("label", "class_name")
 
 
 @dataclass(frozen=True)
-class LabelledVectors:
+class LabeledVectors:
     """Rows of embeddings with a label each.
 
     Attributes:
@@ -49,7 +49,7 @@ class _VectorSource(Source):
 
     kind: Kind = "label"
 
-    def __init__(self, name: str, rows: LabelledVectors, class_names: tuple[str, ...]) -> None:
+    def __init__(self, name: str, rows: LabeledVectors, class_names: tuple[str, ...]) -> None:
         self.name, self.class_names, self._vectors = name, class_names, rows.vectors
         self.labels = np.searchsorted(class_names, rows.labels)
 
@@ -95,7 +95,7 @@ class VectorEncoder(Encoder):
 
 def vector_task(
     name: str,
-    parts: tuple[LabelledVectors, LabelledVectors],
+    parts: tuple[LabeledVectors, LabeledVectors],
     texts: Path | None = None,
     label_column: str | None = None,
     scale: float = TEXT_SCALE,
@@ -139,7 +139,7 @@ def _texts(path: Path, classes: Sequence[str], label_column: str | None) -> dict
     return {name: found.vectors[found.labels == name] for name in classes}
 
 
-def read_vectors(path: Path, label_column: str | None = None) -> LabelledVectors:
+def read_vectors(path: Path, label_column: str | None = None) -> LabeledVectors:
     """Read a Parquet file of embeddings.
 
     Raises:
@@ -150,7 +150,7 @@ def read_vectors(path: Path, label_column: str | None = None) -> LabelledVectors
         raise UserError(f"{path}: no rows")
     vectors = _unit(_matrix(path, table, _column(path, table, _VECTORS, None, "vectors")), path)
     labels = _named(table[_column(path, table, _LABELS, label_column, "labels")].to_pylist(), path)
-    return LabelledVectors(vectors, labels, _splits(table, path))
+    return LabeledVectors(vectors, labels, _splits(table, path))
 
 
 def _splits(table: pa.Table, path: Path) -> np.ndarray | None:
@@ -166,7 +166,7 @@ def _splits(table: pa.Table, path: Path) -> np.ndarray | None:
     return splits
 
 
-def read_arrays(vectors: Path, labels: Path) -> LabelledVectors:
+def read_arrays(vectors: Path, labels: Path) -> LabeledVectors:
     """Read two .npy files: embeddings (n, width), and their labels (n,), numbers or text.
 
     Raises:
@@ -177,7 +177,7 @@ def read_arrays(vectors: Path, labels: Path) -> LabelledVectors:
         raise UserError(f"{vectors}: has shape {matrix.shape} of {matrix.dtype}; rows of numbers (n, width) are needed")
     if named.shape != (len(matrix),):
         raise UserError(f"{labels}: has shape {named.shape}; one label for each of {len(matrix):,} rows is needed")
-    return LabelledVectors(_unit(matrix, vectors), _named(named.tolist(), labels))
+    return LabeledVectors(_unit(matrix, vectors), _named(named.tolist(), labels))
 
 
 def _named(labels: Sequence[Any], path: Path) -> np.ndarray:
@@ -199,7 +199,7 @@ def _named(labels: Sequence[Any], path: Path) -> np.ndarray:
     return np.array([unicodedata.normalize("NFC", text) for text in texts])
 
 
-def divided(rows: LabelledVectors, path: Path, division: Division) -> tuple[LabelledVectors, LabelledVectors]:
+def divided(rows: LabeledVectors, path: Path, division: Division) -> tuple[LabeledVectors, LabeledVectors]:
     """Examples and tested rows: by the file's splits, or half of each class each.
 
     Raises:
@@ -270,16 +270,16 @@ def _unit(matrix: np.ndarray, path: Path) -> np.ndarray:
     return (matrix / np.linalg.norm(matrix, axis=1, keepdims=True)).astype(np.float32)
 
 
-def _chosen(rows: LabelledVectors, kept: np.ndarray) -> LabelledVectors:
-    return LabelledVectors(rows.vectors[kept], rows.labels[kept])
+def _chosen(rows: LabeledVectors, kept: np.ndarray) -> LabeledVectors:
+    return LabeledVectors(rows.vectors[kept], rows.labels[kept])
 
 
-def _of_split(rows: LabelledVectors, name: str) -> LabelledVectors:
+def _of_split(rows: LabeledVectors, name: str) -> LabeledVectors:
     assert rows.splits is not None
     return _chosen(rows, rows.splits == name)
 
 
-def _split_named(rows: LabelledVectors, path: Path, names: Sequence[str]) -> str:
+def _split_named(rows: LabeledVectors, path: Path, names: Sequence[str]) -> str:
     """The first of ``names`` that is a split."""
     if rows.splits is None:
         raise UserError(f"{path}: no column 'split', so no split {' or '.join(names)}")

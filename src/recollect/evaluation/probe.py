@@ -24,7 +24,7 @@ def linear_probe(
 ) -> Result:
     """Train on all support images of ``task``, test on its query images (prefix conditioning, section 4.3).
 
-    The regularisation is chosen by cross-validation on the support images.
+    The regularization is chosen by cross-validation on the support images.
 
     Returns:
         One row in percent: accuracy, expected calibration error ``ece``, accuracy on held-out support images ``loo``,

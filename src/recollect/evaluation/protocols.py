@@ -43,13 +43,13 @@ class Measurement:
         return {name: sum(each) / len(each) for name, each in values.items()}
 
 
-def _labelled(spec: str, purpose: Literal["few-shot", "zero-shot"]) -> Sequence[ClassificationTask]:
+def _labeled(spec: str, purpose: Literal["few-shot", "zero-shot"]) -> Sequence[ClassificationTask]:
     division = Division(support=None) if purpose == "zero-shot" else Division()
     return open_tasks(Selection(data=(spec,), division=division), purpose).tasks
 
 
 def _with_examples(spec: str) -> list[ClassificationTask]:
-    return [with_enough_examples(task, _EXAMPLES.shots[-1]) for task in _labelled(spec, "few-shot")]
+    return [with_enough_examples(task, _EXAMPLES.shots[-1]) for task in _labeled(spec, "few-shot")]
 
 
 def _recall(row: ResultRow) -> str | None:
@@ -58,7 +58,7 @@ def _recall(row: ResultRow) -> str | None:
 
 PROTOCOLS: Mapping[str, Measurement] = {
     "zero-shot": Measurement(
-        partial(_labelled, purpose="zero-shot"), partial(zero_shot, model=""), lambda row: row["metric"]
+        partial(_labeled, purpose="zero-shot"), partial(zero_shot, model=""), lambda row: row["metric"]
     ),
     "few-shot": Measurement(
         _with_examples,
@@ -66,7 +66,7 @@ PROTOCOLS: Mapping[str, Measurement] = {
         lambda row: f"{row['method']} {row['shots']} shots",
     ),
     "probe": Measurement(
-        partial(_labelled, purpose="few-shot"), partial(linear_probe, model=""), lambda row: row["metric"]
+        partial(_labeled, purpose="few-shot"), partial(linear_probe, model=""), lambda row: row["metric"]
     ),
     "retrieval": Measurement(lambda spec: [retrieval_task(spec)], partial(retrieval, model=""), _recall),
 }

@@ -204,7 +204,7 @@ class Summary:
         return f"{self.mean:+.1f}" if self.count < 2 else f"{self.mean:+.1f} ± {self.std:.1f}"
 
 
-def summarise(values: Iterable[float]) -> Summary:
+def summarize(values: Iterable[float]) -> Summary:
     """Mean and sample standard deviation (n − 1) of ``values``.
 
     Raises:
@@ -212,5 +212,5 @@ def summarise(values: Iterable[float]) -> Summary:
     """
     array = np.array(list(values), dtype=np.float64)
     if array.size == 0:
-        raise ValueError("nothing to summarise")
+        raise ValueError("nothing to summarize")
     return Summary(float(array.mean()), float(array.std(ddof=1)) if array.size > 1 else float("nan"), array.size)

@@ -53,7 +53,7 @@ def retrieval(
         Rows with ``method`` (zero-shot), ``metric`` (recall), ``direction``, ``domain``, ``k``, the number of
         ``queries`` and their ``pictures``, and ``value`` in percent with its 95 % interval ``low`` to ``high`` by
         resampling pictures. The domain is that of the image, of most of the text's images, or the name of the source if
-        most of its texts have several; ``all`` and ``mean of domains`` summarise them.
+        most of its texts have several; ``all`` and ``mean of domains`` summarize them.
 
     Raises:
         UserError: every picture is ambiguous.

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from recollect.evaluation.results import Result, Summary, summarise
+from recollect.evaluation.results import Result, Summary, summarize
 
 
 def tidy(results: Iterable[Result]) -> pd.DataFrame:
@@ -63,7 +63,7 @@ def gain_over_draws(frame: pd.DataFrame, model: str, baseline: str, method: str,
     chosen = frame[(frame["method"] == method) & (frame["shots"] == shots)]
     values = chosen.groupby(["model", "data", "seed", "training_seed"])["value"].mean()
     pairs = (values.loc[model] - values.loc[baseline]).dropna()
-    return summarise(pairs.groupby(["seed", "training_seed"]).mean().to_numpy())
+    return summarize(pairs.groupby(["seed", "training_seed"]).mean().to_numpy())
 
 
 @dataclass(frozen=True)

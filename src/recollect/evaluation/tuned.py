@@ -10,7 +10,7 @@ from recollect.classifiers.heads.base import softmax
 from recollect.classifiers.heads.calibration import fit_temperature, set_thresholds
 from recollect.classifiers.heads.holdout import HoldOut
 from recollect.classifiers.heads.protocol import SET_ALPHA, Key, Protocol, Score, support_of
-from recollect.classifiers.tuning import TUNING_METHODS, LabelledPictures, MakeTuning, TunedClassifier
+from recollect.classifiers.tuning import TUNING_METHODS, LabeledPictures, MakeTuning, TunedClassifier
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, ImageLike, Source
@@ -95,19 +95,19 @@ def tuned_rows(
 
 
 def _held_out(
-    method: Any, encoder: DualEncoder, task: ClassificationTask, rows: np.ndarray, examples: LabelledPictures
+    method: Any, encoder: DualEncoder, task: ClassificationTask, rows: np.ndarray, examples: LabeledPictures
 ) -> tuple[np.ndarray, np.ndarray]:
     """Scores of held-out shots (held, classes) by models tuned without them, and their labels (held,).
 
-    Held-out shots are not among the unlabelled pictures either.
+    Held-out shots are not among the unlabeled pictures either.
     """
     plan = HoldOut.of(examples.labels)
 
     def score(learn: np.ndarray, choose: np.ndarray) -> np.ndarray:
         learned, held = ([examples.pictures[row] for row in part.tolist()] for part in (learn, choose))
         others = np.setdiff1d(np.arange(len(task.support)), np.delete(rows, learn))
-        unlabelled = _Pictures(Subset(task.support, others))
-        shots = LabelledPictures(learned, examples.labels[learn], examples.names, unlabelled)
+        unlabeled = _Pictures(Subset(task.support, others))
+        shots = LabeledPictures(learned, examples.labels[learn], examples.names, unlabeled)
         return method.fit(encoder, shots).scores(held)
 
     return plan.scored(score, (len(examples.names),), np.float64), plan.held_labels
@@ -128,9 +128,9 @@ def count(score: Score, key: Key, scores: np.ndarray, held: tuple[np.ndarray, np
     score.add(key, score.counts(slice(None), scores, softmax(scores / temperature), kept))
 
 
-def _support(task: ClassificationTask, rows: np.ndarray) -> LabelledPictures:
+def _support(task: ClassificationTask, rows: np.ndarray) -> LabeledPictures:
     pictures = [sample.image for sample in task.support.read_block(rows)]
-    return LabelledPictures(pictures, task.support.labels[rows], task.class_names, _Pictures(task.support))
+    return LabeledPictures(pictures, task.support.labels[rows], task.class_names, _Pictures(task.support))
 
 
 def _scores(tuned: TunedClassifier, source: Source, rows: np.ndarray) -> np.ndarray:

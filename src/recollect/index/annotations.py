@@ -10,7 +10,7 @@ from typing import Any
 ANNOTATIONS = "annotations.sqlite"
 """The file in the folder of an index. Filters read its table or view ``labels(name, id, value)``."""
 
-LABELLED = "clicked"
+LABELED = "clicked"
 """The label column of the page: ``clicked = 'cat'``."""
 
 
@@ -27,7 +27,7 @@ def label_names(path: Path | None) -> list[str]:
     return [str(name) for (name,) in _selected(path, "SELECT DISTINCT name FROM labels ORDER BY name")]
 
 
-def labelled_ids(path: Path | None) -> set[str]:
+def labeled_ids(path: Path | None) -> set[str]:
     """The ids of all pictures with a label."""
     return {str(id) for (id,) in _selected(path, "SELECT DISTINCT id FROM labels")}
 

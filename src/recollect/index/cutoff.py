@@ -1,4 +1,4 @@
-"""Where the results of a search by words end: a cut-off learnt from captions or marks, or estimated from scores."""
+"""Where the results of a search by words end: a cut-off learned from captions or marks, or estimated from scores."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -36,11 +36,11 @@ class CutOff:
     """A score that a share of texts give to their own picture, or one estimated from the scores of each query alone.
 
     Attributes:
-        threshold: of the cosine, or of the standardised cosine; if estimated, what the best one must reach.
+        threshold: of the cosine, or of the standardized cosine; if estimated, what the best one must reach.
         share: of new texts whose own picture scores above it, at least (split conformal prediction); 0 if estimated.
-        texts: from how many it was learnt; 0 if estimated.
+        texts: from how many it was learned; 0 if estimated.
         above: share of all pictures that score above it for a text, on average; 0 if estimated.
-        standardised: whether the query's mean over the pictures is subtracted, and its deviation divided out, first.
+        standardized: whether the query's mean over the pictures is subtracted, and its deviation divided out, first.
         mean: of the pictures' vectors (width,).
         covariance: of the pictures' vectors (width, width).
         basis: captions; pictures that the user marked, with the names of their labels; or the scores of a query alone.
@@ -50,14 +50,14 @@ class CutOff:
     share: float
     texts: int
     above: float
-    standardised: bool
+    standardized: bool
     mean: Float[np.ndarray, " width"]
     covariance: Float[np.ndarray, "width width"]
     basis: Basis = "captions"
 
     def limit(self, query: Float32[np.ndarray, " width"]) -> float:
         """The cosine at which the results of a query end; if estimated, that the best result must reach."""
-        if not self.standardised:
+        if not self.standardized:
             return self.threshold - _ROUNDING
         mean, deviation = moments(query[None], self.mean, self.covariance)
         return float(mean[0] + self.threshold * deviation[0]) - _ROUNDING
@@ -103,8 +103,8 @@ def learn_cut_off(
     """The score that a share of captions give at least to their own picture.
 
     It is the ``floor((1 - share)(n + 1))``-th smallest of n own scores: a new caption of the same kind gives its
-    picture at least that with probability ``share``. Two cut-offs are learnt, one of the cosine and one of the cosine
-    standardised over the pictures, since some words score high with everything; the one that leaves fewer pictures
+    picture at least that with probability ``share``. Two cut-offs are learned, one of the cosine and one of the cosine
+    standardized over the pictures, since some words score high with everything; the one that leaves fewer pictures
     wins.
 
     Args:
@@ -126,19 +126,19 @@ def learn_cut_off(
     among = images[np.sort(generator.permutation(len(images))[:_AMONG])]
     every = (texts @ among.T).astype(np.float64)
     candidates = []
-    for standardised in (False, True):
-        scores = (own - middle) / spread if standardised else own
+    for standardized in (False, True):
+        scores = (own - middle) / spread if standardized else own
         threshold = float(np.sort(scores)[rank - 1])
-        limits = middle + threshold * spread if standardised else np.full(len(texts), threshold)
-        candidates.append((float((every >= limits[:, None]).mean()), standardised, threshold))
-    above, standardised, threshold = min(candidates)
-    return CutOff(threshold, share, len(texts), above, standardised, mean, covariance, basis)
+        limits = middle + threshold * spread if standardized else np.full(len(texts), threshold)
+        candidates.append((float((every >= limits[:, None]).mean()), standardized, threshold))
+    above, standardized, threshold = min(candidates)
+    return CutOff(threshold, share, len(texts), above, standardized, mean, covariance, basis)
 
 
 def estimate_cut_off(images: Float32[np.ndarray, "images width"], seed: int = 0) -> CutOff:
     """A cut-off from the scores of a query alone: `HALFWAY` from their mean over the (unit-norm) pictures to the best.
 
-    Unlike a learnt one it promises nothing, and leaves some pictures for words that fit none.
+    Unlike a learned one it promises nothing, and leaves some pictures for words that fit none.
 
     Raises:
         ValueError: fewer than `LEAST_PICTURES` pictures.

@@ -267,7 +267,7 @@ class _Facts:
         names = [
             dict.fromkeys(each["path"] or f"{each['source']}:{each['key']}" for each in row["files"]) for row in rows
         ]
-        described = annotations.labelled_ids(index.annotations) | {row["id"] for row in rows if row["captions"]}
+        described = annotations.labeled_ids(index.annotations) | {row["id"] for row in rows if row["captions"]}
         vectors = index.vectors()
         if len(vectors) != len(rows):  # a store without versions
             raise UserError(f"{index.address}: pictures were deleted while it was read. Try again.")

@@ -13,7 +13,7 @@ import numpy as np
 from recollect.core.files import atomic_path, write_json
 from recollect.core.progress import progress
 from recollect.core.validation import refuse
-from recollect.index.annotations import LABELLED, labels_named
+from recollect.index.annotations import LABELED, labels_named
 from recollect.index.index import Index
 from recollect.index.picture import Picture
 
@@ -124,7 +124,7 @@ def _write_coco(index: Index, out: Path, kind: CocoKind) -> int:
 
 
 def _blocks(index: Index) -> Iterator[list[Picture]]:
-    given, ids = labels_named(index.annotations, LABELLED) or {}, index.ids
+    given, ids = labels_named(index.annotations, LABELED) or {}, index.ids
     for first in range(0, len(ids), _BLOCK):
         pictures = index.pictures(ids[first : first + _BLOCK])
         yield [replace(each, labels=(*each.labels, *given.get(each.id, ()))) for each in pictures]

@@ -1,6 +1,6 @@
 """One filter language for every store.
 
-``folder = 'Norway' and taken > '2022' and label in ('boat', 'harbour') and not caption like '%flag%'``
+``folder = 'Norway' and taken > '2022' and label in ('boat', 'harbor') and not caption like '%flag%'``
 
 A name is one of `NAMES`, a column of labels given by hand, or a key of the picture's own metadata. Missing values never
 match, and neither do values of another type. Where a picture has several values (captions, labels, sources, paths), a

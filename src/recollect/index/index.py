@@ -401,7 +401,7 @@ class Index:
     def vectors(self, ids: Sequence[str] | None = None, by: By = "image") -> Float32[np.ndarray, "n width"]:
         """Unit-norm vectors in the order of ``ids``, or of `ids` of the whole index.
 
-        A picture with several captions has their normalised mean; one without a caption or image has zeros.
+        A picture with several captions has their normalized mean; one without a caption or image has zeros.
 
         Raises:
             UserError: an id does not exist.
@@ -614,7 +614,7 @@ class Index:
                 caption, and only pictures with a caption are searched.
             read: also return vectors of the pictures: their own, or those of their captions (only pictures with a
                 caption are searched then). By ``text`` that is the caption that matched; by ``image`` the caption, or
-                the normalised mean of several.
+                the normalized mean of several.
             where: search only pictures that satisfy a filter (see `recollect.index.filters`).
             exclude: a set of ids that no query may find, or a sequence with one entry per query: an id, several, None.
             max_score: pass over pictures with at least this score, such as near-duplicates of the query.
@@ -752,7 +752,7 @@ class Index:
     def cut_off(self, share: float = CAPTION_SHARE, seed: int = 0) -> CutOff:
         """Where the results of a search by words end.
 
-        With 20 captions or more it is the score that ``share`` of them give to their own picture, learnt from at most
+        With 20 captions or more it is the score that ``share`` of them give to their own picture, learned from at most
         2,048; with fewer it is estimated from the scores of each query (`estimate_cut_off`).
 
         Raises:

@@ -76,8 +76,8 @@ class Term:
 class Query:
     """A weighted sum of words, pictures and vectors.
 
-    >>> Query.words("red boat") + Query.picture("harbour.jpg") - 0.5 * Query.words("sunset")
-    Query('"red boat" + harbour.jpg - 0.5 * "sunset"')
+    >>> Query.words("red boat") + Query.picture("harbor.jpg") - 0.5 * Query.words("sunset")
+    Query('"red boat" + harbor.jpg - 0.5 * "sunset"')
 
     Its embedding is the unit vector along the weighted sum of the unit embeddings of its terms. A picture's score is
     the cosine with it: the weighted sum of its cosines with the terms, up to a factor that all pictures share.

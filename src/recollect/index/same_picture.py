@@ -324,10 +324,10 @@ def _warped(
     """Parts of squares, or of one square, enlarged to its size by linear interpolation."""
     edge = squares.shape[1]
     left, width, top, height = (each[:, None] for each in parts.T)
-    centres = (np.arange(edge) + 0.5) / edge
+    centers = (np.arange(edge) + 0.5) / edge
 
     def samples(start: np.ndarray, length: np.ndarray) -> np.ndarray:
-        places = np.clip((start + length * centres) * edge - 0.5, 0, edge - 1)[..., None]
+        places = np.clip((start + length * centers) * edge - 0.5, 0, edge - 1)[..., None]
         return np.maximum(0, 1 - np.abs(places - np.arange(edge))).astype(np.float32)
 
     return np.asarray(samples(top, height) @ squares @ samples(left, width).swapaxes(1, 2))

@@ -194,10 +194,10 @@ class SampleReader:
     def _said(self, sample: Sample) -> dict[str, Any]:
         """What a sample says: captions, label and other columns."""
         texts = tuple(text.strip() for text in sample.texts if text.strip())
-        labelled = sample.label != NO_LABEL and bool(self.source.class_names)
-        label = self.source.class_names[sample.label] if labelled else ""
+        labeled = sample.label != NO_LABEL and bool(self.source.class_names)
+        label = self.source.class_names[sample.label] if labeled else ""
         if sample.kind == "label" or not texts:
-            made = labelled and self.options.template is not None
+            made = labeled and self.options.template is not None
             texts = (fill(str(self.options.template), label),) if made else () if sample.kind == "label" else texts
         if self.options.captions == "first":
             texts = texts[:1]

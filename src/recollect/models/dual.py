@@ -82,17 +82,17 @@ class DualEncoder(nn.Module, Encoder):
 
     @abstractmethod
     def encode_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
-        """Raw image embeddings: the tower's output after its projection, before normalisation."""
+        """Raw image embeddings: the tower's output after its projection, before normalization."""
 
     @abstractmethod
     def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n width"]:
-        """Raw text embeddings of what `tokenize` returned, before normalisation."""
+        """Raw text embeddings of what `tokenize` returned, before normalization."""
 
     @abstractmethod
     def add_prefixes(self, kinds: Sequence[Kind], *, length: int = 1, seed: int = 0) -> None:
         """Give each of ``kinds`` its own ``length`` prefix tokens, drawn from N(0, 0.02), unless it has some.
 
-        Call it before an optimiser is made: the token embedding becomes another parameter.
+        Call it before an optimizer is made: the token embedding becomes another parameter.
         """
 
     @abstractmethod
@@ -247,7 +247,7 @@ class DualEncoder(nn.Module, Encoder):
             parameter.requires_grad_(False)
 
     def train(self, mode: bool = True) -> Any:
-        """As for any module, but frozen batch norms stay in evaluation mode: in training they would normalise by the
+        """As for any module, but frozen batch norms stay in evaluation mode: in training they would normalize by the
         batch and move their running means, which act as weights."""
         super().train(mode)
         for module in self.modules():
@@ -374,12 +374,12 @@ class DualEncoder(nn.Module, Encoder):
             return pixels
         raise UserError(
             f"a tensor of {pixels.dtype} {tuple(pixels.shape)}: tensors are taken as transformed already, and this "
-            f"model reads (n, 3, {side}, {side}) of floats, normalised. Give pictures as arrays, uint8 (n, height, "
+            f"model reads (n, 3, {side}, {side}) of floats, normalized. Give pictures as arrays, uint8 (n, height, "
             "width, 3)."
         )
 
     def _ready(self, image: ImageLike | Path) -> np.ndarray:
-        """A vector as it is; of a picture the bytes that `ImageTransform.normalise` takes."""
+        """A vector as it is; of a picture the bytes that `ImageTransform.normalize` takes."""
         image = opened(image)
         if isinstance(image, np.ndarray) and image.ndim == 1:
             if not self.reads_vectors:
@@ -397,7 +397,7 @@ class DualEncoder(nn.Module, Encoder):
     def _pixels(self, images: Sequence[np.ndarray]) -> Tensor:
         """A batch of what `_ready` returned."""
         batch = torch.from_numpy(np.stack(images))
-        return batch if batch.ndim == 2 else self.transform.normalise(batch)
+        return batch if batch.ndim == 2 else self.transform.normalize(batch)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:

@@ -170,7 +170,7 @@ def _saved_transform(record: dict[str, Any]) -> ImageTransform | None:
 
 
 def _try_out(encoder: TransformersEncoder, name: str) -> None:
-    """Embed a grey picture and a word, so that an unusable model fails at once and in one line."""
+    """Embed a gray picture and a word, so that an unusable model fails at once and in one line."""
     size = encoder.transform.size
     with user_errors(f"{name}: a trial picture and text cannot be embedded"):
         image, text = encoder.embed_images(torch.zeros(1, 3, size, size)), encoder.embed_texts(["a"])

@@ -36,7 +36,7 @@ class AdapterOptions:
     Attributes:
         rank: inner width r of the change ``scale · B A``.
         scale: factor of the change. 15/64 is LoRA's ``alpha / rank`` with EFSA's 15; 15 itself and 15/√64
-            (rank-stabilised LoRA) are the other readings of "a scaling factor of 15".
+            (rank-stabilized LoRA) are the other readings of "a scaling factor of 15".
         seed: of the draw; every query starts from the same one.
     """
 

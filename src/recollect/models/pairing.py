@@ -150,7 +150,7 @@ def _text_tower(name: str) -> tuple[transformers.PreTrainedModel, transformers.P
 
 
 def _modules(place: str) -> tuple[str, bool] | None:
-    """Pooling and normalisation by sentence-transformers' ``modules.json``; None without this file.
+    """Pooling and normalization by sentence-transformers' ``modules.json``; None without this file.
 
     Raises:
         UserError: it names a module that has no counterpart here.

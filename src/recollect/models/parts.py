@@ -74,7 +74,7 @@ def open_weights(
     Args:
         name: a folder or hub id.
         config: what `open_config` returned.
-        optional: beginnings of names of weights that may be missing, and are then initialised.
+        optional: beginnings of names of weights that may be missing, and are then initialized.
 
     Raises:
         UserError: there are no weights, only pickled ones, or not all.

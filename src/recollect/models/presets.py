@@ -61,7 +61,7 @@ class Preset(Protocol):
         tokenizer: transformers.PreTrainedTokenizerBase | str | None,
         seed: int,
     ) -> DualEncoder:
-        """The model, initialised from ``seed`` alone; see `build_model`."""
+        """The model, initialized from ``seed`` alone; see `build_model`."""
         ...
 
 
@@ -86,7 +86,7 @@ class TransformersPreset(ABC):
     def build(
         self, tokenizer: transformers.PreTrainedTokenizerBase
     ) -> tuple[transformers.PreTrainedModel, transformers.ProcessorMixin, ImageTransform]:
-        """The towers, initialised from torch's current random state, and what prepares their inputs."""
+        """The towers, initialized from torch's current random state, and what prepares their inputs."""
 
     def encoder(
         self,

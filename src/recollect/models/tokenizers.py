@@ -22,7 +22,7 @@ _LEFTOVER_STEP = 1e-4  # tokenizers scores the characters it must keep as the le
 def train_unigram(texts: Sequence[str], vocabulary: int, length: int) -> transformers.PreTrainedTokenizerBase:
     """A unigram tokenizer of the SentencePiece type (Kudo, 2018), trained on ``texts``.
 
-    Text is normalised (NFC), lower-cased, and its white space made single spaces. A character that no text holds is
+    Text is normalized (NFC), lower-cased, and its white space made single spaces. A character that no text holds is
     spelt as its UTF-8 bytes, so that any string can be read back. Equal texts give equal tokenizers in every process.
 
     Args:

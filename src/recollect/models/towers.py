@@ -3,7 +3,7 @@
 `DualEncoder` models of transformers (CLIP, SigLIP, a VisionTextDualEncoder) are opened whole. Everything else is two
 towers, each of which ends in one vector of features, and two heads that map these vectors into one space.
 
-Importing this module imports transformers' modelling code, which takes seconds: import it where a model is opened.
+Importing this module imports transformers' modeling code, which takes seconds: import it where a model is opened.
 """
 
 from __future__ import annotations
@@ -213,13 +213,13 @@ class TowersModel(transformers.PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise a head; the towers initialise themselves."""
+        """Initialize a head; the towers initialize themselves."""
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
             nn.init.zeros_(module.bias)
 
     def get_image_features(self, pixel_values: Tensor, **settings: Any) -> Float[Tensor, "n width"]:
-        """Image embeddings before normalisation."""
+        """Image embeddings before normalization."""
         output = self.vision_model(pixel_values=pixel_values, return_dict=True, **settings)
         return self.visual_projection(pooled(output, self.config.vision_pooling))
 
@@ -230,7 +230,7 @@ class TowersModel(transformers.PreTrainedModel):
         token_type_ids: Tensor | None = None,
         **settings: Any,
     ) -> Float[Tensor, "n width"]:
-        """Text embeddings before normalisation."""
+        """Text embeddings before normalization."""
         given = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
         settings |= {name: value for name, value in given.items() if value is not None}
         output = self.text_model(input_ids=input_ids, return_dict=True, **settings)

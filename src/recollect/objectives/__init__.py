@@ -1,4 +1,4 @@
-"""What training minimises: pure functions of embeddings, and small modules that own their temperatures.
+"""What training minimizes: pure functions of embeddings, and small modules that own their temperatures.
 
 Names are imported when they are first used, so that the options of an objective do not load torch.
 """

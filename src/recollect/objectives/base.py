@@ -99,7 +99,7 @@ def smoothing_slope(images: LossInputs, texts: Tensor, smoothing: float, shard: 
 
 
 class Objective(nn.Module, ABC):
-    """What training minimises: maps the raw embeddings of a batch to a loss; may have parameters.
+    """What training minimizes: maps the raw embeddings of a batch to a loss; may have parameters.
 
     `recollect.training.train` accepts any; the recipes use `ContrastiveObjective` and `ContextObjective`.
 
@@ -186,7 +186,7 @@ class ContrastiveObjective(Objective):
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"labels"} if self.term.loss.labelled else ())
+        return frozenset({"labels"} if self.term.loss.labeled else ())
 
     def scale_and_bias(self) -> tuple[float, float | None]:
         return self.term.scale_and_bias()

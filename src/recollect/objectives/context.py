@@ -30,11 +30,11 @@ def contextualize(
 ) -> Float[Tensor, "batch width"]:
     """Replace each image embedding by what it finds when it looks up the others (LIxP, Eq. 8).
 
-    ``norm( softmax_{j != i}( x_i·x_j / (temperature sqrt(d)) ) V )``: keys and queries are the normalised embeddings,
+    ``norm( softmax_{j != i}( x_i·x_j / (temperature sqrt(d)) ) V )``: keys and queries are the normalized embeddings,
     values the raw ones; a row never sees itself. The gradient flows through queries, keys and values.
 
     Args:
-        images: raw tower outputs, not normalised; at least two rows.
+        images: raw tower outputs, not normalized; at least two rows.
         temperature: tau_context > 0; small values sharpen the look-up.
         form: blockwise keeps no B × B tensor for the backward pass; value and gradients are the same.
         tile: edge length of a tile in the blockwise form.
@@ -191,16 +191,16 @@ class _Tiled(torch.autograd.Function):
                 scaled, incoming, about = queries[rows] * scale, gradient[rows], statistics[:, rows, None]
                 mean = torch.linalg.vecdot(incoming, found[rows])
                 if _is_steep(scale):
-                    # The same products as below, so a row with a single neighbour gets a gradient of exactly zero.
+                    # The same products as below, so a row with a single neighbor gets a gradient of exactly zero.
                     mean = torch.zeros_like(mean)
                     for columns, weights, _ in pass_over(scaled, about, rows):
                         mean += torch.linalg.vecdot(weights, incoming @ values[columns].T)
                 for columns, weights, logits in pass_over(scaled, about, rows):
                     value_gradient[columns].addmm_(weights.T, incoming)
                     slope = (incoming @ values[columns].T).sub_(mean[:, None]).mul_(weights)
-                    # A row's slopes sum to zero up to rounding; centring the logits keeps that rounding error small.
-                    centred = logits.sub_(about[2])
-                    scale_gradient += torch.linalg.vecdot(slope, centred).sum(dtype=scale_gradient.dtype)
+                    # A row's slopes sum to zero up to rounding; centering the logits keeps that rounding error small.
+                    centered = logits.sub_(about[2])
+                    scale_gradient += torch.linalg.vecdot(slope, centered).sum(dtype=scale_gradient.dtype)
                     query_gradient[rows].addmm_(slope, keys[columns])
                     key_gradient[columns].addmm_(slope.T, scaled)
             scale_gradient = (scale_gradient / scale).to(scale.dtype)

@@ -69,7 +69,7 @@ class ContextObjective(Objective):
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"labels"} if self.term.loss.labelled else ())
+        return frozenset({"labels"} if self.term.loss.labeled else ())
 
     def scale_and_bias(self) -> tuple[float, float | None]:
         return self.term.scale_and_bias()
@@ -88,7 +88,7 @@ class ContextObjective(Objective):
 
         Copies (``duplicate_ids``) are not context of each other either. The report has ``loss``, ``base_loss``,
         ``context_loss``, ``scale``, ``scale_context``, ``tau_context``, ``bias``, ``bias_context`` and
-        ``effective_neighbours``.
+        ``effective_neighbors``.
 
         Raises:
             ValueError: the shapes differ, labels are missing, or there is nothing to look up.
@@ -119,7 +119,7 @@ class ContextObjective(Objective):
         """The report of `forward`; ``context`` is None for an objective of one loss."""
         report = {"loss": loss, "base_loss": base, "scale": self.term.log_scale.exp()}
         report["tau_context"] = self.log_tau.exp()
-        report["effective_neighbours"] = shard.total(found.entropy.exp().mean()) / shard.size
+        report["effective_neighbors"] = shard.total(found.entropy.exp().mean()) / shard.size
         if self.term.bias is not None:
             report["bias"] = self.term.bias.detach().clone()
         if self.context_term is not None and context is not None:

@@ -197,5 +197,5 @@ def _label_losses(sets: list[LossInputs], targets: Targets) -> Losses:
 SOFTMAX = BaseLoss(_losses, "CLIP", "CLIxP", smooths=True)
 """CLIP's softmax."""
 
-LABEL = BaseLoss(_label_losses, "UniCL", "UniCL with context", labelled=True)
+LABEL = BaseLoss(_label_losses, "UniCL", "UniCL with context", labeled=True)
 """UniCL's softmax over classes."""

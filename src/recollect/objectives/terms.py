@@ -44,7 +44,7 @@ Losses = tuple[Tensor, list[Tensor]]
 
 @dataclass(frozen=True)
 class BaseLoss:
-    """A base loss L(x, t), minimised on its own or together with context (LIxP, Eq. 6).
+    """A base loss L(x, t), minimized on its own or together with context (LIxP, Eq. 6).
 
     To add a loss, write its function in a new file and list it in `recollect.objectives.OBJECTIVES`.
 
@@ -53,7 +53,7 @@ class BaseLoss:
         name: what to call a model trained with it.
         name_with_context: what to call one trained with context.
         biased: whether its logits have a learned bias.
-        labelled: whether it needs labels.
+        labeled: whether it needs labels.
         smooths: whether it is linear in its targets, so that label smoothing is
             `recollect.objectives.base.smoothing_slope`.
     """
@@ -62,7 +62,7 @@ class BaseLoss:
     name: str
     name_with_context: str
     biased: bool = False
-    labelled: bool = False
+    labeled: bool = False
     smooths: bool = False
 
 

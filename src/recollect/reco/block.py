@@ -86,8 +86,8 @@ class FusionBlock(nn.Module):
     Heads of 64 entries, an MLP as wide as the embedding, no positions (METHODS 7): 6 d² + 10 d parameters. Only token 0
     is a query, and its keys and values are never formed: with ``q`` its query in a head,
     ``q · (W_k x_j + b_k) = (W_kᵀ q) · x_j + q · b_k`` and ``Σ_j a_j (W_v x_j + b_v) = W_v (Σ_j a_j x_j) + b_v``, so a
-    projection costs the same for ten neighbours as for none. Both residual branches start at zero, so an untrained
-    block returns its ``start``, where ``x_0`` is the embedding, ``x_j`` what it reads, and ``n`` normalises::
+    projection costs the same for ten neighbors as for none. Both residual branches start at zero, so an untrained
+    block returns its ``start``, where ``x_0`` is the embedding, ``x_j`` what it reads, and ``n`` normalizes::
 
         embedding:  x_0                                              (RECO)
         mean:       n(x_0 + Σ_j x_j)
@@ -186,7 +186,7 @@ class FusionModule(nn.Module):
             tokens: the embedding, then what it found (zeros for empty places).
 
         Returns:
-            Unit-norm refined embeddings; the normalised embeddings if this modality is not refined.
+            Unit-norm refined embeddings; the normalized embeddings if this modality is not refined.
 
         Raises:
             ValueError: another width.

@@ -15,7 +15,7 @@ from recollect.core.types import Encoder, ImageLike, Kind, best_device
 from recollect.core.validation import check_choice, refuse
 from recollect.index import By, Index
 from recollect.reco.block import FusionModule
-from recollect.reco.neighbours import check_k, read_index
+from recollect.reco.neighbors import check_k, read_index
 
 Mode = Literal["image", "text", "both"]
 """Which embeddings read the index (RECO, Table 4)."""
@@ -31,7 +31,7 @@ class RetrievalEnhancedEncoder(Encoder):
 
     **k counts pictures**, each found once, by its best caption or by itself. Each gives one vector. Where texts are
     read, a picture found by a caption gives that caption, and one found by its image gives its caption, or the
-    normalised mean of several. A fusion that reads both modalities gets two vectors of each picture. Where captions are
+    normalized mean of several. A fusion that reads both modalities gets two vectors of each picture. Where captions are
     searched or read, pictures without a caption are skipped.
 
     >>> encoder = RetrievalEnhancedEncoder(model, Index.open("index"), FusionModule.open("fusion"))  # doctest: +SKIP

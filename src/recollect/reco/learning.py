@@ -21,21 +21,21 @@ from recollect.core.validation import check_number, refuse
 from recollect.data.sources.images import note
 from recollect.index import NEAR, By, Index
 from recollect.reco.block import FusionModule, FusionSettings
-from recollect.reco.neighbours import Neighbours, ScoreOf, find_neighbours
+from recollect.reco.neighbors import Neighbors, ScoreOf, find_neighbors
 from recollect.reco.newness import Disturbance, Newness
 from recollect.reco.objective import CLIP_SCALE, TERMS, FusionObjective, LossTerm, Mask
 from recollect.reco.pairs import Pairs
 from recollect.training.assembly import Parts
 from recollect.training.checkpoints import Facts
 from recollect.training.loop import train
-from recollect.training.optimiser import Optimiser
+from recollect.training.optimizer import Optimizer
 from recollect.training.options import Recipe
 from recollect.training.ranks import ProcessRanks
 from recollect.training.run_folder import check_run_folder
 from recollect.training.step import Inputs
 
-_NEIGHBOURS_FORMAT = 5
-_FILE = "neighbours.safetensors"
+_NEIGHBORS_FORMAT = 5
+_FILE = "neighbors.safetensors"
 _KEY = "key.json"
 
 FusionPreset = Literal["reading", "paper"]
@@ -73,7 +73,7 @@ class FusionRecipe(Recipe):
     newness: Newness = field(default_factory=lambda: Newness("offsets"))
     limit: int | None = None
     epochs: int = 10
-    optimiser: Optimiser = field(default_factory=lambda: Optimiser(1e-3, weight_decay=1e-5, warmup=0.0))
+    optimizer: Optimizer = field(default_factory=lambda: Optimizer(1e-3, weight_decay=1e-5, warmup=0.0))
     batch_size: int = 4096
 
     def check(self) -> None:
@@ -152,9 +152,9 @@ def train_fusion(
     resume: bool = False,
     device: str | None = None,
 ) -> Path:
-    """Find the neighbours of the training pairs, unless they are stored already, and train by ``recipe``.
+    """Find the neighbors of the training pairs, unless they are stored already, and train by ``recipe``.
 
-    The run is written to ``out``, the neighbours to ``OUT.neighbours``.
+    The run is written to ``out``, the neighbors to ``OUT.neighbors``.
 
     Args:
         recipe: its width and steps are set here.
@@ -171,7 +171,7 @@ def train_fusion(
     recipe = replace(recipe, fusion=settings, steps=steps, batch_size=batch)
     recipe.check()
     check_run_folder(out, recipe, resume)  # before what the run there has found gives way to what this one would
-    folder = out.with_name(f"{out.name}.neighbours")
+    folder = out.with_name(f"{out.name}.neighbors")
     found = _found(recipe, pairs, folder)
     scale = recipe.objective.scale or encoder.scale or CLIP_SCALE
     name = pairs.sources[0] if pairs.sources else "pairs"
@@ -199,12 +199,12 @@ def train_fusion(
     return train(recipe, out, resume=resume, device=device, assemble=assemble)
 
 
-def _found(recipe: FusionRecipe, pairs: Pairs, folder: Path) -> Neighbours:
-    """Stored neighbours of the same pairs in the same version of the index, or new ones."""
+def _found(recipe: FusionRecipe, pairs: Pairs, folder: Path) -> Neighbors:
+    """Stored neighbors of the same pairs in the same version of the index, or new ones."""
     index = Index.open(recipe.index)
     fusion = recipe.fusion
     key: dict[str, Any] = {
-        "format": _NEIGHBOURS_FORMAT,
+        "format": _NEIGHBORS_FORMAT,
         "pairs": _digest(pairs),
         "index": index.fingerprint,
         "k": recipe.k,
@@ -215,10 +215,10 @@ def _found(recipe: FusionRecipe, pairs: Pairs, folder: Path) -> Neighbours:
     if (folder / _KEY).is_file() and read_json(folder / _KEY) == key:
         try:
             check_checksums(folder)
-            return Neighbours.open(folder / _FILE)
+            return Neighbors.open(folder / _FILE)
         except UserError as error:
             note(f"{error} It is made again.")
-    found = find_neighbours(pairs, index, fusion, recipe.k, recipe.max_score, recipe.score_of)
+    found = find_neighbors(pairs, index, fusion, recipe.k, recipe.max_score, recipe.score_of)
     (folder / _KEY).unlink(missing_ok=True)
     found.save(folder / _FILE)
     write_json(folder / _KEY, key)
@@ -234,7 +234,7 @@ def _digest(pairs: Pairs) -> str:
     return made.hexdigest()
 
 
-def _feed(found: Neighbours, recipe: FusionRecipe, place: ProcessRanks, name: str) -> Any:
+def _feed(found: Neighbors, recipe: FusionRecipe, place: ProcessRanks, name: str) -> Any:
     """Batches without repetition within an epoch, each a function of the seed and the step."""
     per_epoch = max(1, len(found) // recipe.batch_size)
     share = recipe.batch_size // place.size
@@ -266,7 +266,7 @@ _GROUPS: Mapping[Mask, tuple[str, ...]] = {
 
 
 def _tokens(
-    found: Neighbours, recipe: FusionRecipe, disturb: Disturbance, modality: By, pairs: Tensor
+    found: Neighbors, recipe: FusionRecipe, disturb: Disturbance, modality: By, pairs: Tensor
 ) -> Float[Tensor, "some places width"]:
     """Input of the fusion for some pairs in a step."""
     tokens = found.tokens(modality, pairs)

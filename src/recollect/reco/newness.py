@@ -1,4 +1,4 @@
-"""Simulated newness: training pairs whose own embeddings are wrong while their neighbours are still right.
+"""Simulated newness: training pairs whose own embeddings are wrong while their neighbors are still right.
 
 A frozen model is right about the pairs it was fitted to, so a fusion trained on them learns to trust the embedding and
 to ignore the index. Pairs the model never saw differ: image and text lie apart, yet similar images still lie together,

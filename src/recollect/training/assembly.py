@@ -301,7 +301,7 @@ def _feed(
     recipe: Recipe,
     place: ProcessRanks,
 ) -> Feed:
-    # Whole batches are normalised on the device. Chunks are moved there one by one, and the rest waits as bytes.
+    # Whole batches are normalized on the device. Chunks are moved there one by one, and the rest waits as bytes.
     raw = recipe.chunk is not None
     device = None if raw else place.device
     workers = workers_of(recipe, stream.mixture.sources, int(os.environ.get("LOCAL_WORLD_SIZE", place.size)))
@@ -326,7 +326,7 @@ def _feed(
                 context=None if context is None else context.images,
                 duplicate_ids=marks(batch),
                 context_duplicate_ids=None if context is None else marks(context),
-                prepare=stream.normalised if raw else None,
+                prepare=stream.normalized if raw else None,
             )
             yield inputs, stream.composition(step)
 

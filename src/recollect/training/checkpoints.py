@@ -1,6 +1,6 @@
 """Checkpoints: written atomically, safe to open, and enough to resume bit for bit.
 
-A checkpoint holds a complete model (which opens like any other), the objective, the optimiser and the state of the run.
+A checkpoint holds a complete model (which opens like any other), the objective, the optimizer and the state of the run.
 There is no random state: every random number of a step is a function of the recipe's seed and the step.
 """
 
@@ -21,7 +21,7 @@ from recollect.core.errors import user_errors
 from recollect.core.files import atomic_folder, read_json, sync_folder, write_json, write_text
 from recollect.core.validation import refuse
 from recollect.data.sources.images import note
-from recollect.training.optimiser import Averages, parameters
+from recollect.training.optimizer import Averages, parameters
 from recollect.training.sharded import part_like, whole
 from recollect.training.step import Towers
 
@@ -128,8 +128,8 @@ def remove_newer(folder: Path, checkpoint: Path) -> None:
     remove_leftovers(folder)
 
 
-def restore(checkpoint: Path, objective: nn.Module, optimiser: AdamW, averages: Averages | None = None) -> State:
-    """Load a checkpoint into objective, optimiser and averages; the model is opened from ``checkpoint/model``.
+def restore(checkpoint: Path, objective: nn.Module, optimizer: AdamW, averages: Averages | None = None) -> State:
+    """Load a checkpoint into objective, optimizer and averages; the model is opened from ``checkpoint/model``.
 
     Returns:
         State of the run.
@@ -144,13 +144,13 @@ def restore(checkpoint: Path, objective: nn.Module, optimiser: AdamW, averages: 
         objective.load_state_dict(_under("objective/", tensors))
     if averages:
         averages.load(_under("average/", tensors))
-    moments = _under("optimiser/", tensors)
-    for name, parameter in parameters(optimiser).items():
+    moments = _under("optimizer/", tensors)
+    for name, parameter in parameters(optimizer).items():
         entries = _under(f"{name}/", moments)
         other = any(entry.shape not in (parameter.shape, ()) for entry in entries.values())
         refuse((other, f"{file}: {name} has a different shape in this model. Was the recipe changed?"))
         if entries:
-            optimiser.state[parameter] = {key: part_like(value, parameter) for key, value in entries.items()}
+            optimizer.state[parameter] = {key: part_like(value, parameter) for key, value in entries.items()}
     state = read_json(checkpoint / "state.json")
     return State(state["step"], state["seen"], (state["loss_scale"][0], state["loss_scale"][1]), state.get("data", {}))
 
@@ -178,13 +178,13 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def training_tensors(
-    objective: nn.Module, optimiser: AdamW, averages: Averages | None, kept: bool = True
+    objective: nn.Module, optimizer: AdamW, averages: Averages | None, kept: bool = True
 ) -> dict[str, Tensor]:
     """Everything in a checkpoint except the model. A collective call; only processes with ``kept`` keep the tensors."""
     tensors = {f"objective/{name}": tensor for name, tensor in objective.state_dict().items()}
-    for name, parameter in parameters(optimiser).items():
-        for key, value in optimiser.state.get(parameter, {}).items():
-            tensors[f"optimiser/{name}/{key}"] = value
+    for name, parameter in parameters(optimizer).items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"optimizer/{name}/{key}"] = value
     tensors |= {f"average/{name}": mean for name, mean in (averages.tensors() if averages else {}).items()}
     found = {}
     for name, tensor in tensors.items():

@@ -97,8 +97,8 @@ def warn_of_model(recipe: Recipe, model: DualEncoder) -> None:
         note(f"--model.tokenizer has no effect: {options.start} has its own")
 
 
-def _labelled(recipe: Recipe, needs: Collection[str] | None) -> bool:
-    return OBJECTIVES[recipe.objective.base].labelled if needs is None else "labels" in needs
+def _labeled(recipe: Recipe, needs: Collection[str] | None) -> bool:
+    return OBJECTIVES[recipe.objective.base].labeled if needs is None else "labels" in needs
 
 
 def _kind_errors(recipe: Recipe, kinds: Sequence[Kind | None], needs: Collection[str] | None) -> _Found:
@@ -109,8 +109,8 @@ def _kind_errors(recipe: Recipe, kinds: Sequence[Kind | None], needs: Collection
         add = f"Name one with --{_TEXTS[missing]} SOURCE, or leave the prefix out."
         yield known, f"--model.prefixes {missing}: no source has {_TEXTS[missing]}, so it could not learn. {add}"
     words = "no source has labels. Name one with --labels SOURCE, or take softmax."
-    unlabelled = known and "label" not in kinds
-    yield needs is None and _labelled(recipe, needs) and unlabelled, f"--objective {recipe.objective.base}: {words}"
+    unlabeled = known and "label" not in kinds
+    yield needs is None and _labeled(recipe, needs) and unlabeled, f"--objective {recipe.objective.base}: {words}"
 
 
 def _warnings(recipe: Recipe, sources: Sequence[Source], place: ProcessRanks, needs: Collection[str] | None) -> _Found:
@@ -130,12 +130,12 @@ def _warnings(recipe: Recipe, sources: Sequence[Source], place: ProcessRanks, ne
     yield objective.smoothing > 0 and not smooths, words
     biased = objective.bias not in (None, FIRST_BIAS)  # which recipes set for any objective
     yield biased and not loss.biased, f"--objective.bias: the {objective.base} objective has no bias"
-    yield from _data_warnings(data, sources, _labelled(recipe, needs))
+    yield from _data_warnings(data, sources, _labeled(recipe, needs))
     idle = recipe.precision == "tf32" and place.device.type != "cuda"
     yield idle, f"--precision tf32: it is for NVIDIA GPUs, and this run computes on {place.device}"
 
 
-def _data_warnings(data: Data, sources: Sequence[Source], labelled: bool) -> _Found:
+def _data_warnings(data: Data, sources: Sequence[Source], labeled: bool) -> _Found:
     kinds = [source.kind for source in sources]
     yield data.sampling == "equal" and len(set(kinds)) == 1, "--data.sampling equal: all sources are of one kind"
     yield data.sampling == "debiased" and len(kinds) == 1, "--data.sampling debiased: there is one source"
@@ -143,8 +143,8 @@ def _data_warnings(data: Data, sources: Sequence[Source], labelled: bool) -> _Fo
     idle = len(kinds) == 1 or each_alone
     yield bool(data.weights) and idle, f"--data.weights: with --data.sampling {data.sampling} each kind has one source"
     names = Counter(name.strip().casefold() for each in sources if each.kind == "label" for name in each.class_names)
-    why = "no two classes have one name" if labelled else "the objective reads no labels"
-    yield data.merge_classes and (max(names.values(), default=0) < 2 or not labelled), f"--data.merge-classes: {why}"
+    why = "no two classes have one name" if labeled else "the objective reads no labels"
+    yield data.merge_classes and (max(names.values(), default=0) < 2 or not labeled), f"--data.merge-classes: {why}"
     yield data.caption_column is not None and "caption" not in kinds, "--data.caption-column: no source has captions"
     yield data.label_column is not None and "label" not in kinds, "--data.label-column: no source has labels"
     made = all(source.makes_batches for source in sources)

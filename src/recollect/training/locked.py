@@ -177,7 +177,7 @@ def _crops(
         crops.pixels(image, np.random.Generator(np.random.PCG64(int(seed))))
         for (_, image), seed in zip(images, seeds, strict=True)
     ]
-    return encoder.transform.normalise(torch.from_numpy(np.stack(pixels)))
+    return encoder.transform.normalize(torch.from_numpy(np.stack(pixels)))
 
 
 def read_pictures(

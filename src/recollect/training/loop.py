@@ -24,7 +24,7 @@ from recollect.training.assembly import Parts, assemble_recipe, object_spec
 from recollect.training.card import model_card
 from recollect.training.checkpoints import State
 from recollect.training.interruptions import StopRequest, in_one_line, stop_requests
-from recollect.training.optimiser import Averages, build_optimiser, learning_rate, parameters, set_learning_rate
+from recollect.training.optimizer import Averages, build_optimizer, learning_rate, parameters, set_learning_rate
 from recollect.training.options import Recipe
 from recollect.training.precision import LossScale, tensor_cores
 from recollect.training.ranks import ProcessRanks, first_decides, ranks, share_from_first, total, wait_for_all
@@ -179,7 +179,7 @@ class _Run:
         share_from_first((self.model, self.objective))
         if recipe.shard_weights and place.size > 1:
             shard_weights(self.model)
-        self.optimiser = build_optimiser(self.model, self.objective, recipe.optimiser)
+        self.optimizer = build_optimizer(self.model, self.objective, recipe.optimizer)
         self.compiled = CompiledForward(self.model) if recipe.compile else None
         scale = LossScale.of(recipe.precision)
         self.state = State(seen=dict.fromkeys(parts.sources, 0), loss_scale=(scale.factor, scale.good), data=parts.data)
@@ -188,7 +188,7 @@ class _Run:
             learning = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
             self.averages = Averages(learning, recipe.average)
         if last:
-            restored = checkpoints.restore(last, self.objective, self.optimiser, self.averages)
+            restored = checkpoints.restore(last, self.objective, self.optimizer, self.averages)
             self.state = replace(restored, data=parts.data)
         self.metrics = Metrics(out / "metrics.jsonl", self.state.step) if place.first else None
         self.last_line = (self.state.step, time.perf_counter())
@@ -286,21 +286,21 @@ class _Run:
             The objective's report, the gradient norm before clipping, and the learning rate.
         """
         recipe, number = self.recipe, self.state.step + 1
-        rate = learning_rate(recipe.optimiser, number, recipe.steps)
-        set_learning_rate(self.optimiser, rate)
-        self.optimiser.zero_grad()
+        rate = learning_rate(recipe.optimizer, number, recipe.steps)
+        set_learning_rate(self.optimizer, rate)
+        self.optimizer.zero_grad()
         scale = LossScale(*self.state.loss_scale)
         seed = derive_seed(recipe.seed, "step", number)
         options = StepOptions(recipe.chunk, recipe.precision, seed, scale.factor)
         with self.compiled.in_use() if self.compiled else nullcontext():
             report = train_step(self.model, self.objective, inputs, options)
-        report["gradient_norm"] = clip_gradients(parameters(self.optimiser), recipe.optimiser.clip_norm)
+        report["gradient_norm"] = clip_gradients(parameters(self.optimizer), recipe.optimizer.clip_norm)
         numbers = {name: float(value) for name, value in report.items()}
         finite = math.isfinite(numbers["gradient_norm"])
         if not math.isfinite(numbers["loss"]) or not (finite or scale.may_shrink):
             raise UserError(self.divergence(numbers, number))
         if finite:
-            self.optimiser.step()
+            self.optimizer.step()
         else:  # float16 overflow: scale the next step less
             del numbers["gradient_norm"]
         if self.averages:
@@ -331,7 +331,7 @@ class _Run:
         """Write a checkpoint of this step, unless it has one."""
         if self.saved == self.state.step:
             return
-        tensors = checkpoints.training_tensors(self.objective, self.optimiser, self.averages, kept=self.place.first)
+        tensors = checkpoints.training_tensors(self.objective, self.optimizer, self.averages, kept=self.place.first)
         with whole_weights(self.model):
             first_decides(lambda: self.write_checkpoint(tensors))
         self.saved = self.state.step

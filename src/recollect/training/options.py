@@ -141,7 +141,7 @@ FIRST_BIAS = -10.0
 
 @dataclass(frozen=True)
 class ObjectiveOptions:
-    """What training minimises.
+    """What training minimizes.
 
     Attributes:
         base: the loss: sigmoid (SigLIP, over pairs), softmax (CLIP), or label (UniCL, softmax over classes).
@@ -162,11 +162,11 @@ _Limit = tuple[Callable[[float], bool], str]
 _LIMITS: Mapping[_Limit, str] = {
     (lambda value: value >= 1, "at least 1"): "steps batch_size chunk log_every checkpoint_every checkpoints_kept "
     "model.views model.lora model.width",
-    (lambda value: 0 < value < inf, "positive"): "objective.scale optimiser.clip_norm model.lora_alpha",
-    (lambda value: 0 <= value < inf, "0 or positive"): "optimiser.learning_rate optimiser.weight_decay "
-    "optimiser.temperature_factor workers",
-    (lambda value: 0 <= value <= 1, "between 0 and 1"): "objective.context.alpha optimiser.warmup data.broken_share",
-    (lambda value: 0 <= value < 1, "at least 0 and less than 1"): "optimiser.beta1 optimiser.beta2 model.dropout "
+    (lambda value: 0 < value < inf, "positive"): "objective.scale optimizer.clip_norm model.lora_alpha",
+    (lambda value: 0 <= value < inf, "0 or positive"): "optimizer.learning_rate optimizer.weight_decay "
+    "optimizer.temperature_factor workers",
+    (lambda value: 0 <= value <= 1, "between 0 and 1"): "objective.context.alpha optimizer.warmup data.broken_share",
+    (lambda value: 0 <= value < 1, "at least 0 and less than 1"): "optimizer.beta1 optimizer.beta2 model.dropout "
     "average objective.smoothing",
     (isfinite, "a finite number"): "objective.bias",
     # Below, float32 has no gradient.
@@ -177,7 +177,7 @@ _LIMITS: Mapping[_Limit, str] = {
 
 
 @dataclass(frozen=True)
-class Optimiser:
+class Optimizer:
     """AdamW, warm-up and cosine decay; the defaults are those of LIxP, Appendix A.
 
     Attributes:
@@ -207,12 +207,12 @@ class Recipe:
     Attributes:
         model: what to train.
         data: what to train on.
-        objective: what to minimise.
-        optimiser: AdamW and its schedule.
+        objective: what to minimize.
+        optimizer: AdamW and its schedule.
         steps: number of updates of the weights.
         batch_size: samples of a step, over all processes.
         chunk: samples embedded at a time (default: all); memory grows with it, not with the batch.
-        precision: arithmetic of the towers; weights, loss and optimiser stay float32. tf32 rounds the factors of
+        precision: arithmetic of the towers; weights, loss and optimizer stay float32. tf32 rounds the factors of
             float32 products on a GPU; float16 scales the loss, and skips steps where that overflowed.
         seed: random seed.
         workers: processes that read images ahead; 0 reads between steps. The result does not depend on it (default: one
@@ -230,7 +230,7 @@ class Recipe:
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
     objective: ObjectiveOptions = field(default_factory=ObjectiveOptions)
-    optimiser: Optimiser = field(default_factory=Optimiser)
+    optimizer: Optimizer = field(default_factory=Optimizer)
     steps: int = 1000
     batch_size: int = 256
     chunk: int | None = None

@@ -1,4 +1,4 @@
-"""Precision of the towers: float32, TF32, bfloat16 or float16. Weights, loss and optimiser stay float32."""
+"""Precision of the towers: float32, TF32, bfloat16 or float16. Weights, loss and optimizer stay float32."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

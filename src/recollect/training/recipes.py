@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from recollect.core.plugins import Table
-from recollect.training.options import Context, Data, Model, ObjectiveOptions, Optimiser, Recipe
+from recollect.training.options import Context, Data, Model, ObjectiveOptions, Optimizer, Recipe
 
 __all__ = ["RECIPES", "Recipe", "with_context"]
 
@@ -43,7 +43,7 @@ def siglip_tiny() -> Recipe:
         model=Model("tiny"),
         data=Data(captions=("glyphs:captions",)),
         objective=ObjectiveOptions(scale=10.0, bias=-10.0),
-        optimiser=Optimiser(learning_rate=1e-3, weight_decay=1e-2, temperature_factor=10.0),
+        optimizer=Optimizer(learning_rate=1e-3, weight_decay=1e-2, temperature_factor=10.0),
         steps=1500,
         batch_size=512,
         checkpoint_every=250,
@@ -68,7 +68,7 @@ def _paper(preset: str, examples: float, chunk: int) -> Recipe:
     return Recipe(
         model=Model(preset),
         objective=ObjectiveOptions(scale=10.0, bias=-10.0),
-        optimiser=Optimiser(),
+        optimizer=Optimizer(),
         steps=round(examples / 32_768),
         batch_size=32_768,
         chunk=chunk,
@@ -99,7 +99,7 @@ def post_train_siglip() -> Recipe:
     """Continue a SigLIP checkpoint as it was: the baseline of post-train-siglixp."""
     return Recipe(
         model=Model("google/siglip2-base-patch16-256"),
-        optimiser=Optimiser(learning_rate=1e-5, temperature_factor=10.0),
+        optimizer=Optimizer(learning_rate=1e-5, temperature_factor=10.0),
         steps=2000,
         batch_size=2048,
         chunk=64,
@@ -116,7 +116,7 @@ def post_train_clip() -> Recipe:
 def _heads(start: str) -> Recipe:
     """A checkpoint whose towers are computed once, so that a step costs the heads and the loss."""
     recipe = replace(post_train_siglip(), model=Model(start, locked="both"), chunk=None, precision="float32")
-    return replace(recipe, batch_size=8192, optimiser=replace(recipe.optimiser, learning_rate=1e-4))
+    return replace(recipe, batch_size=8192, optimizer=replace(recipe.optimizer, learning_rate=1e-4))
 
 
 def post_train_heads_siglip() -> Recipe:

@@ -56,7 +56,7 @@ def create_app(session: Session, libraries: Libraries) -> FastAPI:
     _looking(app, session)
     _overviews(app, session)
     _duplicates(app, session)
-    _labelling(app, session)
+    _labeling(app, session)
     _saving(app, session)
     _selecting(app, session)
     _switching(app, session, libraries)
@@ -274,7 +274,7 @@ def _duplicates(app: FastAPI, session: Session) -> None:
         return done
 
 
-def _labelling(app: FastAPI, session: Session) -> None:
+def _labeling(app: FastAPI, session: Session) -> None:
     labels = session.labels
 
     def state() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 from recollect.core.errors import UserError
 from recollect.core.files import atomic_path, move_file
 from recollect.core.words import looks_of
-from recollect.index.annotations import LABELLED
+from recollect.index.annotations import LABELED
 
 MOST_CLASSES = 200
 LONGEST_NAME = 200
@@ -255,7 +255,7 @@ class LabelStore:
         else:
             ids = set(marks)
             self._database.execute("DELETE FROM labels WHERE class = ?", (key,))
-        rows = [(LABELLED, id, self._classes[key].name, key) for id in sorted(ids) if marks.get(id, 0) > 0]
+        rows = [(LABELED, id, self._classes[key].name, key) for id in sorted(ids) if marks.get(id, 0) > 0]
         self._database.executemany("INSERT INTO labels VALUES (?, ?, ?, ?)", rows)
 
     def _catch_up(self) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recollect.core.nearest import exact_neighbours
+from recollect.core.nearest import exact_neighbors
 
 MOST_POINTS = 100_000
 """Pictures on a map; of a larger index a random part."""
@@ -61,7 +61,7 @@ def _laid_out(vectors: np.ndarray, seed: int) -> tuple[np.ndarray, str]:
 
 def _next_to(vectors: np.ndarray, anchors: np.ndarray, points: np.ndarray) -> np.ndarray:
     """The weighted mean of the places of the anchors that each vector is most alike."""
-    near = exact_neighbours(np.ascontiguousarray(vectors), np.ascontiguousarray(anchors), _NEAR)
+    near = exact_neighbors(np.ascontiguousarray(vectors), np.ascontiguousarray(anchors), _NEAR)
     weight = np.exp(20.0 * (np.asarray(near.scores) - np.asarray(near.scores).max(axis=1, keepdims=True)))
     weight /= weight.sum(axis=1, keepdims=True)
     return (points[np.asarray(near.rows)] * weight[..., None]).sum(axis=1)

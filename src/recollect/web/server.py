@@ -239,7 +239,7 @@ def end_in_time(server: Any, patience: float = PATIENCE) -> list[threading.Timer
     disk before it is answered, and other files are written whole or not at all.
 
     Returns:
-        Timers, to be cancelled when the server has ended by itself.
+        Timers, to be canceled when the server has ended by itself.
     """
     usual, timers = server.handle_exit, list[threading.Timer]()
 

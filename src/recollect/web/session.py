@@ -17,7 +17,7 @@ import numpy as np
 from recollect.core.errors import UserError
 from recollect.data.sources.images import decode
 from recollect.index import CutOff, Index, Query, Term
-from recollect.index.annotations import LABELLED
+from recollect.index.annotations import LABELED
 from recollect.index.cutoff import LEAST_CAPTIONS, learn_cut_off
 from recollect.index.facets import FACETS, Arrangement, arranged
 from recollect.index.filters import ids_in
@@ -237,7 +237,7 @@ class Session:
         )
 
     def _end(self, query: Query, listing: Listing) -> dict[str, Any]:
-        """Where the results of a search by words end; nothing for very few pictures, or while it is being learnt."""
+        """Where the results of a search by words end; nothing for very few pictures, or while it is being learned."""
         cut = self._cut[1] if self._cut is not None else None
         if cut is None or not query.words_alone or listing.vector is None or listing.scores is None:
             return {}
@@ -282,7 +282,7 @@ class Session:
             query = Query(tuple(self._with_pixels(term) for term in ask.terms))
             depth, where = self.reranker.depth, ask.where or None
             hits = self.library.index.search(query, depth, where=where, rerank=self.reranker)
-        learnt = [
+        learned = [
             {"id": hit.id, "caption": hit.caption, "before": hit.zero_shot_rank, "after": rank}
             for rank, hit in enumerate(hits, start=1)
             if hit.caption.strip() and hit.scored_by == EPISODE
@@ -296,7 +296,7 @@ class Session:
             plain,
             ids=[*first, *(plain.ids[place] for place in rest)],
             scores=np.concatenate([np.array(list(first.values()), dtype=np.float32), plain.scores[rest]]),
-            about={**plain.about, "episode": {"learnt": learnt, "notes": list(hits.notes), "changed": changed}},
+            about={**plain.about, "episode": {"learned": learned, "notes": list(hits.notes), "changed": changed}},
             before={id: ranks[id] for id in first} if changed else {},
         )
 
@@ -400,7 +400,7 @@ class Session:
             self._lists = Recent(_LISTS)  # those made before do not say where they end
 
     def _cut_of_marks(self) -> CutOff | None:
-        """Learnt from the pictures that the user marked, each with the words of its label; None from too few."""
+        """Learned from the pictures that the user marked, each with the words of its label; None from too few."""
         view = self.library.view()
         taught = [
             (self.library.index.query_vector(each.text or each.name), view.row_of[id])
@@ -415,7 +415,7 @@ class Session:
 
     @property
     def _taught_by(self) -> tuple[int, int]:
-        """The version, and the bits of the number of marks: a cut-off is learnt again when that has doubled."""
+        """The version, and the bits of the number of marks: a cut-off is learned again when that has doubled."""
         marks = sum(each.count(1) for each in self.labels.classes.values())
         return self.library.index.version, marks.bit_length() if marks >= LEAST_CAPTIONS else 0
 
@@ -472,8 +472,8 @@ class Session:
         Raises:
             UserError: the filter is malformed, nothing satisfies it, or there is no such facet.
         """
-        if unknown := set(names) - {*FACETS, LABELLED}:
-            raise UserError(f"no facet {sorted(unknown)[0]!r}; there are {', '.join((*FACETS, LABELLED))}")
+        if unknown := set(names) - {*FACETS, LABELED}:
+            raise UserError(f"no facet {sorted(unknown)[0]!r}; there are {', '.join((*FACETS, LABELED))}")
         key = (tuple(names), where, self.library.view().version, self.labels.revision)
         return self._facets.made(key, lambda: self.library.index.facets(names, where or None))
 

@@ -111,13 +111,13 @@ def examples(axes: np.ndarray, shown: Sequence[tuple[str, str, Sequence[_Picture
 
 
 def grouped(axis: Axes, recalls: Mapping[str, Mapping[int, Summary]]) -> None:
-    """Bars of recall: a group for each k, a colour for each name."""
+    """Bars of recall: a group for each k, a color for each name."""
     depths = list(next(iter(recalls.values())))
     places, width = np.arange(len(depths)), 0.8 / len(recalls)
-    for number, ((name, values), colour) in enumerate(zip(recalls.items(), plots.LINE_COLOURS, strict=False)):
+    for number, ((name, values), color) in enumerate(zip(recalls.items(), plots.LINE_COLORS, strict=False)):
         where = places + (number - (len(recalls) - 1) / 2) * width
         axis.bar(
-            where, [values[k].mean for k in depths], width * 0.92, color=colour, label=name, capsize=2,
+            where, [values[k].mean for k in depths], width * 0.92, color=color, label=name, capsize=2,
             yerr=np.nan_to_num([values[k].std for k in depths]),
         )  # fmt: skip
     axis.set_xticks(places, [f"R@{k}" for k in depths])
@@ -195,7 +195,7 @@ def _measure_4(options: StudyOptions) -> Measurements:
 
 
 def _draw_4(found: Measurements) -> Figure:
-    """A panel for each domain, in it a colour for each method."""
+    """A panel for each domain, in it a color for each method."""
     domains = domains_of(found)
     figure, axes = plots.new_figure(columns=len(domains), width=3.2, height=2.7)
     for axis, domain in zip(axes[0], domains, strict=True):
@@ -257,9 +257,9 @@ def _draw_over(found: Measurements) -> Figure:
     figure, axes = plots.new_figure(columns=len(DEPTHS), width=3.1, height=2.8)
     rows, domains = arms_of(found), domains_of(found)
     for axis, k in zip(axes[0], DEPTHS, strict=True):
-        for domain, colour in zip(domains, plots.LINE_COLOURS, strict=False):
+        for domain, color in zip(domains, plots.LINE_COLORS, strict=False):
             values = [summary_at(found, at["method"], domain, k, arm=at["arm"]) for at in rows.values()]
-            error_line(axis, range(len(rows)), values, colour, domain)
+            error_line(axis, range(len(rows)), values, color, domain)
         axis.set_xticks(range(len(rows)), list(rows))
         axis.set_xlabel(found.context["label"])
         axis.set_title(f"R@{k}")

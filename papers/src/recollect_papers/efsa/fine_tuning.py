@@ -58,7 +58,7 @@ def fine_tune(
 ) -> DualEncoder:
     """A copy of ``encoder``, tuned by low-rank adapters on all captioned pictures (EFSA, section 4.1, F.T).
 
-    Loss, adapters and optimiser are an episode's; batches are drawn at random, so the negatives are pictures of any
+    Loss, adapters and optimizer are an episode's; batches are drawn at random, so the negatives are pictures of any
     domain.
 
     Raises:
@@ -73,7 +73,7 @@ def fine_tune(
     add_lora(tuned, *initial_weights(sites, episode.adapters), episode.scale)
     learned = [each for each in tuned.parameters() if each.requires_grad]
     rate = episode.for_sites(sites).rate if options.learning_rate is None else options.learning_rate
-    optimiser = torch.optim.AdamW(learned, lr=rate, weight_decay=episode.weight_decay)
+    optimizer = torch.optim.AdamW(learned, lr=rate, weight_decay=episode.weight_decay)
     with progress("fine-tune", options.epochs * len(ids), "images") as counter:
         for epoch in range(options.epochs):
             order = numpy_generator("fine-tuning", options.seed, epoch).permutation(len(ids))
@@ -88,9 +88,9 @@ def fine_tune(
                     loss = _loss(tuned, pixels.tensor(list(images)), texts, episode)
                 if not bool(loss.isfinite()):
                     raise UserError("fine-tuning: the loss is not finite. Lower the learning rate.")
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 loss.backward()
-                optimiser.step()
+                optimizer.step()
                 counter.advance(len(there), f"loss {loss.item():.3f}")
                 counters.forward(images=len(there), texts=len(there))
                 counters.backward(images=len(there), texts=len(there))

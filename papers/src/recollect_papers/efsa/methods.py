@@ -19,7 +19,7 @@ class MethodOptions:
     """The settings of all methods.
 
     Attributes:
-        episode: of episodes, and of the loss, adapters and optimiser of fine-tuning.
+        episode: of episodes, and of the loss, adapters and optimizer of fine-tuning.
         tuning: of fine-tuning.
         reward: of RLCF.
         full_learning_rate: of episodes that change all parameters, for which the rate of adapters is far too large;

@@ -102,9 +102,9 @@ class RewardSearcher:
         before = {hit.id: hit for hit in found}
         candidates, options = list(before)[: self.options.candidates], self.options
         vectors = torch.from_numpy(self.index.vectors(candidates))
-        optimiser = torch.optim.AdamW(self._learned, lr=options.learning_rate, weight_decay=options.weight_decay)
+        optimizer = torch.optim.AdamW(self._learned, lr=options.learning_rate, weight_decay=options.weight_decay)
         try:
-            finite = all(self._step(optimiser, query, candidates, vectors) for _ in range(options.steps))
+            finite = all(self._step(optimizer, query, candidates, vectors) for _ in range(options.steps))
             asked = self._embed_one(query).detach()
         finally:
             self._reset()
@@ -118,7 +118,7 @@ class RewardSearcher:
             hits.append(replace(hit, scored_by=_ADAPTED, zero_shot_rank=rank, model_score=score))
         return found.with_hits(hits)
 
-    def _step(self, optimiser: torch.optim.Optimizer, query: str, ids: Sequence[str], vectors: Tensor) -> bool:
+    def _step(self, optimizer: torch.optim.Optimizer, query: str, ids: Sequence[str], vectors: Tensor) -> bool:
         """One step on ``-mean(reward · log p)`` over the sampled; False if that is not finite."""
         with torch.enable_grad():
             asked = self._embed_one(query)
@@ -131,9 +131,9 @@ class RewardSearcher:
         self.counters.forward(texts=1)
         if not bool(loss.isfinite()):
             return not bool(there.any())  # no image can be judged any more: nothing to learn, but nothing broken
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         self.counters.backward(texts=1)
         return True
 

@@ -49,15 +49,15 @@ class OneAtATime:
 
     def _learn(self, batch: EpisodeBatch) -> Float[Tensor, ""]:
         options = self.options
-        optimiser = torch.optim.AdamW(self._learned, lr=options.rate, weight_decay=options.weight_decay)
+        optimizer = torch.optim.AdamW(self._learned, lr=options.rate, weight_decay=options.weight_decay)
         total = torch.zeros((), dtype=self._copy.dtype, device=self._copy.device)
         if batch.pairs.sum() < LEAST_PAIRS:
             return total
         for _ in range(options.steps):
             loss = self._loss(batch)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             total += loss.detach()
         return total
 

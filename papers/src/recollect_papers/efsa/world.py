@@ -228,7 +228,7 @@ def pools(search: SearchRun, where: EfsaWorld) -> list[CaptionedPool]:
 
 
 def _content(search: SearchRun) -> list[str]:
-    """What is searched and learnt from, by content."""
+    """What is searched and learned from, by content."""
     files = [word for word in search.captions.kind.split(",") if word.endswith(".jsonl")]
     return [*map(content, search.data), *map(file_content, files)]
 

@@ -37,7 +37,7 @@ class ContextOptions:
         stop_gradient: no gradient through the keys, the values or both (Table 4e).
         separate: look up in a second batch, passed as ``context`` (Table 5a).
         value_head: number of layers of a learned map of the values, 0 to 3 (Table 5b).
-        normalise_keys: queries and keys are unit-norm (Table 5c).
+        normalize_keys: queries and keys are unit-norm (Table 5c).
         layer_norm: LayerNorm of the keys, the values or both (Table 5d).
         stale_rows: number of detached rows from past steps to keep as extra context, first in, first out (Table 5e).
             A sample does not attend to its own stale copy.
@@ -55,7 +55,7 @@ class ContextOptions:
     stop_gradient: Literal["none", "keys", "values", "both"] = "none"
     separate: bool = False
     value_head: Literal[0, 1, 2, 3] = 0
-    normalise_keys: bool = True
+    normalize_keys: bool = True
     layer_norm: Literal["none", "keys", "values", "both"] = "none"
     stale_rows: int = 0
     active_rows: int | None = None
@@ -80,8 +80,8 @@ class ContextOptions:
         yield wrong, "a tied tau_context cannot be frozen by itself"
         wrong = two and (foreign or self.stale_rows > 0 or subset)
         yield wrong, "stages=2 is defined for the batch itself as the buffer"
-        wrong = two and (self.value_head > 0 or not self.normalise_keys or texts)
-        yield wrong, "stages=2 has a map of its own: no value_head, no texts, and normalised keys only"
+        wrong = two and (self.value_head > 0 or not self.normalize_keys or texts)
+        yield wrong, "stages=2 has a map of its own: no value_head, no texts, and normalized keys only"
         wrong = two and (self.stop_gradient != "none" or self.layer_norm != "none")
         yield wrong, "stages=2 is not defined with stop_gradient or layer_norm; choose one ablation"
         wrong = residual and self.augmented.startswith("all")
@@ -89,9 +89,9 @@ class ContextOptions:
         wrong = residual and self.tied in {"context", "scales"}
         yield wrong, "residual has one loss and no tau_2 to tie; tied='all' ties tau_1 and tau_context"
         yield not self.mask and self.augmented != "none", "augmented has no mask: a row may look up its own second view"
-        wrong = self.stops("keys") and self.normalises("keys")
+        wrong = self.stops("keys") and self.normalizes("keys")
         yield wrong, "with stop_gradient of the keys, their layer_norm could not learn; choose one"
-        wrong = self.stops("values") and (self.normalises("values") or self.value_head > 0)
+        wrong = self.stops("values") and (self.normalizes("values") or self.value_head > 0)
         yield wrong, "with stop_gradient of the values, their layer_norm or value_head could not learn"
 
     @property
@@ -103,7 +103,7 @@ class ContextOptions:
         """Whether ``part`` of the buffer is detached."""
         return self.stop_gradient in {part, "both"}
 
-    def normalises(self, part: Literal["keys", "values"]) -> bool:
+    def normalizes(self, part: Literal["keys", "values"]) -> bool:
         """Whether ``part`` of the buffer goes through a LayerNorm."""
         return self.layer_norm in {part, "both"}
 
@@ -184,7 +184,7 @@ class AblatedContextObjective(ContextObjective):
     @property
     def needs(self) -> frozenset[str]:
         wanted = {
-            "labels": self.term.loss.labelled,
+            "labels": self.term.loss.labeled,
             "views": self.options.augmented != "none",
             "context": self.options.separate,
         }
@@ -248,7 +248,7 @@ class AblatedContextObjective(ContextObjective):
         return loss, self.report(whole, whole, None, found, rows.shard)
 
     def _attend(self, rows: BatchRows, buffer: Buffer) -> Attended:
-        queries, scale = rows.unit_images if self.options.normalise_keys else rows.images, self.sharpness(rows)
+        queries, scale = rows.unit_images if self.options.normalize_keys else rows.images, self.sharpness(rows)
         found = attend(queries, buffer.keys, buffer.values, scale, buffer.own, copies=buffer.copies, form=self.form)
         if self.map is None:
             return found
@@ -275,7 +275,7 @@ class AblatedContextObjective(ContextObjective):
             rows, own = full_precision(buffer), None
             copies = _copies_in(context_duplicate_ids, batch.duplicate_ids, shard) if hides else None
         keys = rows
-        if options.normalise_keys:
+        if options.normalize_keys:
             keys = batch.unit_images if rows is batch.images else unit(rows)
         values = batch.texts if options.values == "texts" else rows
         # Transformed before gathering, so that each row is transformed once.
@@ -289,7 +289,7 @@ class AblatedContextObjective(ContextObjective):
             # Copied, because this step overwrites the oldest rows before the backward pass reads them.
             filled = slice(0, int(self.stale_count.clamp_max(len(self.stale))))
             past = self.stale[filled].to(rows, copy=True)
-            past_keys, past_values = self._shape(unit(past) if options.normalise_keys else past, past)
+            past_keys, past_values = self._shape(unit(past) if options.normalize_keys else past, past)
             if options.mask and options.augmented == "none":
                 copies = _with_past(copies, len(keys), batch.duplicate_ids, self.stale_duplicate_ids, filled)
             keys, values = torch.cat([keys, past_keys]), torch.cat([values, past_values])
@@ -378,6 +378,6 @@ def _heads(
         for _ in range(options.value_head - 1):
             layers += [nn.GELU(), nn.Linear(width, width)]
         head = nn.Sequential(*layers)
-    key_norm = nn.LayerNorm(width) if options.normalises("keys") else None
-    value_norm = nn.LayerNorm(width) if options.normalises("values") else None
+    key_norm = nn.LayerNorm(width) if options.normalizes("keys") else None
+    value_norm = nn.LayerNorm(width) if options.normalizes("values") else None
     return second_stage, head, key_norm, value_norm

@@ -114,7 +114,7 @@ def _draw_3(found: Measurements) -> Figure:
     ]
     bars = axis.bar(
         places, [gain.mean for gain in gains], 0.74, yerr=[np.nan_to_num(gain.std) for gain in gains],
-        color=plots.LINE_COLOURS[1], capsize=2, label="SigLIxP",  # the colour of Figure 1
+        color=plots.LINE_COLORS[1], capsize=2, label="SigLIxP",  # the color of Figure 1
     )  # fmt: skip
     axis.bar_label(bars, [f"{gain.mean:+.1f}" for gain in gains], fontsize=7, padding=2)
     axis.axhline(0, color="0.3", linewidth=0.8)
@@ -179,12 +179,12 @@ def _post_training(done: Job, setting: LixpWorld, options: StudyOptions, evaluat
     jobs = []
     for length, share in POST_LENGTHS.items():
         for name, recipe in (("SigLIP", setting.base), ("SigLIxP", setting.context())):
-            optimiser = replace(recipe.optimiser, learning_rate=recipe.optimiser.learning_rate / 3)
+            optimizer = replace(recipe.optimizer, learning_rate=recipe.optimizer.learning_rate / 3)
             objective = replace(recipe.objective, scale=None, bias=None)
             recipe = replace(
                 recipe,
                 model=Model(str(done.folder(options.out) / "model")),
-                optimiser=optimiser,
+                optimizer=optimizer,
                 objective=objective,
                 steps=max(1, round(share * setting.base.steps)),
                 seed=1000 + done.recipe.seed,
@@ -197,11 +197,11 @@ def _draw_4(found: Measurements) -> Figure:
     figure, axes = plots.new_figure()
     axis, steps, shots = axes[0, 0], found.context["steps"], found.context["shots"]
     start = found.summary({"arm": "SigLIP", **few_shot(found, _TIP)})
-    for name, colour in zip(("SigLIP", "SigLIxP"), plots.LINE_COLOURS, strict=False):
+    for name, color in zip(("SigLIP", "SigLIxP"), plots.LINE_COLORS, strict=False):
         arms = [f"SigLIP + {length} x {name}" for length in POST_LENGTHS]
         points = [start, *(found.summary({"arm": arm, **few_shot(found, _TIP)}) for arm in arms)]
         places = [steps * (1 + share) for share in (0.0, *POST_LENGTHS.values())]
-        error_line(axis, places, points, colour, f"then {name}")
+        error_line(axis, places, points, color, f"then {name}")
     axis.set_xlabel("steps")
     axis.set_ylabel(f"accuracy of Tip-Adapter, {shots} shots (%)")
     if start.count > 1:
@@ -226,7 +226,7 @@ _LOGGED = {
     "base_loss": "base loss",
     "context_loss": "context loss",
     "tau_context": r"$\tau_{ctx}$",
-    "effective_neighbours": "effective neighbours",
+    "effective_neighbors": "effective neighbors",
 }
 """What is drawn of a run's log, and its title."""
 _START = "tau_context from "
@@ -257,9 +257,9 @@ def _logs(found: Measurements) -> Mapping[str, pd.DataFrame]:
 
 
 def _draw_6(found: Measurements) -> Figure:
-    """Base loss, context loss, context temperature and effective neighbours over training (LIxP, Fig. 6)."""
+    """Base loss, context loss, context temperature and effective neighbors over training (LIxP, Fig. 6)."""
     logs = _logs(found)
-    shown = plots.colours_of(list(logs))
+    shown = plots.colors_of(list(logs))
     figure, axes = plots.new_figure(columns=len(_LOGGED), width=3.0, height=2.6)
     for axis, (column, title) in zip(axes[0], _LOGGED.items(), strict=True):
         for place, (name, frame) in enumerate(logs.items()):
@@ -269,7 +269,7 @@ def _draw_6(found: Measurements) -> Figure:
                 axis.plot(frame["step"], frame[column], color=shown[name], label=name, linewidth=width, linestyle=dash)
         axis.set_title(title)
         axis.set_xlabel("step")
-        if column in {"tau_context", "effective_neighbours"}:
+        if column in {"tau_context", "effective_neighbors"}:
             axis.set_yscale("log")
     handles = {label: line for axis in axes[0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles, loc="outside upper right", ncols=min(4, len(handles)), frameon=False)

@@ -39,7 +39,7 @@ def gain_against_examples(frame: pd.DataFrame, model: str, baseline: str, method
     table = gain_by_examples(frame, model, baseline, method, shots)
     figure, axes = plots.new_figure(width=5.6)
     axis = axes[0, 0]
-    axis.scatter(table["examples"], table["relative_gain"], color=plots.LINE_COLOURS[0], s=18)
+    axis.scatter(table["examples"], table["relative_gain"], color=plots.LINE_COLORS[0], s=18)
     axis.set_xscale("log")
     axis.set_xlabel("support examples (classes × shots)")
     axis.set_ylabel("relative gain (%)")
@@ -64,7 +64,7 @@ def gain_against_examples(frame: pd.DataFrame, model: str, baseline: str, method
         axis.set_title(f"no fit: {error}", fontsize=7)
         return figure
     ends = np.array([table["examples"].min(), table["examples"].max()])
-    axis.plot(ends, fit.slope * np.log10(ends) + fit.intercept, color=plots.LINE_COLOURS[1])
+    axis.plot(ends, fit.slope * np.log10(ends) + fit.intercept, color=plots.LINE_COLORS[1])
     axis.set_title(f"slope {fit.slope:+.1f} a decade, p = {fit.pvalue:.2g}", fontsize=8)
     return figure
 

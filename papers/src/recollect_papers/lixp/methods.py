@@ -15,7 +15,7 @@ from recollect.core.types import TEXT_SCALE
 from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
 from recollect_papers.measurements import FigureAddress, Measurements
 from recollect_papers.real.arms import ArmRunner
-from recollect_papers.real.data import LIGHT, FeatureSet, labelled, open_data
+from recollect_papers.real.data import LIGHT, FeatureSet, labeled, open_data
 from recollect_papers.real.heads import FeatureModel, HeadRecipe
 from recollect_papers.real.measure import TEMPLATE, of_common_classes
 from recollect_papers.study import StudyOptions, StudyTable
@@ -62,7 +62,7 @@ def _measure(options: StudyOptions) -> Measurements:
 
 def accuracies(model: FeatureModel, each: FeatureSet, splits: Sequence[str], methods: Sequence[str]) -> Measurements:
     """Accuracy and calibration error of every method, and of the choice among them, by shots; means over draws."""
-    support, query = of_common_classes(each, labelled(each, "train"), labelled(each, *splits), SHOTS[-1])
+    support, query = of_common_classes(each, labeled(each, "train"), labeled(each, *splits), SHOTS[-1])
     classes, labels = np.unique(each.labels[support], return_inverse=True)
     names = [TEMPLATE.format(each.class_names[label].replace("_", " ")) for label in classes]
     task = FewShotTask(

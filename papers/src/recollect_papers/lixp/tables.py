@@ -96,7 +96,7 @@ ABLATIONS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
         "head-2": ("2-layer MLP", {"value_head": 2}),
         "head-3": ("3-layer MLP", {"value_head": 3}),
     },
-    "5c. Normalised queries and keys": {"no-qk-norm": ("no normalisation", {"normalise_keys": False})},
+    "5c. Normalized queries and keys": {"no-qk-norm": ("no normalization", {"normalize_keys": False})},
     "5d. Layer norm": {
         "layernorm-keys": ("of the keys", {"layer_norm": "keys"}),
         "layernorm-values": ("of the values", {"layer_norm": "values"}),

@@ -143,7 +143,7 @@ class ApeTrained(EmbeddingClassifier):
     """APE-T: a learned residual for each class on the most discriminative channels, added to its text and to its keys,
     and a learned weight for each example (Zhu et al., 2023, section 3.3, as in the public code).
 
-    ``scale f·W' + alpha exp(-beta (1 - f·F')) diag(weights) L`` with all channels, neither renormalisation nor
+    ``scale f·W' + alpha exp(-beta (1 - f·F')) diag(weights) L`` with all channels, neither renormalization nor
     divergence. Trained at alpha 2 and beta 1; both are then chosen on separately trained folds, alpha exactly.
 
     Args:
@@ -199,8 +199,8 @@ class ApeTrained(EmbeddingClassifier):
             logits = self.scale * (images[rows] @ towards.T) + alpha * near @ (weights * values)
             return nn.functional.cross_entropy(logits, own[rows])
 
-        optimiser = torch.optim.AdamW([residual, weights], lr=self.learning_rate, eps=1e-3, weight_decay=0.1)
-        fit_by_gradient(optimiser, loss, len(images), make_generator(self.random_state), Schedule(self.epochs))
+        optimizer = torch.optim.AdamW([residual, weights], lr=self.learning_rate, eps=1e-3, weight_decay=0.1)
+        fit_by_gradient(optimizer, loss, len(images), make_generator(self.random_state), Schedule(self.epochs))
         with torch.no_grad():
             self.refined_, self.keys_, self.values_ = (each.numpy() for each in (*refined(), weights * values))
 

@@ -62,8 +62,8 @@ def discriminant(support: np.ndarray, labels: np.ndarray, classes: int) -> tuple
     """``W_g`` (classes, width) and ``b`` (classes,) of `GaussianDiscriminant`."""
     count, width = support.shape
     means = class_means(support, labels, classes).astype(np.float64)
-    centred = support - means[labels]
-    scatter = centred.T @ centred  # (n - 1) Cov
+    centered = support - means[labels]
+    scatter = centered.T @ centered  # (n - 1) Cov
     trace = np.trace(scatter) / max(count - 1, 1)
     if trace < NO_SPREAD:  # no variance to measure: weight all directions equally
         trace = 1.0
@@ -82,9 +82,9 @@ def _discriminant_left_out(support: np.ndarray, labels: np.ndarray, plan: HoldOu
     count, width = support.shape
     counts = np.bincount(labels)
     means = class_means(support, labels, len(counts)).astype(np.float64)
-    centred = support - means[labels]
-    values, vectors = np.linalg.eigh(centred.T @ centred)
-    values, total = np.maximum(values, 0), float((centred**2).sum())
+    centered = support - means[labels]
+    values, vectors = np.linalg.eigh(centered.T @ centered)
+    values, total = np.maximum(values, 0), float((centered**2).sum())
     rotated, turned = means @ vectors, support @ vectors
     found = np.empty((len(plan.rows), len(counts)))
     for start in range(0, len(plan.rows), _BLOCK):

@@ -23,7 +23,7 @@ class Timo(Mixture):
     """``alpha f·W' + (f·W_g + b)``: prompts weighted by the examples, and examples extended by prompts.
 
     Image-guided text: ``W'_c = norm( sum_p softmax_p(gamma m_cp / |m_c|) T_cp )``, with ``m_cp`` the cosine of a prompt
-    and the normalised class mean. Text-guided image: `GaussianDiscriminant` learns from the examples and, as additional
+    and the normalized class mean. Text-guided image: `GaussianDiscriminant` learns from the examples and, as additional
     samples, the prompts of each class, nearest first, times their m (repeated once where more than all are asked for).
 
     Args:

@@ -64,8 +64,8 @@ class ClipAdapter(EmbeddingClassifier):
         def loss(rows: Tensor) -> Tensor:
             return nn.functional.cross_entropy(self.scale * self._adapted(images[rows], down, up) @ texts.T, own[rows])
 
-        optimiser = torch.optim.SGD([down, up], lr=self.learning_rate, momentum=0.9, weight_decay=5e-4)
-        fit_by_gradient(optimiser, loss, len(images), generator, Schedule(self.epochs_, self.batch, 1e-5))
+        optimizer = torch.optim.SGD([down, up], lr=self.learning_rate, momentum=0.9, weight_decay=5e-4)
+        fit_by_gradient(optimizer, loss, len(images), generator, Schedule(self.epochs_, self.batch, 1e-5))
         self.down_, self.up_ = down.detach().numpy(), up.detach().numpy()
 
     def _chosen(self) -> dict[str, Any]:
@@ -108,8 +108,8 @@ class TipAdapterF(EmbeddingClassifier):
             cache = torch.exp(self.beta * (images[rows] @ keys.T - 1)) @ values
             return nn.functional.cross_entropy(self.scale * images[rows] @ texts.T + self.alpha * cache, own[rows])
 
-        optimiser = torch.optim.AdamW([keys], lr=self.learning_rate, eps=1e-4)
-        fit_by_gradient(optimiser, loss, len(images), make_generator(self.random_state), Schedule(self.epochs))
+        optimizer = torch.optim.AdamW([keys], lr=self.learning_rate, eps=1e-4)
+        fit_by_gradient(optimizer, loss, len(images), make_generator(self.random_state), Schedule(self.epochs))
         self.keys_, self.values_ = keys.detach().numpy(), values.numpy()
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from recollect.classifiers.heads.trained import Schedule
 from recollect.classifiers.texts import learned_scale
 from recollect.classifiers.tuning import (
     TEMPLATE,
-    LabelledPictures,
+    LabeledPictures,
     MakeTuning,
     class_loss,
     descend,
@@ -104,7 +104,7 @@ class PromptLearning(ABC):
         epochs: the published number by default.
         flip: mirror half of the crops.
         effort: share of the published epochs; at least one is run.
-        seed: of initialisation, crops and order.
+        seed: of initialization, crops and order.
     """
 
     tokens: int
@@ -156,9 +156,7 @@ class PromptLearning(ABC):
         task = PromptTask(frozen, learned_scale(encoder), tokens, before, self.references(frozen, names))
         return task, self.start(frozen).to(frozen.device)
 
-    def fit(
-        self, encoder: DualEncoder, shots: LabelledPictures, before: tuple[Prompts, ...] = ()
-    ) -> PromptedClassifier:
+    def fit(self, encoder: DualEncoder, shots: LabeledPictures, before: tuple[Prompts, ...] = ()) -> PromptedClassifier:
         """Learn prompts for ``shots``.
 
         Args:
@@ -192,9 +190,9 @@ class PromptLearning(ABC):
             for mean, parameter in zip(means, parameters, strict=True) if rest == 0 else ():
                 mean += weights[epoch - 1] * parameter
 
-        optimiser = torch.optim.SGD(parameters, lr=self.learning_rate, momentum=0.9, weight_decay=5e-4)
+        optimizer = torch.optim.SGD(parameters, lr=self.learning_rate, momentum=0.9, weight_decay=5e-4)
         schedule = Schedule(epochs, self.batch, 1e-5)
-        descend(f"tune {type(self).__name__.lower()}", optimiser, loss, rows, schedule, self.seed, after_step)
+        descend(f"tune {type(self).__name__.lower()}", optimizer, loss, rows, schedule, self.seed, after_step)
         with torch.no_grad():
             for mean, parameter in zip(means, parameters, strict=True):
                 parameter.copy_(mean)
@@ -218,7 +216,7 @@ class MaPLe(PromptLearning):
     """MaPLe (Khattak et al., 2023): tokens in the first blocks of both towers; those of the image tower are linear maps
     of those of the text tower, one map per block.
 
-    The two input tokens are initialised as "a photo", followed by "of a NAME."; deeper ones from N(0, 0.02).
+    The two input tokens are initialized as "a photo", followed by "of a NAME."; deeper ones from N(0, 0.02).
     """
 
     learning_rate: float = 3.5e-3
@@ -236,7 +234,7 @@ class MaPLe(PromptLearning):
         inputs, outputs = token_width(encoder, "text"), token_width(encoder, "image")
         count = min(len(text), token_layers(encoder, "image"))
         maps = [nn.Linear(inputs, outputs).to(encoder.dtype) for _ in range(count)]
-        for number, each in enumerate(maps):  # initialised like torch's Linear, with separate generators
+        for number, each in enumerate(maps):  # initialized like torch's Linear, with separate generators
             for name, parameter in each.named_parameters():
                 generator = torch_generator(self.seed, "maple", number, name)
                 with torch.no_grad():
@@ -249,7 +247,7 @@ class PromptSRC(PromptLearning):
     """PromptSRC (Khattak et al., 2023): independent tokens in the first blocks of both towers, with three penalties.
 
     ``CE + 25 mean|w - w_frozen| + 10 mean|f - f_frozen| + KL(p_frozen || p) / (B C)`` over entries of unit embeddings;
-    frozen class embeddings are means over many templates. The text tower's input tokens are initialised as "a photo of
+    frozen class embeddings are means over many templates. The text tower's input tokens are initialized as "a photo of
     a". Final tokens are a mean over epochs with Gaussian weights.
 
     Attributes:
@@ -294,7 +292,7 @@ class PromptSRC(PromptLearning):
 @dataclass(frozen=True, kw_only=True)
 class BoostingPrompts(PromptLearning):
     """CasPL's first phase (Wu et al., 2024): tokens in both towers that match a small model's probabilities to those of
-    a larger one on unlabelled pictures of the domain.
+    a larger one on unlabeled pictures of the domain.
 
     The paper defines the loss (KL between the logits); its constants are not public. Ours: 8 tokens in the first 9
     blocks, 20 epochs of SGD, the larger model's zero-shot probabilities at its own scale.
@@ -316,7 +314,7 @@ class BoostingPrompts(PromptLearning):
     def teach(
         self, encoder: DualEncoder, teacher: DualEncoder, pictures: Sequence[ImageLike], names: tuple[str, ...]
     ) -> Prompts:
-        """Learn from the larger ``teacher`` on unlabelled ``pictures``.
+        """Learn from the larger ``teacher`` on unlabeled ``pictures``.
 
         Both see the same crop; the teacher gets it as a picture, since its transform may differ.
         """
@@ -353,7 +351,7 @@ def _as_bytes(encoder: TransformersEncoder, pixels: Tensor) -> list[ImageLike]:
 class CascadedPrompts:
     """CasPL: frozen `BoostingPrompts`, then another learner with its own loss.
 
-    It uses unlabelled pictures and a larger model, so its figures are not comparable with few-shot ones.
+    It uses unlabeled pictures and a larger model, so its figures are not comparable with few-shot ones.
 
     Attributes:
         boosting, learner: the two phases.
@@ -367,9 +365,9 @@ class CascadedPrompts:
     def __post_init__(self, teacher: DualEncoder) -> None:
         object.__setattr__(self, "_teacher", teacher)
 
-    def fit(self, encoder: DualEncoder, shots: LabelledPictures) -> PromptedClassifier:
-        """Learn both phases; the first from the unlabelled pictures, or from the shots where there are none."""
-        pictures = shots.unlabelled if len(shots.unlabelled) else shots.pictures
+    def fit(self, encoder: DualEncoder, shots: LabeledPictures) -> PromptedClassifier:
+        """Learn both phases; the first from the unlabeled pictures, or from the shots where there are none."""
+        pictures = shots.unlabeled if len(shots.unlabeled) else shots.pictures
         teacher: DualEncoder = self._teacher  # type: ignore[attr-defined]
         before = self.boosting.teach(encoder, teacher, pictures, shots.names)
         return self.learner.fit(encoder, shots, before=(before,))

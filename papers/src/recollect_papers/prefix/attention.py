@@ -180,7 +180,7 @@ def attention_figure(rows: Sequence[Sequence[tuple[str, AttentionMap]]]) -> Figu
     size = {"width": max(2.6, 1.0 + 0.28 * words), "height": 1.5 + 0.2 * layers}
     figure, axes = new_figure(columns, len(rows), **size)
     for line, row in zip(axes, rows, strict=True):
-        # Words decide the colours: padding, where a tower attends to it, would leave them all pale.
+        # Words decide the colors: padding, where a tower attends to it, would leave them all pale.
         top = max(float(shown.weights[:, np.array(shown.content)].max()) for _, shown in row)
         for axis in line[len(row) :]:
             axis.set_visible(False)

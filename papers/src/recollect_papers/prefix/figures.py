@@ -156,9 +156,9 @@ def figure_7(options: StudyOptions) -> StudyReport:
 
 def figure_8(options: StudyOptions) -> StudyReport:
     """Images of both sources, without and with prefixes in training."""
-    labelled, captioned = _subset(_label_task(options).query, SAMPLES[options.scale]), _captioned(options)
+    labeled, captioned = _subset(_label_task(options).query, SAMPLES[options.scale]), _captioned(options)
     conditioned, plain = _models(options)
-    panels = [images_panel(model, labelled, captioned, _plane(options)) for model in (plain, conditioned)]
+    panels = [images_panel(model, labeled, captioned, _plane(options)) for model in (plain, conditioned)]
     return _maps(options, 8, panels)
 
 

@@ -14,7 +14,7 @@ from sklearn.neighbors import NearestNeighbors
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind, Source
 from recollect.evaluation.features import image_features
-from recollect.evaluation.reports.plots import LINE_COLOURS, new_figure
+from recollect.evaluation.reports.plots import LINE_COLORS, new_figure
 from recollect_papers.prefix.attention import PREFIX_NAMES, UNCONDITIONAL, own_prefixes, reading_name
 
 Plane = Callable[[np.ndarray], np.ndarray]
@@ -31,7 +31,7 @@ def in_plane(
     """t-SNE of unit embeddings (van der Maaten and Hinton, 2008), from a start by principal components.
 
     Args:
-        perplexity: neighbours that count; lowered to a third of the points where there are few.
+        perplexity: neighbors that count; lowered to a third of the points where there are few.
 
     Raises:
         UserError: fewer than four points.
@@ -76,7 +76,7 @@ class Cloud:
     Attributes:
         title: of the panel.
         points: (n, 2).
-        groups: (n,), what decides a point's colour.
+        groups: (n,), what decides a point's color.
         names: of the groups for a legend; empty leaves it out, as for many classes.
     """
 
@@ -91,30 +91,30 @@ def clouds(panels: Sequence[Cloud]) -> Figure:
     """Maps side by side; the axes of such a map mean nothing, so they are left out."""
     figure, axes = new_figure(len(panels), width=3.4, height=3.4)
     for axis, panel in zip(axes[0], panels, strict=True):
-        colours = _colours(int(panel.groups.max()) + 1)
+        colors = _colors(int(panel.groups.max()) + 1)
         order = np.random.default_rng(0).permutation(len(panel.points))  # so that no group hides the others
-        axis.scatter(*panel.points[order].T, c=colours[panel.groups[order]], s=6, linewidths=0, alpha=0.8)
+        axis.scatter(*panel.points[order].T, c=colors[panel.groups[order]], s=6, linewidths=0, alpha=0.8)
         axis.set_xticks([])
         axis.set_yticks([])
         axis.spines[:].set_visible(True)
         axis.set_title(panel.title, fontsize=9)
         for number, name in enumerate(panel.names):
-            axis.scatter([], [], color=colours[number], s=16, label=name)
+            axis.scatter([], [], color=colors[number], s=16, label=name)
         if panel.names:
             axis.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2, frameon=False, fontsize=8)
     return figure
 
 
-def _colours(count: int) -> np.ndarray:
-    if count <= len(LINE_COLOURS):
-        return np.array([matplotlib.colors.to_rgb(colour) for colour in LINE_COLOURS])
+def _colors(count: int) -> np.ndarray:
+    if count <= len(LINE_COLORS):
+        return np.array([matplotlib.colors.to_rgb(color) for color in LINE_COLORS])
     if count <= 20:
         return matplotlib.colormaps["tab20"](np.arange(count))[:, :3]
     return matplotlib.colormaps["gist_rainbow"](np.linspace(0, 1, count))[:, :3]
 
 
 def classes_panel(model: Encoder, prompts: Sequence[Sequence[str]], prefix: Kind | None, plane: Plane) -> Cloud:
-    """Prompts of each class read with one prefix, a colour a class (Fig. 4b to 4d, 7)."""
+    """Prompts of each class read with one prefix, a color a class (Fig. 4b to 4d, 7)."""
     owner = np.repeat(np.arange(len(prompts)), [len(texts) for texts in prompts])
     embedded = model.embed_texts([text for texts in prompts for text in texts], prefix).numpy()
     title = reading_name(model, prefix)
@@ -123,7 +123,7 @@ def classes_panel(model: Encoder, prompts: Sequence[Sequence[str]], prefix: Kind
 
 
 def prefixes_panel(model: Encoder, texts: Sequence[str], prefixes: tuple[Kind, Kind], plane: Plane) -> Cloud:
-    """The same texts read with each of two prefixes, a colour a prefix (Fig. 4a)."""
+    """The same texts read with each of two prefixes, a color a prefix (Fig. 4a)."""
     first, second = (model.embed_texts(texts, prefix).numpy() for prefix in prefixes)
     return _pair("class prompts", first, second, (PREFIX_NAMES[prefixes[0]], PREFIX_NAMES[prefixes[1]]), plane)
 
@@ -137,9 +137,9 @@ def captions_panel(model: Encoder, prompts: Sequence[str], captions: Sequence[st
     return _pair(title, first, second, ("class prompts", "captions"), plane)
 
 
-def images_panel(model: Encoder, labelled: Source, captioned: Source, plane: Plane) -> Cloud:
+def images_panel(model: Encoder, labeled: Source, captioned: Source, plane: Plane) -> Cloud:
     """Images of a label set and images with captions (Fig. 8)."""
-    first, second = (image_features(model, source).images for source in (labelled, captioned))
+    first, second = (image_features(model, source).images for source in (labeled, captioned))
     title = "trained with prefixes" if own_prefixes(model) else "trained without prefixes"
     return _pair(title, first, second, ("images of classes", "images with captions"), plane)
 

@@ -264,7 +264,7 @@ table_7 = _table(
       " / ".join([_LABELS[labels], *(["renamed"] if labels == "renamed" else []), name]))
      for labels in ("small", "large", "renamed") for read, name in READINGS.items()
      if read is not None or labels != "renamed" for arm in (PrefixArm(labels, prefix=read is not None),)],
-    _name_columns, needs=("synonyms", "a labelled source with a column of that name"),
+    _name_columns, needs=("synonyms", "a labeled source with a column of that name"),
 )  # fmt: skip
 
 table_8 = _table(

@@ -71,11 +71,11 @@ class Roles:
 
     Attributes:
         training: captioned sets; their split ``train`` is trained on.
-        choosing, testing: labelled sets: settings are chosen on the first, figures come from the second. Of each the
+        choosing, testing: labeled sets: settings are chosen on the first, figures come from the second. Of each the
             splits that are asked.
         choosing_pool: captioned set and split whose retrieval settings are chosen on.
         pools: captioned sets and splits that are searched in the tables.
-        whole: labelled sets that are never sampled, since their captions are read too.
+        whole: labeled sets that are never sampled, since their captions are read too.
     """
 
     training: tuple[str, ...]
@@ -95,7 +95,7 @@ class RealData(Protocol):
         """A data set by name."""
 
     def classes(self, name: str) -> FeatureSet:
-        """A sample of a labelled set, to classify: pictures of split ``train`` to learn from, and others."""
+        """A sample of a labeled set, to classify: pictures of split ``train`` to learn from, and others."""
 
     def concepts(self, part: str = "testing") -> FeatureSet:
         """Emoji that no head is trained on, in many styles (``domains``); a class is a concept.
@@ -361,7 +361,7 @@ def open_data(data: Sequence[str], smoke: bool, roles: Roles = ROLES) -> RealDat
     return StarterData(Path(data[0]).expanduser(), roles)
 
 
-def labelled(found: FeatureSet, *splits: str) -> Int64[np.ndarray, " rows"]:
+def labeled(found: FeatureSet, *splits: str) -> Int64[np.ndarray, " rows"]:
     """Pictures of some splits that have a class."""
     rows = found.rows(*splits)
     return rows[found.labels[rows] != NO_LABEL]

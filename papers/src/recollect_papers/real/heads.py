@@ -20,7 +20,7 @@ from recollect.core.files import atomic_path
 from recollect.core.types import Encoder, Kind
 from recollect.models.towers import ResidualMlp
 from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
-from recollect_papers.real.data import RealData, labelled
+from recollect_papers.real.data import RealData, labeled
 from recollect_papers.store import content_key
 
 ImageHead = Literal["none", "linear", "mlp", "residual"]
@@ -102,7 +102,7 @@ def training_pairs(data: RealData, names: Sequence[str]) -> FeaturePairs:
 def _with_labels(captions: FeaturePairs, data: RealData) -> FeaturePairs:
     """Pictures with captions, each a class of its own, and then pictures with labels, as another group."""
     labels, start = data.named(), len(captions.images)
-    rows = labelled(labels, "train")
+    rows = labeled(labels, "train")
     texts = [template.format(labels.class_names[label]) for label in labels.labels[rows] for template in TEMPLATES]
     return FeaturePairs(
         torch.cat([captions.images, labels.images[rows]]),

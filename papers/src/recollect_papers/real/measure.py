@@ -7,7 +7,7 @@ import numpy as np
 from recollect.classifiers.heads.protocol import FewShotTask, Protocol, run_protocol
 from recollect.core.types import Encoder
 from recollect_papers.measurements import Measurements
-from recollect_papers.real.data import FeatureSet, RealData, labelled
+from recollect_papers.real.data import FeatureSet, RealData, labeled
 
 SHOTS = (1, 4, 16)
 METHODS = ("prototype", "softmax")
@@ -40,7 +40,7 @@ def measure(model: Encoder, data: RealData, part: str, named: bool = True) -> Me
 
 def few_shot(model: Encoder, each: FeatureSet, splits: Sequence[str]) -> dict[int, float]:
     """Mean accuracy of prototypes and softmax voting over five draws, by shots."""
-    support, query = of_common_classes(each, labelled(each, "train"), labelled(each, *splits))
+    support, query = of_common_classes(each, labeled(each, "train"), labeled(each, *splits))
     classes, labels = np.unique(each.labels[support], return_inverse=True)
     task = FewShotTask(
         model.embed_images(each.images[support]).numpy(),
@@ -65,7 +65,7 @@ def of_common_classes(
 
 def by_name(model: Encoder, each: FeatureSet, splits: Sequence[str]) -> float:
     """Accuracy in percent of the nearest class name, one template."""
-    rows = labelled(each, *splits)
+    rows = labeled(each, *splits)
     names = model.embed_texts([TEMPLATE.format(name.replace("_", " ")) for name in each.class_names])
     chosen = (model.embed_images(each.images[rows]) @ names.T).argmax(1).numpy()
     return float(100 * (chosen == each.labels[rows]).mean())

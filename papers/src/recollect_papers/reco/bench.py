@@ -73,7 +73,7 @@ class Bench:
         memory: sources of the memory's pairs.
         tasks: for each column of a table its tasks, whose mean is the figure.
         pool: images and texts to find.
-        entities: classes to recognise among all, and which of them were trained on.
+        entities: classes to recognize among all, and which of them were trained on.
         learning: of fusions.
         seed: of the model's training, and of fusions.
         near: rows of the memory with an image of at least this cosine to a tested one are never read at the test; all
@@ -137,7 +137,7 @@ class Bench:
             epochs=learning.epochs,
             checkpoint_every=10**9,
         )
-        recipe = replace(recipe, optimiser=replace(recipe.optimiser, learning_rate=1e-3))
+        recipe = replace(recipe, optimizer=replace(recipe.optimizer, learning_rate=1e-3))
         read = [self.model.fingerprint, *(source.fingerprint for source in self.training)]
         out = self.folder / "fusions" / content_key(asdict(recipe), read, arm.more, size=6)
         with alone_in(out):

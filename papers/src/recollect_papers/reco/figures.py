@@ -12,7 +12,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
 from recollect.core.seeding import numpy_generator
 from recollect.evaluation.features import class_prompts, class_text_features, image_features
-from recollect.evaluation.reports.plots import LINE_COLOURS, new_figure, say_beneath
+from recollect.evaluation.reports.plots import LINE_COLORS, new_figure, say_beneath
 from recollect.evaluation.results import Summary
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.index import By, Index, Picture
@@ -23,7 +23,7 @@ Search = Literal["uni", "cross"]
 _MODALITIES: tuple[By, By] = ("image", "text")
 _SEARCHES: tuple[Search, Search] = ("uni", "cross")
 
-_IMAGE, _TEXT = LINE_COLOURS[:2]
+_IMAGE, _TEXT = LINE_COLORS[:2]
 
 
 def diagram() -> Figure:
@@ -53,13 +53,11 @@ def diagram() -> Figure:
 
 
 def _box(
-    axis: Axes, x: float, y: float, text: str, colour: str, width: float = 2.7, height: float = 1.4, faint: bool = False
+    axis: Axes, x: float, y: float, text: str, color: str, width: float = 2.7, height: float = 1.4, faint: bool = False
 ) -> None:
     alpha = 0.25 if faint else 0.9
     axis.add_patch(
-        FancyBboxPatch(
-            (x, y), width, height, boxstyle="round,pad=0.05", facecolor=colour, alpha=alpha, edgecolor="none"
-        )
+        FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0.05", facecolor=color, alpha=alpha, edgecolor="none")
     )
     axis.text(x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=8, color="0.2" if faint else "w")
 
@@ -94,7 +92,7 @@ def additional_training(
     bars = left.barh(
         places[::-1], [each.mean for each in training.values()],
         xerr=np.nan_to_num([each.std for each in training.values()]),
-        color=["0.6", *LINE_COLOURS[1 : len(training) - 1], LINE_COLOURS[0]], capsize=2,
+        color=["0.6", *LINE_COLORS[1 : len(training) - 1], LINE_COLORS[0]], capsize=2,
     )  # fmt: skip
     left.bar_label(bars, [f"{each.mean:.1f}" for each in training.values()], fontsize=7, padding=3)
     left.set_yticks(places[::-1], [name.replace(" and", "\nand") for name in training], fontsize=7)
@@ -127,8 +125,8 @@ def _log_ticks(axis: Axes, ticks: Sequence[float]) -> None:
 
 
 def _curves(axis: Axes, curves: Mapping[str, Mapping[float, Summary]]) -> None:
-    for (name, found), colour in zip(curves.items(), LINE_COLOURS, strict=False):
-        error_line(axis, list(found), list(found.values()), colour, name)
+    for (name, found), color in zip(curves.items(), LINE_COLORS, strict=False):
+        error_line(axis, list(found), list(found.values()), color, name)
 
 
 def relevant_shares(bench: Bench, column: str, k: int = 10) -> dict[tuple[By, Search], float]:

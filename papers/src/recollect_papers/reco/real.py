@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recollect.core.types import Encoder
-from recollect.evaluation.results import summarise
+from recollect.evaluation.results import summarize
 from recollect.index import Index, Rows
 from recollect.reco.block import FusionBlock, FusionModule, FusionSettings
 from recollect.reco.encoder import Mode, RetrievalEnhancedEncoder
@@ -30,7 +30,7 @@ from recollect.training.options import Data
 from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
 from recollect_papers.measurements import FigureAddress, Measurements
 from recollect_papers.real.arms import ArmRunner
-from recollect_papers.real.data import HELD_STYLES, LIGHT, FeatureSet, RealData, labelled, open_data
+from recollect_papers.real.data import HELD_STYLES, LIGHT, FeatureSet, RealData, labeled, open_data
 from recollect_papers.real.heads import FeatureModel, HeadRecipe
 from recollect_papers.real.measure import TEMPLATE, by_name
 from recollect_papers.store import content_key
@@ -229,7 +229,7 @@ class _Bench:
 
         shares = []
         for name, each in sets.items():
-            some = labelled(each, *self.data.roles.testing[name])
+            some = labeled(each, *self.data.roles.testing[name])
             shares.append(
                 right(each.images[some], [each.class_names[one].replace("_", " ") for one in each.labels[some]])
             )
@@ -334,7 +334,7 @@ def _tests(found: Measurements) -> tuple[str, ...]:
     for (one, own), (other, its) in COMPARED:
         if {one, other} <= set(found.context["ways"]):
             gains = found.differences({**at, "arm": one, "mode": own}, {**at, "arm": other, "mode": its})
-            words = summarise(gains.values()).signed()
+            words = summarize(gains.values()).signed()
             notes.append(f"emoji in all styles, {one} ({own}) over {other} ({its}): {words}")
     return tuple(notes)
 

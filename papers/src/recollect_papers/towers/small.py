@@ -74,7 +74,7 @@ class SmallTowers:
         tokenizer: transformers.PreTrainedTokenizerBase | str | None,
         seed: int,
     ) -> "SmallEncoder":
-        """New towers that know the words of ``texts``, initialised from ``seed`` alone.
+        """New towers that know the words of ``texts``, initialized from ``seed`` alone.
 
         Raises:
             UserError: no texts, no words, or a tokenizer.
@@ -235,8 +235,8 @@ class SmallEncoder(DualEncoder):
         self.prefixes = {}
         self.reads_vectors = settings.image == "vectors"  # type: ignore[misc]
         # Vectors pass through any transform.
-        grey = ImageTransform(size=32, mean=(0.45,) * 3, std=(0.3,) * 3)
-        self.transform = ImageTransform(size=1) if self.reads_vectors else grey
+        gray = ImageTransform(size=32, mean=(0.45,) * 3, std=(0.3,) * 3)
+        self.transform = ImageTransform(size=1) if self.reads_vectors else gray
         self.image_tower = _image_tower(settings)
         count = len(self.words) + 1
         self.word_vectors: nn.Embedding | nn.EmbeddingBag = (

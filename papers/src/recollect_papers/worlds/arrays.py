@@ -83,7 +83,7 @@ def as_pictures(images: Tensor) -> np.ndarray:
 
 @dataclass(eq=False)
 class ArraySource(Source):
-    """Labelled vectors or finished pictures.
+    """Labeled vectors or finished pictures.
 
     Attributes:
         images: float32 vectors (n, width), or uint8 pictures (n, height, width, 3).

@@ -85,7 +85,7 @@ ATTRIBUTES = (
     ("leftheavy", "central", "rightheavy"),
 )
 """Words for what is measured from a mask: width to height, ink, pieces, holes, symmetry left to right and top to
-bottom, centre of mass down and across; three values each."""
+bottom, center of mass down and across; three values each."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def _wanted(code: int) -> bool:
 
 
 def _mask(character: str, font: ImageFont.FreeTypeFont) -> np.ndarray | None:
-    """The character centred in SIZE × SIZE pixels, shrunk if it is larger; None if nothing much is drawn."""
+    """The character centered in SIZE × SIZE pixels, shrunk if it is larger; None if nothing much is drawn."""
     left, top, right, bottom = font.getbbox(character)
     width, height = right - left, bottom - top
     if width < 3 or height < 2:
@@ -198,7 +198,7 @@ def measure_glyphs(masks: np.ndarray) -> np.ndarray:
     height, width = rows.sum(axis=1).clip(1), columns.sum(axis=1).clip(1)
     area = ink.sum(axis=(1, 2)).clip(1)
     line = np.arange(SIZE)
-    centre_y, centre_x = (ink.sum(axis=2) * line).sum(axis=1) / area, (ink.sum(axis=1) * line).sum(axis=1) / area
+    center_y, center_x = (ink.sum(axis=2) * line).sum(axis=1) / area, (ink.sum(axis=1) * line).sum(axis=1) / area
     middle_y, middle_x = (rows * line).sum(axis=1) / height, (columns * line).sum(axis=1) / width
     eight = np.ones((3, 3))
     pieces = np.array([ndimage.label(mask, eight)[1] for mask in ink])
@@ -211,8 +211,8 @@ def measure_glyphs(masks: np.ndarray) -> np.ndarray:
             holes.clip(0, 2),
             _tertile(_symmetry(ink, 2)),
             _tertile(_symmetry(ink, 1)),
-            _tertile(centre_y - middle_y),
-            _tertile(centre_x - middle_x),
+            _tertile(center_y - middle_y),
+            _tertile(center_x - middle_x),
         ],
         axis=1,
     ).astype(np.int64)

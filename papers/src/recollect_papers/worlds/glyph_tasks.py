@@ -11,7 +11,7 @@ from recollect.evaluation.tasks.classification import RENAMED, ClassificationTas
 from recollect_papers.worlds.arrays import ArraySource, as_pictures
 from recollect_papers.worlds.glyph_table import ATTRIBUTES, SCRIPTS
 from recollect_papers.worlds.glyphs import GlyphLabels, GlyphWorld, unseen_part
-from recollect_papers.worlds.rendering import COLOUR_NAMES, PLAIN_NUISANCE, Nuisance
+from recollect_papers.worlds.rendering import COLOR_NAMES, PLAIN_NUISANCE, Nuisance
 
 _ALIKE = 0.93
 _FEWEST, _MOST = 14, 24
@@ -56,7 +56,7 @@ def drawn(
 
     Args:
         subjects: characters, in any training face; or for each picture the masks to choose from.
-        style: seed of face and colour.
+        style: seed of face and color.
         key: seed of everything else.
     """
     indices = np.arange(len(subjects))
@@ -65,7 +65,7 @@ def drawn(
         masks = np.array([rows[int(draw * len(rows))] for rows, draw in zip(subjects, draws[:, 0], strict=True)])
     else:
         masks = world.draw_masks(subjects, draws[:, 0])
-    return as_pictures(world.render(masks, integers(draws[:, 1], len(COLOUR_NAMES)), key, indices, nuisance)), masks
+    return as_pictures(world.render(masks, integers(draws[:, 1], len(COLOR_NAMES)), key, indices, nuisance)), masks
 
 
 def _character_task(world: GlyphWorld, name: str, classes: np.ndarray, shots: int, queries: int) -> ClassificationTask:
@@ -91,7 +91,7 @@ def _said(world: GlyphWorld, key: int, count: int) -> tuple[np.ndarray, list[tup
     draws = uniforms(derive_seed(key, "subject"), indices, 3)
     characters = world.draw_characters(draws[:, 0])
     masks = world.draw_masks(characters, draws[:, 1])
-    pictures = as_pictures(world.render(masks, integers(draws[:, 2], len(COLOUR_NAMES)), key, indices))
+    pictures = as_pictures(world.render(masks, integers(draws[:, 2], len(COLOR_NAMES)), key, indices))
     scripts = np.unique(world.table.scripts[world.split["train"]])
     by_script = np.searchsorted(scripts, world.table.scripts[characters])
     said = [(by_script, tuple(SCRIPTS[number][0] for number in scripts))]

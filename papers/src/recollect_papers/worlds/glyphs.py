@@ -15,7 +15,7 @@ from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect_papers.worlds.arrays import MadeSource, no_labels
 from recollect_papers.worlds.glyph_table import ATTRIBUTES, SCRIPTS, GlyphTable, glyph_table
 from recollect_papers.worlds.rendering import (
-    COLOUR_NAMES,
+    COLOR_NAMES,
     PLAIN_NUISANCE,
     Nuisance,
     Subject,
@@ -117,7 +117,7 @@ class GlyphWorld:
         return rows[first[characters] + (uniform * count).astype(np.int64).clip(0, count - 1)]
 
     def render(
-        self, masks: np.ndarray, colours: np.ndarray, key: int, indices: np.ndarray, nuisance: Nuisance | None = None
+        self, masks: np.ndarray, colors: np.ndarray, key: int, indices: np.ndarray, nuisance: Nuisance | None = None
     ) -> Tensor:
         """One picture for each mask: uint8 (n, 3, edge, edge), a function of ``key`` and each row's index."""
         nuisance = nuisance or self.nuisance
@@ -131,13 +131,13 @@ class GlyphWorld:
             rotated(draws[:, 3], nuisance),
             nuisance.contrast + (1 - nuisance.contrast) * draws[:, 4],
         )
-        shade = shades(colours, derive_seed(key, "shade"), indices)
+        shade = shades(colors, derive_seed(key, "shade"), indices)
         ground = background(derive_seed(key, "ground"), indices, self.edge, nuisance.texture)
         canvas = paint(set_apart(ground, shade), subject, shade)
         return with_noise(canvas, derive_seed(key, "noise"), indices, nuisance.noise)
 
     def captions(self, characters: np.ndarray, masks: np.ndarray, key: int, indices: np.ndarray) -> list[str]:
-        """What the caption of each picture mentions; colour and place never."""
+        """What the caption of each picture mentions; color and place never."""
         eight = len(ATTRIBUTES)
         draws = uniforms(derive_seed(key, "caption"), indices, 2 + 3 * eight + self.fillers + 8)
         says, wrong, other = (draws[:, 2 + eight * part : 2 + eight * (part + 1)] for part in range(3))
@@ -181,7 +181,7 @@ _PARTS: dict[_Part, slice] = {"all": slice(None), "half": slice(0, None, 2), "re
 class GlyphCaptions(MadeSource):
     """An endless stream of characters in any style, with captions that `GlyphWorld` decides.
 
-    The ``seed`` of `batch` decides placement, colour, background and noise, so that two seeds are two views of the
+    The ``seed`` of `batch` decides placement, color, background and noise, so that two seeds are two views of the
     same character in the same face under the same caption.
     """
 
@@ -202,9 +202,9 @@ class GlyphCaptions(MadeSource):
         world, content = self.world, derive_seed(self.world.seed, "captions")
         characters, masks = self.subjects(indices)
         view = derive_seed(content, "view", seed)
-        colours = integers(uniforms(derive_seed(view, "colour"), indices, 1)[:, 0], len(COLOUR_NAMES))
+        colors = integers(uniforms(derive_seed(view, "colour"), indices, 1)[:, 0], len(COLOR_NAMES))
         texts = self.world.captions(characters, masks, content, indices)
-        return world.render(masks, colours, view, indices), texts, no_labels(len(indices))
+        return world.render(masks, colors, view, indices), texts, no_labels(len(indices))
 
 
 @dataclass(eq=False)
@@ -252,8 +252,8 @@ class GlyphLabels(MadeSource):
         masks = self.world.table.first[self.characters[labels]]
         key = derive_seed(self.world.seed, "labels")
         moved = indices + self.offset
-        colours = integers(uniforms(derive_seed(key, "colour"), moved, 1)[:, 0], len(COLOUR_NAMES))
-        return self.world.render(masks, colours, key, moved, PLAIN_NUISANCE), labels
+        colors = integers(uniforms(derive_seed(key, "colour"), moved, 1)[:, 0], len(COLOR_NAMES))
+        return self.world.render(masks, colors, key, moved, PLAIN_NUISANCE), labels
 
     def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
         """Pictures, each class name in a template drawn by ``seed``, and labels."""

@@ -1,4 +1,4 @@
-"""From masks to pictures: placed, coloured, over a background, many at a time."""
+"""From masks to pictures: placed, colored, over a background, many at a time."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch import Tensor
 from recollect.core.seeding import integers, torch_generator, uniforms
 from recollect_papers.worlds.glyph_table import SIZE, glyph_table
 
-COLOURS: dict[str, tuple[float, float, float]] = {
+COLORS: dict[str, tuple[float, float, float]] = {
     "red": (0.9, 0.1, 0.1),
     "green": (0.1, 0.75, 0.15),
     "blue": (0.12, 0.2, 0.95),
@@ -24,8 +24,8 @@ COLOURS: dict[str, tuple[float, float, float]] = {
     "orange": (0.98, 0.55, 0.05),
     "brown": (0.5, 0.28, 0.1),
 }
-COLOUR_NAMES = tuple(COLOURS)
-_COLOURS = torch.tensor(list(COLOURS.values()))
+COLOR_NAMES = tuple(COLORS)
+_COLORS = torch.tensor(list(COLORS.values()))
 
 _MARGIN = 8
 _TEXTURES = 1024
@@ -64,7 +64,7 @@ class Subject:
 
     Attributes:
         masks: rows of the table of masks.
-        x, y: centre, from -1 (left, top) to 1.
+        x, y: center, from -1 (left, top) to 1.
         size: 1 nearly fills the picture.
         angle: radians.
         opacity: 0 to 1; 0 leaves the subject out.
@@ -98,7 +98,7 @@ def _noise() -> Tensor:
 
 
 def background(key: int, indices: np.ndarray, edge: int, texture: float) -> Tensor:
-    """Backgrounds (n, 3, edge, edge) from 0 to 1: plain colours, the more structured the larger ``texture``."""
+    """Backgrounds (n, 3, edge, edge) from 0 to 1: plain colors, the more structured the larger ``texture``."""
     draws = uniforms(key, indices, 3)
     pool = _textures(edge)
     which = torch.from_numpy(integers(draws[:, 0], _TEXTURES))
@@ -129,21 +129,21 @@ def _masks() -> Tensor:
 
 
 def paint(canvas: Tensor, subject: Subject, shade: Tensor) -> Tensor:
-    """Lay the subjects over the canvases (n, 3, edge, edge) in colours ``shade`` (n, 3)."""
+    """Lay the subjects over the canvases (n, 3, edge, edge) in colors ``shade`` (n, 3)."""
     cover = (
         shapes(subject, canvas.shape[-1]) * torch.from_numpy(subject.opacity.astype(np.float32))[:, None, None, None]
     )
     return canvas + cover * (shade[:, :, None, None] - canvas)
 
 
-def shades(colours: np.ndarray, key: int, indices: np.ndarray) -> Tensor:
-    """The colours' values, each a little off: (n, 3)."""
+def shades(colors: np.ndarray, key: int, indices: np.ndarray) -> Tensor:
+    """The colors' values, each a little off: (n, 3)."""
     jitter = torch.from_numpy(uniforms(key, indices, 3)) - 0.5
-    return (_COLOURS[torch.from_numpy(colours)] + 0.24 * jitter).clamp(0, 1)
+    return (_COLORS[torch.from_numpy(colors)] + 0.24 * jitter).clamp(0, 1)
 
 
 def set_apart(ground: Tensor, shade: Tensor) -> Tensor:
-    """Move backgrounds that are too near in colour to their subject away from it."""
+    """Move backgrounds that are too near in color to their subject away from it."""
     difference = shade - ground.mean((2, 3))
     distance = difference.norm(dim=1, keepdim=True)
     missing = (_LEAST_CONTRAST - distance).clamp_min(0)

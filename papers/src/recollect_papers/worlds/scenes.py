@@ -1,4 +1,4 @@
-"""Scenes of one to three characters with colours, sizes and places, and captions that say all of it."""
+"""Scenes of one to three characters with colors, sizes and places, and captions that say all of it."""
 
 import copy
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from recollect.core.types import BatchRead
 from recollect_papers.worlds.arrays import MadeSource, no_labels
 from recollect_papers.worlds.glyph_table import SCRIPTS
 from recollect_papers.worlds.glyphs import GlyphWorld
-from recollect_papers.worlds.rendering import COLOUR_NAMES, Nuisance, Subject, paint, rotated, shades, with_noise
+from recollect_papers.worlds.rendering import COLOR_NAMES, Nuisance, Subject, paint, rotated, shades, with_noise
 
 CHARACTER_SIZES = ("small", "large")
 RELATIONS = ("left of", "right of", "above", "below")
@@ -31,15 +31,15 @@ class Scenes:
     Attributes:
         count: characters in each scene, 1 to 3 (n,).
         characters: (n, 3), rows of the table of characters.
-        colours: (n, 3), indices of the colours.
+        colors: (n, 3), indices of the colors.
         sizes: (n, 3), 0 small, 1 large.
         relation: (n,), index of `RELATIONS`.
-        ground: (n,), colour of the background.
+        ground: (n,), color of the background.
     """
 
     count: np.ndarray
     characters: np.ndarray
-    colours: np.ndarray
+    colors: np.ndarray
     sizes: np.ndarray
     relation: np.ndarray
     ground: np.ndarray
@@ -58,16 +58,16 @@ def scenic_characters(world: GlyphWorld) -> np.ndarray:
 
 
 def draw_scenes(pool: np.ndarray, key: int, indices: np.ndarray) -> Scenes:
-    """A scene for each index; its characters differ from each other, and their colours from the ground's."""
+    """A scene for each index; its characters differ from each other, and their colors from the ground's."""
     draws = uniforms(derive_seed(key, "scene"), indices, 12)
     first = integers(draws[:, 0], len(pool))
     characters = pool[(first[:, None] + np.cumsum(_steps(draws[:, 1:3], len(pool)), axis=1)) % len(pool)]
-    ground = integers(draws[:, 3], len(COLOUR_NAMES))
-    colours = (ground[:, None] + 1 + integers(draws[:, 4:7], len(COLOUR_NAMES) - 1)) % len(COLOUR_NAMES)
+    ground = integers(draws[:, 3], len(COLOR_NAMES))
+    colors = (ground[:, None] + 1 + integers(draws[:, 4:7], len(COLOR_NAMES) - 1)) % len(COLOR_NAMES)
     return Scenes(
         1 + integers(draws[:, 7], 3),
         characters,
-        colours,
+        colors,
         integers(draws[:, 8:11], len(CHARACTER_SIZES)),
         integers(draws[:, 11], len(RELATIONS)),
         ground,
@@ -81,7 +81,7 @@ def _steps(uniform: np.ndarray, size: int) -> np.ndarray:
 
 
 def places(scenes: Scenes) -> tuple[np.ndarray, np.ndarray]:
-    """Centres x, y (n, 3) from -1 to 1, as the relations say."""
+    """Centers x, y (n, 3) from -1 to 1, as the relations say."""
     far = 0.48
     x, y = np.zeros((len(scenes), 3)), np.zeros((len(scenes), 3))
     next_to = scenes.relation < 2
@@ -104,7 +104,7 @@ def render_scenes(world: GlyphWorld, scenes: Scenes, key: int, indices: np.ndarr
     x, y = places(scenes)
     for place in range(3):
         draws = uniforms(derive_seed(key, "jitter", place), indices, 4)
-        shade = shades(scenes.colours[:, place], derive_seed(key, "shade", place), indices)
+        shade = shades(scenes.colors[:, place], derive_seed(key, "shade", place), indices)
         edge = np.array(_EDGE_OF)[scenes.sizes[:, place]]
         subject = Subject(
             world.draw_masks(scenes.characters[:, place], draws[:, 0]),
@@ -128,7 +128,7 @@ def scene_captions(world: GlyphWorld, scenes: Scenes, turned: np.ndarray | None 
     texts = []
     for row in range(len(scenes)):
         things = [
-            f"a {CHARACTER_SIZES[scenes.sizes[row, place]]} {COLOUR_NAMES[scenes.colours[row, place]]} "
+            f"a {CHARACTER_SIZES[scenes.sizes[row, place]]} {COLOR_NAMES[scenes.colors[row, place]]} "
             f"{names[scenes.characters[row, place]]}"
             for place in range(scenes.count[row])
         ]
@@ -140,7 +140,7 @@ def scene_captions(world: GlyphWorld, scenes: Scenes, turned: np.ndarray | None 
         if len(things) > 2:
             # The third is below a pair that is side by side, right of a pair one above the other.
             clauses.append(f"{'above' if scenes.relation[row] < 2 else 'left of'} {things[2]}")
-        clauses.append(f"on a {COLOUR_NAMES[scenes.ground[row]]} ground")
+        clauses.append(f"on a {COLOR_NAMES[scenes.ground[row]]} ground")
         texts.append(", ".join(clauses[::-1] if other_way else clauses))
     return texts
 
@@ -165,7 +165,7 @@ class GlyphScenes(MadeSource):
         """Every word that a caption may hold."""
         words = {word for character in self.pool for word in self.world.table.names[character].split()}
         words |= {word for relation in RELATIONS for word in relation.split()}
-        return tuple(sorted(words | set(COLOUR_NAMES) | set(CHARACTER_SIZES) | {"a", "on", "ground"}))
+        return tuple(sorted(words | set(COLOR_NAMES) | set(CHARACTER_SIZES) | {"a", "on", "ground"}))
 
     def example_texts(self, indices: np.ndarray) -> list[str]:
         return self._describe(self.scenes(indices), indices)
@@ -210,16 +210,16 @@ class HardScenes(MadeSource):
         base = draw_scenes(self.pool, derive_seed(self.world.seed, self.name), group)
         scenes = replace(copy.deepcopy(base), count=base.count.clip(2, 3))
         changed = [variant == 1 + number for number in range(len(DETAILS))]
-        palette = len(COLOUR_NAMES)
-        scenes.colours[changed[0], 0] = _other(base.colours[changed[0], 0], base.ground[changed[0]], palette)
+        palette = len(COLOR_NAMES)
+        scenes.colors[changed[0], 0] = _other(base.colors[changed[0], 0], base.ground[changed[0]], palette)
         scenes.sizes[changed[1], 0] = 1 - base.sizes[changed[1], 0]
         scenes.relation[changed[2]] = base.relation[changed[2]] ^ 1
         place = np.searchsorted(self.pool, base.characters[changed[3], 1])
         scenes.characters[changed[3], 1] = self.pool[(place + len(self.pool) // 2) % len(self.pool)]
-        used = base.colours[changed[4]]
+        used = base.colors[changed[4]]
         ground = base.ground[changed[4]].copy()
         for row in range(len(ground)):
-            free = [colour for colour in range(palette) if colour not in {*used[row].tolist(), ground[row]}]
+            free = [color for color in range(palette) if color not in {*used[row].tolist(), ground[row]}]
             ground[row] = free[int(ground[row]) % len(free)]
         scenes.ground[changed[4]] = ground
         return scenes
@@ -239,7 +239,7 @@ class HardScenes(MadeSource):
         return images, scene_captions(self.world, scenes), no_labels(len(indices))
 
 
-def _other(colours: np.ndarray, ground: np.ndarray, palette: int) -> np.ndarray:
-    """Another colour that is not the ground's either."""
-    following = (colours + 1) % palette
+def _other(colors: np.ndarray, ground: np.ndarray, palette: int) -> np.ndarray:
+    """Another color that is not the ground's either."""
+    following = (colors + 1) % palette
     return np.where(following == ground, (following + 1) % palette, following)

@@ -16,7 +16,7 @@ def next_to_label(
 ) -> Int64[np.ndarray, " count"]:
     """Rows to label next: likely ones, and dissimilar ones near the end of the likely ones.
 
-    With fewer than four Yes or No: half the highest scores, half farthest first (k-centre, a 2-approximation) among
+    With fewer than four Yes or No: half the highest scores, half farthest first (k-center, a 2-approximation) among
     those that follow. Rows spread over the whole pool instead are nearly all No, and took a fifth more clicks to find a
     class by its name. Later: rows nearest to the cut, farthest first, with distances weighted by the uncertainty
     ``p (1 − p)``; and the most probable ones as a fifth, since labels must not come from the cut alone.
@@ -48,7 +48,7 @@ def _spread(
     model: ClickModel, some: np.ndarray, known: np.ndarray, weights: np.ndarray, count: int
 ) -> Int64[np.ndarray, " count"]:
     """`farthest_first` in the kernel's distance."""
-    vectors = model.centred(np.concatenate([some, known]).astype(np.int64)).astype(np.float32)
+    vectors = model.centered(np.concatenate([some, known]).astype(np.int64)).astype(np.float32)
     places = np.arange(len(vectors))
     return some[farthest_first(vectors, places[: len(some)], places[len(some) :], weights, count)].astype(np.int64)
 
@@ -56,7 +56,7 @@ def _spread(
 def farthest_first(
     pool: np.ndarray, some: np.ndarray, known: np.ndarray, weights: np.ndarray, count: int
 ) -> Int64[np.ndarray, " count"]:
-    """Greedy k-centre (Gonzalez, 1985): repeatedly the row of ``some`` with the largest weighted distance."""
+    """Greedy k-center (Gonzalez, 1985): repeatedly the row of ``some`` with the largest weighted distance."""
     count = min(count, len(some))
     if not count:
         return np.empty(0, dtype=np.int64)

@@ -29,9 +29,9 @@ class ClickSettings:
     """Settings of the kernel ridge.
 
     Attributes:
-        sharpness: β of the kernel ``exp(−β (1 − cos))`` with cosines of rows centred at the pool's mean.
+        sharpness: β of the kernel ``exp(−β (1 − cos))`` with cosines of rows centered at the pool's mean.
         ridge: λ.
-        prior: s, the weight of the standardised text score.
+        prior: s, the weight of the standardized text score.
     """
 
     sharpness: float = _SHARPNESS
@@ -87,7 +87,7 @@ class ClickModel:
         count = min(self.weak, len(self.pool) // 2)
         self._weak = np.sort(generator.choice(len(self.pool), count, replace=False))
         self._kernel = torch.empty(0, len(self.pool), dtype=torch.float32)
-        # All embeddings share a direction that separates no classes; centring improves results with the same clicks.
+        # All embeddings share a direction that separates no classes; centering improves results with the same clicks.
         self._mean = self.pool.mean(axis=0, dtype=np.float64)
         squares = 1 - 2 * (self.pool @ self._mean.astype(np.float32)) + np.float32(self._mean @ self._mean)
         self._apart = np.sqrt(np.maximum(squares, np.float32(_NEAREST_TO_MEAN**2)))
@@ -109,7 +109,7 @@ class ClickModel:
         """Score the pool after some clicks.
 
         ``f(x) = s z(x) + k(x) A⁻¹ (y − s z)`` with ``A = K + λ diag(1/w)``: clicked rows have weight 1, weak ones
-        `WEAK_WEIGHT`; z is the standardised text score. Left out: ``y_i − (A⁻¹ r)_i / (A⁻¹)_ii``.
+        `WEAK_WEIGHT`; z is the standardized text score. Left out: ``y_i − (A⁻¹ r)_i / (A⁻¹)_ii``.
 
         Args:
             marks: +1 or −1 for each clicked row; none gives the text's own order.
@@ -122,17 +122,17 @@ class ClickModel:
         every = np.concatenate([rows, weak])
         y = np.concatenate([clicked, -np.ones(len(weak))]).astype(np.float64)
         weights = np.concatenate([np.ones(len(rows)), np.full(len(weak), WEAK_WEIGHT)])
-        centred = self.centred(every)
+        centered = self.centered(every)
         system = _System(
-            centred @ centred.T, y, self.prior[every].astype(np.float64), weights, len(rows), self.text is not None
+            centered @ centered.T, y, self.prior[every].astype(np.float64), weights, len(rows), self.text is not None
         )
         settings = self._settings(system, clicked)
         alpha, left_out = system.solve(settings)
         scores = self._scored(every, alpha, settings)
         return ClickFit(scores, left_out[: len(rows)], rows, clicked, settings, left_out[len(rows) :])
 
-    def centred(self, rows: Int64[np.ndarray, " some"]) -> Float[np.ndarray, "some width"]:
-        """Rows centred at the pool's mean, of length 1 unless they nearly equal it."""
+    def centered(self, rows: Int64[np.ndarray, " some"]) -> Float[np.ndarray, "some width"]:
+        """Rows centered at the pool's mean, of length 1 unless they nearly equal it."""
         return (self.pool[rows] - self._mean) / self._apart[rows, None]
 
     def _settings(self, system: "_System", clicked: np.ndarray) -> ClickSettings:
@@ -166,7 +166,7 @@ class ClickModel:
             start = len(self._known)
             pool = torch.from_numpy(self.pool)
             fresh = self._kernel[start : start + len(new)]
-            asked = self.centred(np.array(new))
+            asked = self.centered(np.array(new))
             shift = torch.from_numpy((asked @ self._mean).astype(np.float32))
             torch.addmm(shift[:, None], torch.from_numpy(asked.astype(np.float32)), pool.T, beta=-1, out=fresh)
             fresh.div_(torch.from_numpy(self._apart)).sub_(1).mul_(sharpness).exp_()

@@ -1,4 +1,4 @@
-"""Base of all classifiers on embeddings: validation, normalisation and scikit-learn's conventions."""
+"""Base of all classifiers on embeddings: validation, normalization and scikit-learn's conventions."""
 
 import warnings
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ UNIT_TOLERANCE = 1e-2
 
 
 def unit_rows(matrix: np.ndarray, what: str) -> np.ndarray:
-    """Normalise the rows of ``matrix``, with one warning if they were not unit-norm.
+    """Normalize the rows of ``matrix``, with one warning if they were not unit-norm.
 
-    Rows of norm 1 up to rounding stay as they are: examples that were normalised before give the same classifier.
+    Rows of norm 1 up to rounding stay as they are: examples that were normalized before give the same classifier.
 
     Raises:
         ValueError: a row is zero and has no direction.
@@ -39,7 +39,7 @@ def unit_rows(matrix: np.ndarray, what: str) -> np.ndarray:
     if not norms.all():
         raise ValueError(f"{what}: row {int(np.argmin(norms))} is zero, so it has no direction to compare")
     if np.abs(norms - 1).max(initial=0) > UNIT_TOLERANCE:
-        warnings.warn(f"{what} are not unit-norm; they are normalised first", UserWarning, stacklevel=4)
+        warnings.warn(f"{what} are not unit-norm; they are normalized first", UserWarning, stacklevel=4)
     return matrix / np.where(np.abs(norms - 1) <= 8 * np.finfo(norms.dtype).eps, norms.dtype.type(1), norms)
 
 
@@ -52,7 +52,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def class_means(features: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
-    """Plain mean of each class's rows (LIxP, Eq. 3), not normalised again: (classes, width)."""
+    """Plain mean of each class's rows (LIxP, Eq. 3), not normalized again: (classes, width)."""
     order = in_order(labels)
     counts = np.bincount(labels, minlength=classes)
     starts = np.cumsum(counts) - counts
@@ -109,7 +109,7 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
 
     ``support`` and ``queries`` arrive validated and unit-norm, ``labels`` as indices into ``classes_``; ``_fit`` may
     choose settings on the hold-out plan ``self._plan``. Class texts are
-    the constructor argument ``text_features``, one row for each entry of ``classes_``; by default the normalised class
+    the constructor argument ``text_features``, one row for each entry of ``classes_``; by default the normalized class
     means are used instead. With ``reads_prompts`` they may be all prompts of each class (classes, prompts, width).
 
     ``fit`` also scores the support examples while they are held out (`HoldOut`): by refitting on folds, or by the
@@ -125,7 +125,7 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         loo_scores_: their scores while held out (held, classes).
         loo_accuracy_: accuracy on them (0 to 1), NaN if there are none.
         loo_ece_: expected calibration error on them, NaN if there are none.
-        temperature_: minimises their negative log-likelihood; a guess if there are none (`stand_ins`).
+        temperature_: minimizes their negative log-likelihood; a guess if there are none (`stand_ins`).
     """
 
     reads_prompts = False
@@ -138,7 +138,7 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         """Learn from a support set.
 
         Args:
-            X: unit-norm embeddings (examples, width), NumPy or torch; others are normalised with a warning.
+            X: unit-norm embeddings (examples, width), NumPy or torch; others are normalized with a warning.
 
         Raises:
             ValueError: NaN, a zero row, fewer than two classes, or class texts that do not fit.
@@ -237,13 +237,13 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         Args:
             support: unit-norm float (examples, width).
             labels: 0…C - 1, all of which occur (examples,).
-            plan: ``HoldOut.of(labels)``; estimators that get the same one share the neighbours of held-out examples.
+            plan: ``HoldOut.of(labels)``; estimators that get the same one share the neighbors of held-out examples.
         """
         self.classes_, self.n_features_in_ = np.arange(int(labels.max()) + 1), support.shape[1]
         return self._learn(support, labels, plan)
 
     def _texts(self, support: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """The class texts, checked; by default the normalised class means."""
+        """The class texts, checked; by default the normalized class means."""
         given = self.text_features
         if given is None:
             return unit_or_zero(class_means(support, labels, len(self.classes_)))
@@ -359,7 +359,7 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
 LIKENESS = 0.2
 """Assumed correlation of two pictures of one class, which one example per class cannot show.
 
-It minimises the calibration error on EuroSAT, textures and Tiny ImageNet; 0.05 to 0.25 are nearly as good.
+It minimizes the calibration error on EuroSAT, textures and Tiny ImageNet; 0.05 to 0.25 are nearly as good.
 """
 
 ENOUGH_GUESSES, MOST_STAND_INS = 100, 4
@@ -411,7 +411,7 @@ def left_out_means(support: np.ndarray, labels: np.ndarray, plan: HoldOut, cosin
 
 
 def unit_or_zero(matrix: np.ndarray) -> np.ndarray:
-    """Rows normalised; a row of zeros stays zero."""
+    """Rows normalized; a row of zeros stays zero."""
     norms = np.linalg.norm(matrix, axis=1, keepdims=True)
     return matrix / np.where(norms > 0, norms, 1)
 

@@ -20,7 +20,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
-    """The temperature T that minimises the negative log-likelihood of ``softmax(logits / T)``.
+    """The temperature T that minimizes the negative log-likelihood of ``softmax(logits / T)``.
 
     The loss is convex in 1/T. Targets are smoothed by one example spread over all classes (Platt's rule); otherwise T
     would be 0 where all rows are right. Logits that mislead get the largest temperature that keeps their order.
@@ -33,7 +33,7 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     block = max(1, SCORES_AT_ONCE // logits.shape[1])
 
     def parts() -> Iterator[np.ndarray]:
-        """Blocks of centred rows in double precision."""
+        """Blocks of centered rows in double precision."""
         for start in range(0, count, block):
             rows = slice(start, start + block)
             yield logits[rows].astype(np.float64, copy=False) - middle[rows]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from recollect.classifiers.heads.similarity import SHARED_NEIGHBOURS, Similarities, cosines
+from recollect.classifiers.heads.similarity import SHARED_NEIGHBORS, Similarities, cosines
 from recollect.core.ordering import in_order
 
 FEW_SHOTS = 4
@@ -103,7 +103,7 @@ class HoldOut:
         Returns:
             Indices and cosines, nearest first: (held, k).
         """
-        most = min(max(k, SHARED_NEIGHBOURS), len(support) - 1)
+        most = min(max(k, SHARED_NEIGHBORS), len(support) - 1)
         indices, found = self._once(support, ("nearest", most), lambda: self._nearest(support, most))
         return indices[:, :k], found[:, :k]
 

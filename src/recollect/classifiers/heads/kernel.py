@@ -134,21 +134,21 @@ class Landmarks:
     """Features whose products approximate the Gaussian kernel: ``phi(x) = k(x, L) k(L, L)^-1/2`` (Nystroem).
 
     Args:
-        centres: unit rows (landmarks, width).
+        centers: unit rows (landmarks, width).
     """
 
-    def __init__(self, centres: np.ndarray, bandwidth: float) -> None:
-        self.centres, self.bandwidth = centres, bandwidth
-        values, vectors = scipy.linalg.eigh(gaussian(centres, centres, bandwidth).astype(np.float64))
+    def __init__(self, centers: np.ndarray, bandwidth: float) -> None:
+        self.centers, self.bandwidth = centers, bandwidth
+        values, vectors = scipy.linalg.eigh(gaussian(centers, centers, bandwidth).astype(np.float64))
         kept = values > 1e-6 * values[-1]  # weaker directions are lost in single precision
-        self.whiten = (vectors[:, kept] / np.sqrt(values[kept])).astype(centres.dtype)
+        self.whiten = (vectors[:, kept] / np.sqrt(values[kept])).astype(centers.dtype)
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         """Features (rows, at most landmarks)."""
         found = np.empty((len(rows), self.whiten.shape[1]), dtype=rows.dtype)
         for start in range(0, len(rows), ROW_BLOCK):
             block = slice(start, start + ROW_BLOCK)
-            found[block] = gaussian(rows[block], self.centres, self.bandwidth) @ self.whiten
+            found[block] = gaussian(rows[block], self.centers, self.bandwidth) @ self.whiten
         return found
 
     def normal(self, targets: RidgeTargets) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

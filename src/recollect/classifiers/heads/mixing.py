@@ -57,7 +57,7 @@ def best_weight(
     """The weight ``a`` in ``bounds`` at which ``base + a extra`` is most accurate, and that accuracy (0 to 1).
 
     Accuracy is piecewise constant in ``a`` and changes only at the ends of the rows' intervals, so sorting these finds
-    the maximum exactly. The result is the centre of the lowest best plateau, or, if that is unbounded, twice the last
+    the maximum exactly. The result is the center of the lowest best plateau, or, if that is unbounded, twice the last
     weight at which any row changes (1 if that is 0).
 
     Args:

@@ -183,7 +183,7 @@ class ProKeR(EmbeddingClassifier):
 
     def kernel_form(self) -> KernelForm:
         if self._landmarks is not None:
-            keys, values = self._landmarks.centres, self._landmarks.whiten @ self.coef_
+            keys, values = self._landmarks.centers, self._landmarks.whiten @ self.coef_
         else:
             assert self._ridge is not None
             keys, values = self._ridge.support, self.coef_
@@ -292,7 +292,7 @@ class ProKeR(EmbeddingClassifier):
 def trusted_text_weight(similarity: np.ndarray, labels: np.ndarray) -> float:
     """Weight of the class texts where no example can be held out, from their agreement with the examples.
 
-    Least squares of the one-hot labels on the text similarities, both centred row by row: the slope minus one standard
+    Least squares of the one-hot labels on the text similarities, both centered row by row: the slope minus one standard
     error, at least 0. The texts do not depend on the examples, so no example is used twice.
 
     Args:

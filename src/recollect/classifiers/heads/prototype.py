@@ -9,10 +9,10 @@ from recollect.classifiers.heads.holdout import HoldOut
 class PrototypeClassifier(EmbeddingClassifier):
     """Scores ``f·mu_c`` with the plain mean of each class (Snell et al., 2017; LIxP, Eq. 3).
 
-    The mean is not normalised again, so a scattered class, whose mean is short, scores lower.
+    The mean is not normalized again, so a scattered class, whose mean is short, scores lower.
 
     Args:
-        cosine: normalise the means after all.
+        cosine: normalize the means after all.
 
     Attributes:
         prototypes_: (classes, width).

@@ -51,8 +51,8 @@ def _top_similar(similarity: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray
 
 _ROWS_AT_ONCE = 256
 
-SHARED_NEIGHBOURS = 32
-"""Number of neighbours that the voting methods find together: the largest published k."""
+SHARED_NEIGHBORS = 32
+"""Number of neighbors that the voting methods find together: the largest published k."""
 
 
 class Similarities:
@@ -74,7 +74,7 @@ class Similarities:
         """Indices and cosines of the k nearest examples of each query, nearest first: (queries, k)."""
         k = min(k, self.matrix.shape[1])
         if self._near is None or self._near[0].shape[1] < k:
-            most = min(max(k, SHARED_NEIGHBOURS), self.matrix.shape[1])
+            most = min(max(k, SHARED_NEIGHBORS), self.matrix.shape[1])
             starts = range(0, max(len(self.matrix), 1), _ROWS_AT_ONCE)
             parts = [_top_similar(self.matrix[start : start + _ROWS_AT_ONCE], most) for start in starts]
             self._near = np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])

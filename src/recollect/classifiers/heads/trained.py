@@ -15,10 +15,10 @@ from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS
 
 
 class LinearProbe(EmbeddingClassifier):
-    """Logistic regression with regularisation chosen by cross-validation on the support set.
+    """Logistic regression with regularization chosen by cross-validation on the support set.
 
     Args:
-        strengths: inverse regularisation strengths C to choose from; the smallest wins ties.
+        strengths: inverse regularization strengths C to choose from; the smallest wins ties.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LinearProbe(EmbeddingClassifier):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Training of a head over shuffled batches, with a cosine from the optimiser's learning rate to zero.
+    """Training of a head over shuffled batches, with a cosine from the optimizer's learning rate to zero.
 
     Attributes:
         warm_up: constant learning rate of an epoch before the cosine; None for none.
@@ -71,7 +71,7 @@ class Schedule:
 
 
 def fit_by_gradient(
-    optimiser: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer,
     loss: Callable[[Tensor], Tensor],
     count: int,
     generator: torch.Generator,
@@ -81,23 +81,23 @@ def fit_by_gradient(
     """Train on shuffled batches of the support set.
 
     Args:
-        optimiser: its learning rate is the highest one.
+        optimizer: its learning rate is the highest one.
         loss: from row indices of the support set to the loss.
         after: called after each step with its learning rate.
     """
     steps = -(-count // schedule.batch)
     warm = steps if schedule.warm_up is not None and schedule.epochs > 1 else 0
-    highest = [group["lr"] for group in optimiser.param_groups]
+    highest = [group["lr"] for group in optimizer.param_groups]
     done = 0
     for _ in range(schedule.epochs):
         for rows in torch.randperm(count, generator=generator).split(schedule.batch):
             share = max(done - warm, 0) / max(schedule.epochs * steps - warm, 1)
-            for group, rate in zip(optimiser.param_groups, highest, strict=True):
+            for group, rate in zip(optimizer.param_groups, highest, strict=True):
                 group["lr"] = schedule.warm_up if done < warm else rate * (1 + np.cos(np.pi * share)) / 2
             value = loss(rows)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             value.backward()
-            optimiser.step()
+            optimizer.step()
             if after is not None:
-                after(optimiser.param_groups[0]["lr"])
+                after(optimizer.param_groups[0]["lr"])
             done += 1

@@ -151,7 +151,7 @@ class UnknownRule:
 
 
 def unknown_rule(features: np.ndarray, labels: np.ndarray) -> UnknownRule:
-    """The rule from labelled examples, with its error rates.
+    """The rule from labeled examples, with its error rates.
 
     Each example is compared with class means that exclude it: with all of them as a picture of the classes, and without
     its own class as a picture of another one. The threshold is the smallest cosine of the first kind with rank

@@ -12,7 +12,7 @@ def counters(weights: np.ndarray, voters: np.ndarray, classes: int) -> np.ndarra
 
     Args:
         weights: (queries, k), or (k,) for all queries.
-        voters: class index of each neighbour (queries, k), nearest first.
+        voters: class index of each neighbor (queries, k), nearest first.
     """
     weights = np.broadcast_to(weights, voters.shape)
     place = voters + classes * np.arange(len(voters))[:, None]
@@ -31,9 +31,9 @@ class _Voting(EmbeddingClassifier):
             raise ValueError(f"k must be at least 1, got {self.k}")
         self.support_ = support
         self.labels_ = labels
-        self.k_ = self._neighbours(labels)
+        self.k_ = self._neighbors(labels)
 
-    def _neighbours(self, labels: np.ndarray) -> int:
+    def _neighbors(self, labels: np.ndarray) -> int:
         return min(self.k, len(labels))
 
     def _weights(self, similarity: np.ndarray) -> np.ndarray:
@@ -45,9 +45,9 @@ class _Voting(EmbeddingClassifier):
     def _scores_of(self, similarity: Similarities, texts: np.ndarray | None) -> np.ndarray:
         return self._vote(*similarity.nearest(self.k_))
 
-    def _vote(self, neighbours: np.ndarray, similarity: np.ndarray) -> np.ndarray:
+    def _vote(self, neighbors: np.ndarray, similarity: np.ndarray) -> np.ndarray:
         """Shares of votes from the ``k_`` nearest examples of each query, nearest first."""
-        voters = self.labels_[neighbours]
+        voters = self.labels_[neighbors]
         weights = self._weights(similarity)
         votes = counters(weights, voters, len(self.classes_))
         votes *= 1e9 / weights.sum(axis=-1, keepdims=True)
@@ -74,12 +74,12 @@ class _Voting(EmbeddingClassifier):
 
 
 class PluralityVoting(_Voting):
-    """One vote per neighbour; k is at most the number of shots (Nakata et al., 2022)."""
+    """One vote per neighbor; k is at most the number of shots (Nakata et al., 2022)."""
 
     def __init__(self, k: int = 32) -> None:
         self.k = k
 
-    def _neighbours(self, labels: np.ndarray) -> int:
+    def _neighbors(self, labels: np.ndarray) -> int:
         return min(self.k, int(np.bincount(labels).max()))
 
     def _weights(self, similarity: np.ndarray) -> np.ndarray:

@@ -30,7 +30,7 @@ class Piece:
     """Some rows of a batch, from a worker.
 
     Attributes:
-        images: uint8 (n, size, size, 3), not normalised, or float32 that is ready.
+        images: uint8 (n, size, size, 3), not normalized, or float32 that is ready.
         texts: one for each row.
         labels: int64 (n,), unique across sources.
         sources: int64 (n,), the number of each row's source.

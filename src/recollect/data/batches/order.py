@@ -16,7 +16,7 @@ _ROUNDS = 16  # with 8, some orders of five things came three times too often
 
 
 def mix(*parts: int | np.ndarray) -> np.ndarray:
-    """Hash integers to 64 bits, element by element (splitmix64's finaliser over each part); arrays broadcast."""
+    """Hash integers to 64 bits, element by element (splitmix64's finalizer over each part); arrays broadcast."""
     state: Any = GOLDEN
     with np.errstate(over="ignore"):
         for part in parts:
@@ -104,7 +104,7 @@ class BlockOrder:
     """Endless passes through items in blocks, a few blocks at a time; every pass is a permutation.
 
     The blocks of a pass are shuffled; then the items of each stretch of ``together`` blocks are shuffled, as by a
-    shuffle buffer of that size, but with access to any position. Neighbouring stretches share no block, also across the
+    shuffle buffer of that size, but with access to any position. Neighboring stretches share no block, also across the
     end of a pass.
 
     Args:

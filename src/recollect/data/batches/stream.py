@@ -23,7 +23,7 @@ from recollect.data.sources.reader import BROKEN_SHARE, BrokenCounter
 from recollect.data.transforms import ImageTransform
 
 CONTEXT_VIEW = 2
-"""The view of a step's samples as the context of the step before. Samples of neighbouring steps differ, except at the
+"""The view of a step's samples as the context of the step before. Samples of neighboring steps differ, except at the
 start of a pass, so that a row cannot find itself."""
 
 _REPLACEMENTS = 32  # in a row; with one image in a hundred broken, that many never are
@@ -114,9 +114,9 @@ class BatchStream:
         Args:
             workers: processes that read and crop; 0 does it between steps, in this process.
             view: as in `batch`; ``iterate(start + 1, stop + 1, view=CONTEXT_VIEW)`` gives the contexts.
-            device: where images are normalised; they are moved there as bytes.
+            device: where images are normalized; they are moved there as bytes.
             pin: make them in page-locked memory.
-            raw: leave pictures as bytes, a quarter of the memory, for `normalised` to convert part by part.
+            raw: leave pictures as bytes, a quarter of the memory, for `normalized` to convert part by part.
             tokenize: makes the ``tokens`` of the batch, in the worker.
 
         Raises:
@@ -155,7 +155,7 @@ class BatchStream:
         for number in np.unique(sources).tolist():
             places = np.flatnonzero(sources == number)
             draw = _Draw(self, number, step, view)
-            block = draw.vectorised(indices[places], slots[places]) or draw.one_by_one(indices[places], slots[places])
+            block = draw.vectorized(indices[places], slots[places]) or draw.one_by_one(indices[places], slots[places])
             texts[places], ids[places] = block.texts, block.ids
             if self.mixture.sources[number].kind == "label":
                 labels[places] = self.mixture.class_numbers(number, block.labels)
@@ -167,7 +167,7 @@ class BatchStream:
         return Piece(self._assemble(blocks), texts.tolist(), labels, sources, ids.tolist(), broken, tokens)
 
     def join(self, pieces: Sequence[Piece], device: torch.device | None = None, raw: bool = False) -> Batch:
-        """Join pieces, normalise them on ``device`` unless ``raw``, and count broken images.
+        """Join pieces, normalize them on ``device`` unless ``raw``, and count broken images.
 
         Raises:
             UserError: too many images are broken.
@@ -179,7 +179,7 @@ class BatchStream:
                 self.counters.add(source, tried, messages)
         images = [piece.images.to(device, non_blocking=True) for piece in pieces]
         if not raw or any(each.dtype != torch.uint8 for each in images):
-            images = [self.normalised(each) for each in images]
+            images = [self.normalized(each) for each in images]
         rows = [piece.tokens for piece in pieces if piece.tokens is not None]
         tokens = {name: torch.cat([each[name] for each in rows]) for name in rows[0]} if rows else None
         names = [source.name for source in self.mixture.sources]
@@ -208,18 +208,18 @@ class BatchStream:
     def _key_of_pass(self, name: str, turn: int) -> int:
         return derive_seed(self.seed, "pass", name, turn)
 
-    def normalised(self, images: Tensor) -> Tensor:
-        """Rows of a batch as the towers read them: bytes are normalised, floats returned as they are."""
+    def normalized(self, images: Tensor) -> Tensor:
+        """Rows of a batch as the towers read them: bytes are normalized, floats returned as they are."""
         if images.dtype != torch.uint8:
             return images
         assert self.transform is not None  # only a transform makes bytes
-        return self.transform.normalise(images)
+        return self.transform.normalize(images)
 
     def _assemble(self, blocks: list[tuple[np.ndarray, Tensor]]) -> Tensor:
         if len(blocks) == 1:
             return blocks[0][1]
         if any(images.dtype != torch.uint8 for _, images in blocks):
-            blocks = [(places, self.normalised(images)) for places, images in blocks]
+            blocks = [(places, self.normalized(images)) for places, images in blocks]
         shapes = {tuple(images.shape[1:]) for _, images in blocks}
         differ = f"sources give images of different shapes: {', '.join(map(str, sorted(shapes)))}"
         refuse((len(shapes) > 1, differ))
@@ -249,7 +249,7 @@ class _Draw:
     step: int
     view: int
 
-    def vectorised(self, indices: np.ndarray, slots: np.ndarray) -> _Block | None:
+    def vectorized(self, indices: np.ndarray, slots: np.ndarray) -> _Block | None:
         """A whole block, if the source makes batches; else None."""
         source = self.stream.mixture.sources[self.number]
         if not source.makes_batches:

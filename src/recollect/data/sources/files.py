@@ -188,9 +188,9 @@ def _pictures_by_folder(groups: Mapping[str, list[str]]) -> dict[str, datasets.D
     every = [path for some in paths.values() for path in some]
     _refuse_chained(every)
     names = sorted({os.path.basename(os.path.dirname(path)) for path in every})
-    labelled = len(names) > 1 and len({path.count(os.sep) for path in every}) == 1
+    labeled = len(names) > 1 and len({path.count(os.sep) for path in every}) == 1
     number = {name: place for place, name in enumerate(names)}
-    label = {"label": datasets.ClassLabel(names=names)} if labelled else {}
+    label = {"label": datasets.ClassLabel(names=names)} if labeled else {}
     features = datasets.Features({"image": datasets.Image(), **label})
     tables = {}
     for split, some in paths.items():
@@ -198,7 +198,7 @@ def _pictures_by_folder(groups: Mapping[str, list[str]]) -> dict[str, datasets.D
             [pa.nulls(len(some), pa.binary()), pa.array(some, pa.string())], ["bytes", "path"]
         )
         columns = {"image": files}
-        if labelled:
+        if labeled:
             columns["label"] = pa.array([number[os.path.basename(os.path.dirname(path))] for path in some], pa.int64())
         table = InMemoryTable(pa.table(columns, schema=features.arrow_schema))
         digest = hashlib.blake2b("\n".join(some).encode(), digest_size=8).hexdigest()

@@ -223,7 +223,7 @@ def as_picture(image: ImageLike) -> Image.Image:
 
 
 def as_rgb(picture: Image.Image) -> Image.Image:
-    """A picture as RGB, rotated by its EXIF tag, 16-bit and 32-bit grey scaled to 8 bits, transparent parts white.
+    """A picture as RGB, rotated by its EXIF tag, 16-bit and 32-bit gray scaled to 8 bits, transparent parts white.
     Idempotent."""
     tags: Mapping[int, Any] = dict(picture.tag_v2) if isinstance(picture, TiffImageFile) else {}
     if picture.getexif().get(_ORIENTATION, 1) != 1:
@@ -231,7 +231,7 @@ def as_rgb(picture: Image.Image) -> Image.Image:
     if picture.mode.startswith("I;16") or picture.mode in {"I", "F"}:  # Pillow would clip them to white
         return Image.fromarray(_eight_bits(np.asarray(picture), tags)).convert("RGB")
     if picture.mode in {"RGBA", "LA", "PA", "La", "RGBa"} or "transparency" in picture.info:
-        # Composited on white: the colour of transparent pixels is arbitrary.
+        # Composited on white: the color of transparent pixels is arbitrary.
         picture = picture.convert("RGBA")
         page = Image.new("RGBA", picture.size, (255, 255, 255, 255))
         return Image.alpha_composite(page, picture).convert("RGB")
@@ -242,7 +242,7 @@ def as_rgb(picture: Image.Image) -> Image.Image:
 
 
 def _eight_bits(values: np.ndarray, tags: Mapping[int, Any]) -> np.ndarray:
-    """Scale a grey picture of more than eight bits to bytes.
+    """Scale a gray picture of more than eight bits to bytes.
 
     Up to 16 bits, the largest value of the format is white: 65,535, signed 32,767, 12 bits 4,095. 32-bit values rarely
     use their whole range; the smallest of these ranges that contains them is used: 0 to 1 (floats), 8 bits, 16 bits,
@@ -257,7 +257,7 @@ def _eight_bits(values: np.ndarray, tags: Mapping[int, Any]) -> np.ndarray:
     if values.dtype.kind == "f":
         numbers = np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0)
         shades = _in_least(numbers, [1.0, *_RANGES, 2.0**32 - 1], _OVERSHOOT)
-    elif bits <= 16:  # the upper eight bits, as Pillow takes of colours
+    elif bits <= 16:  # the upper eight bits, as Pillow takes of colors
         shades = (values.clip(0) >> (bits - (8 if values.dtype.kind == "u" else 9))).astype(np.uint8)
     elif signed:
         shades = _in_least(values, [*_RANGES, 2.0**31 - 1])

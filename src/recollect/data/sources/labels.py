@@ -37,12 +37,12 @@ def find_labels(opened: OpenedTables, columns: Columns) -> Labels:
     name is empty has no label, nor has a row with a list of labels, which the sample's ``extra["labels"]`` holds.
     """
     if columns.label is None and columns.class_name is None:
-        return Labels((), {split: _unlabelled(len(rows)) for split, rows in opened.splits.items()})
+        return Labels((), {split: _unlabeled(len(rows)) for split, rows in opened.splits.items()})
     raw = {split: rows.data.column(columns.label or columns.class_name) for split, rows in opened.splits.items()}
     types = {column.type for column in raw.values()}
     if all(is_list(type) for type in types):
         names = _own_names(opened, columns.label)
-        return Labels(names, {split: _unlabelled(len(column)) for split, column in raw.items()})
+        return Labels(names, {split: _unlabeled(len(column)) for split, column in raw.items()})
     if all(is_text(type) for type in types):
         words = _from_words(raw)
         named = columns.class_name and columns.class_name != columns.label
@@ -77,7 +77,7 @@ def _own_names(opened: OpenedTables, label: str | None) -> tuple[str, ...]:
     return ()
 
 
-def _unlabelled(count: int) -> np.ndarray:
+def _unlabeled(count: int) -> np.ndarray:
     return np.full(count, NO_LABEL, dtype=np.int64)
 
 
@@ -120,6 +120,6 @@ def _with_names(opened: OpenedTables, columns: Columns, ids: Mapping[str, np.nda
 
 def _renumber(ids: np.ndarray, known: np.ndarray) -> np.ndarray:
     if len(known) == 0:
-        return _unlabelled(len(ids))
+        return _unlabeled(len(ids))
     places = np.minimum(np.searchsorted(known, ids), len(known) - 1)
     return np.where(known[places] == ids, places, NO_LABEL)

@@ -118,9 +118,9 @@ def with_text(table: datasets.Dataset, columns: Columns, kind: Kind, labels: np.
         UserError: classes are wanted and there is no column of them.
     """
     if kind == "label":
-        unlabelled = columns.label is None and columns.class_name is None
+        unlabeled = columns.label is None and columns.class_name is None
         shown = ", ".join(map(repr, table.column_names))
-        refuse((unlabelled, f"{where}: no column 'label'; it has {shown}. Name it with --label-column NAME."))
+        refuse((unlabeled, f"{where}: no column 'label'; it has {shown}. Name it with --label-column NAME."))
         found = (labels != NO_LABEL) | holds_lists(table, columns.label)
     elif columns.caption in table.column_names:
         found = _has_text(table.data.column(columns.caption))

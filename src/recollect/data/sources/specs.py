@@ -107,8 +107,8 @@ def _table_source(
     where, table = opened.where, _joined(opened)
     labels = find_labels(opened, columns)
     ids = np.concatenate([labels.ids[split] for split in opened.splits])
-    labelled = ids.max(initial=NO_LABEL) > NO_LABEL or holds_lists(table, columns.label)
-    kind = kind or ("label" if labelled and not columns.caption else "caption")
+    labeled = ids.max(initial=NO_LABEL) > NO_LABEL or holds_lists(table, columns.label)
+    kind = kind or ("label" if labeled and not columns.caption else "caption")
     mask = filter_mask(table, address, where)
     if not keep_textless:
         mask &= with_text(table, columns, kind, ids, where)

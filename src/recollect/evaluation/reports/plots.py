@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from recollect.core.files import atomic_path
 from recollect.evaluation.tables import mean_over_tasks
 
-# Colours that stay apart for colour-blind readers (Okabe and Ito, 2008), in the order they are used.
-LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C8C")
+# Colors that stay apart for color-blind readers (Okabe and Ito, 2008), in the order they are used.
+LINE_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C8C")
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 1)))
@@ -62,17 +62,17 @@ def save_figure(figure: Figure, path: str | Path) -> None:
         figure.savefig(temporary, format=Path(path).suffix.lstrip(".") or "png")
 
 
-def colours_of(names: Sequence[str]) -> dict[str, str]:
-    """A colour for each name, in the order of `LINE_COLOURS`; the last one for all that follow."""
-    return dict(itertools.zip_longest(names, LINE_COLOURS[: len(names)], fillvalue=LINE_COLOURS[-1]))
+def colors_of(names: Sequence[str]) -> dict[str, str]:
+    """A color for each name, in the order of `LINE_COLORS`; the last one for all that follow."""
+    return dict(itertools.zip_longest(names, LINE_COLORS[: len(names)], fillvalue=LINE_COLORS[-1]))
 
 
-def _curve(axis: Axes, frame: pd.DataFrame, label: str, colour: str, place: int, count: int) -> None:
+def _curve(axis: Axes, frame: pd.DataFrame, label: str, color: str, place: int, count: int) -> None:
     """One of ``count`` curves, with a small horizontal offset to keep equal curves visible."""
     curve = mean_over_tasks(frame, ["shots"]).groupby("shots").agg(["mean", "std"]).sort_index()
     aside = 2 ** (0.1 * (place - (count - 1) / 2))
     axis.errorbar(
-        curve.index * aside, curve["mean"], yerr=curve["std"], label=label, color=colour,
+        curve.index * aside, curve["mean"], yerr=curve["std"], label=label, color=color,
         marker=MARKERS[place % len(MARKERS)], linestyle=DASHES[place % len(DASHES)], markersize=3.5, capsize=2,
         linewidth=1.3,
     )  # fmt: skip
@@ -87,21 +87,21 @@ def few_shot_curves(
     """Accuracy over shots, one panel for each method, error bars over training seeds (LIxP, Fig. 1).
 
     Args:
-        zero_shot: mean zero-shot accuracy of each model, drawn as a dotted line in its colour.
+        zero_shot: mean zero-shot accuracy of each model, drawn as a dotted line in its color.
     """
-    shown = colours_of(models)
+    shown = colors_of(models)
     rows = -(-len(methods) // PANELS_IN_A_ROW)
     columns = -(-len(methods) // rows)  # six panels are two rows of three
     figure, axes = new_figure(columns, rows, width=3.1, height=2.8)
     for axis in axes.flat[len(methods) :]:
         axis.set_visible(False)
     for axis, method in zip(axes.flat, methods, strict=False):
-        for place, (model, colour) in enumerate(shown.items()):
+        for place, (model, color) in enumerate(shown.items()):
             own = frame[(frame["model"] == model) & (frame["method"] == method)]
-            _curve(axis, own, model, colour, place, len(shown))
+            _curve(axis, own, model, color, place, len(shown))
             if zero_shot and model in zero_shot:
                 gaps = (2, 2 * len(shown) - 2)  # lines at one height fill each other's gaps
-                axis.axhline(zero_shot[model], color=colour, linestyle=(2 * place, gaps), linewidth=1.2)
+                axis.axhline(zero_shot[model], color=color, linestyle=(2 * place, gaps), linewidth=1.2)
         shots = sorted(frame["shots"].dropna().unique())
         axis.set_xscale("log", base=2)
         axis.set_xticks(shots, [f"{int(shot)}" for shot in shots])
@@ -124,7 +124,7 @@ def gain_per_data_set(frame: pd.DataFrame, model: str, baseline: str, method: st
     figure, axes = new_figure(width=max(4.0, 1.5 + 0.32 * len(gains)), height=3.4)
     axis = axes[0, 0]
     axis.bar(
-        range(len(gains)), gains.to_numpy(), color=[LINE_COLOURS[0] if gain >= 0 else LINE_COLOURS[1] for gain in gains]
+        range(len(gains)), gains.to_numpy(), color=[LINE_COLORS[0] if gain >= 0 else LINE_COLORS[1] for gain in gains]
     )
     axis.axhline(0, color="0.3", linewidth=0.8)
     axis.set_xticks(range(len(gains)), list(gains.index), rotation=60, ha="right", fontsize=7)

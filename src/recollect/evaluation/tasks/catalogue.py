@@ -1,4 +1,4 @@
-"""Public benchmark data sets: the suites of the papers, labelled and captioned, and how to open each data set."""
+"""Public benchmark data sets: the suites of the papers, labeled and captioned, and how to open each data set."""
 
 import json
 import re

@@ -70,7 +70,7 @@ def classification_task(
     templates: tuple[str, ...] = GENERAL_TEMPLATES,
     columns: Columns | None = None,
 ) -> ClassificationTask:
-    """Open a labelled source as a task.
+    """Open a labeled source as a task.
 
     Both parts have the same classes, those that occur in either, in the source's order.
 

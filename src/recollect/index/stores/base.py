@@ -138,7 +138,7 @@ class Store(ABC):
 def mean_of_captions(
     vectors: Float32[np.ndarray, "captions width"], counts: Int64[np.ndarray, " rows"]
 ) -> Float32[np.ndarray, "rows width"]:
-    """One unit-norm vector per row: its only caption as it is, the normalised mean of several, zeros for none.
+    """One unit-norm vector per row: its only caption as it is, the normalized mean of several, zeros for none.
 
     Args:
         vectors: captions of the rows, one row after the other.

@@ -13,7 +13,7 @@ from jaxtyping import Float32, Int64
 from recollect.core.checksums import damaged_files, note_checksums
 from recollect.core.errors import UserError
 from recollect.core.files import atomic_folder, write_json
-from recollect.core.nearest import ExactNeighbours
+from recollect.core.nearest import ExactNeighbors
 from recollect.core.ordering import in_order
 from recollect.core.seeding import numpy_generator
 from recollect.core.validation import check_number
@@ -68,7 +68,7 @@ class InvertedFile:
         self._places = self._keys = np.empty(0, dtype=np.int64)
         self._known = _all_keys(self.index)
 
-    def search(self, matrix: Matrix, queries: np.ndarray, k: int, probes: int | None = None) -> ExactNeighbours | None:
+    def search(self, matrix: Matrix, queries: np.ndarray, k: int, probes: int | None = None) -> ExactNeighbors | None:
         """The k nearest vectors of a version, by place as in `Matrix.nearest`; None where it finds too few."""
         self._follow(matrix)
         parameters = import_faiss().SearchParametersIVF(nprobe=probes or self.about.probes)
@@ -82,7 +82,7 @@ class InvertedFile:
         scores = np.einsum("qw,qkw->qk", queries, vectors).astype(np.float32)
         scores[rows < 0] = -np.inf
         best = np.lexsort((rows, -scores))[:, :k]
-        return ExactNeighbours(np.take_along_axis(rows, best, 1), np.take_along_axis(scores, best, 1))
+        return ExactNeighbors(np.take_along_axis(rows, best, 1), np.take_along_axis(scores, best, 1))
 
     def _follow(self, matrix: Matrix) -> None:
         """Add what is new in a version, and note what is gone."""
@@ -215,7 +215,7 @@ def _measured(store: Any, ann: InvertedFile, places: np.ndarray, target: float) 
 
 
 def recall_of(
-    found: ExactNeighbours, exact: ExactNeighbours, selves: Int64[np.ndarray, " queries"]
+    found: ExactNeighbors, exact: ExactNeighbors, selves: Int64[np.ndarray, " queries"]
 ) -> Float32[np.ndarray, " queries"]:
     """Share of the ten nearest that were found, without the query itself; of equal scores any counts."""
     out = []

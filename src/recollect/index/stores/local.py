@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from recollect.core.nearest import ExactNeighbours
+from recollect.core.nearest import ExactNeighbors
 from recollect.index.arrow import integer_array, integer_values
 from recollect.index.filters import Filter
 from recollect.index.rows import FACTS, By
@@ -110,7 +110,7 @@ class LocalStore(Store):
 
     def _search(
         self, matrix: Matrix, queries: np.ndarray, k: int, by: By, where: Filter | None, spoken: bool, exact: bool
-    ) -> ExactNeighbours:
+    ) -> ExactNeighbors:
         among = matrix.searchable(by, where, spoken)
         few = k <= _MOST_APPROXIMATE and len(queries) <= _FEW_QUERIES
         approximate = not exact and where is None and few

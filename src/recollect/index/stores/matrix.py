@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Float32, Int64
 
 from recollect.core.checksums import CHECKSUMS, damaged_files, note_checksums
 from recollect.core.files import atomic_folder
-from recollect.core.nearest import ExactNeighbours, best_of_all, exact_neighbours
+from recollect.core.nearest import ExactNeighbors, best_of_all, exact_neighbors
 from recollect.index.arrow import caption_matrix, integer_array, integer_values, string_array, vector_matrix
 from recollect.index.filters import PHYSICAL, Filter, FilterColumns, asked_value
 from recollect.index.rows import FACTS, By, Record
@@ -183,14 +183,14 @@ class Matrix:
 
     def nearest(
         self, queries: Float32[np.ndarray, "queries width"], k: int, by: By, among: Int64[np.ndarray, " some"] | None
-    ) -> ExactNeighbours:
+    ) -> ExactNeighbors:
         """The k nearest images or captions by exact products, fewer where there are fewer.
 
         Args:
             among: those to compare with, rising; all by default.
         """
         empty = np.empty((len(queries), 0))
-        found, start = [ExactNeighbours(empty.astype(np.int64), empty.astype(np.float32))], 0
+        found, start = [ExactNeighbors(empty.astype(np.int64), empty.astype(np.float32))], 0
         for part in self.parts:
             stored, inside = part.stored[by], None
             if among is not None:
@@ -199,12 +199,12 @@ class Matrix:
             size = len(stored) if inside is None else len(inside)
             if size:
                 norms = part.norms[by] if stored.dtype != np.float32 else None
-                hits = exact_neighbours(queries, stored, min(k, size), inside, norms=norms)
-                found.append(ExactNeighbours(hits.rows + start, hits.scores))
+                hits = exact_neighbors(queries, stored, min(k, size), inside, norms=norms)
+                found.append(ExactNeighbors(hits.rows + start, hits.scores))
             start += len(stored)
         return best_of_all(found[1:] or found, k)
 
-    def hits(self, found: ExactNeighbours, by: By) -> Nearest:
+    def hits(self, found: ExactNeighbors, by: By) -> Nearest:
         """What `nearest` or an approximate index found, with the slots of captions."""
         rows = found.rows if by == "image" else self.owners[found.rows]
         entries = np.zeros_like(rows) if by == "image" else found.rows - self.first[rows]
@@ -385,6 +385,6 @@ def _mapped(file: Path, record: Record) -> np.ndarray:
 
 
 def _norms(vectors: np.ndarray) -> Float32[np.ndarray, " vectors"]:
-    if vectors.dtype == np.float32:  # stored as they were normalised
+    if vectors.dtype == np.float32:  # stored as they were normalized
         return np.asarray(vectors.any(axis=1), dtype=np.float32)
     return np.asarray(np.linalg.norm(vectors.astype(np.float64), axis=1), dtype=np.float32)

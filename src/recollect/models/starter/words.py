@@ -175,9 +175,9 @@ def _linear(inputs: np.ndarray, weights: Weights, name: str) -> np.ndarray:
 
 
 def _layer_norm(states: np.ndarray, weights: Weights, name: str) -> np.ndarray:
-    centred = states - states.mean(axis=-1, keepdims=True)
-    deviation = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + np.float32(_EPSILON))
-    return centred / deviation * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+    centered = states - states.mean(axis=-1, keepdims=True)
+    deviation = np.sqrt((centered**2).mean(axis=-1, keepdims=True) + np.float32(_EPSILON))
+    return centered / deviation * weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
 
 _erf = np.frompyfunc(math.erf, 1, 1)  # SciPy's takes longer to import than a query to embed

@@ -35,7 +35,7 @@ function begin(waiting) { // starts a question; returns whether it is still the 
   return () => mine === turn;
 }
 
-const viewer = new Viewer(guarded((tile, weight) => search.like(tile, weight)), beside, guarded(stepped), { labels: () => classes.list, mark: guarded(labelled) });
+const viewer = new Viewer(guarded((tile, weight) => search.like(tile, weight)), beside, guarded(stepped), { labels: () => classes.list, mark: guarded(labeled) });
 const look = guarded(async (tile) => {
   if (!tile) return;
   const opened = viewer.dialog.open, shown = viewer.open(tile);
@@ -179,7 +179,7 @@ const selection = new Selection({ classes, changed: async () => { await changed(
 selection.attach(grid);
 
 // a mark given in the viewer: the list behind it changes when the viewer closes
-async function labelled(tile, mark, key) {
+async function labeled(tile, mark, key) {
   if (key === null) { notice(t("labels.choose")); return; }
   await api.mark(key, [tile.id], mark);
   const { name } = classes.list.find((each) => each.class === key);
@@ -194,7 +194,7 @@ const favorite = guarded(async (tile) => {
   let found = classes.list.find(({ name }) => name === FAVORITES);
   if (!found) { await api.create(FAVORITES, ""); await classes.load(); found = classes.list.find(({ name }) => name === FAVORITES); }
   const { labels } = await api.item(tile.id), on = labels.includes(FAVORITES);
-  if (viewer.dialog.open) { await labelled(tile, on ? 0 : 1, found.class); return; }
+  if (viewer.dialog.open) { await labeled(tile, on ? 0 : 1, found.class); return; }
   await api.mark(found.class, [tile.id], on ? 0 : 1);
   await classes.load();
   notice(t(on ? "favorite.off" : "favorite.on", { name: named(tile) }));
@@ -403,8 +403,8 @@ function viewed(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || target.matches("input")) return;
   if (key === "ArrowLeft" || key === "ArrowRight") stepped(key === "ArrowLeft" ? -1 : 1);
   else if ((key === " " || key === "Enter") && target.matches("button, a")) return;
-  else if (key === " " || key === "x") guarded(labelled)(viewer.tile, key === "x" ? -1 : 1, classes.active);
-  else if (/^[1-9]$/.test(key) && classes.list[key - 1]) guarded(labelled)(viewer.tile, 1, classes.list[key - 1].class);
+  else if (key === " " || key === "x") guarded(labeled)(viewer.tile, key === "x" ? -1 : 1, classes.active);
+  else if (/^[1-9]$/.test(key) && classes.list[key - 1]) guarded(labeled)(viewer.tile, 1, classes.list[key - 1].class);
   else if (key === "f") favorite(viewer.tile);
   else if (key === "u") classes.undo();
   else if (!viewer.key(key)) return;
@@ -415,7 +415,7 @@ function viewed(event) {
 const clickedByKey = guarded((mark, key) => clicked(grid.current, mark, key));
 
 // another tab may have marked pictures, and another process may have changed the index
-async function synchronise() {
+async function synchronize() {
   if (document.hidden) return;
   const active = classes.active, marked = await classes.load();
   if (!state.list) return;
@@ -449,7 +449,7 @@ get("open-settings").addEventListener("click", openSettings);
 get("open-help").addEventListener("click", help);
 
 async function watch() {
-  await guarded(synchronise)();
+  await guarded(synchronize)();
   setTimeout(watch, get("filling").hidden ? 4000 : 1000);
 }
 
@@ -472,7 +472,7 @@ guarded(async () => {
   followed = address.base(location.search);
   get("grid").focus();
   setTimeout(watch, info.filling ? 1000 : 4000);
-  document.addEventListener("visibilitychange", guarded(synchronise));
+  document.addEventListener("visibilitychange", guarded(synchronize));
   const { filters, cannot_adapt: reason } = await api.filters();
   get("where").title = t("search.filter.title", { names: filters.join(", ") });
   search.canAdapt(reason);

@@ -259,6 +259,6 @@ export class MapTools {
     for (let start = 0; start < ids.length; start += AT_ONCE) await api.marks(key, { ids: ids.slice(start, start + AT_ONCE) }, 1);
     await this.classes.load();
     if (this.by.value === "label") await this.paint();
-    notice(t("map.labelled", { n: ids.length, name }));
+    notice(t("map.labeled", { n: ids.length, name }));
   }
 }

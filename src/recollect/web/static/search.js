@@ -117,7 +117,7 @@ export class SearchBox {
   }
 }
 
-// What an episode learnt from: each picture with its caption, and its rank before and after.
+// What an episode learned from: each picture with its caption, and its rank before and after.
 export class Episode {
   constructor(look) {
     this.look = look;
@@ -128,12 +128,12 @@ export class Episode {
   show({ episode }) {
     this.open = Boolean(episode);
     if (!episode) return;
-    const moved = episode.learnt.filter(({ before, after }) => before !== after).length;
+    const moved = episode.learned.filter(({ before, after }) => before !== after).length;
     this.note.textContent = [
-      episode.changed ? t("episode", { n: episode.learnt.length, moved }) : t("episode.failed"),
+      episode.changed ? t("episode", { n: episode.learned.length, moved }) : t("episode.failed"),
       ...episode.notes,
     ].join(" ");
-    this.pairs.replaceChildren(...episode.learnt.map((pair) => {
+    this.pairs.replaceChildren(...episode.learned.map((pair) => {
       const figure = element("figure"), image = element("img");
       image.loading = "lazy"; image.src = thumb(pair.id); image.alt = pair.id;
       opens(image, () => this.look({ id: pair.id, caption: pair.caption }));

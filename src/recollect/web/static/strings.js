@@ -174,7 +174,7 @@ const STRINGS = {
   "map.label": ["Label these …", "Diese labeln …"],
   "map.label.ask": ["Mark {n} {n:picture|pictures} with a label. You can undo this.", "{n} {n:Bild|Bilder} mit einem Label markieren. Das lässt sich rückgängig machen."],
   "map.label.do": ["Mark ✓", "✓ markieren"],
-  "map.labelled": ["{n} {n:picture|pictures} marked ✓ for {name}.", "{n} {n:Bild|Bilder} mit ✓ für {name} markiert."],
+  "map.labeled": ["{n} {n:picture|pictures} marked ✓ for {name}.", "{n} {n:Bild|Bilder} mit ✓ für {name} markiert."],
   "duplicates.looking": ["Looking for duplicates …", "Duplikate werden gesucht …"],
   "duplicates.none": ["No duplicates found.", "Keine Duplikate gefunden."],
 

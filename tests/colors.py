@@ -1,4 +1,4 @@
-"""Pictures of one colour, and an encoder that sees nothing else: words of colours lie where their pictures do."""
+"""Pictures of one color, and an encoder that sees nothing else: words of colors lie where their pictures do."""
 
 import numpy as np
 import torch
@@ -6,14 +6,14 @@ from PIL import Image
 
 from recollect.core.types import Encoder
 
-COLOURS = {"red": (200, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 200)}
+COLORS = {"red": (200, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 200)}
 
 
-class ColourEncoder(Encoder):
-    """Embeds a picture by its mean colour, around grey."""
+class ColorEncoder(Encoder):
+    """Embeds a picture by its mean color, around gray."""
 
     width = 3
-    fingerprint = "colour"
+    fingerprint = "color"
     scale = 10.0
 
     def embed_images(self, images):
@@ -21,17 +21,17 @@ class ColourEncoder(Encoder):
         return torch.nn.functional.normalize(torch.from_numpy(means), dim=1)
 
     def embed_texts(self, texts, prefix=None):
-        rows = [next((rgb for name, rgb in COLOURS.items() if name in text), (130, 120, 110)) for text in texts]
+        rows = [next((rgb for name, rgb in COLORS.items() if name in text), (130, 120, 110)) for text in texts]
         return torch.nn.functional.normalize(torch.tensor(rows, dtype=torch.float32) - 90, dim=1)
 
 
-def shade(colour, seed, spread=30, size=(32, 24)):
+def shade(color, seed, spread=30, size=(32, 24)):
     generator = np.random.default_rng(seed)
-    base = np.clip(np.array(colour) + generator.integers(-spread, spread + 1, size=3), 0, 255)
+    base = np.clip(np.array(color) + generator.integers(-spread, spread + 1, size=3), 0, 255)
     noise = generator.integers(-15, 16, size=(size[1], size[0], 3))
     return Image.fromarray(np.clip(base + noise, 0, 255).astype(np.uint8))
 
 
-def paint(path, colour, seed, spread=30):
+def paint(path, color, seed, spread=30):
     path.parent.mkdir(parents=True, exist_ok=True)
-    shade(colour, seed, spread).save(path)
+    shade(color, seed, spread).save(path)

@@ -1,15 +1,15 @@
-"""Normalised scores: the index form is the formula, and hubs fall."""
+"""Normalized scores: the index form is the formula, and hubs fall."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recollect.efsa.normalisation import (
-    Normalisation,
+from recollect.efsa.normalization import (
     NormalisedIndex,
-    choose_normalisation,
-    normalised,
+    Normalization,
+    choose_normalization,
+    normalized,
     reference_means,
 )
 from recollect.index import Index, Rows
@@ -24,7 +24,7 @@ def ranking(vectors, means, alpha, queries):
     index = Index.create(width=vectors.shape[1], model="m")
     ids = [str(row) for row in range(len(vectors))]
     index.insert(Rows(vectors, ids=ids))
-    return NormalisedIndex(index, ids, vectors, means, Normalisation(alpha, 1)).lookup(queries, len(vectors))
+    return NormalisedIndex(index, ids, vectors, means, Normalization(alpha, 1)).lookup(queries, len(vectors))
 
 
 @given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 9), st.integers(1, 12), st.floats(0, 2))
@@ -51,7 +51,7 @@ def test_alpha_0_changes_nothing_and_equal_means_keep_the_ranks():
 
 
 def test_a_hub_falls():
-    """An image near to every reference is found first by each of these queries, and by none once it is normalised."""
+    """An image near to every reference is found first by each of these queries, and by none once it is normalized."""
     generator = np.random.default_rng(1)
     common = np.eye(8, dtype=np.float32)[0]
     references = unit(generator, 60, 8) + 1.2 * common
@@ -84,7 +84,7 @@ def test_the_choice_is_that_of_leaving_each_caption_out(seed):
                 scores = images.astype(np.float64) @ texts[text] - alpha * means
                 values.append(1 / (1 + (scores > scores[owners[text]] + 1e-9).sum()))
             slow[alpha, k] = np.mean(values)
-    found = choose_normalisation(images, texts, owners, alphas=(0.0, 0.5, 1.0), nearest=(1, 3, 8))
+    found = choose_normalization(images, texts, owners, alphas=(0.0, 0.5, 1.0), nearest=(1, 3, 8))
     assert found.reciprocal_rank == pytest.approx(max(slow.values()))
     assert slow[found.alpha, found.k] == pytest.approx(found.reciprocal_rank)
     assert found.plain == pytest.approx(slow[0.0, 1])
@@ -96,15 +96,15 @@ def encoder(make_encoder):
     return make_encoder("clip")
 
 
-def test_an_index_is_searched_by_normalised_scores(encoder, make_index):
+def test_an_index_is_searched_by_normalized_scores(encoder, make_index):
     index = make_index(encoder)
 
     def ids(index, **more):
         return [hit.id for hit in index.search("queen", 24, **more)]
 
-    assert ids(normalised(index, Normalisation(0.0, 8))) == ids(index)
-    chosen = normalised(index)
+    assert ids(normalized(index, Normalization(0.0, 8))) == ids(index)
+    chosen = normalized(index)
     assert chosen.settings.reciprocal_rank >= chosen.settings.plain
-    half = normalised(index, Normalisation(0.5, 8))
+    half = normalized(index, Normalization(0.5, 8))
     odd = [id for id in ids(half) if int(id) % 2]
     assert ids(half, where="domain = 'odd'") == odd  # with the means of the whole index

@@ -5,12 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recollect.training.optimiser import Optimiser, build_optimiser, learning_rate, parameters, set_learning_rate
+from recollect.training.optimizer import Optimizer, build_optimizer, learning_rate, parameters, set_learning_rate
 
 
 def test_only_matrices_of_towers_and_heads_decay(small):
-    optimiser = build_optimiser(small.Model(), small.Objective(), Optimiser(weight_decay=0.3))
-    decay = {name: group["weight_decay"] for group in optimiser.param_groups for name in group["param_names"]}
+    optimizer = build_optimizer(small.Model(), small.Objective(), Optimizer(weight_decay=0.3))
+    decay = {name: group["weight_decay"] for group in optimizer.param_groups for name in group["param_names"]}
     assert {name for name, value in decay.items() if value == 0.3} == {
         "model.image.0.weight",
         "model.image.3.weight",
@@ -30,9 +30,9 @@ def test_only_matrices_of_towers_and_heads_decay(small):
 
 
 def test_temperatures_learn_at_their_own_rate(small):
-    optimiser = build_optimiser(small.Model(), small.Objective(), Optimiser(temperature_factor=20.0))
-    set_learning_rate(optimiser, 0.01)
-    rates = {name: group["lr"] for group in optimiser.param_groups for name in group["param_names"]}
+    optimizer = build_optimizer(small.Model(), small.Objective(), Optimizer(temperature_factor=20.0))
+    set_learning_rate(optimizer, 0.01)
+    rates = {name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]}
     assert rates.pop("objective.log_scale") == rates.pop("objective.bias") == pytest.approx(0.2)
     assert set(rates.values()) == {0.01}
 
@@ -40,23 +40,23 @@ def test_temperatures_learn_at_their_own_rate(small):
 def test_a_frozen_parameter_is_not_touched(small):
     model = small.Model()
     model.image.requires_grad_(False)
-    assert not any("image" in name for name in parameters(build_optimiser(model, small.Objective(), Optimiser())))
+    assert not any("image" in name for name in parameters(build_optimizer(model, small.Objective(), Optimizer())))
 
 
 def test_one_update_is_adamw_as_written(small):
     """Loshchilov and Hutter, 2019, in float64: decay first, then the step of Adam with bias correction."""
-    options = Optimiser(weight_decay=0.1, beta1=0.8, beta2=0.9)
+    options = Optimizer(weight_decay=0.1, beta1=0.8, beta2=0.9)
     objective = small.Objective().double()
     weight = objective.head.weight
-    optimiser = build_optimiser(small.Model().double(), objective, options)
+    optimizer = build_optimizer(small.Model().double(), objective, options)
     expected, mean, square = weight.detach().clone(), torch.zeros_like(weight), torch.zeros_like(weight)
     generator = torch.Generator().manual_seed(0)
     for step in (1, 2, 3):
         gradient = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
         rate = learning_rate(options, step, 10)
-        set_learning_rate(optimiser, rate)
+        set_learning_rate(optimizer, rate)
         weight.grad = gradient
-        optimiser.step()
+        optimizer.step()
         mean = 0.8 * mean + 0.2 * gradient
         square = 0.9 * square + 0.1 * gradient**2
         expected = expected * (1 - rate * 0.1)
@@ -65,7 +65,7 @@ def test_one_update_is_adamw_as_written(small):
 
 
 def test_the_rate_rises_to_its_peak_and_falls_to_nothing():
-    options = Optimiser(learning_rate=2.0, warmup=0.1)
+    options = Optimizer(learning_rate=2.0, warmup=0.1)
     rates = [learning_rate(options, step, 100) for step in range(1, 101)]
     assert rates[0] == pytest.approx(0.2)
     assert max(rates) == rates[9] == rates[10] == pytest.approx(2.0)
@@ -75,7 +75,7 @@ def test_the_rate_rises_to_its_peak_and_falls_to_nothing():
 
 @given(steps=st.integers(1, 300), warmup=st.floats(0, 1))
 def test_every_update_has_a_rate_between_nothing_and_the_peak(steps, warmup):
-    options = Optimiser(learning_rate=1.0, warmup=warmup)
+    options = Optimizer(learning_rate=1.0, warmup=warmup)
     rates = [learning_rate(options, step, steps) for step in range(1, steps + 1)]
     assert all(0 < rate <= 1 for rate in rates)
     peak = rates.index(max(rates))

@@ -1,4 +1,4 @@
-"""Nearest-neighbour normalisation: scores minus a picture's mean score with many queries (Chowdhury et al., 2024).
+"""Nearest-neighbor normalization: scores minus a picture's mean score with many queries (Chowdhury et al., 2024).
 
 ``s'(q, g) = s(q, g) - α b(g)``, where b(g) is the mean of the k largest cosines of picture g with reference queries: a
 picture close to every query (a hub) falls. In an index these are two more entries, which keep unit norm:
@@ -15,7 +15,7 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from recollect.core.errors import UserError
-from recollect.core.nearest import exact_neighbours
+from recollect.core.nearest import exact_neighbors
 from recollect.core.seeding import numpy_generator
 from recollect.efsa.rerank import NO_CAPTIONS
 from recollect.index import Found, Index
@@ -26,15 +26,15 @@ _REFERENCES, _ASKED, _AMONG = 2_048, 512, 8_192
 
 
 @dataclass(frozen=True)
-class Normalisation:
-    """How scores are normalised.
+class Normalization:
+    """How scores are normalized.
 
     Attributes:
         alpha: factor of a picture's mean cosine with its nearest references; 0 changes nothing.
         k: number of near references; all of them if there are fewer.
         reciprocal_rank: mean of 1/rank of the own picture of held-out captions, by which the settings were chosen; None
             if they were given.
-        plain: the same without normalisation.
+        plain: the same without normalization.
     """
 
     alpha: float
@@ -52,13 +52,13 @@ class Normalisation:
         """The settings and how they were chosen."""
         chosen = ""
         if self.reciprocal_rank is not None and self.plain is not None:
-            found = f"{self.reciprocal_rank:.3f}, without normalisation {self.plain:.3f}"
+            found = f"{self.reciprocal_rank:.3f}, without normalization {self.plain:.3f}"
             chosen = f"; held-out captions find their picture at a mean reciprocal rank of {found}"
         return f"alpha {self.alpha:g}, k {self.k}{chosen}"
 
 
 class NormalisedIndex(Index):
-    """An index that ranks by normalised scores: cosines minus alpha times a mean.
+    """An index that ranks by normalized scores: cosines minus alpha times a mean.
 
     Args:
         vectors: unit-norm vectors of the pictures ``ids``.
@@ -71,19 +71,19 @@ class NormalisedIndex(Index):
         ids: Sequence[str],
         vectors: Float32[np.ndarray, "n width"],
         means: Float32[np.ndarray, " n"],
-        settings: Normalisation,
+        settings: Normalization,
     ) -> None:
         most = float(np.abs(means).max(initial=0.0))
         rest = np.sqrt(np.maximum(most**2 - means.astype(np.float64) ** 2, 0))
         longer = np.concatenate([vectors, means[:, None], rest[:, None]], axis=1) / np.sqrt(1 + most**2)
-        made = index.with_vectors(ids, longer.astype(np.float32), scored_by="normalised")
+        made = index.with_vectors(ids, longer.astype(np.float32), scored_by="normalized")
         super().__init__(made.store, read=made._read)
         self._encoder, self._labels, self.scored_by = made._encoder, made._labels, made.scored_by
         self.settings = settings
         self._factor = np.sqrt(1 + most**2) * np.sqrt(1 + settings.alpha**2)
 
     def lookup(self, vectors: Tensor | np.ndarray, k: int, *args: Any, **options: Any) -> Found:
-        """As `Index.lookup`; scores are normalised."""
+        """As `Index.lookup`; scores are normalized."""
         queries = np.asarray(vectors.detach().cpu() if isinstance(vectors, Tensor) else vectors, dtype=np.float64)
         added = np.broadcast_to([-self.settings.alpha, 0.0], (len(queries), 2))
         longer = np.concatenate([queries, added], axis=1) / np.sqrt(1 + self.settings.alpha**2)
@@ -91,8 +91,8 @@ class NormalisedIndex(Index):
         return replace(found, scores=(found.scores * self._factor).astype(np.float32))
 
 
-def normalised(index: Index, settings: Normalisation | None = None, seed: int = 0) -> NormalisedIndex:
-    """An index with normalised scores. Its references are at most 2,048 of its own captions, drawn at random.
+def normalized(index: Index, settings: Normalization | None = None, seed: int = 0) -> NormalisedIndex:
+    """An index with normalized scores. Its references are at most 2,048 of its own captions, drawn at random.
 
     Args:
         settings: alpha and k; by default those at which held-out captions find their own picture best.
@@ -109,7 +109,7 @@ def normalised(index: Index, settings: Normalisation | None = None, seed: int = 
     chosen = owners[np.sort(drawn)]
     texts = captions[chosen]
     if settings is None:
-        settings = choose_normalisation(vectors, texts, chosen, seed=seed)
+        settings = choose_normalization(vectors, texts, chosen, seed=seed)
     return NormalisedIndex(index, ids, vectors, reference_means(vectors, texts, settings.k), settings)
 
 
@@ -117,10 +117,10 @@ def reference_means(
     images: Float32[np.ndarray, "images width"], references: Float32[np.ndarray, "references width"], k: int
 ) -> Float32[np.ndarray, " images"]:
     """b of each picture: the mean of its k largest cosines with the references, or of all if there are fewer."""
-    return exact_neighbours(images, references, min(k, len(references))).scores.mean(axis=1)
+    return exact_neighbors(images, references, min(k, len(references))).scores.mean(axis=1)
 
 
-def choose_normalisation(
+def choose_normalization(
     images: Float32[np.ndarray, "images width"],
     texts: Float32[np.ndarray, "texts width"],
     owners: Int64[np.ndarray, " texts"],
@@ -128,7 +128,7 @@ def choose_normalisation(
     alphas: Sequence[float] = _ALPHAS,
     nearest: Sequence[int] = NEAREST,
     seed: int = 0,
-) -> Normalisation:
+) -> Normalization:
     """The alpha and k at which captions find their own images best, each held out from the means of all images.
 
     The measure is the mean of 1/rank of at most 512 captions among at most 8,192 images and their own. Ties go to the
@@ -152,7 +152,7 @@ def choose_normalisation(
             ranks[alpha, k] = float((1 / rank.double()).mean())
     alpha, k = max(ranks, key=lambda key: (ranks[key], -key[0], -key[1]))
     plain = ranks.get((0.0, k))
-    return Normalisation(alpha, k, ranks[alpha, k], plain)
+    return Normalization(alpha, k, ranks[alpha, k], plain)
 
 
 def _means_without(
@@ -162,7 +162,7 @@ def _means_without(
     k: int,
 ) -> Float[Tensor, "asked images"]:
     """b of each image without each caption, which the next one replaces where it is among the image's k nearest."""
-    top = torch.from_numpy(exact_neighbours(images.numpy(), references.numpy(), k + 1).scores).T  # largest first
+    top = torch.from_numpy(exact_neighbors(images.numpy(), references.numpy(), k + 1).scores).T  # largest first
     with_next = top.sum(dim=0)
     inside = scores >= top[k - 1]
     return torch.where(inside, with_next - scores, with_next - top[k]) / k

@@ -1,4 +1,4 @@
-"""Neighbours of training pairs in an index: found once, stored, and read in every epoch."""
+"""Neighbors of training pairs in an index: found once, stored, and read in every epoch."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ def caption_key(caption: str, id: str = "") -> int:
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class Neighbors:
     """Embedded pairs and the vectors that each modality reads.
 
     Attributes:
@@ -78,7 +78,7 @@ class Neighbours:
             save_file(tensors, temporary)
 
     @classmethod
-    def open(cls, path: Path) -> "Neighbours":
+    def open(cls, path: Path) -> "Neighbors":
         """Read what `save` wrote.
 
         Raises:
@@ -112,14 +112,14 @@ class Reading:
     vectors: tuple[Float32[np.ndarray, "queries k width"], ...]
 
 
-def find_neighbours(
+def find_neighbors(
     pairs: Pairs,
     index: Index,
     settings: FusionSettings,
     k: int = 10,
     max_score: float = NEAR,
     score_of: ScoreOf = "image",
-) -> Neighbours:
+) -> Neighbors:
     """Look up image and text of every training pair (RECO, section 3.1), without its own picture and near-duplicates.
 
     Args:
@@ -143,7 +143,7 @@ def find_neighbours(
             check_k(index, k, "text" in (settings.searched(modality), *settings.taken(modality)))
             found = _search(pairs, index, settings, modality, k, max_score, score_of)
             values[modality], rows[modality], read_captions[modality] = gather(found, index)
-    return Neighbours(
+    return Neighbors(
         torch.from_numpy(pairs.images),
         torch.from_numpy(pairs.texts),
         values,
@@ -165,7 +165,7 @@ def _search(
     queries = pairs.images if modality == "image" else pairs.texts
     by, blocks = settings.searched(modality), []
     by_score = score_of == "searched" or (modality == by == "image")
-    with progress(f"neighbours by {by}", len(queries), "pairs") as counter:
+    with progress(f"neighbors by {by}", len(queries), "pairs") as counter:
         for start in range(0, len(queries), _QUERIES):
             some = slice(start, start + _QUERIES)
             exclude: list[set[str]] = [{id} for id in pairs.pictures[some]]

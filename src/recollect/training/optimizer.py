@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from recollect.objectives import Objective
-from recollect.training.options import Optimiser
+from recollect.training.options import Optimizer
 from recollect.training.ranks import is_split
 from recollect.training.sharded import part_like
 from recollect.training.step import Towers
 
 
-def learning_rate(options: Optimiser, step: int, steps: int) -> float:
+def learning_rate(options: Optimizer, step: int, steps: int) -> float:
     """The learning rate of update ``step`` (from 1) out of ``steps``: linear warm-up, then a cosine to 0."""
     warmup = max(1, round(options.warmup * steps))
     rise = min(1.0, step / warmup)
@@ -23,7 +23,7 @@ def learning_rate(options: Optimiser, step: int, steps: int) -> float:
     return options.learning_rate * rise * fall
 
 
-def build_optimiser(model: Towers, objective: Objective, options: Optimiser) -> AdamW:
+def build_optimizer(model: Towers, objective: Objective, options: Optimizer) -> AdamW:
     """AdamW over all trainable parameters in three groups: decayed, not decayed, temperatures.
 
     Parameters that are split over processes get groups of their own, since a fused step takes only one kind. Each group
@@ -55,17 +55,17 @@ def build_optimiser(model: Towers, objective: Objective, options: Optimiser) -> 
     )
 
 
-def set_learning_rate(optimiser: AdamW, rate: float) -> None:
+def set_learning_rate(optimizer: AdamW, rate: float) -> None:
     """Set the learning rate of every group to its multiple of ``rate``."""
-    for group in optimiser.param_groups:
+    for group in optimizer.param_groups:
         group["lr"] = rate * group["factor"]
 
 
-def parameters(optimiser: AdamW) -> dict[str, nn.Parameter]:
+def parameters(optimizer: AdamW) -> dict[str, nn.Parameter]:
     """All trainable parameters, by name."""
     return {
         name: parameter
-        for group in optimiser.param_groups
+        for group in optimizer.param_groups
         for name, parameter in zip(group["param_names"], group["params"], strict=True)
     }
 
