@@ -206,10 +206,10 @@ def test_everything_sorted_shows_classes_and_filters_know_labels(browser, page, 
 def test_an_adapted_search_shows_ranks_before_and_what_it_learnt_from(browser, drawings, monkeypatch):
     """What the session answers is tested without a browser."""
 
-    def eighth(self, query, listing):
-        return {"cut": {"score": float(listing.scores[7]), "above": 8, "share": 0.9, "texts": 20, "basis": "captions"}}
+    def thirteenth(self, query, listing):
+        return {"cut": {"score": float(listing.scores[12]), "above": 13, "share": 0.9, "texts": 20, "basis": "captions"}}
 
-    monkeypatch.setattr(type(drawings.session), "_end", eighth)
+    monkeypatch.setattr(type(drawings.session), "_end", thirteenth)
     tab = Tab(browser, drawings)
     tab.tab.set_viewport_size({"width": 1600, "height": 1200})  # room for all that an adapted model ranks
     tab.search("a red bridge")
@@ -222,13 +222,13 @@ def test_an_adapted_search_shows_ranks_before_and_what_it_learnt_from(browser, d
     tab.wait(
         "[...document.querySelectorAll('.tile:not([hidden]) .before')].some(b => /^\\d+ ← \\d+$/.test(b.textContent))"
     )
-    assert "8 likely matches" in tab.tab.inner_text("#status")
+    assert "13 likely matches" in tab.tab.inner_text("#status")
     tiles = tab.tab.evaluate(
         "[...document.querySelectorAll('.tile:not([hidden])')].filter(t => t.querySelector('.before').textContent)"
         ".map(t => [Number(t.querySelector('.before').textContent.split(' ← ')[1]), t.classList.contains('below')])"
     )
     assert {below for _, below in tiles} == {True, False}
-    assert all(below == (rank > 8) for rank, below in tiles), "the cut is of the model as it is"
+    assert all(below == (rank > 13) for rank, below in tiles), "the cut is of the model as it is"
     tab.tab.click("#adapt")
     tab.wait("document.querySelector('#episode').hidden")
     tab.clean()

@@ -16,7 +16,7 @@ from recollect_papers.worlds.rendering import COLOR_NAMES, Nuisance, Subject, pa
 
 CHARACTER_SIZES = ("small", "large")
 RELATIONS = ("left of", "right of", "above", "below")
-DETAILS = ("colour", "size", "relation", "character", "ground")
+DETAILS = ("color", "size", "relation", "character", "ground")
 """What one hard negative differs in from the scene it is made from."""
 
 _EDGE_OF = (0.38, 0.58)  # of a small and a large character, share of the picture
