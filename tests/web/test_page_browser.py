@@ -206,8 +206,9 @@ def test_everything_sorted_shows_classes_and_filters_know_labels(browser, page, 
 def test_an_adapted_search_shows_ranks_before_and_what_it_learnt_from(browser, drawings, monkeypatch):
     """What the session answers is tested without a browser."""
 
-    def thirteenth(self, query, listing):
-        return {"cut": {"score": float(listing.scores[12]), "above": 13, "share": 0.9, "texts": 20, "basis": "captions"}}
+    def thirteenth(_self, _query, listing):
+        cut = {"score": float(listing.scores[12]), "above": 13, "share": 0.9, "texts": 20, "basis": "captions"}
+        return {"cut": cut}
 
     monkeypatch.setattr(type(drawings.session), "_end", thirteenth)
     tab = Tab(browser, drawings)
