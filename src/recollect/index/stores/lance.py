@@ -103,7 +103,7 @@ class LanceStore(LocalStore):
     def version(self, newest: bool = False) -> int:
         """Lance's own number."""
         if (view := self._viewed()) is not None:
-            if newest:
+            if newest and view.files != _files_digest(self.folder):
                 view = self._view = TableView.read(self.folder)
             if view is not None:
                 return view.version
@@ -259,21 +259,24 @@ class TableView:
         version: of the table.
         record: of the index.
         numbers: rising row numbers of the visible rows.
+        files: digest of the files of the table that it was read for.
     """
 
     version: int
     record: Record
     numbers: Int64[np.ndarray, " rows"]
+    files: str = ""
 
     @classmethod
     def read(cls, folder: Path) -> "TableView | None":
         """The view of the newest version; None if it was not written, or is damaged."""
-        view = folder / CACHE / f"{_VIEW}{_files_digest(folder)}"
+        files = _files_digest(folder)
+        view = folder / CACHE / f"{_VIEW}{files}"
         if not (view / CHECKSUMS).exists() or damaged_files(view):
             return None
         about = json.loads((view / "about.json").read_text())
         record = Record.from_json(json.dumps(about["record"]), str(folder))
-        return cls(about["version"], record, np.load(view / "numbers.npy"))
+        return cls(about["version"], record, np.load(view / "numbers.npy"), files)
 
     def write(self, folder: Path) -> None:
         """Keep it, unless a newer version exists already or the folder cannot be written to."""
