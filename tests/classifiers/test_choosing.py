@@ -97,6 +97,8 @@ def test_the_rule_against_a_loop():
     assert rule.threshold == pytest.approx(sorted(known)[1], abs=1e-6)  # the second of 46: 2 / 47 <= 0.05
     assert rule.rejected == pytest.approx(2 / 47)
     assert unknown_rule(rows[:9], labels[:9]).rejected is None
+    rows, labels, _ = blobs(3, seed=2)
+    assert unknown_rule(rows[:-2], labels[:-2]).accepted is None, "nine examples that can be held out"
 
 
 def test_the_interval_is_wilsons_and_reaches_as_high_as_more_examples_may_lift_it():
