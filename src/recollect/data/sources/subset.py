@@ -1,6 +1,7 @@
 """Sources made of other sources, and the texts of any source."""
 
 import hashlib
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,8 +23,43 @@ def first_text(source: Source, index: int) -> str:
     return source.class_names[label] if label != NO_LABEL else ""
 
 
+class _View(Source):
+    """Samples of other sources: a subclass says where each of them is, and what the view changes in it."""
+
+    @abstractmethod
+    def _place(self, index: int) -> tuple[Source, int]:
+        """The source of a sample, and its index in there."""
+
+    @abstractmethod
+    def _seen(self, sample: Sample) -> Sample:
+        """A sample of a source as a sample of this view."""
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.read(index)
+
+    def read(self, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
+        source, inner = self._place(index)
+        return self._seen(source.read(inner, needed=needed, extra=extra))
+
+    def texts(self, index: int) -> tuple[str, ...]:
+        source, inner = self._place(index)
+        return source.texts(inner)
+
+    def original(self, index: int) -> bytes | Path | None:
+        source, inner = self._place(index)
+        return source.original(inner)
+
+    def picture_key(self, index: int, original: bytes | Path | None) -> str | None:
+        source, inner = self._place(index)
+        return source.picture_key(inner, original)
+
+    def facts(self, index: int, sample: Sample | None = None) -> str:
+        source, inner = self._place(index)
+        return source.facts(inner) if sample is None else super().facts(index, sample)
+
+
 @dataclass(eq=False)
-class Subset(Source):
+class Subset(_View):
     """Some samples of a source in a given order, with labels renumbered if asked.
 
     Attributes:
@@ -61,11 +97,10 @@ class Subset(Source):
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __getitem__(self, index: int) -> Sample:
-        return self.read(index)
+    def _place(self, index: int) -> tuple[Source, int]:
+        return self.source, int(self.indices[index])
 
-    def read(self, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
-        sample = self.source.read(int(self.indices[index]), needed=needed, extra=extra)
+    def _seen(self, sample: Sample) -> Sample:
         return replace(sample, source=self.name, label=int(self._renumbered(np.array([sample.label]))[0]))
 
     @property
@@ -77,12 +112,7 @@ class Subset(Source):
         return self.source.makes_batches
 
     def read_block(self, indices: np.ndarray) -> list[Sample]:
-        samples = self.source.read_block(self.indices[indices])
-        labels = self._renumbered(np.array([sample.label for sample in samples], dtype=np.int64)).tolist()
-        return [replace(sample, source=self.name, label=label) for sample, label in zip(samples, labels, strict=True)]
-
-    def texts(self, index: int) -> tuple[str, ...]:
-        return self.source.texts(int(self.indices[index]))
+        return [self._seen(sample) for sample in self.source.read_block(self.indices[indices])]
 
     def values(self, key: str) -> list[Any]:
         everything = self.source.values(key)
@@ -90,15 +120,6 @@ class Subset(Source):
 
     def example_texts(self, indices: np.ndarray) -> list[str]:
         return self.source.example_texts(self.indices[indices])
-
-    def original(self, index: int) -> bytes | Path | None:
-        return self.source.original(int(self.indices[index]))
-
-    def picture_key(self, index: int, original: bytes | Path | None) -> str | None:
-        return self.source.picture_key(int(self.indices[index]), original)
-
-    def facts(self, index: int, sample: Sample | None = None) -> str:
-        return self.source.facts(int(self.indices[index])) if sample is None else super().facts(index, sample)
 
     @property
     def place(self) -> str:
@@ -115,7 +136,7 @@ class Subset(Source):
 
 
 @dataclass(eq=False)
-class Joined(Source):
+class Joined(_View):
     """Several sources as one pool, in their order; ids carry the source's name, labels are dropped.
 
     Attributes:
@@ -145,30 +166,17 @@ class Joined(Source):
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def __getitem__(self, index: int) -> Sample:
-        return self.read(index)
+    def _place(self, index: int) -> tuple[Source, int]:
+        index = self.position(index)
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        return self.sources[number], index - int(self._ends[number] - len(self.sources[number]))
 
-    def read(self, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
-        source, inner = self._place(index)
-        sample = source.read(inner, needed=needed, extra=extra)
-        return replace(sample, source=self.name, label=NO_LABEL, id=f"{source.name}:{sample.id}")
-
-    def texts(self, index: int) -> tuple[str, ...]:
-        source, inner = self._place(index)
-        return source.texts(inner)
-
-    def original(self, index: int) -> bytes | Path | None:
-        source, inner = self._place(index)
-        return source.original(inner)
+    def _seen(self, sample: Sample) -> Sample:
+        return replace(sample, source=self.name, label=NO_LABEL, id=f"{sample.source}:{sample.id}")
 
     def picture_key(self, index: int, original: bytes | Path | None) -> str | None:
-        source, inner = self._place(index)
-        key = source.picture_key(inner, original)
-        return None if key is None else f"{source.name}:{key}"
-
-    def facts(self, index: int, sample: Sample | None = None) -> str:
-        source, inner = self._place(index)
-        return source.facts(inner) if sample is None else super().facts(index, sample)
+        key = super().picture_key(index, original)
+        return None if key is None else f"{self._place(index)[0].name}:{key}"
 
     @property
     def source_names(self) -> list[str]:
@@ -176,11 +184,6 @@ class Joined(Source):
 
     def values(self, key: str) -> list[Any]:
         return [value for source in self.sources for value in source.values(key)]
-
-    def _place(self, index: int) -> tuple[Source, int]:
-        index = self.position(index)
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        return self.sources[number], index - int(self._ends[number] - len(self.sources[number]))
 
 
 _MADE_TEXTS = 5_000
