@@ -3,7 +3,7 @@
 import os
 import signal
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -84,7 +84,8 @@ def pieces_ahead(
     """
     rows = size if workers == 0 else min(size, max(16, min(_PIECE, -(-size // workers))))
     cuts = [(first, min(first + rows, size)) for first in range(0, size, rows)]
-    tasks = _Tasks(start, stop, cuts)
+    # Drawn as it is needed: a run has millions.
+    tasks = ((step, first, last) for step in range(start, stop) for first, last in cuts)
     with warnings.catch_warnings():  # more workers than cores were requested
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         loader = DataLoader(
@@ -110,21 +111,6 @@ def pieces_ahead(
     finally:
         # Ends the workers now. A stored traceback could keep them alive, and each would then take five seconds to end.
         del made
-
-
-@dataclass(frozen=True)
-class _Tasks:
-    """Every piece of every step, in order; not a list, since a run has millions."""
-
-    start: int
-    stop: int
-    cuts: list[tuple[int, int]]
-
-    def __len__(self) -> int:
-        return (self.stop - self.start) * len(self.cuts)
-
-    def __iter__(self) -> Iterator[PieceOfStep]:
-        return ((step, first, last) for step in range(self.start, self.stop) for first, last in self.cuts)
 
 
 def _start_worker(worker: int) -> None:
