@@ -5,11 +5,9 @@ import hashlib
 import os
 import shutil
 import sys
-import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import cache
 from glob import has_magic
 from pathlib import Path
@@ -31,39 +29,24 @@ from recollect.core.words import counted
 from recollect.data.sources.file_lists import HUB_ID, by_top_folder, files_named, refuse_of_hub, split_groups
 from recollect.data.sources.images import BROKEN_SHARE, PICTURE_ENDINGS, files_below, note, pictures_among, unread_among
 from recollect.data.sources.remote import is_address
-from recollect.data.sources.tars import check_shards
+from recollect.data.sources.table import Origin
+from recollect.data.sources.tars import TarRows, check_shards
 
 _TABLES = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "json"}
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-_PEEKED_MEMBERS = 200
 _CHAIN = "::"
 """``datasets`` reads this as a file within another: ``zip://inside.png::archive.zip``."""
 
 _HUB_SECONDS = 5.0
 
 
-@dataclass(frozen=True)
-class OpenedTables:
-    """The tables of one source.
-
-    Attributes:
-        splits: the rows of each split.
-        where: name of the source, for errors.
-        files: the files with the content, for its fingerprint.
-        base: folder of relative image paths; None if the tables contain the image bytes.
-        class_names: from the ``classnames.txt`` of WebDataset shards, in label order.
-    """
-
-    splits: Mapping[str, datasets.Dataset]
-    where: str
-    files: tuple[Path, ...]
-    base: Path | None = None
-    class_names: tuple[str, ...] = field(default=())
+Tables = tuple[dict[str, datasets.Dataset], Origin]
+"""The rows of each split, and where they came from."""
 
 
 def open_tables(
     place: str, config: str | None = None, revision: str | None = None, lost_share: float = BROKEN_SHARE
-) -> OpenedTables:
+) -> Tables:
     """Open a file, a folder, a glob or brace pattern, or a hub id.
 
     Args:
@@ -96,11 +79,11 @@ def open_tables(
     return _open_hub(place, config, revision)
 
 
-def _open_hub(name: str, config: str | None, revision: str | None) -> OpenedTables:
+def _open_hub(name: str, config: str | None, revision: str | None) -> Tables:
     with user_errors(f"{name}: neither a local path nor a data set on the hub"), _quiet(), _hub_answers(name, revision):
         splits = datasets.load_dataset(name, config, revision=revision)
     files = [Path(file["filename"]) for split in splits.values() for file in split.cache_files]
-    return OpenedTables(dict(splits), name, tuple(files))
+    return dict(splits), Origin(name, tuple(files))
 
 
 @contextmanager
@@ -126,7 +109,7 @@ def _hub_answers(name: str, revision: str | None) -> Iterator[None]:
         constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
 
 
-def _open_folder(folder: Path, lost_share: float) -> OpenedTables:
+def _open_folder(folder: Path, lost_share: float) -> Tables:
     if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
         return _open_saved(folder)
     files = _readable_names(folder, files_below(folder))
@@ -159,14 +142,14 @@ def _readable_names(folder: Path, files: list[Path]) -> list[Path]:
     return [file for file in files if file not in left_out] if left_out else files
 
 
-def _open_saved(folder: Path) -> OpenedTables:
+def _open_saved(folder: Path) -> Tables:
     with _one_line(folder.name, [folder]):
         saved = datasets.load_from_disk(str(folder))
     splits = dict(saved) if isinstance(saved, datasets.DatasetDict) else {str(saved.split or "train"): saved}
-    return OpenedTables(splits, folder.name, tuple(sorted(folder.rglob("*.arrow"))), base=folder)
+    return splits, Origin(folder.name, tuple(sorted(folder.rglob("*.arrow"))), folder)
 
 
-def _open_pictures(folder: Path, files: list[Path]) -> OpenedTables:
+def _open_pictures(folder: Path, files: list[Path]) -> Tables:
     """Images in one folder per class, or with a metadata file; top folders may name splits."""
     pictures = pictures_among(files, folder)
     described = [file for file in files if file.name in _METADATA]
@@ -176,7 +159,7 @@ def _open_pictures(folder: Path, files: list[Path]) -> OpenedTables:
             splits = _load("imagefolder", groups, folder.name)
     else:
         splits = _pictures_by_folder(groups)
-    return OpenedTables(splits, folder.name, (*pictures, *described), base=folder)
+    return splits, Origin(folder.name, (*pictures, *described), folder)
 
 
 def _pictures_by_folder(groups: Mapping[str, list[str]]) -> dict[str, datasets.Dataset]:
@@ -207,7 +190,7 @@ def _pictures_by_folder(groups: Mapping[str, list[str]]) -> dict[str, datasets.D
     return tables
 
 
-def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: float) -> OpenedTables:
+def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: float) -> Tables:
     kinds = {file.suffix.lower() for file in files}
     empty = next((file for file in files if file.stat().st_size == 0), None)
     refuse(
@@ -218,14 +201,13 @@ def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: flo
     groups = split_groups({str(file): file.relative_to(folder) for file in files})
     if suffix == ".tar":
         check_shards(files, lost_share)
-        splits = _load("webdataset", groups, where, features=_shard_features(files[0], where))
-        return OpenedTables(splits, where, tuple(files), class_names=_class_list(folder))
+        return _load_shards(groups, where), Origin(where, tuple(files), class_names=_class_list(folder))
     refuse((suffix not in _TABLES, f"{where}: not Parquet, CSV, JSON lines, tar or a folder"))
     options: dict[str, Any] = {}
     if _TABLES[suffix] == "csv":
         # Only empty cells are missing values; by default "None" and "NA" are too.
         options = {"keep_default_na": False, "na_values": [""], "sep": "\t" if suffix == ".tsv" else ","}
-    return OpenedTables(_load(_TABLES[suffix], groups, where, **options), where, tuple(files), base=files[0].parent)
+    return _load(_TABLES[suffix], groups, where, **options), Origin(where, tuple(files), files[0].parent)
 
 
 def _load(builder: str, groups: Mapping[str, list[str]], where: str, **options: Any) -> dict[str, datasets.Dataset]:
@@ -262,21 +244,47 @@ def _as_named(names: Sequence[str]) -> DataFilesList:
     return DataFilesList(paths, [(f"{each.st_mtime_ns} {each.st_ctime_ns} {each.st_size}",) for each in facts])
 
 
-def _shard_features(shard: Path, where: str) -> datasets.Features:
-    """Columns of a WebDataset, from its first members: samples may lack fields, and JSON may vary."""
-    names: list[str] = []
-    with _one_line(where, [shard]), tarfile.open(shard) as archive:
-        for _, member in zip(range(_PEEKED_MEMBERS), archive, strict=False):
-            if member.isfile() and "." in Path(member.name).name:
-                names.append(Path(member.name).name.split(".", 1)[1])
-    kinds = {"json": datasets.Json(), "txt": datasets.Value("string"), "text": datasets.Value("string")}
-    kinds["cls"] = datasets.Value("int64")
-    features = {name: kinds[name] for name in names if name in kinds}
-    for name in names:
-        if f".{name.rsplit('.', 1)[-1].lower()}" in PICTURE_ENDINGS:
+def _load_shards(groups: Mapping[str, list[str]], where: str) -> dict[str, datasets.Dataset]:
+    """WebDataset tars as tables; a sample may lack fields."""
+    files = [Path(name) for names in groups.values() for name in names]
+    with _one_line(where, files), _quiet():
+        features, tables = _shard_features(files[0]), {}
+        for split, names in groups.items():
+            stamps = repr((_as_named(names).origin_metadata, names, features))
+            tables[split] = datasets.Dataset.from_generator(
+                _shard_rows,
+                features,
+                _room(),
+                gen_kwargs={"files": names, "columns": tuple(features)},
+                split=datasets.NamedSplit(split),
+                fingerprint=hashlib.blake2b(stamps.encode(errors="surrogateescape"), digest_size=8).hexdigest(),
+            )
+    return tables
+
+
+def _shard_features(shard: Path) -> datasets.Features:
+    with shard.open("rb") as file:
+        columns = {member.column for row in TarRows(file).samples for member in row}
+    kinds = {"json": "string", "txt": "string", "text": "string", "cls": "int64"}
+    features = {name: datasets.Value(kinds[name]) for name in sorted(columns & kinds.keys())}
+    for name in sorted(columns - kinds.keys()):
+        if f".{name.rpartition('.')[2].lower()}" in PICTURE_ENDINGS:
             features[name] = datasets.Image(decode=False)
     refuse((not features, f"{shard}: no samples; a WebDataset shard contains files such as 0001.jpg and 0001.txt"))
-    return datasets.Features(features | {"__key__": datasets.Value("string"), "__url__": datasets.Value("string")})
+    return datasets.Features(features | {"__key__": datasets.Value("string")})
+
+
+def _shard_rows(files: Sequence[str], columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    for file in files:
+        with Path(file).open("rb") as opened:
+            rows = TarRows(opened)
+            for number in range(len(rows.samples)):
+                row = rows(number)
+                for name in columns:
+                    value = row.setdefault(name, None)
+                    if isinstance(value, bytes):
+                        row[name] = {"path": f"{row['__key__']}.{name}", "bytes": value}
+                yield row
 
 
 def _class_list(folder: Path) -> tuple[str, ...]:

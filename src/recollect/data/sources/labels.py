@@ -1,6 +1,5 @@
 """Class ids and their readable names, in any form that a table may have them."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import datasets
@@ -13,72 +12,64 @@ from recollect.core.types import NO_LABEL
 from recollect.core.validation import refuse
 from recollect.data.prompts import readable
 from recollect.data.sources.columns import Columns, is_list, is_text
-from recollect.data.sources.files import OpenedTables
+from recollect.data.sources.table import Origin
 
 
 @dataclass(frozen=True)
 class Labels:
-    """The classes of a source, the same in all its splits.
+    """The classes of a table, the same in all its splits.
 
     Attributes:
         names: readable class names; a label indexes them. Empty if labels are bare numbers.
-        ids: for each split, the label of each row, or `NO_LABEL`.
+        ids: int64, the label of each row, or `NO_LABEL`.
     """
 
     names: tuple[str, ...]
-    ids: Mapping[str, np.ndarray]
+    ids: np.ndarray
 
 
-def find_labels(opened: OpenedTables, columns: Columns) -> Labels:
-    """Read the label of every row of every split, so that a class has the same id in each.
+def find_labels(table: datasets.Dataset, columns: Columns, origin: Origin) -> Labels:
+    """Read the label of every row.
 
     Names come, in this order, from the class-name column (the first entry if it holds lists), the label's own
     ``ClassLabel``, the labels themselves if they are words, or the ``classnames.txt`` of the shards. A row whose class
     name is empty has no label, nor has a row with a list of labels, which the sample's ``extra["labels"]`` holds.
     """
-    if columns.label is None and columns.class_name is None:
-        return Labels((), {split: _unlabeled(len(rows)) for split, rows in opened.splits.items()})
-    raw = {split: rows.data.column(columns.label or columns.class_name) for split, rows in opened.splits.items()}
-    types = {column.type for column in raw.values()}
-    if all(is_list(type) for type in types):
-        names = _own_names(opened, columns.label)
-        return Labels(names, {split: _unlabeled(len(column)) for split, column in raw.items()})
-    if all(is_text(type) for type in types):
-        words = _from_words(raw)
-        named = columns.class_name and columns.class_name != columns.label
-        return _with_names(opened, columns, words.ids) if named else words
-    numbers = all(pa.types.is_integer(type) or pa.types.is_floating(type) for type in types)
-    shown = ", ".join(sorted(str(type) for type in types))
-    refuse((not numbers, f"{opened.where}: labels in column '{columns.label}' are {shown}, not numbers or words"))
-    ids = {split: _integers(column, opened.where) for split, column in raw.items()}
-    if columns.class_name and columns.class_name != columns.label:
-        return _with_names(opened, columns, ids)
-    names = _own_names(opened, columns.label) or opened.class_names
-    highest = max((int(part.max(initial=NO_LABEL)) for part in ids.values()), default=NO_LABEL)
+    name = columns.label or columns.class_name
+    if name is None:
+        return Labels((), _unlabeled(len(table)))
+    column, own_names = table.data.column(name), _own_names(table.features[name])
+    if is_list(column.type):
+        return Labels(own_names, _unlabeled(len(table)))
+    if is_text(column.type):
+        words = sorted({word for word in pc.unique(column).to_pylist() if word})
+        ids = _positions(column.cast(pa.string()), words)
+        names = tuple(words)
+    else:
+        number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+        refuse((not number, f"{origin.where}: labels in column '{name}' are {column.type}, not numbers or words"))
+        ids, names = _integers(column, origin.where), own_names or origin.class_names
+    if columns.class_name and columns.class_name != name:
+        return _with_names(table.data.column(columns.class_name), ids, origin.where)
+    highest = int(ids.max(initial=NO_LABEL))
     unnamed = names and highest >= len(names)
-    refuse((unnamed, f"{opened.where}: label {highest}, but there are names for only {len(names)} classes"))
+    refuse((unnamed, f"{origin.where}: label {highest}, but there are names for only {len(names)} classes"))
     return Labels(tuple(map(readable, names)), ids)
 
 
-def _first_texts(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
-    """The column itself; of a column of lists the first entries."""
-    if not is_list(column.type):
-        return column
-    return pa.array([texts[0] if texts else None for texts in column.to_pylist()], pa.string())
-
-
-def _own_names(opened: OpenedTables, label: str | None) -> tuple[str, ...]:
+def _own_names(feature: datasets.features.features.FeatureType) -> tuple[str, ...]:
     """Names of a ``ClassLabel``, also inside a list."""
-    for rows in opened.splits.values():
-        feature = rows.features[label]
-        feature = getattr(feature, "feature", feature)
-        if isinstance(feature, datasets.ClassLabel):
-            return tuple(feature.names)
-    return ()
+    feature = getattr(feature, "feature", feature)
+    return tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else ()
 
 
 def _unlabeled(count: int) -> np.ndarray:
     return np.full(count, NO_LABEL, dtype=np.int64)
+
+
+def _positions(column: pa.ChunkedArray, words: list[str]) -> np.ndarray:
+    places = pc.index_in(column, value_set=pa.array(words, pa.string()))
+    return pc.fill_null(places, NO_LABEL).to_numpy().astype(np.int64)
 
 
 def _integers(column: pa.ChunkedArray, where: str) -> np.ndarray:
@@ -90,36 +81,17 @@ def _integers(column: pa.ChunkedArray, where: str) -> np.ndarray:
     return np.maximum(ids, NO_LABEL)
 
 
-def _from_words(raw: Mapping[str, pa.ChunkedArray]) -> Labels:
-    words = sorted({word for column in raw.values() for word in pc.unique(column).to_pylist() if word})
-    values = pa.array(words, pa.string())
-    ids = {
-        split: pc.fill_null(pc.index_in(column.cast(pa.string()), value_set=values), NO_LABEL)
-        .to_numpy()
-        .astype(np.int64)
-        for split, column in raw.items()
-    }
-    return Labels(tuple(map(readable, words)), ids)
-
-
-def _with_names(opened: OpenedTables, columns: Columns, ids: Mapping[str, np.ndarray]) -> Labels:
+def _with_names(column: pa.ChunkedArray, ids: np.ndarray, where: str) -> Labels:
     """Labels with a column of names; label numbers with gaps are renumbered in order."""
+    if is_list(column.type):
+        column = pa.array([texts[0] if texts else None for texts in column.to_pylist()], pa.string())
     named: dict[int, str] = {}
-    for split, rows in opened.splits.items():
-        table = pa.table({"id": ids[split], "name": _first_texts(rows.data.column(columns.class_name))})
-        for row in table.group_by(["id", "name"]).aggregate([]).to_pylist():
-            if row["id"] == NO_LABEL or not row["name"]:
-                continue
+    for row in pa.table({"id": ids, "name": column}).group_by(["id", "name"]).aggregate([]).to_pylist():
+        if row["id"] != NO_LABEL and row["name"]:
             first = named.setdefault(row["id"], row["name"])
-            twice = f"{opened.where}: label {row['id']} is called both '{first}' and '{row['name']}'"
+            twice = f"{where}: label {row['id']} is called both '{first}' and '{row['name']}'"
             refuse((first != row["name"], twice))
     known = np.array(sorted(named), dtype=np.int64)
-    compact = {split: _renumber(part, known) for split, part in ids.items()}
-    return Labels(tuple(readable(named[number]) for number in known.tolist()), compact)
-
-
-def _renumber(ids: np.ndarray, known: np.ndarray) -> np.ndarray:
-    if len(known) == 0:
-        return _unlabeled(len(ids))
-    places = np.minimum(np.searchsorted(known, ids), len(known) - 1)
-    return np.where(known[places] == ids, places, NO_LABEL)
+    places = np.searchsorted(known, ids)
+    found = np.append(known, NO_LABEL - 1)[places] == ids
+    return Labels(tuple(readable(named[number]) for number in known.tolist()), np.where(found, places, NO_LABEL))

@@ -15,7 +15,7 @@ from recollect.core.validation import refuse
 from recollect.data.sources.address import Address, parse_address
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.file_lists import stream_files
-from recollect.data.sources.files import OpenedTables, open_tables
+from recollect.data.sources.files import open_tables
 from recollect.data.sources.generated import is_generated, open_generated
 from recollect.data.sources.images import BROKEN_SHARE, note
 from recollect.data.sources.labels import find_labels
@@ -60,8 +60,27 @@ def open_source(
     address = address if split is None else replace(address, split=split)
     if address.stream:
         return _open_streamed(spec, address, kind, columns, lost_share)
-    opened, resolved = _opened(address, columns, lost_share)
-    return _table_source(opened, address, resolved, kind, keep_textless)
+    table, sizes, origin, columns = _opened(address, columns, lost_share)
+    labels = find_labels(table, columns, origin)
+    where, labeled = origin.where, labels.ids.max(initial=NO_LABEL) > NO_LABEL or holds_lists(table, columns.label)
+    kind = kind or ("label" if labeled and not columns.caption else "caption")
+    mask = filter_mask(table, address, where)
+    if not keep_textless:
+        mask &= with_text(table, columns, kind, labels.ids, where)
+    names, choices = _splits(table, sizes, columns)
+    rows = choose_split(names, choices, mask, address.split, where, address.shuffle)
+    if (nowhere := int((mask & (names == _NO_SPLIT)).sum())) and not (names[rows] == _NO_SPLIT).any():
+        note(f"{where}: {nowhere:,} of {len(table):,} rows name no split and are left out; `all` includes them")
+    refuse((len(rows) == 0, f"{where}: empty source; no row is left in split '{address.split or 'train'}'"))
+    parts = [Path(where).stem if origin.files else where, address.split, address.filters]
+    name = ":".join(part for part in parts if part)
+    origin = replace(origin, anywhere=address.paths == "anywhere")
+    source = TableSource(name, kind, labels.names, table, rows, labels.ids[rows], columns, origin)
+    if not (address.only or address.without):
+        return source
+    kept = in_parts(address, (first_text(source, index) for index in range(len(source))))
+    refuse((not kept.any(), f"{where}: empty source; no text is in this part"))
+    return replace(source, rows=rows[kept], labels=source.labels[kept])
 
 
 def split_names(spec: str, columns: Columns | None = None) -> tuple[str, ...]:
@@ -72,8 +91,8 @@ def split_names(spec: str, columns: Columns | None = None) -> tuple[str, ...]:
     """
     if is_generated(spec):
         return ("train", "test")
-    opened, resolved = _opened(parse_address(spec), columns)
-    return _splits(opened, _joined(opened), resolved)[1]
+    table, sizes, _, columns = _opened(parse_address(spec), columns)
+    return _splits(table, sizes, columns)[1]
 
 
 def _open_streamed(
@@ -90,58 +109,27 @@ def _open_streamed(
 
 def _opened(
     address: Address, columns: Columns | None, lost_share: float = BROKEN_SHARE
-) -> tuple[OpenedTables, Columns]:
-    opened = open_tables(address.place, address.config, address.revision, lost_share)
-    table = next(iter(opened.splits.values()))
+) -> tuple[datasets.Dataset, dict[str, int], Origin, Columns]:
+    """All rows of a place, the number of rows of each split, where they came from, and which column is which."""
+    splits, origin = open_tables(address.place, address.config, address.revision, lost_share)
+    with user_errors(f"{origin.where}: its splits have different columns", ValueError):
+        table = datasets.concatenate_datasets(list(splits.values()))
+    table = table.flatten_indices() if table._indices is not None else table
 
     def first(name: str) -> Any:
         values = table.data.column(name).slice(0, _LOOKED_AT)
         return next((value for value in values.to_pylist() if value is not None), None)
 
-    return opened, (columns or Columns()).resolve(table.column_names, opened.where, first)
+    resolved = (columns or Columns()).resolve(table.column_names, origin.where, first)
+    return table, {name: len(rows) for name, rows in splits.items()}, origin, resolved
 
 
-def _table_source(
-    opened: OpenedTables, address: Address, columns: Columns, kind: Kind | None, keep_textless: bool
-) -> TableSource:
-    where, table = opened.where, _joined(opened)
-    labels = find_labels(opened, columns)
-    ids = np.concatenate([labels.ids[split] for split in opened.splits])
-    labeled = ids.max(initial=NO_LABEL) > NO_LABEL or holds_lists(table, columns.label)
-    kind = kind or ("label" if labeled and not columns.caption else "caption")
-    mask = filter_mask(table, address, where)
-    if not keep_textless:
-        mask &= with_text(table, columns, kind, ids, where)
-    names, choices = _splits(opened, table, columns)
-    rows = choose_split(names, choices, mask, address.split, where, address.shuffle)
-    if (nowhere := int((mask & (names == _NO_SPLIT)).sum())) and not (names[rows] == _NO_SPLIT).any():
-        note(f"{where}: {nowhere:,} of {len(table):,} rows name no split and are left out; `all` includes them")
-    refuse((len(rows) == 0, f"{where}: empty source; no row is left in split '{address.split or 'train'}'"))
-    parts = [Path(where).stem if opened.files else where, address.split, address.filters]
-    name = ":".join(part for part in parts if part)
-    origin = Origin(where, opened.files, opened.base, address.paths == "anywhere")
-    source = TableSource(name, kind, labels.names, table, rows, ids[rows], columns, origin)
-    if not (address.only or address.without):
-        return source
-    kept = in_parts(address, (first_text(source, index) for index in range(len(source))))
-    refuse((not kept.any(), f"{where}: empty source; no text is in this part"))
-    return replace(source, rows=rows[kept], labels=source.labels[kept])
-
-
-def _joined(opened: OpenedTables) -> datasets.Dataset:
-    splits = list(opened.splits.values())
-    with user_errors(f"{opened.where}: its splits have different columns", ValueError):
-        table = datasets.concatenate_datasets(splits) if len(splits) > 1 else splits[0]
-    return table.flatten_indices() if table._indices is not None else table
-
-
-def _splits(opened: OpenedTables, table: datasets.Dataset, columns: Columns) -> tuple[np.ndarray, tuple[str, ...]]:
+def _splits(table: datasets.Dataset, sizes: dict[str, int], columns: Columns) -> tuple[np.ndarray, tuple[str, ...]]:
     """For each row the number of its split, if any; and the splits' names, which are tables or values of a column."""
-    if len(opened.splits) == 1 and columns.split is not None:
+    if len(sizes) == 1 and columns.split is not None:
         column = pc.fill_null(table.data.column(columns.split).cast(pa.string()), "")
         found = tuple(sorted(pc.unique(column).to_pylist()))
         choices = tuple(filter(None, found)) or found
         numbers = pc.index_in(column, value_set=pa.array(choices, pa.string()))
         return pc.fill_null(numbers, _NO_SPLIT).to_numpy(), choices
-    sizes = [len(rows) for rows in opened.splits.values()]
-    return np.repeat(np.arange(len(sizes)), sizes), tuple(opened.splits)
+    return np.repeat(np.arange(len(sizes)), list(sizes.values())), tuple(sizes)

@@ -38,14 +38,16 @@ class Origin:
 
     Attributes:
         where: what to call it in errors.
-        files: the files that hold its content.
-        base: folder that relative image paths start from; None if there is none.
-        anywhere: whether the table may name pictures outside of that folder.
+        files: the files that hold its content; empty for a hub set that is not in the cache.
+        base: folder that relative image paths start from; None if the table holds the images' bytes.
+        class_names: from the ``classnames.txt`` of WebDataset shards, in label order.
+        anywhere: whether the table may name pictures outside of its folder.
     """
 
     where: str
     files: tuple[Path, ...]
-    base: Path | None
+    base: Path | None = None
+    class_names: tuple[str, ...] = ()
     anywhere: bool = False
 
 
