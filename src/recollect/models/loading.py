@@ -33,7 +33,7 @@ from recollect.models.parts import (
     open_weights,
     unreachable,
 )
-from recollect.models.presets import PRESETS, RestorablePreset
+from recollect.models.presets import PRESETS
 from recollect.models.pretrained import STARTER
 from recollect.models.starter import STARTER_HEAD, open_starter
 from recollect.models.transformers.encoder import TransformersEncoder, quiet
@@ -104,7 +104,7 @@ def _own_file(name: str, file: str) -> Path | None:
 
 def _open_other(name: str, record: dict[str, Any]) -> DualEncoder:
     preset = PRESETS.get(record.get("preset", ""))
-    if not isinstance(preset, RestorablePreset):
+    if preset is None:
         raise UserError(f"{name}: a {record['architecture']} model. Install the package that it was trained with.")
     weights = _tensors(name, WEIGHTS)
     with user_errors(f"{name}: {RECORD} and {WEIGHTS} do not fit together", *_UNFIT):

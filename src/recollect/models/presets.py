@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import torch
 import transformers
@@ -37,9 +37,8 @@ class Transformer:
     mlp: int = 4
 
 
-@runtime_checkable
-class Preset(Protocol):
-    """A model to train from scratch.
+class Preset(ABC):
+    """A model to train from scratch; a subclass is a frozen dataclass of its sizes.
 
     Attributes:
         summary: one line for help texts.
@@ -47,13 +46,11 @@ class Preset(Protocol):
         recomputable: see `DualEncoder.recomputable`.
     """
 
-    @property
-    def summary(self) -> str: ...
-    @property
-    def own_words(self) -> bool: ...
-    @property
-    def recomputable(self) -> tuple[Tower, ...]: ...
+    summary: str
+    own_words: ClassVar[bool] = False
+    recomputable: ClassVar[tuple[Tower, ...]] = ()
 
+    @abstractmethod
     def encoder(
         self,
         name: str,
@@ -62,23 +59,16 @@ class Preset(Protocol):
         seed: int,
     ) -> DualEncoder:
         """The model, initialized from ``seed`` alone; see `build_model`."""
-        ...
-
-
-@runtime_checkable
-class RestorablePreset(Protocol):
-    """A preset whose models are not of transformers, and which opens them itself."""
 
     def restore(self, record: dict[str, Any], weights: dict[str, Tensor]) -> DualEncoder:
-        """The model that was saved with this ``recollect.json`` and these weights."""
-        ...
+        """The model that was saved with this ``recollect.json`` and these weights, if it is not one of transformers."""
+        raise ValueError("transformers opens it")
 
 
-class TransformersPreset(ABC):
+class TransformersPreset(Preset):
     """Towers of transformers with a tokenizer trained on the captions."""
 
-    own_words = False
-    recomputable: ClassVar[tuple[Tower, ...]] = ("image", "text")
+    recomputable = ("image", "text")
     vocabulary: int
     length: int
 
@@ -95,7 +85,6 @@ class TransformersPreset(ABC):
         tokenizer: transformers.PreTrainedTokenizerBase | str | None,
         seed: int,
     ) -> TransformersEncoder:
-        """See `Preset.encoder`."""
         if tokenizer is None:
             if texts is None:
                 raise UserError(f"{name}: needs captions to make a tokenizer from, or a tokenizer.")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,7 @@ from recollect.core.validation import refuse
 from recollect.data.transforms import ImageTransform
 from recollect.models.dual import DualEncoder, Tower
 from recollect.models.prefixes import SPREAD, prefix_words
+from recollect.models.presets import Preset
 
 WEIGHTS = "model.safetensors"
 _PADDING, _END = "<pad>", "<end>"
@@ -38,8 +39,8 @@ def split_words(text: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class SmallTowers:
-    """Settings of both towers; a preset (`recollect.models.presets.Preset`).
+class SmallTowers(Preset):
+    """Settings of both towers.
 
     The text tower is the sum of word vectors and a linear map or a small MLP; with ``layers``, a pre-norm transformer
     over word vectors, pooled at an end token.
@@ -65,7 +66,6 @@ class SmallTowers:
     channels: int = 48
     width: int = 256
     own_words = True
-    recomputable: ClassVar[tuple[Tower, ...]] = ()
 
     def encoder(
         self,
@@ -93,7 +93,7 @@ class SmallTowers:
             return SmallEncoder(self, words, name)
 
     def restore(self, record: dict[str, Any], weights: dict[str, Tensor]) -> "SmallEncoder":
-        """See `recollect.models.presets.RestorablePreset`.
+        """See `recollect.models.presets.Preset.restore`.
 
         Raises:
             KeyError, TypeError, ValueError, RuntimeError: the record and the weights do not fit together.
