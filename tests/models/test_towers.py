@@ -245,7 +245,7 @@ def test_fewer_names_in_pictures_and_more_in_texts_rank_alike():
 
 
 def test_a_pair_with_a_classifier_opens_again(vision, sentences, tmp_path):
-    model = pair_towers(vision("efficientnet"), sentences, classes=7, text_hidden=8)
+    model = pair_towers(vision("efficientnet"), sentences, heads={"classes": 7, "text_hidden": 8})
     assert model.width == model.embed_texts(TEXTS).shape[1] == model.model.config.vision_features + 16
     randomize(model.model.visual_projection, 2).float()
     again = load_model(model.save(tmp_path / "model"), "cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,7 @@ def pair_towers(
     text: str | Path,
     *,
     width: int = 512,
-    classes: int = 0,
-    text_hidden: int = 512,
-    name_share: float = 0.05,
-    name_pull: float = 0.5,
-    name_gain: float = 1.0,
-    bank: int = 0,
+    heads: Mapping[str, Any] = {},
     seed: int = 0,
 ) -> TransformersEncoder:
     """Join a vision backbone and a text encoder by new heads.
@@ -48,8 +44,8 @@ def pair_towers(
         text: a name in `PRETRAINED`, or a folder or hub id of a text encoder (BERT, MiniLM, ...; the pooling that
             sentence-transformers' ``modules.json`` names, else the mean over tokens) or of a dual encoder.
         width: number of entries of an embedding of linear heads.
-        classes, text_hidden, name_share, name_pull, name_gain, bank: of heads that are not linear, whose embeddings
-            hold the features of both towers; see `TowersConfig`.
+        heads: ``classes`` and further settings of `TowersConfig`, for heads that are not linear; their embeddings hold
+            the features of both towers.
         seed: of the heads.
 
     Raises:
@@ -61,7 +57,7 @@ def pair_towers(
         text_tower, tokenizer, pooling, normalize = _text_tower(str(text))
         towers = {"vision_model": image_tower, "text_model": text_tower}
         configs = {"vision_config": image_tower.config.to_dict(), "text_config": text_tower.config.to_dict()}
-        whole = not classes and not normalize and pooling == "pooler"
+        whole = not heads and not normalize and pooling == "pooler"
         if (
             whole
             and isinstance(getattr(image_tower.config, "hidden_size", None), int)
@@ -74,18 +70,13 @@ def pair_towers(
             text_features = _text_features(text_tower, pooling)
             config = TowersConfig(
                 **configs,
-                projection_dim=features + text_features + (bank > 0) if classes else width,
+                projection_dim=features + text_features + (heads.get("bank", 0) > 0) if heads else width,
                 vision_features=features,
                 text_features=text_features,
                 vision_pooling=vision_pooling,
                 text_pooling=pooling,
                 text_normalize=normalize,
-                classes=classes,
-                text_hidden=text_hidden,
-                name_share=name_share,
-                name_pull=name_pull,
-                name_gain=name_gain,
-                bank=bank if classes else 0,
+                **heads,
             )
             model = TowersModel(config, **towers)
         processor = transformers.VisionTextDualEncoderProcessor(processor_of(transform), tokenizer)

@@ -89,16 +89,9 @@ def empty_starter(hidden: int, bank: int = BANK_TEXTS) -> TransformersEncoder:
     from recollect.models.pairing import pair_towers
 
     weights, bias = open_efficientnet(IMAGE_TOWER)[1:]
-    encoder = pair_towers(
-        IMAGE_TOWER,
-        TEXT_TOWER,
-        classes=len(weights),
-        text_hidden=hidden,
-        name_share=SHARE,
-        name_pull=NAME_PULL,
-        name_gain=NAME_GAIN,
-        bank=bank,
-    )
+    heads = {"classes": len(weights), "text_hidden": hidden, "name_share": SHARE, "name_pull": NAME_PULL}
+    heads |= {"name_gain": NAME_GAIN, "bank": bank}
+    encoder = pair_towers(IMAGE_TOWER, TEXT_TOWER, heads=heads)
     classifier = {"weight": NAME_SHARPNESS * weights, "bias": NAME_SHARPNESS * bias}
     encoder.model.visual_projection.classifier.load_state_dict(classifier)
     encoder.preset = STARTER
