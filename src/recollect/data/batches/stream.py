@@ -154,14 +154,12 @@ class BatchStream:
         broken: dict[int, list[str]] = {}
         for number in np.unique(sources).tolist():
             places = np.flatnonzero(sources == number)
-            draw = _Draw(self, number, step, view)
-            block = draw.vectorized(indices[places], slots[places]) or draw.one_by_one(indices[places], slots[places])
-            texts[places], ids[places] = block.texts, block.ids
+            rows = _Draw(self, number, step, view).rows(indices[places], slots[places])
+            texts[places], ids[places] = rows.texts, rows.ids
             if self.mixture.sources[number].kind == "label":
-                labels[places] = self.mixture.class_numbers(number, block.labels)
-            blocks.append((places, block.images))
-            if block.broken:
-                broken[number] = block.broken
+                labels[places] = self.mixture.class_numbers(number, rows.labels)
+            blocks.append((places, rows.images))
+            broken |= rows.broken
         kinds = [self.mixture.sources[number].kind for number in sources]
         tokens = tokenize(texts.tolist(), kinds) if tokenize else None
         return Piece(self._assemble(blocks), texts.tolist(), labels, sources, ids.tolist(), broken, tokens)
@@ -230,30 +228,21 @@ class BatchStream:
 
 
 @dataclass(frozen=True)
-class _Block:
-    """Rows of one source; labels are the source's own."""
-
-    images: Tensor
-    texts: list[str]
-    labels: np.ndarray
-    ids: list[str]
-    broken: list[str]
-
-
-@dataclass(frozen=True)
 class _Draw:
-    """Reads samples of one source for one step."""
+    """Reads samples of one source for one step; their labels are the source's own."""
 
     stream: BatchStream
     number: int
     step: int
     view: int
 
-    def vectorized(self, indices: np.ndarray, slots: np.ndarray) -> _Block | None:
-        """A whole block, if the source makes batches; else None."""
+    def rows(self, indices: np.ndarray, slots: np.ndarray) -> Piece:
+        """Some samples of the source, for these rows of the global batch."""
+        made = self.stream.mixture.sources[self.number].makes_batches
+        return self._at_once(indices, slots) if made else self._one_by_one(indices, slots)
+
+    def _at_once(self, indices: np.ndarray, slots: np.ndarray) -> Piece:
         source = self.stream.mixture.sources[self.number]
-        if not source.makes_batches:
-            return None
         images, texts, labels = source.batch(indices, derive_seed(self.stream.seed, "world", self.step, self.view))
         if source.kind == "label" and source.class_names:
             draws = mix(self.stream._key("text"), self.step, slots)
@@ -261,7 +250,8 @@ class _Draw:
             templates = [self.stream.templates[place] for place in number_below(draws, len(self.stream.templates))]
             texts = [fill(each, name) for each, name in zip(templates, names, strict=True)]
         ids = [str(index) for index in indices.tolist()]
-        return _Block(self._bytes(images) if images.dtype == torch.uint8 else images, texts, labels.numpy(), ids, [])
+        images = self._bytes(images) if images.dtype == torch.uint8 else images
+        return Piece(images, texts, labels.numpy(), np.full(len(ids), self.number), ids)
 
     def _bytes(self, pictures: Tensor) -> Tensor:
         """Generated pictures (n, 3, height, width) as (n, size, size, 3); only resized, never cropped."""
@@ -279,7 +269,7 @@ class _Draw:
             return torch.from_numpy(np.stack([transform.pack(picture) for picture in pixels.numpy()]))
         return pixels
 
-    def one_by_one(self, indices: np.ndarray, slots: np.ndarray) -> _Block:
+    def _one_by_one(self, indices: np.ndarray, slots: np.ndarray) -> Piece:
         """One sample after the other; random numbers depend only on the row's place in the global batch."""
         draws = mix(self.stream._key("text"), self.step, slots)
         names = mix(draws, 1)
@@ -293,7 +283,8 @@ class _Draw:
             texts.append(self._text(sample, draws[place], names[place]))
             labels.append(sample.label)
             ids.append(sample.id)
-        return _Block(torch.stack(images), texts, np.array(labels, dtype=np.int64), ids, broken)
+        found, sources = np.array(labels, dtype=np.int64), np.full(len(ids), self.number)
+        return Piece(torch.stack(images), texts, found, sources, ids, {self.number: broken} if broken else {})
 
     def _pixels(self, sample: Sample, seed: int) -> Tensor:
         image, transform = sample.image, self.stream.transform
