@@ -121,7 +121,7 @@ def test_lora_on_another_checkpoint_than_it_began_with_is_refused(start, pairs, 
 
 
 def test_a_frozen_tower_gets_no_adapters(start):
-    towers = add_adapters(load_model(start, "cpu"), 2, 4.0, "image", str(start), 0)
+    towers = add_adapters(load_model(start, "cpu"), Model(str(start), lora=2, lora_alpha=4.0, freeze="image"), 0)
     learning = [name for name, value in towers.named_parameters() if value.requires_grad]
     assert learning
     assert all("text_model." in name and "lora_" in name for name in learning)

@@ -16,6 +16,7 @@ from recollect.models.lora import (
     merged,
     save_lora,
 )
+from recollect.training.options import Model
 from recollect.training.step import EncoderTowers
 
 ADAPTER = "adapter"
@@ -55,37 +56,32 @@ class AdaptedTowers(EncoderTowers):
         return folder
 
 
-def add_adapters(
-    encoder: DualEncoder, rank: int, alpha: float | None, freeze: str, base: str, seed: int
-) -> AdaptedTowers:
+def add_adapters(encoder: DualEncoder, options: Model, seed: int, saved: Path | None = None) -> AdaptedTowers:
     """Adapters on every attention and MLP layer of the towers that are not frozen: A Xavier uniform, B zero.
 
     Args:
-        rank: inner width of the changes.
-        alpha: their scale times the rank; the rank by default, for a scale of 1.
-        freeze: a tower that gets none.
+        encoder: the model that ``options.start`` names.
+        options: rank, scale, and a tower that gets none.
+        seed: of A.
+        saved: what `AdaptedTowers.save` wrote; its adapters are loaded instead.
 
     Raises:
-        UserError: a tower has no such layers, or PEFT is not installed.
+        UserError: a tower has no such layers, PEFT is not installed, or the encoder is not the one that the saved
+            adapters change.
     """
-    options = AdapterOptions(rank=rank, scale=(rank if alpha is None else alpha) / rank, seed=seed)
-    left_out = tuple(prefix for tower, prefix in _TOWERS.items() if tower == freeze)
-    sites = {name: layer for name, layer in adapter_sites(encoder).items() if not name.startswith(left_out)}
-    fingerprint = encoder.fingerprint
-    add_lora(encoder, *initial_weights(sites, options), options.scale)
-    return AdaptedTowers(encoder, base, fingerprint)
-
-
-def adapt_again(encoder: DualEncoder, folder: Path, base: str) -> AdaptedTowers:
-    """The towers that `AdaptedTowers.save` wrote to ``folder``.
-
-    Raises:
-        UserError: the encoder is not the one that they change.
-    """
-    record, fingerprint = read_json(folder / _RECORD), encoder.fingerprint
+    base, fingerprint = options.start, encoder.fingerprint
+    if saved is None:
+        assert options.lora is not None, "asked for"
+        alpha = options.lora if options.lora_alpha is None else options.lora_alpha
+        adapters = AdapterOptions(rank=options.lora, scale=alpha / options.lora, seed=seed)
+        left_out = tuple(prefix for tower, prefix in _TOWERS.items() if tower == options.freeze)
+        sites = {name: layer for name, layer in adapter_sites(encoder).items() if not name.startswith(left_out)}
+        add_lora(encoder, *initial_weights(sites, adapters), adapters.scale)
+        return AdaptedTowers(encoder, base, fingerprint)
+    record = read_json(saved / _RECORD)
     changed = record["base"] != fingerprint
     refuse((changed, f"{base}: not the checkpoint that this run started from. Restore it, or choose another --out."))
-    load_lora(folder, encoder)
+    load_lora(saved, encoder)
     if record["scale"] is not None:
         encoder.set_scale(record["scale"], record["bias"])
     return AdaptedTowers(encoder, base, fingerprint)

@@ -30,7 +30,7 @@ from recollect.data.transforms import ImageTransform
 from recollect.models import PRESETS, DualEncoder, TransformersEncoder, build_model, load_model
 from recollect.models.transformers.families import TextTokens
 from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
-from recollect.training.adapted import AdaptedTowers, adapt_again, add_adapters
+from recollect.training.adapted import AdaptedTowers, add_adapters
 from recollect.training.checkpoints import CONTENT, WHOLE_CONTENT, WRITTEN, Facts
 from recollect.training.checks import (
     OBJECT,
@@ -121,7 +121,7 @@ def assemble_recipe(
     if recipe.model.freeze != "none":
         model.freeze(recipe.model.freeze)
     if recipe.model.lora is not None:
-        towers = _adapted(model, recipe, saved_model)
+        towers = add_adapters(model, recipe.model, recipe.seed, saved_model)
     stream = BatchStream(
         _mixed(sources, data),
         recipe.batch_size,
@@ -205,14 +205,6 @@ def _open(spec: str, kind: Kind | None, data: Data) -> Source:
     refuse((spec.startswith(OBJECT), absent))
     split = data.split if split_of(spec) is None else None  # the split of an address takes precedence
     return open_source(spec, split=split, kind=kind, columns=data.columns(kind), lost_share=data.broken_share)
-
-
-def _adapted(model: DualEncoder, recipe: Recipe, saved: Path | None) -> AdaptedTowers:
-    options = recipe.model
-    assert options.lora is not None, "asked for"
-    if saved is not None:
-        return adapt_again(model, saved, options.start)
-    return add_adapters(model, options.lora, options.lora_alpha, options.freeze, options.start, recipe.seed)
 
 
 def workers_of(recipe: Recipe, sources: Sequence[Source], processes: int) -> int:
