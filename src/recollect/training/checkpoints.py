@@ -120,14 +120,6 @@ def _damage(checkpoint: Path) -> list[str]:
     return damaged_files(checkpoint) if listed.exists() else [f"{CHECKSUMS} is missing"]
 
 
-def remove_newer(folder: Path, checkpoint: Path) -> None:
-    """Remove the damaged checkpoints newer than the one the run resumes from."""
-    for path in _checkpoints(folder):
-        if path.name > checkpoint.name:
-            put_away(path)
-    remove_leftovers(folder)
-
-
 def restore(checkpoint: Path, objective: nn.Module, optimizer: AdamW, averages: Averages | None = None) -> State:
     """Load a checkpoint into objective, optimizer and averages; the model is opened from ``checkpoint/model``.
 
@@ -155,10 +147,13 @@ def restore(checkpoint: Path, objective: nn.Module, optimizer: AdamW, averages: 
     return State(state["step"], state["seen"], (state["loss_scale"][0], state["loss_scale"][1]), state.get("data", {}))
 
 
-def prune_checkpoints(folder: Path, keep: int) -> None:
-    """Remove all but the last ``keep`` checkpoints, and unfinished files of killed processes."""
-    for old in _checkpoints(folder)[:-keep]:
-        put_away(old)
+def prune_checkpoints(folder: Path, keep: int, newest: Path | None = None) -> None:
+    """Remove all but the last ``keep`` checkpoints up to ``newest``, and unfinished files of killed processes."""
+    found = _checkpoints(folder)
+    kept = [path for path in found if newest is None or path.name <= newest.name][-keep:]
+    for path in found:
+        if path not in kept:
+            put_away(path)
     remove_leftovers(folder)
 
 

@@ -126,10 +126,9 @@ def train(
         if place.first:
             held.enter_context(leaves_no_failed_start(out))
         first_decides(lambda: prepare_run_folder(out, recipe, last))
-        run = _Run(recipe, out, parts, place, last, hooks)
+        run = _Run(recipe, out, parts, place, last, hooks, trackers)
         if run.metrics:
             held.callback(run.metrics.close)
-            held.enter_context(run.metrics.shown_by(open_trackers(trackers, out, as_json(recipe), run.state.step)))
         with stop_requests() as request:
             run.finish(request)
             wait_for_all()
@@ -171,7 +170,14 @@ class _Run:
     """The state of a run and everything that updates it."""
 
     def __init__(
-        self, recipe: Recipe, out: Path, parts: Parts, place: ProcessRanks, last: Path | None, hooks: Sequence[Hook]
+        self,
+        recipe: Recipe,
+        out: Path,
+        parts: Parts,
+        place: ProcessRanks,
+        last: Path | None,
+        hooks: Sequence[Hook],
+        trackers: Sequence[Tracker],
     ) -> None:
         self.recipe, self.out, self.place, self.feed, self.hooks = recipe, out, place, parts.feed, hooks
         self.model = parts.model.to(place.device).train()
@@ -190,7 +196,10 @@ class _Run:
         if last:
             restored = checkpoints.restore(last, self.objective, self.optimizer, self.averages)
             self.state = replace(restored, data=parts.data)
-        self.metrics = Metrics(out / "metrics.jsonl", self.state.step) if place.first else None
+        self.metrics: Metrics | None = None
+        if place.first:
+            shown = open_trackers(trackers, out, as_json(recipe), self.state.step)
+            self.metrics = Metrics(out / "metrics.jsonl", self.state.step, shown)
         self.last_line = (self.state.step, time.perf_counter())
         self.measured, self.saved = True, self.state.step
 

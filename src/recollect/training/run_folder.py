@@ -21,7 +21,6 @@ from recollect.training.checkpoints import (
     prune_checkpoints,
     put_away,
     remove_leftovers,
-    remove_newer,
 )
 from recollect.training.trackers import MetricsTracker
 
@@ -160,9 +159,7 @@ def prepare_run_folder(out: Path, recipe: Any, last: Path | None) -> None:
     """
     remove_leftovers(out)
     folder, file = out / "checkpoints", out / "recipe.json"
-    if last:
-        remove_newer(folder, last)
-    prune_checkpoints(folder, recipe.checkpoints_kept)
+    prune_checkpoints(folder, recipe.checkpoints_kept, last)  # newer ones than the last whole one are damaged
     changes = _changes(file, recipe) if file.exists() else {}
     for name, (then, now) in changes.items():
         follows = "; the learning rate schedule now follows the new length" if name == "steps" else ""
@@ -224,12 +221,17 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
 class Metrics:
     """``metrics.jsonl``: one line per logged step; lines after the resumed checkpoint are dropped.
 
+    Args:
+        path: of the file.
+        step: of the checkpoint.
+        trackers: receive every new line too.
+
     Attributes:
         last: last line with a loss; empty before the first.
         measured: last step with an evaluation; 0 before the first.
     """
 
-    def __init__(self, path: Path, step: int) -> None:
+    def __init__(self, path: Path, step: int, trackers: Sequence[MetricsTracker] = ()) -> None:
         self.last: Mapping[str, Any] = {}
         self.measured = 0
         if path.exists():
@@ -242,19 +244,7 @@ class Metrics:
             self.last = steps[-1] if steps else {}
             self.measured = max((read["step"] for _, read in kept if "evaluation" in read), default=0)
         self._file = path.open("a", encoding="utf-8")
-        self._trackers: Sequence[MetricsTracker] = ()
-        self._path = path
-
-    @contextmanager
-    def shown_by(self, trackers: Sequence[MetricsTracker]) -> Iterator[None]:
-        """Send every line to ``trackers`` too while the block runs."""
-        self._trackers = trackers
-        try:
-            yield
-        finally:
-            self._trackers = ()
-            for tracker in trackers:
-                tracker.close()
+        self._trackers, self._path = trackers, path
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Append one line and flush; non-finite numbers become null."""
@@ -279,6 +269,8 @@ class Metrics:
             yield
 
     def close(self) -> None:
+        for tracker in self._trackers:
+            tracker.close()
         with suppress(OSError):  # the failed write has already been reported
             self._file.close()
 
