@@ -12,6 +12,7 @@ from recollect.training.options import Recipe
 
 if TYPE_CHECKING:
     from recollect.training.loop import Hook
+    from recollect.training.step import Towers
 
 SHOWN: Mapping[str, str] = {
     "data.sources": "data",
@@ -94,12 +95,14 @@ class Train:
         return command
 
     def hooks(self) -> "list[Hook]":
-        """What to measure while training.
+        """What to measure while training: figures in percent, by protocol, task and name.
+
+        Sources are opened here, so that a wrong one stops the run before its first step.
 
         Raises:
             UserError: an unknown protocol, or a source that cannot be opened.
         """
-        from recollect.cli.train_hooks import measuring_hooks
+        from recollect.evaluation.protocols import PROTOCOLS
         from recollect.training.checks import check_at_once
         from recollect.training.loop import Hook
 
@@ -110,8 +113,23 @@ class Train:
             return []
         self.recipe.check()
         check_at_once(self.recipe, None, resumed=self.resume)  # before what is measured is opened
-        every = self.recipe.checkpoint_every if self.evaluate_every is None else self.evaluate_every
-        return [Hook(every, measuring_hooks(self.evaluate))]
+        asked = []
+        for word in self.evaluate:
+            name, _, source = word.partition("=")
+            refuse((not source, f"--evaluate {word}: write PROTOCOL=SOURCE"))
+            check_choice(name, PROTOCOLS, f"--evaluate {word}: protocol")
+            asked += [(name, task) for task in PROTOCOLS[name].open(source)]
+
+        def measure(model: "Towers") -> dict[str, float]:
+            encoder = model.encoder
+            assert encoder is not None, "recipes train encoders"
+            return {
+                f"{name}/{task.name}/{figure}": value
+                for name, task in asked
+                for figure, value in PROTOCOLS[name].figures(encoder, task).items()
+            }
+
+        return [Hook(self.evaluate_every or self.recipe.checkpoint_every, measure)]
 
     def run(self) -> None:
         """Train, or list the recipes."""
