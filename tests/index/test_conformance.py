@@ -10,7 +10,7 @@ from index_rows import WIDTH, make_rows
 from recollect.core.errors import UserError
 from recollect.index import Index, Record
 from recollect.index.conformance import check_store
-from recollect.index.index import STORES
+from recollect.index.stores.base import STORES
 from recollect.index.stores.lance import LanceStore
 from recollect.index.stores.milvus import MilvusStore
 from recollect.index.stores.ram import RamStore

@@ -42,11 +42,11 @@ def test_a_renamed_file_is_the_same_row_and_is_not_embedded_again(photos, tmp_pa
     index = build(photos, tmp_path, encoder)
     ids, embedded = set(index.ids), encoder.images
     os.rename(photos / "home" / "2.png", photos / "norway" / "boat.png")
-    index.set_values("stars", {index.find(["home/2.png"])[0]: 5})
+    index.set_captions({index.find(["home/2.png"])[0]: "five stars"})
     index.add(photos)
     assert set(index.ids) == ids
     assert encoder.images == embedded
-    assert index.ids_where("stars = 5") == index.find(["norway/boat.png"])
+    assert index.ids_where("caption = 'five stars'") == index.find(["norway/boat.png"])
 
 
 def test_a_moved_source_keeps_its_rows(photos, tmp_path, encoder):
@@ -175,7 +175,8 @@ def test_early_commits_hold_everything_that_was_read(photos, tmp_path, encoder, 
     monkeypatch.setattr("recollect.index.ingest.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr("recollect.index.samples.BLOCK", 4)
     index = Index.create(tmp_path / "index", width=encoder.width, model=encoder.fingerprint)
-    index._encoder, seen, now[0] = encoder, [], 0.0
+    index.model.use(encoder, "the model")
+    seen, now[0] = [], 0.0
 
     def pass_time(report, total):
         index.refresh()

@@ -181,20 +181,14 @@ def test_what_is_removed_is_nowhere_until_it_is_restored(index):
     assert len(index) == 20
 
 
-def test_values_and_captions_that_the_user_sets(index, encoder):
-    index._encoder = encoder
+def test_captions_that_the_user_sets(index, encoder):
+    index.model.use(encoder, "the model")
     index.insert(make_rows(10))
-    assert index.set_values("stars", {"row 1": 5, "row 2": 3}) == 2
-    assert index.set_values("stars", {"row 1": 5}) == 0
-    assert index.ids_where("stars > 4") == ["row 1"]
     assert index.set_captions({"row 4": "a whale"}) == 1
     (whale,) = index.ids_where("caption = 'a whale'")
     assert index.lookup(encoder.embed_texts(["a whale"]), 1, "text").ids[0, 0] == whale == "row 4"
-    assert index.set_values("stars", {"row 1": None}) == 1
-    with pytest.raises(UserError):
-        index.ids_where("stars > 4")
-    with pytest.raises(UserError):
-        index.set_values("folder", {"row 1": "x"})
+    assert index.set_captions({"row 4": "a whale"}) == 0
+    assert index.set_captions({"row 4": ""}) == 1
     assert len(index.pictures(["row 1"])[0].captions) == 1
 
 

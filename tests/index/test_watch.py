@@ -15,7 +15,7 @@ from recollect.index.watch import FolderWatch, folder_state
 @pytest.fixture
 def followed(photos, tmp_path, encoder):
     index = Index.create(tmp_path / "index", width=encoder.width, model=encoder.fingerprint)
-    index._encoder = encoder
+    index.model.use(encoder, "the model")
     return index, FolderWatch(index, photos)
 
 

@@ -14,7 +14,7 @@ from pages import HOSTILE, color_index, start
 from pictures import encoded
 from recollect.classifiers.classifier import Classifier
 from recollect.core.errors import UserError
-from recollect.index import Index, Minus
+from recollect.index import Index, Minus, Term
 from recollect.web import Page
 
 
@@ -59,7 +59,7 @@ def test_a_search_is_that_of_the_index_itself(shared_page):
         for terms, query in (
             ([{"words": "red"}], "red"),
             ([{"words": "red"}, {"words": "blue", "weight": -0.5}], ["red", Minus("blue", 0.5)]),
-            ([{"id": "green/1.png"}], [index.picture_term("green/1.png")]),
+            ([{"id": "green/1.png"}], [Term(vector=index.vectors(["green/1.png"])[0])]),
         ):
             expected = index.search(query, 60, where=where)
             found = search(shared_page, *terms, where=where)

@@ -68,7 +68,7 @@ class Caption:
             return
         warn_unused(self, "split", "out", why="an index keeps its captions itself.")
         index = Index.open(self.target)
-        index.open_model(self.encoder, self.device, "--encoder")
+        index.model.open(self.encoder, self.device, "--encoder")
         if self.captions is not None:
             warn_unused(self, "asked", "batch_size", why="--captions are read from a file.")
             _take(index, self.captions)

@@ -73,7 +73,7 @@ class Search:
         queries = self._queries()
         index: Index = Index.open(self.index)
         if self.model is not None or self.device is not None:
-            index.open_model(self.model, self.device)
+            index.model.open(self.model, self.device)
         if self.normalize:
             from recollect.efsa.normalization import normalized
 

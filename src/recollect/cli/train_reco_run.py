@@ -37,7 +37,7 @@ def run_reco(options: TrainReco) -> None:
     check_free(options.out, options.resume)
     index = Index.open(options.index)  # what is wrong with it should show before anything is embedded
     check_k(index, options.k)
-    encoder, name = index.open_model(options.model, options.device, option="MODEL")
+    encoder, name = index.model.open(options.model, options.device, option="MODEL")
     recipe = replace(recipe, model=Model(start=name))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(options.out.with_name(f"{options.out.name}.toml")) as unfinished:

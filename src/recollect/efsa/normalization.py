@@ -77,8 +77,8 @@ class NormalisedIndex(Index):
         rest = np.sqrt(np.maximum(most**2 - means.astype(np.float64) ** 2, 0))
         longer = np.concatenate([vectors, means[:, None], rest[:, None]], axis=1) / np.sqrt(1 + most**2)
         made = index.with_vectors(ids, longer.astype(np.float32), scored_by="normalized")
-        super().__init__(made.store, read=made._read)
-        self._encoder, self._labels, self.scored_by = made._encoder, made._labels, made.scored_by
+        super().__init__(made.store, made.model, made._read)
+        self._labels, self.scored_by = made._labels, made.scored_by
         self.settings = settings
         self._factor = np.sqrt(1 + most**2) * np.sqrt(1 + settings.alpha**2)
 

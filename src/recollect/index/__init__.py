@@ -4,7 +4,8 @@ from recollect.index.cutoff import CutOff
 from recollect.index.duplicates import Duplicates
 from recollect.index.filters import Filter, parse_filter
 from recollect.index.hits import Hit, Hits
-from recollect.index.index import NEAR, Index, IndexInfo
+from recollect.index.index import NEAR, Index
+from recollect.index.info import IndexInfo
 from recollect.index.ingest import IngestReport
 from recollect.index.lookup import Found
 from recollect.index.picture import File, Picture

@@ -1,11 +1,12 @@
 """Where the results of a search by words end: a cut-off learned from captions or marks, or estimated from scores."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Float32, Int64
 
+from recollect.core.errors import user_errors
 from recollect.core.seeding import numpy_generator
 
 CAPTION_SHARE = 0.9
@@ -79,6 +80,22 @@ class CutOff:
             return "halfway between the mean score and the best; there is too little to learn it from"
         leaves = f"it leaves {self.above:.1%} of the pictures on average"
         return f"{self.share:.0%} of {self.texts:,} {self.basis} give their own picture this score or more; {leaves}"
+
+
+def index_cut_off(index: Any, share: float = CAPTION_SHARE, seed: int = 0) -> CutOff:
+    """See `Index.cut_off`."""
+    images = index.vectors()
+    if index.texts >= LEAST_CAPTIONS:
+        drawn = numpy_generator("captions", seed).permutation(len(images))[: 4 * MOST_CAPTIONS]
+        ids = index.ids
+        texts = index.vectors([ids[row] for row in drawn.tolist()], "text")
+        spoken = np.flatnonzero(texts.any(axis=1) & images[drawn].any(axis=1))[:MOST_CAPTIONS]
+        if len(spoken) >= LEAST_CAPTIONS:
+            return learn_cut_off(images, texts[spoken], drawn[spoken].astype(np.int64), share, seed)
+    images = images[images.any(axis=1)]
+    few = f"{index.address}: {len(images)} pictures and {index.texts} captions"
+    with user_errors(few, ValueError, then=". Name a score instead."):
+        return estimate_cut_off(images, seed)
 
 
 def moments(

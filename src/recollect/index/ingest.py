@@ -20,6 +20,7 @@ from recollect.core.types import Source
 from recollect.core.validation import refuse
 from recollect.data.sources.images import note
 from recollect.data.sources.reader import BrokenCounter
+from recollect.index.changes import drop_files, upsert_merged
 from recollect.index.picture import File
 from recollect.index.rows import COLUMNS, ROUNDING, Rows
 from recollect.index.samples import BLOCK, Failed, IngestOptions, IngestOutcome, ReadPicture, SampleReader, Unchanged
@@ -209,7 +210,7 @@ class _Writer:
         with self.index.store.writing():
             changed = self._changed(Rows.of_table(self.index.store.rows(ids, COLUMNS)))
             new = self._new([reads for id, reads in self._waiting.items() if id not in {*changed.ids}])
-            self.index.upsert_merged(Rows.joined([changed, new]))
+            upsert_merged(self.index, Rows.joined([changed, new]))
         self.report.updated += len(changed)
         self.report.added += len(new)
         self.report.wordless += sum(not any("captions" in json.loads(f.said) for f in files) for files in new.files)
@@ -267,6 +268,6 @@ class _Writer:
         if hidden:
             note(f"{self.index.address}: {hidden:,} files are in folders that cannot be read now; their pictures stay")
         unwanted = set[tuple[str, str]]().union(*gone.values())
-        self.report.gone += self.index.drop_files(
-            list(gone), lambda file: file.source == self.called and (file.key, file.stamp) in unwanted
+        self.report.gone += drop_files(
+            self.index, list(gone), lambda file: file.source == self.called and (file.key, file.stamp) in unwanted
         )

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float32, Int64, Shaped
 
 from recollect.index.arrow import integer_array
 from recollect.index.filters import Filter
-from recollect.index.rows import By
+from recollect.index.rows import ROUNDING, By
 from recollect.index.stores.base import Nearest, Store
 
 Excluded = Collection[str] | Sequence[str | Collection[str] | None]
@@ -17,6 +17,7 @@ Excluded = Collection[str] | Sequence[str | Collection[str] | None]
 
 _MORE = 32  # vectors asked for beyond k where some of them may not count
 _GROWTH = 4
+_UNSURE = 2.0**-12  # far more than single precision and rounding can be off by
 _FEW = 1_000  # names that are made without importing pandas
 
 
@@ -91,6 +92,22 @@ def look_up(
         exhausted = found.rows.shape[1] < asked or (found.rows[:, -1] < 0).all()
         waiting, asked = waiting[counts.sum(1) < k] if not exhausted else waiting[:0], _GROWTH * asked
     return Found(ids, scores, vectors, captions)
+
+
+def ids_near(
+    store: Store, queries: Float32[np.ndarray, "queries width"], threshold: float, by: By = "image"
+) -> list[str]:
+    """The ids of all pictures with a cosine of at least ``threshold`` to any query; see `Index.near`."""
+    near, k, count = dict[str, None](), 32, store.count()
+    while len(queries) and count:
+        found = look_up(store, queries, min(k, count), by, by, exact=True)
+        assert found.vectors is not None
+        wide = np.einsum("qw,qkw->qk", queries.astype(np.float64), found.vectors.astype(np.float64))
+        reach = (found.scores >= threshold - _UNSURE) & (wide >= threshold - ROUNDING)
+        near |= dict.fromkeys(found.ids[reach].tolist())
+        queries = queries[found.scores[:, -1] >= threshold - _UNSURE] if k < count else queries[:0]
+        k *= 8
+    return list(near)
 
 
 def _first_of_each(rows: np.ndarray) -> Bool[np.ndarray, "queries k"]:

@@ -91,7 +91,7 @@ class Rows:
         files, labels, width, height, taken, camera, folder, phash: as in `Picture`.
         images: encoded bytes, or None.
         metadata: the user's own columns, mappings that JSON can hold.
-        own: what the user set by hand: ``captions``, ``by``, ``values``; and ``said``, what no file says.
+        own: the user's ``captions``, and ``by``, the model that wrote them; and ``said``, what no file says.
         removed: whether the user removed the picture.
     """
 
@@ -241,22 +241,15 @@ def schema(record: Record) -> "pa.Schema":
 
 
 def merged_facts(files: Sequence[File], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Captions, labels and metadata of a row: the union over its files, then what the user set.
-
-    The user's captions come first; the user's values replace those of the sources, and None removes one.
-    """
+    """Captions, labels and metadata of a row: the union over its files; the user's captions come first."""
     captions, labels = dict.fromkeys(own.get("captions", ())), dict[str, None]()
     metadata: dict[str, Any] = {}
     for said in (own.get("said", {}), *(json.loads(file.said) for file in files)):
         captions |= dict.fromkeys(said.get("captions", ()))
         labels |= dict.fromkeys(said.get("labels", ()))
         metadata = {**said.get("metadata", {}), **metadata}
-    metadata |= own.get("values", {})
-    return {
-        "captions": tuple(captions),
-        "labels": tuple(labels),
-        "metadata": {key: value for key, value in metadata.items() if value is not None},
-    }
+    metadata = {key: value for key, value in metadata.items() if value is not None}
+    return {"captions": tuple(captions), "labels": tuple(labels), "metadata": metadata}
 
 
 def _digest(vector: np.ndarray, captions: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from recollect.core.errors import user_errors
 from recollect.core.files import free_file, move_file
 from recollect.data.sources.images import BrokenImageError
+from recollect.index.changes import rename_files
 from recollect.index.index import Index
 from recollect.index.picture import File, Picture
 
@@ -91,7 +92,7 @@ def move_pictures(
                 done.missing.append(picture.id)
     finally:
         if done.files:
-            index.rename_files(list(ids), dict(done.files))
+            rename_files(index, list(ids), dict(done.files))
     return done
 
 
@@ -107,7 +108,7 @@ def move_back(index: Index, ids: Sequence[str], files: Sequence[tuple[str, str]]
             with _told(Path(old).parent):
                 Path(old).parent.mkdir(parents=True, exist_ok=True)
                 back[new] = str(move_file(Path(new), Path(old)))
-    index.rename_files(list(ids), back)
+    rename_files(index, list(ids), back)
     return len(back)
 
 

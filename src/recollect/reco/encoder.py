@@ -57,7 +57,7 @@ class RetrievalEnhancedEncoder(Encoder):
     ) -> None:
         check_choice(mode, ("image", "text", "both"), "mode")
         fingerprint = model.fingerprint
-        index.check_encoder(model, "the encoder")
+        index.model.check(model, "the encoder")
         settings = fusion.settings
         missing = next((modality for modality in modalities_of(mode) if not settings.refines(modality)), None)
         refuse(

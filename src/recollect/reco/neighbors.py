@@ -130,7 +130,7 @@ def find_neighbors(
     Raises:
         UserError: another model, or an index with fewer than k pictures.
     """
-    index.check_model(pairs.model, "the training pairs'")
+    index.model.check_fingerprint(pairs.model, "the training pairs'")
     check_k(index, k)
     values: dict[str, Tensor] = {}
     rows: dict[str, Tensor] = {}

@@ -214,7 +214,8 @@ class Additions:
         with self._lock:
             if self._added is not None and self._added.busy:
                 raise UserError("another folder is being added. Wait until it is done.")
-            self._added = FolderFiller(self._library.index.again(), path, watch=False)
+            index = self._library.index
+            self._added = FolderFiller(Index.open(index.address, index.model), path, watch=False)
             self._added.start()
 
     @property

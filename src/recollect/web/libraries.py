@@ -126,13 +126,12 @@ class Libraries:
             if key not in places:
                 raise UserError("this library is not known here. Open it by its folder.")
             name, address = places[key]
-            index = Index.open(address)
-            self.first.library.index.share_model(index)
+            index = Index.open(address, self.first.library.index.model)
             session = self._session_of(index)
             session.library.name, session.local = name, self.first.local
             folder = self._folders.get(key) or _folder_of(index)
             if folder is not None:
-                session.additions.watched = FolderFiller(index.again(), folder)
+                session.additions.watched = FolderFiller(Index.open(index.address, index.model), folder)
             session.start()
             self._open[key] = session, self._app_of(session, self)
             return self._open[key]

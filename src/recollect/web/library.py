@@ -182,9 +182,8 @@ class Library:
         with self._lock:
             place = _place_of(self.index)
             if place != self._place:  # built again at the same address
-                other = Index.open(self.index.address)
-                other.check_model(self.index.record.model, "the model of this page")
-                self.index.share_model(other)
+                other = Index.open(self.index.address, self.index.model)
+                other.model.check_fingerprint(self.index.record.model, "the model of this page")
                 self.index, self._place = other, place
             self.index.refresh()
             if self.index is not self._view.index or self.index.version != self._view.version:

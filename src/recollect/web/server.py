@@ -17,7 +17,7 @@ from recollect.core.paths import check_writable
 from recollect.core.progress import output, printable
 from recollect.core.types import Encoder, caption_prefix
 from recollect.index import Index, Record
-from recollect.index.index import encoder_and_name
+from recollect.index.model import encoder_and_name
 from recollect.models.pretrained import STARTER
 from recollect.models.starter.words import noted_fingerprint, starter_words
 from recollect.web.folder import FolderFiller, check_folder, open_folder, pictures_in
@@ -194,7 +194,7 @@ def folder_page(folder: Path, model: Encoder | str | None = None, **options: Any
     check_folder(folder)
     index = open_folder(folder, *_model_of_folder(model))
     page = Page(index, **options)
-    page.session.additions.watched = FolderFiller(index.again(), folder)
+    page.session.additions.watched = FolderFiller(Index.open(index.address, index.model), folder)
     page.session.library.name = folder.resolve().name
     return page
 
@@ -270,7 +270,7 @@ def _session(index: Index, labels: Path | None, out: Path | None) -> Session:
     check_writable(out, "--out")
     page = (folder or file.parent) / "page"
     store = LabelStore(file)
-    index.open_words()  # a model that cannot be opened is reported now
+    index.model.open_words()  # a model that cannot be opened is reported now
     if folder is not None and labels is not None:
         _note_read_only(folder, store.path)
     return Session(index, store, out or (labels.parent if labels else page) / "classifiers")

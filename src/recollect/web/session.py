@@ -21,7 +21,7 @@ from recollect.index.annotations import LABELED
 from recollect.index.cutoff import LEAST_CAPTIONS, learn_cut_off
 from recollect.index.facets import FACETS, Arrangement, arranged
 from recollect.index.filters import ids_in
-from recollect.index.index import query_notes
+from recollect.index.search import query_notes
 from recollect.web.actions import Actions
 from recollect.web.duplicates import DuplicateFinder
 from recollect.web.folder import Additions
@@ -254,7 +254,7 @@ class Session:
         return f"{cut.basis} {cut.texts}" if cut is not None else ""
 
     def _notes(self, query: Query) -> list[str]:
-        return list(query_notes(query, self.library.index.embeds([query])))
+        return list(query_notes(query, self.library.index.model.part_for([query])))
 
     @property
     def cannot_adapt(self) -> str | None:
@@ -356,7 +356,8 @@ class Session:
                 raise UserError("one of the terms is empty. Type what to look for, or remove it.")
             return Term(words=term.words, weight=term.weight)
         if term.id is not None:
-            return self.library.index.picture_term(term.id, term.weight)
+            vector = self.library.index.vectors([term.id])[0]
+            return Term(vector=vector, weight=term.weight, name=f"picture {term.id[:8]}")
         vector, _ = self._uploaded(str(term.upload))
         return replace(Query.vector(vector, "the uploaded image").terms[0], weight=term.weight)
 

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float32, Int64
 
 from recollect.core.errors import UserError
+from recollect.core.plugins import Table
 from recollect.index.filters import Filter, FilterColumns
 from recollect.index.rows import By, Record
 
@@ -152,3 +154,24 @@ def mean_of_captions(
         norm = np.linalg.norm(mean)
         out[row] = mean / norm if norm > 0 else 0
     return out
+
+
+STORES: Table[str] = Table("stores", {"milvus": "recollect.index.stores.milvus:MilvusStore"})
+"""The class of the store behind an address such as ``milvus://...``; any other address is the folder of a `LanceStore`.
+
+Besides the methods of `Store` such a class has ``create(address, record)`` and ``exists(address)``, and is made from
+an address and a version (None for the newest).
+"""
+
+
+def store_class(address: str) -> Any:
+    """The class of the store that an address names."""
+    scheme, mark, _ = address.partition("://")
+    if not mark:
+        return resolve_name("recollect.index.stores.lance:LanceStore")
+    if scheme not in STORES:
+        known = ", ".join(f"{name}://" for name in STORES)
+        raise UserError(
+            f"{address}: not the address of an index. Use a folder, or an address that starts with {known}."
+        )
+    return resolve_name(STORES[scheme])

@@ -1,0 +1,51 @@
+"""What an index holds, counted."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from recollect.index.rows import Record
+from recollect.index.stores.ivf import Accelerator
+
+
+@dataclass(frozen=True)
+class IndexInfo:
+    """What an index holds.
+
+    Attributes:
+        pictures, texts: how many pictures, and how many of them have a caption.
+        captions: how many captions there are.
+        sources: pictures of each source.
+        places: folders, files or hub ids of each source.
+        columns: names that filters know, with their type.
+        removed: pictures that the user removed.
+    """
+
+    address: str
+    pictures: int
+    texts: int
+    captions: int
+    sources: dict[str, int]
+    places: dict[str, tuple[str, ...]]
+    columns: dict[str, str]
+    removed: int
+    record: Record
+    version: int
+    accelerators: tuple[Accelerator, ...] = ()
+
+
+def index_info(index: Any) -> IndexInfo:
+    """See `Index.info`."""
+    sources, places, captions = Counter[str](), dict[str, dict[str, None]](), 0
+    for table in index.store.scan(["files", "captions"]):
+        captions += sum(map(len, table["captions"].to_pylist()))
+        for files in table["files"].to_pylist():
+            sources.update({file["source"] for file in files})
+            for file in files:
+                places.setdefault(file["source"], {})[file["place"]] = None
+    removed = sum(table.num_rows for table in index.store.scan(["id"], removed=True))
+    return IndexInfo(
+        index.address, len(index), index.texts, captions, dict(sources),
+        {source: tuple(filter(None, each)) for source, each in places.items()},
+        index.columns(), removed, index.record, index.version, index.accelerators(),
+    )  # fmt: skip
