@@ -16,11 +16,10 @@ from recollect.evaluation.retrieval import (
     asked_texts,
     compare_methods,
     first_match,
-    merged_tasks,
     recall_rows,
     retrieval,
 )
-from recollect.evaluation.tasks.retrieval import RetrievalTask
+from recollect.evaluation.tasks.retrieval import RetrievalTask, merged_tasks
 from recollect.index import Hit, Hits, Picture
 from recollect.models import build_model
 from recollect.testing import SampleList

@@ -28,7 +28,7 @@ from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.results import Result
 from recollect.evaluation.retrieval import retrieval
 from recollect.evaluation.tasks.classification import ClassificationTask, Division
-from recollect.evaluation.tasks.opening import OpenedTasks, Purpose, Selection, open_tasks
+from recollect.evaluation.tasks.opening import OpenedTasks, Purpose, open_tasks
 from recollect.evaluation.tasks.retrieval import RetrievalTask, retrieval_task
 from recollect.evaluation.tuned import TuningRequest
 from recollect.evaluation.zero_shot import zero_shot
@@ -117,11 +117,11 @@ class StudyEvaluation:
     def tasks(self, what: TaskKind) -> OpenedTasks:
         """Open the classification sets of one kind."""
         if what == "synonyms":
-            return open_tasks(renamed_classes(self.synonyms), "zero-shot") if self.synonyms else OpenedTasks(())
+            return open_renamed(self.synonyms) if self.synonyms else OpenedTasks(())
         specs = {"few-shot": self.few_shot, "zero-shot": self.zero_shot, "probe": self.probe}[what]
         suite = self.probe_suite if what == "probe" else self.suite
         purpose: Purpose = "zero-shot" if what == "zero-shot" else "few-shot"
-        return open_tasks(Selection(specs, suite), purpose) if specs or suite else OpenedTasks(())
+        return open_tasks(specs, purpose, suite) if specs or suite else OpenedTasks(())
 
     def asked(self, task: ClassificationTask) -> ClassificationTask:
         """The task with as many queries as are asked."""
@@ -131,9 +131,10 @@ class StudyEvaluation:
         return replace(task, query=Subset(task.query, np.flatnonzero(each.groupby(each).cumcount() < self.queries)))
 
 
-def renamed_classes(specs: tuple[str, ...]) -> Selection:
+def open_renamed(specs: tuple[str, ...]) -> OpenedTasks:
     """Sources with a column ``synonyms``, to be asked for under both names of their classes."""
-    return Selection(specs, columns=Columns(synonyms="synonyms"), division=Division(support=None), synonyms=True)
+    columns, division = Columns(synonyms="synonyms"), Division(support=None)
+    return open_tasks(specs, "zero-shot", columns=columns, division=division, synonyms=True)
 
 
 def _pool(spec: str) -> RetrievalTask:

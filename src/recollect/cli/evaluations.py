@@ -33,13 +33,13 @@ from recollect.evaluation.clip_benchmark import CLIP_BENCHMARK_TASKS, save_clip_
 from recollect.evaluation.entities import entities, open_entities
 from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.multilabel import multilabel, multilabel_task
-from recollect.evaluation.pools import CaptionedPool, PoolSelection, open_pools
+from recollect.evaluation.pools import CaptionedPool, open_pools
 from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.results import Result, ResultRow, check_place, save_together
 from recollect.evaluation.retrieval import DIRECTIONS, Comparison, compare_methods, retrieval
 from recollect.evaluation.tasks.catalogue import captioned_specs
 from recollect.evaluation.tasks.classification import ClassificationTask, Division
-from recollect.evaluation.tasks.opening import OpenedTasks, Selection, open_tasks
+from recollect.evaluation.tasks.opening import OpenedTasks, open_tasks
 from recollect.evaluation.zero_shot import zero_shot
 from recollect.models import load_model
 from recollect.models.dual import DualEncoder
@@ -56,16 +56,16 @@ def open_data(
     division = Division(options.support, options.query, options.within)
     if purpose == "zero-shot" and options.within is None:
         division = replace(division, support=None)
-    selection = Selection(
+    return open_tasks(
         options.data,
+        purpose,
         options.suite,
-        options.copies,
-        division,
-        prompt_templates(options),
-        columns_of(options, synonyms),
-        synonyms is not None,
+        copies=options.copies,
+        division=division,
+        templates=prompt_templates(options),
+        columns=columns_of(options, synonyms),
+        synonyms=synonyms is not None,
     )
-    return open_tasks(selection, purpose)
 
 
 def require_data(options: LabeledData, *unread: str, command: str = "") -> None:
@@ -290,7 +290,7 @@ def run_retrieval(options: Retrieval) -> None:
     columns = Columns(image=options.image_column, caption=options.caption_column)
     more, left_out = captioned_specs(options.suite, options.copies, columns) if options.suite else ((), ())
     specs = (*options.data, *more)
-    pools = open_pools(PoolSelection(specs, options.pool, options.captions, split=options.split, columns=columns))
+    pools = open_pools(specs, options.pool, options.captions, split=options.split, columns=columns)
     comparison = Comparison(methods, options.episode, options.queries, depths=options.depths)
 
     def evaluate(encoder: Encoder, pool: CaptionedPool, prefix: Kind | None, **given: Any) -> Result:

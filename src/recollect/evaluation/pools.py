@@ -1,7 +1,7 @@
 """Opens pools of images to search, with their captions."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -13,8 +13,8 @@ from recollect.data.sources.columns import Columns
 from recollect.data.sources.generated import is_generated
 from recollect.efsa.batch import number_texts
 from recollect.efsa.caption_file import captions_of
-from recollect.evaluation.retrieval import PoolCaptions, merged_tasks
-from recollect.evaluation.tasks.retrieval import RetrievalTask, retrieval_task
+from recollect.evaluation.retrieval import PoolCaptions
+from recollect.evaluation.tasks.retrieval import RetrievalTask, merged_tasks, retrieval_task
 
 PoolKind = Literal["single", "merged"]
 
@@ -50,25 +50,6 @@ CAPTION_KINDS: Mapping[str, Callable[[Source], PoolCaptions]] = {"held-out": hel
 
 
 @dataclass(frozen=True)
-class PoolSelection:
-    """Images to search, and captions to learn from.
-
-    Attributes:
-        data: sources with captions, which are the queries.
-        pool: one pool per source, or all sources as one pool.
-        captions: captions to learn from, for all sources or one per source with commas between: a name of ``kinds``,
-            ``column:NAME``, or a .jsonl file of `recollect caption`; None for none.
-    """
-
-    data: Sequence[str]
-    pool: PoolKind = "single"
-    captions: str | None = None
-    kinds: Mapping[str, Callable[[Source], PoolCaptions]] = field(default_factory=lambda: CAPTION_KINDS)
-    split: str = "test"
-    columns: Columns = field(default_factory=Columns)
-
-
-@dataclass(frozen=True)
 class CaptionedPool:
     """Queries, images, and captions to learn from, if any."""
 
@@ -76,47 +57,54 @@ class CaptionedPool:
     captions: PoolCaptions | None
 
 
-def open_pools(selection: PoolSelection) -> list[CaptionedPool]:
-    """Open everything that is selected.
+def open_pools(
+    data: Sequence[str],
+    pool: PoolKind = "single",
+    captions: str | None = None,
+    *,
+    kinds: Mapping[str, Callable[[Source], PoolCaptions]] = CAPTION_KINDS,
+    split: str = "test",
+    columns: Columns | None = None,
+) -> list[CaptionedPool]:
+    """Open images to search, and captions to learn from.
+
+    Args:
+        data: sources with captions, which are the queries.
+        pool: one pool per source, or all sources as one pool.
+        captions: captions to learn from, for all sources or one per source with commas between: a name of ``kinds``,
+            ``column:NAME``, or a .jsonl file of `recollect caption`; None for none.
+        split: of each source, unless its address names one.
 
     Raises:
         UserError: no data, no such source, or captions of another source.
     """
-    refuse((not selection.data, "no data. Name it with --data SOURCE ..."))
-    words = [None] * len(selection.data) if selection.captions is None else selection.captions.split(",")
+    refuse((not data, "no data. Name it with --data SOURCE ..."))
+    words = [None] * len(data) if captions is None else captions.split(",")
     if len(words) == 1:
-        words *= len(selection.data)
-    if len(words) != len(selection.data):
+        words *= len(data)
+    if len(words) != len(data):
         raise UserError(
-            f"--captions {selection.captions}: {len(words)} kinds for {len(selection.data)} sources. Name one kind, or "
-            "one per source with commas between."
+            f"--captions {captions}: {len(words)} kinds for {len(data)} sources. Name one kind, or one per source with "
+            "commas between."
         )
-    each = [_open(spec, word, selection) for spec, word in zip(selection.data, words, strict=True)]
-    return [_merged(each)] if selection.pool == "merged" else each
-
-
-def _open(spec: str, word: str | None, selection: PoolSelection) -> CaptionedPool:
-    split = _split(spec, selection.split)
-    task = retrieval_task(spec, split=split, columns=selection.columns)
-    if word is None:
-        return CaptionedPool(task, None)
-    return CaptionedPool(task, _captions(task, word, selection, spec))
-
-
-def _split(spec: str, split: str) -> str | None:
-    return None if is_generated(spec) or "split=" in spec else split
-
-
-def _captions(task: RetrievalTask, word: str, selection: PoolSelection, spec: str) -> PoolCaptions:
-    if word in selection.kinds:
-        return selection.kinds[word](task.images)
-    if word.startswith(_COLUMN):
-        columns = Columns(image=selection.columns.image, caption=word.removeprefix(_COLUMN))
-        source = open_source(spec, split=_split(spec, selection.split), kind="caption", columns=columns)
-        return PoolCaptions(tuple(next(iter(source.texts(row)), None) for row in range(len(source))))
-    if not word.endswith(".jsonl"):
-        raise UserError(f"--captions {word}: write {', '.join(selection.kinds)}, column:NAME, or name a .jsonl file")
-    return PoolCaptions(captions_of(Path(word), task.images))
+    pools = []
+    for spec, word in zip(data, words, strict=True):
+        own = None if is_generated(spec) or "split=" in spec else split
+        task = retrieval_task(spec, split=own, columns=columns)
+        if word is None:
+            known = None
+        elif word in kinds:
+            known = kinds[word](task.images)
+        elif word.startswith(_COLUMN):
+            named = Columns(image=columns.image if columns else None, caption=word.removeprefix(_COLUMN))
+            source = open_source(spec, split=own, kind="caption", columns=named)
+            known = PoolCaptions(tuple(next(iter(source.texts(row)), None) for row in range(len(source))))
+        elif word.endswith(".jsonl"):
+            known = PoolCaptions(captions_of(Path(word), task.images))
+        else:
+            raise UserError(f"--captions {word}: write {', '.join(kinds)}, column:NAME, or name a .jsonl file")
+        pools.append(CaptionedPool(task, known))
+    return [_merged(pools)] if pool == "merged" else pools
 
 
 def _merged(pools: Sequence[CaptionedPool]) -> CaptionedPool:

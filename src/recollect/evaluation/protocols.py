@@ -12,7 +12,7 @@ from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.results import Result, ResultRow
 from recollect.evaluation.retrieval import retrieval
 from recollect.evaluation.tasks.classification import ClassificationTask, Division
-from recollect.evaluation.tasks.opening import Selection, open_tasks
+from recollect.evaluation.tasks.opening import open_tasks
 from recollect.evaluation.tasks.retrieval import retrieval_task
 from recollect.evaluation.zero_shot import zero_shot
 
@@ -45,7 +45,7 @@ class Measurement:
 
 def _labeled(spec: str, purpose: Literal["few-shot", "zero-shot"]) -> Sequence[ClassificationTask]:
     division = Division(support=None) if purpose == "zero-shot" else Division()
-    return open_tasks(Selection(data=(spec,), division=division), purpose).tasks
+    return open_tasks((spec,), purpose, division=division).tasks
 
 
 def _with_examples(spec: str) -> list[ClassificationTask]:

@@ -11,7 +11,6 @@ from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Kind, caption_prefix
 from recollect.core.validation import check_choice
-from recollect.data.sources.subset import Joined
 from recollect.efsa.cost import Cost, measured
 from recollect.efsa.methods import SEARCH_METHODS, Method, Prepared, SearchContext
 from recollect.efsa.options import EpisodeOptions
@@ -61,7 +60,7 @@ def retrieval(
     features = image_features(encoder, task.images, cache)
     task, images = keep_images(task, features.rows), features.images
     texts = encoder.embed_texts(task.texts, prefix).numpy()
-    asked = _asked(task)
+    asked = _query_groups(task)
     if not asked[DIRECTIONS[0]].asked.any():
         raise UserError(f"{task.name}: every picture is marked ambiguous, so there are no queries")
     ranks = streaming_ranks(images, texts, task.matches)
@@ -101,31 +100,27 @@ class QueryGroups:
     clusters: Shaped[np.ndarray, " n"]
 
 
-def _asked(task: RetrievalTask, reserved: frozenset[str] = frozenset()) -> dict[str, QueryGroups]:
-    """The queries of each direction."""
+def _query_groups(
+    task: RetrievalTask, reserved: frozenset[str] = frozenset(), most: int | None = None, seed: int = 0
+) -> dict[str, QueryGroups]:
+    """The queries of each direction; at most ``most`` texts of each domain, drawn at random."""
     ambiguous, domains = np.array(task.ambiguous, dtype=bool), np.array(task.domains)
     certain = np.array([not ambiguous[list(found)].all() for found in task.matches])
-    free = np.array([text not in reserved for text in task.texts])
+    asked = certain & np.array([text not in reserved for text in task.texts])
     first = np.array([found[0] for found in task.matches])
     origins = np.array(task.images.source_names)
+    text_domains = np.array(_text_domains(task, origins))
+    if most is not None:
+        drawn = np.zeros_like(asked)
+        for domain in sorted(set(text_domains.tolist())):
+            rows = np.flatnonzero(asked & (text_domains == domain))
+            drawn[numpy_generator("queries", seed, domain).permutation(rows)[:most]] = True
+        asked = drawn
     texts = np.arange(len(task.images)) - len(task.images)  # an image without a text is its own cluster
     for text, found in reversed(list(enumerate(task.matches))):
         texts[list(found)] = text
-    by_text = QueryGroups(certain & free, np.array(_text_domains(task, origins)), origins[first], first)
+    by_text = QueryGroups(asked, text_domains, origins[first], first)
     return dict(zip(DIRECTIONS, (by_text, QueryGroups(~ambiguous, domains, origins, texts)), strict=True))
-
-
-def _sampled(task: RetrievalTask, reserved: frozenset[str], number: int | None, seed: int) -> dict[str, QueryGroups]:
-    """At most ``number`` texts of each domain, drawn at random."""
-    asked = _asked(task, reserved)
-    if number is None:
-        return asked
-    texts = asked[DIRECTIONS[0]]
-    chosen = np.zeros(len(texts.asked), dtype=bool)
-    for domain in sorted(set(texts.domains.tolist())):
-        rows = np.flatnonzero(texts.asked & (texts.domains == domain))
-        chosen[numpy_generator("queries", seed, domain).permutation(rows)[:number]] = True
-    return asked | {DIRECTIONS[0]: replace(texts, asked=chosen)}
 
 
 def _text_domains(task: RetrievalTask, origins: np.ndarray) -> list[str]:
@@ -148,7 +143,7 @@ def _text_domains(task: RetrievalTask, origins: np.ndarray) -> list[str]:
 def asked_texts(task: RetrievalTask, captions: PoolCaptions | None, queries: int | None, seed: int = 0) -> list[int]:
     """Indices of the texts that `compare_methods` uses as queries."""
     reserved = captions.reserved if captions is not None else frozenset[str]()
-    return np.flatnonzero(_sampled(task, reserved, queries, seed)[DIRECTIONS[0]].asked).tolist()
+    return np.flatnonzero(_query_groups(task, reserved, queries, seed)[DIRECTIONS[0]].asked).tolist()
 
 
 def recall_rows(
@@ -263,7 +258,7 @@ def compare_methods(
     task, vectors = keep_images(task, features.rows), features.images
     index = source_index(encoder, task.images, captions.captions, vectors)
     setting = SearchContext(encoder, index, comparison.episode, PixelCache(encoder.transform))
-    asked = _sampled(task, captions.reserved, comparison.queries, comparison.seed)
+    asked = _query_groups(task, captions.reserved, comparison.queries, comparison.seed)
     texts = asked[DIRECTIONS[0]].asked
     if not texts.any():
         raise UserError(f"{task.name}: no queries are left, since all texts are captions of the pool")
@@ -340,26 +335,3 @@ def _image_ranks(
     kept = [number for number, text in enumerate(task.texts) if text not in reserved]
     texts = encoder.embed_texts([task.texts[number] for number in kept], caption_prefix(encoder)).numpy()
     return streaming_ranks(images, texts, [task.matches[number] for number in kept]).images
-
-
-def merged_tasks(tasks: Sequence[RetrievalTask], name: str = "") -> RetrievalTask:
-    """Merge pools; a text of several pools is one query that matches in all (EFSA, Table 3)."""
-    if len(tasks) == 1:
-        return tasks[0]
-    images = Joined(tuple(task.images for task in tasks), name)
-    offsets = np.cumsum([0, *(len(task.images) for task in tasks)]).tolist()
-    matches: dict[str, tuple[int, ...]] = {}
-    counts: dict[str, int] = {}
-    for task, offset in zip(tasks, offsets, strict=False):
-        for text, found, count in zip(task.texts, task.matches, task.counts, strict=True):
-            matches[text] = matches.get(text, ()) + tuple(offset + row for row in found)
-            counts[text] = counts.get(text, 0) + count
-    return RetrievalTask(
-        name or images.name,
-        images,
-        tuple(matches),
-        tuple(matches.values()),
-        tuple(counts.values()),
-        tuple(domain for task in tasks for domain in task.domains),
-        tuple(flag for task in tasks for flag in task.ambiguous),
-    )

@@ -13,7 +13,7 @@ from recollect.core.types import Source
 from recollect.core.validation import refuse
 from recollect.efsa.options import EpisodeOptions
 from recollect.evaluation.features import FeatureCache
-from recollect.evaluation.pools import CAPTION_KINDS, CaptionedPool, PoolKind, PoolSelection, open_pools
+from recollect.evaluation.pools import CAPTION_KINDS, CaptionedPool, PoolKind, open_pools
 from recollect.evaluation.retrieval import DIRECTIONS, Comparison, PoolCaptions, compare_methods
 from recollect.models import DualEncoder, load_model
 from recollect.objectives import Base
@@ -46,7 +46,7 @@ _PAPER_TEACHER = "openai/clip-vit-large-patch14"
 
 @dataclass(frozen=True)
 class Captions:
-    """One way to caption a pool; ``kind`` as in `PoolSelection.captions`."""
+    """One way to caption a pool; ``kind`` as in `open_pools`."""
 
     label: str
     kind: str
@@ -240,4 +240,5 @@ def _pools(
     def reworded(source: Source) -> PoolCaptions:
         return corrupted_captions(source, captions.corruption)
 
-    return open_pools(PoolSelection(data, pool, captions.kind, {**CAPTION_KINDS, "reworded": reworded}, split))
+    kinds = {**CAPTION_KINDS, "reworded": reworded}
+    return open_pools(data, pool, captions.kind, kinds=kinds, split=split)

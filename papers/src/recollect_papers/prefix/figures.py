@@ -15,7 +15,7 @@ from recollect.data.sources.generated import is_generated
 from recollect.data.sources.subset import Subset
 from recollect.evaluation.features import class_prompts
 from recollect.evaluation.tasks.classification import ClassificationTask, keep_classes
-from recollect.evaluation.tasks.opening import Selection, open_tasks
+from recollect.evaluation.tasks.opening import open_tasks
 from recollect.models import load_model
 from recollect_papers.engine import papers_words, report
 from recollect_papers.prefix.attention import attention_figure, attention_map, own_prefixes, reading_name
@@ -92,7 +92,7 @@ def figure_6(options: StudyOptions) -> StudyReport:
 
 
 def _label_task(options: StudyOptions) -> ClassificationTask:
-    return open_tasks(Selection(prefix_world(options).own), "zero-shot").tasks[0]
+    return open_tasks(prefix_world(options).own, "zero-shot").tasks[0]
 
 
 def _some_classes(task: ClassificationTask, count: int) -> ClassificationTask:

@@ -12,7 +12,7 @@ from recollect.core.errors import UserError
 from recollect.core.types import Kind
 from recollect.evaluation.retrieval import DIRECTIONS
 from recollect.evaluation.tasks.classification import RENAMED
-from recollect.evaluation.tasks.opening import Selection, open_tasks
+from recollect.evaluation.tasks.opening import open_tasks
 from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy, printed
 from recollect_papers.measurements import Measurements
 from recollect_papers.prefix.world import (
@@ -26,7 +26,7 @@ from recollect_papers.prefix.world import (
     read_at,
     seeds,
 )
-from recollect_papers.runs import StudyEvaluation, renamed_classes
+from recollect_papers.runs import StudyEvaluation, open_renamed
 from recollect_papers.study import StudyOptions, over
 
 _LABELS: dict[LabelSets, str] = {
@@ -58,10 +58,10 @@ def _reading(arm: PrefixArm) -> Kind | None:
 def sets_of(chosen: PrefixWorld) -> dict[str, Any]:
     """Which sets figures are means of: the small label set's ``own`` test images and their shifts of domain, its
     classes under their ``names`` and ``synonyms``, and sets of ``unseen`` classes by column."""
-    own = open_tasks(Selection(chosen.own), "zero-shot").tasks
-    renamed = open_tasks(renamed_classes(chosen.synonyms), "zero-shot").tasks if chosen.synonyms else own
+    own = open_tasks(chosen.own, "zero-shot").tasks
+    renamed = open_renamed(chosen.synonyms).tasks if chosen.synonyms else own
     unseen: dict[str, list[str]] = {}
-    for task in open_tasks(Selection(chosen.unseen, chosen.suite), "zero-shot").tasks:
+    for task in open_tasks(chosen.unseen, "zero-shot", chosen.suite).tasks:
         unseen.setdefault(task.group or task.name, []).append(task.name)
     names, synonyms = ([task.name for task in renamed if task.shift == shift] for shift in RENAMED)
     shifts = [task.name for task in own if task.shift not in RENAMED]
@@ -87,7 +87,7 @@ def _probed(options: StudyOptions, arms: Sequence[PrefixArm]) -> Measurements:
     """Linear probes; the accuracy is each set's own metric."""
     chosen = prefix_world(options)
     found = _measured(arms, options, chosen.probes(), templates=False)
-    shift_of = {task.name: task.shift for task in open_tasks(Selection(chosen.own), "few-shot").tasks}
+    shift_of = {task.name: task.shift for task in open_tasks(chosen.own, "few-shot").tasks}
     data = found.context["data"]
     names = [name for name in data if shift_of.get(name) == ""] or data[:1]
     shifts = [name for name in data if shift_of.get(name)]

@@ -13,7 +13,7 @@ from recollect.data.sources import open_source, split_of
 from recollect.data.sources.subset import Subset
 from recollect.evaluation.entities import open_entities
 from recollect.evaluation.tasks.classification import ClassificationTask
-from recollect.evaluation.tasks.opening import Selection, open_tasks
+from recollect.evaluation.tasks.opening import open_tasks
 from recollect.evaluation.tasks.retrieval import RetrievalTask, retrieval_task
 from recollect.index import NEAR
 from recollect.models import load_model
@@ -160,11 +160,11 @@ def _full(options: StudyOptions, label: str, classify: bool) -> Bench:
 def _sets(options: StudyOptions) -> dict[str, list[ClassificationTask]]:
     """The six sets of Table 1, or the suite that the user names, as far as they can be opened."""
     if options.suite:
-        found = open_tasks(Selection(suite=options.suite), "zero-shot").tasks
+        found = open_tasks((), "zero-shot", options.suite).tasks
         return {task.name: [task] for task in found}
     opened: dict[str, list[ClassificationTask]] = {}
     for suite in ("lixp-21", "prefix-11"):
-        for task in open_tasks(Selection(suite=suite), "zero-shot").tasks:
+        for task in open_tasks((), "zero-shot", suite).tasks:
             if task.name in PAPERS_SETS.values():
                 opened[task.name] = [task]
     if not opened:

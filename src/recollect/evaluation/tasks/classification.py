@@ -97,15 +97,9 @@ def classification_task(
         )
     if len(present) < 2:
         raise UserError(f"{spec}: only one class, '{names[present[0]]}'. Two or more are needed.")
-    kept = tuple(names[label] for label in present)
-    renumber = np.full(len(names), NO_LABEL, dtype=np.int64)
-    renumber[present] = np.arange(len(present))
-    parts: list[Source] = [
-        Subset(part, np.arange(len(part)), class_names=kept, renumber=renumber) if kept != names else part
-        for part in (support, query)
-    ]
     name = name or query.name.replace(":test", "").replace(":query", "")
-    return ClassificationTask(name, parts[0], parts[1], kept, templates)
+    task = ClassificationTask(name, support, query, names, templates)
+    return task if len(present) == len(names) else keep_classes(task, present)
 
 
 def keep_classes(task: ClassificationTask, kept: np.ndarray) -> ClassificationTask:

@@ -1,7 +1,7 @@
 """Opens classification tasks from sources and suites."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from recollect.core.errors import UserError
@@ -10,7 +10,8 @@ from recollect.core.validation import check_choice
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.generated import is_generated
-from recollect.evaluation.tasks.catalogue import own_copies, suite
+from recollect.evaluation.tasks.catalogue import own_copies
+from recollect.evaluation.tasks.catalogue import suite as suite_entries
 from recollect.evaluation.tasks.classification import (
     RENAMED,
     ClassificationTask,
@@ -26,27 +27,6 @@ WORLD_TASKS: Table[Callable[[str, Purpose], Sequence[ClassificationTask]]] = Tab
 
 
 @dataclass(frozen=True)
-class Selection:
-    """Tasks to open.
-
-    Attributes:
-        data: sources with labels and class names; a generated source selects the tasks of its world.
-        suite: data sets of the catalogue, e.g. lixp-21.
-        copies: ``NAME=SOURCE``: read a data set of the suite from another source than the hub.
-        templates: prompt templates with ``{}`` for the class name; CLIP's 80 by default.
-        synonyms: replace each task by its classes with synonyms, once with names and once with synonyms.
-    """
-
-    data: Sequence[str] = ()
-    suite: str | None = None
-    copies: Sequence[str] = ()
-    division: Division = field(default_factory=Division)
-    templates: tuple[str, ...] = GENERAL_TEMPLATES
-    columns: Columns | None = None
-    synonyms: bool = False
-
-
-@dataclass(frozen=True)
 class OpenedTasks:
     """Tasks, and reasons why data sets of the suite were left out."""
 
@@ -54,32 +34,48 @@ class OpenedTasks:
     left_out: tuple[str, ...] = ()
 
 
-def open_tasks(selection: Selection, purpose: Purpose) -> OpenedTasks:
-    """Open everything that is selected.
+def open_tasks(
+    data: Sequence[str],
+    purpose: Purpose,
+    suite: str | None = None,
+    *,
+    copies: Sequence[str] = (),
+    division: Division | None = None,
+    templates: tuple[str, ...] = GENERAL_TEMPLATES,
+    columns: Columns | None = None,
+    synonyms: bool = False,
+) -> OpenedTasks:
+    """Open sources and the data sets of a suite.
 
     Data sets of a suite that cannot be opened (no network, terms not accepted, multilabel) are left out and listed.
+
+    Args:
+        data: sources with labels and class names; a generated source selects the tasks of its world.
+        suite: data sets of the catalogue, e.g. lixp-21.
+        copies: ``NAME=SOURCE``: read a data set of the suite from another source than the hub.
+        division: of each source into examples and tested images.
+        templates: prompt templates with ``{}`` for the class name; CLIP's 80 by default.
+        synonyms: replace each task by its classes with synonyms, once with names and once with synonyms.
 
     Raises:
         UserError: nothing was named, or nothing can be opened.
     """
-    if not selection.data and not selection.suite:
+    if not data and not suite:
         raise UserError("no data was named. Name it with --data SOURCE ... or --suite lixp-21.")
     tasks: list[ClassificationTask] = []
-    for spec in selection.data:
+    for spec in data:
         if is_generated(spec):
             found = _generated_tasks(spec, purpose)
-            tasks += [task for task in found if not selection.synonyms or task.shift in RENAMED]
+            tasks += [task for task in found if not synonyms or task.shift in RENAMED]
             continue
-        task = classification_task(
-            spec, division=selection.division, templates=selection.templates, columns=selection.columns
-        )
-        tasks += _both_names(task) if selection.synonyms else (task,)
-    if not tasks and selection.synonyms:
-        raise UserError(f"{selection.data[0]}: no classes with synonyms; take glyphs:labels or name a column of them")
-    from_suite, left_out = _open_suite(selection) if selection.suite else ([], [])
+        task = classification_task(spec, division=division, templates=templates, columns=columns)
+        tasks += _both_names(task) if synonyms else (task,)
+    if not tasks and synonyms:
+        raise UserError(f"{data[0]}: no classes with synonyms; take glyphs:labels or name a column of them")
+    from_suite, left_out = _open_suite(suite, copies, templates) if suite else ([], [])
     tasks += from_suite
     if not tasks:
-        raise UserError(f"{selection.suite}: no set can be opened. The first: {left_out[0]}")
+        raise UserError(f"{suite}: no set can be opened. The first: {left_out[0]}")
     return OpenedTasks(tuple(tasks), tuple(left_out))
 
 
@@ -93,15 +89,16 @@ def _both_names(task: ClassificationTask) -> tuple[ClassificationTask, Classific
     return replace(usual, name=f"{task.name}:names"), shifted
 
 
-def _open_suite(selection: Selection) -> tuple[list[ClassificationTask], list[str]]:
-    assert selection.suite is not None
-    entries = suite(selection.suite)
-    copies = own_copies(selection.copies, [entry.name for entry in entries])
+def _open_suite(
+    name: str, copies: Sequence[str], templates: tuple[str, ...]
+) -> tuple[list[ClassificationTask], list[str]]:
+    entries = suite_entries(name)
+    places = own_copies(copies, [entry.name for entry in entries])
     tasks: list[ClassificationTask] = []
     left_out = []
     for entry in entries:
         try:
-            task = entry.open(copies.get(entry.name), selection.templates)
+            task = entry.open(places.get(entry.name), templates)
         except UserError as error:
             left_out.append(f"{entry.name}: {error}")
             continue

@@ -45,29 +45,52 @@ def retrieval_task(
         UserError: no such source or split, or no captions.
     """
     specs = [specs] if isinstance(specs, str) else list(specs)
-    sources = tuple(
-        open_source(spec, split=None if "split=" in spec else split, kind="caption", columns=columns) for spec in specs
-    )
-    images: Source = sources[0] if len(sources) == 1 else Joined(sources)
-    if any(source.endless for source in sources):
-        raise UserError(f"{images.name}: infinite source. Limit it, e.g. {specs[0]}?size=1000.")
+    task = merged_tasks([_opened(spec, split, columns) for spec in specs])
+    if not task.texts:
+        raise UserError(f"{task.name}: no captions. Name their column with --caption-column.")
+    return replace(task, name=name or task.name)
+
+
+def _opened(spec: str, split: str | None, columns: Columns | None) -> RetrievalTask:
+    images = open_source(spec, split=None if "split=" in spec else split, kind="caption", columns=columns)
+    if images.endless:
+        raise UserError(f"{images.name}: infinite source. Limit it, e.g. {spec}?size=1000.")
     owners: dict[str, dict[int, int]] = {}
     for index in range(len(images)):
         for text in images.texts(index):
             images_of = owners.setdefault(" ".join(text.split()), {})
             images_of[index] = images_of.get(index, 0) + 1
-    if not owners:
-        raise UserError(f"{images.name}: no captions. Name their column with --caption-column.")
-    fallback = [source.name for source in sources for _ in range(len(source))]
-    domains = images.values("domain")
     return RetrievalTask(
-        name or images.name,
+        images.name,
         images,
         tuple(owners),
         tuple(tuple(sorted(images_of)) for images_of in owners.values()),
         tuple(sum(images_of.values()) for images_of in owners.values()),
-        tuple(str(domain) if domain else other for domain, other in zip(domains, fallback, strict=True)),
+        tuple(str(domain) if domain else images.name for domain in images.values("domain")),
         tuple(bool(value) for value in images.values("ambiguous")),
+    )
+
+
+def merged_tasks(tasks: Sequence[RetrievalTask]) -> RetrievalTask:
+    """Merge pools; a text of several pools is one query that matches in all (EFSA, Table 3)."""
+    if len(tasks) == 1:
+        return tasks[0]
+    images = Joined(tuple(task.images for task in tasks))
+    offsets = np.cumsum([0, *(len(task.images) for task in tasks)]).tolist()
+    matches: dict[str, tuple[int, ...]] = {}
+    counts: dict[str, int] = {}
+    for task, offset in zip(tasks, offsets, strict=False):
+        for text, found, count in zip(task.texts, task.matches, task.counts, strict=True):
+            matches[text] = matches.get(text, ()) + tuple(offset + row for row in found)
+            counts[text] = counts.get(text, 0) + count
+    return RetrievalTask(
+        images.name,
+        images,
+        tuple(matches),
+        tuple(matches.values()),
+        tuple(counts.values()),
+        tuple(domain for task in tasks for domain in task.domains),
+        tuple(flag for task in tasks for flag in task.ambiguous),
     )
 
 
