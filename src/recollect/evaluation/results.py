@@ -80,14 +80,8 @@ class Result:
         return f"{name[: _LONGEST - 18]}--{self.identity}.json"  # file systems take 255
 
     def save(self, folder: str | Path) -> Path:
-        """Write the result into ``folder`` as `file_name`, replacing an earlier result of the same evaluation.
-
-        Raises:
-            UserError: the file exists and is of another evaluation.
-        """
+        """Write the result into ``folder`` as `file_name`, replacing an earlier result of the same evaluation."""
         path = Path(folder) / self.file_name
-        if path.exists() and load_result(path).identity != self.identity:
-            raise UserError(f"{path}: is of another evaluation. Move it, or name another folder.")
         write_json(path, self.as_json())
         return path
 
@@ -132,7 +126,7 @@ def check_place(path: Path | None) -> None:
         (path.is_file() and path.suffix != ".json", f"--out {path}: is a file. Name a folder, or a .json file."),
     )
     if path.is_file():
-        _identities(path)
+        _load_together(path)
 
 
 def joint_identity(results: Iterable[Result]) -> str:
@@ -142,28 +136,20 @@ def joint_identity(results: Iterable[Result]) -> str:
 
 
 def save_together(results: Sequence[Result], path: Path) -> None:
-    """Write results into one JSON file, replacing only the same evaluations.
+    """Add results to one JSON file; earlier results of the same evaluations are replaced, others stay.
 
     Raises:
-        UserError: the file has other content. If that is other evaluations, the results are written to another file,
-            since they may have taken hours.
+        UserError: the file has other content.
     """
-    values, own = [result.as_json() for result in results], {result.identity for result in results}
-    if path.exists() and _identities(path) != own:
-        other = path.with_name(f"{path.stem}--{joint_identity(results)}{path.suffix}")
-        write_json(other, values)
-        raise UserError(f"{path}: has other evaluations and was not changed. The new results are in {other}")
-    write_json(path, values)
+    own = {result.identity for result in results}
+    others = [result for result in _load_together(path) if result.identity not in own] if path.exists() else []
+    write_json(path, [result.as_json() for result in (*others, *results)])
 
 
-def _identities(path: Path) -> set[str]:
-    """Identities of the evaluations in a file of `save_together`."""
-    try:
-        return {
-            Result(**{key: item for key, item in one.items() if key != "format"}).identity for one in read_json(path)
-        }
-    except (TypeError, AttributeError, ValueError, UserError):
-        raise UserError(f"{path}: exists and is not a file of results. Name another, or move it.") from None
+def _load_together(path: Path) -> list[Result]:
+    """Read a file of `save_together`."""
+    with user_errors(f"{path}: exists and is not a file of results. Name another, or move it", TypeError):
+        return [_result(value, path) for value in read_json(path)]
 
 
 def load_result(path: str | Path) -> Result:
@@ -172,7 +158,10 @@ def load_result(path: str | Path) -> Result:
     Raises:
         UserError: no such file, not JSON, or not a result of this format.
     """
-    value = read_json(path)
+    return _result(read_json(path), path)
+
+
+def _result(value: Any, path: str | Path) -> Result:
     if not isinstance(value, dict) or value.get("format") != RESULT_FORMAT:
         found = value.get("format") if isinstance(value, dict) else type(value).__name__
         raise UserError(f"{path}: not a result of format {RESULT_FORMAT} (found {found}). Evaluate again.")
