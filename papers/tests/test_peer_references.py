@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 from scipy.special import rel_entr
 
+from classifiers.test_proker import refit
 from classifiers.test_references import CLASSES, WIDTH, slow_tip, softmax, unit, world  # noqa: F401 - world is a fixture
 from recollect import classifiers
+from recollect.classifiers.heads.holdout import HoldOut
 from recollect_papers.peers.ape import ApeClassifier, ApeTrained, channel_scores
+from recollect_papers.peers.proker import PublishedProKeR
 from recollect_papers.peers.tip_x import TipX
 from recollect_papers.peers.trained import ClipAdapter, TipAdapterF
 
@@ -140,3 +143,24 @@ def test_clip_adapter_scores_by_its_formula_and_trains_as_long_as_published(worl
         each = np.tile(np.arange(2), shots)
         rows = np.eye(2, WIDTH)[each]
         assert ClipAdapter(learning_rate=0.0).fit(rows, each).epochs_ == epochs
+
+
+def test_published_proker_corrects_the_texts_by_the_ridge(world):  # noqa: F811
+    support, labels, queries, texts = world
+    model = PublishedProKeR(texts, bandwidth=2.0, ridge=0.3).fit(support, labels)
+
+    def expected(learn, rows):
+        return 0.7 * rows @ texts.T + 0.3 * refit(support, labels, texts, learn, rows, text_weight=1.0)
+
+    every = np.arange(len(labels))
+    np.testing.assert_allclose(model.scores(queries), expected(every, queries), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(model.kernel_form().scores(queries), model.scores(queries), rtol=1e-4, atol=1e-5)
+    plan = HoldOut.of(labels)
+    for place, row in enumerate(model.loo_rows_):
+        learn = np.setdiff1d(every, plan.absent(np.array([row]))[1])
+        np.testing.assert_allclose(model.loo_scores_[place], expected(learn, support[row : row + 1])[0], rtol=1e-8)
+
+
+def test_published_proker_takes_the_public_codes_settings():
+    model = PublishedProKeR(np.eye(3)).fit(np.eye(3), [0, 1, 2])
+    assert (model.bandwidth_, model.ridge_, model.text_weight_) == (3.0, 0.05, 1.0)

@@ -16,36 +16,32 @@ from recollect.classifiers.heads.proker import trusted_text_weight
 SETTINGS = {"bandwidth": 2.0, "ridge": 0.3, "text_weight": 1.7}
 
 
-def refit(support, labels, texts, learn, queries, bandwidth=2.0, ridge=0.3, text_weight=1.7, weight=1.0):
+def refit(support, labels, texts, learn, queries, bandwidth=2.0, ridge=0.3, text_weight=1.7):
     """The formula in plain NumPy, on some of the examples."""
     one_hot = np.eye(len(texts))[labels[learn]]
     kernel = np.exp(-bandwidth * (1 - support[learn] @ support[learn].T)) + ridge * np.eye(len(learn))
     solved = np.linalg.inv(kernel) @ (one_hot - text_weight * support[learn] @ texts.T)
-    return text_weight * queries @ texts.T + weight * np.exp(-bandwidth * (1 - queries @ support[learn].T)) @ solved
+    return text_weight * queries @ texts.T + np.exp(-bandwidth * (1 - queries @ support[learn].T)) @ solved
 
 
-@pytest.mark.parametrize("preset", ["default", "published"])
-def test_scores_follow_the_formula(preset):
+def test_scores_follow_the_formula():
     support, labels, queries, _, texts = world()
-    model = ProKeR(texts, preset=preset, **SETTINGS).fit(support, labels)
-    weight = 1.0 if preset == "default" else 0.3
-    expected = refit(support, labels, texts, np.arange(len(labels)), queries, weight=weight)
+    model = ProKeR(texts, **SETTINGS).fit(support, labels)
+    expected = refit(support, labels, texts, np.arange(len(labels)), queries)
     np.testing.assert_allclose(model.scores(queries), expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("counts", [(5, 5, 5, 5), (6, 1, 9), (3, 3, 3), (4, 2, 1, 3)], ids=str)
-@pytest.mark.parametrize("preset", ["default", "published"])
-def test_held_out_scores_are_those_of_refits(counts, preset):
+def test_held_out_scores_are_those_of_refits(counts):
     support, labels, _, _, texts = world(counts)
-    model = ProKeR(texts, preset=preset, **SETTINGS).fit(support, labels)
-    weight = 1.0 if preset == "default" else 0.3
+    model = ProKeR(texts, **SETTINGS).fit(support, labels)
     plan = HoldOut.of(labels)
     np.testing.assert_array_equal(model.loo_rows_, np.flatnonzero(np.bincount(labels)[labels] > 1))
     for place, row in enumerate(model.loo_rows_):
         absent = plan.absent(np.array([row]))[1]
         assert row in absent
         learn = np.setdiff1d(np.arange(len(labels)), absent)
-        expected = refit(support, labels, texts, learn, support[row : row + 1], weight=weight)
+        expected = refit(support, labels, texts, learn, support[row : row + 1])
         np.testing.assert_allclose(model.loo_scores_[place], expected[0], rtol=1e-8, atol=1e-10)
 
 
@@ -97,13 +93,6 @@ def test_of_what_is_right_alike_the_least_squared_error_is_chosen_and_then_the_l
 
     monkeypatch.setattr(proker, "ridge_path", alike)
     assert ProKeR(texts).fit(support, labels).ridge_ == max(proker.RIDGES)
-
-
-def test_one_shot_published_takes_the_published_values():
-    support, labels, _, _, texts = world((1, 1, 1))
-    model = ProKeR(texts, preset="published").fit(support, labels)
-    assert (model.bandwidth_, model.ridge_, model.text_weight_, model.residual_weight_) == (3.0, 0.05, 1.0, 0.05)
-    assert np.isnan(model.loo_accuracy_)
 
 
 def test_at_one_shot_texts_count_as_far_as_they_agree_with_the_examples():
@@ -173,12 +162,10 @@ def test_a_new_class_may_come_later():
         ProKeR(texts, **SETTINGS).fit(support, names).extend(queries[:1], ["ant"])
 
 
-@pytest.mark.parametrize("preset", ["default", "published"])
-def test_conformal_p_values_are_those_of_the_augmented_support(preset):
+def test_conformal_p_values_are_those_of_the_augmented_support():
     """Each query joins with each label in turn; the leave-one-out errors come from refits."""
     support, labels, queries, _, texts = world((4, 3, 5), queries=4)
-    model = ProKeR(texts, preset=preset, **SETTINGS).fit(support, labels)
-    weight = 1.0 if preset == "default" else 0.3
+    model = ProKeR(texts, **SETTINGS).fit(support, labels)
     found = model.conformal_p(queries, 0.5)  # an error rate at which three examples are enough
     for number, query in enumerate(queries):
         for label in range(3):
@@ -187,7 +174,7 @@ def test_conformal_p_values_are_those_of_the_augmented_support(preset):
             errors = []
             for row in members:
                 learn = np.setdiff1d(np.arange(len(rows)), [row])
-                errors.append(1 - refit(rows, own, texts, learn, rows[row : row + 1], weight=weight)[0, label])
+                errors.append(1 - refit(rows, own, texts, learn, rows[row : row + 1])[0, label])
             worse = sum(error >= errors[-1] - 1e-12 for error in errors)
             assert found[number, label] == pytest.approx(worse / len(members))
 

@@ -9,7 +9,6 @@ from recollect.classifiers.heads.base import KernelForm, class_means, softmax
 from recollect.classifiers.heads.holdout import HoldOut
 from recollect.classifiers.heads.mixing import Pair
 from recollect.classifiers.heads.mixture import Mixture
-from recollect.classifiers.heads.tip import check_preset
 from recollect.core.ordering import in_order
 from recollect.core.types import TEXT_SCALE
 
@@ -141,7 +140,8 @@ class DualMemory(Mixture):
     preset: Literal["default", "published"] = "default"
 
     def _learn_extra(self, support: np.ndarray, labels: np.ndarray) -> None:
-        check_preset(self.preset)
+        if self.preset not in ("default", "published"):
+            raise ValueError(f"preset must be default or published, got {self.preset!r}")
         self.support_, self.labels_ = support, labels
 
     def _weigh(self, base: np.ndarray, extra: np.ndarray, labels: np.ndarray) -> float:

@@ -26,7 +26,6 @@ FEW_SHOT_METHODS: Table[MakeEstimator] = Table("few_shot_methods", {
     "softmax": lambda texts, scale: SoftmaxVoting(),
     "softmax+zero-shot": lambda texts, scale: ZeroShotMix(SoftmaxVoting(), texts, scale=scale),
     "proker": lambda texts, scale: ProKeR(texts),
-    "proker-published": lambda texts, scale: ProKeR(texts, preset="published"),
     "linear-probe": lambda texts, scale: LinearProbe(),
 })  # fmt: skip
 """Every method by its name in tables. Add yours here; packages add theirs (`recollect.core.plugins`)."""

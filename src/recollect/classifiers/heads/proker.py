@@ -1,7 +1,6 @@
 """ProKeR: kernel ridge regression on what class texts leave unexplained (Bendou et al., 2025)."""
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -11,13 +10,7 @@ from recollect.classifiers.heads.calibration import conformal_groups
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut, turns
 from recollect.classifiers.heads.kernel import ROW_BLOCK, ExactRidge, Landmarks, RidgeTargets, ridge_path
 from recollect.classifiers.heads.mixing import best_weight
-from recollect.classifiers.heads.tip import check_preset
 from recollect.core.ordering import in_order
-
-PUBLISHED_SHOTS = (1, 2, 4, 8, 16)
-PUBLISHED_BANDWIDTHS = (3.0, 2.6, 1.5, 1.66, 1.7)
-PUBLISHED_RIDGES = (0.05, 0.05, 0.05, 0.07, 0.1)
-"""The public code's settings for ImageNet at these numbers of shots."""
 
 BANDWIDTHS = tuple(np.geomspace(0.5, 20.0, 8).tolist())
 RIDGES = tuple(np.geomspace(1e-3, 10.0, 10).tolist())
@@ -35,7 +28,7 @@ EXACT_ROWS, LANDMARKS = 4000, 2048
 
 
 class ProKeR(EmbeddingClassifier):
-    """``s z + w k(x) A^-1 (Y - s Z)``, ``A = K + ridge I``, ``k = exp(-bandwidth (1 - cos))``.
+    """``s z + k(x) A^-1 (Y - s Z)``, ``A = K + ridge I``, ``k = exp(-bandwidth (1 - cos))``.
 
     Text similarities z, weighted by s, are the prior, which the examples correct. Bandwidth, ridge and s are chosen by
     exact leave-one-out on the support set: the most accurate ones, then least squared error, then the larger ridge. At
@@ -48,8 +41,6 @@ class ProKeR(EmbeddingClassifier):
     Args:
         text_features: class texts W, in the order of ``classes_``; without them z = 0.
         bandwidth, ridge, text_weight: kernel width, ridge and s; chosen by default.
-        preset: ``default`` has w = 1; ``published`` has s = 1, w = ridge, and the public code's bandwidth and ridge for
-            its number of shots (interpolated over log K).
 
     Attributes:
         coef_: float64 (examples, classes), ``A^-1 (Y - s Z)``; (landmarks, classes) with landmarks.
@@ -61,13 +52,11 @@ class ProKeR(EmbeddingClassifier):
         bandwidth: float | None = None,
         ridge: float | None = None,
         text_weight: float | None = None,
-        preset: Literal["default", "published"] = "default",
     ) -> None:
         self.text_features = text_features
         self.bandwidth = bandwidth
         self.ridge = ridge
         self.text_weight = text_weight
-        self.preset = preset
 
     def _texts(self, support: np.ndarray, labels: np.ndarray) -> np.ndarray:
         if self.text_features is None:
@@ -75,22 +64,21 @@ class ProKeR(EmbeddingClassifier):
         return super()._texts(support, labels)
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
-        check_preset(self.preset)
         self.support_, self.labels_ = support, labels
-        plan = self._plan
-        published = self.preset == "published"
-        if published:
-            found = self._fixed(PUBLISHED_BANDWIDTHS, PUBLISHED_RIDGES, 1.0)
-        elif not len(plan.rows):
-            weight = trusted_text_weight(support @ self.texts_.T, labels)
-            found = self._fixed((ONE_SHOT_BANDWIDTH,), (ONE_SHOT_RIDGE,), weight)
-        else:
-            found = self._choose(plan)
-        self.bandwidth_, self.ridge_, self.text_weight_ = found
-        self.residual_weight_ = self.ridge_ if published else 1.0
+        self.bandwidth_, self.ridge_, self.text_weight_ = self._settings(self._plan)
         if self.text_features is None:
-            self.text_weight_, self.residual_weight_ = 0.0, 1.0
+            self.text_weight_ = 0.0
         self._solve()
+
+    def _settings(self, plan: HoldOut) -> tuple[float, float, float]:
+        """Bandwidth, ridge and text weight."""
+        if len(plan.rows):
+            return self._choose(plan)
+        weight = self.text_weight
+        if weight is None:
+            weight = trusted_text_weight(self.support_ @ self.texts_.T, self.labels_)
+        bandwidth = ONE_SHOT_BANDWIDTH if self.bandwidth is None else self.bandwidth
+        return bandwidth, ONE_SHOT_RIDGE if self.ridge is None else self.ridge, weight
 
     def _chosen(self) -> dict[str, Any]:
         texts = {} if self.text_features is None else {"text_weight": self.text_weight_}
@@ -103,18 +91,6 @@ class ProKeR(EmbeddingClassifier):
             if model._ridge is not None:
                 model.coef_ = model._ridge.inverse @ self._residual(np.arange(len(labels)))
         return self._fitted_temperature(models, support, labels)
-
-    def _fixed(
-        self, bandwidths: Sequence[float], ridges: Sequence[float], text_weight: float
-    ) -> tuple[float, float, float]:
-        shots = np.log2(len(self.labels_) / len(self.classes_))
-        known = np.log2(PUBLISHED_SHOTS)[: len(bandwidths)]
-        bandwidth, ridge = (float(np.interp(shots, known, each)) for each in (bandwidths, ridges))
-        given = self.bandwidth, self.ridge, self.text_weight
-        return tuple(
-            mine if mine is not None else theirs
-            for mine, theirs in zip(given, (bandwidth, ridge, text_weight), strict=True)
-        )  # type: ignore[return-value]
 
     def _choose(self, plan: HoldOut) -> tuple[float, float, float]:
         bandwidths = BANDWIDTHS if self.bandwidth is None else (self.bandwidth,)
@@ -177,7 +153,6 @@ class ProKeR(EmbeddingClassifier):
     def _scores(self, queries: np.ndarray) -> np.ndarray:
         kernel = self._landmarks(queries) if self._landmarks else self._ridge.kernel(queries)  # type: ignore[union-attr]
         scores = kernel @ self.coef_.astype(queries.dtype)
-        scores *= self.residual_weight_
         scores += self.text_weight_ * (queries @ self.texts_.T)
         return scores
 
@@ -187,8 +162,7 @@ class ProKeR(EmbeddingClassifier):
         else:
             assert self._ridge is not None
             keys, values = self._ridge.support, self.coef_
-        kernel = keys, self.bandwidth_, self.residual_weight_ * values
-        return KernelForm.of(self, self.text_weight_ * self.texts_, kernel=kernel)
+        return KernelForm.of(self, self.text_weight_ * self.texts_, kernel=(keys, self.bandwidth_, values))
 
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
         if self._ridge is not None:
@@ -208,7 +182,6 @@ class ProKeR(EmbeddingClassifier):
         """Held-out scores from the held-out errors of the residuals (examples, classes)."""
         scores = self._residual(rows)
         scores -= errors
-        scores *= self.residual_weight_
         scores += self.text_weight_ * (self.support_[rows] @ self.texts_.T)
         return scores
 
@@ -240,15 +213,14 @@ class ProKeR(EmbeddingClassifier):
         kernel = self._ridge.kernel(queries).astype(np.float64)
         reached = kernel @ self._ridge.inverse  # u of each query
         schur = 1 + self.ridge_ - (kernel * reached).sum(axis=1)  # k(x, x) = 1
-        residual = 1 - self.text_weight_ * (queries @ self.texts_.T).astype(np.float64)
-        error = residual - kernel @ self.coef_  # of the query as a member of each class
-        asked = (1 - self.residual_weight_) * residual + self.residual_weight_ * error
-        target = error / schur[:, None]
+        texts = self.text_weight_ * (queries @ self.texts_.T).astype(np.float64)
+        asked = 1 - texts - kernel @ self.coef_  # error of the query as a member of each class
+        target = asked / schur[:, None]
         solved = self.coef_[examples, own] - reached * target[:, own]
         inverse = np.diag(self._ridge.inverse) + reached**2 / schur[:, None]
-        mine = self._residual(examples)[examples, own]
-        known = (1 - self.residual_weight_) * mine + self.residual_weight_ * solved / inverse
-        worse = (known >= asked[:, own] - 1e-9).astype(np.float64)  # a query that equals an example ties with it
+        worse = (solved / inverse >= asked[:, own] - 1e-9).astype(
+            np.float64
+        )  # a query that equals an example ties with it
         order = in_order(own)
         counts = np.bincount(own, minlength=len(self.classes_))
         sums = np.add.reduceat(worse[:, order], np.cumsum(counts) - counts, axis=1)

@@ -192,9 +192,3 @@ def best_mixture(
         if right > best.right:
             best = Choice(right, weight, values)
     return best
-
-
-def check_preset(preset: str) -> None:
-    """Raise ValueError for a name that is not a preset."""
-    if preset not in ("default", "published"):
-        raise ValueError(f"preset must be default or published, got {preset!r}")
