@@ -1,4 +1,4 @@
-"""Few-shot classification: what is shared against the plain way, in one run; the most memory of large fits.
+"""Few-shot classification: closed forms against the plain way, in one run; the most memory of large fits.
 
 python benchmarks/fewshot.py --out results/bench/few-shot.json   (a quarter of an hour on one core)
 recollect-papers results docs/bench.md                                  (its tables on the page)
@@ -22,19 +22,10 @@ from rich.table import Table
 from bench import machine
 from recollect.classifiers import ProKeR
 from recollect.classifiers.heads import proker
-from recollect.classifiers.heads.calibration import expected_calibration_error
 from recollect.classifiers.heads.holdout import HoldOut
 from recollect.classifiers.heads.kernel import Landmarks, RidgeTargets
-from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS
 from recollect.classifiers.heads.mixing import best_weight
-from recollect.classifiers.heads.protocol import (
-    SET_ALPHA,
-    SET_QUERIES,
-    FewShotTask,
-    Protocol,
-    nested_supports,
-    run_protocol,
-)
+from recollect.classifiers.heads.protocol import FewShotTask
 from recollect.cli.parser import script_options
 from recollect.core.files import read_json, write_json
 from recollect_papers.peers.ape import channel_scores
@@ -51,7 +42,6 @@ class Options:
 
     Attributes:
         queries, pool, width, classes: of the few-shot task.
-        shots, seeds: as in the paper.
         rows: examples that a weight is chosen on.
         grid: points of the grid that the exact sweep is held against.
         parts: what to measure; memory and large take gigabytes and minutes.
@@ -65,11 +55,9 @@ class Options:
     pool: int = 8_000
     width: int = 512
     classes: int = 100
-    shots: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    seeds: int = 5
     rows: int = 1_000
     grid: int = 200
-    parts: tuple[str, ...] = ("left-out", "channels", "sweep", "engine", "memory", "large")
+    parts: tuple[str, ...] = ("left-out", "channels", "sweep", "memory", "large")
     left_out_classes: int = 1_000
     timed: int = 5
     refits: int = 5
@@ -102,61 +90,6 @@ def task_of(options: Options) -> FewShotTask:
 
     texts = around(np.arange(options.classes), 2.0)
     return FewShotTask(around(labels, 4.0), labels, around(asked, 4.0), asked, texts)
-
-
-Measured = dict[tuple[str, int, int], tuple[float, float, float, float]]
-"""Accuracy, calibration error, coverage and size of sets, by method, shots and draw."""
-
-
-def loop_over_estimators(task: FewShotTask, protocol: Protocol) -> Measured:
-    """Each estimator by itself, as its user would, for the same figures: probabilities once, sets once."""
-    found = {}
-    for seed in protocol.seeds:
-        order = nested_supports(task.support_labels, len(task.texts), protocol.shots[-1], seed)
-        for shots in protocol.shots:
-            rows = order[:shots].ravel()
-            labels = task.support_labels[rows]
-            for name in protocol.methods:
-                estimator = FEW_SHOT_METHODS[name](task.texts, task.scale).fit(task.support[rows], labels)
-                found[name, shots, seed] = _asked(estimator, task)
-    return found
-
-
-def _asked(estimator: Any, task: FewShotTask) -> tuple[float, float, float, float]:
-    probabilities = estimator.predict_proba(task.queries)
-    right = 100 * float(np.mean(probabilities.argmax(axis=1) == task.query_labels))
-    exact = isinstance(estimator, ProKeR)  # as the protocol does
-    some = slice(None, None, -(-len(task.queries) // SET_QUERIES)) if exact else slice(None)
-    sets, own = estimator.predict_set(task.queries[some], SET_ALPHA), task.query_labels[some]
-    covered = 100 * float(sets[np.arange(len(own)), own].mean())
-    ece = 100 * expected_calibration_error(probabilities, task.query_labels)
-    return right, ece, covered, float(sets.sum(axis=1).mean())
-
-
-SHARING = (*PAPER_METHODS, "softmax+zero-shot")
-"""Methods that read nothing but similarities: the protocol computes these once for all of them."""
-
-FITTING = (
-    "proker", "proker-published", "tip-x", "ape", "gda", "dmn-tf", "dmn-tf-published", "timo",
-)  # fmt: skip
-"""Methods whose fits take most of the time; nothing is shared between them."""
-
-
-def engine(options: Options, methods: Sequence[str], what: str, seeds: int) -> Figures:
-    """The whole protocol against the loop, of which one draw is timed and counted for each; figures are the same."""
-    task = task_of(options)
-    fast, rows = seconds(lambda: run_protocol(task, Protocol(methods, options.shots, range(seeds))))
-    one, expected = seconds(lambda: loop_over_estimators(task, Protocol(methods, options.shots, (0,))))
-    mine = [row for row in rows if row["seed"] == 0]
-    figures = [[row.get(name, np.nan) for name in ("value", "ece", "coverage", "set_size")] for row in mine]
-    theirs = [expected[row["method"], row["shots"], row["seed"]] for row in mine]
-    apart = np.nanmax(np.abs(np.array(figures) - np.array(theirs)), axis=0).tolist()
-    shots, several = f"K = {options.shots[0]}…{options.shots[-1]}", "s" * (len(methods) > 1)
-    return {
-        "what": f"{len(methods)} method{several} {what}, {shots}, {seeds} draw{'s' * (seeds > 1)}",
-        "methods": list(methods), "engine": fast, "loop": one * seeds, "speedup": one * seeds / fast,
-        "largest_differences": apart,
-    }  # fmt: skip
 
 
 def sweep(options: Options) -> Figures:
@@ -294,14 +227,10 @@ PARTS: Mapping[str, Callable[[Options], Sequence[Figures]]] = {
     "left-out": lambda options: [left_out(options)],
     "channels": lambda options: [channels(options)],
     "sweep": lambda options: [sweep(options)],
-    "engine": lambda options: [
-        engine(options, SHARING, "that read similarities", options.seeds),
-        engine(replace(options, shots=(1, 4, 16)), FITTING, "that are fitted each by itself", 1),
-    ],
     "memory": lambda options: [memory("tip-adapter-cv", 1_000, 32)],
     "large": lambda options: [memory(method, 10_000, 16) for method in LARGE_METHODS],
 }
-"""Leave-one-out of ProKeR; APE's channel score; the exact sweep; the engine; memory of large fits."""
+"""Leave-one-out of ProKeR; APE's channel score; the exact sweep; memory of large fits."""
 
 
 def tables(found: Mapping[str, Sequence[Figures]], about: Mapping[str, Any]) -> list[StudyTable]:
@@ -339,10 +268,6 @@ _RATIOS: Mapping[str, Callable[[Figures], Sequence[tuple[str, ...]]]] = {
             "the same against the closed form, which chooses no text weight", f"{row['search']:,.0f} s",
             f"a factor for each ridge: {row['one_factor_for_each_ridge']:,.0f} s", f"{row['over_factors']:.1f} ×",
         ),
-    ],
-    "engine": lambda row: [
-        (f"the protocol, {row['what']}", f"{row['engine']:.1f} s", f"each estimator by itself: {row['loop']:.1f} s",
-         f"{row['speedup']:.1f} ×")
     ],
     "sweep": lambda row: [
         ("best weight, 1,000 examples, 100 classes", f"{1e3 * row['sweep']:.2f} ms, exact",

@@ -10,13 +10,13 @@ from models.conftest import MAKERS
 from recollect.classifiers.heads import trust
 from recollect.classifiers.heads.base import EmbeddingClassifier
 from recollect.classifiers.heads.calibration import expected_calibration_error
-from recollect.classifiers.heads.protocol import Protocol, Score, nested_supports
+from recollect.classifiers.heads.protocol import Protocol, nested_supports
 from recollect.classifiers.tuning import LabeledPictures, TwoStageTuning
 from recollect.core.errors import UserError
 from recollect.core.types import Sample, Source
 from recollect.evaluation.few_shot import few_shot
 from recollect.evaluation.tasks.classification import ClassificationTask
-from recollect.evaluation.tuned import TuningRequest, count
+from recollect.evaluation.tuned import TuningRequest, tuned_answers
 from recollect.models import load_model
 from recollect.models.transformers.encoder import quiet
 
@@ -119,9 +119,7 @@ def test_trust_figures_of_tuned_models_equal_those_of_methods_on_embeddings():
         "loo": judge.loo_accuracy_, "ece": expected_calibration_error(judge.predict_proba(rows[:1]), labels),
         "coverage": sets[np.arange(40), labels].mean(), "set_size": sets.sum() / 40 / 100,
     }  # fmt: skip
-    score = Score(labels, 3, "top-1")
-    count(score, ("m", 12, 0), tested, (known, own))
-    (row,) = score.rows(["m"])
+    row = tuned_answers(tested, labels, (known, own)).figures(labels, "top-1")
     assert {key: row[key] for key in wanted} == pytest.approx({key: 100 * value for key, value in wanted.items()})
     assert 0.8 < wanted["coverage"] < 1 < sets.sum() / 40 < 3
 

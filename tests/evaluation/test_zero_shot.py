@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from recollect.classifiers.heads.calibration import expected_calibration_error
+from recollect.classifiers.heads.protocol import accuracy
 from recollect.evaluation.features import class_text_features
 from recollect.evaluation.tasks.classification import ClassificationTask
-from recollect.evaluation.zero_shot import mean_per_class, top_1, zero_shot
+from recollect.evaluation.zero_shot import zero_shot
 from recollect.testing import HashEncoder, SampleList
 
 
@@ -48,8 +49,8 @@ def test_the_best_five_are_told_where_there_are_more(classes):
 def test_mean_per_class_weighs_rare_classes_like_common_ones():
     labels = np.array([0] * 9 + [1])
     predictions = np.zeros(10, dtype=int)
-    assert top_1(predictions, labels) == 90
-    assert mean_per_class(predictions, labels) == 50
+    assert accuracy(predictions, labels) == 90
+    assert accuracy(predictions, labels, "mean per class") == 50
 
 
 def test_the_calibration_error_is_that_of_the_models_own_probabilities(encoder, task):

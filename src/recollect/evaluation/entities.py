@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 
 from recollect.classifiers.heads.calibration import calibration_error
+from recollect.classifiers.heads.protocol import accuracy
 from recollect.classifiers.texts import learned_scale
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind, best_device
@@ -20,7 +21,6 @@ from recollect.evaluation.features import (
 )
 from recollect.evaluation.results import Result, ResultRow, content_of
 from recollect.evaluation.tasks.classification import ClassificationTask, Division, classification_task
-from recollect.evaluation.zero_shot import top_1
 
 _IMAGES, _TEXTS = 512, 4096
 """Block sizes of images and entities: 8 MB of scores fit the processor's cache."""
@@ -121,8 +121,8 @@ def entities(
         raise UserError(f"{task.name}: no image of {'unseen' if is_seen.all() else 'seen'} entities")
     predictions, confidence = best_and_confidence(query.images, texts, learned_scale(encoder))
     values = {
-        "seen": top_1(predictions[is_seen], query.labels[is_seen]),
-        "unseen": top_1(predictions[~is_seen], query.labels[~is_seen]),
+        "seen": accuracy(predictions[is_seen], query.labels[is_seen]),
+        "unseen": accuracy(predictions[~is_seen], query.labels[~is_seen]),
     }
     right = predictions == query.labels
     of = {"seen": is_seen, "unseen": ~is_seen, "harmonic mean": np.ones_like(is_seen)}

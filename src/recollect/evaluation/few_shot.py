@@ -69,7 +69,8 @@ def few_shot(
         texts = class_text_features(encoder, task, prefix)
     scale = learned_scale(encoder)
     arrays = FewShotTask(support.images, support.labels, query.images, query.labels, texts, scale, each)
-    fits = sum(method != "zero-shot" for method in protocol.methods) * len(protocol.shots) * len(protocol.seeds)
+    draws = len(protocol.shots) * len(protocol.seeds)
+    fits = sum(1 if method == "zero-shot" else draws for method in protocol.methods)
     with progress(f"classify {task.name}", fits * len(query.labels), "predictions") as counter:
         rows = run_protocol(arrays, protocol, counter.advance, dict(zip(orders, columns, strict=True)))
     if tuning is not None and tuning.methods:

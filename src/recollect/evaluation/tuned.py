@@ -9,7 +9,7 @@ import numpy as np
 from recollect.classifiers.heads.base import softmax
 from recollect.classifiers.heads.calibration import fit_temperature, set_thresholds
 from recollect.classifiers.heads.holdout import HoldOut
-from recollect.classifiers.heads.protocol import SET_ALPHA, Key, Protocol, Score, support_of
+from recollect.classifiers.heads.protocol import SET_ALPHA, Answers, Protocol, support_of
 from recollect.classifiers.tuning import TUNING_METHODS, LabeledPictures, MakeTuning, TunedClassifier
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
@@ -81,17 +81,18 @@ def tuned_rows(
     """
     if not isinstance(encoder, DualEncoder):
         raise UserError("methods that tune the model need a plain model, not one that reads an index")
-    score = Score(task.query.labels[readable], len(task.class_names), protocol.metric)
+    labels, rows = task.query.labels[readable], []
     for name in request.methods:
-        for seed, order in orders.items():
-            for shots in protocol.shots:
-                rows, _ = support_of(order, shots)
-                examples = _support(task, rows)
+        for shots in protocol.shots:
+            for seed, order in orders.items():
+                drawn, _ = support_of(order, shots)
+                examples = _support(task, drawn)
                 method = request.make(name, seed)
-                tuned = method.fit(encoder, examples)
-                held = _held_out(method, encoder, task, rows, examples) if request.held_out else None
-                count(score, (name, shots, seed), _scores(tuned, task.query, readable), held)
-    return score.rows(request.methods)
+                scores = _scores(method.fit(encoder, examples), task.query, readable)
+                held = _held_out(method, encoder, task, drawn, examples) if request.held_out else None
+                figures = tuned_answers(scores, labels, held).figures(labels, protocol.metric)
+                rows.append({"method": name, "shots": shots, "seed": seed, **figures})
+    return rows
 
 
 def _held_out(
@@ -113,19 +114,21 @@ def _held_out(
     return plan.scored(score, (len(examples.names),), np.float64), plan.held_labels
 
 
-def count(score: Score, key: Key, scores: np.ndarray, held: tuple[np.ndarray, np.ndarray] | None) -> None:
-    """Add scores of the tested pictures (n, classes), calibrated on held-out scores and labels if there are any.
+def tuned_answers(scores: np.ndarray, labels: np.ndarray, held: tuple[np.ndarray, np.ndarray] | None) -> Answers:
+    """Answers by scores of the tested pictures (n, classes), calibrated on held-out scores and labels if there are any.
 
     Without held-out examples the calibration error is that of the trained temperature.
     """
-    known, own = held if held is not None else (np.empty((0, scores.shape[1])), np.empty(0, dtype=np.int64))
-    temperature, kept = 1.0, None
-    if len(own):
-        temperature = fit_temperature(known, own)
-        score.fits[key] = float((known.argmax(axis=1) == own).mean()), len(own)
-        fits = softmax(known / temperature)[np.arange(len(own)), own]
-        kept = softmax(scores / temperature) >= set_thresholds(fits, own, scores.shape[1], SET_ALPHA)
-    score.add(key, score.counts(slice(None), scores, softmax(scores / temperature), kept))
+    best, rows = scores.argmax(axis=1), np.arange(len(scores))
+    if held is None or not len(held[1]):
+        return Answers(best, softmax(scores)[rows, best], np.empty(0), np.empty(0), (np.nan, 0))
+    known, own = held
+    temperature = fit_temperature(known, own)
+    probabilities = softmax(scores / temperature)
+    fits = softmax(known / temperature)[np.arange(len(own)), own]
+    kept = probabilities >= set_thresholds(fits, own, scores.shape[1], SET_ALPHA)
+    held_out = float((known.argmax(axis=1) == own).mean()), len(own)
+    return Answers(best, probabilities[rows, best], kept[rows, labels], kept.sum(axis=1), held_out)
 
 
 def _support(task: ClassificationTask, rows: np.ndarray) -> LabeledPictures:

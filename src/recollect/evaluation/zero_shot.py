@@ -6,6 +6,7 @@ import numpy as np
 
 from recollect.classifiers.heads.base import softmax
 from recollect.classifiers.heads.calibration import expected_calibration_error
+from recollect.classifiers.heads.protocol import accuracy
 from recollect.classifiers.texts import learned_scale
 from recollect.core.types import Encoder, Kind
 from recollect.evaluation.features import (
@@ -21,21 +22,10 @@ _FEW = 5
 """Top-5 accuracy needs more classes."""
 
 
-def top_1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Accuracy in percent."""
-    return 100.0 * float(np.mean(predictions == labels))
-
-
 def _top_5(scores: np.ndarray, labels: np.ndarray) -> float:
     """Top-5 accuracy of scores (n, classes) in percent."""
     best = np.argpartition(scores, -_FEW, axis=1)[:, -_FEW:]
     return 100.0 * float(np.mean((best == labels[:, None]).any(axis=1)))
-
-
-def mean_per_class(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Mean over classes of the accuracy, in percent; the convention of Pets, Caltech, Flowers."""
-    right = predictions == labels
-    return 100.0 * float(np.mean([right[labels == label].mean() for label in np.unique(labels)]))
 
 
 def zero_shot(
@@ -63,8 +53,8 @@ def zero_shot(
     predictions = np.argmax(scores, axis=1)
     ece = expected_calibration_error(softmax(learned_scale(encoder) * scores), query.labels)
     rows: list[ResultRow] = [
-        {"metric": "top-1", "value": top_1(predictions, query.labels), "ece": 100 * ece},
-        {"metric": "mean per class", "value": mean_per_class(predictions, query.labels)},
+        {"metric": "top-1", "value": accuracy(predictions, query.labels), "ece": 100 * ece},
+        {"metric": "mean per class", "value": accuracy(predictions, query.labels, "mean per class")},
     ]
     if len(task.class_names) > _FEW:
         rows.append({"metric": "top-5", "value": _top_5(scores, query.labels)})

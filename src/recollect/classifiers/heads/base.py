@@ -20,7 +20,6 @@ from recollect.classifiers.heads.calibration import (
     set_thresholds,
 )
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
-from recollect.classifiers.heads.similarity import Similarities
 from recollect.core.ordering import in_order
 
 UNIT_TOLERANCE = 1e-2
@@ -130,10 +129,6 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
 
     reads_prompts = False
 
-    reads_similarity = False
-    """Whether scores follow from cosines to the examples and to the texts alone, by ``_scores_of``; several methods can
-    then share these."""
-
     def fit(self, X: Any, y: Any) -> "EmbeddingClassifier":
         """Learn from a support set.
 
@@ -152,14 +147,14 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"a classifier needs examples of two classes, got one class: {self.classes_[0]!r}")
         return self._learn(unit_rows(X, "support embeddings"), labels)
 
-    def _learn(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut | None = None) -> "EmbeddingClassifier":
-        self._fit_alone(support, labels, plan)
+    def _learn(self, support: np.ndarray, labels: np.ndarray) -> "EmbeddingClassifier":
+        self._fit_alone(support, labels)
         self._measure(support, labels, self._plan)
         del self._plan
         return self
 
-    def _fit_alone(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut | None = None) -> None:
-        self._plan = plan or HoldOut.of(labels)
+    def _fit_alone(self, support: np.ndarray, labels: np.ndarray) -> None:
+        self._plan = HoldOut.of(labels)
         if hasattr(self, "text_features"):
             self.texts_ = self._texts(support, labels)
         self._fit(support, labels)
@@ -229,18 +224,15 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
             return support[plan.rows] @ self.texts_.T
         return left_out_means(support, labels, plan, cosine=True)
 
-    def fit_checked(
-        self, support: np.ndarray, labels: np.ndarray, plan: HoldOut | None = None
-    ) -> "EmbeddingClassifier":
+    def fit_checked(self, support: np.ndarray, labels: np.ndarray) -> "EmbeddingClassifier":
         """`fit` without checks.
 
         Args:
             support: unit-norm float (examples, width).
             labels: 0…C - 1, all of which occur (examples,).
-            plan: ``HoldOut.of(labels)``; estimators that get the same one share the neighbors of held-out examples.
         """
         self.classes_, self.n_features_in_ = np.arange(int(labels.max()) + 1), support.shape[1]
-        return self._learn(support, labels, plan)
+        return self._learn(support, labels)
 
     def _texts(self, support: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """The class texts, checked; by default the normalized class means."""
@@ -349,10 +341,6 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         raise NotImplementedError
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
-        raise NotImplementedError
-
-    def _scores_of(self, similarity: Similarities, texts: np.ndarray | None) -> np.ndarray:
-        """Scores from cosines to the examples, and to ``texts_`` (queries, classes) where the method has them."""
         raise NotImplementedError
 
 

@@ -1,13 +1,12 @@
 """Hold-out plans: leave one example out or, at few shots, one of each class."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from recollect.classifiers.heads.similarity import SHARED_NEIGHBORS, Similarities, cosines
 from recollect.core.ordering import in_order
 
 FEW_SHOTS = 4
@@ -18,12 +17,6 @@ FOLDS = 3
 
 MOST_SCORES = 2**26
 """Maximum number of held-out scores (rows x classes) in memory: 256 MiB in single precision."""
-
-HELD_BLOCK = 256
-"""Number of held-out examples compared with all others at once."""
-
-MOST_KEPT = 2**24
-"""Maximum number of products kept for other estimators."""
 
 MOST_TUNING_ROWS = 4096
 """Maximum number of examples a parameter is chosen on, drawn evenly over the classes."""
@@ -38,21 +31,18 @@ class HoldOut:
         rows: (held,), indices of the held-out examples; empty if every class has a single example.
         turn: (examples,), position of each example in a random order of its class.
         one_by_one: each example is held out alone; otherwise together with those of the same turn.
-        shared: several estimators get this plan, so products are kept for the next one.
     """
 
     labels: np.ndarray
     rows: np.ndarray
     turn: np.ndarray
     one_by_one: bool = True
-    shared: bool = False
-    _kept: dict[tuple[str | int, ...], Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, labels: np.ndarray, shared: bool = False) -> "HoldOut":
+    def of(cls, labels: np.ndarray) -> "HoldOut":
         """Leave one out, or one of each class at up to `FEW_SHOTS` shots."""
         counts = np.bincount(labels)
-        plan = cls(labels, np.flatnonzero(counts[labels] > 1), turns(labels), bool(counts.max() > FEW_SHOTS), shared)
+        plan = cls(labels, np.flatnonzero(counts[labels] > 1), turns(labels), bool(counts.max() > FEW_SHOTS))
         return plan.first(MOST_SCORES // len(counts))
 
     @property
@@ -70,7 +60,7 @@ class HoldOut:
         if len(self.rows) <= most:
             return self
         order = np.lexsort((self.labels[self.rows], self.turn[self.rows]))
-        return HoldOut(self.labels, np.sort(self.rows[order[:most]]), self.turn, self.one_by_one, self.shared)
+        return HoldOut(self.labels, np.sort(self.rows[order[:most]]), self.turn, self.one_by_one)
 
     def kept(self, rows: np.ndarray) -> np.ndarray:
         """Share of each class's examples that remains when each of ``rows`` is held out: (rows, classes).
@@ -93,46 +83,6 @@ class HoldOut:
         same &= (self.counts > 1)[self.labels][None, :]
         places, examples = np.nonzero(same)
         return places, examples
-
-    def nearest(self, support: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The nearest other examples of each held-out one, computed once for all estimators.
-
-        Args:
-            support: unit-norm (examples, width).
-
-        Returns:
-            Indices and cosines, nearest first: (held, k).
-        """
-        most = min(max(k, SHARED_NEIGHBORS), len(support) - 1)
-        indices, found = self._once(support, ("nearest", most), lambda: self._nearest(support, most))
-        return indices[:, :k], found[:, :k]
-
-    def _nearest(self, support: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        indices, found = np.empty((len(self.rows), k), np.int64), np.empty((len(self.rows), k), support.dtype)
-        for start in range(0, len(self.rows), HELD_BLOCK):
-            block = slice(start, start + HELD_BLOCK)
-            similarity = cosines(support[self.rows[block]], support)
-            similarity[self.absent(self.rows[block])] = -np.inf
-            indices[block], found[block] = Similarities(similarity).nearest(k)
-        return indices, found
-
-    def products(self, support: np.ndarray, block: slice) -> np.ndarray:
-        """Products of all examples with a block of the held-out ones (examples, block). Shared plans keep 64 MiB."""
-
-        def product() -> np.ndarray:
-            return support @ support[self.rows[block]].T
-
-        if not self.shared or len(support) * len(self.rows) > MOST_KEPT:
-            return product()
-        return self._once(support, ("products", block.start, block.stop), product)
-
-    def _once(self, support: np.ndarray, key: tuple[str | int, ...], make: Callable[[], Any]) -> Any:
-        if self._kept.get(()) is not support:
-            self._kept.clear()
-            self._kept[()] = support
-        if key not in self._kept:
-            self._kept[key] = make()
-        return self._kept[key]
 
     def folds(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Three folds (all groups if one of each class is held out at a time).

@@ -8,7 +8,6 @@ from sklearn.base import clone
 from recollect.classifiers.heads.base import EmbeddingClassifier, softmax
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.mixing import Pair, best_weight
-from recollect.classifiers.heads.similarity import Similarities
 from recollect.classifiers.heads.voting import SoftmaxVoting
 from recollect.core.types import TEXT_SCALE
 
@@ -97,19 +96,8 @@ class ZeroShotMix(Mixture):
 
     def _learn_extra(self, support: np.ndarray, labels: np.ndarray) -> None:
         estimator = SoftmaxVoting() if self.estimator is None else clone(self.estimator)
-        if isinstance(estimator, EmbeddingClassifier):
-            self.estimator_ = estimator.fit_checked(support, labels, self._plan)
-        else:
-            self.estimator_ = estimator.fit(support, labels)
-
-    @property
-    def reads_similarity(self) -> bool:  # type: ignore[override]
-        """Whether the mixed classifier does."""
-        return self.estimator is None or getattr(self.estimator, "reads_similarity", False)
-
-    def _scores_of(self, similarity: Similarities, texts: np.ndarray | None) -> np.ndarray:
-        shares = self.estimator_.shares_of(self.estimator_._scores_of(similarity, texts))
-        return softmax(self.scale * np.asarray(texts)) + self.weight_ * shares
+        checked = isinstance(estimator, EmbeddingClassifier)
+        self.estimator_ = (estimator.fit_checked if checked else estimator.fit)(support, labels)
 
     def _components(self, queries: np.ndarray) -> Pair:
         return softmax(self.scale * queries @ self.texts_.T), _shares(self.estimator_, queries)

@@ -218,9 +218,8 @@ class ProKeR(EmbeddingClassifier):
         target = asked / schur[:, None]
         solved = self.coef_[examples, own] - reached * target[:, own]
         inverse = np.diag(self._ridge.inverse) + reached**2 / schur[:, None]
-        worse = (solved / inverse >= asked[:, own] - 1e-9).astype(
-            np.float64
-        )  # a query that equals an example ties with it
+        # A query that equals an example ties with it.
+        worse = (solved / inverse >= asked[:, own] - 1e-9).astype(np.float64)
         order = in_order(own)
         counts = np.bincount(own, minlength=len(self.classes_))
         sums = np.add.reduceat(worse[:, order], np.cumsum(counts) - counts, axis=1)

@@ -1,24 +1,17 @@
-"""The few-shot protocol: methods, shots, draws of the support, and its evaluation block by block.
+"""The few-shot protocol: methods, shots and draws of the support, and the figures of every fit.
 
-Draws are nested: for one seed, K shots are the first K of each class in one random order. Methods that read only
-cosines to the examples (`EmbeddingClassifier.reads_similarity`) therefore share one matrix for all methods and shots.
+Draws are nested: for one seed, K shots are the first K of each class in one random order.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
-from functools import cache
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
-from recollect.classifiers.heads.base import EmbeddingClassifier, softmax, unit_rows
-from recollect.classifiers.heads.calibration import BINS
-from recollect.classifiers.heads.holdout import HoldOut
-from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS
-from recollect.classifiers.heads.similarity import Similarities, cosines
+from recollect.classifiers.heads.base import EmbeddingClassifier, unit_rows
+from recollect.classifiers.heads.calibration import calibration_error
+from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS, by_names
 from recollect.classifiers.heads.trust import enough_to_tell
 from recollect.core.types import TEXT_SCALE, Metric
 from recollect.core.validation import check_choice, refuse
@@ -167,167 +160,82 @@ def support_of(order: np.ndarray, shots: int) -> tuple[np.ndarray, np.ndarray]:
     return rows[rows != NO_ROW], labels[rows != NO_ROW]
 
 
-Key = tuple[str, int, int]
-"""Method, shots and seed."""
+def accuracy(predictions: np.ndarray, labels: np.ndarray, metric: Metric = "top-1") -> float:
+    """Accuracy in percent, or its mean over classes (the convention of Pets, Caltech, Flowers)."""
+    right = predictions == labels
+    if metric == "top-1":
+        return 100.0 * float(right.mean())
+    return 100.0 * float(np.mean([right[labels == label].mean() for label in np.unique(labels)]))
 
 
-@dataclass
-class Score:
-    """Hits of each class, calibration gaps and conformal sets of every key, summed over blocks of queries.
+@dataclass(frozen=True)
+class Answers:
+    """What a fitted method answers to the queries.
 
     Attributes:
-        labels: of the queries.
-        fits: accuracy on held-out examples, and their number.
+        best: most probable class of each query (queries,).
+        confidence: its probability (queries,).
+        covered: whether the conformal set of a query holds its class, for all queries or a sample; empty without sets.
+        sizes: number of classes in these sets.
+        held_out: accuracy on held-out examples, and their number.
     """
 
-    labels: np.ndarray
-    classes: int
-    metric: Metric
-    fits: dict[Key, tuple[float, int]] = field(default_factory=dict)
-    _sums: dict[tuple[Key, str], np.ndarray] = field(default_factory=dict)
+    best: np.ndarray
+    confidence: np.ndarray
+    covered: np.ndarray
+    sizes: np.ndarray
+    held_out: tuple[float, int]
 
-    def counts(
-        self, rows: slice, scores: np.ndarray, probabilities: np.ndarray, kept: np.ndarray | None = None, every: int = 1
-    ) -> dict[str, np.ndarray]:
-        """What a block of queries adds to a key.
-
-        Args:
-            kept: conformal sets of every ``every``-th query (queries, classes).
-        """
-        labels, best = self.labels[rows], scores.argmax(axis=1)
-        right = best == labels
-        sure = probabilities[np.arange(len(best)), best].astype(np.float64)
-        place = np.minimum((sure * BINS).astype(np.int64), BINS - 1)
-        found = {
-            "hits": np.bincount(labels[right], minlength=self.classes),
-            "gaps": np.bincount(place, sure - right, BINS),
-        }
-        if kept is not None:
-            own = kept[np.arange(len(kept)), labels[::every]]
-            found["sets"] = np.array([np.count_nonzero(own), np.count_nonzero(kept), len(kept)])
-        return found
-
-    def add(self, key: Key, counts: Mapping[str, np.ndarray]) -> None:
-        """Add the counts of a block."""
-        for name, each in counts.items():
-            self._sums[key, name] = self._sums.get((key, name), 0) + each
-
-    def _trust(self, key: Key) -> dict[str, float]:
-        found = {"ece": 100.0 * float(np.abs(self._sums[key, "gaps"]).sum()) / len(self.labels)}
-        accuracy, examples = self.fits.get(key, (np.nan, 0))
+    def figures(self, labels: np.ndarray, metric: Metric) -> dict[str, Any]:
+        """Figures of a row (see `run_protocol`), given the labels of the queries."""
+        error = calibration_error(self.confidence, self.best == labels)
+        found = {"metric": metric, "value": accuracy(self.best, labels, metric), "ece": 100.0 * error}
+        share, examples = self.held_out
         if not enough_to_tell(examples):
             return found
-        if np.isfinite(accuracy):
-            found["loo"] = 100.0 * accuracy
-        if (key, "sets") in self._sums:
-            held, size, count = self._sums[key, "sets"].tolist()
-            found |= {"coverage": 100.0 * held / count, "set_size": size / count}
+        if np.isfinite(share):
+            found["loo"] = 100.0 * share
+        if len(self.sizes):
+            found |= {"coverage": 100.0 * float(self.covered.mean()), "set_size": float(self.sizes.mean())}
         return found
 
-    def rows(self, methods: Sequence[str]) -> list[dict[str, Any]]:
-        """Result rows, ordered by method, shots and seed."""
-        counts = np.bincount(self.labels, minlength=self.classes)
-        there = counts > 0
-        keys = sorted({key for key, _ in self._sums}, key=lambda key: (methods.index(key[0]), key))
-        rows = []
-        for method, shots, seed in keys:
-            right = self._sums[(method, shots, seed), "hits"]
-            share = right.sum() / counts.sum() if self.metric == "top-1" else (right[there] / counts[there]).mean()
-            rows.append({"method": method, "shots": shots, "seed": seed, "metric": self.metric})
-            rows[-1] |= {"value": 100.0 * float(share), **self._trust((method, shots, seed))}
-        return rows
 
+def answers(
+    estimator: EmbeddingClassifier,
+    queries: np.ndarray,
+    labels: np.ndarray,
+    block: int = 4096,
+    tick: Callable[[int], None] = lambda queries: None,
+) -> Answers:
+    """Ask a fitted estimator, block by block.
 
-@dataclass
-class _Run:
-    """One evaluation of a protocol on a task."""
-
-    task: FewShotTask
-    protocol: Protocol
-    tick: Callable[[int], None]
-    score: Score
-
-    def __post_init__(self) -> None:
-        self.block = self.protocol.block(self.task)
-
-    def zero_shot(self) -> None:
-        assert self.task.texts is not None
-        found = self.task.queries @ self.task.texts.T
-        probabilities = softmax(self.task.scale * found)
-        self.score.add(("zero-shot", 0, 0), self.score.counts(slice(None), found, probabilities))
-
-    def separately(self, name: str, orders: Mapping[int, np.ndarray]) -> None:
-        """Evaluate a method, fit by fit."""
-        queries = self.task.queries
-        for shots in self.protocol.shots:
-            for seed, order in orders.items():
-                estimator = self.task.fitted(name, order, shots)
-                least = self._fitted((name, shots, seed), estimator)
-                for rows in self._blocks():
-                    found = self._counts(estimator, rows, estimator._scores(queries[rows]), least)
-                    self.score.add((name, shots, seed), found)
-                    self.tick(len(queries[rows]))
-
-    def together(self, names: Sequence[str], seed: int, order: np.ndarray) -> None:
-        """Evaluate methods that read cosines, computed once for all of them and all numbers of shots."""
-        task, support = self.task, self.task.support[support_of(order, self.protocol.shots[-1])[0]]
-        fits: list[tuple[Key, int, EmbeddingClassifier, np.ndarray]] = []
-        for shots in self.protocol.shots:
-            labels = support_of(order, shots)[1]
-            examples, plan = support[: len(labels)], HoldOut.of(labels, shared=True)
-            for name in names:
-                estimator = task.unfitted(name).fit_checked(examples, labels, plan)
-                least = self._fitted((name, shots, seed), estimator)
-                fits.append(((name, shots, seed), len(labels), estimator, least))
-
-        def counted(rows: slice) -> list[tuple[Key, dict[str, np.ndarray]]]:
-            queries, found = task.queries[rows], []
-            near = {len(support): Similarities(cosines(queries, support))}
-            texts = None if task.texts is None else queries @ task.texts.T
-            for key, count, estimator, least in fits:
-                similarity = near.setdefault(count, near[len(support)].first(count))
-                own = getattr(estimator, "texts_", queries[:0])  # class means differ between estimators
-                scores = estimator._scores_of(similarity, queries @ own.T if texts is None else texts)
-                found.append((key, self._counts(estimator, rows, scores, least)))
-                self.tick(len(queries))
-            return found
-
-        # NumPy and torch release the GIL.
-        with _libraries().limit(limits=1), ThreadPoolExecutor(os.cpu_count()) as threads:
-            for found in threads.map(counted, self._blocks()):
-                for key, counts in found:
-                    self.score.add(key, counts)
-
-    def _blocks(self) -> Iterator[slice]:
-        for start in range(0, len(self.task.queries), self.block):
-            yield slice(start, start + self.block)
-
-    def _fitted(self, key: Key, estimator: EmbeddingClassifier) -> np.ndarray:
-        """Record the accuracy on held-out examples; return the lowest probability that keeps a class in a set."""
-        self.score.fits[key] = estimator.loo_accuracy_, len(estimator.loo_rows_)
-        return estimator._least(SET_ALPHA)
-
-    def _counts(
-        self, estimator: EmbeddingClassifier, rows: slice, scores: np.ndarray, least: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        probabilities = estimator._probabilities(scores)
-        if type(estimator)._possible is EmbeddingClassifier._possible:
-            kept = probabilities >= least.astype(probabilities.dtype)
-            return self.score.counts(rows, scores, probabilities, kept)
-        every = -(-len(self.task.queries) // SET_QUERIES)
-        kept = estimator._possible(self.task.queries[rows][::every], SET_ALPHA)
-        return self.score.counts(rows, scores, probabilities, kept, every)
+    Args:
+        queries, labels: unit-norm (queries, width), (queries,).
+        tick: called with the number of queries of each block.
+    """
+    least, parts = estimator._least(SET_ALPHA), []
+    for start in range(0, len(queries), block):
+        scores = estimator._scores(queries[start : start + block])
+        probabilities, best = estimator._probabilities(scores), scores.argmax(axis=1)
+        kept, rows = probabilities >= least.astype(probabilities.dtype), np.arange(len(best))
+        parts.append((best, probabilities[rows, best], kept[rows, labels[start : start + block]], kept.sum(axis=1)))
+        tick(len(best))
+    best, confidence, covered, sizes = (np.concatenate(each) for each in zip(*parts, strict=True))
+    if type(estimator)._possible is not EmbeddingClassifier._possible:
+        some = slice(None, None, -(-len(queries) // SET_QUERIES))
+        kept = estimator._possible(queries[some], SET_ALPHA)
+        covered, sizes = kept[np.arange(len(kept)), labels[some]], kept.sum(axis=1)
+    held_out = estimator.loo_accuracy_, len(estimator.loo_rows_)
+    return Answers(best, confidence.astype(np.float64), covered, sizes, held_out)
 
 
 def run_protocol(
     task: FewShotTask,
     protocol: Protocol,
-    tick: Callable[[int], None] | None = None,
+    tick: Callable[[int], None] = lambda queries: None,
     orders: Mapping[int, np.ndarray] | None = None,
 ) -> list[dict[str, Any]]:
     """Accuracy in percent of every method at every number of shots for every draw.
-
-    Figures equal those of fitting each estimator separately on ``support[rows]``.
 
     Args:
         tick: called with the number of queries classified since the last call, for progress.
@@ -345,20 +253,22 @@ def run_protocol(
     if task.texts is None and "zero-shot" in protocol.methods:
         raise ValueError("zero-shot needs class texts")
     orders = orders or draw(task.support_labels, task.classes, protocol)
-    run = _Run(task, protocol, tick or (lambda queries: None), Score(task.query_labels, task.classes, protocol.metric))
-    others = [name for name in protocol.methods if name != "zero-shot"]
-    shared = [name for name in others if task.unfitted(name).reads_similarity]
-    if len(others) < len(protocol.methods):
-        run.zero_shot()
-    for seed, order in orders.items() if shared else ():
-        run.together(shared, seed, order)
-    for name in others:
-        if name not in shared:
-            run.separately(name, orders)
-    return run.score.rows(protocol.methods)
+    rows = []
+    for name, shots, seed, estimator in _fits(task, protocol, orders):
+        found = answers(estimator, task.queries, task.query_labels, protocol.block(task), tick)
+        figures = found.figures(task.query_labels, protocol.metric)
+        rows.append({"method": name, "shots": shots, "seed": seed, **figures})
+    return rows
 
 
-@cache
-def _libraries() -> ThreadpoolController:
-    """Libraries with thread pools; cached because finding them takes longer than a small task."""
-    return ThreadpoolController()
+def _fits(
+    task: FewShotTask, protocol: Protocol, orders: Mapping[int, np.ndarray]
+) -> Iterator[tuple[str, int, int, EmbeddingClassifier]]:
+    for name in protocol.methods:
+        if name == "zero-shot":
+            assert task.texts is not None
+            yield name, 0, 0, by_names(task.texts, task.scale)
+            continue
+        for shots in protocol.shots:
+            for seed, order in orders.items():
+                yield name, shots, seed, task.fitted(name, order, shots)

@@ -31,10 +31,26 @@ def cosines(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return found
 
 
-def _top_similar(similarity: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and values of the ``k`` largest entries of each row, largest first; ties by lower index."""
+_ROWS_AT_ONCE = 256
+
+
+def nearest(similarity: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices and cosines of the k nearest examples of each query, nearest first, ties by lower index: (queries, k).
+
+    Args:
+        similarity: cosines (queries, examples).
+    """
+    k = min(k, similarity.shape[1])
+    indices, values = np.empty((len(similarity), k), np.int64), np.empty((len(similarity), k), similarity.dtype)
+    for start in range(0, len(similarity), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        indices[rows], values[rows] = _nearest(similarity[rows], k)
+    return indices, values
+
+
+def _nearest(similarity: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     width = similarity.shape[1]
-    if k >= width:
+    if k == width:
         part = np.broadcast_to(np.arange(width), similarity.shape)
     else:
         # Partitioning values is faster than partitioning indices.
@@ -47,35 +63,3 @@ def _top_similar(similarity: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray
     values = np.take_along_axis(similarity, part, axis=1)
     order = best_first(values)
     return np.take_along_axis(part, order, axis=1), np.take_along_axis(values, order, axis=1)
-
-
-_ROWS_AT_ONCE = 256
-
-SHARED_NEIGHBORS = 32
-"""Number of neighbors that the voting methods find together: the largest published k."""
-
-
-class Similarities:
-    """Cosines of queries to examples and the nearest examples, which methods share.
-
-    Args:
-        matrix: (queries, examples).
-    """
-
-    def __init__(self, matrix: np.ndarray) -> None:
-        self.matrix = matrix
-        self._near: tuple[np.ndarray, np.ndarray] | None = None
-
-    def first(self, count: int) -> "Similarities":
-        """Those to the first ``count`` examples."""
-        return Similarities(self.matrix[:, :count])
-
-    def nearest(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Indices and cosines of the k nearest examples of each query, nearest first: (queries, k)."""
-        k = min(k, self.matrix.shape[1])
-        if self._near is None or self._near[0].shape[1] < k:
-            most = min(max(k, SHARED_NEIGHBORS), self.matrix.shape[1])
-            starts = range(0, max(len(self.matrix), 1), _ROWS_AT_ONCE)
-            parts = [_top_similar(self.matrix[start : start + _ROWS_AT_ONCE], most) for start in starts]
-            self._near = np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
-        return self._near[0][:, :k], self._near[1][:, :k]

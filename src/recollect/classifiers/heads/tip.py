@@ -9,8 +9,8 @@ import torch
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
+from recollect.classifiers.heads.kernel import gaussian
 from recollect.classifiers.heads.mixing import best_of_intervals, correct_interval
-from recollect.classifiers.heads.similarity import Similarities
 
 TIP_PRESETS = {"paper": 1.0, "official": 100.0}
 """Factor of the text scores: 1 in LIxP, 100 in Tip-Adapter's code."""
@@ -74,15 +74,9 @@ class TipAdapter(EmbeddingClassifier):
     def _choose(self, support: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
         return self.alpha, self.beta
 
-    reads_similarity = True
-
     def _scores(self, queries: np.ndarray) -> np.ndarray:
-        return self._scores_of(Similarities(queries @ self.support_.T), queries @ self.texts_.T)
-
-    def _scores_of(self, similarity: Similarities, texts: np.ndarray | None) -> np.ndarray:
-        kernel = torch.from_numpy(similarity.matrix).sub(1).mul_(self.beta_).exp_()
-        sums = torch.zeros(len(kernel), len(self.classes_), dtype=kernel.dtype)
-        return self._combined(texts, sums.index_add_(1, torch.from_numpy(self.labels_), kernel).numpy())
+        near = torch.from_numpy(gaussian(self.support_, queries, self.beta_))
+        return self._combined(queries @ self.texts_.T, class_sums(near, self.labels_, len(self.classes_)).T.numpy())
 
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
         scores = self._text_similarity(support, labels, plan)
@@ -148,7 +142,7 @@ def held_out_blocks(
     sets = [None] if weights is None else [torch.from_numpy(each)[:, None] for each in np.atleast_2d(weights)]
     for start in range(0, len(plan.rows), block):
         rows = plan.rows[start : start + block]
-        distance = torch.from_numpy(plan.products(support, slice(start, start + block))) - 1
+        distance = torch.from_numpy(support @ support[rows].T) - 1
         places, absent = plan.absent(rows)
         distance[torch.from_numpy(absent), torch.from_numpy(places)] = -torch.inf
         kernel, held = torch.empty_like(distance), []

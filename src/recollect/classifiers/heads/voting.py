@@ -4,7 +4,10 @@ import numpy as np
 
 from recollect.classifiers.heads.base import EmbeddingClassifier
 from recollect.classifiers.heads.holdout import HoldOut
-from recollect.classifiers.heads.similarity import Similarities, cosines
+from recollect.classifiers.heads.similarity import cosines, nearest
+
+_HELD_BLOCK = 256
+"""Number of held-out examples compared with all others at once."""
 
 
 def counters(weights: np.ndarray, voters: np.ndarray, classes: int) -> np.ndarray:
@@ -24,7 +27,6 @@ class _Voting(EmbeddingClassifier):
     """Scores are shares of votes; ties go to the class of the nearest example."""
 
     k: int
-    reads_similarity = True
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         if self.k < 1:
@@ -40,10 +42,7 @@ class _Voting(EmbeddingClassifier):
         raise NotImplementedError
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
-        return self._scores_of(Similarities(cosines(queries, self.support_)), None)
-
-    def _scores_of(self, similarity: Similarities, texts: np.ndarray | None) -> np.ndarray:
-        return self._vote(*similarity.nearest(self.k_))
+        return self._vote(*nearest(cosines(queries, self.support_), self.k_))
 
     def _vote(self, neighbors: np.ndarray, similarity: np.ndarray) -> np.ndarray:
         """Shares of votes from the ``k_`` nearest examples of each query, nearest first."""
@@ -62,7 +61,13 @@ class _Voting(EmbeddingClassifier):
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
         if not plan.one_by_one:
             return super()._held_out(support, labels, plan)
-        return self._vote(*plan.nearest(support, min(self.k_, len(support) - 1)))
+        scores = np.empty((len(plan.rows), len(self.classes_)))
+        for start in range(0, len(scores), _HELD_BLOCK):
+            rows = plan.rows[start : start + _HELD_BLOCK]
+            similarity = cosines(support[rows], support)
+            similarity[np.arange(len(rows)), rows] = -np.inf
+            scores[start : start + _HELD_BLOCK] = self._vote(*nearest(similarity, min(self.k_, len(support) - 1)))
+        return scores
 
     def shares_of(self, scores: np.ndarray) -> np.ndarray:
         """Votes over their sum (queries, classes)."""
