@@ -31,6 +31,15 @@ def test_parquet_has_vectors_and_captions(index, tmp_path):
         assert (row["text_vector"] is None) == (not captions[row["id"]])
 
 
+def test_some_pictures_are_written_in_the_order_asked_for_with_all_their_vectors(index, tmp_path):
+    index.insert(make_rows(10))
+    wanted = ["row 7", "row 2", "row 3"]
+    assert export_index(index, tmp_path / "some.parquet", ids=wanted) == 3
+    found = pq.read_table(tmp_path / "some.parquet").to_pylist()
+    assert [row["id"] for row in found] == wanted
+    np.testing.assert_allclose([row["text_vector"] for row in found], index.vectors(wanted, "text"), atol=1e-6)
+
+
 def test_csv_and_coco_have_every_picture_and_caption(index, tmp_path):
     rows = make_rows(9)
     index.insert(rows)

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ _BLOCK = 1_024
 _FACTS = ("width", "height", "taken", "camera", "folder", "phash")
 
 
-def export_index(index: Index, out: Path, coco: CocoKind = "captions") -> int:
+def export_index(index: Index, out: Path, coco: CocoKind = "captions", ids: Sequence[str] | None = None) -> int:
     """Write the pictures of an index to one file; its ending says the format. Labels include those given by hand.
 
     ``.parquet``: id, captions, labels, source, path, width, height, taken, camera, folder, phash, metadata (JSON),
@@ -36,6 +36,7 @@ def export_index(index: Index, out: Path, coco: CocoKind = "captions") -> int:
         index: pictures that are changed meanwhile are written as they were, except on Milvus.
         out: the file.
         coco: what the annotations of ``.json`` are.
+        ids: only these pictures, in this order.
 
     Returns:
         How many pictures were written.
@@ -50,12 +51,17 @@ def export_index(index: Index, out: Path, coco: CocoKind = "captions") -> int:
         (not out.parent.is_dir(), f"--out {out}: no such folder as {out.parent}"),
         (not len(index), f"{index.address}: is empty, so there is nothing to write"),
     )
+    wanted = index.ids if ids is None else list(ids)
     if out.suffix == ".parquet":
-        return _write_parquet(index, out)
-    return _write_csv(index, out) if out.suffix == ".csv" else _write_coco(index, out, coco)
+        _write_parquet(index, wanted, out)
+    elif out.suffix == ".csv":
+        _write_csv(index, wanted, out)
+    else:
+        _write_coco(index, wanted, out, coco)
+    return len(wanted)
 
 
-def _write_parquet(index: Index, out: Path) -> int:
+def _write_parquet(index: Index, wanted: Sequence[str], out: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -63,9 +69,9 @@ def _write_parquet(index: Index, out: Path) -> int:
     types = {"captions": several, "labels": several, "width": number, "height": number}
     names = ("id", "captions", "labels", "source", "path", *_FACTS, "metadata")
     facts = pa.schema([(name, types.get(name, pa.string())) for name in names])
-    with atomic_path(out) as temporary, progress("write", len(index), "pictures") as counter, ExitStack() as stack:
+    with atomic_path(out) as temporary, progress("write", len(wanted), "pictures") as counter, ExitStack() as stack:
         writer = None
-        for pictures in _blocks(index):
+        for pictures in _blocks(index, wanted):
             ids = [each.id for each in pictures]
             images, captions = index.vectors(ids), index.vectors(ids, "text")
             table = pa.Table.from_pylist([_facts(each) for each in pictures], facts)
@@ -76,18 +82,16 @@ def _write_parquet(index: Index, out: Path) -> int:
             writer = writer or stack.enter_context(pq.ParquetWriter(temporary, table.schema, compression="zstd"))
             writer.write_table(table)
             counter.advance(len(pictures))
-    return len(index)
 
 
-def _write_csv(index: Index, out: Path) -> int:
+def _write_csv(index: Index, wanted: Sequence[str], out: Path) -> None:
     names = ("id", "path", "captions", "labels", "source", *_FACTS, "metadata")
     with atomic_path(out) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(names)
-        for pictures in _blocks(index):
+        for pictures in _blocks(index, wanted):
             rows = ({**_facts(each), **_json(captions=each.captions, labels=each.labels)} for each in pictures)
             writer.writerows([row[name] for name in names] for row in rows)
-    return len(index)
 
 
 def _facts(picture: Picture) -> dict[str, Any]:
@@ -100,10 +104,10 @@ def _json(**values: Any) -> dict[str, str]:
     return {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
 
 
-def _write_coco(index: Index, out: Path, kind: CocoKind) -> int:
+def _write_coco(index: Index, wanted: Sequence[str], out: Path, kind: CocoKind) -> None:
     images, annotations = list[dict[str, Any]](), list[dict[str, Any]]()
     numbers: dict[str, int] = {}  # of labels; COCO counts categories from 1
-    for pictures in _blocks(index):
+    for pictures in _blocks(index, wanted):
         for each in pictures:
             number = len(images)
             about = {"id": number, "file_name": str(each.path or each.id), "width": each.width, "height": each.height}
@@ -120,11 +124,10 @@ def _write_coco(index: Index, out: Path, kind: CocoKind) -> int:
             ]
     categories = {"categories": [{"id": id, "name": name} for name, id in numbers.items()]} if numbers else {}
     write_json(out, {"images": images, "annotations": annotations, **categories})
-    return len(images)
 
 
-def _blocks(index: Index) -> Iterator[list[Picture]]:
-    given, ids = labels_named(index.annotations, LABELED) or {}, index.ids
+def _blocks(index: Index, ids: Sequence[str]) -> Iterator[list[Picture]]:
+    given = labels_named(index.annotations, LABELED) or {}
     for first in range(0, len(ids), _BLOCK):
         pictures = index.pictures(ids[first : first + _BLOCK])
         yield [replace(each, labels=(*each.labels, *given.get(each.id, ()))) for each in pictures]

@@ -139,11 +139,9 @@ class Actions:
 
     def export(self, ids: Sequence[str], ending: str, coco: CocoKind = "captions") -> Path:
         """Write pictures to a temporary file (see `export_index`), which the caller deletes with its folder."""
-        index = self.library.index
-        some = index if len(ids) == len(self.library.view().ids) else index.with_vectors(ids, index.vectors(ids))
         folder = Path(tempfile.mkdtemp(prefix="recollect-"))
         try:
-            export_index(some, folder / f"pictures{ending}", coco=coco)
+            export_index(self.library.index, folder / f"pictures{ending}", coco, ids)
         except BaseException:
             shutil.rmtree(folder)
             raise
