@@ -58,13 +58,13 @@ def look_up(
     by its best caption; then pictures that are excluded or too near are passed over. As long as a query has fewer than
     k pictures, more vectors are asked for. Equal scores are in the order of the store's rows.
     """
-    everywhere, own = _exclusions(exclude, len(queries))
+    excluded = _exclusions(exclude, len(queries))
     spoken = by == "text" or read == "text"
     ids = np.full((len(queries), k), "", dtype=object)
     scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
     captions = np.zeros((len(queries), k), dtype=np.int64)
     vectors = None if read is None else np.zeros((len(queries), k, queries.shape[1]), dtype=np.float32)
-    filtered = max_score is not None or bool(everywhere or own)
+    filtered = max_score is not None or bool(excluded)
     exact = exact or filtered
     waiting, asked = np.arange(len(queries)), k + (_MORE if filtered else k if by == "text" else 0)
     while len(waiting):
@@ -74,8 +74,8 @@ def look_up(
             counts &= _first_of_each(found.rows)
         if max_score is not None:
             counts &= found.scores < max_score
-        if everywhere or own:
-            counts &= _allowed(found, everywhere, [own[query] for query in waiting.tolist()] if own else [])
+        if excluded:
+            counts &= _allowed(found, [excluded[query] for query in waiting.tolist()])
         order = np.argsort(~counts, axis=1, kind="stable")[:, :k]
         kept, width = np.take_along_axis(counts, order, 1), order.shape[1]
         rows = np.where(kept, np.take_along_axis(found.rows, order, 1), -1)
@@ -128,24 +128,21 @@ def _names(ids: Any, rows: np.ndarray) -> Shaped[np.ndarray, "queries k"]:
     return names.reshape(rows.shape)
 
 
-def _allowed(found: Nearest, everywhere: frozenset[str], own: list[frozenset[str]]) -> Bool[np.ndarray, "queries k"]:
-    """Which places may stay: all but those with an id that no query, or not this query, may find."""
+def _allowed(found: Nearest, excluded: list[frozenset[str]]) -> Bool[np.ndarray, "queries k"]:
+    """Which places may stay: all but those with an id that this query may not find."""
     names = _names(found.ids, found.rows)
-    if not own:
-        rows = [[id not in everywhere for id in row] for row in names.tolist()]
-    elif all(len(each) == 1 for each in own):
-        return np.asarray(names != np.array([next(iter(each)) for each in own], dtype=object)[:, None])
-    else:
-        rows = [[id not in each for id in row] for row, each in zip(names.tolist(), own, strict=True)]
+    if all(len(each) == 1 for each in excluded):
+        return np.asarray(names != np.array([next(iter(each)) for each in excluded], dtype=object)[:, None])
+    rows = [[id not in each for id in row] for row, each in zip(names.tolist(), excluded, strict=True)]
     return np.array(rows, dtype=bool).reshape(names.shape)
 
 
-def _exclusions(exclude: Excluded | None, queries: int) -> tuple[frozenset[str], list[frozenset[str]]]:
-    """Ids that no query may find, and those of each query (empty where none has its own)."""
+def _exclusions(exclude: Excluded | None, queries: int) -> list[frozenset[str]]:
+    """The ids that each query may not find; an empty list if nothing is excluded."""
     if exclude is None or not len(exclude):
-        return frozenset(), []
+        return []
     if isinstance(exclude, set | frozenset):
-        return frozenset(exclude), []
+        return [frozenset(exclude)] * queries
     if len(exclude) != queries:
         raise ValueError(f"{queries} queries, but {len(exclude)} entries to exclude; pass a set to exclude for all")
-    return frozenset(), [frozenset({each} if isinstance(each, str) else each or ()) for each in exclude]
+    return [frozenset({each} if isinstance(each, str) else each or ()) for each in exclude]
