@@ -45,7 +45,7 @@ def set_captions(index: Any, texts: Mapping[str, Sequence[str]], by: str) -> int
 def drop_source(index: Any, source: str) -> int:
     """See `Index.forget`."""
     with index.store.writing():
-        rows = [row for table in index.store.scan(["id", "files"], removed=None) for row in table.to_pylist()]
+        rows = list(index.store.dicts(["id", "files"], removed=None))
         mine = [row["id"] for row in rows if any(file["source"] == source for file in row["files"])]
         known = ", ".join(sorted({file["source"] for row in rows for file in row["files"]})) or "none"
         refuse((not mine, f"{index.address}: no source called {source!r}; there are: {known}"))
@@ -107,7 +107,7 @@ def upsert_merged(index: Any, rows: Rows) -> None:
 
 
 def _upsert(index: Any, rows: Rows) -> None:
-    index.store.upsert(rows.complete(index.record, index.address).table(index.record))
+    index.store.upsert(rows.table(index.record, index.address))
 
 
 def _in_commits(index: Any, ids: Sequence[str], write: Callable[[Rows], int]) -> int:

@@ -263,7 +263,7 @@ class _Facts:
 
     @classmethod
     def read(cls, index: Any) -> "_Facts":
-        rows = [row for table in index.store.scan(["id", "phash", "captions", "files"]) for row in table.to_pylist()]
+        rows = list(index.store.dicts(["id", "phash", "captions", "files"]))
         names = [
             dict.fromkeys(each["path"] or f"{each['source']}:{each['key']}" for each in row["files"]) for row in rows
         ]

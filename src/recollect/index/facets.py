@@ -22,8 +22,6 @@ def count_facets(index: Any, names: Sequence[str], where: str | Filter | None) -
     """See `Index.facets`."""
     columns = list(dict.fromkeys(_COLUMN[name] for name in names if name in _COLUMN))
     counts: dict[str, Counter[str]] = {name: Counter() for name in names}
-    if where is not None:
-        index.ids_where(where)  # raises the error that says why nothing is left
     for table in index.scan(columns, where) if columns else ():
         for name in names:
             if name in _COLUMN:
@@ -31,7 +29,7 @@ def count_facets(index: Any, names: Sequence[str], where: str | Filter | None) -
     for name in names:
         if name not in _COLUMN:
             labels = annotations.labels_named(index.annotations, name) or {}
-            known = labels and {id for table in index.scan(["id"], where) for id in table["id"].to_pylist()}
+            known = labels and {*(index.ids if where is None else index.ids_where(where))}
             counts[name].update(value for id, values in labels.items() if id in known for value in set(values))
     return {
         name: sorted(each.items(), key=lambda pair: (-pair[1], pair[0])) if name != "month"
@@ -51,9 +49,9 @@ def arranged(index: Any, by: Arrangement, where: str | Filter | None = None) -> 
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    tables = [table for table in index.scan(["id", "files" if by == "name" else "taken"], where) if table.num_rows]
+    tables = list(index.scan(["id", "files" if by == "name" else "taken"], where))
     if not tables:
-        return [] if where is None else index.ids_where(where)  # raises the error that says why nothing is left
+        return []
     table = pa.concat_tables(tables)
     if by == "name":
         first = pc.list_flatten(pc.list_slice(table["files"], 0, 1, return_fixed_size_list=True))
@@ -67,10 +65,8 @@ def arranged(index: Any, by: Arrangement, where: str | Filter | None = None) -> 
 
 def aspect_ratios(index: Any) -> Float32[np.ndarray, " rows"]:
     """Width over height of each picture in the order of `Index.ids`; 1 where unknown."""
-    rows = (table.to_pydict() for table in index.scan(["id", "width", "height"]))
-    sizes = (pair for each in rows for pair in zip(each["id"], each["width"], each["height"], strict=True))
-    ratios = {id: width / height for id, width, height in sizes if width > 0 and height > 0}
-    return np.array([ratios.get(id, 1.0) for id in index.ids], dtype=np.float32)
+    sizes = ((row["width"], row["height"]) for row in index.store.dicts(["width", "height"]))
+    return np.array([width / height if width > 0 < height else 1.0 for width, height in sizes], dtype=np.float32)
 
 
 def _counted(name: str, column: Any) -> Iterable[tuple[str, int]]:

@@ -227,8 +227,7 @@ class Index:
             model = {"model": encoder.fingerprint, "prefix": caption_prefix(encoder)}
         record = replace(self.record, width=vectors.shape[1], precision="float32", key=uuid.uuid4().hex, **model)
         facts = self.store.rows(list(ids), FACTS)
-        rows = Rows(image_vectors=unit_vectors(vectors, vectors.shape[1], self.address), ids=facts["id"].to_pylist())
-        table = rows.complete(record, self.address).table(record)
+        table = Rows(image_vectors=vectors, ids=facts["id"].to_pylist()).table(record, self.address)
         for name in FACTS:
             table = table.set_column(table.column_names.index(name), table.schema.field(name), facts[name])
         store = RamStore(record)
@@ -336,11 +335,8 @@ class Index:
         known: Mapping[str, Any] | None = annotations.labels_named(self.annotations, name)
         if known is None:
             column = PHYSICAL.get(name, name) if name in NAMES else "metadata"
-            tables = self.store.scan(["id", column]) if ids is None else [self.store.rows(list(ids), [column])]
-            pairs = [
-                pair for each in tables for pair in zip(each["id"].to_pylist(), each[column].to_pylist(), strict=True)
-            ]
-            values = ((id, asked_value(name if name in NAMES else column, value)) for id, value in pairs)
+            some = self.store.dicts(["id", column]) if ids is None else self.store.rows(list(ids), [column]).to_pylist()
+            values = ((row["id"], asked_value(name if name in NAMES else column, row[column])) for row in some)
             known = {id: value.get(name) if column == "metadata" else value for id, value in values}
         return [known.get(id) for id in (self.ids if ids is None else ids)]
 
@@ -350,23 +346,25 @@ class Index:
         Raises:
             UserError: the filter is malformed, or nothing satisfies it.
         """
-        condition = self._filter(where)
-        ids = [id for table in self.store.scan(["id"], condition) for id in table["id"].to_pylist()]
-        if not ids:
-            raise self._nothing_satisfies(where)
-        return ids
+        return [id for table in self.scan(["id"], where) for id in table["id"].to_pylist()]
 
     def scan(self, columns: Sequence[str], where: str | Filter | None = None) -> "Iterator[pa.Table]":
         """Columns of all pictures, or of those that satisfy a filter, in batches; always in the same order.
 
         Raises:
-            UserError: the filter is malformed.
+            UserError: the filter is malformed, or nothing satisfies it.
         """
-        return self.store.scan(columns, self._filter(where))
+        empty = True
+        for table in self.store.scan(columns, self._filter(where)):
+            empty = False
+            yield table
+        if where is not None and empty:
+            why = unknown_names(parse_filter(where), self.columns())
+            raise UserError(f"{self.address}: no picture satisfies {where}{why}")
 
     def removed(self) -> list[Picture]:
         """Pictures that the user removed."""
-        return self.pictures([id for table in self.store.scan(["id"], removed=True) for id in table["id"].to_pylist()])
+        return self.pictures(self.store.ids(removed=True))
 
     def find(self, names: Sequence[str]) -> list[str]:
         """The ids of pictures named by id, by the first letters of one (8 or more), or by a file of theirs.
@@ -378,11 +376,10 @@ class Index:
         """
         known = set(self.store.rows(list(names), ["id"])["id"].to_pylist()) if names else set()
         named: dict[str, set[str]] = {}
-        for table in self.store.scan(["id", "files"]) if known < set(names) else ():
-            for id, files in zip(table["id"].to_pylist(), table["files"].to_pylist(), strict=True):
-                here = {each for file in files for each in (file["path"], file["key"]) if each}
-                for name in here | {name for name in names if len(name) >= 8 and id.startswith(name)}:
-                    named.setdefault(name, set()).add(id)
+        for row in self.store.dicts(["id", "files"]) if known < set(names) else ():
+            here = {each for file in row["files"] for each in (file["path"], file["key"]) if each}
+            for name in here | {name for name in names if len(name) >= 8 and row["id"].startswith(name)}:
+                named.setdefault(name, set()).add(row["id"])
         found = list[str]()
         for name in names:
             here = {name} if name in known else named.get(name) or named.get(str(Path(name).resolve()), set())
@@ -396,10 +393,6 @@ class Index:
             return None
         path = self.annotations
         return with_labels(parse_filter(where), lambda name: annotations.labels_named(path, name))
-
-    def _nothing_satisfies(self, where: str | Filter) -> UserError:
-        why = unknown_names(parse_filter(where), self.columns())
-        return UserError(f"{self.address}: no picture satisfies {where}{why}")
 
     def _check_known(self, ids: Sequence[str], known: Collection[str] | None = None) -> None:
         """Reject ids that no picture has."""
@@ -566,10 +559,10 @@ class Index:
         """
         if not len(rows):
             return 0
-        complete = rows.complete(self.record, self.address)
+        table = rows.table(self.record, self.address)
         with self.store.writing():
-            known = self.store.rows(complete.ids, ["id"]).num_rows
-            self.store.upsert(complete.table(self.record))
+            known = self.store.rows(table["id"].to_pylist(), ["id"]).num_rows
+            self.store.upsert(table)
         return int(known)
 
     def remove(self, ids: Collection[str] | None = None, *, where: str | Filter | None = None) -> int:
@@ -595,7 +588,7 @@ class Index:
         Raises:
             UserError: a picture was not removed; then none is brought back.
         """
-        removed = [id for table in self.store.scan(["id"], removed=True) for id in table["id"].to_pylist()]
+        removed = self.store.ids(removed=True)
         wanted = removed if ids is None else list(dict.fromkeys(ids))
         missing = [id for id in wanted if id not in {*removed}] if ids is not None else []
         refuse((missing, f"{self.address}: picture {next(iter(missing), '')!r} was not removed"))

@@ -21,7 +21,7 @@ from recollect.core.validation import refuse
 from recollect.data.sources.images import note
 from recollect.data.sources.reader import BrokenCounter
 from recollect.index.changes import drop_files, upsert_merged
-from recollect.index.picture import File
+from recollect.index.picture import PICTURE_FACTS, File
 from recollect.index.rows import COLUMNS, ROUNDING, Rows
 from recollect.index.samples import BLOCK, Failed, IngestOptions, IngestOutcome, ReadPicture, SampleReader, Unchanged
 
@@ -150,11 +150,10 @@ class _Writer:
         self.index, self.options, self.called, self.report = index, options, called, IngestReport()
         self.files: dict[str, dict[str, tuple[str, File]]] = {}
         self.ids: dict[str, bool] = {}
-        for table in index.store.scan(["id", "files", "removed"], removed=None):
-            for row in table.to_pylist():
-                self.ids[row["id"]] = row["removed"]
-                for file in (File(**each) for each in row["files"] if each["source"] == called):
-                    self.files.setdefault(file.key, {})[file.stamp] = (row["id"], file)
+        for row in index.store.dicts(["id", "files", "removed"], removed=None):
+            self.ids[row["id"]] = row["removed"]
+            for file in (File(**each) for each in row["files"] if each["source"] == called):
+                self.files.setdefault(file.key, {})[file.stamp] = (row["id"], file)
         self.places = {file.place for entries in self.files.values() for _, file in entries.values()}
         self._seen: set[tuple[str, str]] = set()
         self._keys: set[str] = set()
@@ -247,10 +246,9 @@ class _Writer:
             image_vectors=np.array(vectors, dtype=np.float32).reshape(count, self.index.width),
             captions=[()] * count, caption_vectors=[none] * count, ids=[first.id for first in firsts],
             files=[tuple(dict.fromkeys(each.file for each in reads)) for reads in pictures],
-            folder=[first.folder for first in firsts], phash=[first.phash for first in firsts],
             images=[first.stored for first in firsts], own=[{}] * count, removed=[False] * count,
             labels=[()] * count, metadata=[{}] * count,
-            **{name: [each.facts[name] for each in firsts] for name in ("width", "height", "taken", "camera")},
+            **{name: [each.facts[name] for each in firsts] for name in PICTURE_FACTS},
         )  # fmt: skip
 
     def drop_unseen(self, whole: bool) -> None:

@@ -152,27 +152,31 @@ class Rows:
         _check_ids(filled["ids"], where)
         return Rows(**filled)
 
-    def table(self, record: Record) -> "pa.Table":
-        """As an Arrow table in `schema`; the rows must be `complete`."""
+    def table(self, record: Record, where: str) -> "pa.Table":
+        """As an Arrow table in `schema`.
+
+        Raises:
+            UserError, ValueError: as `complete`.
+        """
         import pyarrow as pa
 
-        kept = schema(record)
+        kept, rows = schema(record), self.complete(record, where)
         vector = kept.field("image_vector").type
-        assert self.image_vectors is not None
-        flat = np.concatenate([np.zeros((0, record.width), dtype=np.float32), *self.caption_vectors])
-        offsets = np.concatenate([[0], np.cumsum([len(each) for each in self.caption_vectors])]).astype(np.int32)
+        assert rows.image_vectors is not None
+        flat = np.concatenate([np.zeros((0, record.width), dtype=np.float32), *rows.caption_vectors])
+        offsets = np.concatenate([[0], np.cumsum([len(each) for each in rows.caption_vectors])]).astype(np.int32)
         made: dict[str, Any] = {
-            "image_vector": vector_array(self.image_vectors, vector),
+            "image_vector": vector_array(rows.image_vectors, vector),
             "caption_vectors": pa.ListArray.from_arrays(pa.array(offsets), vector_array(flat, vector)),
-            "id": self.ids,
-            "image": self.images,
-            "files": [[asdict(file) for file in each] for each in self.files],
-            "metadata": [_dumped(each) for each in self.metadata],
-            "own": [_dumped(each) for each in self.own],
+            "id": rows.ids,
+            "image": rows.images,
+            "files": [[asdict(file) for file in each] for each in rows.files],
+            "metadata": [_dumped(each) for each in rows.metadata],
+            "own": [_dumped(each) for each in rows.own],
         }
         arrays = []
         for each in kept:
-            values = made.get(each.name, getattr(self, each.name, None))
+            values = made.get(each.name, getattr(rows, each.name, None))
             arrays.append(values if isinstance(values, pa.Array) else pa.array(values, each.type))
         return pa.table(arrays, schema=kept)
 

@@ -54,13 +54,11 @@ class IngestOptions:
 
 @dataclass(frozen=True)
 class ReadPicture:
-    """A sample whose picture was decoded; ``vector`` is None where its picture is known."""
+    """A sample whose picture was decoded; ``facts`` are `PICTURE_FACTS`, and ``vector`` is None if it is known."""
 
     id: str
     file: File
     facts: Mapping[str, Any]
-    phash: str
-    folder: str
     stored: bytes | None
     image: Any = None
     vector: np.ndarray | None = None
@@ -147,11 +145,11 @@ class SampleReader:
     def _taken(self, sample: Sample, file: File, original: bytes | Path | None, encoded: bytes | None) -> ReadPicture:
         id = pixel_digest(sample.image)
         stored = self._stored(original, encoded, sample.image)
-        facts = picture_facts(sample.image, encoded)
         folder = Path(file.key).parent.as_posix() if file.path else "."
         folder = Path(file.place).name if file.path and folder == "." else "" if folder == "." else folder
         image = None if id in self.ids else _prepared(self.encoder, sample.image)
-        return ReadPicture(id, file, facts, phash_of(sample.image), folder, stored, image)
+        facts = {**picture_facts(sample.image, encoded), "phash": phash_of(sample.image), "folder": folder}
+        return ReadPicture(id, file, facts, stored, image)
 
     def _by_stat(self, index: int, key: str, path: Path) -> Unchanged | None:
         """The file as the index knows it, where neither it nor what the source says about it has changed."""

@@ -14,15 +14,12 @@ from jaxtyping import Float32, Int64
 
 from recollect.core.errors import UserError
 from recollect.core.plugins import Table
+from recollect.index.arrow import caption_matrix, vector_matrix
 from recollect.index.filters import Filter, FilterColumns
-from recollect.index.rows import By, Record
+from recollect.index.rows import By, Record, unit_vectors
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-class DamagedIndexError(UserError):
-    """The files of an index are not as they were written."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +45,8 @@ class Store(ABC):
     """Rows in RAM, on disk or on a server. Every method raises `UserError` where the place itself is at fault.
 
     Rows that the user removed stay in the store with ``removed`` set; `scan`, `nearest` and `vectors` leave them out.
-    A new store has the eight abstract methods; those after them have defaults that are right for any store. Where all
-    vectors fit on this machine, `recollect.index.stores.local.LocalStore` has three of the eight already.
+    A new store has the seven abstract methods; those after them have defaults that are right for any store. Where all
+    vectors fit on this machine, `recollect.index.stores.local.LocalStore` has two of the seven already.
 
     Attributes:
         address: what the user calls it.
@@ -105,23 +102,37 @@ class Store(ABC):
             exact: use no approximate index.
         """
 
-    @abstractmethod
     def vectors(self, by: By, ids: Sequence[str] | None = None) -> Float32[np.ndarray, "rows width"]:
         """Unit-norm vectors in the order of ``ids``, or of `scan`; a mean where a row has several captions, zeros where
         it has none."""
+        name = "image_vector" if by == "image" else "caption_vectors"
+        found = [np.zeros((0, self.record.width), dtype=np.float32)]
+        for table in self.scan([name]) if ids is None else [self.rows(ids, [name])]:
+            if by == "image":
+                found.append(unit_vectors(vector_matrix(table[name]), self.record.width, self.address))
+            else:
+                flat, counts = caption_matrix(table[name])
+                found.append(mean_of_captions(unit_vectors(flat, self.record.width, self.address), counts))
+        return np.concatenate(found)
 
-    def ids(self) -> list[str]:
-        """The ids of all visible rows, in the order of `scan`."""
-        return [id for table in self.scan(["id"]) for id in table["id"].to_pylist()]
+    def dicts(
+        self, columns: Sequence[str], where: Filter | None = None, removed: bool | None = False
+    ) -> Iterator[dict[str, Any]]:
+        """What `scan` reads, row by row."""
+        for table in self.scan(columns, where, removed):
+            yield from table.to_pylist()
+
+    def ids(self, where: Filter | None = None, removed: bool | None = False) -> list[str]:
+        """The ids of what `scan` reads, in its order."""
+        return [id for table in self.scan(["id"], where, removed) for id in table["id"].to_pylist()]
 
     def count(self, spoken: bool = False) -> int:
         """How many rows are visible, or how many of them have a caption."""
-        tables = self.scan(["captions"])
-        return sum(bool(each) or not spoken for table in tables for each in table["captions"].to_pylist())
+        return sum(bool(row["captions"]) or not spoken for row in self.dicts(["captions"]))
 
     def filter_keys(self) -> dict[str, str]:
         """Keys of the metadata with the type of their values."""
-        values = (json.loads(each) for table in self.scan(["metadata"]) for each in table["metadata"].to_pylist())
+        values = (json.loads(row["metadata"]) for row in self.dicts(["metadata"]))
         return FilterColumns(0, lambda _: values).keys()
 
     def snapshot(self) -> "Store":
@@ -133,8 +144,20 @@ class Store(ABC):
         return ()
 
     def verify(self) -> list[str]:
-        """One line for each damaged file or row."""
-        return []
+        """One line for each damaged file or row; by default for rows whose vectors cannot be right."""
+        found = list[str]()
+        try:
+            for table in self.scan(["id", "image_vector", "caption_vectors"], removed=None):
+                image = np.linalg.norm(vector_matrix(table["image_vector"]).astype(np.float64), axis=1)
+                flat, counts = caption_matrix(table["caption_vectors"])
+                text = np.linalg.norm(flat.astype(np.float64), axis=1)
+                wrong = ~((np.abs(image - 1) < 1e-2) | (image == 0))
+                wrong[np.repeat(np.arange(len(counts)), counts)[~(np.abs(text - 1) < 1e-2)]] = True
+                ids = [table["id"][row] for row in np.flatnonzero(wrong).tolist()]
+                found += [f"{self.address}: the vectors of picture {id} are damaged" for id in ids]
+        except UserError as error:
+            found.append(str(error))
+        return found
 
 
 def mean_of_captions(

@@ -20,10 +20,8 @@ from jaxtyping import Int64
 from recollect.core.checksums import CHECKSUMS, damaged_files, note_checksums, read_checksums
 from recollect.core.errors import UserError, user_errors
 from recollect.core.files import atomic_folder, fresh_folder, held, told_if_full, write_json
-from recollect.index.arrow import caption_matrix, string_array, vector_matrix
-from recollect.index.filters import Filter
+from recollect.index.arrow import string_array
 from recollect.index.rows import COLUMNS, FACTS, Record, schema
-from recollect.index.stores.base import DamagedIndexError
 from recollect.index.stores.local import LocalStore
 from recollect.index.stores.matrix import ROW
 
@@ -60,24 +58,22 @@ class LanceStore(LocalStore):
             held = ", ".join(sorted(entry.name for entry in self.folder.iterdir())[:5]) or "nothing"
             raise UserError(f"{address}: not an index (it holds {held}). Name the folder that holds {TABLE}.lance.")
         self._view = None if self.pinned else TableView.read(self.folder)
-        self.record = self._view.record if self._view is not None else self._opened()
+        if self._view is not None:
+            self.record = self._view.record
+        else:
+            self.record = Record.from_json(self.table.schema.metadata[b"recollect"].decode(), address)
 
     @cached_property
     def table(self) -> Any:
         """Lance's table, opened when something needs more than the view of the newest version."""
-        self._opened()
-        return self.__dict__["table"]
-
-    def _opened(self) -> Record:
         with self._reported():
-            self.__dict__["table"] = table = open_database(self.folder).open_table(TABLE)
+            table = open_database(self.folder).open_table(TABLE)
             if self._asked is not None:
                 table.checkout(self._asked)
-            metadata = table.schema.metadata or {}
-            count = sum(batch.num_rows for batch in self.batches(["id"], removed=None))  # finds missing files now
-        if b"recollect" not in metadata or count != table.count_rows():
+            count = sum(batch.num_rows for batch in _batches(table, ["id"]))  # finds missing files now
+        if b"recollect" not in (table.schema.metadata or {}) or count != table.count_rows():
             raise UserError(f"{self.address}: not an index of recollect, though it holds a Lance table")
-        return Record.from_json(metadata[b"recollect"].decode(), self.address)
+        return table
 
     def _viewed(self) -> "TableView | None":
         """The view, as long as the table is not open."""
@@ -189,14 +185,6 @@ class LanceStore(LocalStore):
             TableView(self.version(), self.record, numbers).write(self.folder)
         return numbers
 
-    def scan(self, columns: Sequence[str], where: Filter | None = None, removed: bool | None = False) -> Iterator[Any]:
-        """Facts from the matrix while the table is not open: opening it imports lancedb, which takes seconds."""
-        facts = where is None and removed is False and set(columns) <= set(FACTS)
-        if facts and self._viewed() is not None and len(matrix := self.matrix()):
-            yield matrix.facts(matrix.visible, list(columns))
-        else:
-            yield from super().scan(columns, where, removed)
-
     def batches(self, columns: Sequence[str], first: int = 0, removed: bool | None = False) -> Iterator[Any]:
         """In the order of row numbers."""
         import pyarrow as pa
@@ -209,9 +197,8 @@ class LanceStore(LocalStore):
             yield pa.Table.from_batches([batch]).select([*columns, ROW])
 
     def _scan(self, names: Sequence[str], where: str | None = None) -> Iterator[Any]:
-        query = self.table.search().select(list(names)).with_row_id(True)
         with self._reported():
-            yield from (query.where(where) if where else query).to_batches(_SCAN)
+            yield from _batches(self.table, names, where)
 
     def compact(self, keep_days: float) -> int:
         """Join small files and drop deleted rows and old versions; returns how many bytes were freed."""
@@ -219,7 +206,6 @@ class LanceStore(LocalStore):
             before = self._size()
             with self._reported(), warnings.catch_warnings(action="ignore"):  # it warns readers of old versions
                 self.table.optimize(cleanup_older_than=timedelta(days=keep_days), delete_unverified=False)
-            self.forget_matrix()
             shutil.rmtree(self.folder / CACHE, ignore_errors=True)  # rows have other numbers now
             self._matrix = None
             self._note_checksums()
@@ -230,20 +216,7 @@ class LanceStore(LocalStore):
 
     def verify(self) -> list[str]:
         """One line for each file that differs from its checksum, and for rows and vectors that cannot be right."""
-        if found := verify_folder(self.folder):
-            return found
-        try:
-            for table in self.batches(["id", "image_vector", "caption_vectors"], removed=None):
-                image = np.linalg.norm(vector_matrix(table["image_vector"]).astype(np.float64), axis=1)
-                flat, counts = caption_matrix(table["caption_vectors"])
-                text = np.linalg.norm(flat.astype(np.float64), axis=1)
-                wrong = ~((np.abs(image - 1) < 1e-2) | (image == 0))
-                wrong[np.repeat(np.arange(len(counts)), counts)[~(np.abs(text - 1) < 1e-2)]] = True
-                ids = [table["id"][row] for row in np.flatnonzero(wrong).tolist()]
-                found += [f"{self.address}: the vectors of picture {id} are damaged" for id in ids]
-        except UserError as error:
-            found.append(str(error))
-        return found
+        return verify_folder(self.folder) or super().verify()
 
     def _reported(self) -> AbstractContextManager[None]:
         return _reported(self.address)
@@ -348,7 +321,7 @@ def _reported(address: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise DamagedIndexError(
+        raise UserError(
             f"{address}: cannot be used ({reason}). Was it copied completely? "
             "`recollect index verify` names the damaged files."
         ) from error
@@ -361,6 +334,11 @@ def open_database(path: Path) -> Any:
         raise UserError("an index on disk needs lancedb: pip install 'recollect[index]'") from None
     os.environ.setdefault("LANCE_LOG", "error")
     return lancedb.connect(str(path))
+
+
+def _batches(table: Any, names: Sequence[str], where: str | None = None) -> Iterator[Any]:
+    query = table.search().select(list(names)).with_row_id(True)
+    yield from (query.where(where) if where else query).to_batches(_SCAN)
 
 
 def _conditions(ids: Sequence[str]) -> Iterator[str]:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from recollect.core.nearest import ExactNeighbors
-from recollect.index.arrow import integer_array, integer_values
+from recollect.index.arrow import integer_values
 from recollect.index.filters import Filter
 from recollect.index.rows import FACTS, By
 from recollect.index.stores.base import Nearest, Store
@@ -84,11 +84,11 @@ class LocalStore(Store):
         return self.matrix().columns.keys()
 
     def scan(self, columns: Sequence[str], where: Filter | None = None, removed: bool | None = False) -> Iterator[Any]:
-        """Columns in batches, in the order of row numbers; with a filter some of `FACTS`."""
-        if where is None:
+        """Columns in batches, in the order of row numbers; with a filter some of `FACTS` of visible rows."""
+        if removed is False and set(columns) <= {*FACTS}:
+            yield from self.matrix().scan(list(columns), where)
+        else:
             yield from (table.select(list(columns)) for table in self.batches(columns, removed=removed) if len(table))
-        elif len(matrix := self.matrix()):
-            yield matrix.facts(matrix.visible[matrix.mask(where)[matrix.visible]], list(columns))
 
     def nearest(
         self,
@@ -145,11 +145,6 @@ class LocalStore(Store):
         """How many rows are visible, or how many of them have a caption."""
         matrix = self.matrix()
         return int((matrix.counts[matrix.visible] > 0).sum()) if spoken else len(matrix)
-
-    def ids(self) -> list[str]:
-        """The ids of all visible rows."""
-        matrix = self.matrix()
-        return list(matrix.ids.take(integer_array(matrix.visible)).to_pylist())
 
 
 def _plausible(scores: np.ndarray) -> bool:

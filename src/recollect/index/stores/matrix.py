@@ -31,6 +31,7 @@ ReadRows = Callable[[int], Iterator[Any]]
 
 _PARTS = 8  # more parts are joined
 _DEAD = 0.3  # share of deleted rows above which parts are rewritten
+_SCAN = 8_192  # rows that are read at a time
 _FILTERS = 16  # filters whose slots are kept
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, EOFError)
 _KINDS: tuple[By, ...] = ("image", "text")
@@ -163,6 +164,17 @@ class Matrix:
     def facts(self, slots: Int64[np.ndarray, " some"], columns: list[str]) -> Any:
         """Arrow table of some of `FACTS`."""
         return self.rows.select(columns).take(integer_array(slots))
+
+    def scan(self, columns: list[str], where: Filter | None) -> Iterator[Any]:
+        """Arrow tables of some of `FACTS`, of the visible rows that satisfy a filter."""
+        masks = [mask for mask in (self.alive, None if where is None else self.mask(where)) if mask is not None]
+        chosen = np.logical_and.reduce(masks) if masks else None
+        for start in range(0, len(self.numbers), _SCAN):
+            table = self.rows.select(columns).slice(start, _SCAN)
+            if chosen is not None:
+                table = table.take(integer_array(np.flatnonzero(chosen[start : start + _SCAN])))
+            if len(table):
+                yield table
 
     def searchable(self, by: By, where: Filter | None, spoken: bool) -> Int64[np.ndarray, " some"] | None:
         """The images or captions that a search compares with; None for all of them.

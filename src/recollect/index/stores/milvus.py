@@ -17,10 +17,10 @@ from recollect.core.errors import UserError
 from recollect.core.files import locked, make_folder
 from recollect.core.paths import cache_folder
 from recollect.core.validation import refuse
-from recollect.index.arrow import caption_matrix, vector_matrix
+from recollect.index.arrow import caption_matrix
 from recollect.index.filters import Filter
 from recollect.index.rows import By, Record, unit_vectors
-from recollect.index.stores.base import Nearest, Store, mean_of_captions
+from recollect.index.stores.base import Nearest, Store
 from recollect.index.stores.milvus_rows import (
     PICTURE,
     among,
@@ -257,29 +257,9 @@ class MilvusStore(Store):
         pairs = zip(table["id"].to_pylist(), table["captions"].to_pylist(), strict=True)
         return {entity_key(id, *each) for id, captions in pairs for each in enumerate(captions)}
 
-    def vectors(self, by: By, ids: Sequence[str] | None = None) -> Float32[np.ndarray, "rows width"]:
-        """Vectors in the order of ``ids``, or of `scan`."""
-        names = ["image_vector"] if by == "image" else ["captions", "caption_vectors"]
-        found = [np.zeros((0, self.record.width), dtype=np.float32)]
-        for table in self.scan(names) if ids is None else [self.rows(list(ids), names)]:
-            if by == "image":
-                found.append(unit_vectors(vector_matrix(table["image_vector"]), self.record.width, self.address))
-            else:
-                flat, counts = caption_matrix(table["caption_vectors"])
-                found.append(mean_of_captions(unit_vectors(flat, self.record.width, self.address), counts))
-        return np.concatenate(found)
-
     def count(self, spoken: bool = False) -> int:
         """Counted by the server."""
         return self._count(f"{PICTURE} and removed == false" + (" and count > 0" if spoken else ""))
-
-    def verify(self) -> list[str]:
-        """Vectors that are not of unit norm; files are the server's own matter."""
-        pages = self._all(["id", "vector"], "entry >= -1")
-        norms = ((row["id"], np.linalg.norm(row["vector"])) for rows in pages for row in rows)
-        return [
-            f"{self.address}: the vectors of picture {id} are damaged" for id, norm in norms if not abs(norm - 1) < 1e-2
-        ]
 
     def _count(self, where: str) -> int:
         with self._reported():
