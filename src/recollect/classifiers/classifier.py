@@ -19,6 +19,7 @@ from recollect.classifiers.heads.trust import (
     UnknownRule,
     enough_to_tell,
     held_out_check,
+    share_text,
     unknown_rule,
 )
 from recollect.classifiers.pictures import Examples
@@ -146,7 +147,8 @@ class Classifier:
             "support": np.asarray(support.features, dtype=np.float32),
             "labels": np.asarray(support.labels, dtype=np.int64),
         }
-        return save_classifier(self._described(), numbers, Path(folder), replace)
+        trust = f"{self.trust}; none of these: {self.unknown_trust}"
+        return save_classifier(self._described(), numbers, trust, Path(folder), replace)
 
     def _described(self) -> dict[str, Any]:
         """Everything except arrays, as JSON."""
@@ -235,6 +237,30 @@ class Classifier:
         support = self.support
         found = held_out_check(lambda *examples: self._chosen(*examples)[1], support.features, support.labels)
         return {"examples": len(self.estimator.loo_rows_)} if found is None else asdict(found)
+
+    @property
+    def trust(self) -> str:
+        """Accuracy and calibration on held-out examples in words."""
+        if not self.calibrated:
+            kind = "the model's own" if self.without_examples else "a guess"
+            return f"confidence is not calibrated but {kind} (no two examples of a class)"
+        checked = self.calibration
+        if not self.enough_examples:
+            return f"{checked['examples']} held out: {TOO_FEW}"
+        low, high = 100 * checked["low"], 100 * checked["high"]
+        return (
+            f"{share_text(checked['accuracy'], int(checked['examples']))} held-out examples are right "
+            f"(95 % interval {low:.0f} to {high:.0f} %), calibration error {checked['calibration_error']:.3f}"
+        )
+
+    @property
+    def unknown_trust(self) -> str:
+        """Error rates of "none of these", measured on the examples, in words."""
+        rule = self.unknown_rule
+        if rule.rejected is None:
+            return TOO_FEW
+        accepted = TOO_FEW if rule.accepted is None else f"about {100 * rule.accepted:.0f} %"
+        return f"wrongly {100 * rule.rejected:.0f} % of pictures of the classes; accepted of other classes: {accepted}"
 
     def _chosen(self, support: np.ndarray, labels: np.ndarray) -> tuple[str, EmbeddingClassifier, Mapping[str, float]]:
         methods = CANDIDATES if self.asked == BEST else (self.asked,)

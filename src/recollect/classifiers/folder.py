@@ -16,7 +16,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as dump_tensors
 
-from recollect.classifiers.heads.trust import TOO_FEW, share_text
 from recollect.core.errors import UserError, user_errors
 from recollect.core.files import atomic_path, fresh_folder, locked, read_json, write_json, write_text
 
@@ -29,33 +28,37 @@ _LOCK = ".lock"
 
 
 def save_classifier(
-    described: Mapping[str, Any], tensors: Mapping[str, np.ndarray], folder: Path, replace: bool
+    described: Mapping[str, Any], tensors: Mapping[str, np.ndarray], trust: str, folder: Path, replace: bool
 ) -> Path:
-    """Write description, arrays and card (see `Classifier.save`)."""
+    """Write description, arrays and card (see `Classifier.save`).
+
+    Args:
+        trust: measured accuracy in words, for the card.
+    """
     numbers = dump_tensors({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()})
     named = {"numbers": f"numbers-{_digest(numbers)[:16]}.safetensors", "numbers_digest": _digest(numbers)}
     record = {"format": CLASSIFIER_FORMAT, **described, **named}
     record["digest"] = _digest(_canonical(record))
     if replace and (folder / CLASSIFIER_FILE).exists():
         with locked(folder / _LOCK):  # one writer at a time
-            _write(folder, record, numbers)
+            _write(folder, record, numbers, trust)
             for old in folder.glob("numbers-*.safetensors"):
                 if old.name != record["numbers"]:
                     old.unlink(missing_ok=True)
         return folder
     with fresh_folder(folder, "classifier") as unfinished:
-        _write(unfinished, record, numbers)
+        _write(unfinished, record, numbers, trust)
     return folder
 
 
-def _write(folder: Path, record: Mapping[str, Any], numbers: bytes) -> None:
+def _write(folder: Path, record: Mapping[str, Any], numbers: bytes, trust: str) -> None:
     with atomic_path(folder / record["numbers"]) as unfinished:
         unfinished.write_bytes(numbers)
     write_json(folder / CLASSIFIER_FILE, record)
-    write_text(folder / CARD_FILE, _card(record))
+    write_text(folder / CARD_FILE, _card(record, trust))
 
 
-def _card(described: Mapping[str, Any]) -> str:
+def _card(described: Mapping[str, Any], trust: str) -> str:
     """Markdown about a classifier."""
     classes, model, method = described["classes"], described["model"], described["method"]
     names = [_plain(each["name"]) for each in classes]
@@ -71,7 +74,7 @@ def _card(described: Mapping[str, Any]) -> str:
         "|---|---|",
         *(f"| {name} | {each['examples']} |" for name, each in zip(names, classes, strict=True)),
         "",
-        f"**Method**: {method['used']}{chosen}. {_trust(described)}",
+        f"**Method**: {method['used']}{chosen}; {trust}. These figures only hold for pictures like the examples.",
         "",
         "```",
         "recollect classify --with THIS_FOLDER --images new/",
@@ -88,24 +91,6 @@ def _card(described: Mapping[str, Any]) -> str:
         "`classifier.json` describes it; the safetensors file holds embeddings. The pictures are not included.",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _trust(described: Mapping[str, Any]) -> str:
-    held, checked = described["held_out"], described["calibration"]
-    if not described["calibration"]["calibrated"]:
-        return "No class has two examples, so none could be held out, and its confidence is not calibrated."
-    if "accuracy" not in held:
-        return f"Accuracy on {held['examples']} held-out examples: {TOO_FEW}."
-    right = f"{share_text(held['accuracy'], held['examples'])} held-out examples are right"
-    said = f"{right}, with a calibration error of {held['calibration_error']:.3f}"
-    said += f" (95 % interval {100 * held['low']:.0f} to {100 * held['high']:.0f} %)"
-    if checked["unknown_rejected"] is not None:
-        said += f"; {100 * checked['unknown_rejected']:.0f} % of pictures of the classes are called none of these"
-    if checked["unknown_accepted"] is not None:
-        said += (
-            f", and {100 * checked['unknown_accepted']:.0f} % of pictures of other classes are taken for one of these"
-        )
-    return f"{said}. These figures only hold for pictures like the examples."
 
 
 def _plain(text: str) -> str:

@@ -121,15 +121,6 @@ def _alike(support: Support) -> Iterator[tuple[int, int, float]]:
             yield start + row, second, float(similarity[row, second])
 
 
-def unknown_text(classifier: Classifier) -> str:
-    """Error rates of "none of these" measured on the examples."""
-    rule = classifier.unknown_rule
-    if rule.rejected is None:
-        return TOO_FEW
-    accepted = TOO_FEW if rule.accepted is None else f"about {100 * rule.accepted:.0f} %"
-    return f"wrongly {100 * rule.rejected:.0f} % of pictures of the classes; accepted of other classes: {accepted}"
-
-
 def classify(
     classifier: Classifier,
     encoder: Encoder,
@@ -174,6 +165,6 @@ def classify(
         )
     warnings = example_warnings(classifier) + [f"not classified: {message}" for message in queries.broken]
     if count := int(unknown.sum()):
-        errors = unknown_text(classifier)
+        errors = classifier.unknown_trust
         warnings.append(f"{count} of {len(predictions)} images may belong to none of the classes ({errors})")
     return Classification(names, tuple(predictions), tuple(warnings))

@@ -8,9 +8,8 @@ from rich.table import Table
 
 from recollect.classifiers.classifier import Classifier
 from recollect.classifiers.heads.methods import BEST, FEW_SHOT_METHODS
-from recollect.classifiers.heads.trust import TOO_FEW, share_text
 from recollect.classifiers.pictures import find_examples, find_images, read_names
-from recollect.classifiers.predictions import NONE_OF_THESE, Classification, classify, example_warnings, unknown_text
+from recollect.classifiers.predictions import NONE_OF_THESE, Classification, classify, example_warnings
 from recollect.classifiers.sheet import save_csv, save_json, save_sheet
 from recollect.cli.classify import Classify
 from recollect.cli.defaults import default_model
@@ -108,22 +107,12 @@ def _about(taught: Classifier) -> dict[str, Any]:
 
 def _sentence(taught: Classifier) -> str:
     said = f"{counted(len(taught.classes), 'class')}, {counted(len(taught.support), 'example')}, method {taught.method}"
-    if not taught.calibration:
-        kind = "the model's own" if taught.without_examples else "a guess"
-        return f"{said}; confidence is not calibrated but {kind} (no two examples of a class)"
-    checked = taught.calibration
-    error, low, high = (checked.get(name, 0.0) for name in ("calibration_error", "low", "high"))
-    if not taught.enough_examples:
-        return f"{said}; {checked['examples']} held out: {TOO_FEW}"
-    return (
-        f"{said}; {share_text(checked['accuracy'], int(checked['examples']))} held-out examples are right "
-        f"(95 % interval {100 * low:.0f} to {100 * high:.0f} %), calibration error {error:.3f}"
-    )
+    return f"{said}; {taught.trust}"
 
 
 def _describe(taught: Classifier) -> None:
     say(_sentence(taught))
-    say(f"{NONE_OF_THESE}: {unknown_text(taught)}")
+    say(f"{NONE_OF_THESE}: {taught.unknown_trust}")
 
 
 def _show(found: Classification) -> None:

@@ -40,35 +40,30 @@ def next_to_label(
         rest = rest[in_order(np.abs(by[rest] - 0.5))]
         weights = by * (1 - by)
     near = rest[: max(_NEAR * count, 50)]
-    spread = _spread(model, near, np.concatenate([fit.rows, likely]), weights[near], count - sure)
+    known = np.concatenate([fit.rows, likely]).astype(np.int64)
+    candidates, chosen = (model.centered(rows).astype(np.float32) for rows in (near, known))  # in the kernel's distance
+    spread = near[farthest_first(candidates, chosen, weights[near], count - sure)]
     return np.concatenate([likely, spread] if few else [spread, likely]).astype(np.int64)
 
 
-def _spread(
-    model: ClickModel, some: np.ndarray, known: np.ndarray, weights: np.ndarray, count: int
-) -> Int64[np.ndarray, " count"]:
-    """`farthest_first` in the kernel's distance."""
-    vectors = model.centered(np.concatenate([some, known]).astype(np.int64)).astype(np.float32)
-    places = np.arange(len(vectors))
-    return some[farthest_first(vectors, places[: len(some)], places[len(some) :], weights, count)].astype(np.int64)
+def farthest_first(rows: np.ndarray, known: np.ndarray, weights: np.ndarray, count: int) -> Int64[np.ndarray, " count"]:
+    """Greedy k-center (Gonzalez, 1985): repeatedly the row with the largest weighted distance from all chosen ones.
 
+    Args:
+        rows, known: unit rows to choose from, and those that count as chosen.
+        weights: of the rows' distances.
 
-def farthest_first(
-    pool: np.ndarray, some: np.ndarray, known: np.ndarray, weights: np.ndarray, count: int
-) -> Int64[np.ndarray, " count"]:
-    """Greedy k-center (Gonzalez, 1985): repeatedly the row of ``some`` with the largest weighted distance."""
-    count = min(count, len(some))
-    if not count:
-        return np.empty(0, dtype=np.int64)
-    rows = pool[some]
-    distance = np.full(len(some), 2.0, dtype=np.float32)
+    Returns:
+        Indices of rows.
+    """
+    distance = np.full(len(rows), 2.0, dtype=np.float32)
     if len(known):
-        distance = 1 - (rows @ pool[known].T).max(axis=1)
+        distance = 1 - (rows @ known.T).max(axis=1, initial=-1.0)
     chosen = []
     weights = np.maximum(weights, 1e-6)
-    for _ in range(count):
+    for _ in range(min(count, len(rows))):
         best = int(np.argmax(np.maximum(distance, 0) * weights + 1e-9 * weights))
         chosen.append(best)
         distance = np.minimum(distance, 1 - rows @ rows[best])
         weights[best] = -1.0
-    return some[chosen].astype(np.int64)
+    return np.array(chosen, dtype=np.int64)

@@ -188,22 +188,6 @@ class ExactRidge:
             lower = np.tril(scipy.linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)[0])
             self.inverse = lower + np.tril(lower, -1).T
 
-    def append(self, rows: np.ndarray) -> None:
-        """Add examples (rows, width), in O(examples²) instead of a new inverse.
-
-        With ``B`` between old and new examples and ``S`` the inverse of the Schur complement, the inverse is
-        ``[[P + (PB) S (PB)', -(PB) S], [-S (PB)', S]]`` with the old inverse P.
-        """
-        old, new = self.support.astype(np.float64), rows.astype(np.float64)
-        between = gaussian(old, new, self.bandwidth)
-        own = gaussian(new, new, self.bandwidth)
-        own[np.diag_indices(len(own))] += self.ridge
-        reached = self.inverse @ between
-        schur = np.linalg.inv(own - between.T @ reached)
-        across = reached @ schur
-        self.inverse = np.block([[self.inverse + across @ reached.T, -across], [-across.T, schur]])
-        self.support = np.concatenate([self.support, rows])
-
     def kernel(self, queries: np.ndarray) -> np.ndarray:
         """Kernel matrix (queries, examples)."""
         return gaussian(queries, self.support, self.bandwidth)

@@ -240,23 +240,11 @@ class ProKeR(EmbeddingClassifier):
             raise ValueError(f"{len(rows)} examples need as many labels, got shape {y.shape}")
         if (y.dtype.kind in "US") != (self.classes_.dtype.kind in "US"):
             raise ValueError(f"labels are {y.dtype}, those of the classifier {self.classes_.dtype}")
-        before = vars(self).copy()
-        names = np.concatenate([self.classes_[self.labels_], y])
-        self.classes_, self.labels_ = np.unique(names, return_inverse=True)
-        self.support_ = np.concatenate([self.support_, rows.astype(self.support_.dtype, copy=False)])
-        if text_features is not None:
-            self.text_features = text_features
-        try:
-            self.texts_ = self._texts(self.support_, self.labels_)
-        except ValueError:
-            self.__dict__.update(before)
-            raise
-        if self._ridge is not None and len(self.labels_) <= EXACT_ROWS:
-            self._ridge.append(self.support_[-len(rows) :])
-            self.coef_ = self._ridge.inverse @ self._residual(np.arange(len(self.labels_)))
-        else:
-            self._solve()
-        self._measure(self.support_, self.labels_, HoldOut.of(self.labels_))
+        given = {} if text_features is None else {"text_features": text_features}
+        grown = type(self)(**{**self.get_params(deep=False), **self._chosen(), **given})
+        support = np.concatenate([self.support_, rows.astype(self.support_.dtype, copy=False)])
+        grown.fit(support, np.concatenate([self.classes_[self.labels_], y]))
+        self.__dict__.update({**vars(grown), **self.get_params(deep=False), **given})
         return self
 
 

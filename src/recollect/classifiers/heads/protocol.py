@@ -114,15 +114,13 @@ class FewShotTask:
         """Number of classes."""
         return int(self.support_labels.max()) + 1 if self.texts is None else len(self.texts)
 
-    def unfitted(self, name: str) -> EmbeddingClassifier:
-        """A method of `FEW_SHOT_METHODS` with the texts or prompts that it reads."""
-        made = FEW_SHOT_METHODS[name](self.texts, self.scale)
-        return made if self.prompts is None or not made.reads_prompts else made.set_params(text_features=self.prompts)
-
     def fitted(self, name: str, order: np.ndarray, shots: int) -> EmbeddingClassifier:
-        """A method fitted to the first ``shots`` shots of a draw."""
+        """A method of `FEW_SHOT_METHODS`, with the texts or prompts that it reads, after the first shots of a draw."""
+        estimator = FEW_SHOT_METHODS[name](self.texts, self.scale)
+        if self.prompts is not None and estimator.reads_prompts:
+            estimator.set_params(text_features=self.prompts)
         rows, labels = support_of(order, shots)
-        return self.unfitted(name).fit_checked(self.support[rows], labels)
+        return estimator.fit_checked(self.support[rows], labels)
 
 
 def draw(labels: np.ndarray, classes: int, protocol: Protocol) -> dict[int, np.ndarray]:
