@@ -118,6 +118,15 @@ def test_a_folder_of_images_with_metadata(make, shade):
     ]
 
 
+def test_metadata_of_each_split_keeps_captions_that_look_missing(make, shade):
+    make.pictures(["train/x/one.png", "train/two.png", "test/three.png"])
+    make.text("pictures/train/metadata.csv", "file_name,caption\nx/one.png,None\ntwo.png,NA\n")
+    make.text("pictures/test/metadata.csv", "file_name,caption\nthree.png,null\n")
+    train, test = (open_source(str(make.folder / "pictures"), split=split) for split in ("train", "test"))
+    assert [(sample.texts, shade(sample)) for sample in train] == [(("None",), 0), (("NA",), 1)]
+    assert [(sample.texts, shade(sample)) for sample in test] == [(("null",), 2)]
+
+
 def test_a_folder_of_images_alone_has_neither_captions_nor_labels(make, monkeypatch, capsys):
     """Nor need it have a home that one can write to, as in a container of somebody else's."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", "/proc/none/x")

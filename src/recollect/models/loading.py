@@ -31,7 +31,7 @@ from recollect.models.parts import (
     open_config,
     open_part,
     open_weights,
-    unreachable,
+    optional_file,
 )
 from recollect.models.presets import PRESETS
 from recollect.models.pretrained import STARTER
@@ -71,35 +71,19 @@ def load_model(path_or_hub_id: str | Path = STARTER, device: torch.device | str 
         else:
             encoder = _open_checkpoint(name, record)
         if file is not None:  # last: only now is all there that the hub has to give
-            _own_file(name, CHECKSUMS)
+            optional_file(name, CHECKSUMS)
             check_checksums(file.parent)
     return encoder.to(chosen).eval()
 
 
 def _record(name: str) -> tuple[dict[str, Any], Path | None]:
     """The record that recollect wrote with the model, and its file; empty for other checkpoints."""
-    file = _own_file(name, RECORD)
+    file = optional_file(name, RECORD)
     record = read_json(file) if file else {}
     strange = not isinstance(record, dict) or (file and not isinstance(record.get("format"), int))
     refuse((strange, f"{file}: not written by recollect. Remove the file to open the model without it."))
     refuse((record.get("format", 0) > MODEL_FORMAT, f"{file}: written by a newer recollect. Update recollect."))
     return record, file
-
-
-def _own_file(name: str, file: str) -> Path | None:
-    """A file that recollect wrote with a model; None for other checkpoints."""
-    try:
-        with quiet():
-            found = cached_file(
-                name,
-                file,
-                _raise_exceptions_for_missing_entries=False,
-                _raise_exceptions_for_connection_errors=False,
-                _raise_exceptions_for_gated_repo=False,
-            )
-    except OSError as error:
-        raise unreachable(name, error) from error
-    return Path(found) if found else None
 
 
 def _open_other(name: str, record: dict[str, Any]) -> DualEncoder:

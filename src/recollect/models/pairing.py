@@ -9,13 +9,19 @@ from typing import Any
 
 import torch
 import transformers
-from transformers.utils import cached_file
 
 from recollect.core.seeding import derive_seed, seed_default_generators
 from recollect.core.validation import refuse
 from recollect.data.transforms import ImageTransform
 from recollect.models.hub import asked_once
-from recollect.models.parts import check_model_place, made_in_float32, open_config, open_part, open_weights
+from recollect.models.parts import (
+    check_model_place,
+    made_in_float32,
+    open_config,
+    open_part,
+    open_weights,
+    optional_file,
+)
 from recollect.models.pretrained import PRETRAINED, open_efficientnet, tower_folder
 from recollect.models.towers import TowersConfig, TowersModel, pooled
 from recollect.models.transformers.encoder import TransformersEncoder, quiet
@@ -146,14 +152,14 @@ def _modules(place: str) -> tuple[str, bool] | None:
     Raises:
         UserError: it names a module that has no counterpart here.
     """
-    file = _optional(place, "modules.json")
+    file = optional_file(place, "modules.json")
     if file is None:
         return None
     pooling, normalize = "mean", False
     for module in json.loads(file.read_text(encoding="utf-8")):
         kind = str(module["type"]).rpartition(".")[2]
         if kind == _POOLING:
-            config = _optional(place, f"{module['path']}/config.json")
+            config = optional_file(place, f"{module['path']}/config.json")
             pooling = _pooling(json.loads(config.read_text(encoding="utf-8")) if config else {}, place)
         elif kind == _NORMALIZE:
             normalize = True
@@ -172,14 +178,6 @@ def _pooling(config: dict[str, Any], place: str) -> str:
     other = len(chosen) != 1 or chosen[0] not in names
     refuse((other, f"{place}: pools by {', '.join(chosen)}; only mean and cls pooling are supported."))
     return names[chosen[0]]
-
-
-def _optional(place: str, file: str) -> Path | None:
-    try:
-        found = cached_file(place, file, _raise_exceptions_for_missing_entries=False)
-    except OSError:
-        return None
-    return Path(found) if found else None
 
 
 def _named(kind: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError
+from transformers.utils import cached_file
 
 from recollect.core.errors import UserError, one_line, user_errors
 from recollect.core.paths import near_names
@@ -120,6 +121,22 @@ def open_part(opener: Any, name: str, what: str) -> Any:
     """
     with user_errors(f"{name}: its {what} cannot be opened", *OPENING_ERRORS), quiet():
         return opener.from_pretrained(name, trust_remote_code=False)
+
+
+def optional_file(name: str, file: str) -> Path | None:
+    """A file of a model; None if the model has none of this name."""
+    try:
+        with quiet():
+            found = cached_file(
+                name,
+                file,
+                _raise_exceptions_for_missing_entries=False,
+                _raise_exceptions_for_connection_errors=False,
+                _raise_exceptions_for_gated_repo=False,
+            )
+    except OSError as error:
+        raise unreachable(name, error) from error
+    return Path(found) if found else None
 
 
 def _pickled(name: str) -> str:

@@ -36,13 +36,11 @@ def stream_files(place: str, revision: str | None, split: str | None, config: st
     if is_address(place):
         refuse_of_hub(place, config, revision)
         return _chosen(place, _below_all(_addresses(place)), split)
-    if path.is_dir():
-        files = {str(file): file.relative_to(path) for file in _of_one_kind(files_below(path))}
-    else:
-        files = {str(file): Path(file.name) for file in ([path] if path.is_file() else files_named(place))}
-    if files:
+    local, folder = local_files(place)
+    local = _of_one_kind(local) if path.is_dir() else local
+    if local:
         refuse_of_hub(place, config, revision)
-        return _chosen(place, files, split)
+        return _chosen(place, {str(file): file.relative_to(folder) for file in local}, split)
     if not HUB_ID.fullmatch(place) or path.suffix or path.is_dir():
         raise UserError(f"{place}: no Parquet files or tars to stream{near_names(path)}")
     refuse_slip(place, "file or folder")
@@ -107,9 +105,15 @@ def refuse_of_hub(place: str, config: str | None, revision: str | None) -> None:
         refuse((value is not None, f"{place}: {name}={value} is for data sets on the hub. Remove it."))
 
 
-def files_named(pattern: str) -> list[Path]:
-    """The local files that match a pattern of shell braces and wildcards."""
-    return [Path(name) for each in _expand_braces(pattern) for name in sorted(glob(str(Path(each).expanduser())))]
+def local_files(place: str) -> tuple[list[Path], Path]:
+    """The files of a folder, a file, or those that match a pattern of shell braces and wildcards; and their folder."""
+    path = Path(place).expanduser()
+    if path.is_dir():
+        return files_below(path), path
+    if path.is_file():
+        return [path], path.parent
+    files = [Path(name) for each in _expand_braces(str(path)) for name in sorted(glob(each))]
+    return files, Path(os.path.commonpath([file.parent for file in files])) if files else path.parent
 
 
 def _expand_braces(pattern: str) -> Iterator[str]:

@@ -12,13 +12,12 @@ from functools import cache
 from glob import has_magic
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import datasets
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from datasets.data_files import DataFilesList
-from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from datasets.table import InMemoryTable
 
 from recollect.core.errors import UserError, one_line, user_errors
@@ -26,7 +25,7 @@ from recollect.core.files import read_text
 from recollect.core.paths import check_writable, near_names, refuse_slip
 from recollect.core.validation import refuse
 from recollect.core.words import counted
-from recollect.data.sources.file_lists import HUB_ID, by_top_folder, files_named, refuse_of_hub, split_groups
+from recollect.data.sources.file_lists import HUB_ID, by_top_folder, local_files, refuse_of_hub, split_groups
 from recollect.data.sources.images import BROKEN_SHARE, PICTURE_ENDINGS, files_below, note, pictures_among, unread_among
 from recollect.data.sources.remote import is_address
 from recollect.data.sources.table import Origin
@@ -66,15 +65,12 @@ def open_tables(
         refuse_of_hub(place, config, revision)
     if path.is_dir():
         return _open_folder(path, lost_share)
-    if path.is_file():
-        return _open_files([path], path.parent, path.name, lost_share)
-    if "{" in place or has_magic(place):
-        files = files_named(place)
-        refuse((not files, f"{place}: no file matches this pattern"))
-        return _open_files(files, Path(os.path.commonpath([file.parent for file in files])), path.name, lost_share)
-    local = path.suffix.lower() in {*_TABLES, ".tar"} or not HUB_ID.fullmatch(place)
-    if local:
-        raise UserError(f"{place}: no such file or folder{near_names(path)}")
+    files, folder = local_files(place)
+    if files:
+        return _open_files(files, folder, path.name, lost_share)
+    if path.suffix.lower() in {*_TABLES, ".tar"} or not HUB_ID.fullmatch(place):
+        missing = "no file matches this pattern" if "{" in place or has_magic(place) else "no such file or folder"
+        raise UserError(f"{place}: {missing}{near_names(path)}")
     refuse_slip(place, "file or folder")
     return _open_hub(place, config, revision)
 
@@ -150,16 +146,29 @@ def _open_saved(folder: Path) -> Tables:
 
 
 def _open_pictures(folder: Path, files: list[Path]) -> Tables:
-    """Images in one folder per class, or with a metadata file; top folders may name splits."""
+    """Images in one folder per class, or with metadata files; top folders may name splits."""
     pictures = pictures_among(files, folder)
     described = [file for file in files if file.name in _METADATA]
-    groups = by_top_folder({str(file): file.relative_to(folder) for file in (*pictures, *described)})
-    if described:
-        with patch.object(ImageFolder, "EXTENSIONS", list(PICTURE_ENDINGS)):  # datasets' own list is outdated
-            splits = _load("imagefolder", groups, folder.name)
-    else:
-        splits = _pictures_by_folder(groups)
+    groups = by_top_folder({str(file): file.relative_to(folder) for file in described or pictures})
+    splits = _described_pictures(groups, folder) if described else _pictures_by_folder(groups)
     return splits, Origin(folder.name, (*pictures, *described), folder)
+
+
+def _described_pictures(groups: Mapping[str, list[str]], folder: Path) -> dict[str, datasets.Dataset]:
+    """The pictures that metadata files name in their column ``file_name``, relative to the file's own folder."""
+    tables: dict[str, datasets.Dataset] = {}
+    for split, names in groups.items():
+        parts = []
+        for name in names:
+            table = _load({split: [name]}, folder.name)[split]
+            with _one_line(folder.name, [Path(name)]):
+                if (below := os.path.relpath(os.path.dirname(name), folder)) != ".":
+                    paths = pc.binary_join_element_wise(below, table.data.column("file_name"), "/")
+                    table = table.remove_columns("file_name").add_column("file_name", paths)
+                parts.append(table.rename_column("file_name", "image").cast_column("image", datasets.Image()))
+        with _one_line(folder.name, [Path(name) for name in names]):
+            tables[split] = datasets.concatenate_datasets(parts)
+    return tables
 
 
 def _pictures_by_folder(groups: Mapping[str, list[str]]) -> dict[str, datasets.Dataset]:
@@ -203,19 +212,20 @@ def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: flo
         check_shards(files, lost_share)
         return _load_shards(groups, where), Origin(where, tuple(files), class_names=_class_list(folder))
     refuse((suffix not in _TABLES, f"{where}: not Parquet, CSV, JSON lines, tar or a folder"))
-    options: dict[str, Any] = {}
+    return _load(groups, where), Origin(where, tuple(files), files[0].parent)
+
+
+def _load(groups: Mapping[str, list[str]], where: str) -> dict[str, datasets.Dataset]:
+    """Tables, all of one kind, as `datasets` keeps them in its cache."""
+    files = [Path(name) for names in groups.values() for name in names]
+    _refuse_chained([os.path.abspath(file) for file in files])
+    suffix, options = files[0].suffix.lower(), dict[str, Any]()
     if _TABLES[suffix] == "csv":
         # Only empty cells are missing values; by default "None" and "NA" are too.
         options = {"keep_default_na": False, "na_values": [""], "sep": "\t" if suffix == ".tsv" else ","}
-    return _load(_TABLES[suffix], groups, where, **options), Origin(where, tuple(files), files[0].parent)
-
-
-def _load(builder: str, groups: Mapping[str, list[str]], where: str, **options: Any) -> dict[str, datasets.Dataset]:
-    files = [Path(name) for names in groups.values() for name in names]
-    _refuse_chained([os.path.abspath(file) for file in files])
     with _one_line(where, files), _quiet():
         data_files = {split: _as_named(names) for split, names in groups.items()}
-        return dict(datasets.load_dataset(builder, data_files=data_files, cache_dir=_room(), **options))
+        return dict(datasets.load_dataset(_TABLES[suffix], data_files=data_files, cache_dir=_room(), **options))
 
 
 def _refuse_chained(paths: Sequence[str]) -> None:
