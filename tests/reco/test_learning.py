@@ -358,19 +358,17 @@ def test_every_pair_is_seen_once_an_epoch(world):
     train, _, memory = world
     found = find_neighbors(train, memory, FusionSettings(32), 2)
     place = learning.ProcessRanks(0, 1, torch.device("cpu"))
-    steps = list(learning._feed(found, recipe_of(memory), place, "train")(0, 16))
+    steps = list(learning._feed(found, recipe_of(memory), place)(0, 16))
     for epoch in (steps[:8], steps[8:]):
-        seen = torch.cat([inputs.images[:, 0] for inputs, _ in epoch])
+        seen = torch.cat([inputs.images[:, 0] for inputs in epoch])
         assert len(torch.unique(seen, dim=0)) == 800
-    assert not torch.equal(steps[0][0].images, steps[8][0].images)  # and in another order in the next
+    assert not torch.equal(steps[0].images, steps[8].images)  # and in another order in the next
     halves = [
-        list(
-            learning._feed(found, recipe_of(memory), learning.ProcessRanks(rank, 2, torch.device("cpu")), "train")(3, 4)
-        )
+        list(learning._feed(found, recipe_of(memory), learning.ProcessRanks(rank, 2, torch.device("cpu")))(3, 4))
         for rank in (0, 1)
     ]
-    joined = torch.cat([half[0][0].images for half in halves])
-    assert torch.equal(joined, steps[3][0].images)
+    joined = torch.cat([half[0].images for half in halves])
+    assert torch.equal(joined, steps[3].images)
 
 
 def loop_offsets(tokens, captions, modalities, newness, seed, step):

@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import socket
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -138,10 +137,12 @@ def small_parts(recipe, place, saved_model) -> Parts:
         rows = recipe.batch_size // place.size
         for step in range(start, stop):
             first = place.rank * rows
-            inputs = inputs_of_step(step, recipe.batch_size, first, first + rows)
-            yield inputs, Counter({"even" if step % 2 == 0 else "odd": recipe.batch_size})
+            yield inputs_of_step(step, recipe.batch_size, first, first + rows)
 
-    return Parts(model, objective, ("even", "odd"), feed)
+    def seen(steps: int):
+        return {"even": (steps + 1) // 2 * recipe.batch_size, "odd": steps // 2 * recipe.batch_size}
+
+    return Parts(model, objective, feed, seen)
 
 
 def watched_parts(meet, parts=small_parts):
@@ -151,8 +152,8 @@ def watched_parts(meet, parts=small_parts):
         made = parts(recipe, place, saved_model)
 
         def feed(start: int, stop: int):
-            for step, (inputs, counts) in enumerate(made.feed(start, stop), start):
-                yield meet(step, inputs, place) or inputs, counts
+            for step, inputs in enumerate(made.feed(start, stop), start):
+                yield meet(step, inputs, place) or inputs
 
         return replace(made, feed=feed)
 

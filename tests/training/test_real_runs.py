@@ -205,9 +205,7 @@ def test_bytes_that_changed_in_the_middle_of_a_large_file_are_seen_and_a_copy_is
 def test_a_batch_that_is_embedded_in_chunks_waits_as_bytes(pairs):
     recipe = replace(RECIPES["siglip-tiny"](), batch_size=6, data=Data(captions=(str(pairs),)))
     here = ProcessRanks(0, 1, torch.device("cpu"))
-    (whole, _), (kept, _) = (
-        next(assemble_recipe(replace(recipe, chunk=chunk), here, None).feed(0, 1)) for chunk in (None, 4)
-    )
+    whole, kept = (next(assemble_recipe(replace(recipe, chunk=chunk), here, None).feed(0, 1)) for chunk in (None, 4))
     assert kept.images.dtype == torch.uint8
     assert torch.equal(kept.prepare(kept.images[2:5]), whole.images[2:5])
     specs = (str(pairs), f"{pairs}?split=train[:5]")  # what an address says goes before what is said of all

@@ -193,8 +193,9 @@ def train_fusion(
         }
         fusion = FusionModule.open(saved) if saved else FusionModule(settings, pairs.model, trained)
         towers = FusionTowers(fusion.train())
-        feed = _feed(found, recipe, place, name)
-        return Parts(towers, FusionObjective(recipe.active_terms, scale), (name,), feed, facts())
+        feed = _feed(found, recipe, place)
+        objective = FusionObjective(recipe.active_terms, scale)
+        return Parts(towers, objective, feed, lambda steps: {name: steps * batch}, facts())
 
     return train(recipe, out, resume=resume, device=device, assemble=assemble)
 
@@ -234,14 +235,14 @@ def _digest(pairs: Pairs) -> str:
     return made.hexdigest()
 
 
-def _feed(found: Neighbors, recipe: FusionRecipe, place: ProcessRanks, name: str) -> Any:
+def _feed(found: Neighbors, recipe: FusionRecipe, place: ProcessRanks) -> Any:
     """Batches without repetition within an epoch, each a function of the seed and the step."""
     per_epoch = max(1, len(found) // recipe.batch_size)
     share = recipe.batch_size // place.size
     mine = slice(place.rank * share, (place.rank + 1) * share)
     columns = _GROUPS[recipe.mask]
 
-    def feed(start: int, stop: int) -> Iterator[tuple[Inputs, Mapping[str, int]]]:
+    def feed(start: int, stop: int) -> Iterator[Inputs]:
         epoch, order = -1, torch.empty(0, dtype=torch.int64)
         for step in range(start, stop):
             if step // per_epoch != epoch:
@@ -252,7 +253,7 @@ def _feed(found: Neighbors, recipe: FusionRecipe, place: ProcessRanks, name: str
             disturb = Disturbance(recipe.newness, recipe.seed, step)
             images, texts = (_tokens(found, recipe, disturb, modality, pairs) for modality in ("image", "text"))
             groups = torch.stack([getattr(found, name)[pairs] for name in columns], dim=1) if columns else None
-            yield Inputs(images, {"tokens": texts}, groups), {name: recipe.batch_size}
+            yield Inputs(images, {"tokens": texts}, groups)
 
     return feed
 

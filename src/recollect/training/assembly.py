@@ -45,8 +45,8 @@ from recollect.training.options import FIRST_BIAS, CopiesBy, Data, Model, Object
 from recollect.training.ranks import ProcessRanks, check_agreement, first_makes
 from recollect.training.step import Inputs, Towers
 
-Feed = Callable[[int, int], Iterator[tuple[Inputs, Mapping[str, int]]]]
-"""Maps a range of steps to the inputs of each step, and how many samples each source gave it."""
+Feed = Callable[[int, int], Iterator[Inputs]]
+"""Maps a range of steps to the inputs of each."""
 
 _SECOND_VIEW = 1
 _MOST_WORKERS = 8
@@ -61,15 +61,15 @@ class Parts:
     Attributes:
         model: a dual encoder.
         objective: maps raw embeddings to a loss and a report.
-        sources: names of the sources, in the order in which they are counted.
         feed: the inputs of any range of steps; those of a step are a function of the seed and the step.
+        seen: maps a number of steps to the samples of each source that these first steps read.
         data: facts about everything the run reads; a checkpoint records them, and a run resumes only with the same.
     """
 
     model: Towers
     objective: Objective
-    sources: tuple[str, ...]
     feed: Feed
+    seen: Callable[[int], Mapping[str, int]]
     data: Facts = field(default_factory=dict)
 
 
@@ -137,7 +137,7 @@ def assemble_recipe(
                 several = f"{counted(len(source), 'sample')} for {count:,} of a batch"
                 note(f"{source.name}: {several}; copies are left out of the loss")
     feed = _feed(stream, towers, objective.needs, recipe, place)
-    return Parts(towers, objective, tuple(source.name for source in sources), feed, facts)
+    return Parts(towers, objective, feed, stream.seen, facts)
 
 
 def _mixed(sources: tuple[Source, ...], data: Data) -> DataMix:
@@ -302,15 +302,15 @@ def _feed(
     def marks(batch: Batch) -> Tensor:
         return duplicate_ids_of(batch, recipe.data.copies)
 
-    def feed(start: int, stop: int) -> Iterator[tuple[Inputs, Mapping[str, int]]]:
+    def feed(start: int, stop: int) -> Iterator[Inputs]:
         def others(first: int, last: int, view: int, needed: bool) -> Iterator[Batch | None]:
             return stream.iterate(first, last, workers, view=view, **how) if needed else repeat(None)
 
         batches = stream.iterate(start, stop, workers, tokenize=row_tokenizer(model) if workers else None, **how)
         views = others(start, stop, _SECOND_VIEW, "views" in needs)
         contexts = others(start + 1, stop + 1, CONTEXT_VIEW, "context" in needs)
-        for step, batch, view, context in zip(range(start, stop), batches, views, contexts, strict=False):
-            inputs = Inputs(
+        for batch, view, context in zip(batches, views, contexts, strict=False):
+            yield Inputs(
                 batch.images,
                 model.tokenize(batch.texts, batch.kinds) if batch.tokens is None else batch.tokens,
                 labels=batch.labels if "labels" in needs else None,
@@ -320,7 +320,6 @@ def _feed(
                 context_duplicate_ids=None if context is None else marks(context),
                 prepare=stream.normalized if raw else None,
             )
-            yield inputs, stream.composition(step)
 
     return feed
 

@@ -44,13 +44,11 @@ class State:
 
     Attributes:
         step: number of updates.
-        seen: number of examples seen, by source.
         loss_scale: factor of the loss, and good steps since it last changed (`LossScale`).
         data: facts about everything the run reads, by the name the user gave it.
     """
 
     step: int = 0
-    seen: dict[str, int] = field(default_factory=dict)
     loss_scale: tuple[float, int] = (1.0, 0)
     data: Facts = field(default_factory=dict)
 
@@ -144,7 +142,7 @@ def restore(checkpoint: Path, objective: nn.Module, optimizer: AdamW, averages: 
         if entries:
             optimizer.state[parameter] = {key: part_like(value, parameter) for key, value in entries.items()}
     state = read_json(checkpoint / "state.json")
-    return State(state["step"], state["seen"], (state["loss_scale"][0], state["loss_scale"][1]), state.get("data", {}))
+    return State(state["step"], (state["loss_scale"][0], state["loss_scale"][1]), state.get("data", {}))
 
 
 def prune_checkpoints(folder: Path, keep: int, newest: Path | None = None) -> None:

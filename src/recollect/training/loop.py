@@ -179,7 +179,7 @@ class _Run:
         hooks: Sequence[Hook],
         trackers: Sequence[Tracker],
     ) -> None:
-        self.recipe, self.out, self.place, self.feed, self.hooks = recipe, out, place, parts.feed, hooks
+        self.recipe, self.out, self.place, self.parts, self.hooks = recipe, out, place, parts, hooks
         self.model = parts.model.to(place.device).train()
         self.objective = parts.objective.to(place.device).train()
         share_from_first((self.model, self.objective))
@@ -188,7 +188,7 @@ class _Run:
         self.optimizer = build_optimizer(self.model, self.objective, recipe.optimizer)
         self.compiled = CompiledForward(self.model) if recipe.compile else None
         scale = LossScale.of(recipe.precision)
-        self.state = State(seen=dict.fromkeys(parts.sources, 0), loss_scale=(scale.factor, scale.good), data=parts.data)
+        self.state = State(loss_scale=(scale.factor, scale.good), data=parts.data)
         self.averages = None
         if recipe.average is not None:
             learning = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
@@ -212,8 +212,8 @@ class _Run:
             if not self.measured:
                 self.leave(request)
         with progress("training", steps * size, "example", done, shown=self.place.first) as counter:
-            for inputs, composition in self.feed(self.state.step, steps):
-                report = self.step(inputs, composition)
+            for inputs in self.parts.feed(self.state.step, steps):
+                report = self.step(inputs)
                 if self.state.step in (1, steps) or self.state.step % self.recipe.log_every == 0:
                     self.log(report)
                 if self.state.step == steps or self.state.step % self.recipe.checkpoint_every == 0:
@@ -281,15 +281,14 @@ class _Run:
         # From the file, because a run resumed after its last step logs nothing more.
         encoder = self.model.encoder
         plain = not isinstance(encoder, DualEncoder) or isinstance(encoder, TransformersEncoder)
-        card = model_card(as_json(self.recipe), self.state.seen, self.metrics.last, plain)
+        card = model_card(as_json(self.recipe), self.parts.seen(self.state.step), self.metrics.last, plain)
         checkpoints.save_model(self.out / "model", self.model, card)
 
-    def step(self, inputs: Inputs, composition: Mapping[str, int]) -> dict[str, float]:
+    def step(self, inputs: Inputs) -> dict[str, float]:
         """One update; the weights stay unchanged if the loss or gradient is not a number.
 
         Args:
             inputs: this process's rows.
-            composition: number of samples per source in the whole batch.
 
         Returns:
             The objective's report, the gradient norm before clipping, and the learning rate.
@@ -315,8 +314,7 @@ class _Run:
         if self.averages:
             self.averages.update(number)
         after = scale.after(finite)
-        seen = {name: seen + composition[name] for name, seen in self.state.seen.items()}
-        self.state = replace(self.state, step=number, seen=seen, loss_scale=(after.factor, after.good))
+        self.state = replace(self.state, step=number, loss_scale=(after.factor, after.good))
         if recipe.precision == "float16":
             numbers["loss_scale"] = scale.factor
         return numbers | {"learning_rate": rate}
@@ -334,7 +332,7 @@ class _Run:
         rate = (step - self.last_line[0]) * size / (now - self.last_line[1])
         self.last_line = (step, now)
         line = {"step": step, "examples": step * size, **report, "examples_per_second": round(rate, 1)}
-        self.metrics.write(line | {"seen": self.state.seen})
+        self.metrics.write(line | {"seen": self.parts.seen(step)})
 
     def save(self) -> None:
         """Write a checkpoint of this step, unless it has one."""

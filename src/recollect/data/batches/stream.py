@@ -83,9 +83,9 @@ class BatchStream:
         """
         return self.join([self.piece(step, 0, self.local_size, view=view)])
 
-    def composition(self, step: int) -> dict[str, int]:
-        """How many samples each source gives to the global batch."""
-        counts = self._plan.counts(np.array([step]))[0]
+    def seen(self, steps: int) -> dict[str, int]:
+        """How many samples each source gives to the first ``steps`` global batches."""
+        counts = self._plan.before(steps)
         return {source.name: int(count) for source, count in zip(self.mixture.sources, counts, strict=True)}
 
     def most_until(self, steps: int) -> tuple[int, ...]:
