@@ -19,52 +19,43 @@ def with_context(recipe: Recipe, tau: float, alpha: float = 0.9) -> Recipe:
     return replace(recipe, objective=replace(recipe.objective, context=Context(alpha=alpha, tau=tau)))
 
 
-def _contextual(make: Callable[[], Recipe], tau: float, title: str) -> Callable[[], Recipe]:
-    """A recipe with the context objective; ``title`` is its line in the list of recipes."""
-
-    def recipe() -> Recipe:
-        return with_context(make(), tau)
-
-    recipe.__doc__ = title
-    return recipe
-
-
-def as_clip(recipe: Recipe) -> Recipe:
+def _as_clip(recipe: Recipe) -> Recipe:
     """The same run with CLIP's loss; LIxP transfers every other value unchanged (section 4.1)."""
     return replace(recipe, objective=replace(recipe.objective, base="softmax"))
 
 
-# --- Any images, on a CPU ---------------------------------------------------------------------------------------------
+def _listed(recipe: Recipe, title: str) -> Callable[[], Recipe]:
+    """A function that returns a recipe; ``title`` is its line in the list of recipes."""
+
+    def make() -> Recipe:
+        return recipe
+
+    make.__doc__ = title
+    return make
 
 
-def siglip_tiny() -> Recipe:
-    """SigLIP with tiny towers at 32 px: minutes on a CPU."""
-    return Recipe(
-        model=Model("tiny"),
-        data=Data(captions=("glyphs:captions",)),
-        objective=ObjectiveOptions(scale=10.0, bias=-10.0),
-        optimizer=Optimizer(learning_rate=1e-3, weight_decay=1e-2, temperature_factor=10.0),
-        steps=1500,
-        batch_size=512,
-        checkpoint_every=250,
-    )
-
-
-def clip_tiny() -> Recipe:
-    """CLIP with tiny towers at 32 px: minutes on a CPU."""
-    return as_clip(siglip_tiny())
-
-
-def siglip_small() -> Recipe:
-    """SigLIP with small towers at 64 px: an hour or two on a CPU."""
-    return replace(siglip_tiny(), model=Model("small"), steps=3000)
-
-
-# --- LIxP's own runs (section 4.1, Appendix A) ------------------------------------------------------------------------
+_TINY = Recipe(
+    model=Model("tiny"),
+    data=Data(captions=("glyphs:captions",)),
+    objective=ObjectiveOptions(scale=10.0, bias=-10.0),
+    optimizer=Optimizer(learning_rate=1e-3, weight_decay=1e-2, temperature_factor=10.0),
+    steps=1500,
+    batch_size=512,
+    checkpoint_every=250,
+)
+_SMALL = replace(_TINY, model=Model("small"), steps=3000)
+_PREFIX = replace(
+    _as_clip(_TINY),
+    model=Model("tiny", prefixes=("caption", "label")),
+    data=Data(captions=("glyphs:captions",), labels=("glyphs:labels",), sampling="debiased"),
+)
 
 
 def _paper(preset: str, examples: float, chunk: int) -> Recipe:
-    """Batch 32,768, AdamW 1e-3, decay 1e-4, beta2 0.95, clip 1, scale 10, bias -10; the paper names no warm-up."""
+    """LIxP's own runs (section 4.1, Appendix A).
+
+    Batch 32,768, AdamW 1e-3, decay 1e-4, beta2 0.95, clip 1, scale 10, bias -10; the paper names no warm-up.
+    """
     return Recipe(
         model=Model(preset),
         objective=ObjectiveOptions(scale=10.0, bias=-10.0),
@@ -77,113 +68,63 @@ def _paper(preset: str, examples: float, chunk: int) -> Recipe:
     )
 
 
-def siglip_vit_s_16() -> Recipe:
-    """SigLIP's baseline of LIxP: ViT-S/16 at 256 px, 1.5 billion examples."""
-    return _paper("vit-s-16", 1.5e9, 1024)
+_S_16, _B_16, _L_16 = _paper("vit-s-16", 1.5e9, 1024), _paper("vit-b-16", 6e9, 512), _paper("vit-l-16", 8e9, 256)
+
+# Post-training of a given checkpoint (LIxP, Figure 4)
+_SIGLIP = Recipe(
+    model=Model("google/siglip2-base-patch16-256"),
+    optimizer=Optimizer(learning_rate=1e-5, temperature_factor=10.0),
+    steps=2000,
+    batch_size=2048,
+    chunk=64,
+    precision="bfloat16",
+    checkpoint_every=250,
+)
+_CLIP = _as_clip(replace(_SIGLIP, model=Model("openai/clip-vit-base-patch16")))
 
 
-def siglip_vit_b_16() -> Recipe:
-    """SigLIP's baseline of LIxP: ViT-B/16 at 256 px, 6 billion examples."""
-    return _paper("vit-b-16", 6e9, 512)
-
-
-def siglip_vit_l_16() -> Recipe:
-    """SigLIP's baseline of LIxP: ViT-L/16 at 256 px, 8 billion examples."""
-    return _paper("vit-l-16", 8e9, 256)
-
-
-# --- Post-training of a given checkpoint (LIxP, Figure 4) -------------------------------------------------------------
-
-
-def post_train_siglip() -> Recipe:
-    """Continue a SigLIP checkpoint as it was: the baseline of post-train-siglixp."""
-    return Recipe(
-        model=Model("google/siglip2-base-patch16-256"),
-        optimizer=Optimizer(learning_rate=1e-5, temperature_factor=10.0),
-        steps=2000,
-        batch_size=2048,
-        chunk=64,
-        precision="bfloat16",
-        checkpoint_every=250,
-    )
-
-
-def post_train_clip() -> Recipe:
-    """Continue a CLIP checkpoint as it was: the baseline of post-train-clixp."""
-    return as_clip(replace(post_train_siglip(), model=Model("openai/clip-vit-base-patch16")))
-
-
-def _heads(start: str) -> Recipe:
-    """A checkpoint whose towers are computed once, so that a step costs the heads and the loss."""
-    recipe = replace(post_train_siglip(), model=Model(start, locked="both"), chunk=None, precision="float32")
+def _heads(recipe: Recipe) -> Recipe:
+    """Towers that are computed once, so that a step costs the heads and the loss."""
+    recipe = replace(recipe, model=replace(recipe.model, locked="both"), chunk=None, precision="float32")
     return replace(recipe, batch_size=8192, optimizer=replace(recipe.optimizer, learning_rate=1e-4))
 
 
-def post_train_heads_siglip() -> Recipe:
-    """Continue only the heads of a SigLIP checkpoint, on features computed once: the baseline of the next."""
-    return _heads("google/siglip2-base-patch16-256")
-
-
-def post_train_projection_clip() -> Recipe:
-    """Train only the image projection of a CLIP checkpoint, texts as they are (after ProLIP, Fahes et al., 2024)."""
-    recipe = as_clip(_heads("openai/clip-vit-base-patch16"))
-    return replace(recipe, model=replace(recipe.model, freeze="text"))
-
-
-def lit() -> Recipe:
-    """LiT (Zhai et al., 2022): a checkpoint's image tower as it is, computed once; its text tower learns."""
-    recipe = replace(post_train_siglip(), chunk=512)
-    return replace(recipe, model=replace(recipe.model, freeze="image", locked="image"))
-
-
-# --- Prefix conditioning ----------------------------------------------------------------------------------------------
-
-
-def prefix_tiny() -> Recipe:
-    """Prefix conditioning with tiny towers on glyph captions and glyph labels: minutes on a CPU."""
-    return replace(
-        clip_tiny(),
-        model=Model("tiny", prefixes=("caption", "label")),
-        data=Data(captions=("glyphs:captions",), labels=("glyphs:labels",), sampling="debiased"),
-    )
-
+_SIGLIP_HEADS, _CLIP_HEADS = _heads(_SIGLIP), _heads(_CLIP)
+_PROJECTION = replace(_CLIP_HEADS, model=replace(_CLIP_HEADS.model, freeze="text"))
+_LIT = replace(_SIGLIP, chunk=512, model=replace(_SIGLIP.model, freeze="image", locked="image"))
 
 RECIPES: Table[Callable[[], Recipe]] = Table(
     "recipes",
     {
-        "siglip-tiny": siglip_tiny,
-        "siglixp-tiny": _contextual(siglip_tiny, 0.01, "SigLIxP: siglip-tiny with the context objective."),
-        "clip-tiny": clip_tiny,
-        "clixp-tiny": _contextual(clip_tiny, 0.01, "CLIxP: clip-tiny with the context objective."),
-        "siglip-small": siglip_small,
-        "siglixp-small": _contextual(siglip_small, 0.01, "SigLIxP: siglip-small with the context objective."),
-        "siglip-vit-s-16": siglip_vit_s_16,
-        "lixp-vit-s-16": _contextual(siglip_vit_s_16, 1.0, "LIxP's SigLIxP: ViT-S/16 at 256 px, 1.5 billion examples."),
-        "siglip-vit-b-16": siglip_vit_b_16,
-        "lixp-vit-b-16": _contextual(siglip_vit_b_16, 1.0, "LIxP's SigLIxP: ViT-B/16 at 256 px, 6 billion examples."),
-        "siglip-vit-l-16": siglip_vit_l_16,
-        "lixp-vit-l-16": _contextual(siglip_vit_l_16, 1.0, "LIxP's SigLIxP: ViT-L/16 at 256 px, 8 billion examples."),
-        "post-train-siglip": post_train_siglip,
-        "post-train-siglixp": _contextual(
-            post_train_siglip, 0.01, "Post-train a SigLIP checkpoint with the context objective."
-        ),
-        "post-train-clip": post_train_clip,
-        "post-train-clixp": _contextual(
-            post_train_clip, 0.01, "Post-train a CLIP checkpoint with the context objective."
-        ),
-        "post-train-heads-siglip": post_train_heads_siglip,
-        "post-train-heads-siglixp": _contextual(
-            post_train_heads_siglip,
-            0.01,
-            "The same with the context objective.",
-        ),
-        "post-train-projection-clip": post_train_projection_clip,
-        "post-train-projection-clixp": _contextual(
-            post_train_projection_clip,
-            0.01,
-            "The same with the context objective.",
-        ),
-        "lit": lit,
-        "prefix-tiny": prefix_tiny,
+        name: _listed(recipe, title)
+        for name, recipe, title in (
+            ("siglip-tiny", _TINY, "SigLIP with tiny towers at 32 px: minutes on a CPU."),
+            ("siglixp-tiny", with_context(_TINY, 0.01), "SigLIxP: siglip-tiny with the context objective."),
+            ("clip-tiny", _as_clip(_TINY), "CLIP with tiny towers at 32 px: minutes on a CPU."),
+            ("clixp-tiny", with_context(_as_clip(_TINY), 0.01), "CLIxP: clip-tiny with the context objective."),
+            ("siglip-small", _SMALL, "SigLIP with small towers at 64 px: an hour or two on a CPU."),
+            ("siglixp-small", with_context(_SMALL, 0.01), "SigLIxP: siglip-small with the context objective."),
+            ("siglip-vit-s-16", _S_16, "SigLIP's baseline of LIxP: ViT-S/16 at 256 px, 1.5 billion examples."),
+            ("lixp-vit-s-16", with_context(_S_16, 1.0), "LIxP's SigLIxP: ViT-S/16 at 256 px, 1.5 billion examples."),
+            ("siglip-vit-b-16", _B_16, "SigLIP's baseline of LIxP: ViT-B/16 at 256 px, 6 billion examples."),
+            ("lixp-vit-b-16", with_context(_B_16, 1.0), "LIxP's SigLIxP: ViT-B/16 at 256 px, 6 billion examples."),
+            ("siglip-vit-l-16", _L_16, "SigLIP's baseline of LIxP: ViT-L/16 at 256 px, 8 billion examples."),
+            ("lixp-vit-l-16", with_context(_L_16, 1.0), "LIxP's SigLIxP: ViT-L/16 at 256 px, 8 billion examples."),
+            ("post-train-siglip", _SIGLIP, "Continue a SigLIP checkpoint as it was: the baseline of the next."),
+            ("post-train-siglixp", with_context(_SIGLIP, 0.01),
+             "Post-train a SigLIP checkpoint with the context objective."),
+            ("post-train-clip", _CLIP, "Continue a CLIP checkpoint as it was: the baseline of the next."),
+            ("post-train-clixp", with_context(_CLIP, 0.01), "Post-train a CLIP checkpoint with the context objective."),
+            ("post-train-heads-siglip", _SIGLIP_HEADS,
+             "Continue only the heads of a SigLIP checkpoint, on features computed once: the baseline of the next."),
+            ("post-train-heads-siglixp", with_context(_SIGLIP_HEADS, 0.01), "The same with the context objective."),
+            ("post-train-projection-clip", _PROJECTION, "Train only the image projection of a CLIP checkpoint, texts "
+             "as they are (after ProLIP, Fahes et al., 2024)."),
+            ("post-train-projection-clixp", with_context(_PROJECTION, 0.01), "The same with the context objective."),
+            ("lit", _LIT, "LiT (Zhai et al., 2022): a checkpoint's image tower as it is, computed once; its text tower "
+             "learns."),
+            ("prefix-tiny", _PREFIX,
+             "Prefix conditioning with tiny towers on glyph captions and glyph labels: minutes on a CPU."),
+        )
     },
-)
+)  # fmt: skip
