@@ -32,13 +32,7 @@ from recollect.models.transformers.families import TextTokens
 from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
 from recollect.training.adapted import AdaptedTowers, add_adapters
 from recollect.training.checkpoints import CONTENT, WHOLE_CONTENT, WRITTEN, Facts
-from recollect.training.checks import (
-    OBJECT,
-    check_at_once,
-    check_model,
-    check_sources,
-    warn_of_model,
-)
+from recollect.training.checks import OBJECT, check_at_once, kind_errors, model_errors, warn_idle
 from recollect.training.locked import LockedSource, lock_source
 from recollect.training.locked_towers import LockedTowers, TextFeatures
 from recollect.training.options import FIRST_BIAS, CopiesBy, Data, Model, ObjectiveOptions, Recipe
@@ -100,7 +94,7 @@ def assemble_recipe(
     check_at_once(recipe, place, resumed=saved_model is not None, needs=needs)
     sources = open_sources(data, objects)
     _tell_apart([spec for spec, _ in data.specs], sources)
-    check_sources(recipe, sources, place, needs)
+    refuse(*kind_errors(recipe, [source.kind for source in sources], needs))
     _mixed(sources, data)  # errors show before anything is fitted or embedded
     facts = _data_facts(data, sources)
     check_agreement({name: _in_words(known) for name, known in facts.items()})
@@ -109,7 +103,7 @@ def assemble_recipe(
     else:
         model = start_model(recipe.model, sources, recipe.seed)
     if place.first:
-        warn_of_model(recipe, model)
+        warn_idle(recipe, sources, model, place, needs)
     check_agreement({"the tokenizer or the shape of the model": model.reading})
     objective = objective or build_objective(recipe.objective, model, recipe.seed)
     crops = training_transform(model, data)
@@ -227,10 +221,10 @@ def start_model(options: Model, sources: tuple[Source, ...], seed: int) -> DualE
         from recollect.models.pairing import pair_towers
 
         model: DualEncoder = pair_towers(options.start, options.text, width=options.width, seed=seed)
-        check_model(options, model)
+        refuse(*model_errors(options, model))
     elif options.start not in PRESETS:
         model = load_model(options.start, "cpu")
-        check_model(options, model)
+        refuse(*model_errors(options, model))
     else:
         texts = None
         tokenizer = None if PRESETS[options.start].own_words else options.tokenizer

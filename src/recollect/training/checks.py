@@ -1,5 +1,6 @@
 """What a recipe needs from its data, model and machine: contradictions are errors, options without effect warnings."""
 
+import itertools
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
@@ -39,11 +40,11 @@ def check_at_once(
     Raises:
         UserError: naming the option.
     """
-    refuse(*_kind_errors(recipe, [kind for _, kind in recipe.data.specs], needs))
+    refuse(*kind_errors(recipe, [kind for _, kind in recipe.data.specs], needs))
     if recipe.model.start in PRESETS:
         recomputable = PRESETS[recipe.model.start].recomputable
         words = "--shard-weights: splits layers of transformers, and this model has none. Leave it out."
-        refuse(*_model_errors(recipe.model, None), (recipe.shard_weights and not recomputable, words))
+        refuse(*model_errors(recipe.model, None), (recipe.shard_weights and not recomputable, words))
     elif not resumed and recipe.model.start not in PRETRAINED:
         check_model_place(recipe.model.start)
     if recipe.model.lora is not None:
@@ -56,52 +57,27 @@ def check_at_once(
         refuse((recipe.batch_size % place.size, words), (recipe.shard_weights and place.size == 1, alone))
 
 
-def check_sources(
-    recipe: Recipe, sources: Sequence[Source], place: ProcessRanks, needs: Collection[str] | None = None
+def warn_idle(
+    recipe: Recipe,
+    sources: Sequence[Source],
+    model: DualEncoder,
+    place: ProcessRanks,
+    needs: Collection[str] | None = None,
 ) -> None:
-    """Check what a recipe needs from its opened sources, and warn of options without effect.
-
-    Args:
-        sources: opened, in the recipe's order.
-        needs: `Objective.needs` of an objective that replaces the recipe's.
-
-    Raises:
-        UserError: naming the option.
-    """
-    refuse(*_kind_errors(recipe, [source.kind for source in sources], needs))
-    for idle, words in _warnings(recipe, sources, place, needs):
-        if idle and place.first:
+    """Warn of options that have no effect in this recipe, with these sources and this model, on this machine."""
+    labeled = _labeled(recipe, needs)
+    idle = (_idle_with_model(recipe, model), _idle_options(recipe, place), _idle_data(recipe.data, sources, labeled))
+    for without_effect, words in itertools.chain(*idle):
+        if without_effect:
             option, _, why = words.partition(": ")
             note(f"{option} has no effect: {why}")
-
-
-def check_model(options: Model, model: DualEncoder) -> None:
-    """Check what a recipe needs from a checkpoint.
-
-    Raises:
-        UserError: naming the option.
-    """
-    refuse(*_model_errors(options, model))
-
-
-def warn_of_model(recipe: Recipe, model: DualEncoder) -> None:
-    """Warn of options that have no effect on a model."""
-    options = recipe.model
-    still = {"image": options.locked != "none" or options.freeze == "image"}
-    still["text"] = options.locked == "both" or options.freeze == "text"
-    if recipe.checkpoint_activations and all(still[tower] for tower in model.recomputable):
-        note(f"--checkpoint-activations has no effect: {options.start} has no layers of transformers that learn")
-    if options.dropout is not None and not model.has_dropout:
-        note(f"--model.dropout has no effect: {options.start} has no head with dropout")
-    if options.tokenizer is not None and (options.start not in PRESETS or PRESETS[options.start].own_words):
-        note(f"--model.tokenizer has no effect: {options.start} has its own")
 
 
 def _labeled(recipe: Recipe, needs: Collection[str] | None) -> bool:
     return OBJECTIVES[recipe.objective.base].labeled if needs is None else "labels" in needs
 
 
-def _kind_errors(recipe: Recipe, kinds: Sequence[Kind | None], needs: Collection[str] | None) -> _Found:
+def kind_errors(recipe: Recipe, kinds: Sequence[Kind | None], needs: Collection[str] | None) -> _Found:
     """What a recipe needs of the kinds of its sources; None is a kind that is not known yet."""
     known = None not in kinds
     missing = next((kind for kind in recipe.model.prefixes if kind not in kinds), None)
@@ -113,16 +89,25 @@ def _kind_errors(recipe: Recipe, kinds: Sequence[Kind | None], needs: Collection
     yield needs is None and _labeled(recipe, needs) and unlabeled, f"--objective {recipe.objective.base}: {words}"
 
 
-def _warnings(recipe: Recipe, sources: Sequence[Source], place: ProcessRanks, needs: Collection[str] | None) -> _Found:
-    """Options without effect in this recipe, with these sources, on this machine."""
+def _idle_with_model(recipe: Recipe, model: DualEncoder) -> _Found:
+    options = recipe.model
+    still = {"image": options.locked != "none" or options.freeze == "image"}
+    still["text"] = options.locked == "both" or options.freeze == "text"
+    fixed = all(still[tower] for tower in model.recomputable)
+    words = f"--checkpoint-activations: {options.start} has no layers of transformers that learn"
+    yield recipe.checkpoint_activations and fixed, words
+    words = f"--model.dropout: {options.start} has no head with dropout"
+    yield options.dropout is not None and not model.has_dropout, words
+    own = options.start not in PRESETS or PRESETS[options.start].own_words
+    yield options.tokenizer is not None and own, f"--model.tokenizer: {options.start} has its own"
+
+
+def _idle_options(recipe: Recipe, place: ProcessRanks) -> _Found:
     model, data, objective = recipe.model, recipe.data, recipe.objective
     locked, loss = model.locked != "none", OBJECTIVES[objective.base]
     yield model.lora is None and model.lora_alpha is not None, "--model.lora-alpha: there is no --lora"
     yield model.views > 1 and not locked, "--model.views: there is no --locked tower"
-    for name, on in (
-        ("data.crop", data.crop is not None),
-        ("data.flip", data.flip),
-    ):
+    for name, on in (("data.crop", data.crop is not None), ("data.flip", data.flip)):
         words = f"--{name}: --locked keeps one view of each picture; take --model.views 2 or more"
         yield locked and model.views == 1 and on, words
     smooths = not objective.context and loss.smooths
@@ -130,12 +115,11 @@ def _warnings(recipe: Recipe, sources: Sequence[Source], place: ProcessRanks, ne
     yield objective.smoothing > 0 and not smooths, words
     biased = objective.bias not in (None, FIRST_BIAS)  # which recipes set for any objective
     yield biased and not loss.biased, f"--objective.bias: the {objective.base} objective has no bias"
-    yield from _data_warnings(data, sources, _labeled(recipe, needs))
     idle = recipe.precision == "tf32" and place.device.type != "cuda"
     yield idle, f"--precision tf32: it is for NVIDIA GPUs, and this run computes on {place.device}"
 
 
-def _data_warnings(data: Data, sources: Sequence[Source], labeled: bool) -> _Found:
+def _idle_data(data: Data, sources: Sequence[Source], labeled: bool) -> _Found:
     kinds = [source.kind for source in sources]
     yield data.sampling == "equal" and len(set(kinds)) == 1, "--data.sampling equal: all sources are of one kind"
     yield data.sampling == "debiased" and len(kinds) == 1, "--data.sampling debiased: there is one source"
@@ -153,7 +137,7 @@ def _data_warnings(data: Data, sources: Sequence[Source], labeled: bool) -> _Fou
         yield made and changed, f"--data.{option.replace('_', '-')}: the sources make their pictures themselves"
 
 
-def _model_errors(options: Model, checkpoint: DualEncoder | None) -> _Found:
+def model_errors(options: Model, checkpoint: DualEncoder | None) -> _Found:
     """What a recipe needs and a model cannot have; None stands for a preset, which is not made yet."""
     known = {} if checkpoint is None else checkpoint.prefixes
     start = options.start
