@@ -8,7 +8,6 @@ seeds on the same tower share them.
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -64,10 +63,8 @@ class LockedSource(Subset):
         """One sample; its image is a vector: the features of its first view."""
         index = self.position(index)
         row = int(self.indices[index])
-        domain = self._domains[index] if extra else None
-        more = {} if domain is None else {"domain": domain}
         vector = self.features[index, 0].numpy()
-        return Sample(vector, self.texts(index), int(self.labels[index]), self.name, self.kind, str(row), more)
+        return Sample(vector, self.texts(index), int(self.labels[index]), self.name, self.kind, str(row))
 
     @property
     def reads_blocks(self) -> bool:
@@ -77,13 +74,6 @@ class LockedSource(Subset):
     def makes_batches(self) -> bool:
         """Unless classes have synonyms, which are drawn sample by sample, for the first view."""
         return self.kind == "caption" or not self.texts(0)
-
-    def values(self, key: str) -> list[Any]:
-        return [None] * len(self) if self.source.endless else super().values(key)
-
-    @cached_property
-    def _domains(self) -> Sequence[Any]:
-        return self.values("domain")
 
     def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
         """A view and a caption of each sample, drawn by the seed."""
