@@ -23,14 +23,9 @@ _BLOCK = 256
 class TextFeatures:
     """Features, before the head of a frozen text tower, of every text that the sources can give."""
 
-    def __init__(
-        self,
-        encoder: DualEncoder,
-        sources: Sequence[LockedSource],
-        store: FeatureStore | None = None,
-    ) -> None:
+    def __init__(self, encoder: DualEncoder, sources: Sequence[LockedSource]) -> None:
         self._kinds = bool(encoder.prefixes)
-        store, found = store or FeatureStore(), []
+        store, found = FeatureStore(), []
         self._rows: dict[tuple[Kind | None, str], int] = {}
         for kind in dict.fromkeys(source.kind if self._kinds else None for source in sources):
             read = [source for source in sources if kind in (None, source.kind)]

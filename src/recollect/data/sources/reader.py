@@ -16,6 +16,7 @@ MOST_BROKEN = 0.1
 
 _ENOUGH = 1000  # readings before a share means anything: among the first hundred, chance alone can exceed it
 _SHOWN = 3
+_THREADS = 4
 
 
 @dataclass
@@ -73,7 +74,7 @@ Outcome = Sample | BrokenImageError
 
 
 def read_ahead(
-    source: Source, indices: Sequence[int], block: int, *, needed: int = 0, extra: bool = True, threads: int = 4
+    source: Source, indices: Sequence[int], block: int, *, needed: int = 0, extra: bool = True
 ) -> Iterator[list[Outcome]]:
     """Read samples in order, in blocks; threads decode the next block while the caller uses the current one.
 
@@ -94,17 +95,15 @@ def read_ahead(
         except BrokenImageError as error:
             return error
 
-    yield from blocks_ahead(read, indices, block, threads=threads)
+    yield from blocks_ahead(read, indices, block)
 
 
-def blocks_ahead(
-    read: Callable[[int], _Read], indices: Sequence[int], block: int, *, threads: int = 4
-) -> Iterator[list[_Read]]:
+def blocks_ahead(read: Callable[[int], _Read], indices: Sequence[int], block: int) -> Iterator[list[_Read]]:
     """``read(index)`` for each index, in order and in blocks, in threads one block ahead of the caller.
 
     An exception of ``read`` is raised when its block is due.
     """
-    with ThreadPoolExecutor(threads) as pool:  # decoding lets go of the interpreter's lock
+    with ThreadPoolExecutor(_THREADS) as pool:  # decoding lets go of the interpreter's lock
         waiting = [pool.submit(read, int(index)) for index in indices[:block]]
         try:
             for start in range(0, len(indices), block):
@@ -115,21 +114,18 @@ def blocks_ahead(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def readable_blocks(
-    source: Source, block: int, *, share: float = BROKEN_SHARE, option: str = "", needed: int = 0
-) -> Iterator[list[tuple[int, Sample]]]:
+def readable_blocks(source: Source, block: int, *, share: float = BROKEN_SHARE) -> Iterator[list[tuple[int, Sample]]]:
     """Every sample that can be read, with its index, in blocks; the others are left out, counted and named.
 
     Args:
-        share, option: as for `BrokenCounter`.
+        share: largest share of the pictures that may be broken.
 
     Raises:
         UserError: more than ``share`` of the pictures cannot be read.
     """
-    counter = BrokenCounter(share, option)
-    for start, outcomes in zip(
-        range(0, len(source), block), read_ahead(source, range(len(source)), block, needed=needed), strict=True
-    ):
+    counter = BrokenCounter(share)
+    blocks = read_ahead(source, range(len(source)), block)
+    for start, outcomes in zip(range(0, len(source), block), blocks, strict=True):
         counter.add(source, len(outcomes), [str(each) for each in outcomes if isinstance(each, BrokenImageError)])
         yield [(start + place, each) for place, each in enumerate(outcomes) if isinstance(each, Sample)]
     for name, count in counter.summary().items():
