@@ -163,7 +163,8 @@ def _described_pictures(groups: Mapping[str, list[str]], folder: Path) -> dict[s
             table = _load({split: [name]}, folder.name)[split]
             with _one_line(folder.name, [Path(name)]):
                 if (below := os.path.relpath(os.path.dirname(name), folder)) != ".":
-                    paths = pc.binary_join_element_wise(below, table.data.column("file_name"), "/")
+                    names_below = table.data.column("file_name").cast(pa.string())
+                    paths = pc.binary_join_element_wise(below, names_below, "/")
                     table = table.remove_columns("file_name").add_column("file_name", paths)
                 parts.append(table.rename_column("file_name", "image").cast_column("image", datasets.Image()))
         with _one_line(folder.name, [Path(name) for name in names]):
