@@ -5,10 +5,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from recollect.classifiers.heads.base import KernelForm, class_means, softmax
-from recollect.classifiers.heads.holdout import HoldOut
-from recollect.classifiers.heads.mixing import Pair
-from recollect.classifiers.heads.mixture import Mixture
+from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm, class_means, softmax
+from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
+from recollect.classifiers.heads.mixing import Pair, best_weight
 from recollect.core.ordering import in_order
 from recollect.core.types import TEXT_SCALE
 
@@ -17,6 +16,63 @@ _BLOCK = 1024
 NO_SPREAD = 1e-12
 """A within-class variance below this is rounding error, as with one example per class or copies of one. In single
 precision unit rows leave about 1e-15, whose inverse would make the discriminant dominate the texts."""
+
+
+class Mixture(EmbeddingClassifier):
+    """``base + weight extra``, with the weight that is exactly best on held-out examples.
+
+    A subclass defines ``_learn_extra(support, labels)``, ``_components(queries)`` and, where there is a closed form,
+    ``_held_out_pair(support, labels, plan)``; ``weight_name`` names the constructor argument of the weight.
+    """
+
+    weight_name = "alpha"
+    weight_bounds = (0.0, np.inf)
+    default_weight = 1.0
+
+    def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
+        self._learn_extra(support, labels)
+        weight = getattr(self, self.weight_name)
+        plan = self._plan.first(MOST_TUNING_ROWS)
+        if weight is None and len(plan.rows):
+            base, extra = self._held_out_pair(support, labels, plan)
+            weight = self._weigh(base, extra, plan.held_labels)
+        setattr(self, self.weight_name + "_", self.default_weight if weight is None else weight)
+
+    def _weigh(self, base: np.ndarray, extra: np.ndarray, labels: np.ndarray) -> float:
+        return best_weight(base, extra, labels, self.weight_bounds)[0]
+
+    def _chosen(self) -> dict[str, Any]:
+        return {**self._other_choices(), self.weight_name: self._weight()}
+
+    def _other_choices(self) -> dict[str, Any]:
+        """Chosen constructor arguments other than the weight."""
+        return {}
+
+    def _learn_extra(self, support: np.ndarray, labels: np.ndarray) -> None:
+        raise NotImplementedError
+
+    def _components(self, queries: np.ndarray) -> Pair:
+        raise NotImplementedError
+
+    def _held_out_pair(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> Pair:
+        chosen = {**self._other_choices(), self.weight_name: 1.0}
+
+        def score(learn: np.ndarray, choose: np.ndarray) -> Pair:
+            return self._refitted(support[learn], labels[learn], chosen)._components(support[choose])
+
+        base, extra = plan.scored(score, (2, len(self.classes_)), support.dtype)
+        return base, extra
+
+    def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
+        base, extra = self._held_out_pair(support, labels, plan)
+        return base + np.asarray(self._weight(), base.dtype) * extra
+
+    def _weight(self) -> float:
+        return getattr(self, self.weight_name + "_")
+
+    def _scores(self, queries: np.ndarray) -> np.ndarray:
+        base, extra = self._components(queries)
+        return base + np.asarray(self._weight(), base.dtype) * extra
 
 
 @dataclass(eq=False, repr=False)

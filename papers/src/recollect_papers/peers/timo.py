@@ -9,9 +9,8 @@ from sklearn.utils.validation import check_array
 from recollect.classifiers.heads.base import KernelForm, as_numpy, class_means, softmax, unit_or_zero, unit_rows
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.mixing import Pair, best_weight
-from recollect.classifiers.heads.mixture import Mixture
 from recollect.core.ordering import best_first
-from recollect_papers.peers.mixtures import discriminant
+from recollect_papers.peers.mixtures import Mixture, discriminant
 
 SHARPNESSES = (1.0, 5.0, 20.0, 50.0, 100.0)
 PROMPT_SHARES = (0.5, 1.0, 2.0)

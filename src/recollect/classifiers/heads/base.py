@@ -284,12 +284,8 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         """Scores as logits, which the temperature divides: the logarithm where scores are shares."""
         return scores
 
-    def shares(self, X: Any) -> np.ndarray:
-        """What `ZeroShotMix` adds to other probabilities (queries, classes): probabilities, or shares of votes."""
-        return self.shares_of(self.scores(X))
-
     def shares_of(self, scores: np.ndarray) -> np.ndarray:
-        """`shares` from scores."""
+        """What `ZeroShotMix` adds to other probabilities (queries, classes): probabilities, or shares of votes."""
         return self._probabilities(scores)
 
     def predict_set(self, X: Any, alpha: float = 0.1) -> np.ndarray:
