@@ -30,6 +30,8 @@ from recollect.data.sources.images import (
 FILE_COLUMNS = ("file", "path", "image", "filename")
 LABEL_COLUMNS = ("label", "class", "class_name", "category")
 
+_BLOCK = 64  # pictures decoded and embedded at once
+
 
 @dataclass(frozen=True, eq=False)
 class InMemory:
@@ -217,7 +219,7 @@ def _names_file(file: Path) -> Mapping[str, Sequence[str]] | Sequence[str]:
     return values
 
 
-def embed_files(encoder: Encoder, files: Sequence[_File], what: str, block: int = 64) -> _PictureFiles[_File]:
+def embed_files(encoder: Encoder, files: Sequence[_File], what: str) -> _PictureFiles[_File]:
     """Decode and embed files or pictures in memory, skipping unreadable ones.
 
     Raises:
@@ -228,9 +230,9 @@ def embed_files(encoder: Encoder, files: Sequence[_File], what: str, block: int 
     features: list[np.ndarray] = []
     broken: list[str] = []
     with progress(f"embed {what}", len(files), "images") as counter:
-        for start in range(0, len(files), block):
+        for start in range(0, len(files), _BLOCK):
             images = []
-            for file in files[start : start + block]:
+            for file in files[start : start + _BLOCK]:
                 try:
                     image = decode(file, str(file)) if isinstance(file, Path) else as_picture(file.picture)
                 except BrokenImageError as error:
@@ -241,7 +243,7 @@ def embed_files(encoder: Encoder, files: Sequence[_File], what: str, block: int 
                 digests.append(pixel_digest(image))
             if images:
                 features.append(encoder.embed_images(images).numpy())
-            counter.advance(min(block, len(files) - start))
+            counter.advance(min(_BLOCK, len(files) - start))
     if not kept:
         raise UserError(f"{what}: none of {len(files)} images can be read; the first: {broken[0]}")
     return _PictureFiles(tuple(kept), np.concatenate(features), tuple(digests), tuple(broken))

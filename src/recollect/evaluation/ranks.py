@@ -32,8 +32,6 @@ def streaming_ranks(
     images: Float32[np.ndarray, "images width"],
     texts: Float32[np.ndarray, "texts width"],
     matches: Sequence[Sequence[int]],
-    *,
-    device: torch.device | str = "cpu",
 ) -> Ranks:
     """Rank every text's best true image and every image's best true text, block by block.
 
@@ -53,14 +51,14 @@ def streaming_ranks(
     pair_images = np.array([row for rows in matches for row in rows], dtype=np.int64)
     best_texts, best_images = _best(images, texts, pair_texts, pair_images)
     counts = torch.zeros(len(texts), dtype=torch.int64), torch.zeros(len(images), dtype=torch.int64)
-    wanted = [torch.from_numpy(best - np.float32(TIE)).to(device) for best in (best_texts, best_images)]
+    wanted = [torch.from_numpy(best - np.float32(TIE)) for best in (best_texts, best_images)]
     starts = np.searchsorted(pair_texts, np.arange(0, len(texts) + _TEXTS, _TEXTS))
     with progress("rank", len(texts) * len(images), "scores") as counter:
         for first in range(0, len(images), _IMAGES):
-            block = _on(images[first : first + _IMAGES], device).T
+            block = _tensor(images[first : first + _IMAGES]).T
             for number, start in enumerate(range(0, len(texts), _TEXTS)):
                 asked = slice(start, start + _TEXTS)
-                scores = _on(texts[asked], device) @ block
+                scores = _tensor(texts[asked]) @ block
                 mine = slice(starts[number], starts[number + 1])
                 inside = (pair_images[mine] >= first) & (pair_images[mine] < first + _IMAGES)
                 rows, columns = pair_texts[mine][inside] - start, pair_images[mine][inside] - first
@@ -68,8 +66,8 @@ def streaming_ranks(
                 found = slice(first, first + block.shape[1])
                 # Counting in float is exact for a small block and ten times faster than summing bools.
                 flags = torch.empty_like(scores)
-                counts[0][asked] += torch.ge(scores, wanted[0][asked, None], out=flags).sum(dim=1).long().cpu()
-                counts[1][found] += torch.ge(scores, wanted[1][None, found], out=flags).sum(dim=0).long().cpu()
+                counts[0][asked] += torch.ge(scores, wanted[0][asked, None], out=flags).sum(dim=1).long()
+                counts[1][found] += torch.ge(scores, wanted[1][None, found], out=flags).sum(dim=0).long()
                 counter.advance(scores.numel())
     ranks = [(1 + count.numpy()) for count in counts]
     for rank, best in zip(ranks, (best_texts, best_images), strict=True):
@@ -91,5 +89,5 @@ def _best(
     return best_texts, best_images
 
 
-def _on(rows: np.ndarray, device: torch.device | str) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32)).to(device)
+def _tensor(rows: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))

@@ -101,7 +101,7 @@ class QueryGroups:
 
 
 def _query_groups(
-    task: RetrievalTask, reserved: frozenset[str] = frozenset(), most: int | None = None, seed: int = 0
+    task: RetrievalTask, reserved: frozenset[str] = frozenset(), most: int | None = None
 ) -> dict[str, QueryGroups]:
     """The queries of each direction; at most ``most`` texts of each domain, drawn at random."""
     ambiguous, domains = np.array(task.ambiguous, dtype=bool), np.array(task.domains)
@@ -114,7 +114,7 @@ def _query_groups(
         drawn = np.zeros_like(asked)
         for domain in sorted(set(text_domains.tolist())):
             rows = np.flatnonzero(asked & (text_domains == domain))
-            drawn[numpy_generator("queries", seed, domain).permutation(rows)[:most]] = True
+            drawn[numpy_generator("queries", 0, domain).permutation(rows)[:most]] = True
         asked = drawn
     texts = np.arange(len(task.images)) - len(task.images)  # an image without a text is its own cluster
     for text, found in reversed(list(enumerate(task.matches))):
@@ -140,10 +140,10 @@ def _text_domains(task: RetrievalTask, origins: np.ndarray) -> list[str]:
     ]
 
 
-def asked_texts(task: RetrievalTask, captions: PoolCaptions | None, queries: int | None, seed: int = 0) -> list[int]:
+def asked_texts(task: RetrievalTask, captions: PoolCaptions | None, queries: int | None) -> list[int]:
     """Indices of the texts that `compare_methods` uses as queries."""
     reserved = captions.reserved if captions is not None else frozenset[str]()
-    return np.flatnonzero(_query_groups(task, reserved, queries, seed)[DIRECTIONS[0]].asked).tolist()
+    return np.flatnonzero(_query_groups(task, reserved, queries)[DIRECTIONS[0]].asked).tolist()
 
 
 def recall_rows(
@@ -220,7 +220,6 @@ class Comparison:
     methods: Sequence[str] = ("zero-shot", "episode")
     episode: EpisodeOptions = field(default_factory=EpisodeOptions)
     queries: int | None = None
-    seed: int = 0
     depths: Sequence[int] = (1, 5, 10)
     known: Mapping[str, Method] = field(default_factory=lambda: SEARCH_METHODS)
 
@@ -258,7 +257,7 @@ def compare_methods(
     task, vectors = keep_images(task, features.rows), features.images
     index = source_index(encoder, task.images, captions.captions, vectors)
     setting = SearchContext(encoder, index, comparison.episode, PixelCache(encoder.transform))
-    asked = _query_groups(task, captions.reserved, comparison.queries, comparison.seed)
+    asked = _query_groups(task, captions.reserved, comparison.queries)
     texts = asked[DIRECTIONS[0]].asked
     if not texts.any():
         raise UserError(f"{task.name}: no queries are left, since all texts are captions of the pool")
@@ -285,7 +284,7 @@ def compare_methods(
         "episode": asdict(comparison.episode),
         "methods": list(comparison.methods),
         "depths": list(comparison.depths),
-        "asked": [comparison.queries, comparison.seed],
+        "asked": [comparison.queries, 0],
     }
     learned = [captions.captions, sorted(captions.reserved)]
     settings |= content_of(encoder, task.images, asked=[_asked_content(task), learned])

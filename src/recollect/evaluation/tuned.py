@@ -36,7 +36,6 @@ class TuningRequest:
     flip: bool = True
     held_out: bool = False
     known: Mapping[str, MakeTuning] = field(default_factory=lambda: TUNING_METHODS)
-    about: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in self.methods:
@@ -46,7 +45,7 @@ class TuningRequest:
     def settings(self) -> dict[str, Any]:
         """Settings for a `Result`."""
         made = {name: asdict(self.make(name, 0)) for name in self.methods}
-        return {"tuning": made, **self.about} | ({"held_out": True} if self.held_out else {})
+        return {"tuning": made} | ({"held_out": True} if self.held_out else {})
 
     def make(self, name: str, seed: int) -> Any:
         """A method with these settings."""

@@ -27,6 +27,9 @@ SET_ALPHA = 0.1
 SET_QUERIES = 2000
 """Maximum number of queries whose conformal sets are measured where a method computes them separately (ProKeR)."""
 
+MOST_NUMBERS = 2**23
+"""Maximum number of scores and similarities in a block of queries: 32 MiB."""
+
 TRUST_COLUMNS = ("loo", "ece", "coverage", "set_size")
 """Columns of a row that show how far its accuracy can be trusted."""
 
@@ -39,14 +42,12 @@ class Protocol:
         shots: examples per class, ascending.
         metric: accuracy, or its mean over classes (the convention of some data sets).
         short_classes: refuse classes with fewer examples than shots, or use all their examples.
-        memory: bytes for a block of queries; does not change the result.
     """
 
     methods: Sequence[str] = ("zero-shot", *PAPER_METHODS)
     shots: Sequence[int] = (1, 2, 4, 8, 16, 32)
     seeds: Sequence[int] = (0, 1, 2, 3, 4)
     metric: Metric = "top-1"
-    memory: int = 32 * 2**20
     short_classes: ShortClasses = "refuse"
 
     def __post_init__(self) -> None:
@@ -60,15 +61,10 @@ class Protocol:
 
     def settings(self) -> dict[str, Any]:
         """The settings that determine the figures."""
-        settings = {key: value for key, value in asdict(self).items() if key != "memory"}
+        settings = asdict(self)
         if self.short_classes == "refuse":  # keeps the identity of results from before this setting existed
             del settings["short_classes"]
         return settings
-
-    def block(self, task: "FewShotTask") -> int:
-        """Queries in one block, which holds about five numbers for each pair of query and example."""
-        widest = len(task.support) + 4 * self.shots[-1] * task.classes
-        return max(1, self.memory // (4 * widest))
 
 
 @dataclass(frozen=True)
@@ -251,9 +247,11 @@ def run_protocol(
     if task.texts is None and "zero-shot" in protocol.methods:
         raise ValueError("zero-shot needs class texts")
     orders = orders or draw(task.support_labels, task.classes, protocol)
+    # About five numbers for each pair of query and example.
+    block = max(1, MOST_NUMBERS // (len(task.support) + 4 * protocol.shots[-1] * task.classes))
     rows = []
     for name, shots, seed, estimator in _fits(task, protocol, orders):
-        found = answers(estimator, task.queries, task.query_labels, protocol.block(task), tick)
+        found = answers(estimator, task.queries, task.query_labels, block, tick)
         figures = found.figures(task.query_labels, protocol.metric)
         rows.append({"method": name, "shots": shots, "seed": seed, **figures})
     return rows
