@@ -3,11 +3,15 @@
 Draws are nested: for one seed, K shots are the first K of each class in one random order.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, unit_rows
 from recollect.classifiers.heads.calibration import calibration_error
@@ -201,19 +205,23 @@ def answers(
     block: int = 4096,
     tick: Callable[[int], None] = lambda queries: None,
 ) -> Answers:
-    """Ask a fitted estimator, block by block.
+    """Ask a fitted estimator, block by block in threads: NumPy and torch release the GIL.
 
     Args:
         queries, labels: unit-norm (queries, width), (queries,).
         tick: called with the number of queries of each block.
     """
-    least, parts = estimator._least(SET_ALPHA), []
-    for start in range(0, len(queries), block):
+    least = estimator._least(SET_ALPHA)
+
+    def ask(start: int) -> tuple[np.ndarray, ...]:
         scores = estimator._scores(queries[start : start + block])
         probabilities, best = estimator._probabilities(scores), scores.argmax(axis=1)
         kept, rows = probabilities >= least.astype(probabilities.dtype), np.arange(len(best))
-        parts.append((best, probabilities[rows, best], kept[rows, labels[start : start + block]], kept.sum(axis=1)))
         tick(len(best))
+        return best, probabilities[rows, best], kept[rows, labels[start : start + block]], kept.sum(axis=1)
+
+    with _libraries().limit(limits=1), ThreadPoolExecutor(os.cpu_count()) as threads:
+        parts = list(threads.map(ask, range(0, len(queries), block)))
     best, confidence, covered, sizes = (np.concatenate(each) for each in zip(*parts, strict=True))
     if type(estimator)._possible is not EmbeddingClassifier._possible:
         some = slice(None, None, -(-len(queries) // SET_QUERIES))
@@ -221,6 +229,12 @@ def answers(
         covered, sizes = kept[np.arange(len(kept)), labels[some]], kept.sum(axis=1)
     held_out = estimator.loo_accuracy_, len(estimator.loo_rows_)
     return Answers(best, confidence.astype(np.float64), covered, sizes, held_out)
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    """Libraries with thread pools; cached because finding them takes longer than a small task."""
+    return ThreadpoolController()
 
 
 def run_protocol(
