@@ -181,6 +181,14 @@ def test_what_is_removed_is_nowhere_until_it_is_restored(index):
     assert len(index) == 20
 
 
+def test_a_removed_picture_keeps_its_vectors(index):
+    index.insert(make_rows(20))
+    wanted = {by: index.vectors(["row 2", "row 3"], by) for by in ("image", "text")}
+    index.remove(["row 3"])
+    for by, vectors in wanted.items():
+        assert np.allclose(index.vectors(["row 2", "row 3"], by), vectors, atol=1e-6)
+
+
 def test_captions_that_the_user_sets(index, encoder):
     index.model.use(encoder, "the model")
     index.insert(make_rows(10))

@@ -139,7 +139,10 @@ class LocalStore(Store):
     def vectors(self, by: By, ids: Sequence[str] | None = None) -> Float32[np.ndarray, "rows width"]:
         """Unit-norm vectors in the order of ``ids``, or of all visible rows in the order of `ids`."""
         matrix = self.matrix()
-        return matrix.whole(by) if ids is None else matrix.read(matrix.slots_of(list(ids)), by)
+        if ids is None:
+            return matrix.whole(by)
+        slots = matrix.slots_of(list(ids))
+        return super().vectors(by, ids) if (slots < 0).any() else matrix.read(slots, by)  # it has no removed rows
 
     def count(self, spoken: bool = False) -> int:
         """How many rows are visible, or how many of them have a caption."""
