@@ -11,6 +11,7 @@ from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.pixels import PixelCache
 from recollect.efsa.rerank import EpisodeReranker, episode_reranker
 from recollect.index import Query
+from recollect.index.source import with_vectors
 from recollect_papers.efsa.sequential import SequentialEpisodes
 
 QUERIES = ["a red snowman", "large river", "the bridge right of a tree", "queen", "blue car above the umbrella"]
@@ -101,7 +102,7 @@ def test_images_gone_from_disk_keep_their_places_and_the_others_are_ranked_again
     assert after.notes
     assert rerank.report.images_gone == 2
     there = [id for id in ids(before) if int(id) not in lost]
-    ((alone,), _) = adapted(encoder, index.with_vectors(there, index.vectors(there)), QUERIES[:1], 6)
+    ((alone,), _) = adapted(encoder, with_vectors(index, there, index.vectors(there)), QUERIES[:1], 6)
     assert [id for id in ids(after) if int(id) not in lost] == ids(alone)
 
 

@@ -225,9 +225,7 @@ class Restore(OnIndex):
             for each in removed:
                 say(f"{each.id}  {each.path or each.caption}")
             return
-        names = {name: each.id for each in removed for file in each.files for name in (file.path, file.key) if name}
-        ids = [names.get(id, names.get(str(Path(id).resolve()), id)) for id in self.ids] or None
-        count = index.restore(ids)
+        count = index.restore(index.find(self.ids, removed=True) if self.ids else None)
         say(f"{self.index}: {count:,} of {len(removed):,} removed pictures restored; {len(index):,} pictures")
 
 

@@ -19,6 +19,7 @@ from recollect.core.nearest import exact_neighbors
 from recollect.core.seeding import numpy_generator
 from recollect.efsa.rerank import NO_CAPTIONS
 from recollect.index import Found, Index
+from recollect.index.source import with_vectors
 
 _ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 NEAREST = (1, 8, 32, 128)
@@ -76,7 +77,7 @@ class NormalisedIndex(Index):
         most = float(np.abs(means).max(initial=0.0))
         rest = np.sqrt(np.maximum(most**2 - means.astype(np.float64) ** 2, 0))
         longer = np.concatenate([vectors, means[:, None], rest[:, None]], axis=1) / np.sqrt(1 + most**2)
-        made = index.with_vectors(ids, longer.astype(np.float32), scored_by="normalized")
+        made = with_vectors(index, ids, longer.astype(np.float32), scored_by="normalized")
         super().__init__(made.store, made.model, made._read)
         self._labels, self.scored_by = made._labels, made.scored_by
         self.settings = settings

@@ -38,7 +38,7 @@ from recollect.index.samples import IngestOptions
 from recollect.index.search import search_pictures
 from recollect.index.stores.base import Store, store_class
 from recollect.index.stores.ivf import Accelerator, accelerate
-from recollect.index.stores.lance import TABLE, LanceStore, verify_folder
+from recollect.index.stores.lance import TABLE, verify_folder
 from recollect.index.stores.ram import RamStore
 
 if TYPE_CHECKING:
@@ -205,37 +205,6 @@ class Index:
             made.store.upsert(table)
         return made
 
-    def with_vectors(
-        self,
-        ids: Sequence[str],
-        vectors: Float32[np.ndarray, "n width"],
-        encoder: Encoder | None = None,
-        scored_by: str = MODEL,
-    ) -> "Index":
-        """Some pictures of this index in RAM under other vectors, such as those of a fine-tuned model.
-
-        Everything else about the pictures stays the same, but their captions cannot be searched.
-
-        Args:
-            ids: of the pictures.
-            vectors: unit norm.
-            encoder: the model that made them; the model of this index by default.
-            scored_by: what hits say about their scores.
-        """
-        model: dict[str, Any] = {}
-        if encoder is not None:
-            model = {"model": encoder.fingerprint, "prefix": caption_prefix(encoder)}
-        record = replace(self.record, width=vectors.shape[1], precision="float32", key=uuid.uuid4().hex, **model)
-        facts = self.store.rows(list(ids), FACTS)
-        table = Rows(image_vectors=vectors, ids=facts["id"].to_pylist()).table(record, self.address)
-        for name in FACTS:
-            table = table.set_column(table.column_names.index(name), table.schema.field(name), facts[name])
-        store = RamStore(record)
-        store.upsert(table)
-        made = Index(store, encoder or self.model, self._read or (lambda id: self.pictures([id])[0].open()))
-        made._labels, made.scored_by = self.annotations, scored_by
-        return made
-
     # ---------------------------------------------------------------- what it holds
 
     @property
@@ -366,17 +335,20 @@ class Index:
         """Pictures that the user removed."""
         return self.pictures(self.store.ids(removed=True))
 
-    def find(self, names: Sequence[str]) -> list[str]:
+    def find(self, names: Sequence[str], removed: bool = False) -> list[str]:
         """The ids of pictures named by id, by the first letters of one (8 or more), or by a file of theirs.
 
         A file is named by its path, or by its path within the source.
+
+        Args:
+            removed: look for the files of pictures that the user removed, instead of those that are left.
 
         Raises:
             UserError: a name fits no picture, or several.
         """
         known = set(self.store.rows(list(names), ["id"])["id"].to_pylist()) if names else set()
         named: dict[str, set[str]] = {}
-        for row in self.store.dicts(["id", "files"]) if known < set(names) else ():
+        for row in self.store.dicts(["id", "files"], removed=removed) if known < set(names) else ():
             here = {each for file in row["files"] for each in (file["path"], file["key"]) if each}
             for name in here | {name for name in names if len(name) >= 8 and row["id"].startswith(name)}:
                 named.setdefault(name, set()).add(row["id"])
@@ -703,4 +675,4 @@ class Index:
             UserError: a negative number of days.
         """
         check_number("--keep-days", keep_days, least=0)
-        return self.store.compact(keep_days) if isinstance(self.store, LanceStore) else None
+        return self.store.compact(keep_days)

@@ -37,11 +37,12 @@ class IndexInfo:
 def index_info(index: Any) -> IndexInfo:
     """See `Index.info`."""
     sources, places, captions = Counter[str](), dict[str, dict[str, None]](), 0
-    for row in index.store.dicts(["files", "captions"]):
-        captions += len(row["captions"])
-        sources.update({file["source"] for file in row["files"]})
-        for file in row["files"]:
-            places.setdefault(file["source"], {})[file["place"]] = None
+    for table in index.store.scan(["files", "captions"]):
+        captions += sum(map(len, table["captions"].to_pylist()))
+        for files in table["files"].to_pylist():
+            sources.update({file["source"] for file in files})
+            for file in files:
+                places.setdefault(file["source"], {})[file["place"]] = None
     removed = len(index.store.ids(removed=True))
     return IndexInfo(
         index.address, len(index), index.texts, captions, dict(sources),

@@ -1,6 +1,9 @@
-"""An index in RAM over a source: nothing is copied, and pictures are read from the source."""
+"""Indexes in RAM for evaluations: over a source, or over pictures of another index. Pictures stay where they are."""
 
+import uuid
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -8,9 +11,10 @@ from jaxtyping import Float32, Int64
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, ImageLike, Source, caption_prefix
 from recollect.data.sources.reader import MOST_BROKEN, readable_blocks
+from recollect.index.hits import MODEL
 from recollect.index.index import Index
 from recollect.index.picture import File
-from recollect.index.rows import Record, Rows
+from recollect.index.rows import FACTS, Record, Rows
 from recollect.index.stores.ram import RamStore
 
 
@@ -59,6 +63,38 @@ def source_index(
     index = Index(RamStore(record), encoder, read)
     index.insert(rows)
     return index
+
+
+def with_vectors(
+    index: Index,
+    ids: Sequence[str],
+    vectors: Float32[np.ndarray, "n width"],
+    encoder: Encoder | None = None,
+    scored_by: str = MODEL,
+) -> Index:
+    """Some pictures of an index in RAM under other vectors, such as those of a fine-tuned model.
+
+    Everything else about the pictures stays the same, but their captions cannot be searched.
+
+    Args:
+        ids: of the pictures.
+        vectors: unit norm.
+        encoder: the model that made them; the model of the index by default.
+        scored_by: what hits say about their scores.
+    """
+    model: dict[str, Any] = {}
+    if encoder is not None:
+        model = {"model": encoder.fingerprint, "prefix": caption_prefix(encoder)}
+    record = replace(index.record, width=vectors.shape[1], precision="float32", key=uuid.uuid4().hex, **model)
+    facts = index.store.rows(list(ids), FACTS)
+    table = Rows(image_vectors=vectors, ids=facts["id"].to_pylist()).table(record, index.address)
+    for name in FACTS:
+        table = table.set_column(table.column_names.index(name), table.schema.field(name), facts[name])
+    store = RamStore(record)
+    store.upsert(table)
+    made = Index(store, encoder or index.model, index._read or (lambda id: index.pictures([id])[0].open()))
+    made._labels, made.scored_by = index.annotations, scored_by
+    return made
 
 
 def _embedded(

@@ -18,6 +18,7 @@ from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.pixels import PixelCache
 from recollect.efsa.rerank import NO_CAPTIONS
 from recollect.index import Index
+from recollect.index.source import with_vectors
 from recollect.models import DualEncoder
 from recollect.models.lora import adapter_sites, add_lora, initial_weights, merged
 from recollect_papers.efsa.options import TuningOptions
@@ -45,7 +46,7 @@ def index_by(encoder: DualEncoder, index: Index, pixels: PixelCache, counters: C
         raise UserError(f"{index.address}: no picture can be opened. Are the files still where they were?")
     if counters is not None:
         counters.forward(images=len(found))
-    return index.with_vectors(found, np.concatenate(blocks), encoder, "fine-tuned model")
+    return with_vectors(index, found, np.concatenate(blocks), encoder, "fine-tuned model")
 
 
 def fine_tune(

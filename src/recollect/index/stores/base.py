@@ -139,6 +139,10 @@ class Store(ABC):
         """A store that keeps reading this version while others write; itself where there are no versions."""
         return self
 
+    def compact(self, keep_days: float) -> int | None:
+        """Free what deleted rows and old versions take up; see `Index.compact`."""
+        return None
+
     def accelerators(self) -> tuple[Any, ...]:
         """What was measured of approximate indexes (see `recollect.index.stores.ivf.Accelerator`)."""
         return ()

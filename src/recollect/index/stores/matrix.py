@@ -285,17 +285,15 @@ def open_matrix(
     missing = numbers[~within(numbers, np.sort(covered))]
     dead = 1 - (len(numbers) - len(missing)) / max(1, len(covered))
     lost = bool(len(missing)) and bool(len(covered)) and bool(missing[0] <= covered.max())
-    if not tidy:
-        if len(missing):
-            parts = [_new_part(None, numbers, record, read)]
-    elif lost or (len(parts) >= _PARTS and len(missing)) or dead > _DEAD:
-        old = [part.folder for part in _stored_parts(cache, record) if part.folder]
-        parts = [_new_part(cache, numbers, record, read)] if len(numbers) else []
+    place = cache if tidy else None
+    if lost or (tidy and ((len(parts) >= _PARTS and len(missing)) or dead > _DEAD)):
+        old = [part.folder for part in _stored_parts(place, record) if part.folder]
+        parts = [_new_part(place, numbers, record, read)] if len(numbers) else []
         for folder in old:
             if all(folder != part.folder for part in parts):
                 shutil.rmtree(folder, ignore_errors=True)  # processes that mapped it keep it until they end
     elif len(missing):
-        parts.append(_new_part(cache, missing, record, read))
+        parts.append(_new_part(place, missing, record, read))
     return Matrix(version, parts, numbers, record)
 
 
