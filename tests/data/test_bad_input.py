@@ -244,7 +244,7 @@ def test_whole_tars_of_every_kind_count_their_files(form, sizes, long, tmp_path_
             archive.addfile(member, io.BytesIO(bytes(range(250)) * (size // 250 + 1)))
     with path.open("rb") as file:
         rows, found = read_shard(file, path.stat().st_size)
-    assert found == ShardState(len(rows), len(sizes))
+    assert found == ShardState(len(rows), ("bin",), len(sizes))
     assert [len(row) for row in rows] == [1] * len(sizes)
 
 

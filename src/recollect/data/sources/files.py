@@ -210,8 +210,8 @@ def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: flo
     suffix = kinds.pop()
     groups = split_groups({str(file): file.relative_to(folder) for file in files})
     if suffix == ".tar":
-        check_shards(files, lost_share)
-        return _load_shards(groups, where), Origin(where, tuple(files), class_names=_class_list(folder))
+        columns = {column for state in check_shards(files, lost_share) for column in state.columns}
+        return _load_shards(groups, columns, where), Origin(where, tuple(files), class_names=_class_list(folder))
     refuse((suffix not in _TABLES, f"{where}: not Parquet, CSV, JSON lines, tar or a folder"))
     return _load(groups, where), Origin(where, tuple(files), files[0].parent)
 
@@ -255,13 +255,19 @@ def _as_named(names: Sequence[str]) -> DataFilesList:
     return DataFilesList(paths, [(f"{each.st_mtime_ns} {each.st_ctime_ns} {each.st_size}",) for each in facts])
 
 
-def _load_shards(groups: Mapping[str, list[str]], where: str) -> dict[str, datasets.Dataset]:
+def _load_shards(groups: Mapping[str, list[str]], columns: set[str], where: str) -> dict[str, datasets.Dataset]:
     """WebDataset tars as tables; a sample may lack fields."""
-    files = [Path(name) for names in groups.values() for name in names]
-    with _one_line(where, files), _quiet():
-        features, tables = _shard_features(files[0]), {}
-        for split, names in groups.items():
-            stamps = repr((_as_named(names).origin_metadata, names, features))
+    kinds = {"json": "string", "txt": "string", "text": "string", "cls": "int64"}
+    features = datasets.Features({name: datasets.Value(kinds[name]) for name in sorted(columns & kinds.keys())})
+    for name in sorted(columns - kinds.keys()):
+        if f".{name.rpartition('.')[2].lower()}" in PICTURE_ENDINGS:
+            features[name] = datasets.Image(decode=False)
+    refuse((not features, f"{where}: no samples; a WebDataset shard contains files such as 0001.jpg and 0001.txt"))
+    features["__key__"] = datasets.Value("string")
+    tables = {}
+    for split, names in groups.items():
+        stamps = repr((_as_named(names).origin_metadata, names, features))
+        with _one_line(where, [Path(name) for name in names]), _quiet():
             tables[split] = datasets.Dataset.from_generator(
                 _shard_rows,
                 features,
@@ -271,18 +277,6 @@ def _load_shards(groups: Mapping[str, list[str]], where: str) -> dict[str, datas
                 fingerprint=hashlib.blake2b(stamps.encode(errors="surrogateescape"), digest_size=8).hexdigest(),
             )
     return tables
-
-
-def _shard_features(shard: Path) -> datasets.Features:
-    with shard.open("rb") as file:
-        columns = {member.column for row in TarRows(file).samples for member in row}
-    kinds = {"json": "string", "txt": "string", "text": "string", "cls": "int64"}
-    features = {name: datasets.Value(kinds[name]) for name in sorted(columns & kinds.keys())}
-    for name in sorted(columns - kinds.keys()):
-        if f".{name.rpartition('.')[2].lower()}" in PICTURE_ENDINGS:
-            features[name] = datasets.Image(decode=False)
-    refuse((not features, f"{shard}: no samples; a WebDataset shard contains files such as 0001.jpg and 0001.txt"))
-    return datasets.Features(features | {"__key__": datasets.Value("string")})
 
 
 def _shard_rows(files: Sequence[str], columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:

@@ -57,6 +57,7 @@ class ShardState:
 
     Attributes:
         samples: complete samples.
+        columns: what the files of its samples are called behind the first dot.
         files: files that a reader of tars reaches.
         lost: files that it does not reach; -1 if their number is unknown, because the end is missing.
         cut: whether the tar ends within a file or its padding, so that no reader opens it.
@@ -64,6 +65,7 @@ class ShardState:
     """
 
     samples: int
+    columns: tuple[str, ...]
     files: int
     lost: int = 0
     cut: bool = False
@@ -96,21 +98,22 @@ def read_shard(file: BinaryIO, size: int) -> tuple[MemberRows, ShardState]:
             if not rows or rows[-1][0].key != key:
                 rows.append([])
             rows[-1].append(Member(key, column, member.offset_data, member.size))
+    read = len(rows), tuple(sorted({member.column for row in rows for member in row})), files
     if cut:
-        return rows, ShardState(len(rows), files, -1, True, f"damaged, cut short in the middle of file {files + 1:,}")
+        return rows, ShardState(*read, -1, True, f"damaged, cut short in the middle of file {files + 1:,}")
     file.seek(place)
     header = file.read(_BLOCK)
     if len(header) < _BLOCK:
-        return rows, ShardState(len(rows), files, -1, False, f"damaged, cut short: no end mark after {files:,} files")
+        return rows, ShardState(*read, -1, False, f"damaged, cut short: no end mark after {files:,} files")
     beyond = _count_files(file)
     if any(header):
         if not files and not beyond:
             raise tarfile.ReadError("no readable header")
         more = f", and {beyond:,} more follow it" if beyond else ""
         damage = f"the header of file {files + 1:,} is damaged (byte {place:,}){more}"
-        return rows, ShardState(len(rows), files, beyond + 1, False, damage)
+        return rows, ShardState(*read, beyond + 1, False, damage)
     damage = f"{beyond:,} files follow the end mark, {files:,} come before it" if beyond else ""
-    return rows, ShardState(len(rows), files, beyond, False, damage)
+    return rows, ShardState(*read, beyond, False, damage)
 
 
 def _count_files(file: BinaryIO) -> int:
@@ -130,12 +133,12 @@ def _shard_state(tar: Path) -> ShardState:
     cached = cache_folder() / "shards" / f"{_digest(stamp)}.json"
     with suppress(OSError, UserError, TypeError, KeyError):  # absent or damaged: read the tar again
         kept = read_json(cached)
-        if kept["digest"] == _digest(repr(kept["state"])):
-            return ShardState(**kept["state"])
+        if kept["digest"] == _digest(json.dumps(kept["state"])):
+            return ShardState(**kept["state"] | {"columns": tuple(kept["state"]["columns"])})
     with user_errors(f"{tar}: damaged, or not a tar", OSError, tarfile.TarError), tar.open("rb") as file:
         _, state = read_shard(file, about.st_size)
     with suppress(OSError, UserError):  # no room: it will be read again
-        write_json(cached, {"state": asdict(state), "digest": _digest(repr(asdict(state)))})
+        write_json(cached, {"state": asdict(state), "digest": _digest(json.dumps(asdict(state)))})
     return state
 
 
