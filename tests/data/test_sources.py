@@ -147,8 +147,8 @@ def test_folders_are_labels_only_where_all_pictures_are_on_one_level(make):
 
 def test_a_file_has_any_name_and_one_that_cannot_be_read_is_left_out_and_named(make, capsys):
     """A browser's second copy is no pattern; one name of a thousand from an old archive stops nothing."""
-    names = ["[b]old/x].png", "image[1].png", "line\nbreak, 100 %41.png", "what?*.png"]
-    root = make.pictures([*names, "a::b.png", "z.png"])
+    names = ["[b]old/x].png", "a::b.png", "image[1].png", "line\nbreak, 100 %41.png", "what?*.png"]
+    root = make.pictures([*names, "z.png"])
     try:
         os.rename(root / "z.png", os.fsencode(root) + b"/caf\xe9.png")
     except OSError:
@@ -156,7 +156,7 @@ def test_a_file_has_any_name_and_one_that_cannot_be_read_is_left_out_and_named(m
     source = open_source(str(root))
     assert [str(source.original(place)) for place in range(len(source))] == [str(root / name) for name in names]
     said = capsys.readouterr().err
-    assert all(name in said for name in ("2 files", "a::b.png", "caf"))
+    assert all(name in said for name in ("1 file", "caf"))
     table = make.text("list[2].csv", "path,caption\npictures/image[1].png,old\n")
     assert open_source(str(table))[0].texts == ("old",)
 

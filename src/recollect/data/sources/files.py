@@ -120,22 +120,15 @@ def _open_folder(folder: Path, lost_share: float) -> Tables:
 
 
 def _readable_names(folder: Path, files: list[Path]) -> list[Path]:
-    """Files whose names ``datasets`` can read: valid UTF-8 without "::". The others are reported."""
-
-    above = len(str(folder)) if folder.parts else 0
-
-    def is_odd(file: Path) -> bool:  # asked of every file, of which there may be a million
-        name = str(file)
-        return name.find(_CHAIN, above) >= 0 or (
-            not name.isascii() and any("\ud800" <= sign <= "\udfff" for sign in name)
-        )
-
-    left_out = {file for file in files if is_odd(file)}
-    if odd := [os.fsencode(file.relative_to(folder)) for file in files if file in left_out]:
-        shown = ", ".join(map(repr, odd[:3])) + (" …" if len(odd) > 3 else "")
-        why = f"their names are not UTF-8 or contain '{_CHAIN}'"
-        note(f"{folder}: {counted(len(odd), 'file')} left out, because {why}: {shown}. Rename them to include them.")
-    return [file for file in files if file not in left_out] if left_out else files
+    """Files whose names are valid UTF-8, as the texts of a table must be. The others are reported."""
+    # Asked of every file, of which there may be a million.
+    odd = {file for file in files if not (name := str(file)).isascii() and any("\ud800" <= c <= "\udfff" for c in name)}
+    if odd:
+        shown = ", ".join(repr(os.fsencode(file.relative_to(folder))) for file in sorted(odd)[:3])
+        more = " …" if len(odd) > 3 else ""
+        left_out = f"{counted(len(odd), 'file')} left out, because their names are not UTF-8"
+        note(f"{folder}: {left_out}: {shown}{more}. Rename them to include them.")
+    return [file for file in files if file not in odd] if odd else files
 
 
 def _open_saved(folder: Path) -> Tables:
@@ -179,7 +172,6 @@ def _pictures_by_folder(groups: Mapping[str, list[str]]) -> dict[str, datasets.D
     """
     paths = {split: [os.path.abspath(name) for name in names] for split, names in groups.items()}
     every = [path for some in paths.values() for path in some]
-    _refuse_chained(every)
     names = sorted({os.path.basename(os.path.dirname(path)) for path in every})
     labeled = len(names) > 1 and len({path.count(os.sep) for path in every}) == 1
     number = {name: place for place, name in enumerate(names)}
@@ -219,7 +211,8 @@ def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: flo
 def _load(groups: Mapping[str, list[str]], where: str) -> dict[str, datasets.Dataset]:
     """Tables, all of one kind, as `datasets` keeps them in its cache."""
     files = [Path(name) for names in groups.values() for name in names]
-    _refuse_chained([os.path.abspath(file) for file in files])
+    chained = next((path for file in files if _CHAIN in (path := os.path.abspath(file))), None)
+    refuse((chained, f"{chained}: a path with '{_CHAIN}' in it cannot be read. Rename it."))
     suffix, options = files[0].suffix.lower(), dict[str, Any]()
     if _TABLES[suffix] == "csv":
         # Only empty cells are missing values; by default "None" and "NA" are too.
@@ -227,11 +220,6 @@ def _load(groups: Mapping[str, list[str]], where: str) -> dict[str, datasets.Dat
     with _one_line(where, files), _quiet():
         data_files = {split: _as_named(names) for split, names in groups.items()}
         return dict(datasets.load_dataset(_TABLES[suffix], data_files=data_files, cache_dir=_room(), **options))
-
-
-def _refuse_chained(paths: Sequence[str]) -> None:
-    chained = next((path for path in paths if _CHAIN in path), None)
-    refuse((chained, f"{chained}: a path with '{_CHAIN}' in it cannot be read. Rename the folder."))
 
 
 @cache
