@@ -51,7 +51,7 @@ def test_what_no_run_can_be_made_of_is_refused_before_anything_is_opened(name, t
 SHORT = ("--steps", "1", "--batch-size", "8", "--device", "cpu")
 _MANY = {
     "--objective.bias": ("-3",), "--data.sampling": ("equal",), "--data.weights": ("2",), "--data.merge-classes": (),
-    "--data.label-column": ("x",), "--precision": ("tf32",), "--model.dropout": ("0.5",), "--model.views": ("2",),
+    "--data.label-column": ("x",), "--precision": ("tf32",), "--model.views": ("2",),
     "--model.lora-alpha": ("2",), "--data.broken-share": ("0.5",), "--data.flip": (),
 }  # fmt: skip
 IDLE = {

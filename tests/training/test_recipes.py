@@ -76,7 +76,7 @@ def _with(path: str, value):
     ("option", "value"),
     [
         *((name, 0) for name in ("steps", "batch_size", "chunk", "log_every", "checkpoint_every", "checkpoints_kept")),
-        ("model.views", 0), ("model.dropout", 1.0), ("workers", -1), ("objective.scale", 0.0),
+        ("model.views", 0), ("workers", -1), ("objective.scale", 0.0),
         ("objective.bias", math.nan), ("objective.context.alpha", 1.5), ("objective.context.tau", 0.0),
         ("optimizer.learning_rate", math.nan), ("optimizer.weight_decay", -1.0), ("optimizer.beta2", 1.0),
         ("optimizer.clip_norm", 0.0), ("optimizer.warmup", 2.0), ("data.crop", 0.0), ("data.broken_share", 2.0),

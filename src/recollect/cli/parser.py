@@ -371,7 +371,9 @@ def _values_in(file: Path, known: Sequence[Option]) -> dict[OptionPath, Any]:
     """
     options, values = {option.key: option for option in known}, {}
     for key, value in _dotted(read_options_file(file)):
-        if (option := options.get(key)) is None:
+        if (option := options.get(key)) is None and value is None:
+            continue  # an option of an earlier version, which was not set
+        if option is None:
             near = get_close_matches(key, options, 1)
             guess = f"Did you mean {near[0]}?" if near else "Was it written by another command or version?"
             raise UserError(f"{file}: there is no option {key}. {guess}")

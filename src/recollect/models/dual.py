@@ -21,7 +21,7 @@ from recollect.core.checksums import note_whole_folder
 from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder, write_json
 from recollect.core.progress import progress
-from recollect.core.types import Encoder, ImageLike, Kind, Source
+from recollect.core.types import Encoder, ImageLike, Kind
 from recollect.core.validation import check_number, refuse
 from recollect.data.sources.images import PictureInput, as_images, opened
 from recollect.data.sources.reader import blocks_ahead
@@ -52,11 +52,9 @@ class DualEncoder(nn.Module, Encoder):
         prefixes: for each kind of source that has prefix tokens, those tokens (prefix conditioning, §3.2).
         preset: name of the preset it was built from; empty for a checkpoint from elsewhere.
         reads_vectors: whether its images are vectors instead of pictures.
-        has_dropout: whether `set_dropout` has an effect.
     """
 
     reads_vectors: ClassVar[bool] = False
-    has_dropout: ClassVar[bool] = False
     transform: ImageTransform
     prefixes: dict[Kind, tuple[str, ...]]
     preset: str
@@ -234,12 +232,6 @@ class DualEncoder(nn.Module, Encoder):
         with self._evaluating():
             for start in range(0, len(texts), _MOST_ROWS):
                 yield encode(self.tokenize(texts[start : start + _MOST_ROWS], prefix))
-
-    def prepare(self, sources: Sequence[Source]) -> None:
-        """Set what a new model takes from its training data besides gradients; nothing by default."""
-
-    def set_dropout(self, share: float) -> None:
-        """Drop this share of the features in training, if the model has a head with dropout."""
 
     def freeze(self, tower: Tower) -> None:
         """Leave one tower as it is while the other learns (Zhai et al., 2022, freeze the image tower)."""

@@ -231,9 +231,6 @@ def start_model(options: Model, sources: tuple[Source, ...], seed: int) -> DualE
         if tokenizer is None:
             texts = [text for source in sources for text in corpus(source, _MOST_TEXTS // len(sources))]
         model = build_model(options.start, texts=texts, tokenizer=tokenizer, seed=seed)
-        first_makes(partial(model.prepare, sources))
-    if options.dropout is not None:
-        model.set_dropout(options.dropout)
     for kind in dict.fromkeys(options.prefixes):
         model.add_prefixes((kind,), length=options.prefixes.count(kind), seed=seed)
     return model

@@ -96,8 +96,6 @@ def _idle_with_model(recipe: Recipe, model: DualEncoder) -> _Found:
     fixed = all(still[tower] for tower in model.recomputable)
     words = f"--checkpoint-activations: {options.start} has no layers of transformers that learn"
     yield recipe.checkpoint_activations and fixed, words
-    words = f"--model.dropout: {options.start} has no head with dropout"
-    yield options.dropout is not None and not model.has_dropout, words
     own = options.start not in PRESETS or PRESETS[options.start].own_words
     yield options.tokenizer is not None and own, f"--model.tokenizer: {options.start} has its own"
 

@@ -30,7 +30,6 @@ class Model:
         freeze: a tower that keeps its weights.
         locked: towers of which only the head learns (the projection; SigLIP's pooling MLP), or nothing if the tower
             is frozen too. Features before the head are computed once and cached, so that large batches cost little.
-        dropout: share of the features that the head drops, in models with such a head (default: the model's own).
         views: crops of each picture that are computed for a locked image tower; 1 takes the picture as it is.
         lora: rank of LoRA adapters of every attention and MLP layer, which are trained instead of the weights. They
             are merged into the finished model, whose folder also has them in PEFT's format.
@@ -45,7 +44,6 @@ class Model:
     freeze: Literal["none", "image", "text"] = "none"
     locked: Literal["none", "image", "both"] = "none"
     views: int = 1
-    dropout: float | None = None
     lora: int | None = None
     lora_alpha: float | None = None
 
@@ -166,7 +164,7 @@ _LIMITS: Mapping[_Limit, str] = {
     (lambda value: 0 <= value < inf, "0 or positive"): "optimizer.learning_rate optimizer.weight_decay "
     "optimizer.temperature_factor workers",
     (lambda value: 0 <= value <= 1, "between 0 and 1"): "objective.context.alpha optimizer.warmup data.broken_share",
-    (lambda value: 0 <= value < 1, "at least 0 and less than 1"): "optimizer.beta1 optimizer.beta2 model.dropout "
+    (lambda value: 0 <= value < 1, "at least 0 and less than 1"): "optimizer.beta1 optimizer.beta2 "
     "average objective.smoothing",
     (isfinite, "a finite number"): "objective.bias",
     # Below, float32 has no gradient.
