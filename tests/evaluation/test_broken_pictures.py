@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from recollect.classifiers.heads.protocol import Protocol
 from recollect.core.errors import UserError
 from recollect.core.types import Sample
 from recollect.data.sources.images import BrokenImageError
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.few_shot import few_shot
+from recollect.evaluation.few_shot_protocol import Protocol
 from recollect.evaluation.retrieval import retrieval
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.tasks.retrieval import RetrievalTask

@@ -9,7 +9,7 @@ import pytest
 
 from recollect import cli
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
-from recollect.classifiers.heads.protocol import FewShotTask, Protocol, nested_supports, run_protocol
+from recollect.evaluation.few_shot_protocol import FewShotTask, Protocol, nested_supports, run_protocol
 
 SHOTS = ("--shots", "1", "4", "--seeds", "2")
 NAMES = np.array(["ant", "bee", "cat"])

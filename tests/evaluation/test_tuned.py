@@ -10,11 +10,11 @@ from models.conftest import MAKERS
 from recollect.classifiers.heads import trust
 from recollect.classifiers.heads.base import EmbeddingClassifier
 from recollect.classifiers.heads.calibration import expected_calibration_error
-from recollect.classifiers.heads.protocol import Protocol, nested_supports
 from recollect.classifiers.tuning import LabeledPictures, TwoStageTuning
 from recollect.core.errors import UserError
 from recollect.core.types import Sample, Source
 from recollect.evaluation.few_shot import few_shot
+from recollect.evaluation.few_shot_protocol import Protocol, nested_supports
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.tuned import TuningRequest, tuned_answers
 from recollect.models import load_model

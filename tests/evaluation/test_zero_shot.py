@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from recollect.classifiers.heads.calibration import expected_calibration_error
-from recollect.classifiers.heads.protocol import accuracy
 from recollect.evaluation.features import class_text_features
+from recollect.evaluation.few_shot_protocol import accuracy
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.zero_shot import zero_shot
 from recollect.testing import HashEncoder, SampleList

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from recollect.classifiers import EmbeddingClassifier
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
-from recollect.classifiers.heads.protocol import FewShotTask, Protocol, run_protocol
 from recollect.core.errors import UserError
+from recollect.evaluation.few_shot_protocol import FewShotTask, Protocol, run_protocol
 from recollect.models import load_model
 from recollect.objectives import OBJECTIVES, BaseLoss, ContextObjective, ContrastiveObjective, Objective
 from recollect.objectives.shards import WHOLE

@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 import torch
 
-from recollect.classifiers.heads.protocol import Protocol
 from recollect.classifiers.tuning import TUNING_METHODS
 from recollect.core import progress as reporting
 from recollect.core.progress import output, progress
@@ -24,6 +23,7 @@ from recollect.data.sources.generated import is_generated
 from recollect.data.sources.subset import Subset
 from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.few_shot import few_shot
+from recollect.evaluation.few_shot_protocol import Protocol
 from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.results import Result
 from recollect.evaluation.retrieval import retrieval

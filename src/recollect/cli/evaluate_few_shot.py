@@ -10,7 +10,6 @@ import pandas as pd
 from rich.table import Table
 
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS
-from recollect.classifiers.heads.protocol import SET_ALPHA, TRUST_COLUMNS, Protocol, ShortClasses
 from recollect.classifiers.heads.trust import TOO_FEW
 from recollect.classifiers.tuning import TUNING_METHODS
 from recollect.cli.evaluate import DataOptions, FeatureOptions, FewShot
@@ -21,6 +20,7 @@ from recollect.core.progress import output
 from recollect.core.types import Encoder
 from recollect.core.validation import check_number, refuse
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
+from recollect.evaluation.few_shot_protocol import SET_ALPHA, TRUST_COLUMNS, Protocol, ShortClasses
 from recollect.evaluation.own_features import VectorEncoder, divided, read_arrays, read_vectors, vector_task
 from recollect.evaluation.reports.plots import few_shot_curves, gain_per_data_set, save_figure
 from recollect.evaluation.results import Result, joint_identity, summarize

@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 
 from recollect.classifiers.heads.calibration import calibration_error
-from recollect.classifiers.heads.protocol import accuracy
 from recollect.classifiers.texts import learned_scale
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind, best_device
@@ -19,6 +18,7 @@ from recollect.evaluation.features import (
     class_text_features,
     image_features,
 )
+from recollect.evaluation.few_shot_protocol import accuracy
 from recollect.evaluation.results import Result, ResultRow, content_of
 from recollect.evaluation.tasks.classification import ClassificationTask, Division, classification_task
 

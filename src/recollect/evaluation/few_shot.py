@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
-from recollect.classifiers.heads.protocol import NO_ROW, FewShotTask, Protocol, draw, run_protocol
 from recollect.classifiers.texts import learned_scale, prompts_and_ensemble
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
@@ -19,6 +18,7 @@ from recollect.evaluation.features import (
     class_text_features,
     image_features,
 )
+from recollect.evaluation.few_shot_protocol import NO_ROW, FewShotTask, Protocol, draw, run_protocol
 from recollect.evaluation.results import Result, content_of
 from recollect.evaluation.tasks.classification import ClassificationTask, keep_classes
 from recollect.evaluation.tuned import TuningRequest, tuned_rows

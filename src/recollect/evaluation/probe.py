@@ -3,10 +3,10 @@
 import numpy as np
 
 from recollect.classifiers import LinearProbe
-from recollect.classifiers.heads.protocol import answers
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Metric
 from recollect.evaluation.features import FeatureCache, image_features
+from recollect.evaluation.few_shot_protocol import answers
 from recollect.evaluation.results import Result, content_of
 from recollect.evaluation.tasks.classification import ClassificationTask
 

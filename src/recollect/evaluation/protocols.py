@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from recollect.classifiers.heads.protocol import Protocol
 from recollect.core.types import Encoder
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
+from recollect.evaluation.few_shot_protocol import Protocol
 from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.results import Result, ResultRow
 from recollect.evaluation.retrieval import retrieval

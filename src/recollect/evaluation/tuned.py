@@ -9,13 +9,13 @@ import numpy as np
 from recollect.classifiers.heads.base import softmax
 from recollect.classifiers.heads.calibration import fit_temperature, set_thresholds
 from recollect.classifiers.heads.holdout import HoldOut
-from recollect.classifiers.heads.protocol import SET_ALPHA, Answers, Protocol, support_of
 from recollect.classifiers.tuning import TUNING_METHODS, LabeledPictures, MakeTuning, TunedClassifier
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, ImageLike, Source
 from recollect.core.validation import check_choice, check_number
 from recollect.data.sources.subset import Subset
+from recollect.evaluation.few_shot_protocol import SET_ALPHA, Answers, Protocol, support_of
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.models.dual import DualEncoder
 

@@ -10,8 +10,8 @@ from dataclasses import asdict
 import numpy as np
 
 from recollect.classifiers.heads.methods import BEST, CANDIDATES, choose_method
-from recollect.classifiers.heads.protocol import FewShotTask, Protocol, draw, run_protocol, support_of
 from recollect.core.types import TEXT_SCALE
+from recollect.evaluation.few_shot_protocol import FewShotTask, Protocol, draw, run_protocol, support_of
 from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
 from recollect_papers.measurements import FigureAddress, Measurements
 from recollect_papers.real.arms import ArmRunner

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recollect.classifiers.heads.protocol import FewShotTask, Protocol, run_protocol
 from recollect.core.types import Encoder
+from recollect.evaluation.few_shot_protocol import FewShotTask, Protocol, run_protocol
 from recollect_papers.measurements import Measurements
 from recollect_papers.real.data import FeatureSet, RealData, labeled
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recollect.classifiers.heads import protocol as engine
 from recollect.classifiers.heads.calibration import expected_calibration_error
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
-from recollect.classifiers.heads.protocol import FewShotTask, Protocol, nested_supports, run_protocol
 from recollect.core.errors import UserError
+from recollect.evaluation import few_shot_protocol as engine
+from recollect.evaluation.few_shot_protocol import FewShotTask, Protocol, nested_supports, run_protocol
 from recollect_papers.peers.ape import ApeTrained
 from recollect_papers.peers.timo import Timo
 from recollect_papers.peers.trained import ClipAdapter
