@@ -81,14 +81,12 @@ def test_a_pool_with_a_broken_picture_is_searched_without_it():
     count = 30
     source = damaged("pool", count, {7})
     texts = tuple(f"text {row}" for row in range(count))
-    task = RetrievalTask(
-        "pool", source, texts, tuple((row,) for row in range(count)), (1,) * count, ("d",) * count, (False,) * count
-    )
+    task = RetrievalTask("pool", source, texts, tuple((row,) for row in range(count)), ("d",) * count, (False,) * count)
     kept = [row for row in range(count) if row != 7]
     rest = SampleList("pool", [source.samples[row] for row in kept], "label", source.class_names)
     fewer = RetrievalTask(
         "pool", rest, tuple(texts[row] for row in kept), tuple((row,) for row in range(count - 1)),
-        (1,) * (count - 1), ("d",) * (count - 1), (False,) * (count - 1),
+        ("d",) * (count - 1), (False,) * (count - 1),
     )  # fmt: skip
     found, expected = (retrieval(HashEncoder(), each, model="m") for each in (task, fewer))
     assert found.rows == expected.rows

@@ -53,7 +53,7 @@ def problem(make_source):
     matches = tuple((index, index + 20) if index < 10 else (index,) for index in range(20))
     domains = tuple("a" if index % 2 else "b" for index in range(30))
     ambiguous = tuple(index in (3, 23, 12) for index in range(30))
-    task = RetrievalTask("pool", source, tuple(map(str, range(20))), matches, (1,) * 20, domains, ambiguous)
+    task = RetrievalTask("pool", source, tuple(map(str, range(20))), matches, domains, ambiguous)
     return Fixed(images, texts), task
 
 
@@ -112,7 +112,7 @@ def test_each_domain_has_a_sample_of_its_own():
     """Two domains of one text for each image, one after the other: their queries are drawn apart."""
     pool, places = SampleList.of_pictures("pool", 40), range(40)
     matches, domains = tuple((place,) for place in places), ("a",) * 20 + ("b",) * 20
-    task = RetrievalTask("pool", pool, tuple(map(str, places)), matches, (1,) * 40, domains, (False,) * 40)
+    task = RetrievalTask("pool", pool, tuple(map(str, places)), matches, domains, (False,) * 40)
     asked = asked_texts(task, None, 5)
     first, second = [row for row in asked if row < 20], [row - 20 for row in asked if row >= 20]
     assert (len(first), len(second)) == (5, 5)
@@ -166,7 +166,7 @@ def scenes_task(name="scenes", size=24):
             owners.setdefault(text, []).append(index)
     matches = tuple(tuple(found) for found in owners.values())
     domains = tuple(name if index % 3 else f"{name} again" for index in range(size))
-    return RetrievalTask(name, source, tuple(owners), matches, (1,) * len(owners), domains, (False,) * size)
+    return RetrievalTask(name, source, tuple(owners), matches, domains, (False,) * size)
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +233,7 @@ def test_a_caption_that_is_held_out_is_no_query(encoder):
     first = tuple(dict.fromkeys(task.images.texts(index)[0] for index in range(24)))
     assert result.settings["queries"] == len(first)
     matches = tuple(tuple(row for row in range(24) if task.images.texts(row)[0] == text) for text in first)
-    alone = replace(task, texts=first, matches=matches, counts=(1,) * len(first))
+    alone = replace(task, texts=first, matches=matches)
     for direction in ("text to image", "image to text"):  # and no image is asked to find it either
         wanted = recalls(retrieval(encoder, alone, model="tiny"), "zero-shot", direction)
         assert recalls(result, "zero-shot", direction) == wanted

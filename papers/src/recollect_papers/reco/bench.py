@@ -217,7 +217,7 @@ class Bench:
     def _asked(self, part: MemoryPart) -> Any:
         """Everything that decides a figure, except the encoder."""
         if part == "retrieval":
-            return self.pool and [self.pool.images.fingerprint, self.pool.texts, self.pool.matches, self.pool.counts]
+            return self.pool and [self.pool.images.fingerprint, self.pool.texts, self.pool.matches]
         if part == "entities":
             return self.entities and [_question(self.entities[0]), self.entities[1].tolist()]
         return {column: [_question(task) for task in tasks] for column, tasks in self.tasks.items()}

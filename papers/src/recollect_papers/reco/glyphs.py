@@ -138,6 +138,6 @@ def glyph_pool(split: str = "test", every: int = 1) -> RetrievalTask:
         owners.setdefault(text, []).append(row)
     count = len(characters)
     return RetrievalTask(
-        images.name, images, tuple(owners), tuple(map(tuple, owners.values())), tuple(map(len, owners.values())),
+        images.name, images, tuple(owners), tuple(map(tuple, owners.values())),
         ("glyphs",) * count, (False,) * count,
     )  # fmt: skip

@@ -18,7 +18,6 @@ class RetrievalTask:
 
     Attributes:
         matches: the images that each text describes, ascending.
-        counts: number of captions with each text; weights for scores by caption instead of by text.
         ambiguous: whether each image also matches another text, so that a miss is not an error.
     """
 
@@ -26,7 +25,6 @@ class RetrievalTask:
     images: Source
     texts: tuple[str, ...]
     matches: tuple[tuple[int, ...], ...]
-    counts: tuple[int, ...]
     domains: tuple[str, ...]
     ambiguous: tuple[bool, ...]
 
@@ -55,17 +53,15 @@ def _opened(spec: str, split: str | None, columns: Columns | None) -> RetrievalT
     images = open_source(spec, split=None if "split=" in spec else split, kind="caption", columns=columns)
     if images.endless:
         raise UserError(f"{images.name}: infinite source. Limit it, e.g. {spec}?size=1000.")
-    owners: dict[str, dict[int, int]] = {}
+    owners: dict[str, set[int]] = {}
     for index in range(len(images)):
         for text in images.texts(index):
-            images_of = owners.setdefault(" ".join(text.split()), {})
-            images_of[index] = images_of.get(index, 0) + 1
+            owners.setdefault(" ".join(text.split()), set()).add(index)
     return RetrievalTask(
         images.name,
         images,
         tuple(owners),
         tuple(tuple(sorted(images_of)) for images_of in owners.values()),
-        tuple(sum(images_of.values()) for images_of in owners.values()),
         tuple(str(domain) if domain else images.name for domain in images.values("domain")),
         tuple(bool(value) for value in images.values("ambiguous")),
     )
@@ -78,17 +74,14 @@ def merged_tasks(tasks: Sequence[RetrievalTask]) -> RetrievalTask:
     images = Joined(tuple(task.images for task in tasks))
     offsets = np.cumsum([0, *(len(task.images) for task in tasks)]).tolist()
     matches: dict[str, tuple[int, ...]] = {}
-    counts: dict[str, int] = {}
     for task, offset in zip(tasks, offsets, strict=False):
-        for text, found, count in zip(task.texts, task.matches, task.counts, strict=True):
+        for text, found in zip(task.texts, task.matches, strict=True):
             matches[text] = matches.get(text, ()) + tuple(offset + row for row in found)
-            counts[text] = counts.get(text, 0) + count
     return RetrievalTask(
         images.name,
         images,
         tuple(matches),
         tuple(matches.values()),
-        tuple(counts.values()),
         tuple(domain for task in tasks for domain in task.domains),
         tuple(flag for task in tasks for flag in task.ambiguous),
     )
@@ -110,7 +103,6 @@ def keep_images(task: RetrievalTask, kept: np.ndarray) -> RetrievalTask:
         images=Subset(task.images, kept),
         texts=tuple(task.texts[number] for number in asked),
         matches=tuple(matches[number] for number in asked),
-        counts=tuple(task.counts[number] for number in asked),
         domains=tuple(task.domains[int(row)] for row in kept),
         ambiguous=tuple(task.ambiguous[int(row)] for row in kept),
     )
