@@ -67,7 +67,7 @@ def test_best_and_confidence_are_those_of_the_softmax_over_all_candidates(monkey
     wanted = np.exp(9 * scores) / np.exp(9 * scores).sum(axis=1, keepdims=True)
     monkeypatch.setattr("recollect.evaluation.entities._IMAGES", 3)
     monkeypatch.setattr("recollect.evaluation.entities._TEXTS", 5)
-    rows, found = best_and_confidence(images, texts, 9.0, torch.device("cpu"))
+    rows, found = best_and_confidence(images, texts, 9.0)
     np.testing.assert_array_equal(rows, wanted.argmax(axis=1))
     # scale times the rounding of a cosine of six float32 products, in the exponent of each term
     np.testing.assert_allclose(found, wanted.max(axis=1), rtol=9 * 8 * 2**-23)

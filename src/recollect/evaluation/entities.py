@@ -63,16 +63,12 @@ def best_and_confidence(
     images: Float32[np.ndarray, "n width"],
     texts: Float32[np.ndarray, "classes width"],
     scale: float,
-    device: torch.device | None = None,
 ) -> tuple[Int64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
     """The best class of each image (the first of equals) and its softmax probability, in one pass over blocks.
 
     ``1 / sum_c exp(scale (s_c - best))`` with a running maximum, since OVEN has six million candidates.
-
-    Args:
-        device: the best one of the machine by default.
     """
-    device = device or best_device()
+    device = best_device()
     rows, confidence = np.empty(len(images), dtype=np.int64), np.empty(len(images))
     for start in range(0, len(images), _IMAGES):
         asked = torch.from_numpy(np.ascontiguousarray(images[start : start + _IMAGES])).to(device)

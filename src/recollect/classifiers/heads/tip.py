@@ -18,6 +18,8 @@ TIP_PRESETS = {"paper": 1.0, "official": 100.0}
 BETA_GRID = np.geomspace(1.0, 50.0, 24)
 """Candidates of beta in cross-validation; alpha is exact for each."""
 
+_HELD_BLOCK = 64  # rows whose products with all examples stay in the processor's cache
+
 
 class ZeroShotClassifier(EmbeddingClassifier):
     """Nearest class text; the support set only defines the classes.
@@ -124,7 +126,6 @@ def held_out_blocks(
     plan: HoldOut,
     betas: np.ndarray,
     weights: np.ndarray | None = None,
-    block: int = 64,
 ) -> Iterator[tuple[slice, np.ndarray]]:
     """Tip-Adapter's cache ``sum exp(-beta (1 - f·F))`` over each class for held-out rows, at every beta.
 
@@ -140,8 +141,8 @@ def held_out_blocks(
     """
     classes = int(labels.max()) + 1
     sets = [None] if weights is None else [torch.from_numpy(each)[:, None] for each in np.atleast_2d(weights)]
-    for start in range(0, len(plan.rows), block):
-        rows = plan.rows[start : start + block]
+    for start in range(0, len(plan.rows), _HELD_BLOCK):
+        rows = plan.rows[start : start + _HELD_BLOCK]
         distance = torch.from_numpy(support @ support[rows].T) - 1
         places, absent = plan.absent(rows)
         distance[torch.from_numpy(absent), torch.from_numpy(places)] = -torch.inf
@@ -149,7 +150,7 @@ def held_out_blocks(
         for beta in betas.tolist():
             torch.mul(distance, beta, out=kernel).exp_()
             held += [class_sums(kernel if each is None else kernel * each, labels, classes).T for each in sets]
-        yield slice(start, start + block), torch.stack(held).numpy() / plan.kept(rows).astype(support.dtype)
+        yield slice(start, start + _HELD_BLOCK), torch.stack(held).numpy() / plan.kept(rows).astype(support.dtype)
 
 
 @dataclass(frozen=True)
