@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 
 from recollect.index.duplicates import near_identical_groups
-from recollect.index.same_picture import PreparedPicture, Sketches, near_identical
+from recollect.index.same_picture import PreparedPicture, may_be_near_identical, near_identical, sketch
 
 FASHION = Path(__file__).parents[3] / "shared" / "data" / "fashion.parquet"
 
@@ -125,15 +125,8 @@ def reading(pictures):
     return lambda places: [partial(pictures.__getitem__, place) for place in places]
 
 
-def sketches_of(pictures):
-    found = Sketches(len(pictures))
-    for place, picture in enumerate(pictures):
-        found.put(place, picture)
-    return found
-
-
 def passes_quickly(one, other):
-    return bool(sketches_of([one, other]).may_be_near_identical(0, np.array([1]))[0])
+    return bool(may_be_near_identical(sketch(one), sketch(other)[None])[0])
 
 
 def same(one, other):
@@ -245,10 +238,10 @@ def test_different_shop_pictures_are_not_duplicates():
     """The nearest pairs among many products on white; a handful are sold twice with one photograph."""
     column = pq.read_table(FASHION, columns=["image"])["image"][2500:2700]
     pictures = [PreparedPicture(Image.open(io.BytesIO(each.as_py())).convert("RGB")) for each in column]
-    found = sketches_of(pictures)
+    found = np.stack([sketch(picture) for picture in pictures])
     pairs = list[tuple[int, int]]()
     for one in range(len(pictures)):
         others = np.arange(one + 1, len(pictures))
-        pairs += [(one, other) for other in others[found.may_be_near_identical(one, others)].tolist()]
+        pairs += [(one, other) for other in others[may_be_near_identical(found[one], found[others])].tolist()]
     assert len(pairs) < len(pictures), "nearly all pairs are turned down without decoding a picture again"
     assert sum(near_identical(pictures[one], pictures[other]) for one, other in pairs) <= 4

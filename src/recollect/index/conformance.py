@@ -67,6 +67,7 @@ def _check_equal(index: Index, wanted: Index, what: str) -> None:
     assert sorted(index.ids) == sorted(wanted.ids), f"{what}: scan visits every visible row once"
     assert index.ids == index.ids, f"{what}: scan has one order"
     ids = sorted(wanted.ids)
+    stored = [*ids, *(each.id for each in wanted.removed())]
     columns = [name for name in COLUMNS if "vector" not in name]
     found, right = (each.store.rows(ids, columns).to_pylist() for each in (index, wanted))
     assert found == right, f"{what}: rows"
@@ -74,7 +75,7 @@ def _check_equal(index: Index, wanted: Index, what: str) -> None:
     kinds: tuple[By, ...] = ("image", "text")
     queries = _unit(np.random.default_rng(3), 5)
     for by in kinds:
-        assert np.allclose(index.vectors(ids, by), wanted.vectors(ids, by), atol=1e-5), f"{what}: vectors by {by}"
+        assert np.allclose(index.vectors(stored, by), wanted.vectors(stored, by), atol=1e-5), f"{what}: vectors by {by}"
         for where in (None, *(each for each in _FILTERS if _matches(wanted, each))):
             for read in kinds:
                 found, right = (each.lookup(queries, 9, by, read, where=where) for each in (index, wanted))

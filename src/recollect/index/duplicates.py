@@ -17,7 +17,7 @@ from recollect.core.validation import check_number
 from recollect.data.sources.images import BrokenImageError
 from recollect.index import annotations
 from recollect.index.rows import ROUNDING
-from recollect.index.same_picture import PreparedPicture, Sketches, near_identical
+from recollect.index.same_picture import PreparedPicture, may_be_near_identical, near_identical, sketch
 
 HASH_BITS = 7
 """Pictures whose perceptual hashes differ in at most this many bits are compared by pixels."""
@@ -205,7 +205,8 @@ def near_identical_groups(
         The groups, the picture to keep first; and how many pictures could not be read.
     """
     places = np.unique(pairs)
-    sketches, readable, unread = Sketches(len(places)), np.zeros(len(places), dtype=bool), 0
+    sketches = np.zeros((len(places), 32, 32), dtype=np.uint8)
+    readable, unread = np.zeros(len(places), dtype=bool), 0
     order: list[tuple[tuple[object, ...], int]] = []
     prepared = lru_cache(_PREPARED)(lambda place: PreparedPicture(pictures([place])[0]()))
     with progress("read pictures", len(places), "pictures") as counter:
@@ -222,7 +223,7 @@ def near_identical_groups(
             if isinstance(picture, np.ndarray) and picture.ndim != 3:
                 continue  # a vector of a generated world
             small = PreparedPicture(picture)
-            sketches.put(number, small)
+            sketches[number] = sketch(small)
             readable[number] = True
             key = prefer[place]
             order.append(((key[0], small.gray, -small.width * small.height, *key[1:]), number))
@@ -238,7 +239,7 @@ def near_identical_groups(
             taken.add(number)
             others = near[ends[number] : ends[number + 1], 1].tolist()
             likely = np.array([each for each in others if readable[each] and each not in taken], dtype=np.int64)
-            likely = likely[sketches.may_be_near_identical(number, likely)]
+            likely = likely[may_be_near_identical(sketches[number], sketches[likely])]
             kept = int(places[number])
             try:
                 same = [each for each in likely.tolist() if near_identical(prepared(kept), prepared(int(places[each])))]

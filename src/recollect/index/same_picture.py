@@ -15,14 +15,14 @@ How it works. Both pictures are reduced to squares of 32, 64 and 128 pixels (as 
 that resolution), aligned, and cut into 8 x 8 blocks. In every block the difference must be small *relative to the
 contrast there*, and the worst block decides: an average over a white background would hide that the shoes in front of
 it differ. Screenshots are compared once more, at up to 512 pixels, in places of 8 x 8 pixels, so that one other line
-of text is noticed. `Sketches` rejects most pairs beforehand from a kilobyte of each picture.
+of text is noticed. `may_be_near_identical` rejects most pairs beforehand from a kilobyte of each picture.
 Thresholds were set by hand; ``benchmarks/duplicates.py`` measures them (results/bench/duplicates-pixels.json).
 """
 
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int64
+from jaxtyping import Bool, Float32, Float64, UInt8
 from PIL import Image
 
 from recollect.core.types import ImageLike
@@ -64,9 +64,9 @@ _OUTLIER, _OUTLIER_FLOOR, _MOST_IN_A_PLACE = 7.0, 0.05, 0.9
 what most busy places differ by: encoding changes all lines of a text, an edit only one. Re-encodings reach 3.9 times
 and a score of 0.8; another line starts at 13 times, or where it was encoded again, at a score of 1."""
 
-_SKETCH_CORRELATION, _SKETCH_BLOCK, _SKETCH_CHROMA = 0.85, 2.4, 3.5
-"""Limits of `Sketches`; edits of real pictures reach two thirds of them. Re-encodings correlate by 0.99, small crops of
-photographs by 0.96 and of text by 0.89, light marks by 0.94."""
+_SKETCH_CORRELATION, _SKETCH_BLOCK = 0.85, 2.4
+"""Limits of `may_be_near_identical`; edits of real pictures reach two thirds of them. Re-encodings correlate by 0.99,
+small crops of photographs by 0.96 and of text by 0.89, light marks by 0.94."""
 _AT_ONCE = 512
 
 Window = tuple[float, float, float, float]
@@ -218,57 +218,39 @@ def _aligned(one: PreparedPicture, other: PreparedPicture) -> tuple[Window, Wind
     return None
 
 
-class Sketches:
-    """A kilobyte of each picture, from which most pairs are told apart without decoding a picture again.
+def sketch(picture: PreparedPicture) -> UInt8[np.ndarray, "32 32"]:
+    """A kilobyte of a picture, from which most pairs are told apart without decoding a picture again."""
+    return np.clip(np.rint(picture.square(32)[..., 0]), 0, 255).astype(np.uint8)
 
-    A pair may be the same picture if its luma correlates, its colors agree, and after alignment the worst of the inner
-    blocks differs little. Blocks at the border are left out: there a crop shows what the other picture does not have.
 
-    Args:
-        count: how many pictures there will be.
+def may_be_near_identical(
+    one: UInt8[np.ndarray, "32 32"], others: UInt8[np.ndarray, "others 32 32"]
+) -> Bool[np.ndarray, " others"]:
+    """Whether each of the other sketches may show the same as this one: false only where `near_identical` would be.
+
+    It may if its luma correlates, and after alignment the worst of the inner blocks differs little. Blocks at the
+    border are left out: there a crop shows what the other picture does not have.
     """
+    kept = np.zeros(len(others), dtype=bool)
+    ours = one[None].astype(np.float32)
+    for start in range(0, len(others), _AT_ONCE):
+        theirs = others[start : start + _AT_ONCE].astype(np.float32)
+        halves = (each.reshape(-1, 16, 2, 16, 2).mean((2, 4)) for each in (ours, theirs))
+        rows = np.flatnonzero(_centred_correlation(*halves) >= _SKETCH_CORRELATION)
+        kept[start + rows] = _agree_when_aligned(ours, theirs[rows])
+    return kept
 
-    def __init__(self, count: int) -> None:
-        self._luma = np.zeros((count, 32, 32), np.uint8)
-        self._chroma = np.zeros((count, _GRID, _GRID, 2), np.int8)  # mean of a block, halved
-        self._gray = np.zeros(count, bool)
 
-    def put(self, place: int, picture: PreparedPicture) -> None:
-        """Keep the sketch of a picture."""
-        square = picture.square(32)
-        self._luma[place] = np.clip(np.rint(square[..., 0]), 0, 255)
-        self._chroma[place] = _blocks(square[..., 1:], 32 // _GRID).mean((2, 3)) / 2
-        self._gray[place] = picture.gray
-
-    def may_be_near_identical(self, one: int, others: Int64[np.ndarray, " others"]) -> Bool[np.ndarray, " others"]:
-        """Whether each of the others may show the same as this one: false only where `near_identical` would be."""
-        kept = np.zeros(len(others), dtype=bool)
-        for start in range(0, len(others), _AT_ONCE):
-            rows = np.arange(start, min(start + _AT_ONCE, len(others)))
-            halves = (self._lumas(each).reshape(-1, 16, 2, 16, 2).mean((2, 4)) for each in ([one], others[rows]))
-            rows = rows[_centred_correlation(*halves) >= _SKETCH_CORRELATION]
-            rows = rows[self._colors_agree(one, others[rows])]
-            kept[rows[self._agree_when_aligned(one, others[rows])]] = True
-        return kept
-
-    def _lumas(self, places: "list[int] | Int64[np.ndarray, ' places']") -> Float32[np.ndarray, "places 32 32"]:
-        return np.asarray(self._luma[places], dtype=np.float32)
-
-    def _colors_agree(self, one: int, others: Int64[np.ndarray, " others"]) -> Bool[np.ndarray, " others"]:
-        ours, theirs = 2.0 * self._chroma[[one]], 2.0 * self._chroma[others]
-        strength = np.maximum(np.abs(ours).max(-1), np.abs(theirs).max(-1))
-        differs = np.abs(ours - theirs).max(-1) / (_CHROMA_FLOOR + _CHROMA_SHARE * strength)
-        agree: Bool[np.ndarray, " others"] = (differs[:, 1:-1, 1:-1] <= _SKETCH_CHROMA).all((1, 2))
-        return agree | (self._gray[one] != self._gray[others])
-
-    def _agree_when_aligned(self, one: int, others: Int64[np.ndarray, " others"]) -> Bool[np.ndarray, " others"]:
-        ours, theirs = self._lumas([one]), self._lumas(others)
-        same_frame = _worst_inner_block(ours, theirs)
-        smooth = np.broadcast_to(_blurred(ours, (1, 2), 4), theirs.shape)
-        parts = _align(smooth, _blurred(theirs, (1, 2), 4), np.tile(_WHOLE, (len(others), 1)))
-        found = ~np.isnan(parts).any(1)
-        aligned = _worst_inner_block(_warped(ours, np.where(found[:, None], parts, _WHOLE)), theirs)
-        return np.minimum(same_frame, np.where(found, aligned, np.inf)) <= _SKETCH_BLOCK
+def _agree_when_aligned(
+    ours: Float32[np.ndarray, "1 32 32"], theirs: Float32[np.ndarray, "others 32 32"]
+) -> Bool[np.ndarray, " others"]:
+    same_frame = _worst_inner_block(ours, theirs)
+    smooth = np.broadcast_to(_blurred(ours, (1, 2), 4), theirs.shape)
+    parts = _align(smooth, _blurred(theirs, (1, 2), 4), np.tile(_WHOLE, (len(theirs), 1)))
+    found = ~np.isnan(parts).any(1)
+    aligned = _worst_inner_block(_warped(ours, np.where(found[:, None], parts, _WHOLE)), theirs)
+    agree: Bool[np.ndarray, " others"] = np.minimum(same_frame, np.where(found, aligned, np.inf)) <= _SKETCH_BLOCK
+    return agree
 
 
 def _worst_inner_block(
