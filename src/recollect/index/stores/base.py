@@ -1,10 +1,12 @@
 """What an index asks of the place that keeps its rows."""
 
 import json
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from recollect.core.errors import UserError
+from recollect.core.files import told_if_full
 from recollect.core.plugins import Table
 from recollect.index.arrow import caption_matrix, vector_matrix
 from recollect.index.filters import Filter, FilterColumns
@@ -63,8 +66,8 @@ class Store(ABC):
         """Grows with every change. Reads are of one version until ``newest`` moves on to what others wrote."""
 
     @abstractmethod
-    def writing(self) -> AbstractContextManager[None]:
-        """Held while rows are looked up and changed: one writer at a time, who sees the newest version."""
+    def lock(self) -> AbstractContextManager[None]:
+        """Held by one writer at a time, of all threads and processes; it is not entered twice."""
 
     @abstractmethod
     def upsert(self, rows: "pa.Table") -> None:
@@ -101,6 +104,32 @@ class Store(ABC):
             spoken: only rows with a caption.
             exact: use no approximate index.
         """
+
+    @cached_property
+    def _writer(self) -> threading.local:
+        return threading.local()
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether this thread holds the lock."""
+        return getattr(self._writer, "inside", False)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Held while rows are looked up and changed: one writer at a time, who sees the newest version.
+
+        A writer may enter it again.
+        """
+        if self.is_writing:
+            yield
+            return
+        with self.lock():
+            self._writer.inside = True
+            try:
+                self.version(newest=True)
+                yield
+            finally:
+                self._writer.inside = False
 
     def vectors(self, by: By, ids: Sequence[str] | None = None) -> Float32[np.ndarray, "rows width"]:
         """Unit-norm vectors in the order of ``ids``, or of `scan`; a mean where a row has several captions, zeros where
@@ -162,6 +191,26 @@ class Store(ABC):
         except UserError as error:
             found.append(str(error))
         return found
+
+
+@contextmanager
+def library_errors(address: str, message: str) -> Iterator[None]:
+    """Turn the errors of a library into one line.
+
+    Args:
+        address: of the index.
+        message: has ``{reason}`` for the first line of the error.
+    """
+    try:
+        with told_if_full(address):
+            yield
+    except (UserError, GeneratorExit):
+        raise
+    except BaseException as error:  # OSError, ValueError, RuntimeError or a panic, for the same fault
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        lines = str(getattr(error, "message", error)).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"{address}: {message.format(reason=lines[0][:200])}") from error
 
 
 def mean_of_captions(

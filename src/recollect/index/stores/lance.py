@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -22,6 +21,7 @@ from recollect.core.errors import UserError, user_errors
 from recollect.core.files import atomic_folder, fresh_folder, held, told_if_full, write_json
 from recollect.index.arrow import string_array
 from recollect.index.rows import COLUMNS, FACTS, Record, schema
+from recollect.index.stores.base import library_errors
 from recollect.index.stores.local import LocalStore
 from recollect.index.stores.matrix import ROW
 
@@ -51,7 +51,6 @@ class LanceStore(LocalStore):
         self.address, self.folder, self.pinned = address, Path(address), version is not None
         self._asked = version
         self.cache, self.tidy = self.folder / CACHE, not self.pinned
-        self._held = threading.local()
         if not self.folder.is_dir():
             raise UserError(f"{address}: no such index. Build one with `recollect index build SOURCE --out {address}`.")
         if not (self.folder / f"{TABLE}.lance").is_dir():
@@ -109,22 +108,16 @@ class LanceStore(LocalStore):
         return int(self.table.version)
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Other writers on this machine wait; checksums of the new files are noted at the end."""
         if self.pinned:
             raise UserError(f"{self.address}: version {self.version()} is a snapshot and cannot be changed")
-        if getattr(self._held, "depth", 0):
-            yield
-            return
         with user_errors(f"{self.address}: cannot be written to", OSError, then="; it can be searched"):
             lock = (self.folder / LOCK).open("a+b")
         with lock, held(lock):
-            self._held.depth = 1
             try:
-                self.version(newest=True)
                 yield
             finally:
-                self._held.depth = 0
                 self._note_checksums()
 
     def _note_checksums(self) -> None:
@@ -181,7 +174,7 @@ class LanceStore(LocalStore):
         if (view := self._viewed()) is not None:
             return view.numbers
         numbers = super().row_numbers()
-        if not self.pinned and not getattr(self._held, "depth", 0):
+        if not self.pinned and not self.is_writing:
             TableView(self.version(), self.record, numbers).write(self.folder)
         return numbers
 
@@ -219,7 +212,10 @@ class LanceStore(LocalStore):
         return verify_folder(self.folder) or super().verify()
 
     def _reported(self) -> AbstractContextManager[None]:
-        return _reported(self.address)
+        return library_errors(
+            self.address,
+            "cannot be used ({reason}). Was it copied completely? `recollect index verify` names the damaged files.",
+        )
 
 
 @dataclass(frozen=True)
@@ -307,24 +303,6 @@ def _names_a_version(hint: Path) -> bool:
         return False
     names = {file.stem for file in hint.parent.glob("*.manifest")}
     return bool({str(version), str(2**64 - 1 - version)} & names) if isinstance(version, int) else False
-
-
-@contextmanager
-def _reported(address: str) -> Iterator[None]:
-    """Turn errors of the library into one line that names the index."""
-    try:
-        with told_if_full(address):
-            yield
-    except (UserError, GeneratorExit):
-        raise
-    except BaseException as error:  # OSError, ValueError, RuntimeError or a panic, for the same fault
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise UserError(
-            f"{address}: cannot be used ({reason}). Was it copied completely? "
-            "`recollect index verify` names the damaged files."
-        ) from error
 
 
 def open_database(path: Path) -> Any:

@@ -26,7 +26,7 @@ _MOST_COSINE = 1.02
 class LocalStore(Store):
     """Rows that a scan reads batch by batch, with a row number each that never gets another content.
 
-    A store of this kind is six methods long: `version`, `writing`, `upsert`, `delete` and `rows` of `Store`, and
+    A store of this kind is six methods long: `version`, `lock`, `upsert`, `delete` and `rows` of `Store`, and
     `batches`; `recollect.index.stores.ram.RamStore` is the shortest. A row that is replaced gets a new number, larger
     than all before it, and no number is used twice.
 

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -20,7 +20,7 @@ from recollect.core.validation import refuse
 from recollect.index.arrow import caption_matrix
 from recollect.index.filters import Filter
 from recollect.index.rows import By, Record, unit_vectors
-from recollect.index.stores.base import Nearest, Store
+from recollect.index.stores.base import Nearest, Store, library_errors
 from recollect.index.stores.milvus_rows import (
     PICTURE,
     among,
@@ -127,19 +127,12 @@ class MilvusStore(Store):
             return int(self._properties()[_VERSION])
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Other writers on this machine wait."""
-        if getattr(self, "_held", False):
-            yield
-            return
         name = hashlib.blake2b(f"{self.place.uri}/{self.place.collection}".encode(), digest_size=8).hexdigest()
         make_folder(cache_folder() / "milvus")
         with locked(cache_folder() / "milvus" / f"{name}.lock"):
-            self._held = True
-            try:
-                yield
-            finally:
-                self._held = False
+            yield
 
     def upsert(self, rows: Any) -> None:
         """Captions and pictures; then captions that the pictures no longer have are deleted."""
@@ -291,7 +284,7 @@ class MilvusStore(Store):
                     pages = self.client.query_iterator(self.place.collection, filter=after, **asked)
             pages.close()
 
-    def _reported(self) -> Any:
+    def _reported(self) -> AbstractContextManager[None]:
         return _reported(self.address)
 
 
@@ -316,12 +309,5 @@ def _without_password(address: str) -> str:
     return f"milvus://{rest}" if at and head.startswith("milvus://") else address
 
 
-@contextmanager
-def _reported(address: str) -> Iterator[None]:
-    try:
-        yield
-    except (UserError, GeneratorExit):
-        raise
-    except Exception as error:  # pymilvus, gRPC and the file's own errors have nothing in common
-        reason = str(getattr(error, "message", error)).strip().splitlines()[0][:200]
-        raise UserError(f"{address}: Milvus says: {reason}") from error
+def _reported(address: str) -> AbstractContextManager[None]:
+    return library_errors(address, "Milvus says: {reason}")

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -24,23 +24,21 @@ class RamStore(LocalStore):
         self._table = schema(record).empty_table()
         self._numbers = np.empty(0, dtype=np.int64)
         self._next, self._version = 0, 1
-        self._writer = threading.RLock()
+        self._one_writer = threading.Lock()
 
     def version(self, newest: bool = False) -> int:
         """Counts changes."""
         return self._version
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
+    def lock(self) -> AbstractContextManager[Any]:
         """One thread at a time."""
-        with self._writer:
-            yield
+        return self._one_writer
 
     def upsert(self, rows: Any) -> None:
         """A new table; readers keep the old one."""
         import pyarrow as pa
 
-        with self._writer:
+        with self.writing():
             self._drop(rows["id"])
             numbers = np.arange(self._next, self._next + rows.num_rows)
             self._table = pa.concat_tables(
@@ -54,7 +52,7 @@ class RamStore(LocalStore):
         """A new table without these rows."""
         import pyarrow as pa
 
-        with self._writer:
+        with self.writing():
             self._drop(pa.array(ids, pa.string()))
             self._version += 1
 
