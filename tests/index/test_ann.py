@@ -97,6 +97,18 @@ def test_rows_added_and_removed_later_count_without_training(large):
     assert (large.lookup(new, 100).ids != "").all()
 
 
+def test_compacting_keeps_it(large):
+    before = large.accelerators()
+    assert len(before) == 2
+    large.compact(0)
+    again = Index.open(large.address)
+    assert again.accelerators() == large.accelerators() == before
+    queries = again.vectors([f"row {number}" for number in range(30)])
+    found = open_inverted_file(again.store.cache, "image").search(again.store.matrix(), queries, 10)
+    assert found is not None
+    assert recall(again, queries[:5], "image") > 0.7
+
+
 def test_a_damaged_one_is_reported_and_not_used(large):
     file = large.folder / "cache" / "ann-text" / "index.faiss"
     data = bytearray(file.read_bytes())

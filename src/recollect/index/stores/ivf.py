@@ -84,6 +84,13 @@ class InvertedFile:
         best = np.lexsort((rows, -scores))[:, :k]
         return ExactNeighbors(np.take_along_axis(rows, best, 1), np.take_along_axis(scores, best, 1))
 
+    def renumber(self, matrix: Matrix) -> None:
+        """Take the row numbers of a compacted version; what was trained and measured stays."""
+        self.index.reset()
+        self._known, self._version = np.empty(0, dtype=np.int64), -1
+        self._follow(matrix)
+        _write(self.folder, self.index, self.about)
+
     def _follow(self, matrix: Matrix) -> None:
         """Add what is new in a version, and note what is gone."""
         if self._version == matrix.version:
@@ -168,14 +175,18 @@ def _make(store: Any, cache: Path, by: By, target: float) -> InvertedFile:
         some = places[start : start + _ADDED]
         made.add_with_ids(matrix.unit(by, some), keys[some])
     folder = cache / f"ann-{by}"
-    shutil.rmtree(folder, ignore_errors=True)
-    with atomic_folder(folder) as unfinished:
-        faiss.write_index(made, str(unfinished / "index.faiss"))
-        _write_about(unfinished, Accelerator(by, len(places), cells, cells, 1.0))
+    _write(folder, made, Accelerator(by, len(places), cells, cells, 1.0))
     opened = InvertedFile(folder)
     opened.about = _measured(store, opened, places, target)
     _write_about(folder, opened.about)
     return opened
+
+
+def _write(folder: Path, index: Any, about: Accelerator) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    with atomic_folder(folder) as unfinished:
+        import_faiss().write_index(index, str(unfinished / "index.faiss"))
+        _write_about(unfinished, about)
 
 
 def _write_about(folder: Path, about: Accelerator) -> None:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from jaxtyping import Int64
@@ -20,7 +20,7 @@ from recollect.core.checksums import CHECKSUMS, damaged_files, note_checksums, r
 from recollect.core.errors import UserError, user_errors
 from recollect.core.files import atomic_folder, fresh_folder, held, told_if_full, write_json
 from recollect.index.arrow import string_array
-from recollect.index.rows import COLUMNS, FACTS, Record, schema
+from recollect.index.rows import COLUMNS, FACTS, By, Record, schema
 from recollect.index.stores.base import library_errors
 from recollect.index.stores.local import LocalStore
 from recollect.index.stores.matrix import ROW
@@ -196,11 +196,14 @@ class LanceStore(LocalStore):
     def compact(self, keep_days: float) -> int:
         """Join small files and drop deleted rows and old versions; returns how many bytes were freed."""
         with self.writing():
-            before = self._size()
+            before, approximate = self._size(), [self.inverted_file(by) for by in get_args(By)]
             with self._reported(), warnings.catch_warnings(action="ignore"):  # it warns readers of old versions
                 self.table.optimize(cleanup_older_than=timedelta(days=keep_days), delete_unverified=False)
             shutil.rmtree(self.folder / CACHE, ignore_errors=True)  # rows have other numbers now
             self._matrix = None
+            for each in approximate:
+                if each is not None:
+                    each.renumber(self.matrix())
             self._note_checksums()
             return before - self._size()
 
