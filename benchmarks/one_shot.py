@@ -1,0 +1,88 @@
+"""How right probabilities are with one example of each class, by the correlation that is assumed.
+
+python benchmarks/one_shot.py --data FOLDER --out results/few-shot/one-shot.json
+
+FOLDER holds the Parquet files that `recollect-papers lixp/methods` reads; pictures are embedded by the starter. The
+choosing sets decide `recollect.classifiers.heads.base.LIKENESS`, the testing sets show what it is worth.
+"""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.functional import normalize
+
+from recollect import load_model
+from recollect.classifiers.heads import base
+from recollect.classifiers.heads.calibration import expected_calibration_error
+from recollect.classifiers.heads.proker import ProKeR
+from recollect.classifiers.heads.prototype import PrototypeClassifier
+from recollect.classifiers.heads.voting import SoftmaxVoting
+from recollect.core.files import write_json
+from recollect.models import TransformersEncoder
+from recollect_papers.real.data import LIGHT, FeatureSet, labeled, open_data
+from recollect_papers.real.measure import of_common_classes
+
+METHODS = {"prototype": PrototypeClassifier, "softmax": SoftmaxVoting, "proker": ProKeR}
+LIKENESS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+DRAWS, POOL = 5, 16
+COLUMNS = ("method", "right", *(f"error at {likeness}" for likeness in LIKENESS))
+
+
+def errors(
+    encoder: TransformersEncoder, each: FeatureSet, splits: tuple[str, ...]
+) -> dict[str, list[tuple[float, ...]]]:
+    """Of each method and draw the share that is right, then the calibration error by `LIKENESS`, in per cent."""
+    support, query = of_common_classes(each, labeled(each, "train"), labeled(each, *splits), POOL)
+    with torch.no_grad():
+        known, asked = (
+            normalize(encoder.project_images(each.images[rows]), dim=1).numpy() for rows in (support, query)
+        )
+    classes, labels = np.unique(each.labels[support], return_inverse=True)
+    truth, found = np.searchsorted(classes, each.labels[query]), dict[str, list[tuple[float, ...]]]()
+    for draw in range(DRAWS):
+        generator = np.random.default_rng(draw)
+        rows = [generator.choice(np.flatnonzero(labels == label)) for label in range(len(classes))]
+        for name, method in METHODS.items():
+            row = list[float]()
+            for likeness in LIKENESS:
+                base.LIKENESS = likeness
+                made = method().fit(known[rows], np.arange(len(classes))).predict_proba(asked)
+                row = row or [100 * float((made.argmax(axis=1) == truth).mean())]
+                row.append(100 * expected_calibration_error(made, truth))
+            found.setdefault(name, []).append(tuple(row))
+    return found
+
+
+def table(title: str, found: Mapping[str, Mapping[str, list[tuple[float, ...]]]]) -> dict[str, object]:
+    """Means over sets and draws."""
+    means = {name: np.mean([each[name] for each in found.values()], axis=(0, 1)) for name in METHODS}
+    rows = [(name, *(f"{value:.1f}" for value in mean)) for name, mean in means.items()]
+    return {
+        "title": title,
+        "columns": COLUMNS,
+        "rows": rows,
+        "notes": [f"means over {', '.join(found)}; {DRAWS} draws"],
+    }
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("results/few-shot/one-shot.json"))
+    given = parser.parse_args()
+    chosen, encoder = base.LIKENESS, load_model("starter", "cpu")
+    assert isinstance(encoder, TransformersEncoder)
+    data, tables = open_data((given.data,), False, LIGHT), []
+    for part, sets in {"Choosing": data.roles.choosing, "Testing": data.roles.testing}.items():
+        found = {name: errors(encoder, data.classes(name), splits) for name, splits in sets.items()}
+        tables.append(table(f"{part} sets: calibration error at one shot, by the assumed correlation", found))
+    command = "python benchmarks/one_shot.py --data data --out results/few-shot/one-shot.json"
+    write_json(given.out, {"command": command, "likeness": chosen, "tables": tables})
+
+
+if __name__ == "__main__":
+    main()
