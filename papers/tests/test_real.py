@@ -34,6 +34,7 @@ def pairs(data):
     "name",
     [
         "lixp/real",
+        "lixp/unlocked",
         "lixp/variations",
         "lixp/both",
         "lixp/post-train",
@@ -185,3 +186,17 @@ def test_captions_stay_negatives_of_each_other_beside_labels(data):
     assert len(set(captions)) == len(captions)
     assert not set(captions) & set(labels)
     assert len(set(labels)) < len(labels)
+
+
+def test_a_tower_cut_before_its_last_stage_makes_the_same_features():
+    from recollect.models.starter import empty_starter
+    from recollect_papers.real.data import TowerEnd, TowerStart
+
+    tower = empty_starter(1).model.vision_model.double().eval()
+    pixels = torch.randn(2, 3, 224, 224, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        whole = tower(pixel_values=pixels).last_hidden_state.mean(dim=(2, 3))
+        end = TowerEnd(tower).train()
+        parts = end(TowerStart(tower)(pixels).pooler_output)
+    torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-12)
+    assert not any(module.training for module in end.layers.modules())

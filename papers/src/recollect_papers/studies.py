@@ -39,6 +39,9 @@ STUDIES: dict[str, Study] = {
     "lixp/real": Study(
         "lixp.real", "real", "what a head on strong towers costs, and what context gives back", pictures=True
     ),
+    "lixp/unlocked": Study(
+        "lixp.real", "unlocked", "the same with the image tower's last stage trained too", pictures=True
+    ),
     "lixp/variations": Study(
         "lixp.real", "variations", "the same with CLIP's loss, larger batches, and labels", pictures=True
     ),

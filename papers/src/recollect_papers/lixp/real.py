@@ -1,6 +1,7 @@
 """``lixp/real``: heads on the starter's towers, with and without context: what a head costs, and what gives it back.
 
-``lixp/variations`` asks the same of CLIP's loss, larger batches, and captions with labels, on fewer sets.
+``lixp/variations`` asks the same of CLIP's loss, larger batches, and captions with labels, on fewer sets;
+``lixp/unlocked`` of an image tower whose last stage is trained as well.
 
 The towers know a lot that captions do not say, so a head that is trained on captions can lose it. Every arm, baseline
 or not, has its number of steps (and alpha) chosen on the choosing sets by `recollect_papers.real.arms.choose`; the
@@ -14,7 +15,7 @@ from typing import Any
 from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
 from recollect_papers.measurements import FigureAddress, Measurements, Paired, corrected
 from recollect_papers.real.arms import ArmRunner, choose
-from recollect_papers.real.data import LIGHT, ROLES, Roles, open_data
+from recollect_papers.real.data import LIGHT, ROLES, RealData, Roles, open_data
 from recollect_papers.real.heads import LABELS, HeadRecipe
 from recollect_papers.study import StudyOptions
 
@@ -101,6 +102,15 @@ VARIATIONS = (
     Family("LiT, labels too", HeadRecipe("none", hidden=1024, sampling="mixed"), "LiT", labels=True, **_SHORT),
 )  # fmt: skip
 """Of ``lixp/variations``: an MLP head (but for LiT) with another loss, larger batches, or labels."""
+_STAGE_RATE = 1e-4
+_BRIEF: Mapping[str, Any] = {"seeds": 2, "steps": (100, 200)}
+UNLOCKED = (
+    Family("MLP head, locked", HeadRecipe(), **_BRIEF),
+    Family("MLP head, unlocked", HeadRecipe(stage_rate=_STAGE_RATE), "MLP head, locked", **_BRIEF),
+    Family("MLP head, unlocked, context", HeadRecipe(stage_rate=_STAGE_RATE), "MLP head, unlocked", _ALPHA, **_BRIEF),
+    Family("no image head, unlocked", HeadRecipe("none", hidden=1024, stage_rate=_STAGE_RATE), **_BRIEF),
+)
+"""Of ``lixp/unlocked``."""
 LESS = (
     "EfficientNet-Lite0 and MiniLM, locked; 14,000 photographs with captions (COCO); four testing sets of 160 px, two "
     "choosing sets; labels: ImageNet's names with features made from the tower's classifier"
@@ -109,14 +119,18 @@ LESS = (
 
 def _measure(options: StudyOptions) -> Measurements:
     families = (*FAMILIES, *(MORE if options.scale == "full" else ()))
-    return _measured(options, "lixp-real", families, ROLES, VARIED if options.scale != "small" else {})
+    data = open_data(options.data, options.scale == "smoke", ROLES)
+    return _measured(options, "lixp-real", families, data, VARIED if options.scale != "small" else {})
 
 
 def _measured(
-    options: StudyOptions, name: str, families: Sequence[Family], roles: Roles, varied: Mapping[str, Mapping[str, Any]]
+    options: StudyOptions,
+    name: str,
+    families: Sequence[Family],
+    data: RealData,
+    varied: Mapping[str, Mapping[str, Any]],
 ) -> Measurements:
     smoke = options.scale == "smoke"
-    data = open_data(options.data, smoke, roles)
     runner = ArmRunner(data, options.out / "runs" / name)
     found, chosen, against = Measurements(), dict[str, str](), dict[str, str]()
     found.take(runner.heads(TOWER, HeadRecipe("none", steps=0), 0, "testing"))
@@ -233,7 +247,21 @@ real = TableStudy("lixp/real", _measure, _form, {"smoke": MADE, "small": WORLD, 
 
 
 def _measure_variations(options: StudyOptions) -> Measurements:
-    return _measured(options, "lixp-variations", VARIATIONS, LIGHT, {})
+    return _measured(
+        options, "lixp-variations", VARIATIONS, open_data(options.data, options.scale == "smoke", LIGHT), {}
+    )
 
 
 variations = TableStudy("lixp/variations", _measure_variations, _form, {"smoke": MADE, "small": LESS, "full": LESS})
+
+
+def _measure_unlocked(options: StudyOptions) -> Measurements:
+    data = open_data(options.data, options.scale == "smoke", LIGHT, maps=True)
+    return _measured(options, "lixp-unlocked", UNLOCKED, data, {})
+
+
+_UNLOCKED = (
+    "EfficientNet-Lite0, its last stage trained at a learning rate of 0.0001, and MiniLM, locked; 14,000 photographs "
+    "with captions (COCO); four testing sets of 160 px, two choosing sets"
+)
+unlocked = TableStudy("lixp/unlocked", _measure_unlocked, _form, {"smoke": MADE, "small": _UNLOCKED, "full": _UNLOCKED})

@@ -4,16 +4,20 @@ Towers are EfficientNet-Lite0 and MiniLM, without any head (`recollect.models.st
 where a study only has to show that it runs.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow.parquet as pq
 import torch
 from jaxtyping import Float, Int64, Shaped
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import EfficientNetModel
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
@@ -38,6 +42,7 @@ CONCEPTS = 393
 """To choose settings on; the split ``test`` of emoji has as many."""
 
 _TEXT_HEAD = 1  # no head is used
+_MADE_WIDTH = 40
 
 
 @dataclass(frozen=True)
@@ -87,9 +92,15 @@ class Roles:
 
 
 class RealData(Protocol):
-    """Where studies get features from."""
+    """Where studies get features from.
+
+    Attributes:
+        roles: what sets are for.
+        stage: turns images into the tower's features, where they come from before its last stage; else None.
+    """
 
     roles: Roles
+    stage: nn.Module | None
 
     def get(self, name: str) -> FeatureSet:
         """A data set by name."""
@@ -135,6 +146,40 @@ LIGHT = Roles(
 """Fewer sets and pictures, for studies that compare much on each model."""
 
 
+class TowerStart(nn.Module):
+    """An EfficientNet without its last stage."""
+
+    def __init__(self, tower: EfficientNetModel) -> None:
+        super().__init__()
+        self.embeddings, self.blocks, self.config = tower.embeddings, tower.encoder.blocks[:-1], tower.config
+
+    def forward(self, pixel_values: Tensor, **_: Any) -> BaseModelOutputWithPooling:
+        """The map before the last stage, flattened."""
+        states = self.embeddings(pixel_values)
+        for block in self.blocks:
+            states = block(states)
+        return BaseModelOutputWithPooling(pooler_output=states.flatten(1))
+
+
+class TowerEnd(nn.Module):
+    """The last stage of an EfficientNet, with its norms as they are, and the mean over places."""
+
+    def __init__(self, tower: EfficientNetModel) -> None:
+        super().__init__()
+        end = tower.encoder
+        self.layers = nn.Sequential(end.blocks[-1], end.top_conv, end.top_bn, end.top_activation).eval()
+        self.channels = end.blocks[-1].expansion.expand_conv.in_channels
+
+    def train(self, mode: bool = True) -> "TowerEnd":
+        """Norms keep the statistics of the tower, also in training."""
+        return super().train(False)
+
+    def forward(self, maps: Float[Tensor, "n numbers"]) -> Float[Tensor, "n features"]:
+        """The tower's features."""
+        side = math.isqrt(maps.shape[1] // self.channels)
+        return self.layers(maps.unflatten(1, (self.channels, side, side))).mean(dim=(2, 3))
+
+
 @dataclass
 class StarterData:
     """Parquet files in a folder of the user's, through the starter's towers.
@@ -142,10 +187,12 @@ class StarterData:
     Attributes:
         folder: of the files, ``NAME.parquet`` each.
         roles: see `Roles`.
+        maps: whether images come from before the last stage of the image tower, which can then be trained.
     """
 
     folder: Path
     roles: Roles = ROLES
+    maps: bool = False
     _sets: dict[str, FeatureSet] = field(default_factory=dict)
     _texts: dict[str, Tensor] = field(default_factory=dict)
     _encoder: DualEncoder | None = None
@@ -155,7 +202,15 @@ class StarterData:
         """Both towers."""
         if self._encoder is None:
             self._encoder = empty_starter(_TEXT_HEAD)
+            if self.maps:
+                self._encoder.model.vision_model = TowerStart(self._encoder.model.vision_model)
+                self._encoder.model.config.vision_pooling = "pooler"
         return self._encoder
+
+    @cached_property
+    def stage(self) -> nn.Module | None:
+        """A fresh last stage of the image tower, or None where images are its features."""
+        return TowerEnd(empty_starter(_TEXT_HEAD).model.vision_model) if self.maps else None
 
     def get(self, name: str) -> FeatureSet:
         """A data set by the name of its file.
@@ -262,17 +317,26 @@ class StarterData:
 
     def digest(self, *names: str) -> str:
         """Of the files."""
-        return content_key([file_content(self._file(name)) for name in names])
+        return content_key([file_content(self._file(name)) for name in names], *(["maps"] if self.maps else []))
 
 
 @dataclass
 class MadeData:
     """Vectors instead of pictures: classes and attributes, seen through random maps with noise, and texts of words."""
 
+    maps: bool = False
     roles: Roles = Roles(
         ("pairs",), {"a": ("test",)}, {"b": ("test",), "c": ("test",)}, ("pairs", "val"), {"pairs": "test"}
     )
     _sets: dict[str, FeatureSet] = field(default_factory=dict)
+
+    @cached_property
+    def stage(self) -> nn.Module | None:
+        """A layer that changes nothing before it is trained."""
+        layer = nn.Linear(_MADE_WIDTH, _MADE_WIDTH)
+        nn.init.eye_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        return layer if self.maps else None
 
     def get(self, name: str) -> FeatureSet:
         """A made set: ``pairs`` has captions, all others classes."""
@@ -303,9 +367,9 @@ class MadeData:
         labels = np.repeat(np.arange(classes), each)
         colors = draw.integers(0, 4, len(labels))
         words = [(known[label], f"color{color}") for label, color in zip(labels, colors, strict=True)]
-        mixing = numpy_generator("made pictures").normal(size=(16, 40))
+        mixing = numpy_generator("made pictures").normal(size=(16, _MADE_WIDTH))
         latent = np.array([_word(a) + _word(b) for a, b in words])
-        images = latent @ mixing + draw.normal(size=(len(labels), 40))
+        images = latent @ mixing + draw.normal(size=(len(labels), _MADE_WIDTH))
         splits = np.array(["train", "train", "test", "val"])[np.arange(len(labels)) % 4]
         captions = [(f"{a} of {b}", f"the {a} {b}") for a, b in words]
         return FeatureSet(
@@ -348,17 +412,20 @@ def _sample(name: str, labels: np.ndarray, splits: np.ndarray, asked: tuple[str,
     return np.sort(np.concatenate([taken, query]))
 
 
-def open_data(data: Sequence[str], smoke: bool, roles: Roles = ROLES) -> RealData:
+def open_data(data: Sequence[str], smoke: bool, roles: Roles = ROLES, maps: bool = False) -> RealData:
     """The data of a study's options.
+
+    Args:
+        maps: whether the last stage of the image tower is to be trained (`StarterData`).
 
     Raises:
         UserError: no folder was named.
     """
     if smoke:
-        return MadeData()
+        return MadeData(maps)
     if not data:
         raise UserError("These are real pictures: name the folder of their Parquet files, --data FOLDER.")
-    return StarterData(Path(data[0]).expanduser(), roles)
+    return StarterData(Path(data[0]).expanduser(), roles, maps)
 
 
 def labeled(found: FeatureSet, *splits: str) -> Int64[np.ndarray, " rows"]:

@@ -25,6 +25,7 @@ from recollect_papers.store import content_key
 
 ImageHead = Literal["none", "linear", "mlp", "residual"]
 _WARMUP, _TEMPERATURE_RATE = 20, 1e-2
+_AT_A_TIME = 256  # images, where they are large
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class HeadRecipe:
         alpha, tau: of the context objective; without context where alpha is None.
         steps, batch, learning_rate, weight_decay, dropout: of AdamW with a cosine schedule; dropout is of the inputs
             of hidden layers.
+        stage_rate: learning rate of the image tower's last stage; None keeps it locked. Only where images come from
+            before that stage (`RealData.stage`).
         sampling: of a batch: from all ``pictures`` alike, as much of each group (``mixed``), or of one group after the
             other (``debiased``).
     """
@@ -55,6 +58,7 @@ class HeadRecipe:
     learning_rate: float = 1e-3
     weight_decay: float = 0.01
     dropout: float = 0.2
+    stage_rate: float | None = None
     sampling: Literal["pictures", "mixed", "debiased"] = "pictures"
 
 
@@ -114,10 +118,18 @@ def _with_labels(captions: FeaturePairs, data: RealData) -> FeaturePairs:
 
 
 class ImageSide(nn.Module):
-    """Standardizes features and applies the head."""
+    """Standardizes features and applies the head.
 
-    def __init__(self, features: Float[Tensor, "n inputs"], recipe: HeadRecipe) -> None:
+    Args:
+        images: to standardize by.
+        stage: what makes features of images; None where they are features.
+    """
+
+    def __init__(self, images: Float[Tensor, "n numbers"], recipe: HeadRecipe, stage: nn.Module | None = None) -> None:
         super().__init__()
+        self.stage = None if stage is None else copy.deepcopy(stage).requires_grad_(recipe.stage_rate is not None)
+        with torch.no_grad():
+            features = images if stage is None else torch.cat([stage(part) for part in images.split(_AT_A_TIME)])
         inputs = features.shape[1]
         self.kind, self.dropout = recipe.image, recipe.dropout
         self.mean, self.std = features.mean(0), features.std(0) + 1e-3
@@ -132,9 +144,9 @@ class ImageSide(nn.Module):
             nn.init.zeros_(last.bias)
             self.head = nn.Sequential(nn.Linear(inputs, recipe.hidden), nn.GELU(), last)
 
-    def forward(self, features: Float[Tensor, "n inputs"]) -> Float[Tensor, "n width"]:
+    def forward(self, images: Float[Tensor, "n numbers"]) -> Float[Tensor, "n width"]:
         """Raw embeddings."""
-        inputs = (features - self.mean) / self.std
+        inputs = ((images if self.stage is None else self.stage(images)) - self.mean) / self.std
         if self.kind == "none":
             return inputs
         if self.kind == "residual":
@@ -192,7 +204,7 @@ class FeatureModel(Encoder):
     def embed_images(self, images: Any) -> Float[Tensor, "n width"]:
         """Unit-norm embeddings of features."""
         features = images if isinstance(images, Tensor) else torch.from_numpy(np.stack(images))
-        return F.normalize(self.image(features.float()), dim=1)
+        return F.normalize(torch.cat([self.image(part) for part in features.float().split(_AT_A_TIME)]), dim=1)
 
     @torch.no_grad()
     def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
@@ -218,7 +230,7 @@ def fit(
     key = content_key(asdict(recipe), seed, len(pairs.images), start and start.fingerprint)
     with torch.random.fork_rng(devices=[]), _fast_products():
         torch.manual_seed(seed)
-        image = ImageSide(pairs.images, recipe)
+        image = ImageSide(pairs.images, recipe, data.stage)
         if not recipe.steps:
             return FeatureModel(image, None, data, None, {}, key)
         text = TextSide(pairs.texts, image.width, recipe)
@@ -249,17 +261,19 @@ def _objective(recipe: HeadRecipe, start: FeatureModel | None) -> Objective:
 def _train(
     image: ImageSide, text: TextSide, objective: Objective, pairs: FeaturePairs, recipe: HeadRecipe, seed: int
 ) -> dict[str, float]:
-    weights = [parameter for side in (image, text) for parameter in side.parameters()]
-    temperatures = objective.temperatures()
-    optimizer = torch.optim.AdamW(
-        [{"params": weights, "weight_decay": recipe.weight_decay}, {"params": temperatures, "weight_decay": 0.0}],
-        lr=recipe.learning_rate,
-        betas=(0.9, 0.95),
-    )
+    stage = [] if image.stage is None or recipe.stage_rate is None else list(image.stage.parameters())
+    heads = [
+        *(weight for name, weight in image.named_parameters() if not name.startswith("stage.")),
+        *text.parameters(),
+    ]
+    weights, temperatures, decay = [*heads, *stage], objective.temperatures(), {"weight_decay": recipe.weight_decay}
+    groups = [{"params": heads, **decay}, {"params": temperatures, "weight_decay": 0.0}, {"params": stage, **decay}]
+    rates = (recipe.learning_rate, _TEMPERATURE_RATE, recipe.stage_rate or 0.0)
+    optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.95))
     report: dict[str, Tensor] = {}
     for step, (pictures, texts) in enumerate(batches(pairs, recipe, seed)):
         warm = min(1.0, (step + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * step / recipe.steps))
-        for group, rate in zip(optimizer.param_groups, (recipe.learning_rate, _TEMPERATURE_RATE), strict=True):
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * warm
         copies = None if pairs.classes is None else pairs.classes[pictures, None]
         loss, report = objective(

@@ -3,7 +3,8 @@
 Model and fusion are trained on everyday photographs with captions, and read these in training. At the test the index
 also holds emoji, in styles that are not asked for. Nothing is chosen here: fusions have the settings of the package and
 of the paper, the head has the steps that ``lixp/real`` chose, the weighted mean has the weight that ``reco/reading``
-chose on other emoji, and each mode is shown.
+chose on other emoji, and each mode is shown. Everyday classes and products are withheld too: an index with examples of
+the testing sets' classes under their names, and one with products under theirs.
 
 ``reco/reading`` asks why the learned gate reads less than a mean, on other emoji: how much weight on what is read is
 best, what weight is learned, and what the block's correction does to it.
@@ -58,6 +59,9 @@ COMPARED = (
     ((f"mean, weight {WEIGHT}", "both"), ("gate, simulated newness", "both")),
     (("gate, for texts alone", "text"), ("plain mean", "text")),
 )
+NAMED, PRODUCTS = "named", "products"
+"""Indexes that hold the everyday pictures and examples of the testing sets' classes, or products (``fashion``)."""
+
 MADE = "made vectors: shows that it runs, not what it finds"
 
 
@@ -112,13 +116,13 @@ def _measure(options: StudyOptions) -> Measurements:
     data = open_data(options.data, smoke, LIGHT)
     runner = ArmRunner(data, options.out / "runs" / "reco-real")
     head = HeadRecipe(width=16, hidden=32, batch=64, steps=10) if smoke else HeadRecipe(steps=STEPS)
-    read = data.digest(*data.roles.training, *data.roles.testing, *([] if smoke else ["emoji"]))
+    read = data.digest(*data.roles.training, *data.roles.testing, *([] if smoke else ["emoji", "fashion"]))
     found, chosen = Measurements(), ways()[:2] if smoke else ways()
     for seed in range(options.seeds or (1 if smoke else 3)):
         bench = _Bench(runner, head, seed, 1 if smoke else 5)
         for way in (None, *chosen):
             name = "model alone" if way is None else way.name
-            settings = [2, repr(head), repr(way), read, bench.epochs, HELD_STYLES, GROWTH]
+            settings = [3, repr(head), repr(way), read, bench.epochs, HELD_STYLES, GROWTH]
             found.take(runner.figures(name, seed, settings, lambda bench=bench, way=way: bench.measure(way)))  # type: ignore[misc]
     found.context.update(ways=[way.name for way in chosen], testing=list(data.roles.testing))
     return found
@@ -165,15 +169,18 @@ class _Bench:
         found = Measurements()
         concepts = self.data.concepts()
         if not self._indexes:
-            self._indexes = {"everyday": self.pairs.index(), **dict(self._grown(concepts))}
+            self._indexes = {"everyday": self.pairs.index(), **dict(self._grown(concepts)), **self._withheld()}
         for mode in ("both",) if way is None else way.modes:
             fusion = None if way is None else self.fusion(way)
             for memory, index in self._indexes.items():
                 at = {"memory": memory, "mode": "" if way is None else mode}
                 encoder = self._encoder(fusion, index, mode)
-                found.add({**at, "set": "concepts"}, 0, self._by_concept(encoder, concepts))
-                for name, splits in self.data.roles.testing.items() if memory == "everyday" else ():
+                if memory not in (NAMED, PRODUCTS):
+                    found.add({**at, "set": "concepts"}, 0, self._by_concept(encoder, concepts))
+                for name, splits in self.data.roles.testing.items() if memory in ("everyday", NAMED) else ():
                     found.add({**at, "set": name}, 0, by_name(encoder, self.data.classes(name), splits))
+                if memory in ("everyday", PRODUCTS):
+                    found.add({**at, "set": "fashion"}, 0, by_name(encoder, self.data.get("fashion"), ("test",)))
             at, encoder = {**at, "memory": "all styles"}, self._encoder(fusion, self._indexes["all styles"], mode)
             for name, value in self._entities(encoder, concepts).items():
                 found.add({**at, "set": name}, 0, value)
@@ -207,6 +214,17 @@ class _Bench:
             rows = np.flatnonzero(np.isin(concepts.domains, styles[:count]))
             more = embedded(self.model, concepts, rows, "concepts")
             yield "all styles" if count == len(styles) else f"styles {count}", joined([self.pairs, more]).index()
+
+    def _withheld(self) -> dict[str, Index]:
+        """Indexes with everyday pictures and those of classes that no caption of the training pairs is about."""
+        examples = [self.pairs]
+        for name in self.data.roles.testing:
+            each = self.data.classes(name)
+            captions = [(TEMPLATE.format(each.class_names[label].replace("_", " ")),) for label in each.labels]
+            examples.append(embedded(self.model, replace(each, captions=captions), labeled(each, "train"), name))
+        products = self.data.get("fashion")
+        sold = embedded(self.model, products, products.rows("train"), "fashion")
+        return {NAMED: joined(examples).index(), PRODUCTS: joined([self.pairs, sold]).index()}
 
     def _by_concept(self, encoder: Encoder, concepts: FeatureSet) -> float:
         rows, asked = _held(concepts)
@@ -324,7 +342,15 @@ def _form(found: Measurements) -> Formed:
     there.insert(0, Column("mean", {"memory": "everyday", "set": testing}, "mean or gain"))
     sets = TableForm("Testing sets by name, gain of reading everyday pictures", ("reads", "which side"), rows, there,
                      missing="")  # fmt: skip
-    return [_filled(form.fill(found)) for form in (concepts, sets)], ["no setting was chosen on any of these"]
+    held = [Column(name, {"memory": NAMED, "set": name}, "mean or gain") for name in testing]
+    held.insert(0, Column("mean of sets", {"memory": NAMED, "set": testing}, "mean or gain"))
+    held += [Column(f"fashion, {title}", {"memory": memory, "set": "fashion"}, "mean or gain")
+             for memory, title in (("everyday", "everyday pictures alone"), (PRODUCTS, "+ products"))]  # fmt: skip
+    withheld = TableForm(
+        "Classes withheld from training, gain of reading an index that holds them", ("reads", "which side"), rows, held,
+        missing="", notes=("fashion: 113 kinds of products by name; the index holds other products by theirs",),
+    )  # fmt: skip
+    return [_filled(form.fill(found)) for form in (concepts, sets, withheld)], ["no setting was chosen on any of these"]
 
 
 def _tests(found: Measurements) -> tuple[str, ...]:
