@@ -92,15 +92,13 @@ class Roles:
 
 
 class RealData(Protocol):
-    """Where studies get features from.
-
-    Attributes:
-        roles: what sets are for.
-        stage: turns images into the tower's features, where they come from before its last stage; else None.
-    """
+    """Where studies get features from."""
 
     roles: Roles
-    stage: nn.Module | None
+
+    @property
+    def stage(self) -> nn.Module | None:
+        """Turns images into the tower's features, where they come from before its last stage; else None."""
 
     def get(self, name: str) -> FeatureSet:
         """A data set by name."""
