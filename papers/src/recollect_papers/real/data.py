@@ -331,10 +331,12 @@ class MadeData:
     @cached_property
     def stage(self) -> nn.Module | None:
         """A layer that changes nothing before it is trained."""
+        if not self.maps:
+            return None
         layer = nn.Linear(_MADE_WIDTH, _MADE_WIDTH)
         nn.init.eye_(layer.weight)
         nn.init.zeros_(layer.bias)
-        return layer if self.maps else None
+        return layer
 
     def get(self, name: str) -> FeatureSet:
         """A made set: ``pairs`` has captions, all others classes."""

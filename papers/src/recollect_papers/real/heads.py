@@ -228,9 +228,10 @@ def fit(
         kept: file of what training came to, read where it is there and written where it is not.
     """
     key = content_key(asdict(recipe), seed, len(pairs.images), start and start.fingerprint)
+    stage = data.stage  # made at the first use, and not by this seed
     with torch.random.fork_rng(devices=[]), _fast_products():
         torch.manual_seed(seed)
-        image = ImageSide(pairs.images, recipe, data.stage)
+        image = ImageSide(pairs.images, recipe, stage)
         if not recipe.steps:
             return FeatureModel(image, None, data, None, {}, key)
         text = TextSide(pairs.texts, image.width, recipe)
