@@ -43,6 +43,25 @@ class LabeledVectors:
     labels: np.ndarray
     splits: np.ndarray | None = None
 
+    def take(self, kept: np.ndarray) -> "LabeledVectors":
+        """Some of the rows, without splits."""
+        return LabeledVectors(self.vectors[kept], self.labels[kept])
+
+    def of_split(self, path: Path, names: Sequence[str]) -> tuple[str, "LabeledVectors"]:
+        """The first of ``names`` that is a split, and its rows.
+
+        Raises:
+            UserError: none is one.
+        """
+        if self.splits is None:
+            raise UserError(f"{path}: no column 'split', so no split {' or '.join(names)}")
+        if name := next((name for name in names if (self.splits == name).any()), None):
+            return name, self.take(self.splits == name)
+        there = ", ".join(sorted(filter(None, set(self.splits.tolist()))))
+        raise UserError(
+            f"{path}: no rows of split {' or '.join(names)}; it has {there}. Name one with --support, --query."
+        )
+
 
 class _VectorSource(Source):
     """Rows of embeddings as samples."""
@@ -205,26 +224,25 @@ def divided(rows: LabeledVectors, path: Path, division: Division) -> tuple[Label
     Raises:
         UserError: no such split.
     """
-    if rows.splits is None or division.within is not None:
-        inside = rows
-        if division.within is None and (division.query is not None or division.support not in (None, "train")):
-            wanted = division.query or division.support
-            raise UserError(f"{path}: no column 'split', so no split {wanted}. Half of each class is tested.")
-        if division.within is not None:
-            inside = _of_split(rows, _split_named(rows, path, (division.within,)))
-        else:
-            note(f"{path}: no splits, so half of each class is tested and the rest are examples")
-        classes, numbers = np.unique(inside.labels, return_inverse=True)
-        tested = tested_rows(numbers, tuple(classes.tolist()), division)
-        return _chosen(inside, ~tested), _chosen(inside, tested)
-    learned = _split_named(rows, path, (division.support or "train",))
-    asked = _split_named(rows, path, (division.query,) if division.query else ("test", "validation", "val"))
-    if learned == asked:
-        raise UserError(
-            f"{path}: examples and tested rows are both split '{asked}'. Name another with --support or --query, or "
-            f"divide it with --within {asked}."
-        )
-    return _of_split(rows, learned), _of_split(rows, asked)
+    if rows.splits is not None and division.within is None:
+        learned, examples = rows.of_split(path, (division.support or "train",))
+        asked, tested = rows.of_split(path, (division.query,) if division.query else ("test", "validation", "val"))
+        if learned == asked:
+            raise UserError(
+                f"{path}: examples and tested rows are both split '{asked}'. Name another with --support or --query, "
+                f"or divide it with --within {asked}."
+            )
+        return examples, tested
+    if division.within is not None:
+        _, rows = rows.of_split(path, (division.within,))
+    elif division.query is not None or division.support not in (None, "train"):
+        wanted = division.query or division.support
+        raise UserError(f"{path}: no column 'split', so no split {wanted}. Half of each class is tested.")
+    else:
+        note(f"{path}: no splits, so half of each class is tested and the rest are examples")
+    classes, numbers = np.unique(rows.labels, return_inverse=True)
+    half = tested_rows(numbers, tuple(classes.tolist()), division)
+    return rows.take(~half), rows.take(half)
 
 
 def _array(path: Path) -> np.ndarray:
@@ -248,11 +266,10 @@ def _column(path: Path, table: pa.Table, usual: Sequence[str], named: str | None
 
 def _matrix(path: Path, table: pa.Table, name: str) -> np.ndarray:
     column = table[name].combine_chunks()
-    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or
-            pa.types.is_fixed_size_list(column.type)) or not pa.types.is_floating(column.type.value_type):  # fmt: skip
-        raise UserError(f"{path}: column '{name}' holds {column.type}; lists of floating-point numbers are needed")
-    lengths = set(pc.unique(pc.list_value_length(column)).to_pylist())
-    if len(lengths) != 1 or lengths & {0, None}:
+    with user_errors(f"{path}: column '{name}' holds {column.type}; lists of numbers are needed", pa.ArrowException):
+        column = column.cast(pa.large_list(pa.float64()))
+    lengths = pc.unique(pc.list_value_length(column)).to_pylist()
+    if len(lengths) != 1 or not lengths[0]:
         raise UserError(f"{path}: column '{name}' has vectors of {len(lengths)} lengths")
     return column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
 
@@ -268,25 +285,6 @@ def _unit(matrix: np.ndarray, path: Path) -> np.ndarray:
         raise UserError(f"{path}: row {int(largest.argmin())} is zero")
     matrix /= largest
     return (matrix / np.linalg.norm(matrix, axis=1, keepdims=True)).astype(np.float32)
-
-
-def _chosen(rows: LabeledVectors, kept: np.ndarray) -> LabeledVectors:
-    return LabeledVectors(rows.vectors[kept], rows.labels[kept])
-
-
-def _of_split(rows: LabeledVectors, name: str) -> LabeledVectors:
-    assert rows.splits is not None
-    return _chosen(rows, rows.splits == name)
-
-
-def _split_named(rows: LabeledVectors, path: Path, names: Sequence[str]) -> str:
-    """The first of ``names`` that is a split."""
-    if rows.splits is None:
-        raise UserError(f"{path}: no column 'split', so no split {' or '.join(names)}")
-    if name := next((name for name in names if (rows.splits == name).any()), None):
-        return name
-    there = ", ".join(sorted(filter(None, set(rows.splits.tolist()))))
-    raise UserError(f"{path}: no rows of split {' or '.join(names)}; it has {there}. Name one with --support, --query.")
 
 
 FileForm = Literal["parquet", "npy"]

@@ -163,7 +163,7 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         """Set the attributes that are measured on held-out examples."""
         self.loo_rows_, own = plan.rows, plan.held_labels
         self.loo_accuracy_ = self.loo_ece_ = float("nan")
-        self._known, self._known_labels, self._familiar = np.empty(0), own, np.empty(0)
+        self._known, self._known_labels = np.empty(0), own
         self.loo_scores_ = np.empty((0, len(self.classes_)))
         if not len(plan.rows):
             self.temperature_ = self._guessed_temperature(support, labels)
@@ -177,7 +177,6 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
             self.loo_accuracy_ = float((self.loo_scores_.argmax(axis=1) == own).mean())
             self.loo_ece_ = expected_calibration_error(probabilities, own)
             self._known = probabilities[np.arange(len(own)), own]
-            self._familiar = np.sort(self.loo_scores_.max(axis=1))
 
     def _guessed_temperature(self, support: np.ndarray, labels: np.ndarray) -> float:
         """The temperature that fits the examples when the classifier learned from generated ones (`stand_ins`)."""
@@ -203,15 +202,10 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         return plan.scored(score, (len(self.classes_),), support.dtype)
 
     def _refitted(self, support: np.ndarray, labels: np.ndarray, chosen: dict[str, Any] | None = None) -> Any:
-        """A copy fitted on other examples of the same classes, with the parameters that this one chose."""
-        copy = self._copied(chosen)
-        copy._fit_alone(support, labels)
-        return copy
-
-    def _copied(self, chosen: dict[str, Any] | None = None) -> Any:
-        """An unfitted copy for the same classes, with the parameters that this one chose, or ``chosen``."""
+        """A copy fitted on other examples of the same classes, with the parameters that this one or ``chosen`` has."""
         copy = type(self)(**{**self.get_params(deep=False), **(self._chosen() if chosen is None else chosen)})
         copy.classes_, copy.n_features_in_ = self.classes_, self.n_features_in_
+        copy._fit_alone(support, labels)
         return copy
 
     def _chosen(self) -> dict[str, Any]:
@@ -326,8 +320,8 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         Familiarity is the highest score. Rejecting queries below alpha rejects about that share of queries that do
         belong. This needs ``1 / alpha - 1`` held-out examples in total, far fewer than the class-wise `predict_set`.
         """
-        less = np.searchsorted(self._familiar, self.scores(X).max(axis=1), side="right")
-        return (1 + less) / (len(self._familiar) + 1)
+        known = np.sort(self.loo_scores_.max(axis=1))
+        return (1 + np.searchsorted(known, self.scores(X).max(axis=1), side="right")) / (len(known) + 1)
 
     def kernel_form(self) -> KernelForm | None:
         """What `export_all` writes; None where the scores have another form (votes, adapters)."""

@@ -77,7 +77,11 @@ class Entry:
             raise UserError(f"{self.name}: {len(task.class_names)} classes where the paper has {self.classes}")
         names = tuple(self.class_name(number, name) for number, name in enumerate(task.class_names))
         return replace(
-            task, class_names=names, support=_renamed(task.support, names), query=_renamed(task.query, names)
+            task,
+            class_names=names,
+            support=_renamed(task.support, names),
+            query=_renamed(task.query, names),
+            metric="mean per class" if self.metric == "mean per class" else "top-1",
         )
 
     def class_name(self, number: int, name: str) -> str:
