@@ -140,10 +140,10 @@ def _agree(one: PreparedPicture, other: PreparedPicture, parts: tuple[Window, Wi
     color = one.gray == other.gray
     for edge in edges:
         ours, theirs = one.square(edge, parts[0]), other.square(edge, parts[1])
-        block, chroma = _differences(ours, theirs)
+        block = _relative_differences(ours[..., 0], theirs[..., 0], edge // _GRID)[0].max()
         detail = _correlation(_detail(ours[..., 0]), _detail(theirs[..., 0]))
         limit = most if edge == edges[-1] else _COARSER * most
-        if block > limit or detail < _CORRELATION or (color and chroma > 1):
+        if block > limit or detail < _CORRELATION or (color and _chroma_difference(ours, theirs) > 1):
             return False
     for edge in reversed(_TEXT_SIZES):
         if edge <= finest:
@@ -151,28 +151,28 @@ def _agree(one: PreparedPicture, other: PreparedPicture, parts: tuple[Window, Wi
     return True
 
 
-def _differences(
-    one: Float32[np.ndarray, "edge edge 3"], other: Float32[np.ndarray, "edge edge 3"]
-) -> tuple[float, float]:
-    """The largest difference of a block in luma, relative to the contrast around it, and in mean chroma."""
-    ours, theirs = (_blocks(each, len(each) // _GRID) for each in (one, other))
-    difference = ours - theirs
-    luma = np.sqrt((difference[..., 0] ** 2).mean((2, 3)))
-    contrast = _largest_around(np.maximum(ours[..., 0].std((2, 3)), theirs[..., 0].std((2, 3))))
-    chroma = np.abs(difference[..., 1:].mean((2, 3))).max(-1)
-    strength = np.maximum(np.abs(ours[..., 1:].mean((2, 3))), np.abs(theirs[..., 1:].mean((2, 3)))).max(-1)
-    block = (luma / (_FLOOR + _CONTRAST * contrast)).max()
-    return float(block), float((chroma / (_CHROMA_FLOOR + _CHROMA_SHARE * strength)).max())
+def _relative_differences(
+    ours: Float32[np.ndarray, "*#pairs edge edge"], theirs: Float32[np.ndarray, "*#pairs edge edge"], pixels: int
+) -> tuple[Float32[np.ndarray, "*pairs grid grid"], Float32[np.ndarray, "*pairs grid grid"]]:
+    """The difference in luma of each block, relative to the contrast around it; and that contrast."""
+    one, other, left = (_blocks(each, pixels) for each in (ours, theirs, ours - theirs))
+    contrast = _largest_around(np.maximum(one.std((-2, -1)), other.std((-2, -1))))
+    return np.sqrt((left**2).mean((-2, -1))) / (_FLOOR + _CONTRAST * contrast), contrast
+
+
+def _chroma_difference(one: Float32[np.ndarray, "edge edge 3"], other: Float32[np.ndarray, "edge edge 3"]) -> float:
+    """The largest difference of a block in mean chroma, relative to its strength."""
+    ours, theirs = (_blocks(np.moveaxis(each, -1, 0)[1:], len(each) // _GRID).mean((-2, -1)) for each in (one, other))
+    strength = np.maximum(np.abs(ours), np.abs(theirs)).max(0)
+    return float((np.abs(ours - theirs).max(0) / (_CHROMA_FLOOR + _CHROMA_SHARE * strength)).max())
 
 
 def _one_place_differs(one: Float32[np.ndarray, "edge edge 3"], other: Float32[np.ndarray, "edge edge 3"]) -> bool:
     """Whether two aligned screenshots or drawings differ in one place far more than elsewhere."""
-    ours, theirs = (_blocks(each[..., :1], _PLACE)[..., 0] for each in (one, other))
-    contrast = _largest_around(np.maximum(ours.std((2, 3)), theirs.std((2, 3))))
+    differs, contrast = _relative_differences(one[..., 0], other[..., 0], _PLACE)
     busy = contrast >= _BUSY_CONTRAST
     if (contrast < _FLAT_CONTRAST).mean() < _FLAT_SHARE or not busy.any():
         return False
-    differs = np.sqrt(((ours - theirs) ** 2).mean((2, 3))) / (_FLOOR + _CONTRAST * contrast)
     usual = _OUTLIER * (_OUTLIER_FLOOR + np.percentile(differs[busy], 75))
     return bool(differs.max() > min(usual, _MOST_IN_A_PLACE))
 
@@ -256,14 +256,7 @@ def _agree_when_aligned(
 def _worst_inner_block(
     ours: Float32[np.ndarray, "#pairs 32 32"], theirs: Float32[np.ndarray, "pairs 32 32"]
 ) -> Float32[np.ndarray, " pairs"]:
-    """The largest difference of an inner block, relative to the contrast around it."""
-    pixels = 32 // _GRID
-    one, other, left = (each.reshape(-1, _GRID, pixels, _GRID, pixels) for each in (ours, theirs, ours - theirs))
-    contrast = np.maximum(one.std((2, 4)), other.std((2, 4)))
-    inner = _GRID - 2
-    around = [contrast[:, row : row + inner, column : column + inner] for row in range(3) for column in range(3)]
-    luma = np.sqrt((left**2).mean((2, 4)))[:, 1:-1, 1:-1]
-    return np.asarray((luma / (_FLOOR + _CONTRAST * np.max(around, axis=0))).max((1, 2)), dtype=np.float32)
+    return _relative_differences(ours, theirs, 32 // _GRID)[0][:, 1:-1, 1:-1].max((1, 2))
 
 
 def _align(
@@ -345,7 +338,7 @@ def _detail(luma: Float32[np.ndarray, "edge edge"]) -> Float32[np.ndarray, "edge
 def _may_be_text(image: Image.Image) -> bool:
     """Whether a picture has flat areas as screenshots and drawings have, so that one place may decide."""
     luma = np.asarray(image.convert("L").resize((256, 256), Image.Resampling.BOX), dtype=np.float32)
-    flat = _largest_around(_blocks(luma, _PLACE)[..., 0].std((2, 3))) < _FLAT_CONTRAST
+    flat = _largest_around(_blocks(luma, _PLACE).std((-2, -1))) < _FLAT_CONTRAST
     return bool(flat.mean() >= _FLAT_SHARE / 2)
 
 
@@ -361,13 +354,14 @@ def _clipped(left: float, width: float, top: float, height: float) -> Window:
     return x, min(left + width, 1.0) - x, y, min(top + height, 1.0) - y
 
 
-def _blocks(square: np.ndarray, pixels: int) -> np.ndarray:
-    """(grid, grid, pixels, pixels, channels)."""
-    grid = len(square) // pixels
-    return square.reshape(grid, pixels, grid, pixels, -1).swapaxes(1, 2)
+def _blocks(squares: np.ndarray, pixels: int) -> np.ndarray:
+    """Squares (..., edge, edge) cut into (..., grid, grid, pixels, pixels)."""
+    grid = squares.shape[-1] // pixels
+    return squares.reshape(*squares.shape[:-2], grid, pixels, grid, pixels).swapaxes(-3, -2)
 
 
 def _largest_around(values: np.ndarray) -> np.ndarray:
-    """The largest of each block and its eight neighbors."""
-    padded, grid = np.pad(values, 1, mode="edge"), len(values)
-    return np.max([padded[row : row + grid, col : col + grid] for row in range(3) for col in range(3)], axis=0)
+    """The largest of each block of (..., grid, grid) and its eight neighbors."""
+    grid = values.shape[-1]
+    padded = np.pad(values, [(0, 0)] * (values.ndim - 2) + [(1, 1), (1, 1)], mode="edge")
+    return np.max([padded[..., row : row + grid, col : col + grid] for row in range(3) for col in range(3)], axis=0)
