@@ -64,35 +64,47 @@ class Duplicates:
 def find_duplicates(index: Any, threshold: float) -> Duplicates:
     """Compare the pictures of an index with one another; see `Index.duplicates`."""
     check_number("--threshold", threshold, above=0, most=1)
-    facts = _Facts.read(index)
-    if not facts.ids:
-        return Duplicates(facts.identical)
-    near = near_rows(facts.vectors, facts.hashes, threshold - ROUNDING)
+    rows, vectors = list(index.store.dicts(["id", "phash", "captions", "files"])), index.vectors()
+    if len(vectors) != len(rows):  # a store without versions
+        raise UserError(f"{index.address}: pictures were deleted while it was read. Try again.")
+    names = {row["id"]: tuple(dict.fromkeys(map(_file_name, row["files"]))) for row in rows}
+    identical = {id: files for id, files in names.items() if len(files) > 1}
+    has = vectors.any(axis=1)
+    rows = [rows[place] for place in np.flatnonzero(has).tolist()]
+    if not rows:
+        return Duplicates(identical)
+    ids = [row["id"] for row in rows]
+    labeled = annotations.labeled_ids(index.annotations)
+    bare = [not row["captions"] and row["id"] not in labeled for row in rows]
+    hashes = np.array([int(row["phash"] or "0", 16) for row in rows], dtype=np.uint64)
+    near = near_rows(vectors if has.all() else vectors[has], hashes, threshold - ROUNDING)
     prefer = {
-        place: (facts.ids[place] not in facts.described, -facts.sizes[place], facts.ids[place])
+        place: (bare[place], -max((file["size"] or 0 for file in rows[place]["files"]), default=0), ids[place])
         for place in np.unique(near.pairs).tolist()
     }
     found, unread = near_identical_groups(
-        near.pairs,
-        lambda places: [each.open for each in index.pictures([facts.ids[place] for place in places])],
-        prefer,
+        near.pairs, lambda places: [each.open for each in index.pictures([ids[place] for place in places])], prefer
     )
-    strict = np.arange(len(facts.ids))
+    strict = np.arange(len(ids))
     for group in found:
         strict[group] = group[0]
     groups = _joined(near.groups, strict, np.arange(len(strict)))
     similar = [group for group in _members(groups) if (strict[group] != strict[group[0]]).any()]
 
     def named(groups: list[list[int]]) -> tuple[tuple[str, ...], ...]:
-        return tuple(sorted(tuple(facts.ids[place] for place in group) for group in groups))
+        return tuple(sorted(tuple(ids[place] for place in group) for group in groups))
 
     return Duplicates(
-        facts.identical,
+        identical,
         named(found),
-        named([sorted(group, key=lambda each: (facts.ids[each] not in facts.described, each)) for group in similar]),
+        named([sorted(group, key=lambda each: (bare[each], each)) for group in similar]),
         ("Some pictures with very common perceptual hashes were not compared.",) if near.cut else (),
         unread,
     )
+
+
+def _file_name(file: Mapping[str, Any]) -> str:
+    return file["path"] or f"{file['source']}:{file['key']}"
 
 
 @dataclass(frozen=True)
@@ -249,39 +261,6 @@ def near_identical_groups(
             if same:
                 groups.append([kept, *places[same].tolist()])
     return groups, unread
-
-
-@dataclass(frozen=True)
-class _Facts:
-    """Pictures with a vector, in one order; ``sizes`` are bytes, ``described`` have a caption or a user's label."""
-
-    ids: list[str]
-    sizes: list[int]
-    hashes: UInt64[np.ndarray, " pictures"]
-    vectors: Float32[np.ndarray, "pictures width"]
-    described: set[str]
-    identical: Mapping[str, tuple[str, ...]]
-
-    @classmethod
-    def read(cls, index: Any) -> "_Facts":
-        rows = list(index.store.dicts(["id", "phash", "captions", "files"]))
-        names = [
-            dict.fromkeys(each["path"] or f"{each['source']}:{each['key']}" for each in row["files"]) for row in rows
-        ]
-        described = annotations.labeled_ids(index.annotations) | {row["id"] for row in rows if row["captions"]}
-        vectors = index.vectors()
-        if len(vectors) != len(rows):  # a store without versions
-            raise UserError(f"{index.address}: pictures were deleted while it was read. Try again.")
-        has = vectors.any(axis=1)
-        some = [rows[place] for place in np.flatnonzero(has).tolist()]
-        return cls(
-            [row["id"] for row in some],
-            [max((file["size"] or 0 for file in row["files"]), default=0) for row in some],
-            np.array([int(row["phash"] or "0", 16) for row in some], dtype=np.uint64),
-            vectors if has.all() else vectors[has],
-            described,
-            {row["id"]: tuple(each) for row, each in zip(rows, names, strict=True) if len(each) > 1},
-        )
 
 
 def _members(groups: Int64[np.ndarray, " pictures"]) -> list[list[int]]:

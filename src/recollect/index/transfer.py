@@ -48,9 +48,10 @@ def copy_pictures(index: Index, ids: Sequence[str], folder: Path) -> Transfer:
         folder.mkdir(parents=True, exist_ok=True)
         for picture in _pictures(index, ids):
             path, stored = picture.path, None
+            there = path is not None and path.is_file()
             with suppress(BrokenImageError):
-                stored = None if path is not None and path.is_file() else picture.encoded()
-            if stored is None and (path is None or not path.is_file()):
+                stored = None if there else picture.encoded()
+            if stored is None and not there:
                 done.missing.append(picture.id)
                 continue
             with free_file(folder / (path.name if path is not None else _name(picture, stored or b""))) as target:

@@ -58,12 +58,12 @@ class InvertedFile:
 
     Args:
         folder: where it is on disk.
+        about: what was measured of it.
+        index: of faiss.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.about = Accelerator(**json.loads((folder / "about.json").read_text()))
-        self.index = import_faiss().read_index(str(folder / "index.faiss"))
+    def __init__(self, folder: Path, about: Accelerator, index: Any) -> None:
+        self.folder, self.about, self.index = folder, about, index
         self._version = -1
         self._places = self._keys = np.empty(0, dtype=np.int64)
         self._known = _all_keys(self.index)
@@ -84,12 +84,15 @@ class InvertedFile:
         best = np.lexsort((rows, -scores))[:, :k]
         return ExactNeighbors(np.take_along_axis(rows, best, 1), np.take_along_axis(scores, best, 1))
 
-    def renumber(self, matrix: Matrix) -> None:
-        """Take the row numbers of a compacted version; what was trained and measured stays."""
+    def fill(self, matrix: Matrix) -> None:
+        """Replace its vectors by those of a version, and write it; what was trained and measured stays."""
         self.index.reset()
         self._known, self._version = np.empty(0, dtype=np.int64), -1
         self._follow(matrix)
-        _write(self.folder, self.index, self.about)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with atomic_folder(self.folder) as unfinished:
+            import_faiss().write_index(self.index, str(unfinished / "index.faiss"))
+            _write_about(unfinished, self.about)
 
     def _follow(self, matrix: Matrix) -> None:
         """Add what is new in a version, and note what is gone."""
@@ -126,7 +129,8 @@ def open_inverted_file(cache: Path | None, by: By) -> InvertedFile | None:
         shutil.rmtree(folder, ignore_errors=True)
         return None
     try:
-        return InvertedFile(folder)
+        about = Accelerator(**json.loads((folder / "about.json").read_text()))
+        return InvertedFile(folder, about, import_faiss().read_index(str(folder / "index.faiss")))
     except (UserError, OSError, ValueError, KeyError, TypeError, RuntimeError):
         return None
 
@@ -162,8 +166,7 @@ def accelerate(store: Any, target: float) -> list[Accelerator]:
 
 def _make(store: Any, cache: Path, by: By, target: float) -> InvertedFile:
     faiss, matrix, width = import_faiss(), store.matrix(), store.record.width
-    keys = vector_keys(matrix, by)
-    places = np.flatnonzero(keys >= 0)
+    places = np.flatnonzero(vector_keys(matrix, by) >= 0)
     cells = int(2 ** np.round(np.log2(4 * np.sqrt(len(places)))))
     sample = np.sort(numpy_generator("ann", 0).permutation(places)[: 64 * cells])
     made = faiss.IndexIVFScalarQuantizer(
@@ -171,22 +174,11 @@ def _make(store: Any, cache: Path, by: By, target: float) -> InvertedFile:
     )
     made.by_residual = False
     made.train(matrix.unit(by, sample))
-    for start in range(0, len(places), _ADDED):
-        some = places[start : start + _ADDED]
-        made.add_with_ids(matrix.unit(by, some), keys[some])
-    folder = cache / f"ann-{by}"
-    _write(folder, made, Accelerator(by, len(places), cells, cells, 1.0))
-    opened = InvertedFile(folder)
+    opened = InvertedFile(cache / f"ann-{by}", Accelerator(by, len(places), cells, cells, 1.0), made)
+    opened.fill(matrix)
     opened.about = _measured(store, opened, places, target)
-    _write_about(folder, opened.about)
+    _write_about(opened.folder, opened.about)
     return opened
-
-
-def _write(folder: Path, index: Any, about: Accelerator) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    with atomic_folder(folder) as unfinished:
-        import_faiss().write_index(index, str(unfinished / "index.faiss"))
-        _write_about(unfinished, about)
 
 
 def _write_about(folder: Path, about: Accelerator) -> None:

@@ -203,7 +203,7 @@ class LanceStore(LocalStore):
             self._matrix = None
             for each in approximate:
                 if each is not None:
-                    each.renumber(self.matrix())
+                    each.fill(self.matrix())
             self._note_checksums()
             return before - self._size()
 
