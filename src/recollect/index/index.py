@@ -128,12 +128,14 @@ class Index:
         if out is not None and cls.exists(out):
             index = cls.open(out, encoder)
         else:
-            kept = {
-                "model": encoder.fingerprint,
-                "model_name": model_name or name_of_model,
-                "prefix": caption_prefix(encoder),
-            }
-            index = cls.create(out, width=encoder.width, precision=precision, **kept)  # type: ignore[arg-type]
+            index = cls.create(
+                out,
+                width=encoder.width,
+                model=encoder.fingerprint,
+                model_name=model_name or name_of_model,
+                prefix=caption_prefix(encoder),
+                precision=precision,
+            )
             index.model.use(encoder, "the model")
         index.add(source, name=name, options=options)
         return index

@@ -5,7 +5,6 @@ source, gets another file and is not embedded again; a file that holds another p
 written in commits of whole blocks, so that a call that was killed continues where it was when it is made again.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -46,7 +45,6 @@ class IngestReport:
         kept_out: samples whose picture the user removed.
         near: pictures left out because a near-duplicate was there.
         broken: what was wrong with pictures that could not be read.
-        wordless: new pictures without a caption.
     """
 
     read: int = 0
@@ -58,7 +56,6 @@ class IngestReport:
     kept_out: int = 0
     near: int = 0
     broken: list[str] = field(default_factory=list)
-    wordless: int = 0
 
     def summary(self) -> str:
         """One line for a reader."""
@@ -212,7 +209,6 @@ class _Writer:
             upsert_merged(self.index, Rows.joined([changed, new]))
         self.report.updated += len(changed)
         self.report.added += len(new)
-        self.report.wordless += sum(not any("captions" in json.loads(f.said) for f in files) for files in new.files)
         self.ids |= {id: self.ids.get(id, False) for id in self._waiting}
         self._waiting, self._moved, self._count = {}, {}, 0
         self._committed = time.monotonic()
