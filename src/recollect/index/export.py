@@ -15,12 +15,12 @@ from recollect.core.progress import progress
 from recollect.core.validation import refuse
 from recollect.index.annotations import LABELED, labels_named
 from recollect.index.index import Index
-from recollect.index.picture import Picture
+from recollect.index.picture import PICTURE_FACTS, Picture
 
 CocoKind = Literal["captions", "labels"]
 
 _BLOCK = 1_024
-_FACTS = ("width", "height", "taken", "camera", "folder", "phash")
+_FACTS = tuple(PICTURE_FACTS)
 
 
 def export_index(index: Index, out: Path, coco: CocoKind = "captions", ids: Sequence[str] | None = None) -> int:

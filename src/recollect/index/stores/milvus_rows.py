@@ -107,21 +107,17 @@ def arrow_table(
     """
     import pyarrow as pa
 
-    kept = schema(record)
-    stored = [json.loads(row["row"]) for row in rows] if {*names} - {"id", "image_vector", "image"} else []
-    arrays = []
-    for name in names:
-        kind = kept.field(name).type
-        if name == "image_vector":
-            matrix = np.array([row["vector"] for row in rows], dtype=np.float32).reshape(-1, record.width)
-            arrays.append(pa.array(list(matrix.astype(record.precision)), kind))
-        elif name == "caption_vectors":
-            arrays.append(pa.array([list(each.astype(record.precision)) for each in captions], kind))
-        elif name == "image":
-            arrays.append(pa.array([base64.b64decode(row[name]) or None for row in rows], kind))
-        else:
-            arrays.append(pa.array([row[name] for row in (rows if name == "id" else stored)], kind))
-    return pa.table(arrays, schema=pa.schema([(name, kept.field(name).type) for name in names]))
+    kept, made = schema(record), list[dict[str, Any]]()
+    for place, row in enumerate(rows):
+        found = json.loads(row["row"]) if "row" in row else {}
+        if "image_vector" in names:
+            found["image_vector"] = np.array(row["vector"], dtype=record.precision)
+        if "caption_vectors" in names:
+            found["caption_vectors"] = list(captions[place].astype(record.precision))
+        if "image" in names:
+            found["image"] = base64.b64decode(row["image"]) or None
+        made.append({**found, "id": row["id"]})
+    return pa.Table.from_pylist(made, pa.schema([kept.field(name) for name in names]))
 
 
 def milvus_filter(where: Filter) -> str:
