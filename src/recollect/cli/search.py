@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from recollect.cli.index import OnIndex
 from recollect.cli.parser import Arg, say, warn_unused
 from recollect.core.errors import user_errors
 from recollect.core.paths import check_writable
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Search:
+class Search(OnIndex):
     """Find pictures of an index by words, by pictures, or by both.
 
     recollect search INDEX 'a red boat' --where "folder = 'Norway'"
@@ -23,8 +24,6 @@ class Search:
     recollect search INDEX 'a red boat' --image harbor.jpg --minus people
     """
 
-    index: Annotated[str, Arg(place="INDEX")]
-    """Its folder, or milvus://host:port/collection."""
     query: Annotated[tuple[str, ...], Arg(place="QUERY")] = ()
     """One or more queries, each in quotes."""
     image: tuple[Path, ...] = ()
@@ -66,12 +65,11 @@ class Search:
         """Search, print and write."""
         from recollect.efsa.options import EpisodeReport
         from recollect.evaluation.reports.gallery import save_results
-        from recollect.index import Index
 
         self._check()
         check_writable(self.out, "--out")
         queries = self._queries()
-        index: Index = Index.open(self.index)
+        index = self.open()
         if self.model is not None or self.device is not None:
             index.model.open(self.model, self.device)
         if self.normalize:
