@@ -19,7 +19,7 @@ from recollect.classifiers.predictions import classify
 from recollect.classifiers.sheet import save_csv, save_json, save_sheet
 from recollect.classifiers.teaching import class_prompts_of, not_of_pixels
 from recollect.classifiers.texts import prompt_ensemble
-from recollect.cli.classify_run import _sentence
+from recollect.cli.classify import _sentence
 from recollect.core.errors import UserError
 from recollect.data.sources.images import decode
 from recollect.models import load_model

@@ -1,11 +1,23 @@
 """``recollect train reco``: teach a frozen model to read an index."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from recollect.cli.parser import Arg, run_by
-from recollect.training.options import Optimizer
+from recollect.cli.parser import Arg, options_of, settings_text
+from recollect.core.paths import check_writable
+from recollect.core.validation import refuse
+from recollect.training.options import Data, Model, ObjectiveOptions, Optimizer
+
+if TYPE_CHECKING:
+    from recollect.reco.learning import FusionRecipe
+
+
+_SAME = (
+    "index", "optimizer", "batch_size", "chunk", "seed", "log_every", "checkpoint_every", "k", "max_score", "limit",
+    "epochs",
+)  # fmt: skip
+"""Options that are fields of the recipe."""
 
 
 def _optimizer() -> Optimizer:
@@ -73,4 +85,54 @@ class TrainReco:
     device: str | None = None
     """Where to compute, e.g. cpu or cuda (default: the fastest there is)."""
 
-    run = run_by("recollect.cli.train_reco_run:run_reco")
+    def run(self) -> None:
+        """Embed, look up, train."""
+        from recollect.cli.defaults import split_for
+        from recollect.core.files import atomic_path
+        from recollect.core.progress import output
+        from recollect.data.sources import open_source
+        from recollect.index import Index
+        from recollect.models.parts import check_model_place
+        from recollect.reco.learning import train_fusion
+        from recollect.reco.neighbors import check_k
+        from recollect.reco.pairs import embed_pairs
+        from recollect.training.run_folder import check_free
+
+        if self.model is not None:
+            check_model_place(self.model)
+        recipe = self.recipe()
+        replace(recipe, fusion=replace(recipe.fusion, width=1), steps=1).check()
+        check_writable(self.out, "--out")
+        check_free(self.out, self.resume)
+        index = Index.open(self.index)  # what is wrong with it should show before anything is embedded
+        check_k(index, self.k)
+        encoder, name = index.model.open(self.model, self.device, option="MODEL")
+        recipe = replace(recipe, model=Model(start=name))
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(self.out.with_name(f"{self.out.name}.toml")) as unfinished:
+            unfinished.write_text(settings_text(list(options_of(TrainReco, self))), encoding="utf-8")
+        sources = tuple(open_source(spec, split=split_for(spec, self.split)) for spec in self.data)
+        unlimited = self.limit is None and any(source.endless for source in sources)
+        refuse((unlimited, "a generated source is endless. Set the number of pairs with --limit N."))
+        pairs = embed_pairs(encoder, sources, self.limit, recipe.data.broken_share)
+        model = train_fusion(recipe, encoder, pairs, self.out, resume=self.resume, device=self.device)
+        output().print(f"fusion: {model}\nmetrics: {self.out / 'metrics.jsonl'}", highlight=False, soft_wrap=True)
+
+    def recipe(self) -> "FusionRecipe":
+        """The recipe that these options describe."""
+        from recollect.reco.learning import FUSION_PRESETS
+        from recollect.reco.newness import Newness
+
+        preset = FUSION_PRESETS[self.preset]()
+        start = self.start or preset.fusion.start
+        same: dict[str, Any] = {name: getattr(self, name) for name in _SAME}
+        return replace(
+            preset,
+            model=Model(start=self.model or ""),
+            data=Data(sources=self.data, split=self.split),
+            objective=ObjectiveOptions(base="softmax"),
+            fusion=replace(preset.fusion, search=self.search, read=self.read, start=start),
+            mask=self.mask or preset.mask,
+            newness=Newness(self.newness) if self.newness else preset.newness,
+            **same,
+        )
