@@ -25,9 +25,6 @@ _PIECE = 2**20
 _ENDS = 2**16  # bytes at each end of a file that identify its version
 _HUB = re.compile(r"hf://(?:(?P<kind>datasets|spaces)/)?(?P<set>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/(?P<path>.+)")
 _TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
-_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "oss": "ossfs"}
-"""The package that fsspec needs for a URL scheme."""
-
 _VERSIONS = ("ETag", "etag", "md5Hash", "content_md5", "checksum")
 """Keys of fsspec's file info that change with the content."""
 
@@ -126,13 +123,10 @@ def _file_system(file: str) -> tuple[Any, str]:
     """The fsspec file system of a URL, and the path in it."""
     from fsspec.core import url_to_fs
 
-    kind = file.partition("://")[0]
-    package = _PACKAGES.get(kind)
-    advice = f". Install it with: pip install {package}" if package else ""
     with (
         user_errors(f"{file}: cannot be reached"),
         user_errors(f"{file}: not a URL that can be read", ValueError),
-        user_errors(f"{file}: {kind}:// needs a package that is not installed", ImportError, then=advice),
+        user_errors(f"{file}: needs a package that is not installed", ImportError),  # fsspec names it
     ):
         return url_to_fs(file)
 
