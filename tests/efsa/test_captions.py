@@ -28,9 +28,9 @@ from recollect.efsa.captioner import (
     CaptionerOptions,
     TransformersCaptioner,
     caption_index,
-    write_captions,
+    caption_source,
 )
-from recollect.index import Index, Picture
+from recollect.index import Index
 from recollect.index.rows import Rows
 from recollect.models.transformers.encoder import quiet
 
@@ -175,24 +175,20 @@ class Scribe:
 def test_captions_are_written_once_and_a_run_that_was_stopped_goes_on(tmp_path, pictures):
     path = tmp_path / "captions.jsonl"
     pictures.lost.add(5)
-    items = [
-        Picture(str(row), ("my own",) if row == 2 else (), _read=lambda row=row: pictures[row].image)
-        for row in range(24)
-    ]
-    blocks = [items[:10], items[10:]]
+    CaptionFile(path).write({"picture-2": "my own"})
     with pytest.raises(KeyboardInterrupt):
-        write_captions(blocks, Scribe(patience=3), CaptionFile(path), batch_size=4)
-    assert len(CaptionFile(path).captions) == 8 + 4 - 4  # 9 without a caption of their own, one of them lost
+        caption_source(pictures, Scribe(patience=3), CaptionFile(path), batch_size=4)
     before = copy.deepcopy(CaptionFile(path).captions)
+    assert set(before) == {f"picture-{row}" for row in range(12)} - {"picture-5"}
     scribe = Scribe()
-    report = write_captions(blocks, scribe, CaptionFile(path), batch_size=4)
+    report = caption_source(pictures, scribe, CaptionFile(path), batch_size=4)
     captions = CaptionFile(path).captions
-    assert set(captions) == {str(row) for row in range(24) if row not in (2, 5)}
+    assert set(captions) == {f"picture-{row}" for row in range(24)} - {"picture-5"}
     assert before.items() <= captions.items()
-    assert captions["7"] == f"brightness {pictures[7].image.mean():.3f}"
-    assert (report.written, report.known, report.gone) == (22 - len(before), 1 + len(before), 1)
-    assert sum(scribe.asked) == 22 - len(before)
-    again = write_captions(blocks, scribe, CaptionFile(path), batch_size=4)
+    assert captions["picture-7"] == f"brightness {pictures[7].image.mean():.3f}"
+    assert (report.written, report.known, report.gone) == (12, 11, 1)
+    assert sum(scribe.asked) == 12
+    again = caption_source(pictures, scribe, CaptionFile(path), batch_size=4)
     assert (again.written, again.known) == (0, 23)
 
 

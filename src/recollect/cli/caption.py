@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from recollect.efsa.captioner import CaptionReport
     from recollect.index import Index
 
-_BLOCK = 64
-
 
 @dataclass(frozen=True)
 class Caption:
@@ -79,10 +77,9 @@ class Caption:
 
     def _source(self) -> None:
         """Captions of a source, into a file."""
-        from recollect.core.progress import track
         from recollect.data.sources import open_source, split_of
         from recollect.efsa.caption_file import CaptionFile
-        from recollect.efsa.captioner import TransformersCaptioner, source_items, write_captions
+        from recollect.efsa.captioner import TransformersCaptioner, caption_source
 
         unsuited = self.out is None or self.out.suffix != ".jsonl"
         refuse(
@@ -93,9 +90,8 @@ class Caption:
         assert self.out is not None
         split = None if split_of(self.target) else self.split
         source = open_source(self.target, split=split, keep_textless=True)
-        blocks = track(source_items(source, _BLOCK), "describe", -(-len(source) // _BLOCK), "blocks")
         captioner = TransformersCaptioner(self.model, self.asked, self.device)
-        _print(write_captions(blocks, captioner, CaptionFile(self.out), self.batch_size), str(self.out))
+        _print(caption_source(source, captioner, CaptionFile(self.out), self.batch_size), str(self.out))
 
 
 def _take(index: "Index", path: Path) -> None:

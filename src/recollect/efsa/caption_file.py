@@ -3,7 +3,7 @@
 import csv
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,18 +13,11 @@ from recollect.core.types import Source
 
 
 class CaptionFile:
-    """Lines ``{"id": ..., "caption": ...}``; what was written stays, and a last line that was cut short is dropped.
-
-    Attributes:
-        pictures: by id, digests of the pictures that they were written for, where that is known.
-        checked: fingerprint of the index whose changed pictures were forgotten.
-    """
+    """Lines ``{"id": ..., "caption": ...}``; what was written stays, and a last line that was cut short is dropped."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.captions: dict[str, str] = {}
-        self.pictures: dict[str, str] = {}
-        self.checked = ""
         if self.path.exists():
             self._read()
 
@@ -36,9 +29,6 @@ class CaptionFile:
             try:
                 row = json.loads(line)
                 self.captions[str(row["id"])] = str(row["caption"])
-                self.pictures.pop(str(row["id"]), None)
-                if row.get("picture"):
-                    self.pictures[str(row["id"])] = str(row["picture"])
             except (ValueError, KeyError, TypeError, AttributeError):
                 if not _whole(line):  # killed while it was written
                     break
@@ -46,28 +36,15 @@ class CaptionFile:
                     f'{self.path}: line {number} is not {{"id": ..., "caption": ...}}. Is it another file?'
                 ) from None
 
-    def write(self, captions: Mapping[str, str], pictures: Mapping[str, str] | None = None) -> None:
-        """Add captions; they are on disk when this returns, and so are those that other processes add meanwhile.
-
-        Args:
-            pictures: digests of the described pictures by id (`pixel_digest`).
-        """
-        pictures = pictures or {}
+    def write(self, captions: Mapping[str, str]) -> None:
+        """Add captions; they are on disk when this returns, and so are those that other processes add meanwhile."""
         make_folder(self.path.parent)
         with self.path.open("a+b") as file, held(file):
             self._cut(file)
             for id, caption in captions.items():
-                line = {"id": id, "caption": caption} | ({"picture": pictures[id]} if id in pictures else {})
-                file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+                file.write(json.dumps({"id": id, "caption": caption}, ensure_ascii=False).encode() + b"\n")
             sync_file(file)
         self.captions |= captions
-        self.pictures |= pictures
-
-    def forget(self, ids: Iterable[str]) -> None:
-        """Take captions for unwritten that are of other pictures than those that have these ids today."""
-        for id in ids:
-            self.captions.pop(id, None)
-            self.pictures.pop(id, None)
 
     @staticmethod
     def _cut(file: BinaryIO) -> None:

@@ -1,22 +1,19 @@
 """Captions of pictures, written once by a model that describes images."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
-from transformers import (
-    AutoConfig,
-    AutoModelForImageTextToText,
-    AutoProcessor,
-)
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import ImageLike, Source, chosen_device
-from recollect.data.sources.images import as_rgb, pixel_digest
+from recollect.data.sources.images import as_rgb
 from recollect.efsa.caption_file import CaptionFile, key_of
 from recollect.efsa.options import CaptionerOptions
 from recollect.index import Index, Picture
@@ -110,18 +107,19 @@ class CaptionReport:
     empty: int = 0
 
 
-def write_captions(
-    blocks: Iterable[Sequence[Picture]], captioner: Any, file: CaptionFile, batch_size: int = 8
-) -> CaptionReport:
-    """Describe every picture without a caption; captions are on disk at once, so a run can be stopped anywhere."""
+def caption_source(source: Source, captioner: Any, file: CaptionFile, batch_size: int = 8) -> CaptionReport:
+    """Describe every image of a source that has no caption in a file; its texts do not count as captions.
+
+    Each batch is on disk at once, so a run can be stopped anywhere.
+    """
     report = CaptionReport()
-    for items in blocks:
-        missing = [item for item in items if not item.caption.strip() and item.id not in file.captions]
-        report.known += len(items) - len(missing)
-        for start in range(0, len(missing), batch_size):
-            opened = _opened(missing[start : start + batch_size], report)
-            if captions := _described(opened, captioner, report):
-                file.write(captions, {id: pixel_digest(image) for id, image in opened.items()})
+    with progress("describe", len(source), "images") as counter:
+        for start in range(0, len(source), batch_size):
+            rows = range(start, min(start + batch_size, len(source)))
+            missing = _missing(source, rows, file, report)
+            if captions := _described(missing, captioner, report):
+                file.write(captions)
+            counter.advance(len(rows))
     return report
 
 
@@ -137,39 +135,43 @@ def caption_index(index: Index, captioner: Any, by: str = "", batch_size: int = 
     with progress("describe", len(missing), "pictures") as counter:
         for start in range(0, len(missing), batch_size):
             ids = missing[start : start + batch_size]
-            index.set_captions(_described(_opened(index.pictures(ids), report), captioner, report), by)
+            index.set_captions(_described(index.pictures(ids), captioner, report), by)
             counter.advance(len(ids))
     return report
 
 
-def _opened(items: Sequence[Picture], report: CaptionReport) -> dict[str, ImageLike]:
-    opened: dict[str, ImageLike] = {}
-    for item in items:
+def _missing(source: Source, rows: Iterable[int], file: CaptionFile, report: CaptionReport) -> list[Picture]:
+    """The images of some rows without a caption in a file."""
+    missing = []
+    for row in rows:
         try:
-            opened[item.id] = item.read()
+            key = key_of(source, row)
+        except (UserError, OSError):  # known by an id that is read with the image
+            report.gone += 1
+            continue
+        if key in file.captions:
+            report.known += 1
+        else:
+            where = f"{source.name}, row {row}"
+            missing.append(Picture(key, where=where, _read=partial(_image, source, row)))
+    return missing
+
+
+def _image(source: Source, row: int) -> ImageLike:
+    return source.read(row, extra=False).image
+
+
+def _described(pictures: Sequence[Picture], captioner: Any, report: CaptionReport) -> dict[str, str]:
+    opened: dict[str, ImageLike] = {}
+    for picture in pictures:
+        try:
+            opened[picture.id] = picture.read()
         except (UserError, OSError):
             report.gone += 1
-    return opened
-
-
-def _described(opened: dict[str, ImageLike], captioner: Any, report: CaptionReport) -> dict[str, str]:
-    if not opened:
-        return {}
-    captions = dict(zip(opened, captioner.describe(list(opened.values())), strict=True))
+    captions = dict(zip(opened, captioner.describe(list(opened.values())), strict=True)) if opened else {}
     report.empty += sum(not caption for caption in captions.values())
     report.written += len(captions)
     return captions
-
-
-def source_items(source: Source, block: int = 64) -> Iterator[list[Picture]]:
-    """The pictures of a source by their keys, in blocks; their texts do not count as captions."""
-
-    def item(index: int) -> Picture:
-        where = f"{source.name}, row {index}"
-        return Picture(key_of(source, index), where=where, _read=lambda: source.read(index, extra=False).image)
-
-    for start in range(0, len(source), block):
-        yield [item(index) for index in range(start, min(start + block, len(source)))]
 
 
 def _cannot(name: str, what: str, error: Exception) -> UserError:
