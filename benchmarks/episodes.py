@@ -20,10 +20,10 @@ from recollect.cli.parser import script_options
 from recollect.core.files import write_json
 from recollect.core.types import best_device
 from recollect.efsa.batch import EpisodeBatch, EpisodeQuery
-from recollect.efsa.cost import Meter
 from recollect.efsa.episodes import Episodes
 from recollect.efsa.options import EpisodeOptions
 from recollect.models import DualEncoder, build_model
+from recollect_papers.efsa.cost import Meter
 from recollect_papers.efsa.sequential import SequentialEpisodes
 from recording import this_command, where
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from recollect.cli.parser import script_options
 from recollect.core.files import write_json
 from recollect.core.nearest import exact_neighbors
-from recollect.efsa.cost import Meter
+from recollect.efsa.memory import TensorMemory
 from recollect.evaluation.ranks import streaming_ranks
 from recording import this_command, where
 
@@ -63,12 +63,12 @@ def main(options: Options) -> None:
     texts /= np.linalg.norm(texts, axis=1, keepdims=True)
     matches = [(int(row),) for row in true]
     figures: dict[str, dict[str, float]] = {}
-    with Meter() as meter:
+    with TensorMemory() as memory:
         ranks, figures["ranks both ways"] = timed(lambda: streaming_ranks(images, texts, matches))
-    figures["ranks both ways"]["MiB held"] = meter.peak / 2**20
-    with Meter() as meter:
+    figures["ranks both ways"]["MiB held"] = memory.peak / 2**20
+    with TensorMemory() as memory:
         found, figures["search, k = 16"] = timed(lambda: exact_neighbors(texts, images, 16))
-    figures["search, k = 16"]["MiB held"] = meter.peak / 2**20
+    figures["search, k = 16"]["MiB held"] = memory.peak / 2**20
     some = texts[: options.whole] @ images.T
     own = some[np.arange(options.whole), true[: options.whole]]
     wanted = (some >= own[:, None] - 1e-6).sum(axis=1)

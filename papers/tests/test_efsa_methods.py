@@ -134,8 +134,6 @@ def test_rewards_are_clipped_cosines_and_an_image_that_is_gone_has_none(encoder,
     assert rewards.isnan().tolist() == [False, True, False]
     cosine = float(teacher.embed_images([pictures[1].image])[0] @ teacher.embed_texts(["queen"])[0])
     assert float(rewards[0]) == pytest.approx(max(0, 2.5 * cosine), abs=1e-5)
-    judge.rewards("tree", ["1", "2"])
-    assert judge.counters.images_forward == 2
 
 
 def test_when_no_image_can_be_judged_the_ranking_is_zero_shot(encoder, teacher, make_index, pictures):
@@ -144,10 +142,9 @@ def test_when_no_image_can_be_judged_the_ranking_is_zero_shot(encoder, teacher, 
     searcher = RewardSearcher(index, encoder, teacher, options=RewardOptions(learning_rate=1.0))
     plain = index.search_many(QUERIES, 8)
     assert [ids(result) for result in searcher.search(QUERIES, 8)] == [ids(result) for result in plain]
-    assert searcher.report.not_finite == 0
 
 
-def test_a_reward_that_is_not_finite_falls_back_to_zero_shot_and_is_counted(encoder, teacher, make_index):
+def test_a_reward_that_is_not_finite_falls_back_to_zero_shot_and_is_noted(encoder, teacher, make_index):
     index = make_index(encoder)
     broken = RewardOptions(learning_rate=1e300, weight_decay=1e300)
     searcher = RewardSearcher(index, encoder, teacher, options=broken)
@@ -155,7 +152,6 @@ def test_a_reward_that_is_not_finite_falls_back_to_zero_shot_and_is_counted(enco
     found = searcher.search(QUERIES, 8)
     assert [ids(result) for result in found] == [ids(result) for result in plain]
     assert all("zero-shot" in result.notes[0] for result in found)
-    assert searcher.report.not_finite == 3
 
 
 METHODS = MethodOptions(EPISODE, TuningOptions(epochs=1), RewardOptions())
@@ -169,11 +165,10 @@ def prepare(name, encoder, index, teacher):
 def test_every_method_is_asked_in_the_same_way_and_leaves_the_model_as_it_was(encoder, teacher, make_index, name):
     before = copy.deepcopy(encoder.state_dict())
     prepared = prepare(name, encoder, make_index(encoder), teacher)
-    found = prepared.search.search([*QUERIES, ""], 7)
+    found = prepared.search([*QUERIES, ""], 7)
     assert [result.query for result in found] == [*QUERIES, ""]
     assert [len(result) for result in found] == [7, 7, 7, 0]
-    assert prepared.search.counters.texts_forward >= 3
-    again = prepared.search.search(QUERIES[1:2], 7)[0]
+    again = prepared.search(QUERIES[1:2], 7)[0]
     assert ids(again) == ids(found[1])  # what one query learned, the next has forgotten
     assert all(torch.equal(tensor, before[key]) for key, tensor in encoder.state_dict().items())
 

@@ -349,15 +349,13 @@ def test_nothing_stops_a_batch_and_nothing_is_lost(run, index, tmp_path):
         )
         assert any("2 of 24 pictures cannot be opened" in note for note in each["notes"])
         assert any("12 of 24 pictures have no caption: the episode learned from 12" in note for note in each["notes"])
-    expected = {"images_gone": 4, "captions_missing": 24, "not_finite": 0}
-    assert {name: found["report"][name] for name in expected} == expected
     assert "empty query" in printed
     assert "the episode learned from 12" in printed
 
 
-def test_an_episode_that_breaks_down_leaves_the_zero_shot_ranking_and_is_counted(run, index, tmp_path):
+def test_an_episode_that_breaks_down_leaves_the_zero_shot_ranking_and_is_noted(run, index, tmp_path):
     found, printed = _damaged_search(run, index, tmp_path, "--episode.learning-rate", "1e38")
     for each in (found["results"][0], found["results"][2]):
         assert [hit["zero_shot_rank"] for hit in each["hits"]] == list(range(1, 25))
-    assert found["report"]["not_finite"] == 2
+        assert any("not finite" in note for note in each["notes"])
     assert "not finite" in printed

@@ -7,8 +7,8 @@ from browsing import WIDTHS, Tab
 from colors import COLORS, ColorEncoder, shade
 from pages import start
 from pictures import encoded
+from recollect.core.recent import Recent
 from recollect.index import File, Index, Rows
-from recollect.web.library import Recent
 
 FOLDERS = ["Norway/Bergen", "Norway/Oslo's #1 100%", "Ärger & Söhne 😀", ""]
 NUMBER = 240

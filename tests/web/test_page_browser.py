@@ -8,8 +8,8 @@ from pages import HOSTILE
 from pictures import encoded
 from recollect.classifiers.classifier import Classifier
 from recollect.core.errors import UserError
+from recollect.core.recent import Recent
 from recollect.index import Index
-from recollect.web.library import Recent
 from recollect.web.session import Listing
 
 

@@ -309,7 +309,7 @@ def run_retrieval(options: Retrieval) -> None:
 
 
 def _print_recalls(result: Result, depths: Sequence[int]) -> None:
-    """Recalls of each domain and method, and the cost of a query where methods are compared."""
+    """Recalls of each domain and method, and the time of a query where methods are compared."""
     recalls = [row for row in result.rows if row["metric"] == "recall"]
     methods = list(dict.fromkeys(row["method"] for row in recalls))
     heads = [f"{direction} R@{k}" for direction in DIRECTIONS for k in depths]
@@ -323,22 +323,12 @@ def _print_recalls(result: Result, depths: Sequence[int]) -> None:
             figures = (cells.get((name, method, direction, k), "") for direction in DIRECTIONS for k in depths)
             table.add_row(name, *([method] if len(methods) > 1 else []), *figures)
     output().print(table)
-    costs = {(row["method"], row["metric"]): row["value"] for row in result.rows if row["metric"] != "recall"}
-    if not costs:
+    seconds = {row["method"]: row["value"] for row in result.rows if row["metric"] == "seconds per query"}
+    if not seconds:
         return
-    columns = {
-        "ms": ("seconds per query", 1e3),
-        "images forward": ("images_forward per query", 1),
-        "images back": ("images_backward per query", 1),
-        "million products forward": ("forward_products per query", 1e-6),
-        "million products back": ("backward_products per query", 1e-6),
-        "MiB at once": ("memory", 2**-20),
-    }
-    table = Table("cost of a query", *columns, "fell back")
-    for method in methods:
-        report = result.notes["methods"][method]["report"]
-        figures = (f"{costs[method, metric] * factor:,.1f}" for metric, factor in columns.values())
-        table.add_row(method, *figures, str(report["not_finite"] + report["without_captions"]))
+    table = Table("method", "ms a query", "fell back")
+    for method, value in seconds.items():
+        table.add_row(method, f"{1e3 * value:,.1f}", str(result.notes["methods"][method]["fell back"]))
     output().print(table)
 
 

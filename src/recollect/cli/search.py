@@ -63,7 +63,6 @@ class Search(OnIndex):
 
     def run(self) -> None:
         """Search, print and write."""
-        from recollect.efsa.options import EpisodeReport
         from recollect.evaluation.reports.gallery import save_results
 
         self._check()
@@ -76,10 +75,9 @@ class Search(OnIndex):
             from recollect.efsa.normalization import normalized
 
             index = normalized(index)
-        reranker = self._reranker(index)
         results = index.search_many(
             queries, self.k, where=self.where, page=self.page, min_score=self._cut(index), exact=self.exact,
-            by="image" if self.among == "images" else "text", rerank=reranker,
+            by="image" if self.among == "images" else "text", rerank=self._reranker(index),
         )  # fmt: skip
         about: dict[str, Any] = {
             "index": self.index, "model": index.record.model_name, "among": self.among,
@@ -90,13 +88,9 @@ class Search(OnIndex):
             settings = index.settings  # type: ignore[attr-defined]
             about["normalization"] = asdict(settings)
             say(f"normalized: {settings}")
-        report = reranker.report if reranker is not None else EpisodeReport()
         print_results(results)
-        if report.not_finite:
-            line = f"{report.not_finite} of {len(queries)} episodes broke down; their ranking is zero-shot"
-            say(line, "yellow")
         if self.out is not None:
-            save_results(results, report, about, self.out)
+            save_results(results, about, self.out)
             say(f"results: {self.out}")
 
     def _check(self) -> None:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Adapters:
-    """Changes ``scale · B A`` of the weights of a model's layers, one set for each query.
+    """Changes ``scale · B A`` of the weights of a model's layers: each query has its own B, all share A.
 
     Attributes:
-        down: A of each layer, (queries, rank, inputs), or (rank, inputs) if all queries share it.
+        down: A of each layer, (rank, inputs).
         up: B of each layer, (queries, outputs, rank).
     """
 
@@ -44,7 +44,7 @@ def replaced_forward(
 
 @contextmanager
 def adapted(sites: Mapping[str, nn.Linear], adapters: Adapters) -> Iterator[None]:
-    """Let layers compute with ``W + scale · B A`` instead of W inside the block.
+    """Let layers compute with ``W + scale · B A`` instead of W inside the block; no gradients.
 
     The input rows of a tower are equal runs, one for each query, in the order of the queries.
     """
@@ -61,7 +61,7 @@ def _many_sets(
     rows: Float[Tensor, "... inputs"],
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None,
-    down: Float[Tensor, "*queries rank inputs"],
+    down: Float[Tensor, "rank inputs"],
     up: Float[Tensor, "queries outputs rank"],
     scale: float,
 ) -> Float[Tensor, "... outputs"]:
@@ -69,18 +69,14 @@ def _many_sets(
         raise ValueError(f"{rows.shape[0]} rows are no multiple of {len(up)} queries")
     outputs, inputs = weight.shape
     mine = rows.reshape(len(up), -1, inputs)
-    if torch.is_grad_enabled():
-        low = F.linear(mine, down) if down.ndim == 2 else mine @ down.transpose(1, 2)
-        result = F.linear(mine, weight, bias) + scale * (low @ up.transpose(1, 2))
     # Forming W + B A costs rank·inputs·outputs products, a row through A and B rank·(inputs + outputs): with more rows
     # than about half a layer's width, forming it is cheaper.
-    elif mine.shape[1] * (inputs + outputs) > inputs * outputs:
+    if mine.shape[1] * (inputs + outputs) > inputs * outputs:
         own = torch.baddbmm(weight, up, down.expand(len(up), -1, -1), alpha=scale)
         own_t = own.transpose(1, 2)
         result = mine @ own_t if bias is None else torch.baddbmm(bias, mine, own_t)
     else:
-        low = F.linear(mine, down) if down.ndim == 2 else mine @ down.transpose(1, 2)
-        result = F.linear(mine, weight, bias).baddbmm_(low, up.transpose(1, 2), alpha=scale)
+        result = F.linear(mine, weight, bias).baddbmm_(F.linear(mine, down), up.transpose(1, 2), alpha=scale)
     return result.reshape(*rows.shape[:-1], outputs)
 
 

@@ -1,6 +1,6 @@
 """Episodes: each query trains its own adapters for a step on what it found, many queries at once (EFSA, §3.2)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from recollect.core.types import caption_prefix
 from recollect.efsa.adapters import Adapters, FirstStep, adapted
 from recollect.efsa.batch import EpisodeBatch, Reranked, shared_rows
-from recollect.efsa.cost import CostCounters
 from recollect.efsa.loss import episode_loss, negatives
 from recollect.efsa.options import EpisodeOptions
 from recollect.models import DualEncoder
@@ -21,20 +20,19 @@ _NO_TEMPERATURE = 1 / 0.07  # a model that stores none is read with CLIP's at th
 LEAST_PAIRS = 2
 """A single pair has no negatives."""
 
-_BETAS, _EPSILON = (0.9, 0.999), 1e-8  # AdamW's
+_EPSILON = 1e-8  # AdamW's
 
 
 class Episodes:
     """Adapts a model to many queries at once and ranks their candidates again; the model itself does not change.
 
-    With a single step from B = 0, every picture and caption passes the frozen model once, however many queries found
-    it. Only the gradient of each query's B is formed, and AdamW's first step needs no state. With more steps, every
-    query has its own A, B, moments and forward passes.
+    The one step starts at B = 0, so every picture and caption passes the frozen model once, however many queries found
+    it. Only the gradient of each query's B is formed, and AdamW's first step needs no state.
     """
 
     def __init__(self, encoder: DualEncoder, options: EpisodeOptions | None = None) -> None:
         self._sites = adapter_sites(encoder)
-        self.encoder, self.counters = encoder, CostCounters()
+        self.encoder = encoder
         self.options = (options or EpisodeOptions()).for_sites(self._sites)
         self._start = Adapters(*initial_weights(self._sites, self.options.adapters), self.options.scale)
 
@@ -45,15 +43,7 @@ class Episodes:
             scores = self._scores(batch, adapters)
         return as_reranked(batch, scores, losses)
 
-    def adapt(self, batch: EpisodeBatch) -> Adapters:
-        """Every query's adapters after its episode."""
-        with frozen(self.encoder):
-            return self._adapt(batch)[0]
-
     def _adapt(self, batch: EpisodeBatch) -> tuple[Adapters, Float[Tensor, " queries"]]:
-        return self._first_step(batch) if self.options.steps == 1 else self._steps(batch)
-
-    def _first_step(self, batch: EpisodeBatch) -> tuple[Adapters, Float[Tensor, " queries"]]:
         step = FirstStep(self._sites, self._start, len(batch.queries))
         queries, k = batch.images.shape
         pairs = batch.pairs
@@ -73,7 +63,6 @@ class Episodes:
             for turn, places in enumerate(group.places.to(raw.device)):
                 keep = turn + 1 < len(group.places)
                 step.backward(output, tower[places], places // k, keep=keep)
-        self._count(images, texts)
         for gradient in step.gradient.values():  # becomes B: from no moments, AdamW's step is -lr · g / (|g| + ε)
             gradient.div_(gradient.abs().add_(_EPSILON)).mul_(-self.options.rate)
         return Adapters(self._decayed(), step.gradient, self._start.scale), losses
@@ -104,80 +93,16 @@ class Episodes:
         factor = 1 - self.options.rate * self.options.weight_decay
         return {name: down * factor for name, down in self._start.down.items()}
 
-    def _steps(self, batch: EpisodeBatch) -> tuple[Adapters, Float[Tensor, " queries"]]:
-        queries = len(batch.queries)
-        numbers = [*self._start.down.values(), *self._start.up.values()]
-        sizes = [queries * each.numel() for each in numbers]
-        state = torch.cat([each.expand(queries, *each.shape).reshape(-1) for each in numbers])
-        parts = [part.view(queries, *each.shape) for part, each in zip(state.split(sizes), numbers, strict=True)]
-        names = list(self._sites)
-        adapters = Adapters(
-            dict(zip(names, parts[: len(names)], strict=True)),
-            dict(zip(names, parts[len(names) :], strict=True)),
-            self._start.scale,
-        )
-        moments = torch.zeros_like(state), torch.zeros_like(state)
-        total = state.new_zeros(queries)
-        for number in range(1, self.options.steps + 1):
-            for part in parts:
-                part.requires_grad_()
-            with torch.enable_grad(), adapted(self._sites, adapters):
-                losses = self._losses(batch, *self._encode_pairs(batch))
-            gradients = torch.autograd.grad(losses.sum(), parts)
-            for part in parts:
-                part.requires_grad_(False)
-            _adamw_step(state, torch.cat([each.reshape(-1) for each in gradients]), moments, number, self.options)
-            total += losses.detach()
-            self.counters.backward(images=batch.images.numel(), texts=batch.texts.numel())
-        return adapters, total
-
-    def _encode_pairs(
-        self, batch: EpisodeBatch
-    ) -> tuple[Float[Tensor, "queries k width"], Float[Tensor, "queries k width"]]:
-        """Both towers on every place, with each query's own adapters; places without a pair are filled."""
-        queries, k = batch.images.shape
-        rows = [places.clamp(min=0).reshape(-1) for places in (batch.images, batch.texts)]
-        tokens = self.encoder.tokenize(batch.captions or ("",), caption_prefix(self.encoder))
-        images = self._encode_images(batch.pixels[rows[0]])
-        texts = self.encoder.encode_texts(rows_of(tokens, rows[1]))
-        self.counters.forward(images=len(images), texts=len(texts))
-        return images.view(queries, k, -1), texts.view(queries, k, -1)
-
     @torch.no_grad()
     def _scores(self, batch: EpisodeBatch, adapters: Adapters) -> Float[Tensor, "queries k"]:
         queries, k = batch.images.shape
         with adapted(self._sites, adapters):
             images = self._encode_images(batch.pixels[batch.images.clamp(min=0).reshape(-1)])
             asked = embed_asked(self.encoder, batch)
-        self.counters.forward(images=len(images), texts=len(asked))
         return similarities(images.view(queries, k, -1), asked)
 
     def _encode_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
         return self.encoder.encode_images(pixels.to(self.encoder.device, self.encoder.dtype))
-
-    def _count(self, images: Sequence, texts: Sequence) -> None:
-        self.counters.forward(
-            images=sum(len(group.rows) for group in images), texts=sum(len(each.rows) for each in texts)
-        )
-        self.counters.backward(
-            images=sum(group.places.numel() for group in images), texts=sum(group.places.numel() for group in texts)
-        )
-
-
-def _adamw_step(
-    state: Float[Tensor, " numbers"],
-    gradient: Float[Tensor, " numbers"],
-    moments: tuple[Float[Tensor, " numbers"], Float[Tensor, " numbers"]],
-    number: int,
-    options: EpisodeOptions,
-) -> None:
-    """AdamW's ``number``-th step (from 1), in place and for all queries at once, since it works entry by entry."""
-    mean, square = moments
-    state.mul_(1 - options.rate * options.weight_decay)
-    mean.lerp_(gradient, 1 - _BETAS[0])
-    square.mul_(_BETAS[1]).addcmul_(gradient, gradient, value=1 - _BETAS[1])
-    root = (square / (1 - _BETAS[1] ** number)).sqrt_().add_(_EPSILON)
-    state.addcdiv_(mean, root, value=-options.rate / (1 - _BETAS[0] ** number))
 
 
 def embed_asked(encoder: DualEncoder, batch: EpisodeBatch) -> Float[Tensor, "queries width"]:

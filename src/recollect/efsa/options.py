@@ -1,4 +1,4 @@
-"""Settings of episodes and captioners, and counts of problems in episodes; light to import."""
+"""Settings of episodes and captioners; light to import."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -14,26 +14,19 @@ BLOCKS_RATE, HEADS_RATE = 1.5e-3, 2e-2
 """Learning rates that gained most on validation pools: of towers of blocks (``results/efsa/choices.json``), and of
 small models without blocks, whose heads alone learn (``results/efsa/adaptation-steps.json``)."""
 
-PRINTED: dict[str, Any] = {
-    "direction": "image-to-text", "learning_rate": 5e-4, "temperature": None, "contrastive": 1.7, "hinge": 0.3,
-    "margin": 0.2, "steps": 1,
-}  # fmt: skip
-"""The settings that the paper prints (§3.2, §4.1)."""
-
 PROMPT = "Describe what you see in detail with a maximum of 30 words."
 """What EFSA asks its captioner (§4.1)."""
 
 
 @dataclass(frozen=True)
 class EpisodeOptions:
-    """How a model adapts to one query (EFSA, §3.2 and §4.1).
+    """How a model adapts to one query: by one step of AdamW on the k pairs of image and caption (EFSA, §3.2 and §4.1).
 
     The defaults gained most on validation pools: the loss in both directions, at three times the paper's step for
     towers of blocks, and at forty times for small models whose heads alone learn. `EpisodeOptions.paper` is as printed.
 
     Attributes:
         k: images that the frozen model finds, the episode learns from, and the adapted model ranks again.
-        steps: optimizer steps on the one batch of k pairs.
         learning_rate: of AdamW; None takes 1.5e-3, or 2e-2 for a small model without blocks, whose heads alone learn.
         weight_decay: of AdamW (the paper names none; 0.01 is torch's).
         contrastive: weight of the contrastive loss, Eq. 1 (the paper's α).
@@ -44,13 +37,12 @@ class EpisodeOptions:
         rank: of the low-rank adapters.
         scale: factor of the adapters; 15/64, or 15 or 15/√64 as other readings of "a scaling factor of 15".
         at_once: maximum number of queries that adapt together.
-        gibibytes: maximum memory of the tensors of queries that adapt together, as measured on the first; a single
-            query always runs.
+        gibibytes: memory for the tensors of queries that adapt together, as estimated from the first; a single query
+            always runs.
         seed: of the adapters' random start, the same for every query.
     """
 
     k: int = 16
-    steps: int = 1
     learning_rate: float | None = None
     weight_decay: float = 0.01
     contrastive: float = 1.7
@@ -66,7 +58,7 @@ class EpisodeOptions:
 
     def __post_init__(self) -> None:
         check_number("k", self.k, least=2)
-        for name in ("steps", "rank", "at_once"):
+        for name in ("rank", "at_once"):
             check_number(name, getattr(self, name), least=1)
         for name in ("learning_rate", "scale", "gibibytes", "temperature"):
             if getattr(self, name) is not None:
@@ -77,7 +69,7 @@ class EpisodeOptions:
     @classmethod
     def paper(cls, **changed: Any) -> "EpisodeOptions":
         """The paper's settings: image → text at the model's own temperature, one step of 5e-4 (§4.1)."""
-        return cls(**{**PRINTED, **changed})
+        return cls(**{"direction": "image-to-text", "learning_rate": 5e-4, **changed})
 
     @property
     def rate(self) -> float:
@@ -112,20 +104,3 @@ class CaptionerOptions:
 
     def __post_init__(self) -> None:
         check_number("most_tokens", self.most_tokens, least=1)
-
-
-@dataclass
-class EpisodeReport:
-    """Counts of problems in episodes.
-
-    Attributes:
-        not_finite: failed episodes, whose queries have the zero-shot ranking.
-        without_captions: queries without an episode, since fewer than two of their pictures have a caption.
-        captions_missing: candidates without a caption, which were not learned from.
-        images_gone: candidates whose picture cannot be opened, which keep their zero-shot places.
-    """
-
-    not_finite: int = 0
-    without_captions: int = 0
-    captions_missing: int = 0
-    images_gone: int = 0

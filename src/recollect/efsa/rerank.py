@@ -1,7 +1,7 @@
 """Re-ranks the first pictures of a search by the model adapted to the query (EFSA)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -10,16 +10,17 @@ from torch import Tensor
 
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
-from recollect.core.types import caption_prefix
 from recollect.efsa.batch import EpisodeBatch, EpisodeQuery, Reranked, number_texts
-from recollect.efsa.cost import CostCounters, Meter
 from recollect.efsa.episodes import LEAST_PAIRS, Episodes
-from recollect.efsa.options import EpisodeOptions, EpisodeReport
+from recollect.efsa.memory import TensorMemory
+from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.pixels import PixelCache
 from recollect.index import Hit, Hits, Index, Picture, Query, Term
 from recollect.models import DualEncoder
 
-NOT_FINITE = "the episode's loss or scores were not finite: zero-shot ranking"
+FELL_BACK = "zero-shot ranking"
+"""How notes of queries end that no episode ranked."""
+NOT_FINITE = f"the episode's loss or scores were not finite: {FELL_BACK}"
 NO_CAPTIONS = (
     "these pictures have no captions to learn from. Write some with `recollect caption INDEX --model CAPTIONER`."
 )
@@ -27,48 +28,8 @@ EPISODE = "episode"
 """`scored_by` of a re-ranked hit."""
 
 
-Load = tuple[int, int]
-"""Memory needs of a query: its pictures, counted twice if captioned, and the tokens of its longest text."""
-
-
-@dataclass
-class _BatchPlan:
-    """Keeps the measured memory of a batch of episodes below a bound.
-
-    The first query runs alone and is measured, and so is each with more pictures or longer texts than all before (texts
-    are padded to the longest of a batch). Queries in a batch share tensors, so n of them hold at most n times the
-    memory of the largest.
-
-    Attributes:
-        most_bytes: maximum memory of the tensors of a batch.
-        dearest: largest measured memory of a single query.
-    """
-
-    most_queries: int
-    most_bytes: float
-    dearest: int = 0
-    measured: list[Load] = field(default_factory=list)
-
-    def number(self, loads: Sequence[Load]) -> int:
-        """Number of the next queries that may run together, at least one."""
-        known = next((place for place, load in enumerate(loads) if not self.knows(load)), len(loads))
-        fit = self.most_queries if not self.dearest else int(self.most_bytes // self.dearest)
-        return max(1, min(known, self.most_queries, fit))
-
-    def knows(self, load: Load) -> bool:
-        """Whether a measured query had as many pictures and as long texts."""
-        return any(load[0] <= pictures and load[1] <= tokens for pictures, tokens in self.measured)
-
-    def learn(self, load: Load, peak: int) -> None:
-        """Record the memory of a single query."""
-        self.dearest = max(self.dearest, peak)
-        self.measured.append(load)
-
-
 class Adapts(Protocol):
     """`Episodes`, or another implementation of them."""
-
-    counters: CostCounters
 
     def rerank(self, batch: EpisodeBatch) -> Reranked:
         """Adapt to each query of the batch and score its candidates again."""
@@ -81,13 +42,11 @@ class EpisodeReranker:
     >>> adapt = EpisodeReranker(index.encoder)                                    # doctest: +SKIP
     >>> index.search("a red snowman", k=20, rerank=adapt)                         # doctest: +SKIP
 
-    Re-ranked hits have the episode's score and come first; the others keep the plain model's score.
+    Re-ranked hits have the episode's score and come first; the others keep the plain model's score. Queries adapt
+    together as far as memory allows, which is measured on the first one.
 
     Args:
         adapt: another implementation of episodes, for studies.
-
-    Attributes:
-        plan: decides how many queries adapt together.
     """
 
     def __init__(
@@ -99,45 +58,38 @@ class EpisodeReranker:
     ) -> None:
         self.encoder, self.options = encoder, options or EpisodeOptions()
         self.depth = self.options.k
-        self.counters, self.report = CostCounters(), EpisodeReport()
         self.pixels = pixels or PixelCache(encoder.transform)
         self.episodes = adapt(encoder, self.options)
-        self.episodes.counters = self.counters
-        self.plan = _BatchPlan(self.options.at_once, self.options.gibibytes * 2**30)
+        self._row_bytes = 0.0  # of a picture or caption of an episode; 0 until one was measured
 
     def rerank(self, queries: Sequence[Query], found: Sequence[Hits]) -> list[Hits]:
         """The same hits, the first k in their new order."""
         results: list[Hits] = []
         with progress("episodes", len(queries), "queries") as counter:
             while len(results) < len(queries):
-                some = self._next(queries, found, len(results))
+                number = self._fitting(found[len(results) : len(results) + self.options.at_once])
+                some = slice(len(results), len(results) + number)
                 results += self._measured(queries[some], found[some])
-                counter.advance(len(queries[some]))
+                counter.advance(number)
         return results
 
-    def _next(self, queries: Sequence[Query], found: Sequence[Hits], start: int) -> slice:
-        """The next queries that adapt together, as far as memory allows."""
-        some = slice(start, start + self.options.at_once)
-        loads = [self._load(query, hits) for query, hits in zip(queries[some], found[some], strict=True)]
-        return slice(start, start + self.plan.number(loads))
+    def _rows(self, hits: Hits) -> int:
+        first = hits[: self.options.k]
+        return len(first) + sum(bool(hit.caption.strip()) for hit in first)
+
+    def _fitting(self, found: Sequence[Hits]) -> int:
+        """How many of the next queries fit in memory together; at least one, and one until that is known."""
+        held = self._row_bytes * np.cumsum([self._rows(hits) for hits in found])
+        return max(1, int((held <= self.options.gibibytes * 2**30).sum())) if self._row_bytes else 1
 
     def _measured(self, queries: Sequence[Query], found: Sequence[Hits]) -> list[Hits]:
-        load = self._load(queries[0], found[0])
-        if len(queries) > 1 or self.plan.knows(load):
+        if self._row_bytes:
             return self._together(queries, found)
-        with Meter() as meter:
+        with TensorMemory() as memory:
             results = self._together(queries, found)
-        self.plan.learn(load, meter.peak)
+        if any(hit.scored_by == EPISODE for hit in results[0]):
+            self._row_bytes = memory.peak / self._rows(found[0])
         return results
-
-    def _load(self, query: Query, hits: Hits) -> Load:
-        first = hits[: self.options.k]
-        texts = [hit.caption for hit in first] + [term.words for term in query.terms if term.words is not None]
-        lengths = self.encoder.text_lengths([text or "" for text in texts], caption_prefix(self.encoder))
-        longest, most = max(lengths, default=0), self.encoder.longest_text
-        pictures = len(first) + sum(term.picture is not None for term in query.terms)
-        captioned = sum(bool(hit.caption.strip()) for hit in first)
-        return pictures + captioned, longest if most is None else min(longest, most)
 
     def _together(self, queries: Sequence[Query], found: Sequence[Hits]) -> list[Hits]:
         batch = make_episode_batch(queries, found, self.options.k, self.pixels)
@@ -163,18 +115,14 @@ class EpisodeReranker:
     def _notes(self, first: Sequence[Hit], failed: bool, pairs: int) -> list[str]:
         gone = sum(hit.id in self.pixels.gone for hit in first)
         uncaptioned = sum(not hit.caption.strip() for hit in first)
-        self.report.images_gone += gone
-        self.report.captions_missing += uncaptioned
         notes = []
         if gone:
             notes.append(f"{gone} of {len(first)} pictures cannot be opened and keep their zero-shot places")
         if pairs < LEAST_PAIRS:
-            self.report.without_captions += 1
-            notes.append(f"only {pairs} of {len(first)} pictures have a caption to learn from: zero-shot ranking")
+            notes.append(f"only {pairs} of {len(first)} pictures have a caption to learn from: {FELL_BACK}")
         elif uncaptioned:
             notes.append(f"{uncaptioned} of {len(first)} pictures have no caption: the episode learned from {pairs}")
         if failed:
-            self.report.not_finite += 1
             notes.append(NOT_FINITE)
         return notes
 

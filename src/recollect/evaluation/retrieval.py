@@ -1,6 +1,7 @@
-"""Retrieval in both directions: recall at k with all true matches, per domain and on average, and its cost."""
+"""Retrieval in both directions: recall at k with all true matches, per domain and on average."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -11,10 +12,10 @@ from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Kind, caption_prefix
 from recollect.core.validation import check_choice
-from recollect.efsa.cost import Cost, measured
-from recollect.efsa.methods import SEARCH_METHODS, Method, Prepared, SearchContext
+from recollect.efsa.methods import SEARCH_METHODS, Method, Search, SearchContext
 from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.pixels import PixelCache
+from recollect.efsa.rerank import FELL_BACK
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.intervals import Kinds
 from recollect.evaluation.ranks import NO_RANK, TIE, streaming_ranks
@@ -208,6 +209,13 @@ def _gain(hit: np.ndarray, before: np.ndarray, clusters: np.ndarray) -> ResultRo
     return {"gain": gain, "gain_low": 100 * low, "gain_high": 100 * high, "gain_p": kinds.sign_test()}
 
 
+def timed(search: Search, queries: Sequence[str], k: int) -> tuple[list[Hits], dict[str, float]]:
+    """Search, and the seconds of a query."""
+    start = time.perf_counter()
+    results = search(queries, k)
+    return results, {"seconds per query": (time.perf_counter() - start) / max(1, len(queries))}
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Search methods to compare.
@@ -215,6 +223,7 @@ class Comparison:
     Attributes:
         methods: names; gains are over the first.
         queries: maximum number of texts per domain used as queries.
+        measure: searches, and returns figures of the cost as well.
     """
 
     methods: Sequence[str] = ("zero-shot", "episode")
@@ -222,6 +231,7 @@ class Comparison:
     queries: int | None = None
     depths: Sequence[int] = (1, 5, 10)
     known: Mapping[str, Method] = field(default_factory=lambda: SEARCH_METHODS)
+    measure: Callable[[Search, Sequence[str], int], tuple[list[Hits], dict[str, float]]] = timed
 
 
 def compare_methods(
@@ -244,7 +254,7 @@ def compare_methods(
 
     Returns:
         Rows as in `retrieval`, with ``gain``, ``gain_low``, ``gain_high`` and ``gain_p`` over the first method, and
-        rows for the cost per query (`Cost`).
+        rows for the cost of a query.
 
     Raises:
         UserError: no such method, or it lacks captions or a teacher.
@@ -266,15 +276,16 @@ def compare_methods(
     baseline: Mapping[str, np.ndarray] = {}
     for name in comparison.methods:
         prepared = comparison.known[name](setting)
-        ranks, cost = _search_ranks(prepared, task, np.flatnonzero(texts), max(comparison.depths))
-        found = {DIRECTIONS[0]: ranks}
+        queries = [task.texts[text] for text in np.flatnonzero(texts)]
+        results, cost = comparison.measure(prepared.search, queries, max(comparison.depths) + 1)
+        found = {DIRECTIONS[0]: _search_ranks(results, task, np.flatnonzero(texts))}
         if prepared.encoder is not None:
             known = vectors if prepared.encoder is encoder else None
             found[DIRECTIONS[1]] = _image_ranks(prepared.encoder, task, captions.reserved, known)
         for direction, mine in found.items():
             rows += recall_rows(name, direction, mine, asked[direction], comparison.depths, baseline.get(direction))
-        rows += _cost_rows(name, cost)
-        notes[name] = {"report": asdict(prepared.search.report), "preparation": asdict(prepared.preparation)}
+        rows += [{"method": name, "metric": metric, "value": value} for metric, value in cost.items()]
+        notes[name] = {"fell back": sum(any(note.endswith(FELL_BACK) for note in hits.notes) for hits in results)}
         baseline = baseline or found
     settings: dict[str, Any] = {
         "images": len(task.images),
@@ -295,22 +306,12 @@ def _asked_content(task: RetrievalTask) -> list[Any]:
     return [task.texts, task.matches, task.domains, task.ambiguous]
 
 
-def _cost_rows(method: str, cost: Cost) -> list[ResultRow]:
-    figures = asdict(cost)
-    memory = figures.pop("memory")
-    each: list[ResultRow] = [{"metric": f"{name} per query", "value": value} for name, value in figures.items()]
-    return [{"method": method, **row} for row in (*each, {"metric": "memory", "value": memory})]
-
-
-def _search_ranks(
-    prepared: Prepared, task: RetrievalTask, texts: np.ndarray, depth: int
-) -> tuple[Int64[np.ndarray, " texts"], Cost]:
-    """Rank of the first true match of each query, and the cost per query."""
-    results, cost = measured(prepared.search, [task.texts[text] for text in texts], depth + 1)
+def _search_ranks(results: Sequence[Hits], task: RetrievalTask, texts: np.ndarray) -> Int64[np.ndarray, " texts"]:
+    """Rank of the first true match of each query."""
     ranks = np.full(len(task.texts), NO_RANK, dtype=np.int64)
     for text, result in zip(texts.tolist(), results, strict=True):
         ranks[text] = first_match(result, {str(image) for image in task.matches[text]})
-    return ranks, cost
+    return ranks
 
 
 def first_match(result: Hits, true: set[str]) -> int:

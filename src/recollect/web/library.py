@@ -3,17 +3,16 @@
 import os
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Generic, TypeVar
 
 import numpy as np
 from jaxtyping import Float32, Int64, UInt8
 
 from recollect.core.errors import UserError
+from recollect.core.recent import Recent
 from recollect.data.sources.images import small_jpeg
 from recollect.index import Index, Picture
 from recollect.index.facets import aspect_ratios
@@ -26,48 +25,6 @@ FULL_SIDE = 8192
 _CACHE_BYTES = 128 * 2**20
 _CHECK_EVERY = 0.3  # seconds between two looks for changes by other processes
 _GONE = "no longer in the library"
-
-
-_Key = TypeVar("_Key", bound=Hashable)
-_Value = TypeVar("_Value")
-
-
-class Recent(Generic[_Key, _Value]):
-    """The values used last; safe to use from several threads.
-
-    Args:
-        most: weight of all values together; the least recently used are dropped beyond it, but never the latest.
-        weigh: weight of a value; 1 by default.
-    """
-
-    def __init__(self, most: int, weigh: Callable[[_Value], int] = lambda value: 1) -> None:
-        self._most, self._weigh = most, weigh
-        self._values: OrderedDict[_Key, _Value] = OrderedDict()
-        self._held = 0
-        self._lock = threading.Lock()
-
-    def get(self, key: _Key) -> _Value | None:
-        """A value, or None."""
-        with self._lock:
-            if key in self._values:
-                self._values.move_to_end(key)
-            return self._values.get(key)
-
-    def put(self, key: _Key, value: _Value) -> _Value:
-        """Keep a value."""
-        with self._lock:
-            if key in self._values:
-                self._held -= self._weigh(self._values.pop(key))
-            self._values[key] = value
-            self._held += self._weigh(value)
-            while self._held > self._most and len(self._values) > 1:
-                self._held -= self._weigh(self._values.popitem(last=False)[1])
-        return value
-
-    def made(self, key: _Key, make: Callable[[], _Value]) -> _Value:
-        """A value, made where it is not kept; two threads may both make it."""
-        found = self.get(key)
-        return found if found is not None else self.put(key, make())
 
 
 @dataclass(eq=False)
@@ -146,15 +103,11 @@ class Library:
     """An index that other processes may change while its page is open; safe to call from several threads.
 
     Attributes:
-        name: what the page calls it; by default the folder of the index, or the one above where that is ``index``.
+        name: what the page calls it.
     """
 
-    def __init__(self, index: Index) -> None:
-        self.index = index
-        address = index.address
-        place = address if "://" in address else str(Path(address).resolve())
-        parts = place.rstrip("/").split("/")
-        self.name = parts[-2] if parts[-1] == "index" and len(parts) > 1 else parts[-1]  # as `recollect demo` makes
+    def __init__(self, index: Index, name: str) -> None:
+        self.index, self.name = index, name
         self._lock = threading.RLock()
         self._checked = 0.0
         self._place = _place_of(index)

@@ -221,8 +221,7 @@ def _measure_5(options: StudyOptions) -> Measurements:
     """More steps in an episode."""
     where = efsa_world(options)
     most = 2 if options.scale == "smoke" else 4
-    episode = where.methods.episode
-    arms = {str(steps): {"changed": replace(episode, steps=steps)} for steps in range(1, most + 1)}
+    arms = {str(steps): {"steps": steps} for steps in range(1, most + 1)}
     return _over(5, options, where, arms, "steps", "episodes")
 
 

@@ -11,7 +11,6 @@ from recollect.core.progress import progress
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import caption_prefix
 from recollect.efsa.batch import number_texts
-from recollect.efsa.cost import CostCounters
 from recollect.efsa.episodes import LEAST_PAIRS, contrast_scale
 from recollect.efsa.loss import episode_loss, negatives
 from recollect.efsa.options import EpisodeOptions
@@ -26,7 +25,7 @@ from recollect_papers.efsa.options import TuningOptions
 _BLOCK = 512
 
 
-def index_by(encoder: DualEncoder, index: Index, pixels: PixelCache, counters: CostCounters | None = None) -> Index:
+def index_by(encoder: DualEncoder, index: Index, pixels: PixelCache) -> Index:
     """The pictures of an index embedded by another model; those that cannot be opened are left out.
 
     Raises:
@@ -44,18 +43,11 @@ def index_by(encoder: DualEncoder, index: Index, pixels: PixelCache, counters: C
             counter.advance(len(pictures))
     if not found:
         raise UserError(f"{index.address}: no picture can be opened. Are the files still where they were?")
-    if counters is not None:
-        counters.forward(images=len(found))
     return with_vectors(index, found, np.concatenate(blocks), encoder, "fine-tuned model")
 
 
 def fine_tune(
-    encoder: DualEncoder,
-    index: Index,
-    episode: EpisodeOptions,
-    options: TuningOptions,
-    pixels: PixelCache,
-    counters: CostCounters | None = None,
+    encoder: DualEncoder, index: Index, episode: EpisodeOptions, options: TuningOptions, pixels: PixelCache
 ) -> DualEncoder:
     """A copy of ``encoder``, tuned by low-rank adapters on all captioned pictures (EFSA, section 4.1, F.T).
 
@@ -69,7 +61,7 @@ def fine_tune(
     ids = [id for id, caption in captions if caption]
     if len(ids) < LEAST_PAIRS:
         raise UserError(NO_CAPTIONS)
-    sites, counters = adapter_sites(encoder), counters or CostCounters()
+    sites = adapter_sites(encoder)
     tuned = copy.deepcopy(encoder).eval()
     add_lora(tuned, *initial_weights(sites, episode.adapters), episode.scale)
     learned = [each for each in tuned.parameters() if each.requires_grad]
@@ -93,8 +85,6 @@ def fine_tune(
                 loss.backward()
                 optimizer.step()
                 counter.advance(len(there), f"loss {loss.item():.3f}")
-                counters.forward(images=len(there), texts=len(there))
-                counters.backward(images=len(there), texts=len(there))
     return merged(tuned)
 
 

@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from recollect.core.types import Encoder
-from recollect.efsa.cost import CostCounters
-from recollect.efsa.methods import SEARCH_METHODS, IndexSearch, Method, Prepared, SearchContext
+from recollect.efsa.methods import SEARCH_METHODS, Method, Prepared, SearchContext, index_search
 from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.rerank import EpisodeReranker
 from recollect_papers.efsa.fine_tuning import fine_tune, index_by
 from recollect_papers.efsa.options import RewardOptions, TuningOptions
 from recollect_papers.efsa.rlcf import RewardSearcher
-from recollect_papers.efsa.sequential import FullEpisodes
+from recollect_papers.efsa.sequential import FullEpisodes, SequentialEpisodes
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,14 @@ class MethodOptions:
         reward: of RLCF.
         full_learning_rate: of episodes that change all parameters, for which the rate of adapters is far too large;
             None takes the episodes' own.
+        steps: of an episode (Fig. 5).
     """
 
     episode: EpisodeOptions = field(default_factory=EpisodeOptions)
     tuning: TuningOptions = field(default_factory=TuningOptions)
     reward: RewardOptions = field(default_factory=RewardOptions)
     full_learning_rate: float | None = 3e-6
+    steps: int = 1
 
 
 def search_methods(options: MethodOptions, teacher: Encoder | None = None) -> Mapping[str, Method]:
@@ -40,18 +42,23 @@ def search_methods(options: MethodOptions, teacher: Encoder | None = None) -> Ma
     """
 
     def fine_tuning(context: SearchContext) -> Prepared:
-        done = CostCounters()
-        tuned = fine_tune(context.encoder, context.index, context.episode, options.tuning, context.pixels, done)
-        return Prepared(IndexSearch(index_by(tuned, context.index, context.pixels, done), tuned), done, tuned)
+        tuned = fine_tune(context.encoder, context.index, context.episode, options.tuning, context.pixels)
+        return Prepared(index_search(index_by(tuned, context.index, context.pixels), tuned), tuned)
 
     def rlcf(context: SearchContext) -> Prepared:
-        return Prepared(RewardSearcher(context.index, context.encoder, teacher, options.reward))
+        return Prepared(RewardSearcher(context.index, context.encoder, teacher, options.reward).search)
 
     def full(context: SearchContext) -> Prepared:
         episode = context.episode
         if options.full_learning_rate is not None:
             episode = replace(episode, learning_rate=options.full_learning_rate)
         rerank = EpisodeReranker(context.encoder, episode, context.pixels, FullEpisodes)
-        return Prepared(IndexSearch(context.index, context.encoder, rerank=rerank))
+        return Prepared(index_search(context.index, context.encoder, rerank=rerank))
 
-    return {**SEARCH_METHODS, "fine-tuning": fine_tuning, "rlcf": rlcf, "episode-full": full}
+    def several_steps(context: SearchContext) -> Prepared:
+        adapt = partial(SequentialEpisodes, steps=options.steps)
+        rerank = EpisodeReranker(context.encoder, context.episode, context.pixels, adapt)
+        return Prepared(index_search(context.index, context.encoder, rerank=rerank))
+
+    more: dict[str, Method] = {"fine-tuning": fine_tuning, "rlcf": rlcf, "episode-full": full}
+    return {**SEARCH_METHODS, **more, **({"episode": several_steps} if options.steps > 1 else {})}

@@ -13,9 +13,8 @@ from recollect.core.errors import UserError
 from recollect.core.ordering import best_first
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, caption_prefix
-from recollect.efsa.cost import CostCounters
 from recollect.efsa.episodes import contrast_scale
-from recollect.efsa.options import EpisodeOptions, EpisodeReport
+from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.rerank import NOT_FINITE
 from recollect.index import Hits, Index
 from recollect.models import DualEncoder
@@ -25,21 +24,16 @@ _ADAPTED = "adapted text tower"
 
 
 class Teacher:
-    """A larger model that judges how well a picture fits a query; it embeds a picture once.
-
-    Attributes:
-        counters: rows that went through it.
-    """
+    """A larger model that judges how well a picture fits a query; it embeds a picture once."""
 
     def __init__(self, encoder: Encoder, index: Index) -> None:
-        self.encoder, self.index, self.counters = encoder, index, CostCounters()
+        self.encoder, self.index = encoder, index
         self._known: dict[str, Tensor | None] = {}
 
     def rewards(self, query: str, ids: Sequence[str]) -> Float[Tensor, " images"]:
         """``max(2.5 cos, 0)`` of the query with each picture (CLIP score); NaN where it cannot be opened."""
         kind = caption_prefix(self.encoder) if isinstance(self.encoder, DualEncoder) else None
         asked = self.encoder.embed_texts([query], kind)[0]
-        self.counters.forward(texts=1)
         self._embed([id for id in ids if id not in self._known])
         each = [self._known[id] for id in ids]
         scores = [torch.tensor(torch.nan) if vector is None else vector @ asked for vector in each]
@@ -54,7 +48,6 @@ class Teacher:
                 self._known[picture.id] = None
         if opened:
             self._known |= dict(zip(opened, self.encoder.embed_images(list(opened.values())), strict=True))
-            self.counters.forward(images=len(opened))
 
 
 class RewardSearcher:
@@ -63,10 +56,6 @@ class RewardSearcher:
     The policy is the softmax over the candidates, sampled at its ``sampled`` most likely pictures. The reward of a
     picture is the teacher's score minus its mean over the sampled ones. Image embeddings stay as they are, so the
     adapted query searches the whole index again.
-
-    Attributes:
-        counters: rows that went through the towers of ``encoder``.
-        report: what went wrong.
 
     Raises:
         UserError: no teacher.
@@ -78,7 +67,6 @@ class RewardSearcher:
         if teacher is None:
             raise UserError("RLCF needs a larger model to judge the pictures. Name it with --teacher MODEL.")
         self.index, self.encoder, self.options = index, encoder, options or RewardOptions()
-        self.counters, self.report = CostCounters(), EpisodeReport()
         self.judge = Teacher(teacher, index)
         self._copy = copy.deepcopy(encoder).eval().requires_grad_(False)
         self._learned = list(self._copy.tower_parameters("text"))
@@ -90,7 +78,6 @@ class RewardSearcher:
     def search(self, queries: Sequence[str], k: int = 10) -> list[Hits]:
         """The k best pictures for each query."""
         found = self.index.search_many(list(queries), max(k, self.options.candidates), encoder=self.encoder)
-        self.counters.forward(texts=sum(bool(query.strip()) for query in queries))
         results = []
         with progress("RLCF", len(queries), "queries") as counter:
             for query, hits in zip(queries, found, strict=True):
@@ -109,7 +96,6 @@ class RewardSearcher:
         finally:
             self._reset()
         if not (finite and bool(asked.isfinite().all())):
-            self.report.not_finite += 1
             return found.with_hits(found.hits[:k], (NOT_FINITE,))
         hits = []
         for hit in self.index.search(asked[0].float().cpu(), k):  # with rank and score by the model as it is, if known
@@ -128,13 +114,11 @@ class RewardSearcher:
             rewards = self.judge.rewards(query, [ids[row] for row in chosen.tolist()]).to(likely)
             there = rewards.isfinite()
             loss = -((rewards - rewards[there].mean())[there] * likely[chosen][there]).mean()
-        self.counters.forward(texts=1)
         if not bool(loss.isfinite()):
             return not bool(there.any())  # no image can be judged any more: nothing to learn, but nothing broken
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        self.counters.backward(texts=1)
         return True
 
     def _embed_one(self, query: str) -> Float[Tensor, "one width"]:

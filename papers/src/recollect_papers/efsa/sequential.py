@@ -8,9 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recollect.core.types import caption_prefix
-from recollect.efsa.adapters import Adapters
 from recollect.efsa.batch import EpisodeBatch, Reranked
-from recollect.efsa.cost import CostCounters
 from recollect.efsa.episodes import LEAST_PAIRS, as_reranked, contrast_scale, embed_asked, similarities
 from recollect.efsa.loss import episode_loss, negatives
 from recollect.efsa.options import EpisodeOptions
@@ -24,11 +22,11 @@ class OneAtATime:
     Attributes:
         encoder: the model that is copied.
         options: of the episodes.
-        counters: what was computed so far.
+        steps: optimizer steps of an episode.
     """
 
-    def __init__(self, encoder: DualEncoder, options: EpisodeOptions | None = None) -> None:
-        self.encoder, self.options, self.counters = encoder, options or EpisodeOptions(), CostCounters()
+    def __init__(self, encoder: DualEncoder, options: EpisodeOptions | None = None, steps: int = 1) -> None:
+        self.encoder, self.options, self.steps = encoder, options or EpisodeOptions(), steps
         self._copy = copy.deepcopy(encoder).eval().requires_grad_(False)
         self._learned = self._prepare()
         self._begin = [each.detach().clone() for each in self._learned]
@@ -53,7 +51,7 @@ class OneAtATime:
         total = torch.zeros((), dtype=self._copy.dtype, device=self._copy.device)
         if batch.pairs.sum() < LEAST_PAIRS:
             return total
-        for _ in range(options.steps):
+        for _ in range(self.steps):
             loss = self._loss(batch)
             optimizer.zero_grad()
             loss.backward()
@@ -67,8 +65,6 @@ class OneAtATime:
         raw_images = self._encode_images(batch.pixels[images])
         captions = [batch.captions[number] for number in texts.tolist()]
         raw_texts = self._copy.encode_texts(self._copy.tokenize(captions, caption_prefix(self._copy)))
-        self.counters.forward(images=len(images), texts=len(texts))
-        self.counters.backward(images=len(images), texts=len(texts))
         every = torch.ones(1, len(images), dtype=torch.bool, device=raw_images.device)
         wrong = negatives(texts[None].to(raw_images.device), every)
         scale = contrast_scale(self.encoder, self.options)
@@ -78,7 +74,6 @@ class OneAtATime:
     def _scores(self, batch: EpisodeBatch) -> Float[Tensor, "one k"]:
         images = self._encode_images(batch.pixels[batch.images[0].clamp(min=0)])
         asked = embed_asked(self._copy, batch)
-        self.counters.forward(images=len(images), texts=len(asked))
         return similarities(images[None], asked)
 
     def _encode_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
@@ -100,23 +95,8 @@ class SequentialEpisodes(OneAtATime):
         layers: dict[str, Any] = add_lora(
             self._copy, *initial_weights(sites, self.options.adapters), self.options.scale
         )
-        self._names = list(sites)
-        self._down = [layer.lora_A["default"].weight for layer in layers.values()]
-        self._up = [layer.lora_B["default"].weight for layer in layers.values()]
-        return [*self._down, *self._up]
-
-    def adapt(self, batch: EpisodeBatch) -> Adapters:
-        """Every query's adapters after its episode."""
-        down: list[list[Tensor]] = []
-        up: list[list[Tensor]] = []
-        for query in range(len(batch.queries)):
-            self._learn(batch.one(query))
-            down.append([each.detach().clone() for each in self._down])
-            up.append([each.detach().clone() for each in self._up])
-            self._reset()
-        stacked = [[torch.stack(each) for each in zip(*half, strict=True)] for half in (down, up)]
-        halves = [dict(zip(self._names, half, strict=True)) for half in stacked]
-        return Adapters(halves[0], halves[1], self.options.scale)
+        down = [layer.lora_A["default"].weight for layer in layers.values()]
+        return [*down, *(layer.lora_B["default"].weight for layer in layers.values())]
 
 
 class FullEpisodes(OneAtATime):

@@ -66,12 +66,13 @@ def ask(
     methods: Sequence[str] = ABLATED,
     *,
     changed: EpisodeOptions | None = None,
+    steps: int = 1,
     captions: Captions | None = None,
     depths: Sequence[int] = DEPTHS,
 ) -> Measurements:
     """What methods find on the world's pools, with its own episodes and captions unless named: figures of each base
     model by ``method`` and ``measure``, recall also by ``domain``."""
-    settings = where.methods if changed is None else replace(where.methods, episode=changed)
+    settings = replace(where.methods, episode=changed or where.methods.episode, steps=steps)
     search = SearchRun(tuple(methods), settings, captions or where.captions[0], pool, where.data, tuple(depths))
     found = Measurements()
     for seed, figures in enumerate(searched(search, where, options)):
@@ -150,8 +151,6 @@ def _every_method(found: Measurements, number: int, pool: PoolKind) -> Formed:
 
 _COSTS = (
     Column("ms", {"measure": "seconds per query"}, "number", unit=1e-3),
-    Column("images forward", {"measure": "images_forward per query"}, "number"),
-    Column("images back", {"measure": "images_backward per query"}, "number"),
     Column("M products forward", {"measure": "forward_products per query"}, "number", pattern="{:,.1f}", unit=1e6),
     Column("M products back", {"measure": "backward_products per query"}, "number", pattern="{:,.1f}", unit=1e6),
     Column("MiB at once", {"measure": "memory"}, "number", unit=2.0**20),

@@ -19,6 +19,7 @@ from recollect.models import DualEncoder, load_model
 from recollect.objectives import Base
 from recollect.training.options import Data, Recipe
 from recollect.training.recipes import RECIPES
+from recollect_papers.efsa.cost import measured
 from recollect_papers.efsa.methods import MethodOptions, search_methods
 from recollect_papers.efsa.options import CaptionCorruption, RewardOptions, TuningOptions
 from recollect_papers.efsa.rewording import corrupted_captions
@@ -194,7 +195,7 @@ def _searched(search: SearchRun, where: EfsaWorld, seed: int, out: Path) -> Figu
     name = content_key(asdict(search), where.queries, where.split, models, _content(search))
     comparison = Comparison(
         search.methods, search.options.episode, where.queries, depths=search.depths,
-        known=search_methods(search.options, teacher),
+        known=search_methods(search.options, teacher), measure=measured,
     )  # fmt: skip
 
     def make() -> Figures:

@@ -1,7 +1,6 @@
 """What queries found, as a file for programs and a page of pictures for people."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -9,28 +8,20 @@ from typing import Any
 from recollect.core.errors import UserError
 from recollect.core.files import write_json, write_text
 from recollect.data.sources.images import jpeg_url
-from recollect.efsa.options import EpisodeReport
 from recollect.index import Hit, Hits, Picture
 from recollect.index.hits import MODEL
 
-GALLERY_FORMAT = 3
-"""Version of the JSON; in 3 a hit is a picture, with all its captions."""
+GALLERY_FORMAT = 4
+"""Version of the JSON; in 4 only the notes of a query say what was not as it should be."""
 
 _SIDE = 224
-_REPORT = {
-    "not_finite": "failed episodes, whose ranking is zero-shot",
-    "without_captions": "queries without an episode, since too few images have captions",
-    "captions_missing": "candidates without a caption",
-    "images_gone": "candidates that cannot be opened",
-}
 
 
-def hits_as_json(results: Sequence[Hits], report: EpisodeReport, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that was found and what was not as it should be."""
+def hits_as_json(results: Sequence[Hits], about: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that was found."""
     return {
         "format": GALLERY_FORMAT,
         **about,
-        "report": asdict(report),
         "results": [
             {
                 "query": result.query,
@@ -44,7 +35,7 @@ def hits_as_json(results: Sequence[Hits], report: EpisodeReport, about: Mapping[
     }
 
 
-def save_results(results: Sequence[Hits], report: EpisodeReport, about: Mapping[str, Any], path: str | Path) -> None:
+def save_results(results: Sequence[Hits], about: Mapping[str, Any], path: str | Path) -> None:
     """Write what was found to a ``.json`` file, or to an ``.html`` page that needs nothing else.
 
     Raises:
@@ -52,9 +43,9 @@ def save_results(results: Sequence[Hits], report: EpisodeReport, about: Mapping[
     """
     ending = Path(path).suffix
     if ending == ".json":
-        write_json(path, hits_as_json(results, report, about))
+        write_json(path, hits_as_json(results, about))
     elif ending == ".html":
-        write_text(path, _page(results, report, about))
+        write_text(path, _page(results, about))
     else:
         raise UserError(f"{path}: results are written as .json or .html. Name a file that ends so.")
 
@@ -80,7 +71,7 @@ def _hit(hit: Hit, rank: int) -> dict[str, Any]:
     }
 
 
-def _page(results: Sequence[Hits], report: EpisodeReport, about: Mapping[str, Any]) -> str:
+def _page(results: Sequence[Hits], about: Mapping[str, Any]) -> str:
     pictures: dict[str, str | None] = {}
     for result in results:
         for hit in result.hits:
@@ -96,10 +87,9 @@ def _page(results: Sequence[Hits], report: EpisodeReport, about: Mapping[str, An
         ]
         groups.append({"query": result.query.strip() or "(empty)", "notes": result.notes, "parts": cards})
     summary = ", ".join(f"{name}: {value}" for name, value in about.items() if value is not None)
-    words = {_REPORT[name]: count for name, count in asdict(report).items() if count and name in _REPORT}
     from recollect.core.templates import render  # imports jinja2
 
-    return render(Path(__file__).with_name("gallery.html"), groups=groups, summary=summary, report=words)
+    return render(Path(__file__).with_name("gallery.html"), groups=groups, summary=summary)
 
 
 def _card(hit: Hit, rank: int, pictures: Mapping[str, str | None]) -> dict[str, Any]:

@@ -1,0 +1,65 @@
+"""Cost of a search: seconds, products of both passes, memory."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from recollect.efsa.memory import TensorMemory
+from recollect.efsa.methods import Search
+from recollect.evaluation.retrieval import timed
+from recollect.index import Hits
+
+_aten = torch.ops.aten
+# In-place forms and the CPU's attention, which torch's own table leaves out.
+_COUNTS: dict[Any, Callable[..., int]] = {
+    **flop_registry,
+    _aten.addmm_: flop_registry[_aten.addmm],
+    _aten.baddbmm_: flop_registry[_aten.baddbmm],
+    _aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[_aten._scaled_dot_product_flash_attention],
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        _aten._scaled_dot_product_flash_attention_backward
+    ],
+}
+
+
+class Meter(TensorMemory):
+    """Counts torch's multiplications and memory inside the block.
+
+    Attributes:
+        forward, backward: multiplications of matrix products, attention and convolutions in each pass.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward = self.backward = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if count := _COUNTS.get(func._overloadpacket):
+            products = int(count(*args, **kwargs, out_val=out)) // 2
+            if torch._C._current_graph_task_id() == -1:  # no backward pass is running
+                self.forward += products
+            else:
+                self.backward += products
+        return out
+
+
+def measured(search: Search, queries: Sequence[str], k: int, probe: int = 8) -> tuple[list[Hits], dict[str, float]]:
+    """Search and measure the mean cost of a query.
+
+    Products, and the largest number of bytes that tensors held at once (``memory``), are counted in a second search of
+    the first ``probe`` queries, since counting is slow.
+    """
+    results, cost = timed(search, queries, k)
+    some = queries[:probe]
+    with Meter() as meter:
+        search(some, k)
+    each = max(1, len(some))
+    products = {
+        "forward_products per query": meter.forward / each,
+        "backward_products per query": meter.backward / each,
+    }
+    return results, {**cost, **products, "memory": float(meter.peak)}

@@ -1,0 +1,53 @@
+"""A cache of the values used last."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Value = TypeVar("_Value")
+
+
+class Recent(Generic[_Key, _Value]):
+    """The values used last; safe to use from several threads.
+
+    Args:
+        most: weight of all values together; the least recently used are dropped beyond it, but never the latest.
+        weigh: weight of a value; 1 by default.
+    """
+
+    def __init__(self, most: int, weigh: Callable[[_Value], int] = lambda value: 1) -> None:
+        self._most, self._weigh = most, weigh
+        self._values: OrderedDict[_Key, _Value] = OrderedDict()
+        self._held = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: _Key) -> _Value | None:
+        """A value, or None."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+            return self._values.get(key)
+
+    def __contains__(self, key: _Key) -> bool:
+        return key in self._values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def put(self, key: _Key, value: _Value) -> _Value:
+        """Keep a value."""
+        with self._lock:
+            if key in self._values:
+                self._held -= self._weigh(self._values.pop(key))
+            self._values[key] = value
+            self._held += self._weigh(value)
+            while self._held > self._most and len(self._values) > 1:
+                self._held -= self._weigh(self._values.popitem(last=False)[1])
+        return value
+
+    def made(self, key: _Key, make: Callable[[], _Value]) -> _Value:
+        """A value, made where it is not kept; two threads may both make it."""
+        found = self.get(key)
+        return found if found is not None else self.put(key, make())
