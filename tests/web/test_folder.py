@@ -13,7 +13,7 @@ from pages import RunningPage
 from recollect.core.errors import UserError
 from recollect.index import Index, IngestOptions, Record
 from recollect.web import folder as folders
-from recollect.web.server import folder_page, serve
+from recollect.web import serve
 
 
 class Slow(ColorEncoder):
@@ -46,7 +46,7 @@ def opened():
     opened = []
 
     def open_page(folder, encoder=None):
-        page = folder_page(folder, encoder or ColorEncoder(), port=0).start()
+        page = serve(folder, encoder or ColorEncoder(), port=0, wait=False)
         opened.append(page)
         address = f"http://127.0.0.1:{page.listening.getsockname()[1]}"
         return RunningPage(address, page.session, folder)

@@ -92,8 +92,6 @@ def test_names_are_checked(tmp_path):
             labels.create(name)
     with pytest.raises(UserError):
         labels.mark(7, ["a"], 1)
-    with pytest.raises(UserError):
-        labels.mark(1, ["a"], 2)
     assert state(labels)[1] == ("two words", "in words", [])
 
 

@@ -57,7 +57,7 @@ def test_duplicates_are_removed_and_come_back(photos):
     page, first = photos, look(photos, NEAR)
     assert [[each["name"][:5] for each in group["pictures"]] for group in first["groups"]] == [["drawi", "small"]] * 3
     ids = [group["pictures"][1]["id"] for group in first["groups"]]
-    assert page.call("/api/duplicates/resolve", {"ids": ids})[1]["pictures"] == 3
+    assert page.call("/api/selection/act", {"kind": "remove", "ids": ids})[1]["pictures"] == 3
     assert page.call("/api/info")[1]["pictures"] == 7
     after = page.call(NEAR)[1]
     assert (after["state"], after["changed"]) == ("done", True)
@@ -73,8 +73,8 @@ def test_a_second_file_of_a_picture_is_moved_and_returns(photos, tmp_path):
     second = Path(picture["files"][1]["path"])
     (tmp_path / "aside").mkdir()
     (tmp_path / "aside" / second.name).write_bytes(b"of somebody else")
-    body = {"ids": [picture["id"]], "files": [str(second)], "folder": str(tmp_path / "aside")}
-    assert photos.call("/api/duplicates/resolve", body)[1]["files"] == 1
+    body = {"kind": "move", "ids": [picture["id"]], "files": [str(second)], "folder": str(tmp_path / "aside")}
+    assert photos.call("/api/selection/act", body)[1]["files"] == 1
     assert not second.exists()
     assert (tmp_path / "aside" / second.name).read_bytes() == b"of somebody else", "nothing is overwritten"
     assert len(list((tmp_path / "aside").iterdir())) == 2
@@ -85,14 +85,14 @@ def test_a_second_file_of_a_picture_is_moved_and_returns(photos, tmp_path):
 
 def test_files_of_removed_duplicates_are_moved_and_return(photos, tmp_path):
     ids = [tile["id"] for tile in photos.list()["tiles"] if tile["name"].startswith("blue")]
-    body = {"ids": ids[1:], "folder": str(tmp_path / "aside")}
-    assert photos.call("/api/duplicates/resolve", body)[1]["files"] == 2
+    body = {"kind": "delete", "ids": ids[1:], "folder": str(tmp_path / "aside")}
+    assert photos.call("/api/selection/act", body)[1]["files"] == 2
     assert photos.call("/api/info")[1]["pictures"] == 8
     assert len(list((tmp_path / "photos").glob("blue*"))) == 1
     assert photos.call("/api/undo", b"")[1]["undone"]["pictures"] == 2
     assert photos.call("/api/info")[1]["pictures"] == 10
     assert len(list((tmp_path / "photos").glob("blue*"))) == 3
-    assert photos.call("/api/duplicates/resolve", {"ids": ids, "folder": "relative"})[0] == 400
+    assert photos.call("/api/selection/act", {"kind": "delete", "ids": ids, "folder": "relative"})[0] == 400
 
 
 def slowly(monkeypatch):

@@ -231,7 +231,7 @@ def test_one_undo_takes_back_labels_selections_and_duplicates_in_turn(album):
     assert album.call(f"/api/classes/{key}/marks", marks)[0] == 200
     moved = {"kind": "move", "ids": ids[:2], "folder": str(album.folder.parent / "moved")}
     assert album.call("/api/selection/act", moved)[1]["files"] == 2
-    assert album.call("/api/duplicates/resolve", {"ids": ids[5:9]})[1]["pictures"] == 4
+    assert album.call("/api/selection/act", {"kind": "remove", "ids": ids[5:9]})[1]["pictures"] == 4
     assert album.call("/api/selection/act", {"kind": "remove", "ids": ids[9:10]})[1]["pictures"] == 1
     assert album.call(f"/api/classes/{key}/marks", {"ids": ids[3:5], "mark": -1})[0] == 200
     undone = []

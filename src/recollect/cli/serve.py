@@ -38,10 +38,9 @@ class Serve:
 
     def run(self) -> None:
         """Serve until interrupted."""
-        from recollect.web.folder import check_folder, pictures_in
+        from recollect.web.folder import pictures_in
 
-        if (folder := pictures_in(self.index)) is not None:
-            check_folder(folder)  # before what takes seconds to import
+        pictures_in(self.index)  # reports a wrong place before what takes seconds to import
         from recollect.web import serve
 
         serve(self.index, self.model, host=self.host, port=self.port, token=self.token, labels=self.labels,

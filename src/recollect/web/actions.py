@@ -65,50 +65,31 @@ class Actions:
             "trash": sorted(trash)[:_FOLDERS],
         }
 
-    def act(self, kind: ActionKind, ids: Sequence[str], folder: str = "") -> dict[str, Any]:
-        """Copy or move pictures to a folder, remove them from the index, or also move their files to the trash.
+    def act(
+        self, kind: ActionKind, ids: Sequence[str], folder: str = "", files: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """Change some pictures, and keep the action for `undo`.
+
+        Args:
+            kind: ``copy`` to a folder; ``move`` to a folder; ``remove`` from the index; ``delete``, which removes and
+                also moves the files to the trash, or to a folder.
+            files: move only these files of the pictures.
 
         Raises:
             UserError: the folder is not an absolute path or cannot be written to, or a picture is gone.
         """
         index = self.library.index
-        to = absolute(folder) if kind in ("copy", "move") else Path()
+        to = absolute(folder) if folder or kind in ("copy", "move") else None
         with self._lock:
             moved = Transfer(len(ids))
-            if kind == "copy":
+            if kind == "copy" and to is not None:
                 moved = copy_pictures(index, ids, to)
-            elif kind == "move":
-                moved = move_pictures(index, ids, to)
-            elif kind == "delete":
-                moved = move_pictures(index, ids, None)
+            elif kind != "remove":
+                moved = move_pictures(index, ids, to, files)
             if kind in ("remove", "delete"):
                 index.remove(ids)
-            return self._note(kind, ids, moved)
-
-    def _note(self, kind: ActionKind, ids: Sequence[str], moved: Transfer) -> dict[str, Any]:
-        """Keep an action for `undo`; returns what was done."""
-        self._done = [*self._done, Done(kind, list(ids), moved.files, self.labels.latest)][-_KEPT:]
+            self._done = [*self._done, Done(kind, list(ids), moved.files, self.labels.latest)][-_KEPT:]
         return {"kind": kind, "pictures": moved.pictures, "files": len(moved.files), "missing": len(moved.missing)}
-
-    def set_aside(self, ids: Sequence[str], files: Sequence[str] | None = None, folder: str = "") -> dict[str, Any]:
-        """Take duplicates out of the library.
-
-        Args:
-            ids: pictures; they are removed from the index, unless only some of their files are moved.
-            files: move only these files of the pictures.
-            folder: move the files there, else no file is touched.
-
-        Raises:
-            UserError: the folder is not an absolute path or cannot be written to, or a picture is gone.
-        """
-        if not folder and files is None:
-            return self.act("remove", ids)
-        index, to = self.library.index, absolute(folder)
-        with self._lock:
-            moved = move_pictures(index, ids, to, files)
-            if files is None:
-                index.remove(ids)
-            return self._note("move" if files is not None else "delete", ids, moved)
 
     def pending(self) -> dict[str, Any] | None:
         """What `undo` would take back; None if there is nothing, or if labels were changed since."""

@@ -9,11 +9,12 @@ from urllib.parse import quote
 
 import numpy as np
 import pyarrow.parquet as pq
-from fastapi import Body, FastAPI, Query, Request, Response
+from fastapi import APIRouter, Body, Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from recollect.core.errors import UserError
 from recollect.core.words import no_formula
@@ -22,7 +23,6 @@ from recollect.index.exif import exif_table
 from recollect.index.facets import FACETS
 from recollect.index.rows import plain
 from recollect.web.actions import file_manager, show_file
-from recollect.web.duplicates import KINDS
 from recollect.web.libraries import Libraries
 from recollect.web.library import FULL_SIDE, VIEW_SIDE
 from recollect.web.requests import (
@@ -33,7 +33,6 @@ from recollect.web.requests import (
     LocalPath,
     MarkBody,
     PicturesBody,
-    ResolveBody,
     SearchBody,
     Slice,
     WhereText,
@@ -41,29 +40,24 @@ from recollect.web.requests import (
 from recollect.web.session import Session
 
 _TYPES = {"html": "text/html; charset=utf-8", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_STATIC = {
+    each.name: each.read_bytes()
+    for each in (files("recollect.web") / "static").iterdir()
+    if each.name.rsplit(".")[-1] in _TYPES
+}
 _WEEK = "private, max-age=604800, immutable"
-SHOWN_GROUPS = 40
-"""Groups of duplicates in one answer."""
-_Query = Annotated[WhereText, Query()]
+
+router = APIRouter()
+"""The page of one library: at ``/`` that of the first, at ``/library/KEY/`` that of another."""
 
 
-def create_app(session: Session, libraries: Libraries) -> FastAPI:
-    """The page of one library as an ASGI application, which needs a `Guard`."""
+def create_app(libraries: Libraries) -> FastAPI:
+    """The pages of all libraries as an ASGI application, which needs a `Guard`."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    _errors(app)
-    _static(app)
-    _listing(app, session)
-    _looking(app, session)
-    _overviews(app, session)
-    _duplicates(app, session)
-    _labeling(app, session)
-    _saving(app, session)
-    _selecting(app, session)
-    _switching(app, session, libraries)
-    return app
+    app.state.libraries = libraries
+    app.include_router(router)
+    app.include_router(router, prefix="/library/{library}")
 
-
-def _errors(app: FastAPI) -> None:
     @app.exception_handler(UserError)
     async def wrong(request: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"error": " ".join(str(error).split())}, 400)
@@ -75,140 +69,191 @@ def _errors(app: FastAPI) -> None:
         where = ".".join(str(part) for part in first["loc"] if part != "body")
         return JSONResponse({"error": f"{where or 'request'}: {first['msg']}"}, 422)
 
+    @app.exception_handler(StarletteHTTPException)
+    async def refused(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, StarletteHTTPException)
+        return JSONResponse({"error": error.detail}, error.status_code)
+
     @app.exception_handler(OSError)
     async def gone(request: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"error": f"cannot be read ({type(error).__name__})"}, 503)
 
-
-def _static(app: FastAPI) -> None:
-    folder = files("recollect.web") / "static"
-    contents = {each.name: each.read_bytes() for each in folder.iterdir() if each.name.rsplit(".")[-1] in _TYPES}
-
-    def serve(name: str) -> Response:
-        return Response(contents[name], media_type=_TYPES[name.rsplit(".")[-1]], headers={"cache-control": "no-cache"})
-
-    @app.get("/")
-    def index() -> Response:
-        return serve("index.html")
-
-    for each in contents:  # a table of known names: no path of a request ever reaches the disk
-        app.add_api_route(f"/static/{each}", lambda name=each: serve(name), methods=["GET"])
+    return app
 
 
-def _listing(app: FastAPI, session: Session) -> None:
-    @app.get("/api/info")
-    def info() -> dict[str, Any]:
-        filling = (
-            session.additions.progress()
-        )  # first, so that the last pictures are counted when it says that all are there
-        view = session.library.refresh()
-        session.prepare_later()
-        index = view.index
-        return {
-            "name": session.library.name,
-            "pictures": len(view.ids),
-            "version": view.version,
-            "revision": session.labels.revision,
-            "model": index.record.model_name.rstrip("/").rsplit("/")[-1],
-            "damaged": session.labels.damaged,
-            "filling": filling,
-            "ends": session.ends,
-            "adds_to": str(session.additions.place),
-            "address": index.address,
-        }
-
-    @app.post("/api/folders")
-    def add(folder: Annotated[LocalPath, Body(embed=True)]) -> dict[str, Any]:
-        session.additions.start(folder)
-        return {"filling": session.additions.progress()}
-
-    @app.get("/api/filters")
-    def filters() -> dict[str, Any]:  # apart from the rest: it takes seconds with a million pictures
-        return {"filters": list(session.library.index.columns()), "cannot_adapt": session.cannot_adapt}
-
-    @app.post("/api/list")
-    def tiles(body: Slice) -> dict[str, Any]:
-        return session.ask(lambda: session.answer(body))
-
-    @app.post("/api/shapes")
-    def shapes(body: Slice) -> Response:
-        found = session.ask(lambda: session.shapes(body))
-        return Response(found, media_type="application/octet-stream")
-
-    @app.post("/api/ids")
-    def ids(body: IdsBody) -> dict[str, Any]:
-        return {"ids": session.ask(lambda: session.ids(body, body.start + body.count))}
-
-    @app.get("/api/facets")
-    def facets(where: _Query = "", names: Annotated[str, Query(max_length=200)] = ",".join(FACETS)) -> dict[str, Any]:
-        asked = [name for name in names.split(",") if name]
-        return {"facets": session.ask(lambda: session.facets(asked, where))}
-
-    @app.post("/api/pictures")
-    async def upload(request: Request) -> dict[str, str]:
-        return {"upload": await run_in_threadpool(session.upload, await request.body())}
-
-    @app.post("/api/added")
-    async def keep(request: Request, name: Annotated[str, Query(min_length=1, max_length=250)]) -> dict[str, Any]:
-        kept = await run_in_threadpool(session.additions.keep, name, await request.body())
-        return {"file": str(kept), "folder": str(kept.parent), "watched": session.additions.watched is not None}
+def _libraries(request: Request) -> Libraries:
+    libraries: Libraries = request.app.state.libraries
+    return libraries
 
 
-def _switching(app: FastAPI, session: Session, libraries: Libraries) -> None:
-    @app.get("/api/libraries")
-    def known() -> dict[str, Any]:
-        return {"libraries": libraries.known(session)}
-
-    @app.post("/api/libraries")
-    def switch(place: Annotated[LocalPath, Body(embed=True)]) -> dict[str, Any]:
-        return {"key": libraries.open(place)}
-
-    @app.get("/api/searches")
-    def saved() -> dict[str, Any]:
-        return {"searches": session.labels.searches}
-
-    @app.post("/api/searches")
-    def save_search(body: SearchBody) -> dict[str, Any]:
-        return {"searches": session.labels.save_search(body.name, body.address)}
+def _opened(request: Request) -> Session:
+    try:
+        return _libraries(request).session(request.path_params.get("library", ""))
+    except UserError as error:
+        raise HTTPException(404, " ".join(str(error).split())) from None
 
 
-def _looking(app: FastAPI, session: Session) -> None:
-    @app.get("/api/thumbs/{id:path}")
-    def thumb(id: str) -> Response:
-        return _picture(lambda: session.library.thumbnail(id))
+Known = Annotated[Libraries, Depends(_libraries)]
+Opened = Annotated[Session, Depends(_opened)]
+"""The library that the address names."""
+_Where = Annotated[WhereText, Query()]
 
-    @app.get("/api/pictures/{id:path}")
-    def picture(id: str, full: bool = False) -> Response:
-        return _picture(lambda: session.library.picture(id, FULL_SIDE if full else VIEW_SIDE))
 
-    @app.get("/api/originals/{id:path}")
-    def original(id: str) -> Response:
-        name, data = session.library.original(id)
-        return _download(data, name)
+# ---------------------------------------------------------------- the front end
 
-    @app.post("/api/show/{id:path}")
-    def show(id: str) -> dict[str, Any]:
-        (found,) = session.library.index.pictures([id])
-        if not session.local or found.path is None:
-            raise UserError("files can be shown only on the machine that serves the page")
-        show_file(found.path)
-        return {}
 
-    @app.get("/api/items/{id:path}")
-    def item(id: str) -> dict[str, Any]:
-        (found,) = session.ask(lambda: session.library.pictures([id]))
-        names = ("source", "folder", "width", "height", "taken", "camera")
-        facts = {name: value for name in names if (value := getattr(found, name))}
-        return {
-            "id": found.id,
-            "captions": found.captions,
-            "files": [file.path or f"{file.source}: {file.key}" for file in found.files],
-            "labels": [*found.labels, *session.labels.labels_of(id)],
-            "facts": facts,
-            "exif": _exif(found),
-            "can_show": session.local and found.path is not None and file_manager() is not None,
-            "metadata": plain(dict(found.metadata)),
-        }
+@router.get("/")
+def shell() -> Response:
+    return static("index.html")
+
+
+@router.get("/static/{name}")
+def static(name: str) -> Response:
+    """A file of the page: one of a table, so that no name of a request reaches the disk."""
+    if name not in _STATIC:
+        raise HTTPException(404, "no such file")
+    headers = {"cache-control": "no-cache"}
+    return Response(_STATIC[name], media_type=_TYPES[name.rsplit(".")[-1]], headers=headers)
+
+
+# ---------------------------------------------------------------- lists
+
+
+@router.get("/api/info")
+def info(session: Opened) -> dict[str, Any]:
+    filling = session.additions.progress()  # before the pictures are counted: all are there when it says so
+    view = session.library.refresh()
+    session.prepare_later()
+    index = view.index
+    return {
+        "name": session.library.name,
+        "pictures": len(view.ids),
+        "version": view.version,
+        "revision": session.labels.revision,
+        "model": index.record.model_name.rstrip("/").rsplit("/")[-1],
+        "damaged": session.labels.damaged,
+        "filling": filling,
+        "ends": session.ends,
+        "adds_to": str(session.additions.place),
+        "address": index.address,
+    }
+
+
+@router.get("/api/filters")
+def filters(session: Opened) -> dict[str, Any]:
+    """What filters can name; apart from the rest, since it takes seconds with a million pictures."""
+    return {"filters": list(session.library.index.columns()), "cannot_adapt": session.cannot_adapt}
+
+
+@router.post("/api/list")
+def tiles(session: Opened, body: Slice) -> dict[str, Any]:
+    return session.ask(lambda: session.answer(body))
+
+
+@router.post("/api/shapes")
+def shapes(session: Opened, body: Slice) -> Response:
+    found = session.ask(lambda: session.shapes(body))
+    return Response(found, media_type="application/octet-stream")
+
+
+@router.post("/api/ids")
+def ids(session: Opened, body: IdsBody) -> dict[str, Any]:
+    return {"ids": session.ask(lambda: session.ids(body, body.start + body.count))}
+
+
+@router.get("/api/facets")
+def facets(
+    session: Opened, where: _Where = "", names: Annotated[str, Query(max_length=200)] = ",".join(FACETS)
+) -> dict[str, Any]:
+    asked = [name for name in names.split(",") if name]
+    return {"facets": session.ask(lambda: session.facets(asked, where))}
+
+
+@router.get("/api/searches")
+def searches(session: Opened) -> dict[str, Any]:
+    return {"searches": session.labels.searches}
+
+
+@router.post("/api/searches")
+def save_search(session: Opened, body: SearchBody) -> dict[str, Any]:
+    return {"searches": session.labels.save_search(body.name, body.address)}
+
+
+# ---------------------------------------------------------------- libraries and what is added
+
+
+@router.get("/api/libraries")
+def libraries(session: Opened, known: Known) -> dict[str, Any]:
+    return {"libraries": known.known(session)}
+
+
+@router.post("/api/libraries")
+def switch(known: Known, place: Annotated[LocalPath, Body(embed=True)]) -> dict[str, Any]:
+    return {"key": known.open(place)}
+
+
+@router.post("/api/folders")
+def add(session: Opened, folder: Annotated[LocalPath, Body(embed=True)]) -> dict[str, Any]:
+    session.additions.start(folder)
+    return {"filling": session.additions.progress()}
+
+
+@router.post("/api/pictures")
+async def upload(session: Opened, request: Request) -> dict[str, str]:
+    return {"upload": await run_in_threadpool(session.upload, await request.body())}
+
+
+@router.post("/api/added")
+async def keep(
+    session: Opened, request: Request, name: Annotated[str, Query(min_length=1, max_length=250)]
+) -> dict[str, Any]:
+    kept = await run_in_threadpool(session.additions.keep, name, await request.body())
+    return {"file": str(kept), "folder": str(kept.parent), "watched": session.additions.watched is not None}
+
+
+# ---------------------------------------------------------------- one picture
+
+
+@router.get("/api/thumbs/{id:path}")
+def thumb(session: Opened, id: str) -> Response:
+    return _picture(lambda: session.library.thumbnail(id))
+
+
+@router.get("/api/pictures/{id:path}")
+def picture(session: Opened, id: str, full: bool = False) -> Response:
+    return _picture(lambda: session.library.picture(id, FULL_SIDE if full else VIEW_SIDE))
+
+
+@router.get("/api/originals/{id:path}")
+def original(session: Opened, id: str) -> Response:
+    name, data = session.library.original(id)
+    return _download(data, name)
+
+
+@router.post("/api/show/{id:path}")
+def show(session: Opened, id: str) -> dict[str, Any]:
+    (found,) = session.library.index.pictures([id])
+    if not session.local or found.path is None:
+        raise UserError("files can be shown only on the machine that serves the page")
+    show_file(found.path)
+    return {}
+
+
+@router.get("/api/items/{id:path}")
+def item(session: Opened, id: str) -> dict[str, Any]:
+    (found,) = session.ask(lambda: session.library.pictures([id]))
+    names = ("source", "folder", "width", "height", "taken", "camera")
+    facts = {name: value for name in names if (value := getattr(found, name))}
+    return {
+        "id": found.id,
+        "captions": found.captions,
+        "files": [file.path or f"{file.source}: {file.key}" for file in found.files],
+        "labels": [*found.labels, *session.labels.labels_of(id)],
+        "facts": facts,
+        "exif": _exif(found),
+        "can_show": session.local and found.path is not None and file_manager() is not None,
+        "metadata": plain(dict(found.metadata)),
+    }
 
 
 def _exif(picture: Picture) -> dict[str, str]:
@@ -225,151 +270,148 @@ def _picture(make: Any) -> Response:
         return Response(status_code=404, headers={"cache-control": "no-store"})
 
 
-def _overviews(app: FastAPI, session: Session) -> None:
-    @app.get("/api/map")
-    def layout(where: _Query = "") -> dict[str, Any]:
-        ids, points, method = session.ask(lambda: session.layout(where))
-        of = len(session.selection(where).rows)
-        version = session.library.view().version
-        return {"version": version, "of": of, "ids": ids, "points": np.round(points, 4).ravel().tolist(),
-                "method": method}  # fmt: skip
-
-    @app.get("/api/map/groups")
-    def groups(by: Literal["folder", "label"], where: _Query = "") -> dict[str, Any]:
-        names, numbers = session.ask(lambda: session.map_groups(by, where))
-        return {"names": names, "groups": numbers}
+# ---------------------------------------------------------------- overviews
 
 
-def _duplicates(app: FastAPI, session: Session) -> None:
-    finder = session.duplicates
-
-    @app.get("/api/duplicates")
-    def found(where: _Query = "", kind: str | None = None, start: int = 0, count: int = SHOWN_GROUPS) -> dict[str, Any]:
-        """Progress, counts by kind, and some groups of a kind."""
-        here = set(session.ask(lambda: session.selection(where).ids))
-        groups = finder.groups(here)
-        counts = {each: [group for group in groups if group.kind == each] for each in KINDS}
-        some = counts.get(kind or "", [])[start : start + min(count, SHOWN_GROUPS)]
-        return {
-            **finder.progress(),
-            "counts": {each: {"groups": len(of), "pictures": sum(len(group.ids) for group in of)}
-                       for each, of in counts.items()},
-            "groups": [finder.shown(group) for group in some],
-        }  # fmt: skip
-
-    @app.post("/api/duplicates")
-    def find() -> dict[str, Any]:
-        finder.start()
-        return finder.progress()
-
-    @app.delete("/api/duplicates")
-    def stop() -> dict[str, Any]:
-        finder.stop()
-        return finder.progress()
-
-    @app.post("/api/duplicates/resolve")
-    def resolve(body: ResolveBody) -> dict[str, Any]:
-        done = session.actions.set_aside(body.ids, body.files, body.folder)
-        session.library.refresh()
-        return done
+@router.get("/api/map")
+def layout(session: Opened, where: _Where = "") -> dict[str, Any]:
+    ids, points, method = session.ask(lambda: session.layout(where))
+    of = len(session.selection(where).rows)
+    version = session.library.view().version
+    return {"version": version, "of": of, "ids": ids, "points": np.round(points, 4).ravel().tolist(),
+            "method": method}  # fmt: skip
 
 
-def _labeling(app: FastAPI, session: Session) -> None:
-    labels = session.labels
-
-    def state() -> dict[str, Any]:
-        return {"revision": labels.revision, **session.pending()}
-
-    @app.get("/api/classes")
-    def every() -> dict[str, Any]:
-        classes = [
-            {"class": each.key, "name": each.name, "text": each.text, "yes": each.count(1), "no": each.count(-1)}
-            for each in list(labels.classes.values())
-        ]
-        return {"classes": classes, **state()}
-
-    @app.post("/api/classes")
-    def create(body: LabelBody) -> dict[str, Any]:
-        return {"class": labels.create(body.name, body.text).key, **state()}
-
-    @app.delete("/api/classes/{key}")
-    def drop(key: int) -> dict[str, Any]:
-        session.teacher.drop(key)
-        return state()
-
-    @app.get("/api/classes/{key}")
-    def summary(key: int, where: _Query = "") -> dict[str, Any]:
-        return {"summary": session.teacher.summary(key, session.selection(where)), "revision": labels.revision}
-
-    @app.post("/api/classes/{key}/marks")
-    def mark(key: int, body: MarkBody) -> dict[str, Any]:
-        listing = body.listing
-        if listing is not None:
-            session.selection(listing.where)  # a wrong filter is reported before anything is marked
-        session.teacher.mark(key, session.chosen(body), body.mark)
-        if listing is None:
-            return state()
-        summary = session.teacher.summary(key, session.selection(listing.where))
-        return {"summary": summary, **state(), "listing": session.answer(listing)}
-
-    @app.post("/api/undo")
-    def undo() -> dict[str, Any]:
-        return {"undone": session.undo(), **state()}
-
-    @app.post("/api/redo")
-    def redo() -> dict[str, Any]:
-        return {"redone": session.teacher.redo(), **state()}
+@router.get("/api/map/groups")
+def groups(session: Opened, by: Literal["folder", "label"], where: _Where = "") -> dict[str, Any]:
+    names, numbers = session.ask(lambda: session.map_groups(by, where))
+    return {"names": names, "groups": numbers}
 
 
-def _saving(app: FastAPI, session: Session) -> None:
-    @app.post("/api/save")
-    def save(name: Annotated[str, Body(embed=True, max_length=100)]) -> dict[str, Any]:
-        folder, kept, replaced = session.sorting.save(name)
-        return {
-            "folder": str(folder),
-            "replaced": replaced,
-            "classes": list(kept.classes),
-            "method": kept.method,
-            "examples": len(kept.support),
-            "held_out": kept.calibration,
-        }
-
-    @app.get("/api/labels.{kind}")
-    def table(kind: Literal["csv", "parquet"], where: _Query = "") -> Response:
-        found = session.sorting.table(session.selection(where))
-        data = io.BytesIO()
-        if kind == "parquet":
-            pq.write_table(found, data)
-        else:
-            texts = io.TextIOWrapper(data, encoding="utf-8", newline="", write_through=True)
-            writer = csv.writer(texts, lineterminator="\n")
-            writer.writerow(found.column_names)
-            for row in zip(*(column.to_pylist() for column in found.columns), strict=True):
-                writer.writerow([no_formula(value) if isinstance(value, str) else value for value in row])
-        return _download(data.getvalue(), f"labels.{kind}")
+@router.get("/api/duplicates")
+def duplicates(session: Opened, where: _Where = "", kind: str = "", start: int = 0) -> dict[str, Any]:
+    shown = session.ask(lambda: session.selection(where).ids)
+    return session.duplicates.answer(set(shown), kind, start)
 
 
-def _selecting(app: FastAPI, session: Session) -> None:
-    actions = session.actions
+@router.post("/api/duplicates")
+def find_duplicates(session: Opened) -> dict[str, Any]:
+    session.duplicates.start()
+    return session.duplicates.progress()
 
-    @app.post("/api/selection/plan")
-    def plan(body: PicturesBody) -> dict[str, Any]:
-        return actions.plan(session.chosen(body))
 
-    @app.post("/api/selection/act")
-    def act(body: ActBody) -> dict[str, Any]:
-        done = actions.act(body.kind, session.chosen(body), body.folder)
-        session.library.refresh()
-        return done
+@router.delete("/api/duplicates")
+def stop_duplicates(session: Opened) -> dict[str, Any]:
+    session.duplicates.stop()
+    return session.duplicates.progress()
 
-    @app.post("/api/selection/export")
-    def export(body: ExportBody) -> Response:
-        ids = session.chosen(body)
-        if body.kind in ("csv", "parquet"):
-            file = actions.export(ids, f".{body.kind}")
-        else:
-            file = actions.export(ids, ".json", "labels" if body.kind == "coco-labels" else "captions")
-        return FileResponse(file, filename=file.name, background=BackgroundTask(shutil.rmtree, file.parent))
+
+# ---------------------------------------------------------------- labels
+
+
+def _changes(session: Session) -> dict[str, Any]:
+    return {"revision": session.labels.revision, **session.pending()}
+
+
+@router.get("/api/classes")
+def classes(session: Opened) -> dict[str, Any]:
+    found = [
+        {"class": each.key, "name": each.name, "text": each.text, "yes": each.count(1), "no": each.count(-1)}
+        for each in list(session.labels.classes.values())
+    ]
+    return {"classes": found, **_changes(session)}
+
+
+@router.post("/api/classes")
+def create(session: Opened, body: LabelBody) -> dict[str, Any]:
+    return {"class": session.labels.create(body.name, body.text).key, **_changes(session)}
+
+
+@router.delete("/api/classes/{key}")
+def drop(session: Opened, key: int) -> dict[str, Any]:
+    session.teacher.drop(key)
+    return _changes(session)
+
+
+@router.get("/api/classes/{key}")
+def summary(session: Opened, key: int, where: _Where = "") -> dict[str, Any]:
+    found = session.teacher.summary(key, session.selection(where))
+    return {"summary": found, "revision": session.labels.revision}
+
+
+@router.post("/api/classes/{key}/marks")
+def mark(session: Opened, key: int, body: MarkBody) -> dict[str, Any]:
+    listing = body.listing
+    if listing is not None:
+        session.selection(listing.where)  # a wrong filter is reported before anything is marked
+    session.teacher.mark(key, session.chosen(body), body.mark)
+    if listing is None:
+        return _changes(session)
+    found = session.teacher.summary(key, session.selection(listing.where))
+    return {"summary": found, **_changes(session), "listing": session.answer(listing)}
+
+
+@router.post("/api/undo")
+def undo(session: Opened) -> dict[str, Any]:
+    return {"undone": session.undo(), **_changes(session)}
+
+
+@router.post("/api/redo")
+def redo(session: Opened) -> dict[str, Any]:
+    return {"redone": session.labels.redo(), **_changes(session)}
+
+
+@router.post("/api/save")
+def save(session: Opened, name: Annotated[str, Body(embed=True, max_length=100)]) -> dict[str, Any]:
+    folder, kept, replaced = session.sorting.save(name)
+    return {
+        "folder": str(folder),
+        "replaced": replaced,
+        "classes": list(kept.classes),
+        "method": kept.method,
+        "examples": len(kept.support),
+        "held_out": kept.calibration,
+    }
+
+
+@router.get("/api/labels.{kind}")
+def table(session: Opened, kind: Literal["csv", "parquet"], where: _Where = "") -> Response:
+    found = session.sorting.table(session.selection(where))
+    data = io.BytesIO()
+    if kind == "parquet":
+        pq.write_table(found, data)
+    else:
+        texts = io.TextIOWrapper(data, encoding="utf-8", newline="", write_through=True)
+        writer = csv.writer(texts, lineterminator="\n")
+        writer.writerow(found.column_names)
+        for row in zip(*(column.to_pylist() for column in found.columns), strict=True):
+            writer.writerow([no_formula(value) if isinstance(value, str) else value for value in row])
+    return _download(data.getvalue(), f"labels.{kind}")
+
+
+# ---------------------------------------------------------------- selected pictures
+
+
+@router.post("/api/selection/plan")
+def plan(session: Opened, body: PicturesBody) -> dict[str, Any]:
+    return session.actions.plan(session.chosen(body))
+
+
+@router.post("/api/selection/act")
+def act(session: Opened, body: ActBody) -> dict[str, Any]:
+    done = session.actions.act(body.kind, session.chosen(body), body.folder, body.files)
+    session.library.refresh()
+    return done
+
+
+@router.post("/api/selection/export")
+def export(session: Opened, body: ExportBody) -> Response:
+    ids = session.chosen(body)
+    if body.kind in ("csv", "parquet"):
+        file = session.actions.export(ids, f".{body.kind}")
+    else:
+        file = session.actions.export(ids, ".json", "labels" if body.kind == "coco-labels" else "captions")
+    return FileResponse(file, filename=file.name, background=BackgroundTask(shutil.rmtree, file.parent))
 
 
 def _download(data: bytes, name: str) -> Response:

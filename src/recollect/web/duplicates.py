@@ -12,6 +12,9 @@ from recollect.web.library import Library
 
 KINDS = ("identical", "near-identical", "similar")
 
+SHOWN_GROUPS = 40
+"""Groups in one answer."""
+
 MOST_OF_GROUP = 48
 """Pictures of a group that are shown; the answer says how many more there are."""
 
@@ -101,16 +104,23 @@ class DuplicateFinder:
             "changed": search.version != self.library.version,
         }
 
-    def groups(self, here: set[str], kind: str | None = None) -> list[DuplicateGroup]:
-        """Groups that were found, among some pictures.
+    def answer(self, here: set[str], kind: str, start: int) -> dict[str, Any]:
+        """Progress, how many groups and pictures of each kind were found, and some groups of one kind.
 
         Args:
-            here: ids; those of pictures that were removed since the search are left out as well.
+            here: ids of the pictures to show; those that were removed since the search are not among them.
         """
-        found = self._search.groups if self._search is not None else []
-        some = (DuplicateGroup(each.kind, tuple(id for id in each.ids if id in here)) for each in found
-                if kind in (None, each.kind))  # fmt: skip
-        return [each for each in some if len(each.ids) > (each.kind != "identical")]
+        groups: dict[str, list[DuplicateGroup]] = {each: [] for each in KINDS}
+        for found in self._search.groups if self._search is not None else ():
+            ids = tuple(id for id in found.ids if id in here)
+            if len(ids) > (found.kind != "identical"):
+                groups[found.kind].append(DuplicateGroup(found.kind, ids))
+        counts = {
+            each: {"groups": len(some), "pictures": sum(len(group.ids) for group in some)}
+            for each, some in groups.items()
+        }
+        some = groups.get(kind, [])[start : start + SHOWN_GROUPS]
+        return {**self.progress(), "counts": counts, "groups": [self.shown(group) for group in some]}
 
     def shown(self, group: DuplicateGroup) -> dict[str, Any]:
         """A group with what is known about its pictures; copies are usually called like the original and more."""

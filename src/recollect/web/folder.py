@@ -47,10 +47,14 @@ def index_of_folder(folder: Path, model: str = "") -> Path:
     return data_directory() / "indexes" / f"{_UNSAFE.sub('-', place.name)[:60] or 'folder'}-{digest}"
 
 
-def folder_name(address: Path) -> str:
-    """What to call the index at an address: in the data directory without the digest that `index_of_folder` adds."""
-    name = address.resolve().name
-    return _DIGEST.sub("", name) if address.resolve().parent.parent == data_directory().resolve() else name
+def library_name(address: str) -> str:
+    """What to call an index: its folder without the digest that `index_of_folder` adds, or the one above ``index``."""
+    if "://" in address:
+        return address.rstrip("/").rsplit("/", 1)[-1]
+    path = Path(address).resolve()
+    if path.parent.parent == data_directory().resolve():
+        return _DIGEST.sub("", path.name)
+    return path.parent.name if path.name == "index" and path.parent.name else path.name
 
 
 def absolute(place: str) -> Path:
@@ -69,28 +73,20 @@ def pictures_in(place: str) -> Path | None:
     """The folder of pictures at a place; None where it is an index.
 
     Raises:
-        UserError: nothing is there.
+        UserError: nothing is there, it cannot be read, or it has no picture that can be read; of a large folder only
+            the first pictures are looked for.
     """
-    path = Path(place).expanduser()
     if "://" in place:
         return None
-    if not path.is_dir():
-        what = "not a folder" if path.exists() else "no such folder"
-        raise UserError(f"{place}: {what}. Name an index, or a folder of pictures.")
-    return None if (path / "pictures.lance").is_dir() else path
-
-
-def check_folder(folder: Path) -> None:
-    """Reject a folder without pictures; of a large one only the first pictures are looked for.
-
-    Raises:
-        UserError: there is no such folder, it cannot be read, or it has no picture that can be read.
-    """
+    folder = Path(place).expanduser()
     if not folder.is_dir():
         what = "not a folder" if folder.exists() else "no such folder"
-        raise UserError(f"{folder}: {what}. Name a folder with pictures, or an index.")
+        raise UserError(f"{place}: {what}. Name an index, or a folder of pictures.")
+    if (folder / "pictures.lance").is_dir():
+        return None
     if next(pictures_below(folder), None) is None:
         pictures_among(files_below(folder), folder)  # raises the error that says what is there
+    return folder
 
 
 def open_folder(folder: Path, model: Record, encoder: Encoder | None = None) -> Index:
@@ -133,14 +129,14 @@ class FolderFiller:
     """Adds the pictures of a folder to an index in a thread, then watches the folder.
 
     Args:
-        index: an object of its own, since the page reads another one.
+        index: is opened a second time, since the page reads this one.
         watch: False ends after the first pass, and reports it for `_SHOWN_SECONDS` seconds.
     """
 
     def __init__(self, index: Index, folder: Path, watch: bool = True) -> None:
         self.folder, self.busy = folder, True
-        self._index, self._watches = index, watch
-        self._watch = FolderWatch(index, folder, options=_OPTIONS, on_block=self._count)
+        self._index, self._watches = Index.open(index.address, index.model), watch
+        self._watch = FolderWatch(self._index, folder, options=_OPTIONS, on_block=self._count)
         self._done = self._total = 0
         self._note, self._ended = "", 0.0
         self._stop = threading.Event()
@@ -193,13 +189,16 @@ class _StoppedError(Exception):
 class Additions:
     """Pictures that are added to a library from the page: of a folder, or files that were dropped on it.
 
+    Args:
+        folder: what the library is filled from and follows, if anything.
+
     Attributes:
-        watched: fills the library from the folder that it follows, if any.
+        watched: fills the library from this folder.
     """
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Library, folder: Path | None = None) -> None:
         self._library = library
-        self.watched: FolderFiller | None = None
+        self.watched = None if folder is None else FolderFiller(library.index, folder)
         self._added: FolderFiller | None = None
         self._lock = threading.Lock()
 
@@ -209,13 +208,13 @@ class Additions:
         Raises:
             UserError: there is no such folder, it has no pictures, or a folder is being added.
         """
-        path = absolute(folder)
-        check_folder(path)
+        path = pictures_in(str(absolute(folder)))
+        if path is None:
+            raise UserError(f"{folder}: an index. Open it as a library of its own.")
         with self._lock:
             if self._added is not None and self._added.busy:
                 raise UserError("another folder is being added. Wait until it is done.")
-            index = self._library.index
-            self._added = FolderFiller(Index.open(index.address, index.model), path, watch=False)
+            self._added = FolderFiller(self._library.index, path, watch=False)
             self._added.start()
 
     @property

@@ -4,8 +4,8 @@ import hmac
 import json
 import re
 from typing import Any
-from urllib.parse import parse_qs
 
+from starlette.requests import Request
 from starlette.responses import Response
 
 ASGI = Any
@@ -57,63 +57,56 @@ class Guard:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Refuse a request, or pass it to the application."""
         if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self.app(scope, receive, send)
             return
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        refused = self._refusal(scope, headers)
+        request = Request(scope)
+        refused = self._refusal(request) or self._without_token(request)
         if refused is not None:
-            await _answer(*refused)(scope, receive, send)
-            return
-        if self.token is not None and (given := _query(scope, "token")):
-            if hmac.compare_digest(given.encode(), self.token.encode()):
-                # not Strict, which is not sent where the page is opened by a link of another site
-                cookie = f"{_cookie(scope)}={self.token}; HttpOnly; SameSite=Lax; Path=/"
-                await _answer(303, "", {"location": scope["path"], "set-cookie": cookie})(scope, receive, send)
-            else:
-                await _answer(401, "wrong token")(scope, receive, send)
-            return
-        if self.token is not None and not self._knows_token(_cookie(scope), headers):
-            await _answer(401, "this page needs its token: open the address that `recollect serve` printed")(
-                scope, receive, send
-            )
-            return
-        await self._limited(scope, receive, send, headers)
+            await refused(scope, receive, send)
+        else:
+            await self._limited(request, receive, send)
 
-    def _refusal(self, scope: Any, headers: dict[str, str]) -> tuple[int, str] | None:
-        host = headers.get("host", "")
+    def _refusal(self, request: Request) -> Response | None:
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if self.hosts and _name(host) not in self.hosts:
             known = " or ".join(sorted(self.hosts))
-            return (
-                400,
-                f"this page answers to {known} only; to allow other names, serve it with --host 0.0.0.0 --token SECRET",
-            )
-        origin = headers.get("origin")
-        if origin is not None and origin.split("://")[-1] != host:
-            return 403, "another site may not use this page"
-        elsewhere = headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
-        if elsewhere and not _followed(scope, headers, self.embedded):
-            return 403, "another site may not use this page"
-        if scope["method"] not in ("GET", "HEAD", "POST", "DELETE"):
-            return 405, "no such method"
-        if scope["method"] in ("POST", "DELETE") and OWN_HEADER not in headers:
-            return 403, f"requests that change something carry the header {OWN_HEADER}"
+            more = "to allow other names, serve it with --host 0.0.0.0 --token SECRET"
+            return _answer(400, f"this page answers to {known} only; {more}")
+        elsewhere = request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
+        foreign = origin is not None and origin.split("://")[-1] != host
+        if foreign or (elsewhere and not _followed(request, self.embedded)):
+            return _answer(403, "another site may not use this page")
+        if request.method not in ("GET", "HEAD", "POST", "DELETE"):
+            return _answer(405, "no such method")
+        if request.method in ("POST", "DELETE") and OWN_HEADER not in request.headers:
+            return _answer(403, f"requests that change something carry the header {OWN_HEADER}")
         return None
 
-    def _knows_token(self, name: str, headers: dict[str, str]) -> bool:
-        assert self.token is not None
-        given = headers.get("authorization", "").removeprefix("Bearer ")
-        pairs = (each.strip().partition("=") for each in headers.get("cookie", "").split(";"))
-        cookies = {key: value for key, _, value in pairs}  # no parser that ends at the first cookie it does not like
-        known = self.token.encode()
-        return any(hmac.compare_digest(each.encode(), known) for each in (given, cookies.get(name, "")))
+    def _without_token(self, request: Request) -> Response | None:
+        """The answer to a request that does not know the token, or that has it in its address."""
+        if self.token is None:
+            return None
+        cookie = f"{COOKIE}_{(request.scope.get('server') or (None, 0))[1]}"  # pages on two ports have separate cookies
+        if given := request.query_params.get("token"):
+            if not self._is_token(given):
+                return _answer(401, "wrong token")
+            # not Strict, which is not sent where the page is opened by a link of another site
+            kept = f"{cookie}={self.token}; HttpOnly; SameSite=Lax; Path=/"
+            return _answer(303, "", {"location": request.scope["path"], "set-cookie": kept})
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if self._is_token(bearer) or self._is_token(request.cookies.get(cookie, "")):
+            return None
+        return _answer(401, "this page needs its token: open the address that `recollect serve` printed")
 
-    async def _limited(self, scope: Any, receive: Any, send: Any, headers: dict[str, str]) -> None:
-        limit = PICTURE_LIMIT if scope["path"].endswith(("/api/pictures", "/api/added")) else JSON_LIMIT
-        length = headers.get("content-length", "0")
+    def _is_token(self, given: str) -> bool:
+        return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
+
+    async def _limited(self, request: Request, receive: Any, send: Any) -> None:
+        limit = PICTURE_LIMIT if request.scope["path"].endswith(("/api/pictures", "/api/added")) else JSON_LIMIT
+        too_large = _answer(413, f"more than {limit >> 20} MB")
+        length = request.headers.get("content-length", "0")
         if not length.isdigit() or int(length) > limit:
             await _drain(receive, 4 * limit)
-            await _answer(413, f"more than {limit >> 20} MB")(scope, receive, send)
+            await too_large(request.scope, receive, send)
             return
         read = 0
         started = False
@@ -135,10 +128,10 @@ class Guard:
             await send(message)
 
         try:
-            await self.app(scope, counted, with_headers)
+            await self.app(request.scope, counted, with_headers)
         except _TooLargeError:
             if not started:
-                await _answer(413, f"more than {limit >> 20} MB")(scope, receive, send)
+                await too_large(request.scope, receive, send)
 
 
 async def _drain(receive: Any, most: int) -> None:
@@ -151,16 +144,12 @@ async def _drain(receive: Any, most: int) -> None:
             return
 
 
-def _followed(scope: Any, headers: dict[str, str], embedded: bool) -> bool:
+def _followed(request: Request, embedded: bool) -> bool:
     """Whether the page is opened by a link, or in a frame that may show it; that changes nothing."""
-    into = headers.get("sec-fetch-dest")
-    window = headers.get("sec-fetch-mode") == "navigate" and (into == "document" or (embedded and into == "iframe"))
-    return bool(window and scope["method"] == "GET" and _PAGE.fullmatch(scope["path"]))
-
-
-def _cookie(scope: Any) -> str:
-    """Name of the token's cookie; it holds the port, so that pages on two ports have separate cookies."""
-    return f"{COOKIE}_{(scope.get('server') or (None, 0))[1]}"
+    into = request.headers.get("sec-fetch-dest")
+    shown = into == "document" or (embedded and into == "iframe")
+    window = shown and request.headers.get("sec-fetch-mode") == "navigate"
+    return bool(window and request.method == "GET" and _PAGE.fullmatch(request.scope["path"]))
 
 
 def _name(host: str) -> str:
@@ -168,10 +157,6 @@ def _name(host: str) -> str:
     if host.startswith("["):
         return host[1 : host.find("]")]
     return host.rsplit(":", 1)[0] if host.rpartition(":")[2].isdigit() else host
-
-
-def _query(scope: Any, name: str) -> str:
-    return parse_qs(scope.get("query_string", b"").decode("latin-1")).get(name, [""])[0]
 
 
 def _answer(status: int, text: str, more: dict[str, str] | None = None) -> Response:

@@ -40,7 +40,7 @@ class ClickedClass:
     Attributes:
         name: what people call it.
         text: words that describe it; they order the pictures before any are marked.
-        marks: +1 or -1 by the id of the picture, in click order.
+        marks: +1 or -1 by the id of the picture, in click order; other threads may change it.
     """
 
     key: int
@@ -50,7 +50,7 @@ class ClickedClass:
 
     def count(self, mark: int) -> int:
         """How many pictures have this mark."""
-        return sum(each == mark for each in self.marks.values())
+        return list(self.marks.values()).count(mark)  # a copy: other threads may mark meanwhile
 
 
 class LabelStore:
@@ -133,10 +133,8 @@ class LabelStore:
         """Mark pictures as belonging (+1) or not belonging (-1) to a class, or remove their mark (0).
 
         Raises:
-            UserError: no such class, another mark, or the click could not be saved.
+            UserError: no such class, or the click could not be saved.
         """
-        if mark not in (-1, 0, 1):
-            raise UserError("a mark is 1, -1 or 0")
         with self._change() as write:
             found = self._get(key)
             if ids:
@@ -190,7 +188,7 @@ class LabelStore:
 
     def labels_of(self, id: str) -> list[str]:
         """Names of the classes that a picture belongs to."""
-        return sorted(each.name for each in self.classes.values() if each.marks.get(id, 0) > 0)
+        return sorted(each.name for each in list(self.classes.values()) if each.marks.get(id, 0) > 0)
 
     @property
     def searches(self) -> dict[str, str]:

@@ -94,7 +94,7 @@ class LabelBody(Strict):
 class PicturesBody(Strict):
     """Some pictures: by id, or the first of a list."""
 
-    ids: Annotated[tuple[Id, ...], Field(max_length=20_000, strict=False)] = ()
+    ids: Annotated[tuple[Id, ...], Field(max_length=100_000, strict=False)] = ()
     of: Slice | None = None
     first: Annotated[int, Field(ge=1)] | None = None
 
@@ -111,6 +111,7 @@ class ActBody(PicturesBody):
 
     kind: Literal["copy", "move", "remove", "delete"]
     folder: LocalPath = ""
+    files: Annotated[list[LocalPath], Field(max_length=100_000)] | None = None
 
 
 class ExportBody(PicturesBody):
@@ -124,11 +125,3 @@ class SearchBody(Strict):
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     address: Annotated[str, Field(min_length=1, max_length=8000)] | None = None
-
-
-class ResolveBody(Strict):
-    """Duplicates to remove or to move; see `Actions.set_aside`."""
-
-    ids: Annotated[tuple[Id, ...], Field(min_length=1, max_length=100_000, strict=False)]
-    files: Annotated[list[LocalPath], Field(max_length=100_000)] | None = None
-    folder: LocalPath = ""

@@ -13,15 +13,13 @@ from types import FrameType
 from typing import Any
 
 from recollect.core.errors import UserError
-from recollect.core.paths import check_writable
 from recollect.core.progress import output, printable
 from recollect.core.types import Encoder, caption_prefix
 from recollect.index import Index, Record
 from recollect.index.model import encoder_and_name
 from recollect.models.pretrained import STARTER
 from recollect.models.starter.words import noted_fingerprint, starter_words
-from recollect.web.folder import FolderFiller, check_folder, open_folder, pictures_in
-from recollect.web.label_store import LabelStore
+from recollect.web.folder import open_folder, pictures_in
 
 try:
     import uvicorn
@@ -29,7 +27,7 @@ try:
     from recollect.web.api import create_app
     from recollect.web.guard import Guard
     from recollect.web.libraries import Libraries
-    from recollect.web.session import Session
+    from recollect.web.session import open_session
 except ImportError:
     raise UserError("the page needs fastapi and uvicorn: pip install 'recollect[web]'") from None
 
@@ -49,6 +47,7 @@ class Page:
         token: a secret of at least 16 letters and digits that a browser must know.
         labels: SQLite file for labels; in the folder of the index by default.
         out: folder for saved classifiers; in the folder of the index by default.
+        folder: pictures that the index is filled with and follows.
         embedded: let a notebook on this machine show it in a cell.
 
     Raises:
@@ -64,6 +63,7 @@ class Page:
         token: str | None = None,
         labels: Path | None = None,
         out: Path | None = None,
+        folder: Path | None = None,
         embedded: bool = False,
     ) -> None:
         check_address(host, port, token)
@@ -71,14 +71,13 @@ class Page:
         self.listening = _listen(host, port)
         self.port = int(self.listening.getsockname()[1])
         try:
-            self.session = _session(index, labels, out)
+            self.session = open_session(index, folder, labels, out, local=host in LOOPBACK)
         except BaseException:
             self.listening.close()
             raise
-        self.session.local = host in LOOPBACK
         hosts = frozenset(LOOPBACK) if host in LOOPBACK else frozenset[str]()
-        self.libraries = Libraries(self.session, lambda other: _session(other, None, None), create_app)
-        app = Guard(self.libraries, hosts, token, embedded)
+        self.libraries = Libraries(self.session)
+        app = Guard(create_app(self.libraries), hosts, token, embedded)
         self.listening.listen(128)  # so that a browser that opens the address now is answered
         config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off")
         self._server = uvicorn.Server(config)
@@ -131,13 +130,12 @@ class Page:
     def close(self) -> None:
         """Close the files."""
         self.libraries.close()
-        self.session.close()
         self.listening.close()
 
 
 def serve(
     index: Index | str | Path,
-    model: str | None = None,
+    model: Encoder | str | None = None,
     *,
     host: str = "127.0.0.1",
     port: int = PORT,
@@ -167,13 +165,14 @@ def serve(
     wait = not _in_notebook() if wait is None else wait
     check_address(host, port, token)
     port = 0 if port == PORT and not wait else port  # several cells may each show a page
-    options: dict[str, Any] = {"host": host, "port": port, "token": token, "labels": labels, "out": out,
-                               "embedded": not wait}  # fmt: skip
     folder = None if isinstance(index, Index) else pictures_in(str(index))
     if folder is not None:
-        page = folder_page(folder, model, **options)
-    else:
-        page = Page(index if isinstance(index, Index) else Index.open(index, model), **options)
+        index = open_folder(folder, *_model_of_folder(model))
+    elif not isinstance(index, Index):
+        index = Index.open(index, model)
+    page = Page(
+        index, host=host, port=port, token=token, labels=labels, out=out, folder=folder, embedded=not wait
+    )  # fmt: skip
     if not wait:
         return page.start()
     what = f"{len(page.session.library.index):,} pictures" if folder is None else str(folder)
@@ -183,20 +182,6 @@ def serve(
             webbrowser.open(page.address)
     page.run()
     return None
-
-
-def folder_page(folder: Path, model: Encoder | str | None = None, **options: Any) -> Page:
-    """The page of a folder, whose index is filled once the page is started.
-
-    Raises:
-        UserError: the folder has no pictures, or as `Page`.
-    """
-    check_folder(folder)
-    index = open_folder(folder, *_model_of_folder(model))
-    page = Page(index, **options)
-    page.session.additions.watched = FolderFiller(Index.open(index.address, index.model), folder)
-    page.session.library.name = folder.resolve().name
-    return page
 
 
 def _model_of_folder(model: Encoder | str | None) -> tuple[Record, Encoder | None]:
@@ -258,30 +243,6 @@ def end_in_time(server: Any, patience: float = PATIENCE) -> list[threading.Timer
 
     server.handle_exit = handle
     return timers
-
-
-def _session(index: Index, labels: Path | None, out: Path | None) -> Session:
-    folder = index.folder
-    if labels is None and folder is None:
-        raise UserError(f"{index.address}: not a folder. Name a file for the labels with --labels.")
-    file = labels or index.annotations
-    assert file is not None
-    check_writable(labels, "--labels")
-    check_writable(out, "--out")
-    page = (folder or file.parent) / "page"
-    store = LabelStore(file)
-    index.model.open_words()  # a model that cannot be opened is reported now
-    if folder is not None and labels is not None:
-        _note_read_only(folder, store.path)
-    return Session(index, store, out or (labels.parent if labels else page) / "classifiers")
-
-
-def _note_read_only(folder: Path, labels: Path) -> None:
-    try:
-        check_writable(folder, "INDEX")
-    except UserError:
-        text = f"note: {folder} cannot be written to: labels are kept in {labels}, and filters do not know them"
-        output().print(printable(text), style="yellow", highlight=False, soft_wrap=True)
 
 
 def _listen(host: str, port: int) -> socket.socket:

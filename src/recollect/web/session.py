@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 
 from recollect.core.errors import UserError
+from recollect.core.paths import check_writable
+from recollect.core.progress import output, printable
+from recollect.core.recent import Recent
 from recollect.data.sources.images import decode
 from recollect.index import CutOff, Index, Query, Term
 from recollect.index.annotations import LABELED
@@ -24,10 +27,10 @@ from recollect.index.filters import ids_in
 from recollect.index.search import query_notes
 from recollect.web.actions import Actions
 from recollect.web.duplicates import DuplicateFinder
-from recollect.web.folder import Additions
+from recollect.web.folder import Additions, library_name
 from recollect.web.label_store import LabelStore
 from recollect.web.layout import Layout, lay_out
-from recollect.web.library import Library, Recent, ShownRows, View
+from recollect.web.library import Library, ShownRows, View
 from recollect.web.requests import Ask, PicturesBody, SearchTerm, Slice
 
 if TYPE_CHECKING:
@@ -62,21 +65,38 @@ class Listing:
     before: Mapping[str, int] = field(default_factory=dict)
     vector: np.ndarray | None = None
 
+    def after(self, ids: Sequence[str], scores: np.ndarray) -> "Listing":
+        """This list with some pictures before all others."""
+        assert self.scores is not None
+        first = set(ids)
+        rest = [place for place, id in enumerate(self.ids) if id not in first]
+        ids = [*ids, *(self.ids[place] for place in rest)]
+        return replace(self, ids=ids, scores=np.concatenate([scores, self.scores[rest]]))
+
 
 ListKey = tuple[Ask, int | None, int | None]
 """A list, and the version of the index and the labels that it was made with."""
 
 
 class Session:
-    """One index, its model and its labels; safe to call from several threads."""
+    """One index, its model and its labels; safe to call from several threads.
 
-    def __init__(self, index: Index, labels: LabelStore, out: Path) -> None:
-        self.library, self.labels = Library(index), labels
+    Args:
+        out: where classifiers are saved.
+        folder: what the index is filled from and follows, if anything.
+        local: whether only this machine can open the page.
+    """
+
+    def __init__(
+        self, index: Index, labels: LabelStore, out: Path, folder: Path | None = None, local: bool = False
+    ) -> None:
+        name = library_name(index.address) if folder is None else folder.resolve().name
+        self.library, self.labels, self.local = Library(index, name), labels, local
         self._lock = threading.RLock()  # of the model
         self._slow = threading.Lock()  # of the map
         self._out = out
         self.duplicates = DuplicateFinder(self.library)
-        self.additions = Additions(self.library)
+        self.additions = Additions(self.library, folder)
         self.actions = Actions(self.library, labels)
         self._uploads: Recent[str, tuple[np.ndarray, bytes]] = Recent(
             _UPLOADED, lambda upload: max(len(upload[1]), _UPLOADED // _UPLOADS)
@@ -87,7 +107,6 @@ class Session:
         self._layout: tuple[int, Layout] | None = None
         self._cut: tuple[tuple[int, int], CutOff | None] | None = None
         self._preparing = threading.Lock()
-        self.local = False  # whether only this machine can open the page
         self._warmed = False
 
     @cached_property
@@ -224,17 +243,10 @@ class Session:
 
     def _whole(self, ask: Ask, listing: Listing) -> Listing:
         assert listing.vector is not None
-        whole = self._looked_up(listing.vector, ask.where, listing.total, listing.total)
-        first = set(listing.ids)  # an adapted model has changed their order
-        rest = [place for place, id in enumerate(whole.ids) if id not in first]
         assert listing.scores is not None
-        assert whole.scores is not None
-        return replace(
-            listing,
-            ids=[*listing.ids, *(whole.ids[place] for place in rest)],
-            scores=np.concatenate([listing.scores, whole.scores[rest]]),
-            total=len(first) + len(rest),
-        )
+        whole = self._looked_up(listing.vector, ask.where, listing.total, listing.total)
+        whole = whole.after(listing.ids, listing.scores)  # an adapted model has changed their order
+        return replace(listing, ids=whole.ids, scores=whole.scores, total=len(whole.ids))
 
     def _end(self, query: Query, listing: Listing) -> dict[str, Any]:
         """Where the results of a search by words end; nothing for very few pictures, or while it is being learned."""
@@ -287,18 +299,11 @@ class Session:
             for rank, hit in enumerate(hits, start=1)
             if hit.caption.strip() and hit.scored_by == EPISODE
         ]
-        known, changed = set(plain.ids), any(hit.scored_by == EPISODE for hit in hits)
-        first = {hit.id: hit.score for hit in hits if hit.id in known}
-        ranks = {id: rank for rank, id in enumerate(plain.ids, start=1)}
-        rest = [place for place, id in enumerate(plain.ids) if id not in first]
-        assert plain.scores is not None
-        return replace(
-            plain,
-            ids=[*first, *(plain.ids[place] for place in rest)],
-            scores=np.concatenate([np.array(list(first.values()), dtype=np.float32), plain.scores[rest]]),
-            about={**plain.about, "episode": {"learned": learned, "notes": list(hits.notes), "changed": changed}},
-            before={id: ranks[id] for id in first} if changed else {},
-        )
+        changed = any(hit.scored_by == EPISODE for hit in hits)
+        listing = plain.after([hit.id for hit in hits], np.array([hit.score for hit in hits], dtype=np.float32))
+        listing.about = {**plain.about, "episode": {"learned": learned, "notes": list(hits.notes), "changed": changed}}
+        listing.before = {hit.id: hit.zero_shot_rank or 0 for hit in hits} if changed else {}
+        return listing
 
     def _tiles(self, part: Slice, listing: Listing) -> list[dict[str, Any]]:
         ids = list(listing.ids[part.start : part.start + part.count])
@@ -448,7 +453,7 @@ class Session:
     def undo(self) -> dict[str, Any] | None:
         """Undo the latest change, whether of labels or of pictures and their files."""
         if self.actions.pending() is None:
-            return self.teacher.undo()
+            return self.labels.undo()
         undone = self.actions.undo()
         self.library.refresh()
         return undone
@@ -510,3 +515,36 @@ class Session:
         names = [name for name, _ in Counter(value for value in values if value is not None).most_common()]
         number = {name: place for place, name in enumerate(names)}
         return names, [-1 if value is None else number[value] for value in values]
+
+
+def open_session(
+    index: Index, folder: Path | None = None, labels: Path | None = None, out: Path | None = None, local: bool = False
+) -> Session:
+    """The session of an index, with its labels.
+
+    Args:
+        labels: SQLite file for labels; in the folder of the index by default.
+        out: folder for saved classifiers; in the folder of the index by default.
+
+    Raises:
+        UserError: there is no place for labels, or the model of the index cannot be opened.
+    """
+    file = labels or index.annotations
+    if file is None:
+        raise UserError(f"{index.address}: not a folder. Name a file for the labels with --labels.")
+    check_writable(labels, "--labels")
+    check_writable(out, "--out")
+    store = LabelStore(file)
+    index.model.open_words()  # a model that cannot be opened is reported now
+    if index.folder is not None and labels is not None:
+        _note_read_only(index.folder, labels)
+    page = labels.parent if labels else file.parent / "page"
+    return Session(index, store, out or page / "classifiers", folder, local)
+
+
+def _note_read_only(folder: Path, labels: Path) -> None:
+    try:
+        check_writable(folder, "INDEX")
+    except UserError:
+        text = f"note: {folder} cannot be written to: labels are kept in {labels}, and filters do not know them"
+        output().print(printable(text), style="yellow", highlight=False, soft_wrap=True)

@@ -73,12 +73,11 @@ class Sorting:
         Raises:
             UserError: fewer than two kinds of pictures.
         """
-        with self._lock:
-            labels = [each for each in self.teacher.labels.classes.values() if each.count(1)]
-            known = [(id, each.name) for each in labels for id, mark in each.marks.items() if mark > 0]
-            if len(labels) == 1:
-                known += [(id, f"not {labels[0].name}") for id, mark in labels[0].marks.items() if mark < 0]
-            texts = {each.name: (each.text,) for each in labels if each.text and each.text != each.name}
+        labels = [each for each in list(self.teacher.labels.classes.values()) if each.count(1)]
+        known = [(id, each.name) for each in labels for id, mark in list(each.marks.items()) if mark > 0]
+        if len(labels) == 1:
+            known += [(id, f"not {labels[0].name}") for id, mark in list(labels[0].marks.items()) if mark < 0]
+        texts = {each.name: (each.text,) for each in labels if each.text and each.text != each.name}
         known = [(id, name) for id, name in known if id in view.row_of]
         names = tuple(sorted({name for _, name in known}))
         if len(names) < 2:
@@ -132,13 +131,11 @@ class Sorting:
             UserError: as in `classifier`.
         """
         with self._sorting:
-            with self._lock:
-                revision = self.teacher.labels.revision
-                found = self._sorted
-                if found is not None and (found.view, found.revision) == (view, revision):
-                    return found
-                kept = self.classifier(view)
-                cuts = {each.name: taught.cut(ShownRows.all(view)) for each, taught in self.teacher.answers(view)}
+            revision, found = self.teacher.labels.revision, self._sorted
+            if found is not None and (found.view, found.revision) == (view, revision):
+                return found
+            kept = self.classifier(view)
+            cuts = {each.name: taught.cut(ShownRows.all(view)) for each, taught in self.teacher.answers(view)}
             blocks = [view.vectors[start : start + _AT_ONCE] for start in range(0, len(view.vectors), _AT_ONCE)]
             p = np.concatenate([kept.predict_proba(block) for block in blocks])
             best, certainty = p.argmax(axis=1), p.max(axis=1)

@@ -64,23 +64,12 @@ class Teaching:
         known = self.library.view().row_of
         if missing := next((id for id in distinct if id not in known), None):
             raise UserError(f"picture {missing[:40]!r} is no longer in the library")
-        with self._lock:
-            self.labels.mark(key, distinct, mark)
-
-    def undo(self) -> dict[str, Any] | None:
-        """Take the last change back."""
-        with self._lock:
-            return self.labels.undo()
-
-    def redo(self) -> dict[str, Any] | None:
-        """Make the change again that was taken back last."""
-        with self._lock:
-            return self.labels.redo()
+        self.labels.mark(key, distinct, mark)
 
     def drop(self, key: int) -> None:
         """Remove a label."""
+        self.labels.drop(key)
         with self._lock:
-            self.labels.drop(key)
             self._models.pop(key, None)
             self._taught.pop(key, None)
 
@@ -154,7 +143,7 @@ class Teaching:
     def answers(self, view: View) -> list[tuple[ClickedClass, Taught]]:
         """Every label with its fitted model."""
         with self._lock:
-            return [(each, self.answer(each, view)) for each in self.labels.classes.values()]
+            return [(each, self.answer(each, view)) for each in list(self.labels.classes.values())]
 
     def answer(self, found: ClickedClass, view: View) -> Taught:
         """The scores of every row by a label's marks; computed once for each change."""
@@ -168,7 +157,7 @@ class Teaching:
                 text = self.library.index.query_vector(found.text or found.name)
                 model = ClickModel(view.vectors, text, seed=found.key)
             self._models[found.key] = view, model  # the last one is the latest used
-            marks = {view.row_of[id]: mark for id, mark in found.marks.items() if id in view.row_of}
+            marks = {view.row_of[id]: mark for id, mark in list(found.marks.items()) if id in view.row_of}
             latest = np.array(list(reversed(marks)), dtype=np.int64)
             taught = Taught(view, revision, model, model.fit(marks), latest)
             self._taught[found.key] = taught

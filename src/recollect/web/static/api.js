@@ -64,7 +64,6 @@ export const api = {
   duplicates: (where, kind = "", start = 0) => call("GET", `api/duplicates?kind=${kind}&start=${start}${only(where, "&")}`),
   findDuplicates: () => call("POST", "api/duplicates"),
   stopDuplicates: () => call("DELETE", "api/duplicates"),
-  resolveDuplicates: (what) => call("POST", "api/duplicates/resolve", what),
 };
 
 export const thumb = (id) => `api/thumbs/${encodeURIComponent(id)}`;

@@ -165,19 +165,19 @@ export class Duplicates {
 
   async remove() {
     if (!await confirmed(t("duplicates.remove.ask", { n: this.gone.size }), t("duplicates.remove"), this.preview())) return;
-    await this.resolve({ ids: [...this.gone.keys()] });
+    await this.resolve({ kind: "remove", ids: [...this.gone.keys()] });
   }
 
   async move() {
     const folder = await asked(t("duplicates.move.ask", { n: this.gone.size }), t("duplicates.move.folder"), t("duplicates.move.do"), { contents: [this.preview()] });
     if (!folder) return;
     const chosen = [...this.gone.values()];
-    if (this.kind === "identical") await this.resolve({ ids: [...new Set(chosen.map(({ tile }) => tile.id))], files: chosen.map(({ key }) => key), folder });
-    else await this.resolve({ ids: [...this.gone.keys()], folder });
+    if (this.kind === "identical") await this.resolve({ kind: "move", ids: [...new Set(chosen.map(({ tile }) => tile.id))], files: chosen.map(({ key }) => key), folder });
+    else await this.resolve({ kind: "delete", ids: [...this.gone.keys()], folder }); // from the library; the files go to the folder
   }
 
   async resolve(what) {
-    const { pictures, files, missing } = await api.resolveDuplicates(what);
+    const { pictures, files, missing } = await api.act(what);
     await this.refresh();
     await this.changed();
     await this.classes().load();
