@@ -225,7 +225,7 @@ def test_labels_leave_as_tables(page, monkeypatch):
     monkeypatch.setattr("recollect.web.teaching.MOST_HELD", 0)
     key = page.call("/api/classes", {"name": "greens"})[1]["class"]
     mark(page, key, [1], 1, listing={"order": "likely", "label": key})
-    assert [model.held > 0 for _, model in taught._models.values()] == [False, True], "only the active model is kept"
+    assert [each.model.held > 0 for each in taught._taught.values()] == [False, True], "only the active model is kept"
     assert [tile["id"] for tile in ranked(page, 1)] == before, "others are computed again"
     page.call(f"/api/classes/{key}", method="DELETE")
     _, (content, headers) = page.call("/api/labels.csv", raw=True)
@@ -257,7 +257,7 @@ def test_pictures_are_encoded_again_and_broken_ones_are_no_error(shared_page):
     [
         ("/api/list", b"{", 422),
         ("/api/list", {"terms": [{"words": "a", "path": "/etc/passwd"}]}, 422),
-        ("/api/list", {"terms": [{"words": " "}]}, 400),
+        ("/api/list", {"terms": [{"words": " "}]}, 422),
         ("/api/list", {"terms": [{}]}, 422),
         ("/api/list", {"terms": [{"words": "a", "id": "red/1.png"}]}, 422),
         ("/api/list", {"terms": [{"id": "nothing"}]}, 400),
@@ -272,7 +272,8 @@ def test_pictures_are_encoded_again_and_broken_ones_are_no_error(shared_page):
         ("/api/list", {"order": "likely", "label": 9}, 400),
         ("/api/list", {"order": "sorted", "show": "class:mauve"}, 400),
         ("/api/pictures", b"no picture", 400),
-        ("/api/classes", {"name": ""}, 400),
+        ("/api/classes", {"name": " "}, 422),
+        ("/api/classes", {"name": "x" * 201}, 422),
         ("/api/classes/9/marks", {"ids": ["red/0.png"], "mark": 1}, 400),
         ("/api/classes/1/marks", {"ids": ["nothing"], "mark": 1}, 400),
         ("/api/classes/1/marks", {"ids": [], "mark": 1}, 400),

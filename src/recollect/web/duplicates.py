@@ -1,6 +1,7 @@
 """Duplicates for the page: looked for in the background, with progress, until they are found or stopped."""
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,6 @@ MOST_OF_GROUP = 48
 """Pictures of a group that are shown; the answer says how many more there are."""
 
 
-@dataclass(frozen=True)
-class DuplicateGroup:
-    """A group of duplicates: its kind, and the ids of its pictures, the one to keep first.
-
-    Pictures with equal pixels are one picture of the index with several files, so an ``identical`` group has one id.
-    """
-
-    kind: str
-    ids: tuple[str, ...]
-
-
 @dataclass
 class _Search:
     """One search for duplicates, under way or done."""
@@ -40,7 +30,7 @@ class _Search:
     done: float = 0
     total: float | None = None
     error: str = ""
-    groups: list[DuplicateGroup] = field(default_factory=list)
+    groups: dict[str, list[list[str]]] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
 
     def step(self, what: str, done: float, total: float | None) -> None:
@@ -110,24 +100,22 @@ class DuplicateFinder:
         Args:
             here: ids of the pictures to show; those that were removed since the search are not among them.
         """
-        groups: dict[str, list[DuplicateGroup]] = {each: [] for each in KINDS}
-        for found in self._search.groups if self._search is not None else ():
-            ids = tuple(id for id in found.ids if id in here)
-            if len(ids) > (found.kind != "identical"):
-                groups[found.kind].append(DuplicateGroup(found.kind, ids))
-        counts = {
-            each: {"groups": len(some), "pictures": sum(len(group.ids) for group in some)}
-            for each, some in groups.items()
-        }
-        some = groups.get(kind, [])[start : start + SHOWN_GROUPS]
-        return {**self.progress(), "counts": counts, "groups": [self.shown(group) for group in some]}
-
-    def shown(self, group: DuplicateGroup) -> dict[str, Any]:
-        """A group with what is known about its pictures; copies are usually called like the original and more."""
-        pictures = self.library.pictures(group.ids[:MOST_OF_GROUP])
+        groups: dict[str, list[list[str]]] = {each: [] for each in KINDS}
+        for name, found in (self._search.groups if self._search is not None else {}).items():
+            some = ([id for id in ids if id in here] for ids in found)
+            groups[name] = [ids for ids in some if len(ids) > (name != "identical")]
         return {
-            "kind": group.kind,
-            "more": max(0, len(group.ids) - MOST_OF_GROUP),
+            **self.progress(),
+            "counts": {each: {"groups": len(of), "pictures": sum(map(len, of))} for each, of in groups.items()},
+            "groups": [self._shown(kind, ids) for ids in groups.get(kind, [])[start : start + SHOWN_GROUPS]],
+        }
+
+    def _shown(self, kind: str, ids: Sequence[str]) -> dict[str, Any]:
+        """A group with what is known about its pictures; copies are usually called like the original and more."""
+        pictures = self.library.pictures(ids[:MOST_OF_GROUP])
+        return {
+            "kind": kind,
+            "more": max(0, len(ids) - MOST_OF_GROUP),
             "pictures": [
                 {
                     "id": each.id,
@@ -152,18 +140,21 @@ class DuplicateFinder:
         }
 
 
-def find_groups(index: Index) -> tuple[list[DuplicateGroup], tuple[str, ...]]:
+def find_groups(index: Index) -> tuple[dict[str, list[list[str]]], tuple[str, ...]]:
     """Groups of duplicates as `Index.duplicates` finds them, by kind, the largest first.
 
+    Pictures with equal pixels are one picture of the index with several files, so an ``identical`` group has one id.
+
     Returns:
-        The groups, and what was not compared, a sentence each.
+        Ids of each group, the picture to keep first, and what was not compared, a sentence each.
     """
     found = index.duplicates()
     files = sorted(found.identical.items(), key=lambda each: (-len(each[1]), each[0]))
-    groups = [DuplicateGroup("identical", (id,)) for id, _ in files]
-    for kind, alike in (("near-identical", found.near_identical), ("similar", found.similar)):
-        groups += [DuplicateGroup(kind, tuple(each)) for each in sorted(alike, key=lambda each: (-len(each), each))]
-    return groups, tuple(found.skipped)
+    near, similar = (
+        sorted(map(list, alike), key=lambda each: (-len(each), each)) for alike in (found.near_identical, found.similar)
+    )
+    identical = [[id] for id, _ in files]
+    return dict(zip(KINDS, (identical, near, similar), strict=True)), tuple(found.skipped)
 
 
 def _size(path: str) -> int:

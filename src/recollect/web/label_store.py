@@ -19,7 +19,6 @@ from recollect.core.words import looks_of
 from recollect.index.annotations import LABELED
 
 MOST_CLASSES = 200
-LONGEST_NAME = 200
 MOST_SEARCHES = 100
 _GAP = 1_000  # unreadable changes in a row after which a damaged file is taken to end
 
@@ -112,13 +111,9 @@ class LabelStore:
         """Add a class.
 
         Raises:
-            UserError: the name is empty, too long or taken, or there are too many classes.
+            UserError: the name is taken, or there are too many classes.
         """
         name, text = (" ".join(unicodedata.normalize("NFC", words).split()) for words in (name, text))
-        if not name:
-            raise UserError("a class needs a name")
-        if max(len(name), len(text)) > LONGEST_NAME:
-            raise UserError(f"the name or text is longer than {LONGEST_NAME} characters")
         with self._change() as write:
             for each in self._classes.values():
                 if looks_of(each.name) == looks_of(name):  # they could not be told apart in a filter
@@ -136,7 +131,7 @@ class LabelStore:
             UserError: no such class, or the click could not be saved.
         """
         with self._change() as write:
-            found = self._get(key)
+            found = self.get(key)
             if ids:
                 write({"do": "mark", "class": key, "ids": ids, "mark": mark})
         return found
@@ -144,7 +139,7 @@ class LabelStore:
     def drop(self, key: int) -> None:
         """Remove a class."""
         with self._change() as write:
-            self._get(key)
+            self.get(key)
             write({"do": "drop", "class": key})
 
     def undo(self) -> LabelEntry | None:
@@ -182,9 +177,9 @@ class LabelStore:
         Raises:
             UserError: it was removed.
         """
-        with self._lock:
-            self._catch_up()
-            return self._get(key)
+        if (found := self.classes.get(key)) is None:
+            raise UserError("this class was removed")
+        return found
 
     def labels_of(self, id: str) -> list[str]:
         """Names of the classes that a picture belongs to."""
@@ -290,11 +285,6 @@ class LabelStore:
         self._classes: dict[int, ClickedClass] = {}
         self._names: dict[int, str] = {}  # of removed classes as well
         self._searches: dict[str, str] = {}
-
-    def _get(self, key: int) -> ClickedClass:
-        if key not in self._classes:
-            raise UserError("this class was removed")
-        return self._classes[key]
 
     def _replay(self, number: int, entry: LabelEntry) -> None:
         self._seen, self._entries[number] = number, entry

@@ -21,10 +21,13 @@ WhereText = Annotated[
 ]
 
 
+Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
+
+
 class SearchTerm(Strict):
     """A part of a query: words, a picture of the index, or an uploaded one; a negative weight pushes away."""
 
-    words: Annotated[str, Field(max_length=2000)] | None = None
+    words: Words | None = None
     id: Id | None = None
     upload: Annotated[str, Field(max_length=64)] | None = None
     weight: float = 1.0
@@ -87,8 +90,8 @@ class IdsBody(Slice):
 class LabelBody(Strict):
     """A new label."""
 
-    name: Annotated[str, Field(max_length=400)]
-    text: Annotated[str, Field(max_length=400)] = ""
+    name: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200)]
+    text: Annotated[str, Field(max_length=200)] = ""
 
 
 class PicturesBody(Strict):

@@ -291,9 +291,8 @@ class Session:
         if missing := self.cannot_adapt:
             raise UserError(missing)
         with self._lock:
-            query = Query(tuple(self._with_pixels(term) for term in ask.terms))
-            depth, where = self.reranker.depth, ask.where or None
-            hits = self.library.index.search(query, depth, where=where, rerank=self.reranker)
+            query, depth = self.query(ask.terms, pixels=True), self.reranker.depth
+            hits = self.library.index.search(query, depth, where=ask.where or None, rerank=self.reranker)
         learned = [
             {"id": hit.id, "caption": hit.caption, "before": hit.zero_shot_rank, "after": rank}
             for rank, hit in enumerate(hits, start=1)
@@ -347,32 +346,30 @@ class Session:
 
     # ---------------------------------------------------------------- queries
 
-    def query(self, terms: Sequence[SearchTerm]) -> Query:
+    def query(self, terms: Sequence[SearchTerm], pixels: bool = False) -> Query:
         """The query that the command line and Python would write with these terms.
+
+        Args:
+            pixels: pictures as such, which an adapted model can embed again, and not their vectors.
 
         Raises:
             UserError: a term cannot be used.
         """
-        return Query(tuple(self._term(term) for term in terms))
+        return Query(tuple(self._term(term, pixels) for term in terms))
 
-    def _term(self, term: SearchTerm) -> Term:
+    def _term(self, term: SearchTerm, pixels: bool) -> Term:
         if term.words is not None:
-            if not term.words.strip():
-                raise UserError("one of the terms is empty. Type what to look for, or remove it.")
             return Term(words=term.words, weight=term.weight)
         if term.id is not None:
-            vector = self.library.index.vectors([term.id])[0]
-            return Term(vector=vector, weight=term.weight, name=f"picture {term.id[:8]}")
-        vector, _ = self._uploaded(str(term.upload))
-        return replace(Query.vector(vector, "the uploaded image").terms[0], weight=term.weight)
-
-    def _with_pixels(self, term: SearchTerm) -> Term:
-        """A term that an adapted model can embed again."""
-        if term.id is not None:
-            return Term(picture=self.library.index.pictures([term.id])[0].open(), weight=term.weight)
-        if term.upload is not None:
-            return Term(picture=decode(self._uploaded(term.upload)[1], "the upload"), weight=term.weight)
-        return self._term(term)
+            if pixels:
+                return Term(picture=self.library.index.pictures([term.id])[0].open(), weight=term.weight)
+            vector, name = self.library.index.vectors([term.id])[0], f"picture {term.id[:8]}"
+        else:
+            vector, data = self._uploaded(str(term.upload))
+            if pixels:
+                return Term(picture=decode(data, "the upload"), weight=term.weight)
+            name = "the uploaded image"
+        return Term(vector=vector, weight=term.weight, name=name)
 
     def _uploaded(self, key: str) -> tuple[np.ndarray, bytes]:
         if (found := self._uploads.get(key)) is None:

@@ -52,7 +52,6 @@ class Teaching:
         self.library, self.labels = library, labels
         self._lock = lock
         self._taught: dict[int, Taught] = {}
-        self._models: dict[int, tuple[View, ClickModel]] = {}
 
     def mark(self, key: int, ids: Sequence[str], mark: int) -> None:
         """Mark pictures; on disk when this returns.
@@ -70,7 +69,6 @@ class Teaching:
         """Remove a label."""
         self.labels.drop(key)
         with self._lock:
-            self._models.pop(key, None)
             self._taught.pop(key, None)
 
     def ranked(self, key: int, order: str, shown: ShownRows) -> tuple[list[str], np.ndarray]:
@@ -148,25 +146,23 @@ class Teaching:
     def answer(self, found: ClickedClass, view: View) -> Taught:
         """The scores of every row by a label's marks; computed once for each change."""
         with self._lock:
-            revision = self.labels.revision
-            taught = self._taught.get(found.key)
-            if taught is not None and (taught.view, taught.revision) == (view, revision):
-                return taught
-            of, model = self._models.pop(found.key, (None, None))
-            if model is None or of is not view:
-                text = self.library.index.query_vector(found.text or found.name)
-                model = ClickModel(view.vectors, text, seed=found.key)
-            self._models[found.key] = view, model  # the last one is the latest used
-            marks = {view.row_of[id]: mark for id, mark in list(found.marks.items()) if id in view.row_of}
-            latest = np.array(list(reversed(marks)), dtype=np.int64)
-            taught = Taught(view, revision, model, model.fit(marks), latest)
-            self._taught[found.key] = taught
+            revision, taught = self.labels.revision, self._taught.pop(found.key, None)
+            if taught is None or (taught.view, taught.revision) != (view, revision):
+                if taught is not None and taught.view is view:
+                    model = taught.model
+                else:
+                    text = self.library.index.query_vector(found.text or found.name)
+                    model = ClickModel(view.vectors, text, seed=found.key)
+                marks = {view.row_of[id]: mark for id, mark in list(found.marks.items()) if id in view.row_of}
+                latest = np.array(list(reversed(marks)), dtype=np.int64)
+                taught = Taught(view, revision, model, model.fit(marks), latest)
+            self._taught[found.key] = taught  # the last one is the latest used
             self._forget()
             return taught
 
     def _forget(self) -> None:
         """Free what models hold between clicks beyond `MOST_HELD`, the least recently used first."""
-        others = [model for _, model in list(self._models.values())[:-1]]
+        others = [taught.model for taught in list(self._taught.values())[:-1]]
         held = sum(model.held for model in others)
         for model in others:
             if held <= MOST_HELD:
