@@ -11,7 +11,7 @@ from recollect.efsa.rerank import NO_CAPTIONS, EpisodeReranker
 from recollect.index import By, Hits, Index
 from recollect.models import DualEncoder
 
-Search = Callable[[Sequence[str], int], list[Hits]]
+TextSearch = Callable[[Sequence[str], int], list[Hits]]
 """The k best pictures of each query, fewer if the index is smaller."""
 
 
@@ -37,7 +37,7 @@ class Prepared:
         encoder: the one model of all queries; None if each query has its own, or pictures are not compared.
     """
 
-    search: Search
+    search: TextSearch
     encoder: DualEncoder | None = None
 
 
@@ -45,7 +45,9 @@ Method = Callable[[SearchContext], Prepared]
 """Prepares a search method."""
 
 
-def index_search(index: Index, encoder: DualEncoder, by: By = "image", rerank: EpisodeReranker | None = None) -> Search:
+def index_search(
+    index: Index, encoder: DualEncoder, by: By = "image", rerank: EpisodeReranker | None = None
+) -> TextSearch:
     """`Index.search_many` as a method of search."""
     return lambda queries, k: index.search_many(list(queries), k, by=by, rerank=rerank, encoder=encoder)
 

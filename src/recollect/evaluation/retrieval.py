@@ -12,7 +12,7 @@ from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Kind, caption_prefix
 from recollect.core.validation import check_choice
-from recollect.efsa.methods import SEARCH_METHODS, Method, Search, SearchContext
+from recollect.efsa.methods import SEARCH_METHODS, Method, SearchContext, TextSearch
 from recollect.efsa.options import EpisodeOptions
 from recollect.efsa.pixels import PixelCache
 from recollect.efsa.rerank import FELL_BACK
@@ -209,7 +209,7 @@ def _gain(hit: np.ndarray, before: np.ndarray, clusters: np.ndarray) -> ResultRo
     return {"gain": gain, "gain_low": 100 * low, "gain_high": 100 * high, "gain_p": kinds.sign_test()}
 
 
-def timed(search: Search, queries: Sequence[str], k: int) -> tuple[list[Hits], dict[str, float]]:
+def timed(search: TextSearch, queries: Sequence[str], k: int) -> tuple[list[Hits], dict[str, float]]:
     """Search, and the seconds of a query."""
     start = time.perf_counter()
     results = search(queries, k)
@@ -231,7 +231,7 @@ class Comparison:
     queries: int | None = None
     depths: Sequence[int] = (1, 5, 10)
     known: Mapping[str, Method] = field(default_factory=lambda: SEARCH_METHODS)
-    measure: Callable[[Search, Sequence[str], int], tuple[list[Hits], dict[str, float]]] = timed
+    measure: Callable[[TextSearch, Sequence[str], int], tuple[list[Hits], dict[str, float]]] = timed
 
 
 def compare_methods(

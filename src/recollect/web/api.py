@@ -146,7 +146,7 @@ def filters(session: Opened) -> dict[str, Any]:
 
 
 @router.post("/api/list")
-def tiles(session: Opened, body: Slice) -> dict[str, Any]:
+def list_tiles(session: Opened, body: Slice) -> dict[str, Any]:
     return session.ask(lambda: session.answer(body))
 
 
@@ -295,7 +295,7 @@ def duplicates(session: Opened, where: _Where = "", kind: str = "", start: int =
 
 
 @router.post("/api/duplicates")
-def find_duplicates(session: Opened) -> dict[str, Any]:
+def start_duplicates(session: Opened) -> dict[str, Any]:
     session.duplicates.start()
     return session.duplicates.progress()
 
@@ -362,7 +362,7 @@ def redo(session: Opened) -> dict[str, Any]:
 
 
 @router.post("/api/save")
-def save(session: Opened, name: Annotated[str, Body(embed=True, max_length=100)]) -> dict[str, Any]:
+def keep_classifier(session: Opened, name: Annotated[str, Body(embed=True, max_length=100)]) -> dict[str, Any]:
     folder, kept, replaced = session.sorting.save(name)
     return {
         "folder": str(folder),

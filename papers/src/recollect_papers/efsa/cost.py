@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from recollect.efsa.memory import TensorMemory
-from recollect.efsa.methods import Search
+from recollect.efsa.methods import TextSearch
 from recollect.evaluation.retrieval import timed
 from recollect.index import Hits
 
@@ -47,7 +47,7 @@ class Meter(TensorMemory):
         return out
 
 
-def measured(search: Search, queries: Sequence[str], k: int, probe: int = 8) -> tuple[list[Hits], dict[str, float]]:
+def measured(search: TextSearch, queries: Sequence[str], k: int, probe: int = 8) -> tuple[list[Hits], dict[str, float]]:
     """Search and measure the mean cost of a query.
 
     Products, and the largest number of bytes that tensors held at once (``memory``), are counted in a second search of
