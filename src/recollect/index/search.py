@@ -1,9 +1,11 @@
 """From queries to hits: embed them, look them up, and cut, rank again and page what was found."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float32
 
 from recollect.core.types import Encoder, caption_prefix
 from recollect.core.validation import check_number
@@ -14,22 +16,37 @@ from recollect.index.query import Asked, Query, QueryEncoder, as_query, check_te
 from recollect.index.rows import By
 
 
-def search_pictures(
+@dataclass(frozen=True)
+class Ranking:
+    """What a query found, before any picture is read.
+
+    Attributes:
+        ids, scores: best first.
+        notes: what a reader should know about the query.
+        searched: pictures that were compared.
+        limit: score where the results end; None where they have no end.
+    """
+
+    query: Query
+    ids: Sequence[str] = ()
+    scores: Float32[np.ndarray, " k"] = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    notes: tuple[str, ...] = ()
+    searched: int = 0
+    limit: float | None = None
+
+
+def rank_pictures(
     index: Any,
     queries: Sequence[Asked | Sequence[Asked]],
     k: int,
     where: str | Filter | None = None,
     exclude: Collection[str] = (),
     min_score: float | CutOff | None = None,
-    page: int = 1,
     encoder: Encoder | None = None,
     exact: bool = False,
     by: By = "image",
-    rerank: Reranker | None = None,
-) -> list[Hits]:
-    """The k best pictures for each query; see `Index.search`."""
-    check_number("k", k, least=1)
-    check_number("page", page, least=1)
+) -> list[Ranking]:
+    """The ids of the k best pictures for each query; the page asks this, and `search_pictures` reads the pictures."""
     asked = [as_query(query) for query in queries]
     for query in asked:
         check_terms(query)
@@ -37,38 +54,64 @@ def search_pictures(
     pictures_by = len(index) if by == "image" else index.texts
     searched = pictures_by if where is None else len(index.ids_where(where))
     if not real or not searched:
-        return [Hits((), str(query), query_notes(query, None), searched=searched) for query in asked]
+        return [Ranking(query, notes=query_notes(query, None), searched=searched) for query in asked]
     embeds = encoder or index.model.part_for(real)
     vectors = index.model.embed(real, embeds)
-    asked_for = min(max(page * k, rerank.depth if rerank else 0), searched)
-    found = index.lookup(vectors, asked_for, by, where=where, exclude=frozenset(exclude) or None, exact=exact)
-    pictures = {each.id: each for each in index.pictures([id for id in dict.fromkeys(found.ids.ravel()) if id])}
-    scored_by = index.scored_by if by == "image" else CAPTIONS
+    found = index.lookup(vectors, min(k, searched), by, where=where, exclude=frozenset(exclude) or None, exact=exact)
     ranked = []
-    for query, vector, ids, scores in zip(real, vectors, found.ids, found.scores.tolist(), strict=True):
-        hits = [
-            Hit(pictures[id], score, scored_by, score, rank)
-            for rank, (id, score) in enumerate(zip(ids, scores, strict=True), 1)
-            if id
-        ]
-        limit, notes = _limit(query, min_score, vector, scores[0])
-        ranked.append((Hits(hits, str(query), (*query_notes(query, embeds), *notes), 1, searched), limit))
+    for query, vector, names, scores in zip(real, vectors, found.ids, found.scores, strict=True):
+        ids = [id for id in names.tolist() if id]
+        limit = _limit(query, min_score, vector, float(scores[0]))
+        ranked.append(Ranking(query, ids, scores[: len(ids)], query_notes(query, embeds), searched, limit))
+    each = iter(ranked)
+    return [Ranking(query, notes=("empty query",), searched=searched) if query.empty else next(each) for query in asked]
+
+
+def search_pictures(
+    index: Any,
+    queries: Sequence[Asked | Sequence[Asked]],
+    k: int,
+    *,
+    page: int = 1,
+    rerank: Reranker | None = None,
+    by: By = "image",
+    min_score: float | CutOff | None = None,
+    **options: Any,
+) -> list[Hits]:
+    """The k best pictures for each query; see `Index.search`."""
+    check_number("k", k, least=1)
+    check_number("page", page, least=1)
+    wanted = max(page * k, rerank.depth if rerank else 0)
+    ranked = rank_pictures(index, queries, wanted, by=by, min_score=min_score, **options)
+    pictures = {each.id: each for each in index.pictures(list(dict.fromkeys(id for one in ranked for id in one.ids)))}
+    scored_by = index.scored_by if by == "image" else CAPTIONS
+    found = []
+    for one in ranked:
+        scored = enumerate(zip(one.ids, one.scores.tolist(), strict=True), 1)
+        hits = [Hit(pictures[id], score, scored_by, score, rank) for rank, (id, score) in scored]
+        notes = (*one.notes, *_no_limit_notes(one, min_score))
+        found.append(Hits(hits, str(one.query), notes, 1, one.searched))
     if rerank is not None:
-        again = rerank.rerank(real, [hits for hits, _ in ranked])
-        ranked = [(hits, limit) for hits, (_, limit) in zip(again, ranked, strict=True)]
-    pages = iter([hits.page(page, k, limit) for hits, limit in ranked])
-    return [Hits((), str(query), ("empty query",), 1, searched) if query.empty else next(pages) for query in asked]
+        real = [place for place, hits in enumerate(found) if hits]
+        again = rerank.rerank([ranked[place].query for place in real], [found[place] for place in real])
+        for place, hits in zip(real, again, strict=True):
+            found[place] = hits
+    return [hits.page(page, k, one.limit) for hits, one in zip(found, ranked, strict=True)]
 
 
-def _limit(
-    query: Query, min_score: float | CutOff | None, vector: np.ndarray, best: float
-) -> tuple[float | None, tuple[str, ...]]:
+def _limit(query: Query, min_score: float | CutOff | None, vector: np.ndarray, best: float) -> float | None:
     if not isinstance(min_score, CutOff):
-        return min_score, ()
-    if not query.words_alone:
-        return None, ("nothing is cut: the cut-off is for words, and this query has a picture",)
-    limit = min_score.limit_among(vector, best)
-    return limit, ("nothing is cut: no picture scores far above the others",) if limit is None else ()
+        return min_score
+    return min_score.limit_among(vector, best) if query.words_alone else None
+
+
+def _no_limit_notes(ranking: Ranking, min_score: float | CutOff | None) -> tuple[str, ...]:
+    """Why a learned cut-off leaves nothing out."""
+    if not isinstance(min_score, CutOff) or ranking.limit is not None or not ranking.ids:
+        return ()
+    if ranking.query.words_alone:
+        return ("nothing is cut: no picture scores far above the others",)
+    return ("nothing is cut: the cut-off is for words, and this query has a picture",)
 
 
 def query_notes(query: Query, encoder: QueryEncoder | None) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from recollect.index.annotations import LABELED
 from recollect.index.cutoff import LEAST_CAPTIONS, learn_cut_off
 from recollect.index.facets import FACETS, Arrangement, arranged
 from recollect.index.filters import ids_in
-from recollect.index.search import query_notes
+from recollect.index.search import rank_pictures
 from recollect.web.actions import Actions
 from recollect.web.duplicates import DuplicateFinder
 from recollect.web.folder import Additions, library_name
@@ -63,7 +63,6 @@ class Listing:
     total: int
     about: dict[str, Any] = field(default_factory=dict)
     before: Mapping[str, int] = field(default_factory=dict)
-    vector: np.ndarray | None = None
 
     def after(self, ids: Sequence[str], scores: np.ndarray) -> "Listing":
         """This list with some pictures before all others."""
@@ -194,7 +193,7 @@ class Session:
 
     def _make(self, ask: Ask, view: View) -> Listing:
         if ask.order == "search":
-            return self._search(ask, view) if ask.terms else self._everything(ask, view)
+            return self._search(ask) if ask.terms else self._everything(ask, view)
         if not view.ids:
             raise UserError("there are no pictures yet")
         shown = self.selection(ask.where, view)
@@ -214,16 +213,23 @@ class Session:
             ids = view.ids if ids == view.ids else ids  # without dates
         return Listing(ids, None, len(ids))
 
-    def _search(self, ask: Ask, view: View) -> Listing:
-        """The same look-up as `Index.search`, which ranks every picture where someone scrolls that far."""
-        query = self.query(ask.terms)
-        with self._lock:
-            vector = self.library.index.query_vector(query)
-        total = len(self.selection(ask.where, view).ids) if ask.where else len(view.ids)
-        listing = self._looked_up(vector, ask.where, min(_FIRST, total), total)
-        listing.about = {"notes": self._notes(query), **self._end(query, listing)}
+    def _search(self, ask: Ask) -> Listing:
+        listing = self._ranked(ask, _FIRST)
         listing = self._adapted(ask, listing) if ask.adapt else listing
         return listing if ask.arrange == "score" else self._arranged(ask.arrange, listing)
+
+    def _ranked(self, ask: Ask, k: int) -> Listing:
+        """What `Index.search` ranks; pictures are read once they are shown."""
+        where, cut = ask.where or None, self._cut[1] if self._cut is not None else None
+        with self._lock:
+            (found,) = rank_pictures(self.library.index, [self.query(ask.terms)], k, where=where, min_score=cut)
+        about: dict[str, Any] = {"notes": list(found.notes)}
+        if cut is not None and found.limit is not None:
+            above = int((found.scores.astype(np.float64) >= found.limit).sum())
+            about["cut"] = {"score": found.limit, "above": above, "share": cut.share, "texts": cut.texts,
+                            "basis": cut.basis}  # fmt: skip
+        total = found.searched if len(found.ids) == k else len(found.ids)
+        return Listing(found.ids, found.scores, total, about)
 
     def _arranged(self, by: Arrangement, listing: Listing) -> Listing:
         """The likely matches of a search by date or name; without a cut-off its best `MOST_ARRANGED`."""
@@ -232,41 +238,19 @@ class Session:
         ids = arranged(self.library.index, by, ids_in(rank)) if rank else []
         assert listing.scores is not None
         about = {"notes": listing.about["notes"], "arranged": len(ids)}
-        return Listing(ids, listing.scores[[rank[id] for id in ids]], len(ids), about, listing.before, listing.vector)
-
-    def _looked_up(self, vector: np.ndarray, where: str, k: int, total: int) -> Listing:
-        if not k:
-            return Listing([], None, 0, vector=vector)
-        found = self.library.index.lookup(vector[None], k, where=where or None)
-        ids = [id for id in found.ids[0].tolist() if id]
-        return Listing(ids, found.scores[0][: len(ids)], total if len(ids) == k else len(ids), vector=vector)
+        return Listing(ids, listing.scores[[rank[id] for id in ids]], len(ids), about, listing.before)
 
     def _whole(self, ask: Ask, listing: Listing) -> Listing:
-        assert listing.vector is not None
         assert listing.scores is not None
-        whole = self._looked_up(listing.vector, ask.where, listing.total, listing.total)
+        whole = self._ranked(ask, listing.total)
         whole = whole.after(listing.ids, listing.scores)  # an adapted model has changed their order
         return replace(listing, ids=whole.ids, scores=whole.scores, total=len(whole.ids))
-
-    def _end(self, query: Query, listing: Listing) -> dict[str, Any]:
-        """Where the results of a search by words end; nothing for very few pictures, or while it is being learned."""
-        cut = self._cut[1] if self._cut is not None else None
-        if cut is None or not query.words_alone or listing.vector is None or listing.scores is None:
-            return {}
-        limit = cut.limit_among(listing.vector, float(listing.scores.max(initial=-np.inf)))
-        if limit is None:
-            return {}
-        above = int((listing.scores.astype(np.float64) >= limit).sum())
-        return {"cut": {"score": limit, "above": above, "share": cut.share, "texts": cut.texts, "basis": cut.basis}}
 
     @property
     def ends(self) -> str:
         """What tells where searches by words end, or an empty text."""
         cut = self._cut[1] if self._cut is not None else None
         return f"{cut.basis} {cut.texts}" if cut is not None else ""
-
-    def _notes(self, query: Query) -> list[str]:
-        return list(query_notes(query, self.library.index.model.part_for([query])))
 
     @property
     def cannot_adapt(self) -> str | None:
