@@ -92,11 +92,11 @@ def search_pictures(
         notes = (*one.notes, *_no_limit_notes(one, min_score))
         found.append(Hits(hits, str(one.query), notes, 1, one.searched))
     if rerank is not None:
-        real = [place for place, hits in enumerate(found) if hits]
+        real = [place for place, each in enumerate(found) if each]
         again = rerank.rerank([ranked[place].query for place in real], [found[place] for place in real])
-        for place, hits in zip(real, again, strict=True):
-            found[place] = hits
-    return [hits.page(page, k, one.limit) for hits, one in zip(found, ranked, strict=True)]
+        for place, reordered in zip(real, again, strict=True):
+            found[place] = reordered
+    return [each.page(page, k, one.limit) for each, one in zip(found, ranked, strict=True)]
 
 
 def _limit(query: Query, min_score: float | CutOff | None, vector: np.ndarray, best: float) -> float | None:
