@@ -254,7 +254,7 @@ def test_caption_describes_a_source_into_a_file_that_evaluation_reads(run, model
     status, out, err = run("evaluate", "retrieval", model[1], *words, "--out", tmp_path / "figures.json")
     assert status == 0, err
     assert "text-to-text" in out
-    assert "products back" in out
+    assert "fell back" in out
     (result,) = json.loads((tmp_path / "figures.json").read_text())
     assert result["settings"]["captions"] == 20
     assert result["settings"]["queries"] == 8
