@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.efsa.normalization import (
-    NormalisedIndex,
+    NormalizedIndex,
     Normalization,
     choose_normalization,
     normalized,
@@ -24,7 +24,7 @@ def ranking(vectors, means, alpha, queries):
     index = Index.create(width=vectors.shape[1], model="m")
     ids = [str(row) for row in range(len(vectors))]
     index.insert(Rows(vectors, ids=ids))
-    return NormalisedIndex(index, ids, vectors, means, Normalization(alpha, 1)).lookup(queries, len(vectors))
+    return NormalizedIndex(index, ids, vectors, means, Normalization(alpha, 1)).lookup(queries, len(vectors))
 
 
 @given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 9), st.integers(1, 12), st.floats(0, 2))

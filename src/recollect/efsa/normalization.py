@@ -58,7 +58,7 @@ class Normalization:
         return f"alpha {self.alpha:g}, k {self.k}{chosen}"
 
 
-class NormalisedIndex(Index):
+class NormalizedIndex(Index):
     """An index that ranks by normalized scores: cosines minus alpha times a mean.
 
     Args:
@@ -92,7 +92,7 @@ class NormalisedIndex(Index):
         return replace(found, scores=(found.scores * self._factor).astype(np.float32))
 
 
-def normalized(index: Index, settings: Normalization | None = None, seed: int = 0) -> NormalisedIndex:
+def normalized(index: Index, settings: Normalization | None = None, seed: int = 0) -> NormalizedIndex:
     """An index with normalized scores. Its references are at most 2,048 of its own captions, drawn at random.
 
     Args:
@@ -111,7 +111,7 @@ def normalized(index: Index, settings: Normalization | None = None, seed: int = 
     texts = captions[chosen]
     if settings is None:
         settings = choose_normalization(vectors, texts, chosen, seed=seed)
-    return NormalisedIndex(index, ids, vectors, reference_means(vectors, texts, settings.k), settings)
+    return NormalizedIndex(index, ids, vectors, reference_means(vectors, texts, settings.k), settings)
 
 
 def reference_means(

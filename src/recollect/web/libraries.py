@@ -104,8 +104,5 @@ def _folder_of(index: Index) -> Path | None:
     """The folder of pictures that an index in the data directory was made of."""
     if index.folder is None or index.folder.resolve().parent != (data_directory() / "indexes").resolve():
         return None
-    for table in index.store.scan(["files"]):
-        for files in table["files"].to_pylist():
-            if files and files[0]["place"] and Path(files[0]["place"]).is_dir():
-                return Path(files[0]["place"])
-    return None
+    places = (Path(row["files"][0]["place"]) for row in index.store.dicts(["files"]) if row["files"])
+    return next((place for place in places if place.name and place.is_dir()), None)

@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -49,19 +49,18 @@ class View:
     @cached_property
     def vectors(self) -> Float32[np.ndarray, "rows width"]:
         """Unit-norm image vectors of all rows."""
-        with self._lock:
-            if self.index.version == self.version:
-                return self.index.vectors()
-            return Index.open(self.index.address, version=self.version).vectors()
+        return self._read(Index.vectors)
 
     @cached_property
     def shapes(self) -> UInt8[np.ndarray, " rows"]:
         """A byte for the aspect ratio of each row: 128 + 48 log2(width / height), within 0 to 255."""
+        return np.clip(np.round(128 + 48 * np.log2(self._read(aspect_ratios))), 0, 255).astype(np.uint8)
+
+    def _read(self, read: Callable[[Index], np.ndarray]) -> np.ndarray:
+        """Read from this version, also when the index has moved on."""
         with self._lock:
-            index = self.index
-            if index.version != self.version:
-                index = Index.open(index.address, version=self.version)
-            return np.clip(np.round(128 + 48 * np.log2(aspect_ratios(index))), 0, 255).astype(np.uint8)
+            here = self.index.version == self.version
+            return read(self.index if here else Index.open(self.index.address, version=self.version))
 
     def shapes_of(self, ids: Sequence[str], most: int | None = None) -> bytes:
         """`shapes` of the first pictures of a list; square for those that this version lacks."""

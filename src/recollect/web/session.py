@@ -484,14 +484,12 @@ class Session:
         A folder is the first part of a path. A picture with several labels has the one marked last; -1 is none.
         """
         ids, _, _ = self.layout(where)
-        value_of: dict[str, str] = {}
         if by == "folder":
-            for table in self.library.index.store.scan(["id", "folder"]):
-                pairs = zip(table["id"].to_pylist(), table["folder"].to_pylist(), strict=True)
-                value_of |= {id: (folder or "").split("/")[0] for id, folder in pairs}
+            rows = self.library.index.store.dicts(["id", "folder"])
+            value_of = {row["id"]: (row["folder"] or "").split("/")[0] for row in rows}
         else:
-            for each in list(self.labels.classes.values()):
-                value_of |= {id: each.name for id, mark in list(each.marks.items()) if mark > 0}
+            classes = list(self.labels.classes.values())
+            value_of = {id: each.name for each in classes for id, mark in list(each.marks.items()) if mark > 0}
         values = [value_of.get(id) for id in ids]
         names = [name for name, _ in Counter(value for value in values if value is not None).most_common()]
         number = {name: place for place, name in enumerate(names)}
