@@ -22,10 +22,10 @@ MOST_OF_GROUP = 48
 
 @dataclass
 class _Search:
-    """One search for duplicates, under way or done."""
+    """A search for duplicates: to come, under way or over."""
 
     version: int
-    state: str = "running"  # then done, stopped or failed
+    state: str  # idle, running, and then done, stopped or failed
     what: str = ""
     done: float = 0
     total: float | None = None
@@ -49,21 +49,21 @@ class DuplicateFinder:
 
     def __init__(self, library: Library) -> None:
         self.library = library
-        self._search: _Search | None = None
+        self._search = _Search(library.version, "idle")
         self._lock = threading.Lock()
 
     def start(self) -> None:
         """Look for duplicates in a thread, unless one is doing so."""
         with self._lock:
-            if self._search is not None and self._search.state == "running":
+            if self._search.state == "running":
                 return
-            self._search = _Search(self.library.view().version)
+            self._search = _Search(self.library.view().version, "running")
             threading.Thread(target=self._run, args=[self._search], name="duplicates", daemon=True).start()
 
     def stop(self) -> None:
         """Stop looking; the thread ends at its next step."""
         with self._lock:
-            if self._search is not None and self._search.state == "running":
+            if self._search.state == "running":
                 self._search.state = "stopped"
 
     def _run(self, search: _Search) -> None:
@@ -82,17 +82,8 @@ class DuplicateFinder:
     def progress(self) -> dict[str, Any]:
         """How far the latest search is: ``idle``, ``running``, ``done``, ``stopped`` or ``failed``."""
         search = self._search
-        if search is None:
-            return {"state": "idle"}
-        return {
-            "state": search.state,
-            "what": search.what,
-            "done": search.done,
-            "total": search.total,
-            "error": search.error,
-            "skipped": list(search.skipped),
-            "changed": search.version != self.library.version,
-        }
+        facts = {name: getattr(search, name) for name in ("state", "what", "done", "total", "error", "skipped")}
+        return {**facts, "changed": search.version != self.library.version}
 
     def answer(self, here: set[str], kind: str, start: int) -> dict[str, Any]:
         """Progress, how many groups and pictures of each kind were found, and some groups of one kind.
@@ -101,7 +92,7 @@ class DuplicateFinder:
             here: ids of the pictures to show; those that were removed since the search are not among them.
         """
         groups: dict[str, list[list[str]]] = {each: [] for each in KINDS}
-        for name, found in (self._search.groups if self._search is not None else {}).items():
+        for name, found in self._search.groups.items():
             some = ([id for id in ids if id in here] for ids in found)
             groups[name] = [ids for ids in some if len(ids) > (name != "identical")]
         return {
