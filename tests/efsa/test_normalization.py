@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.efsa.normalization import (
-    NormalizedIndex,
     Normalization,
+    NormalizedIndex,
     choose_normalization,
     normalized,
     reference_means,
