@@ -49,16 +49,14 @@ class Actions:
 
     def plan(self, ids: Sequence[str]) -> dict[str, Any]:
         """What deleting or moving would touch: how many files, and in which folders."""
-        folders, trash, pictures = Counter[str](), set[str](), 0
+        folders, trash = Counter[str](), set[str]()
         for start in range(0, len(ids), _AT_ONCE):
             for picture in self.library.index.pictures(ids[start : start + _AT_ONCE]):
                 there = [file for file in picture.files if file.path and Path(file.path).is_file()]
-                pictures += bool(there)
                 folders.update(str(Path(file.path).parent) for file in there)
                 trash |= {str(trash_of(file)) for file in there}
         return {
             "pictures": len(ids),
-            "with_files": pictures,
             "files": sum(folders.values()),
             "folders": folders.most_common(_FOLDERS),
             "more_folders": max(0, len(folders) - _FOLDERS),

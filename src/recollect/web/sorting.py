@@ -189,7 +189,6 @@ class Sorting:
             "classes": [{"name": name, "pictures": count} for name, count in zip(kept.classes, known, strict=True)],
             "none": int(unknown.sum()),
             "none_rate": kept.unknown_rule.rejected,
-            "none_accepted": kept.unknown_rule.accepted,
             "method": kept.method,
             "held_out": dict(kept.calibration),
         }
