@@ -148,9 +148,8 @@ def test_data_that_changed_since_a_run_stopped_is_named(pairs, tmp_path):
     table.write_text("\n".join(text.split("\n")[:13]))
     with pytest.raises(UserError) as refused:
         train(replace(recipe, steps=2), out, resume=True, device="cpu")
-    said = f"needs the same data, but {table}?paths=anywhere had 20 samples, has 12 samples; "
+    said = f"needs the same data, but {table}?paths=anywhere had 20 samples, has 12 samples. "
     assert said in str(refused.value)
-    assert f"had {len(text):,} bytes, has " in str(refused.value)
     assert "content" not in str(refused.value)
     table.write_text(text.replace("colors", "COLORS"))  # as many bytes and samples
     with pytest.raises(UserError, match=rf"but {table}\?paths=anywhere had content \w+, has content \w+\."):

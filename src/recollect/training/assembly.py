@@ -166,12 +166,10 @@ def _tell_apart(specs: Sequence[str], sources: Sequence[Source]) -> None:
 
 
 def _data_facts(data: Data, sources: Sequence[Source]) -> Facts:
-    """Facts about everything the run reads: samples, size of a file, a digest of the content."""
+    """Facts about everything the run reads: samples, and a digest of the content."""
     facts: dict[str, Mapping[str, int | str]] = {}
     for (spec, _), source in zip(data.specs, sources, strict=True):
         counted = {} if source.endless else {"samples": len(source)}
-        if not (spec.startswith(OBJECT) or is_generated(spec)):
-            counted |= _size(Path(parse_address(spec).place).expanduser())
         content = source.content
         facts[spec] = counted if content is None else {**counted, CONTENT: content, **_large_facts(source)}
     return facts
@@ -187,10 +185,6 @@ def _large_facts(source: Source) -> dict[str, str]:
 
 def _in_words(known: Mapping[str, int | str]) -> str:
     return ", ".join(f"{fact} {value}" for fact, value in known.items() if fact != WRITTEN)
-
-
-def _size(path: Path) -> dict[str, int]:
-    return {"bytes": path.stat().st_size} if path.is_file() else {}
 
 
 def _open(spec: str, kind: Kind | None, data: Data) -> Source:
