@@ -111,6 +111,12 @@ def test_files_cut_short_or_damaged_are_named(make):
     assert "bytes.csv: damaged" in complaint(make.folder / "bytes.csv")
 
 
+def test_metadata_that_names_no_pictures(make):
+    make.pictures(["a.png"])
+    make.text("pictures/metadata.csv", "file,caption\na.png,x\n")
+    assert "metadata.csv: no column 'file_name'" in complaint(make.folder / "pictures")
+
+
 def test_kinds_of_files_that_cannot_be_opened(make):
     assert "shard-000.tar" in complaint(make.tar([("a", {"exe": b"x"})]))
     assert "x.zip" in complaint(make.text("x.zip", "x"))

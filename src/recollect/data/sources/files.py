@@ -148,21 +148,24 @@ def _open_pictures(folder: Path, files: list[Path]) -> Tables:
 
 
 def _described_pictures(groups: Mapping[str, list[str]], folder: Path) -> dict[str, datasets.Dataset]:
-    """The pictures that metadata files name in their column ``file_name``, relative to the file's own folder."""
-    tables: dict[str, datasets.Dataset] = {}
+    """The pictures that metadata files name in a column ``file_name``, relative to the file's own folder."""
+    tables = {}
     for split, names in groups.items():
-        parts = []
-        for name in names:
-            table = _load({split: [name]}, folder.name)[split]
-            with _one_line(folder.name, [Path(name)]):
-                if (below := os.path.relpath(os.path.dirname(name), folder)) != ".":
-                    names_below = table.data.column("file_name").cast(pa.string())
-                    paths = pc.binary_join_element_wise(below, names_below, "/")
-                    table = table.remove_columns("file_name").add_column("file_name", paths)
-                parts.append(table.rename_column("file_name", "image").cast_column("image", datasets.Image()))
+        parts = [_described_by(Path(name), folder) for name in names]
         with _one_line(folder.name, [Path(name) for name in names]):
             tables[split] = datasets.concatenate_datasets(parts)
     return tables
+
+
+def _described_by(file: Path, folder: Path) -> datasets.Dataset:
+    (table,) = _load({"train": [str(file)]}, folder.name).values()
+    name = next((each for each in ("file_name", "image_file_name") if each in table.column_names), None)
+    if name is None:
+        raise UserError(f"{file}: no column 'file_name'; it has {', '.join(map(repr, table.column_names))}")
+    with _one_line(folder.name, [file]):
+        paths, below = table.data.column(name).cast(pa.string()), file.parent.relative_to(folder)
+        paths = pc.binary_join_element_wise(below.as_posix(), paths, "/") if below.parts else paths
+        return table.remove_columns(name).add_column("image", paths).cast_column("image", datasets.Image())
 
 
 def _pictures_by_folder(groups: Mapping[str, list[str]]) -> dict[str, datasets.Dataset]:
