@@ -163,6 +163,20 @@ def test_on_a_full_disk_an_index_is_as_it_was_and_can_be_searched(on_disk):
     assert Index.open(on_disk.address).version == version
 
 
+def test_a_reader_keeps_its_version_until_it_refreshes(on_disk):
+    reader = Index.open(on_disk.address)
+    before = reader.version, reader.ids
+    on_disk.insert(make_rows(2, first=50))
+    assert reader.pictures(["row 39"])[0].removed, "this takes more than the view of the newest version"
+    assert (reader.version, reader.ids) == before
+    assert reader.refresh()
+    assert len(reader) == len(before[1]) + 2
+    writer = Index.open(on_disk.address)
+    reader.insert(make_rows(1, first=60))
+    writer.insert(make_rows(1, first=61))
+    assert len(writer) == len(before[1]) + 4
+
+
 def test_compacting_changes_no_row_and_frees_old_versions(on_disk):
     wanted = on_disk.lookup(on_disk.vectors()[:3], 10, read="text")
     ids = on_disk.ids

@@ -69,6 +69,9 @@ class LanceStore(LocalStore):
             table = open_database(self.folder).open_table(TABLE)
             if self._asked is not None:
                 table.checkout(self._asked)
+            elif self._view is not None and self._view.version != table.version:  # others wrote meanwhile
+                with suppress(Exception):  # its version was compacted away
+                    table.checkout(self._view.version)
             count = sum(batch.num_rows for batch in _batches(table, ["id"]))  # finds missing files now
         if b"recollect" not in (table.schema.metadata or {}) or count != table.count_rows():
             raise UserError(f"{self.address}: not an index of recollect, though it holds a Lance table")
