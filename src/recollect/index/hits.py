@@ -176,7 +176,7 @@ class Reranker(Protocol):
 def _tile(rank: int, hit: Hit) -> str:
     text = html.escape(shorten(hit.caption or (hit.path.name if hit.path else hit.id), 60))
     try:
-        shown = f"<img src='{jpeg_url(hit.open(), _SIDE)}'>"
+        shown = f"<img src='{jpeg_url(hit.picture.open(_SIDE), _SIDE)}'>"
     except BrokenImageError as error:
         shown = f"<small>{html.escape(str(error))}</small>"
     caption = f"<figcaption>{rank}. {hit.score:.3f} {text}</figcaption>"

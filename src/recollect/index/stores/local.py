@@ -113,13 +113,10 @@ class LocalStore(Store):
     ) -> ExactNeighbors:
         among = matrix.searchable(by, where, spoken)
         few = k <= _MOST_APPROXIMATE and len(queries) <= _FEW_QUERIES
-        approximate = not exact and where is None and few
-        approximate = approximate and (by == "text" or among is None or len(among) == len(matrix))
-        if approximate and (made := self.inverted_file(by)) is not None:
-            found = made.search(matrix, queries, k)
-            if found is not None:
-                return found
-        return matrix.nearest(queries, k, by, among)
+        every = by == "text" or among is None or len(among) == len(matrix)
+        made = self.inverted_file(by) if few and every and not exact and where is None else None
+        found = None if made is None else made.search(matrix, queries, k)
+        return matrix.nearest(queries, k, by, among) if found is None else found
 
     def inverted_file(self, by: By) -> InvertedFile | None:
         """The approximate index of images or captions; None if it was not made."""
