@@ -29,48 +29,37 @@ class Command:
 
 
 COMMANDS: dict[str, Command] = {
-    "train": Command("recollect.cli.train:Train", "train or post-train a dual encoder by a recipe"),
-    "train reco": Command("recollect.cli.train_reco:TrainReco", "teach a frozen model to read an index"),
-    "train starter": Command("recollect.cli.train_starter:TrainStarter", "train the text head of the default model"),
-    "evaluate zero-shot": Command("recollect.cli.evaluate:ZeroShot", "classify by class names alone"),
-    "evaluate few-shot": Command(
-        "recollect.cli.evaluate:FewShot", "classify with a few labeled images, every method and draw"
-    ),
-    "evaluate retrieval": Command("recollect.cli.evaluate:Retrieval", "search captioned images both ways"),
-    "evaluate entities": Command(
-        "recollect.cli.evaluate:Entities", "name pictures among all entities, seen and unseen"
-    ),
-    "evaluate multilabel": Command(
-        "recollect.cli.evaluate:Multilabel", "pictures of several classes: mean average precision"
-    ),
-    "evaluate probe": Command("recollect.cli.evaluate:Probe", "logistic regression on frozen image embeddings"),
-    "search": Command("recollect.cli.search:Search", "pictures of an index by words, pictures or both"),
-    "caption": Command("recollect.cli.caption:Caption", "describe the pictures of an index, once, by a model"),
-    "classify": Command(
-        "recollect.cli.classify:Classify", "teach a classifier by examples or names, keep it, apply it"
-    ),
-    "embed": Command("recollect.cli.embed:Embed", "the embeddings of labeled sets, as Parquet or .npy"),
-    "export": Command("recollect.cli.export:Export", "a model as ONNX files, with its index and its classifier"),
-    "index build": Command("recollect.cli.index:Build", "index the pictures of a folder, table or hub id"),
-    "index add": Command("recollect.cli.index:Add", "add the pictures of another source, or update from one"),
-    "index remove": Command("recollect.cli.index:Remove", "preview and remove pictures; no file is touched"),
-    "index restore": Command("recollect.cli.index:Restore", "bring removed pictures back"),
-    "index watch": Command("recollect.cli.index:Watch", "keep an index up to date with a folder"),
-    "index info": Command("recollect.cli.index:Info", "what an index holds"),
-    "index verify": Command("recollect.cli.index:Verify", "compare every file with its checksum"),
-    "index duplicates": Command(
-        "recollect.cli.index:FindDuplicates", "identical files, near-identical and similar pictures"
-    ),
-    "index export": Command("recollect.cli.index:ExportIndex", "write an index to Parquet, CSV or COCO captions"),
-    "index accelerate": Command("recollect.cli.index:Accelerate", "make searches of a large index fast"),
-    "index compact": Command("recollect.cli.index:Compact", "free the space of deleted rows and old versions"),
-    "serve": Command(
-        "recollect.cli.serve:Serve", "a folder of pictures or an index in the browser: search, browse, label"
-    ),
-    "demo": Command("recollect.cli.demo:Demo", "find, name and sort real pictures: one page to look at"),
-    "completion": Command(
-        "recollect.cli.completion:Completion", "what bash, zsh or fish needs to complete commands and options"
-    ),
+    name: Command(f"recollect.cli.{place}", help)
+    for name, place, help in (
+        ("train", "train:Train", "train or post-train a dual encoder by a recipe"),
+        ("train reco", "train_reco:TrainReco", "teach a frozen model to read an index"),
+        ("train starter", "train_starter:TrainStarter", "train the text head of the default model"),
+        ("evaluate zero-shot", "evaluate:ZeroShot", "classify by class names alone"),
+        ("evaluate few-shot", "evaluate:FewShot", "classify with a few labeled images, every method and draw"),
+        ("evaluate retrieval", "evaluate:Retrieval", "search captioned images both ways"),
+        ("evaluate entities", "evaluate:Entities", "name pictures among all entities, seen and unseen"),
+        ("evaluate multilabel", "evaluate:Multilabel", "pictures of several classes: mean average precision"),
+        ("evaluate probe", "evaluate:Probe", "logistic regression on frozen image embeddings"),
+        ("search", "search:Search", "pictures of an index by words, pictures or both"),
+        ("caption", "caption:Caption", "describe the pictures of an index, once, by a model"),
+        ("classify", "classify:Classify", "teach a classifier by examples or names, keep it, apply it"),
+        ("embed", "embed:Embed", "the embeddings of labeled sets, as Parquet or .npy"),
+        ("export", "export:Export", "a model as ONNX files, with its index and its classifier"),
+        ("index build", "index:Build", "index the pictures of a folder, table or hub id"),
+        ("index add", "index:Add", "add the pictures of another source, or update from one"),
+        ("index remove", "index:Remove", "preview and remove pictures; no file is touched"),
+        ("index restore", "index:Restore", "bring removed pictures back"),
+        ("index watch", "index:Watch", "keep an index up to date with a folder"),
+        ("index info", "index:Info", "what an index holds"),
+        ("index verify", "index:Verify", "compare every file with its checksum"),
+        ("index duplicates", "index:FindDuplicates", "identical files, near-identical and similar pictures"),
+        ("index export", "index:ExportIndex", "write an index to Parquet, CSV or COCO captions"),
+        ("index accelerate", "index:Accelerate", "make searches of a large index fast"),
+        ("index compact", "index:Compact", "free the space of deleted rows and old versions"),
+        ("serve", "serve:Serve", "a folder of pictures or an index in the browser: search, browse, label"),
+        ("demo", "demo:Demo", "find, name and sort real pictures: one page to look at"),
+        ("completion", "completion:Completion", "what bash, zsh or fish needs to complete commands and options"),
+    )
 }
 
 
