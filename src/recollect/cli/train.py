@@ -14,25 +14,15 @@ if TYPE_CHECKING:
     from recollect.training.loop import Hook
     from recollect.training.step import Towers
 
+_NAMES = {"data.sources": "data", "model.start": "model", "objective.base": "objective"}
 SHOWN: Mapping[str, str] = {
-    "data.sources": "data",
-    "data.captions": "captions",
-    "data.labels": "labels",
-    "data.caption_column": "caption-column",
-    "data.label_column": "label-column",
-    "data.image_column": "image-column",
-    "model.start": "model",
-    "model.locked": "locked",
-    "model.lora": "lora",
-    "objective.base": "objective",
-    "steps": "steps",
-    "batch_size": "batch-size",
-    "chunk": "chunk",
-    "optimizer.learning_rate": "learning-rate",
-    "precision": "precision",
-    "checkpoint_every": "checkpoint-every",
-    "seed": "seed",
-}
+    path: _NAMES.get(path, path.rpartition(".")[2].replace("_", "-"))
+    for path in (
+        "data.sources", "data.captions", "data.labels", "data.caption_column", "data.label_column", "data.image_column",
+        "model.start", "model.locked", "model.lora", "objective.base", "steps", "batch_size", "chunk",
+        "optimizer.learning_rate", "precision", "checkpoint_every", "seed",
+    )
+}  # fmt: skip
 """Fields of a recipe that help lists, and their options; every other field is an option too, by its dotted name."""
 
 _SOURCES = ("sources", "captions", "labels")
