@@ -100,7 +100,13 @@ def test_rows_added_and_removed_later_count_without_training(large):
 def test_compacting_keeps_it(large):
     before = large.accelerators()
     assert len(before) == 2
+    large.insert(Rows(image_vectors=large.vectors(["row 1"]), ids=["another file of the table"]))
+    reader = Index.open(large.address)
+    reader.lookup(large.vectors(["row 1"]), 3)
     large.compact(0)
+    reader.refresh()
+    reader.lookup(large.vectors(["row 1"]), 3)
+    assert reader.store.inverted_file("image").index.ntotal == len(reader)
     again = Index.open(large.address)
     assert again.accelerators() == large.accelerators() == before
     queries = again.vectors([f"row {number}" for number in range(30)])

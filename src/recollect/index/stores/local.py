@@ -16,7 +16,7 @@ from recollect.index.filters import Filter
 from recollect.index.rows import FACTS, By
 from recollect.index.stores.base import Nearest, Store
 from recollect.index.stores.ivf import Accelerator, InvertedFile, open_inverted_file
-from recollect.index.stores.matrix import ROW, Matrix, open_matrix
+from recollect.index.stores.matrix import ROW, Matrix, open_matrix, within
 
 _MOST_APPROXIMATE = 128  # more pictures are looked up exactly
 _FEW_QUERIES = 64  # more queries at a time are faster as one matrix product
@@ -60,11 +60,14 @@ class LocalStore(Store):
         with self._lock:
             version = self.version()
             if self._matrix is None or self._matrix.version != version:
-                numbers, columns = self.row_numbers(), [*FACTS, "image_vector", "caption_vectors"]
+                before, numbers = self._matrix, self.row_numbers()
+                columns = [*FACTS, "image_vector", "caption_vectors"]
                 self._matrix = open_matrix(
                     self.cache, version, numbers, self.record, lambda first: self.batches(columns, first),
-                    self._matrix, self.tidy,
+                    before, self.tidy,
                 )  # fmt: skip
+                if before is not None and not within(numbers[:1], before.numbers).any():
+                    self._inverted_files.clear()  # compacted: the rows have other numbers, also in those on disk
             return self._matrix
 
     def row_numbers(self) -> Int64[np.ndarray, " rows"]:
