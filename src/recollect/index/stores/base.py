@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -60,6 +59,7 @@ class Store(ABC):
     address: str
     record: Record
     folder: Path | None = None
+    _writer: int | None = None
 
     @abstractmethod
     def version(self, newest: bool = False) -> int:
@@ -105,14 +105,10 @@ class Store(ABC):
             exact: use no approximate index.
         """
 
-    @cached_property
-    def _writer(self) -> threading.local:
-        return threading.local()
-
     @property
     def is_writing(self) -> bool:
         """Whether this thread holds the lock."""
-        return getattr(self._writer, "inside", False)
+        return self._writer == threading.get_ident()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -124,12 +120,12 @@ class Store(ABC):
             yield
             return
         with self.lock():
-            self._writer.inside = True
+            self._writer = threading.get_ident()
             try:
                 self.version(newest=True)
                 yield
             finally:
-                self._writer.inside = False
+                self._writer = None
 
     def vectors(self, by: By, ids: Sequence[str] | None = None) -> Float32[np.ndarray, "rows width"]:
         """Unit-norm vectors in the order of ``ids``, or of `scan`; a mean where a row has several captions, zeros where
