@@ -132,7 +132,7 @@ def test_an_example_more_gives_what_fitting_anew_gives(counts):
     whole = ProKeR(texts, **SETTINGS).fit(np.concatenate([support, more]), np.concatenate([labels, more_labels]))
     np.testing.assert_allclose(model.scores(queries), whole.scores(queries), rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(model.loo_scores_, whole.loo_scores_, rtol=1e-6, atol=1e-8)
-    np.testing.assert_allclose(model.conformal_p(queries), whole.conformal_p(queries))
+    np.testing.assert_allclose(model._exact_p(queries), whole._exact_p(queries))
     assert model.temperature_ == pytest.approx(whole.temperature_, rel=1e-4)
 
 
@@ -166,7 +166,7 @@ def test_conformal_p_values_are_those_of_the_augmented_support():
     """Each query joins with each label in turn; the leave-one-out errors come from refits."""
     support, labels, queries, _, texts = world((4, 3, 5), queries=4)
     model = ProKeR(texts, **SETTINGS).fit(support, labels)
-    found = model.conformal_p(queries, 0.5)  # an error rate at which three examples are enough
+    found = model._exact_p(queries)
     for number, query in enumerate(queries):
         for label in range(3):
             rows, own = np.concatenate([support, query[None]]), np.append(labels, label)
@@ -183,7 +183,7 @@ def test_a_picture_of_the_support_fits_its_class_as_well_as_itself():
     """It ties with its copy, whatever the last digits: no p-value of a class of n is below 2 / (n + 1)."""
     support, labels, _, _, texts = world((1, 2, 7), noise=1.5)
     model = ProKeR(texts, **SETTINGS).fit(support, labels)
-    own = model.conformal_p(support, 0.5)[np.arange(len(labels)), labels]
+    own = model._exact_p(support)[np.arange(len(labels)), labels]
     assert (own >= 2 / (np.bincount(labels)[labels] + 1) - 1e-12).all()
 
 

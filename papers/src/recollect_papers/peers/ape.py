@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm, class_means, unit_or_zero
-from recollect.classifiers.heads.calibration import log_softmax
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.kernel import gaussian
 from recollect.classifiers.heads.tip import best_mixture, class_sums, held_out_blocks
 from recollect.classifiers.heads.trained import Schedule, fit_by_gradient
 from recollect.core.ordering import best_first
 from recollect.core.types import TEXT_SCALE
+from recollect_papers.peers.tip_x import log_softmax
 from recollect_papers.peers.trained import make_generator, tensors
 
 SHARE, SIMILARITY_WEIGHT = 500 / 1024, 0.7

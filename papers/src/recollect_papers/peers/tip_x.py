@@ -8,13 +8,19 @@ import numpy as np
 import torch
 
 from recollect.classifiers.heads.base import EmbeddingClassifier
-from recollect.classifiers.heads.calibration import log_softmax
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.kernel import gaussian
 from recollect.classifiers.heads.tip import best_mixture, class_sums, held_out_blocks
 
 TIP_X_SCALE = 2.0
 """Inverse temperature of TIP-X's zero-shot distributions in the public code."""
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Row-wise log of the softmax, stable, in double precision."""
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    shifted = shifted.astype(np.float64, copy=False)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
 @dataclass(eq=False, repr=False)

@@ -13,8 +13,6 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from recollect.classifiers.heads.calibration import (
     SCORES_AT_ONCE,
-    conformal_groups,
-    conformal_p,
     expected_calibration_error,
     fit_temperature,
     set_thresholds,
@@ -304,15 +302,6 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
     def _least(self, alpha: float) -> np.ndarray:
         """The lowest probability at which each class stays in a set (classes,)."""
         return set_thresholds(self._known, self._known_labels, len(self.classes_), alpha)
-
-    def _groups(self, alpha: float) -> np.ndarray:
-        """Calibration group of each class (classes,)."""
-        return conformal_groups(np.bincount(self._known_labels, minlength=len(self.classes_)), alpha)
-
-    def conformal_p(self, X: Any, alpha: float = 0.1) -> np.ndarray:
-        """The p-value of each class that `predict_set` compares with ``alpha`` (queries, classes)."""
-        group = self._groups(alpha)
-        return conformal_p(self._known, group[self._known_labels], self.predict_proba(X), group)
 
     def known_p(self, X: Any) -> np.ndarray:
         """p-value of each query belonging to any of the classes (queries,): small for unfamiliar ones.

@@ -12,13 +12,6 @@ SCORES_AT_ONCE = 2**22
 """Block size (rows x classes) of scores converted to double precision: 32 MiB."""
 
 
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Row-wise log of the softmax, stable, in double precision."""
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    shifted = shifted.astype(np.float64, copy=False)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-
-
 def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     """The temperature T that minimizes the negative log-likelihood of ``softmax(logits / T)``.
 
@@ -113,9 +106,11 @@ def conformal_groups(counts: np.ndarray, alpha: float) -> np.ndarray:
 
 
 def set_thresholds(known: np.ndarray, labels: np.ndarray, classes: int, alpha: float) -> np.ndarray:
-    """The lowest conformity at which each class stays in a conformal set (classes,), with small classes grouped.
+    """The lowest conformity at which each class stays in a conformal set (classes,), group by group (Mondrian).
 
-    It is where `conformal_p` exceeds ``alpha``, and -inf for groups that are too small.
+    The p-value of a class is ``(1 + #{i of its group: known_i <= asked}) / (n + 1)`` over the n held-out examples of
+    its group (`conformal_groups`). It exceeds ``alpha`` from the threshold on, which is -inf for groups that are too
+    small.
 
     Args:
         known: conformity of each held-out example with its own class (n,).
@@ -130,26 +125,3 @@ def set_thresholds(known: np.ndarray, labels: np.ndarray, classes: int, alpha: f
     least = np.full(len(counts), -np.inf)
     least[some] = known[order[starts[some] + place[some] - 1]]
     return least[group]
-
-
-def conformal_p(known: np.ndarray, known_groups: np.ndarray, asked: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """Conformal p-value of each class for each query, group by group (Mondrian): (queries, classes).
-
-    ``p_c = (1 + #{i of c's group: known_i <= asked_c}) / (n + 1)`` over the n held-out examples of the group. The class
-    is kept at error rate alpha if ``p_c > alpha``.
-
-    Args:
-        known: conformity of each held-out example with its own class (n,); larger is better.
-        known_groups: the group of its class (n,).
-        asked: conformity of each query with each class (queries, classes).
-        group: of each class (classes,).
-    """
-    p = np.ones(asked.shape)
-    order = np.lexsort((known, known_groups))
-    ends = np.cumsum(np.bincount(known_groups, minlength=int(group.max()) + 1))
-    starts = np.r_[0, ends[:-1]]
-    for label, (start, end) in enumerate(zip(starts[group], ends[group], strict=True)):
-        if end > start:
-            less = np.searchsorted(known[order[start:end]], asked[:, label], side="right")
-            p[:, label] = (1 + less) / (end - start + 1)
-    return p

@@ -185,16 +185,6 @@ class ProKeR(EmbeddingClassifier):
         scores += self.text_weight_ * (self.support_[rows] @ self.texts_.T)
         return scores
 
-    def conformal_p(self, X: Any, alpha: float = 0.1) -> np.ndarray:
-        """The p-value of each class (queries, classes): full conformal prediction, class by class.
-
-        A query is added to the support with each label in turn, and its leave-one-out error is compared with those of
-        the class's examples. If the query is exchangeable with the examples of its class, that class is missing from
-        the set with probability at most alpha, ignoring that settings were chosen on the same examples. Classes with
-        fewer than ``1 / alpha - 1`` examples, and supports of more than 4,000, are calibrated as in other methods.
-        """
-        return self._exact_p(self._queries(X)) if self._exact(alpha) else super().conformal_p(X, alpha)
-
     def _possible(self, queries: np.ndarray, alpha: float) -> np.ndarray:
         return self._exact_p(queries) > alpha if self._exact(alpha) else super()._possible(queries, alpha)
 
@@ -203,6 +193,13 @@ class ProKeR(EmbeddingClassifier):
         return self._ridge is not None and len(np.unique(conformal_groups(counts, alpha))) == len(counts)
 
     def _exact_p(self, queries: np.ndarray) -> np.ndarray:
+        """The p-value of each class (queries, classes): full conformal prediction, class by class.
+
+        A query is added to the support with each label in turn, and its leave-one-out error is compared with those of
+        the class's examples. If the query is exchangeable with the examples of its class, that class is missing from
+        the set with probability at most alpha, ignoring that settings were chosen on the same examples. Classes with
+        fewer than ``1 / alpha - 1`` examples, and supports of more than 4,000, are calibrated as in other methods.
+        """
         block = max(1, 2**24 // max(len(self.labels_), len(self.classes_)))
         parts = [self._full_conformal(queries[start : start + block]) for start in range(0, len(queries), block)]
         return np.concatenate(parts)

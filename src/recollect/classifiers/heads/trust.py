@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from recollect.classifiers.heads.base import unit_or_zero
+from recollect.classifiers.heads.base import class_means, left_out_means, unit_or_zero
 from recollect.classifiers.heads.calibration import expected_calibration_error
-from recollect.classifiers.heads.holdout import turns
+from recollect.classifiers.heads.holdout import HoldOut, turns
 
 ENOUGH_EXAMPLES = 10
 """Minimum number of held-out examples (or clicks) to report a share: one of nine moves it by 11 points."""
@@ -166,19 +166,15 @@ def unknown_rule(features: np.ndarray, labels: np.ndarray) -> UnknownRule:
     if count < 2:
         return UnknownRule(np.empty((0, width), features.dtype), -1.0)
     classes = int(labels.max()) + 1
-    sums = np.zeros((classes, width), dtype=np.float64)
-    np.add.at(sums, labels, features)
-    means = unit_or_zero(sums).astype(features.dtype)
-    similarity = (features @ means.T).astype(np.float64)
-    rows = np.arange(count)
-    own = unit_or_zero(sums[labels] - features)
     several = np.bincount(labels)[labels] > 1
-    mine = np.where(several, (features * own).sum(axis=1), -1.0)
+    rows = np.arange(count)
+    similarity = left_out_means(features, labels, HoldOut(labels, rows, turns(labels)), cosine=True).astype(np.float64)
+    similarity[rows[~several], labels[~several]] = -1.0
+    known = similarity.max(axis=1)
     similarity[rows, labels] = -1.0
     others = similarity.max(axis=1)
-    known = np.maximum(mine, others)
     rank = max(1, math.floor(UNKNOWN_RATE * (count + 1)))
-    threshold = float(np.sort(known)[rank - 1])
+    threshold, means = float(np.sort(known)[rank - 1]), unit_or_zero(class_means(features, labels, classes))
     if not enough_to_tell(count):
         return UnknownRule(means, threshold)
     accepted = (
