@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from recollect.core.errors import UserError
-from recollect.evaluation.reports.plots import save_figure
+from recollect.evaluation.plots import save_figure
 from recollect.models import build_model
 from recollect_papers.prefix.attention import _word_of, attention_figure, attention_map, text_attention
 from recollect_papers.prefix.maps import Cloud, clouds, in_plane, same_set_share, scatter

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from matplotlib.figure import Figure
 
-from recollect.evaluation.reports.plots import save_figure
+from recollect.evaluation.plots import save_figure
 from recollect.evaluation.results import summarize
 from recollect_papers.measurements import FigureAddress, Measurements
 from recollect_papers.study import Scale, StudyOptions, StudyReport, StudyTable

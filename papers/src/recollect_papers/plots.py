@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from PIL import Image
 
 from recollect.core.types import ImageLike
-from recollect.evaluation.reports.plots import LINE_COLORS
+from recollect.evaluation.plots import LINE_COLORS
 from recollect.evaluation.results import Summary
 
 RIGHT, WRONG = "#009E73", LINE_COLORS[1]

@@ -68,7 +68,7 @@ class RunStudy(StudyOptions):
         Raises:
             UserError: the study is not a figure of numbers; the file belongs to another study, or lacks the points.
         """
-        from recollect.evaluation.reports.plots import save_figure
+        from recollect.evaluation.plots import save_figure
         from recollect_papers.engine import TableStudy
         from recollect_papers.measurements import Measurements
 

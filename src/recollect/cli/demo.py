@@ -89,7 +89,7 @@ def _common_words(index: "Index", encoder: "Encoder") -> list[str]:
 
 
 def _found(index: "Index", encoder: "Encoder", words: str) -> dict[str, Any]:
-    from recollect.evaluation.reports.gallery import thumbnail
+    from recollect.cli.gallery import thumbnail
 
     hits = index.search(words, k=_FOUND, encoder=encoder)
     return {"words": words, "hits": [(thumbnail(hit.picture, _SIDE), f"{hit.score:.2f}") for hit in hits]}
@@ -107,8 +107,8 @@ def _teach(index: "Index", encoder: "Encoder") -> dict[str, Any] | None:
 
     from recollect.classifiers.classifier import Classifier
     from recollect.classifiers.heads.trust import share_text
+    from recollect.cli.gallery import thumbnail
     from recollect.core.seeding import numpy_generator
-    from recollect.evaluation.reports.gallery import thumbnail
 
     labels = _labels(index)
     counts = Counter(labels.values())

@@ -22,7 +22,7 @@ from recollect.core.validation import check_number, refuse
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.few_shot_protocol import SET_ALPHA, TRUST_COLUMNS, Protocol, ShortClasses
 from recollect.evaluation.own_features import VectorEncoder, divided, read_arrays, read_vectors, vector_task
-from recollect.evaluation.reports.plots import few_shot_curves, gain_per_data_set, save_figure
+from recollect.evaluation.plots import few_shot_curves, gain_per_data_set, save_figure
 from recollect.evaluation.results import Result, joint_identity, summarize
 from recollect.evaluation.tables import gain_over_draws, sample_efficiency, tidy
 from recollect.evaluation.tasks.classification import ClassificationTask, Division

@@ -63,7 +63,7 @@ class Search(OnIndex):
 
     def run(self) -> None:
         """Search, print and write."""
-        from recollect.evaluation.reports.gallery import save_results
+        from recollect.cli.gallery import save_results
 
         self._check()
         check_writable(self.out, "--out")
@@ -163,8 +163,8 @@ def print_results(results: "list[Hits]") -> None:
     """Print what was found: a table for each run of hits that one model scored."""
     from rich.table import Table
 
+    from recollect.cli.gallery import scored_parts
     from recollect.core.progress import output, printable
-    from recollect.evaluation.reports.gallery import scored_parts
     from recollect.index.hits import MODEL
 
     console = output()

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from recollect.core.types import ImageLike
 from recollect.efsa.rerank import EpisodeReranker
+from recollect.evaluation import plots
 from recollect.evaluation.features import FeatureCache, image_features
-from recollect.evaluation.reports import plots
 from recollect.evaluation.results import Summary
 from recollect.evaluation.retrieval import asked_texts, first_match
 from recollect.evaluation.tasks.retrieval import RetrievalTask

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from recollect.classifiers.heads.methods import PAPER_METHODS
-from recollect.evaluation.reports import plots
+from recollect.evaluation import plots
 from recollect.evaluation.tables import sample_efficiency as efficiency
 from recollect.training.options import Model
 from recollect_papers.engine import Column, Form, Formed, Measure, Row, TableForm, TableStudy, papers_words

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import linregress
 
-from recollect.evaluation.reports import plots
+from recollect.evaluation import plots
 
 
 def gain_by_examples(frame: pd.DataFrame, model: str, baseline: str, method: str, shots: int) -> pd.DataFrame:

@@ -7,7 +7,7 @@ five sets and its ViT-B/16 pair, trained on the user's data as for ``lixp/table-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from recollect.evaluation.reports.plots import METHOD_NAMES
+from recollect.evaluation.plots import METHOD_NAMES
 from recollect.training.options import Recipe
 from recollect.training.recipes import RECIPES
 from recollect_papers.engine import Column, Row, TableForm, TableStudy, printed

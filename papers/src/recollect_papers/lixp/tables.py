@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from recollect.classifiers.heads.methods import PAPER_METHODS
-from recollect.evaluation.reports import plots
+from recollect.evaluation import plots
 from recollect.objectives import Base
 from recollect.training.options import Recipe
 from recollect_papers.engine import Column, Printed, Row, TableForm, TableStudy, printed

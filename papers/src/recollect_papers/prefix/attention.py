@@ -16,7 +16,7 @@ from torch import Tensor
 
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind
-from recollect.evaluation.reports.plots import new_figure
+from recollect.evaluation.plots import new_figure
 from recollect.models.transformers.encoder import TransformersEncoder
 from recollect.models.transformers.families import OLD_END, pooling
 from recollect_papers.towers.small import SmallEncoder, TextAttention

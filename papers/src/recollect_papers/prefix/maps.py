@@ -14,7 +14,7 @@ from sklearn.neighbors import NearestNeighbors
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind, Source
 from recollect.evaluation.features import image_features
-from recollect.evaluation.reports.plots import LINE_COLORS, new_figure
+from recollect.evaluation.plots import LINE_COLORS, new_figure
 from recollect_papers.prefix.attention import PREFIX_NAMES, UNCONDITIONAL, own_prefixes, reading_name
 
 Plane = Callable[[np.ndarray], np.ndarray]

@@ -12,7 +12,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
 from recollect.core.seeding import numpy_generator
 from recollect.evaluation.features import class_prompts, class_text_features, image_features
-from recollect.evaluation.reports.plots import LINE_COLORS, new_figure, say_beneath
+from recollect.evaluation.plots import LINE_COLORS, new_figure, say_beneath
 from recollect.evaluation.results import Summary
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.index import By, Index, Picture

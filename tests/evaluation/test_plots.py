@@ -1,7 +1,7 @@
 import pandas as pd
 import pytest
 
-from recollect.evaluation.reports import plots
+from recollect.evaluation import plots
 
 
 def frame():

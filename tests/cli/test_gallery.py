@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from recollect.evaluation.reports.gallery import hits_as_json, save_results, thumbnail
+from recollect.cli.gallery import hits_as_json, save_results, thumbnail
 from recollect.index import File, Hit, Hits, Picture
 
 
