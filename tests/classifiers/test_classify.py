@@ -16,10 +16,10 @@ from recollect.classifiers.folder import CLASSIFIER_FILE, _canonical, _digest
 from recollect.classifiers.heads.trust import TOO_FEW
 from recollect.classifiers.pictures import find_examples, find_images, read_names
 from recollect.classifiers.predictions import classify
-from recollect.classifiers.sheet import save_csv, save_json, save_sheet
 from recollect.classifiers.teaching import class_prompts_of, not_of_pixels
 from recollect.classifiers.texts import prompt_ensemble
 from recollect.cli.classify import _sentence
+from recollect.cli.sheet import save_csv, save_json, save_sheet
 from recollect.core.errors import UserError
 from recollect.data.sources.images import decode
 from recollect.models import load_model

@@ -169,7 +169,7 @@ def test_predictions_of_a_full_disk_are_none_and_those_of_before_stay(recollect,
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("recollect.classifiers.sheet.save_sheet", full)
+    monkeypatch.setattr("recollect.cli.sheet.save_sheet", full)
     done = recollect(*words, "--alpha", 0.3, check=False)
     assert (done.returncode, f"{tmp_path}/out: the disk is full; nothing was changed" in done.stderr) == (2, True)
     assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before

@@ -115,7 +115,7 @@ class Classify:
         from contextlib import ExitStack
 
         from recollect.classifiers.predictions import classify
-        from recollect.classifiers.sheet import save_csv, save_json, save_sheet
+        from recollect.cli.sheet import save_csv, save_json, save_sheet
         from recollect.core.files import atomic_path, told_if_full
 
         found = classify(taught, encoder, images, alpha=self.alpha)
