@@ -227,7 +227,7 @@ def answers(
         some = slice(None, None, -(-len(queries) // SET_QUERIES))
         kept = estimator._possible(queries[some], SET_ALPHA)
         covered, sizes = kept[np.arange(len(kept)), labels[some]], kept.sum(axis=1)
-    held_out = estimator.loo_accuracy_, len(estimator.loo_rows_)
+    held_out = estimator.loo_accuracy_, len(estimator.loo_scores_)
     return Answers(best, confidence.astype(np.float64), covered, sizes, held_out)
 
 

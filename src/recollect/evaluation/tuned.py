@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from recollect.classifiers.heads.base import softmax
-from recollect.classifiers.heads.calibration import fit_temperature, set_thresholds
+from recollect.classifiers.heads.base import EmbeddingClassifier
 from recollect.classifiers.heads.holdout import HoldOut
 from recollect.classifiers.tuning import TUNING_METHODS, LabeledPictures, MakeTuning, TunedClassifier
 from recollect.core.errors import UserError
@@ -15,7 +14,7 @@ from recollect.core.progress import progress
 from recollect.core.types import Encoder, ImageLike, Source
 from recollect.core.validation import check_choice, check_number
 from recollect.data.sources.subset import Subset
-from recollect.evaluation.few_shot_protocol import SET_ALPHA, Answers, Protocol, support_of
+from recollect.evaluation.few_shot_protocol import Answers, Protocol, answers, support_of
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.models.dual import DualEncoder
 
@@ -113,21 +112,24 @@ def _held_out(
     return plan.scored(score, (len(examples.names),), np.float64), plan.held_labels
 
 
+class _GivenScores(EmbeddingClassifier):
+    """Its queries are scores (n, classes), which are calibrated and measured like those of any classifier."""
+
+    temperature_ = 1.0
+
+    def _scores(self, queries: np.ndarray) -> np.ndarray:
+        return queries
+
+
 def tuned_answers(scores: np.ndarray, labels: np.ndarray, held: tuple[np.ndarray, np.ndarray] | None) -> Answers:
     """Answers by scores of the tested pictures (n, classes), calibrated on held-out scores and labels if there are any.
 
     Without held-out examples the calibration error is that of the trained temperature.
     """
-    best, rows = scores.argmax(axis=1), np.arange(len(scores))
-    if held is None or not len(held[1]):
-        return Answers(best, softmax(scores)[rows, best], np.empty(0), np.empty(0), (np.nan, 0))
-    known, own = held
-    temperature = fit_temperature(known, own)
-    probabilities = softmax(scores / temperature)
-    fits = softmax(known / temperature)[np.arange(len(own)), own]
-    kept = probabilities >= set_thresholds(fits, own, scores.shape[1], SET_ALPHA)
-    held_out = float((known.argmax(axis=1) == own).mean()), len(own)
-    return Answers(best, probabilities[rows, best], kept[rows, labels], kept.sum(axis=1), held_out)
+    estimator = _GivenScores()
+    estimator.classes_ = np.arange(scores.shape[1])
+    estimator._calibrate(*(held or (scores[:0], labels[:0])))
+    return answers(estimator, scores, labels)
 
 
 def _support(task: ClassificationTask, rows: np.ndarray) -> LabeledPictures:

@@ -159,22 +159,27 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
 
     def _measure(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> None:
         """Set the attributes that are measured on held-out examples."""
-        self.loo_rows_, own = plan.rows, plan.held_labels
-        self.loo_accuracy_ = self.loo_ece_ = float("nan")
-        self._known, self._known_labels = np.empty(0), own
-        self.loo_scores_ = np.empty((0, len(self.classes_)))
-        if not len(plan.rows):
-            self.temperature_ = self._guessed_temperature(support, labels)
+        self.loo_rows_ = plan.rows
+        if len(plan.rows):
+            self._calibrate(self._held_out(support, labels, plan), plan.held_labels)
         else:
-            self.loo_scores_ = self._held_out(support, labels, plan)
-            self.temperature_ = fit_temperature(self._logits(self.loo_scores_), own)
-            probabilities, block = np.empty_like(self.loo_scores_), max(1, SCORES_AT_ONCE // len(self.classes_))
-            for start in range(0, len(own), block):
-                rows = slice(start, start + block)
-                probabilities[rows] = self._probabilities(self.loo_scores_[rows])
-            self.loo_accuracy_ = float((self.loo_scores_.argmax(axis=1) == own).mean())
-            self.loo_ece_ = expected_calibration_error(probabilities, own)
-            self._known = probabilities[np.arange(len(own)), own]
+            self._calibrate(np.empty((0, len(self.classes_))), plan.held_labels)
+            self.temperature_ = self._guessed_temperature(support, labels)
+
+    def _calibrate(self, scores: np.ndarray, labels: np.ndarray) -> None:
+        """Calibrate by scores of held-out examples (held, classes); without any the temperature stays as it is."""
+        self.loo_scores_, self._known_labels = scores, labels
+        self.loo_accuracy_, self.loo_ece_, self._known = float("nan"), float("nan"), np.empty(0)
+        if not len(labels):
+            return
+        self.temperature_ = fit_temperature(self._logits(scores), labels)
+        probabilities, block = np.empty_like(scores), max(1, SCORES_AT_ONCE // len(self.classes_))
+        for start in range(0, len(labels), block):
+            rows = slice(start, start + block)
+            probabilities[rows] = self._probabilities(scores[rows])
+        self.loo_accuracy_ = float((scores.argmax(axis=1) == labels).mean())
+        self.loo_ece_ = expected_calibration_error(probabilities, labels)
+        self._known = probabilities[np.arange(len(labels)), labels]
 
     def _guessed_temperature(self, support: np.ndarray, labels: np.ndarray) -> float:
         """The temperature that fits the examples when the classifier learned from generated ones (`stand_ins`)."""
