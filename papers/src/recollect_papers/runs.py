@@ -27,7 +27,7 @@ from recollect.evaluation.few_shot_protocol import Protocol
 from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.results import Result
 from recollect.evaluation.retrieval import retrieval
-from recollect.evaluation.tasks.classification import ClassificationTask, Division
+from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.tasks.opening import OpenedTasks, Purpose, open_tasks
 from recollect.evaluation.tasks.retrieval import RetrievalTask, retrieval_task
 from recollect.evaluation.tuned import TuningRequest
@@ -133,8 +133,7 @@ class StudyEvaluation:
 
 def open_renamed(specs: tuple[str, ...]) -> OpenedTasks:
     """Sources with a column ``synonyms``, to be asked for under both names of their classes."""
-    columns, division = Columns(synonyms="synonyms"), Division(support=None)
-    return open_tasks(specs, "zero-shot", columns=columns, division=division, synonyms=True)
+    return open_tasks(specs, "zero-shot", columns=Columns(synonyms="synonyms"), synonyms=True)
 
 
 def _pool(spec: str) -> RetrievalTask:

@@ -54,8 +54,6 @@ def open_data(
 ) -> OpenedTasks:
     """The tasks; with a column of synonyms, their classes under both names."""
     division = Division(options.support, options.query, options.within)
-    if purpose == "zero-shot" and options.within is None:
-        division = replace(division, support=None)
     return open_tasks(
         options.data,
         purpose,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from recollect.core.types import Encoder
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
@@ -11,7 +11,7 @@ from recollect.evaluation.few_shot_protocol import Protocol
 from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.results import Result, ResultRow
 from recollect.evaluation.retrieval import retrieval
-from recollect.evaluation.tasks.classification import ClassificationTask, Division
+from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.tasks.opening import open_tasks
 from recollect.evaluation.tasks.retrieval import retrieval_task
 from recollect.evaluation.zero_shot import zero_shot
@@ -43,13 +43,8 @@ class Measurement:
         return {name: sum(each) / len(each) for name, each in values.items()}
 
 
-def _labeled(spec: str, purpose: Literal["few-shot", "zero-shot"]) -> Sequence[ClassificationTask]:
-    division = Division(support=None) if purpose == "zero-shot" else Division()
-    return open_tasks((spec,), purpose, division=division).tasks
-
-
 def _with_examples(spec: str) -> list[ClassificationTask]:
-    return [with_enough_examples(task, _EXAMPLES.shots[-1]) for task in _labeled(spec, "few-shot")]
+    return [with_enough_examples(task, _EXAMPLES.shots[-1]) for task in open_tasks((spec,), "few-shot").tasks]
 
 
 def _recall(row: ResultRow) -> str | None:
@@ -58,7 +53,7 @@ def _recall(row: ResultRow) -> str | None:
 
 PROTOCOLS: Mapping[str, Measurement] = {
     "zero-shot": Measurement(
-        partial(_labeled, purpose="zero-shot"), partial(zero_shot, model=""), lambda row: row["metric"]
+        lambda spec: open_tasks((spec,), "zero-shot").tasks, partial(zero_shot, model=""), lambda row: row["metric"]
     ),
     "few-shot": Measurement(
         _with_examples,
@@ -66,7 +61,7 @@ PROTOCOLS: Mapping[str, Measurement] = {
         lambda row: f"{row['method']} {row['shots']} shots",
     ),
     "probe": Measurement(
-        partial(_labeled, purpose="few-shot"), partial(linear_probe, model=""), lambda row: row["metric"]
+        lambda spec: open_tasks((spec,), "few-shot").tasks, partial(linear_probe, model=""), lambda row: row["metric"]
     ),
     "retrieval": Measurement(lambda spec: [retrieval_task(spec)], partial(retrieval, model=""), _recall),
 }

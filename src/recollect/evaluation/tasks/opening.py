@@ -53,7 +53,7 @@ def open_tasks(
         data: sources with labels and class names; a generated source selects the tasks of its world.
         suite: data sets of the catalogue, e.g. lixp-21.
         copies: ``NAME=SOURCE``: read a data set of the suite from another source than the hub.
-        division: of each source into examples and tested images.
+        division: of each source into examples and tested images; for zero-shot no examples are read.
         templates: prompt templates with ``{}`` for the class name; CLIP's 80 by default.
         synonyms: replace each task by its classes with synonyms, once with names and once with synonyms.
 
@@ -62,6 +62,9 @@ def open_tasks(
     """
     if not data and not suite:
         raise UserError("no data was named. Name it with --data SOURCE ... or --suite lixp-21.")
+    division = division or Division()
+    if purpose == "zero-shot" and division.within is None:
+        division = replace(division, support=None)
     tasks: list[ClassificationTask] = []
     for spec in data:
         if is_generated(spec):
