@@ -75,7 +75,9 @@ def papers(own):
 
 
 def _shorten(monkeypatch, own):
-    monkeypatch.setattr(opening, "suite", lambda name: (TinySet("a", f"{own}/one.csv"), TinySet("b", f"{own}/one.csv")))
+    monkeypatch.setattr(
+        opening, "suite_entries", lambda name: (TinySet("a", f"{own}/one.csv"), TinySet("b", f"{own}/one.csv"))
+    )
     tiny = replace(recipes.RECIPES["siglip-tiny"](), steps=2, batch_size=8, log_every=1, checkpoint_every=2)
     for size in "sbl":
         monkeypatch.setitem(recipes.RECIPES, f"siglip-vit-{size}-16", lambda: tiny)
@@ -111,10 +113,12 @@ def test_lixp_trains_and_tests_on_ones_own(own, papers, tmp_path, monkeypatch):
 def test_what_is_tested_on_is_opened_before_anything_is_trained(own, papers, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runs, "_figures", lambda job, file, out: pytest.fail("trained"))
     options = StudyOptions("full", tmp_path, data=(f"{own}/one.csv",), workers=1)
-    monkeypatch.setattr(opening, "suite", lambda name: (TinySet("gone", f"{own}/gone.csv"),))
+    monkeypatch.setattr(opening, "suite_entries", lambda name: (TinySet("gone", f"{own}/gone.csv"),))
     with pytest.raises(UserError, match="no set can be opened"):
         find_study("lixp/table-3").load()(options)
-    monkeypatch.setattr(opening, "suite", lambda name: (TinySet("a", f"{own}/one.csv"), TinySet("gone", "gone.csv")))
+    monkeypatch.setattr(
+        opening, "suite_entries", lambda name: (TinySet("a", f"{own}/one.csv"), TinySet("gone", "gone.csv"))
+    )
     with pytest.raises(pytest.fail.Exception, match="trained"):
         find_study("lixp/table-3").load()(options)
     assert "left out: gone: " in capsys.readouterr().out
@@ -185,7 +189,7 @@ def reco_options(own, papers, tmp_path_factory):
     search = replace(SearchSettings(), models=(f"{own}/model",))
     data, out = (f"{own}/one.csv", f"{own}/two.csv"), tmp_path_factory.mktemp("reco")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(opening, "suite", lambda name: sets)
+        patch.setattr(opening, "suite_entries", lambda name: sets)
         patch.setattr(reco_world, "NEAR", 0.99998)  # pictures of one class are alike here
         arms = ("none", "transformer / uni / cross", "mean / uni / cross")
         patch.setattr(reco_tables, "SEARCHES", {arm: reco_tables.SEARCHES[arm] for arm in arms})

@@ -11,6 +11,7 @@ from recollect.classifiers.heads.holdout import HoldOut
 from recollect.testing import check_estimator
 from recollect_papers.peers.ape import ApeClassifier, ApeTrained
 from recollect_papers.peers.mixtures import DualMemory, GaussianDiscriminant, discriminant
+from recollect_papers.peers.proker import PublishedProKeR
 from recollect_papers.peers.timo import Timo
 from recollect_papers.peers.tip_x import TipX
 from recollect_papers.peers.trained import ClipAdapter, TipAdapterF
@@ -113,7 +114,7 @@ def test_copies_of_one_example_have_no_spread_whatever_the_precision(model, copi
 
 PEERS = [
     GaussianDiscriminant(), DualMemory(), ApeClassifier(), ApeTrained(epochs=3), ClipAdapter(epochs=3, batch=64),
-    Timo(), TipAdapterF(epochs=4), TipX(),
+    PublishedProKeR(), Timo(), TipAdapterF(epochs=4), TipX(),
 ]  # fmt: skip
 
 
