@@ -98,7 +98,7 @@ def bare(folder, ids, vectors):
     return page, stop
 
 
-def test_without_captions_the_end_is_learnt_once_enough_pictures_are_marked(painted, tmp_path):
+def test_without_captions_the_end_is_learnt_once_enough_pictures_are_marked(painted, tmp_path, monkeypatch):
     index = Index.open(painted)
     ids, vectors = index.ids, index.vectors()
     page, stop = bare(tmp_path / "index", ids, vectors)
@@ -108,7 +108,11 @@ def test_without_captions_the_end_is_learnt_once_enough_pictures_are_marked(pain
         page.call("/api/classes", {"name": name})
         marked = [id for id in ids if id.startswith(name)]
         page.call(f"/api/classes/{key}/marks", {"ids": marked, "mark": 1})
+    encoder = page.session.library.index.encoder
+    asked, embed = [], encoder.embed_texts
+    monkeypatch.setattr(encoder, "embed_texts", lambda texts, *kind: asked.extend(texts) or embed(texts, *kind))
     page.session.prepare()
+    assert len(asked) == 2, "the words of a label are embedded once, however many pictures have it"
     answer = page.list(terms=[{"words": "red"}])
     stop()
     learned = answer["cut"]

@@ -217,6 +217,12 @@ class Additions:
             self._added = FolderFiller(self._library.index, path, watch=False)
             self._added.start()
 
+    def stop(self) -> None:
+        """Stop reading folders."""
+        for each in (self._added, self.watched):
+            if each is not None:
+                each.stop()
+
     @property
     def place(self) -> Path:
         """Where files that were dropped are kept: in the watched folder, else in the data directory."""

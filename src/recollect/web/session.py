@@ -388,22 +388,19 @@ class Session:
 
     def _cut_of_marks(self) -> CutOff | None:
         """Learned from the pictures that the user marked, each with the words of its label; None from too few."""
-        view = self.library.view()
-        taught = [
-            (self.library.index.query_vector(each.text or each.name), view.row_of[id])
-            for each in self.labels.classes.values()
-            for id, mark in each.marks.items()
-            if mark > 0 and id in view.row_of
-        ]
-        if len(taught) < LEAST_CAPTIONS:
+        view, texts, rows = self.library.view(), list[np.ndarray](), list[int]()
+        for each in list(self.labels.classes.values()):
+            mine = view.rows([id for id, mark in list(each.marks.items()) if mark > 0]).tolist()
+            texts += [self.library.index.query_vector(each.text or each.name)] * len(mine)
+            rows += mine
+        if len(rows) < LEAST_CAPTIONS:
             return None
-        texts, rows = zip(*taught, strict=True)
         return learn_cut_off(view.vectors, np.stack(texts), np.array(rows, dtype=np.int64), basis="marks")
 
     @property
     def _taught_by(self) -> tuple[int, int]:
         """The version, and the bits of the number of marks: a cut-off is learned again when that has doubled."""
-        marks = sum(each.count(1) for each in self.labels.classes.values())
+        marks = sum(each.count(1) for each in list(self.labels.classes.values()))
         return self.library.index.version, marks.bit_length() if marks >= LEAST_CAPTIONS else 0
 
     def prepare_later(self) -> None:
@@ -446,9 +443,8 @@ class Session:
         self.prepare_later()
 
     def close(self) -> None:
-        """Stop watching, and close the labels."""
-        if self.additions.watched is not None:
-            self.additions.watched.stop()
+        """Stop reading folders, and close the labels."""
+        self.additions.stop()
         self.labels.close()
 
     # ---------------------------------------------------------------- overviews
