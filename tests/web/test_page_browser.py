@@ -1,5 +1,7 @@
 """The journeys of the page in a real browser, at desktop and phone width."""
 
+from dataclasses import replace
+
 import pytest
 
 from browsing import WIDTHS, Tab
@@ -10,6 +12,7 @@ from recollect.classifiers.classifier import Classifier
 from recollect.core.errors import UserError
 from recollect.core.recent import Recent
 from recollect.index import Index
+from recollect.index.search import rank_pictures
 from recollect.web.session import Listing
 
 
@@ -206,11 +209,11 @@ def test_everything_sorted_shows_classes_and_filters_know_labels(browser, page, 
 def test_an_adapted_search_shows_ranks_before_and_what_it_learnt_from(browser, drawings, monkeypatch):
     """What the session answers is tested without a browser."""
 
-    def thirteenth(_self, _query, listing):
-        cut = {"score": float(listing.scores[12]), "above": 13, "share": 0.9, "texts": 20, "basis": "captions"}
-        return {"cut": cut}
+    def thirteenth(*given, **options):
+        (found,) = rank_pictures(*given, **options)
+        return [replace(found, limit=float(found.scores[12]))]
 
-    monkeypatch.setattr(type(drawings.session), "_end", thirteenth)
+    monkeypatch.setattr("recollect.web.session.rank_pictures", thirteenth)
     tab = Tab(browser, drawings)
     tab.tab.set_viewport_size({"width": 1600, "height": 1200})  # room for all that an adapted model ranks
     tab.search("a red bridge")
