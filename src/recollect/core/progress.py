@@ -190,3 +190,8 @@ def track(
         for item in items:
             yield item
             counter.advance()
+
+
+def note(text: str) -> None:
+    """Print a line on standard error, literally."""
+    console.print(text, highlight=False, soft_wrap=True)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from recollect.core.content import whole_hash, written_hash
+from recollect.core.progress import note
 from recollect.core.seeding import derive_seed, seed_default_generators
 from recollect.core.types import Batch, Kind, Source
 from recollect.core.validation import refuse
@@ -24,7 +25,6 @@ from recollect.data.batches.stream import CONTEXT_VIEW, BatchStream
 from recollect.data.sources import open_source, split_of
 from recollect.data.sources.address import parse_address
 from recollect.data.sources.generated import is_generated
-from recollect.data.sources.images import note
 from recollect.data.sources.subset import corpus
 from recollect.data.transforms import ImageTransform
 from recollect.models import PRESETS, DualEncoder, TransformersEncoder, build_model, load_model

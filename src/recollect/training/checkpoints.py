@@ -19,8 +19,8 @@ from torch.optim import AdamW
 from recollect.core.checksums import CHECKSUMS, damaged_files, note_checksums
 from recollect.core.errors import user_errors
 from recollect.core.files import atomic_folder, read_json, sync_folder, write_json, write_text
+from recollect.core.progress import note
 from recollect.core.validation import refuse
-from recollect.data.sources.images import note
 from recollect.training.optimizer import Averages, parameters
 from recollect.training.sharded import part_like, whole
 from recollect.training.step import Towers

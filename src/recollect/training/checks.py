@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
 from recollect.core.options import Kind
+from recollect.core.progress import note
 from recollect.core.types import Source
 from recollect.core.validation import refuse
-from recollect.data.sources.images import note
 from recollect.models import PRESETS, DualEncoder
 from recollect.models.lora import check_peft
 from recollect.models.parts import check_model_place

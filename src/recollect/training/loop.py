@@ -12,11 +12,10 @@ from pathlib import Path
 import torch
 
 from recollect.core.errors import UserError
-from recollect.core.progress import progress
+from recollect.core.progress import note, progress
 from recollect.core.seeding import derive_seed
 from recollect.core.types import Source
 from recollect.core.validation import refuse
-from recollect.data.sources.images import note
 from recollect.models import DualEncoder, TransformersEncoder
 from recollect.objectives import Objective
 from recollect.training import checkpoints

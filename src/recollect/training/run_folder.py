@@ -11,8 +11,8 @@ from typing import Any
 
 from recollect.core.errors import user_errors
 from recollect.core.files import hold, make_folder, read_json, sync_file, write_json, write_text
+from recollect.core.progress import note
 from recollect.core.validation import refuse
-from recollect.data.sources.images import note
 from recollect.training.checkpoints import (
     CONTENT,
     WHOLE_CONTENT,

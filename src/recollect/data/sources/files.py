@@ -23,10 +23,11 @@ from datasets.table import InMemoryTable
 from recollect.core.errors import UserError, one_line, user_errors
 from recollect.core.files import read_text
 from recollect.core.paths import check_writable, near_names, refuse_slip
+from recollect.core.progress import note
 from recollect.core.validation import refuse
 from recollect.core.words import counted
 from recollect.data.sources.file_lists import HUB_ID, by_top_folder, local_files, refuse_of_hub, split_groups
-from recollect.data.sources.images import BROKEN_SHARE, PICTURE_ENDINGS, files_below, note, pictures_among, unread_among
+from recollect.data.sources.images import BROKEN_SHARE, PICTURE_ENDINGS, files_below, pictures_among, unread_among
 from recollect.data.sources.remote import is_address
 from recollect.data.sources.table import Origin
 from recollect.data.sources.tars import TarRows, check_shards

@@ -15,7 +15,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from recollect.core.errors import UserError
 from recollect.core.paths import files_in
-from recollect.core.progress import console
+from recollect.core.progress import note
 from recollect.core.types import ImageLike
 from recollect.core.validation import refuse
 
@@ -271,11 +271,6 @@ def _in_least(values: np.ndarray, ranges: Sequence[float], overshoot: float = 1.
     top = float(values.max(initial=0))
     full = next((limit for limit in ranges if top <= limit * overshoot), top)
     return np.round((values / full).clip(0, 1) * 255).astype(np.uint8)
-
-
-def note(text: str) -> None:
-    """Print a line on standard error, literally."""
-    console.print(text, highlight=False, soft_wrap=True)
 
 
 def small_jpeg(picture: Image.Image, side: int) -> bytes:

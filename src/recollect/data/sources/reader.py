@@ -8,8 +8,9 @@ from typing import TypeVar
 import numpy as np
 
 from recollect.core.errors import UserError
+from recollect.core.progress import note
 from recollect.core.types import Sample, Source
-from recollect.data.sources.images import BROKEN_SHARE, BrokenImageError, note
+from recollect.data.sources.images import BROKEN_SHARE, BrokenImageError
 
 MOST_BROKEN = 0.1
 """Largest share of broken pictures in an evaluation; it reports them and goes on."""

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recollect.core.errors import UserError
+from recollect.core.progress import note
 from recollect.core.seeding import numpy_generator, text_fold
 from recollect.core.types import NO_LABEL, Kind
 from recollect.core.validation import check_choice, refuse
 from recollect.data.sources.address import Address, part_of
 from recollect.data.sources.columns import SPLITS, Columns, is_list, is_text
-from recollect.data.sources.images import note
 
 _SLICE = re.compile(r"(?P<name>[^\[\]+]+)(\[(?P<start>[\d_]+%?)?:(?P<stop>[\d_]+%?)?\])?")
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recollect.core.errors import user_errors
+from recollect.core.progress import note
 from recollect.core.types import NO_LABEL, Kind, Source
 from recollect.core.validation import refuse
 from recollect.data.sources.address import Address, parse_address
@@ -17,7 +18,7 @@ from recollect.data.sources.columns import Columns
 from recollect.data.sources.file_lists import stream_files
 from recollect.data.sources.files import open_tables
 from recollect.data.sources.generated import is_generated, open_generated
-from recollect.data.sources.images import BROKEN_SHARE, note
+from recollect.data.sources.images import BROKEN_SHARE
 from recollect.data.sources.labels import find_labels
 from recollect.data.sources.rows import choose_split, filter_mask, holds_lists, in_parts, with_text
 from recollect.data.sources.stream import open_stream

@@ -19,8 +19,7 @@ from typing import Any, BinaryIO
 from recollect.core.errors import UserError, one_line, user_errors
 from recollect.core.files import FullDiskError, atomic_path, locked, make_folder, read_json, write_json
 from recollect.core.paths import cache_folder
-from recollect.core.progress import progress
-from recollect.data.sources.images import note
+from recollect.core.progress import note, progress
 from recollect.data.sources.remote import AbsentFileError, download, is_address, version_of
 
 MOST_OPEN = 64
