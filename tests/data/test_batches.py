@@ -417,7 +417,7 @@ def test_sources_of_one_length_are_passed_through_in_orders_of_their_own(caption
         [id for id, source in zip(batch.ids, batch.sources, strict=True) if source == name] for name in ("one", "two")
     ]
     assert sorted(orders[0]) == sorted(orders[1])
-    places = [stream(two, 2 * len(captions))._order(number, everything) for number in (0, 1)]
+    places = [stream(two, 2 * len(captions))._orders[number](everything) for number in (0, 1)]
     assert not np.array_equal(*places)
 
 

@@ -1,6 +1,6 @@
 """Batches as a pure function of (seed, step): the same after a resume, on any number of ranks and workers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +12,7 @@ from torch.nn.functional import interpolate
 
 from recollect.core.errors import UserError
 from recollect.core.seeding import derive_seed
-from recollect.core.types import NO_LABEL, Batch, Kind, Sample
+from recollect.core.types import NO_LABEL, Batch, Kind, Sample, Source
 from recollect.core.validation import refuse
 from recollect.data.batches.loading import Piece, RowTokenizer, pieces_ahead
 from recollect.data.batches.mixture import DataMix
@@ -66,10 +66,7 @@ class BatchStream:
         self.counters = BrokenCounter(self.broken_share, "--data.broken-share")
         whole = self.mixture.sampling == "debiased"
         self._plan = Plan(self.mixture.shares, self.batch_size, whole, self._key("plan"))
-        self._blocks = [
-            BlockOrder.of(source.block_sizes, window, partial(self._key_of_pass, source.name))
-            for source, window in zip(self.mixture.sources, self._plan.most, strict=True)
-        ]
+        self._orders = [self._order_of(*each) for each in zip(self.mixture.sources, self._plan.most, strict=True)]
         self._last_rows: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def batch(self, step: int, *, view: int = 0) -> Batch:
@@ -132,12 +129,13 @@ class BatchStream:
         if self._last_rows is None or self._last_rows[0] != step:
             counts, before = self._plan.counts(np.array([step]))[0], self._plan.before(step)
             sources = np.repeat(np.arange(len(counts)), counts)
-            drawn = [self._order(number, before[number] + np.arange(count)) for number, count in enumerate(counts)]
+            firsts = zip(self._orders, before, counts, strict=True)
+            drawn = [order(first + np.arange(count)) for order, first, count in firsts]
             # Shuffled, so that every rank gets a part of every source.
             slots = shuffled(np.arange(self.batch_size), self.batch_size, derive_seed(self.seed, "slots", step))
             sources, indices = sources[slots], np.concatenate(drawn)[slots]
-            for number, order in enumerate(self._blocks):
-                if order is not None:  # each rank and each worker should read few of the blocks
+            for number, order in enumerate(self._orders):
+                if isinstance(order, BlockOrder):  # each rank and each worker should read few of the blocks
                     here = np.flatnonzero(sources == number)
                     indices[here] = np.sort(indices[here])
             self._last_rows = step, sources, indices
@@ -195,13 +193,11 @@ class BatchStream:
     def _key(self, purpose: str) -> int:
         return derive_seed(self.seed, purpose)
 
-    def _order(self, number: int, positions: np.ndarray) -> np.ndarray:
-        """Samples at these positions of the endless passes through a source."""
-        source, blocks = self.mixture.sources[number], self._blocks[number]
-        if blocks is not None:
-            return blocks(positions)
-        window = self._plan.most[number]
-        return endless(positions, len(source), window, lambda turn: self._key_of_pass(source.name, turn))
+    def _order_of(self, source: Source, window: int) -> Callable[[np.ndarray], np.ndarray]:
+        """Maps positions of the endless passes through a source to its samples."""
+        key = partial(self._key_of_pass, source.name)
+        blocks = BlockOrder.of(source.block_sizes, window, key)
+        return blocks or partial(endless, size=len(source), window=window, key=key)
 
     def _key_of_pass(self, name: str, turn: int) -> int:
         return derive_seed(self.seed, "pass", name, turn)

@@ -146,7 +146,6 @@ class Joined(_View):
 
     sources: tuple[Source, ...]
     name: str = ""
-    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.name = self.name or "+".join(source.name for source in self.sources)
