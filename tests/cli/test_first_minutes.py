@@ -61,7 +61,7 @@ WRONG = [
     Wrong("evaluate zero-shot MODEL --data birds.parquet --templates photos/0.jpg", ("photos/0.jpg", "UTF-8")),
     Wrong("evaluate retrieval MODEL --data pairs.parquet --queries 0", ("--queries", "at least 1")),
     Wrong("evaluate zero-shot ./MODLE --data birds.parquet --out pairs.parquet", ("pairs.parquet", "is a file")),
-    Wrong("evaluate zero-shot ./MODLE --data birds.parquet --out MODEL/config.json", ("config.json", "exists")),
+    Wrong("evaluate zero-shot ./MODLE --data birds.parquet --out MODEL/config.json", ("config.json",)),
     Wrong("classify --support examples --model ./MODLE --save photos", ("photos", "already exists")),
 ]
 
