@@ -9,7 +9,7 @@ import pytest
 
 from index_rows import WIDTH, make_rows
 from recollect.core.errors import UserError
-from recollect.index import Index
+from recollect.index import Index, Rows
 from recollect.index.export import export_index
 
 
@@ -38,6 +38,15 @@ def test_some_pictures_are_written_in_the_order_asked_for_with_all_their_vectors
     found = pq.read_table(tmp_path / "some.parquet").to_pylist()
     assert [row["id"] for row in found] == wanted
     np.testing.assert_allclose([row["text_vector"] for row in found], index.vectors(wanted, "text"), atol=1e-6)
+
+
+def test_no_cell_of_a_csv_is_a_formula(index, tmp_path):
+    """Ids, paths, folders and cameras may be anyone's texts."""
+    index.insert(Rows(ids=["=1+1"], image_vectors=np.eye(1, WIDTH, dtype=np.float32)))
+    export_index(index, tmp_path / "index.csv")
+    with (tmp_path / "index.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["id"] == "'=1+1"
 
 
 def test_csv_and_coco_have_every_picture_and_caption(index, tmp_path):

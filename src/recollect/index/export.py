@@ -13,6 +13,7 @@ import numpy as np
 from recollect.core.files import atomic_path, write_json
 from recollect.core.progress import progress
 from recollect.core.validation import refuse
+from recollect.core.words import no_formula
 from recollect.index.annotations import LABELED, labels_named
 from recollect.index.index import Index
 from recollect.index.picture import PICTURE_FACTS, Picture
@@ -91,7 +92,11 @@ def _write_csv(index: Index, wanted: Sequence[str], out: Path) -> None:
         writer.writerow(names)
         for pictures in _blocks(index, wanted):
             rows = ({**_facts(each), **_json(captions=each.captions, labels=each.labels)} for each in pictures)
-            writer.writerows([row[name] for name in names] for row in rows)
+            writer.writerows([_cell(row[name]) for name in names] for row in rows)
+
+
+def _cell(value: Any) -> Any:
+    return no_formula(value) if isinstance(value, str) else value
 
 
 def _facts(picture: Picture) -> dict[str, Any]:
