@@ -174,7 +174,8 @@ def unknown_rule(features: np.ndarray, labels: np.ndarray) -> UnknownRule:
     similarity[rows, labels] = -1.0
     others = similarity.max(axis=1)
     rank = max(1, math.floor(UNKNOWN_RATE * (count + 1)))
-    threshold, means = float(np.sort(known)[rank - 1]), unit_or_zero(class_means(features, labels, classes))
+    threshold = float(np.sort(known)[rank - 1])
+    means = unit_or_zero(class_means(features, labels, classes)).astype(features.dtype)
     if not enough_to_tell(count):
         return UnknownRule(means, threshold)
     accepted = (
