@@ -298,6 +298,7 @@ def test_nine_examples_are_too_few_to_tell(folders):
     for shown in (card, _sentence(taught)):
         assert TOO_FEW in shown
         assert "100.0 %" not in shown
+    assert "These figures" not in card
     enough = taught.add(ColorEncoder(), {"red": [folders / "support" / "red" / "4.png"]})
     assert enough.calibration["accuracy"] == 1.0
 

@@ -6,7 +6,7 @@ import pytest
 from index_rows import unit
 from recollect.core.nearest import ExactNeighbors
 from recollect.index import Index, Rows
-from recollect.index.stores.ivf import lowest_mean, open_inverted_file, recall_of, vector_keys
+from recollect.index.stores.ivf import InvertedFile, lowest_mean, open_inverted_file, recall_of, vector_keys
 
 WIDTH = 16
 
@@ -95,6 +95,21 @@ def test_rows_added_and_removed_later_count_without_training(large):
     large.remove(["new"])
     assert "new" not in large.lookup(new, 3).ids
     assert (large.lookup(new, 100).ids != "").all()
+
+
+def test_a_reader_that_looks_while_it_is_filled_anew_finds_it_afterwards(large, monkeypatch):
+    query = large.vectors(["row 1"])
+    large.insert(Rows(image_vectors=query, ids=["one more file of the table"]))
+    reader, fill = Index.open(large.address), InvertedFile.fill
+
+    def meanwhile(self, matrix):
+        reader.refresh()
+        reader.lookup(query, 3)
+        fill(self, matrix)
+
+    monkeypatch.setattr(InvertedFile, "fill", meanwhile)
+    large.compact(0)
+    assert len(reader.accelerators()) == 2
 
 
 def test_compacting_keeps_it(large):

@@ -67,6 +67,14 @@ def test_csv_and_coco_have_every_picture_and_caption(index, tmp_path):
     assert {each["image_id"] for each in coco["annotations"]} <= {each["id"] for each in coco["images"]}
 
 
+def test_no_pictures_are_no_file(index, tmp_path):
+    index.insert(make_rows(2))
+    for name in ("a.parquet", "a.csv", "a.json"):
+        with pytest.raises(UserError):
+            export_index(index, tmp_path / name, ids=[])
+        assert not (tmp_path / name).exists()
+
+
 def test_what_cannot_be_written_is_refused(index, tmp_path):
     with pytest.raises(UserError):
         export_index(index, tmp_path / "empty.csv")

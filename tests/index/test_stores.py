@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from index_rows import WIDTH, make_rows, unit
 from recollect.core.errors import UserError
 from recollect.index import Index, Rows, parse_filter
+from recollect.index.rows import merged_facts
 
 FILTERS = (
     "source = 'emoji'",
@@ -187,6 +188,17 @@ def test_a_removed_picture_keeps_its_vectors(index):
     index.remove(["row 3"])
     for by, vectors in wanted.items():
         assert np.allclose(index.vectors(["row 2", "row 3"], by), vectors, atol=1e-6)
+
+
+def test_removed_rows_are_scanned_by_a_filter_too(index):
+    index.insert(make_rows(6))
+    index.remove(["row 3", "row 4"])
+    assert index.store.ids(parse_filter("id = 'row 4'"), removed=True) == ["row 4"]
+    assert index.store.ids(parse_filter("id = 'row 5'"), removed=True) == []
+
+
+def test_values_that_earlier_versions_kept_for_the_user_stay():
+    assert merged_facts((), {"values": {"stars": 5, "gone": None}})["metadata"] == {"stars": 5}
 
 
 def test_captions_that_the_user_sets(index, encoder):

@@ -147,7 +147,8 @@ class Classifier:
             "support": np.asarray(support.features, dtype=np.float32),
             "labels": np.asarray(support.labels, dtype=np.int64),
         }
-        trust = f"{self.trust}; none of these: {self.unknown_trust}"
+        trust = f"{self.trust}; none of these: {self.unknown_trust}."
+        trust += " These figures only hold for pictures like the examples." if self.enough_examples else ""
         return save_classifier(self._described(), numbers, trust, Path(folder), replace)
 
     def _described(self) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def _card(described: Mapping[str, Any], trust: str) -> str:
         "|---|---|",
         *(f"| {name} | {each['examples']} |" for name, each in zip(names, classes, strict=True)),
         "",
-        f"**Method**: {method['used']}{chosen}; {trust}. These figures only hold for pictures like the examples.",
+        f"**Method**: {method['used']}{chosen}; {trust}",
         "",
         "```",
         "recollect classify --with THIS_FOLDER --images new/",

@@ -43,7 +43,7 @@ def export_index(index: Index, out: Path, coco: CocoKind = "captions", ids: Sequ
         How many pictures were written.
 
     Raises:
-        UserError: an empty index, or an unknown ending.
+        UserError: an empty index, no pictures named, or an unknown ending.
     """
     endings = (".parquet", ".csv", ".json")
     index = index.snapshot()
@@ -51,6 +51,7 @@ def export_index(index: Index, out: Path, coco: CocoKind = "captions", ids: Sequ
         (out.suffix not in endings, f"--out {out}: cannot be written; the name must end in {', '.join(endings)}"),
         (not out.parent.is_dir(), f"--out {out}: no such folder as {out.parent}"),
         (not len(index), f"{index.address}: is empty, so there is nothing to write"),
+        (ids is not None and not len(ids), "no pictures to export were named"),
     )
     wanted = index.ids if ids is None else list(ids)
     if out.suffix == ".parquet":

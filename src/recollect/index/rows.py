@@ -252,6 +252,7 @@ def merged_facts(files: Sequence[File], own: Mapping[str, Any]) -> dict[str, Any
         captions |= dict.fromkeys(said.get("captions", ()))
         labels |= dict.fromkeys(said.get("labels", ()))
         metadata = {**said.get("metadata", {}), **metadata}
+    metadata |= own.get("values", {})  # of indexes made before sources alone brought columns
     metadata = {key: value for key, value in metadata.items() if value is not None}
     return {"captions": tuple(captions), "labels": tuple(labels), "metadata": metadata}
 

@@ -11,12 +11,12 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from recollect.core.nearest import ExactNeighbors
-from recollect.index.arrow import integer_values
+from recollect.index.arrow import integer_array, integer_values
 from recollect.index.filters import Filter
 from recollect.index.rows import FACTS, By
 from recollect.index.stores.base import Nearest, Store
 from recollect.index.stores.ivf import Accelerator, InvertedFile, open_inverted_file
-from recollect.index.stores.matrix import ROW, Matrix, open_matrix, within
+from recollect.index.stores.matrix import ROW, Matrix, filter_columns, open_matrix, within
 
 _MOST_APPROXIMATE = 128  # more pictures are looked up exactly
 _FEW_QUERIES = 64  # more queries at a time are faster as one matrix product
@@ -52,7 +52,7 @@ class LocalStore(Store):
         return RLock()
 
     @cached_property
-    def _inverted_files(self) -> dict[By, InvertedFile | None]:
+    def _inverted_files(self) -> dict[By, InvertedFile]:
         return {}
 
     def matrix(self) -> Matrix:
@@ -87,11 +87,16 @@ class LocalStore(Store):
         return self.matrix().columns.keys()
 
     def scan(self, columns: Sequence[str], where: Filter | None = None, removed: bool | None = False) -> Iterator[Any]:
-        """Columns in batches, in the order of row numbers; with a filter some of `FACTS` of visible rows."""
+        """Columns in batches, in the order of row numbers."""
         if removed is False and set(columns) <= {*FACTS}:
             yield from self.matrix().scan(list(columns), where)
-        else:
-            yield from (table.select(list(columns)) for table in self.batches(columns, removed=removed) if len(table))
+            return
+        read = list(dict.fromkeys([*columns, *(() if where is None else FACTS)]))
+        for table in self.batches(read, removed=removed):
+            if where is not None:
+                table = table.take(integer_array(np.flatnonzero(where.mask(filter_columns(table)))))
+            if len(table):
+                yield table.select(list(columns))
 
     def nearest(
         self,
@@ -123,9 +128,10 @@ class LocalStore(Store):
 
     def inverted_file(self, by: By) -> InvertedFile | None:
         """The approximate index of images or captions; None if it was not made."""
-        if by not in self._inverted_files:
-            self._inverted_files[by] = open_inverted_file(self.cache, by)
-        return self._inverted_files[by]
+        made = self._inverted_files.get(by)
+        if made is None and (made := open_inverted_file(self.cache, by)) is not None:
+            self._inverted_files[by] = made  # one that is not there may come: a compaction fills it last
+        return made
 
     def accelerators(self) -> tuple[Accelerator, ...]:
         """What was measured of the approximate indexes."""

@@ -76,6 +76,13 @@ class Part:
         return found / np.where(norms > 0, norms, 1)
 
 
+def filter_columns(rows: Any) -> FilterColumns:
+    """What filters ask about the rows of an Arrow table, which has `FACTS` among its columns."""
+    return FilterColumns(
+        len(rows), lambda name: [asked_value(name, value) for value in rows[PHYSICAL.get(name, name)].to_pylist()]
+    )
+
+
 def within(some: Int64[np.ndarray, " some"], rising: Int64[np.ndarray, " all"]) -> Bool[np.ndarray, " some"]:
     """Which numbers are among others, which rise; unlike `np.isin` it sorts nothing."""
     if not len(rising):
@@ -102,7 +109,7 @@ class Matrix:
         self.counts = np.concatenate([np.empty(0, dtype=np.int64), *(part.counts for part in parts)])
         alive = within(self.numbers, numbers)
         self.alive: Bool[np.ndarray, " slots"] | None = None if alive.all() else alive
-        self.columns = FilterColumns(len(self.numbers), self._column)
+        self.columns = filter_columns(self.rows) if parts else FilterColumns(0, lambda name: ())
         self.mask = lru_cache(_FILTERS)(lambda where: where.mask(self.columns))
 
     def __len__(self) -> int:
@@ -155,11 +162,6 @@ class Matrix:
         place = np.full(len(distinct), -1, dtype=np.int64)
         place[named[rows]] = self.visible[rows]
         return place[integer_values(pc.index_in(wanted, value_set=distinct))]
-
-    def _column(self, name: str) -> list[Any]:
-        """What filters ask about, by slot."""
-        column = self.rows[PHYSICAL.get(name, name)] if self.parts else None
-        return [] if column is None else [asked_value(name, value) for value in column.to_pylist()]
 
     def facts(self, slots: Int64[np.ndarray, " some"], columns: list[str]) -> Any:
         """Arrow table of some of `FACTS`."""
