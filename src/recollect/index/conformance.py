@@ -87,11 +87,11 @@ def _check_equal(index: Index, wanted: Index, what: str) -> None:
                 assert np.allclose(mine, theirs, atol=1e-5), f"{name}: {read} vectors that are read"
     for where in _FILTERS:
         if _matches(wanted, where):
-            right = set(wanted.ids_where(where))
-            assert set(index.ids_where(where)) == right, f"{what}: where {where}"
-            read = index.store.scan(["id", "image_vector"], parse_filter(where))
-            found = {id for table in read for id in table["id"].to_pylist()}
-            assert found == right, f"{what}: scan of vectors where {where}"
+            chosen = set(wanted.ids_where(where))
+            assert set(index.ids_where(where)) == chosen, f"{what}: where {where}"
+            tables = index.store.scan(["id", "image_vector"], parse_filter(where))
+            scanned = {id for table in tables for id in table["id"].to_pylist()}
+            assert scanned == chosen, f"{what}: scan of vectors where {where}"
 
 
 def _matches(index: Index, where: str) -> bool:
