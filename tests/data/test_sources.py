@@ -79,6 +79,22 @@ def test_webdataset_shards_with_varying_json_and_missing_fields(make, shade):
     assert [from_json[i].texts for i in (2, 11)] == [("json 2",), ("json 11",)]
 
 
+def test_webdataset_shards_with_several_kinds_of_pictures(make, shade):
+    """One sample with another kind of file, in any shard, leaves all others readable."""
+    kinds = ["png", "png", "jpg", "JPG", "webp"]
+    for number, kind in enumerate(kinds):
+        files = {kind: make.encoded(make.picture(9 * number)), "txt": b"a"}
+        make.tar(
+            [(f"{number}", files | ({"png": make.encoded(make.picture(99))} if kind == "jpg" else {}))],
+            f"w/{number}.tar",
+        )
+    source = open_source(str(make.folder / "w"))
+    assert [shade(sample) for sample in source] == [0, 9, 18, 27, 36]
+    assert not any(key in source[0].extra for key in kinds)
+    masks = open_source(str(make.folder / "w"), columns=Columns(image="png"))
+    assert [shade(masks[number]) for number in range(3)] == [0, 9, 99]
+
+
 def test_webdataset_with_classes_and_their_names_beside_it(make):
     for split, count in (("train", 4), ("test", 2)):
         rows = [

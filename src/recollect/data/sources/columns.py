@@ -24,6 +24,9 @@ _USUAL: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Names tried in this order if the user names no column."""
 
+_SUFFIXES = ("jpg", "png", "jpeg", "webp")
+"""Columns of `_USUAL` that are named after the files of a WebDataset, where each sample has one of them."""
+
 _INNER = ("caption", "captions", "text")
 
 SPLITS: Mapping[str, str] = {
@@ -39,7 +42,8 @@ class Columns:
     """Which columns to read; for a name left out, the usual names are tried.
 
     Attributes:
-        image: encoded bytes, a `datasets.Image`, or a path relative to the table.
+        image: encoded bytes, a `datasets.Image`, or a path relative to the table; of several columns joined by commas,
+            the first that is not empty in a row (``jpg,png``).
         caption: a text, a list of texts, several columns joined by commas, or a field inside a structured column
             (``json.caption``).
         label: an integer, a ``ClassLabel`` or a class name.
@@ -74,8 +78,11 @@ class Columns:
         found: dict[str, str | None] = {"synonyms": self.synonyms}
         for role, usual in _USUAL.items():
             found[role] = getattr(self, role) or next((name for name in usual if name in present), None)
+        if self.image is None and found["image"] in _SUFFIXES:
+            found["image"] = ",".join(_by_suffix(present, first))
         if found["caption"] is None and found["label"] is None:
-            found["caption"] = _inner_caption([name for name in present if name != found["image"]], first)
+            pictures = (found["image"] or "").split(",")
+            found["caption"] = _inner_caption([name for name in present if name not in pictures], first)
         named = [(role, name) for role, names in found.items() for name in (names or "").split(",") if name]
         absent = [(role, name) for role, name in named if name not in present and name.split(".")[0] not in present]
         for role, name in (("image", "image"),) if found["image"] is None else absent:
@@ -88,6 +95,13 @@ class Columns:
                     f"with --caption-column {quote(f'{name}.{guess}')}."
                 )
         return Columns(**found)
+
+
+def _by_suffix(present: Sequence[str], first: Callable[[str], Any]) -> list[str]:
+    """The columns of pictures of a WebDataset, the usual ones first: samples of one set may be JPEG or PNG."""
+    usual = [name for name in _SUFFIXES if name in present]
+    found = usual + [name for name in present if name not in usual and name.lower() in _SUFFIXES]
+    return found[:1] + [name for name in found[1:] if isinstance(first(name), bytes | str | Mapping | None)]
 
 
 def is_text(type: "pa.DataType") -> bool:

@@ -126,7 +126,8 @@ class StreamedSource(Source):
         return self._encoded(self._row(index)[0])
 
     def _encoded(self, row: Mapping[str, Any]) -> Any:
-        image = row.get(self.columns.image or "")
+        images = (row.get(name) for name in (self.columns.image or "").split(","))
+        image = next((image for image in images if image is not None), None)
         return image.get("bytes") if isinstance(image, Mapping) else image
 
     @cached_property
@@ -261,5 +262,9 @@ def _open_block(block: Block, where: str, columns: Columns) -> _Row:
 def _needed(columns: Columns, present: Sequence[str]) -> list[str]:
     """The columns of a Parquet file that a sample needs."""
     captions = (columns.caption or "").split(",")
-    names = {columns.image, "__key__", *(name if name in present else name.partition(".")[0] for name in captions)}
+    names = {
+        *(columns.image or "").split(","),
+        "__key__",
+        *(name if name in present else name.partition(".")[0] for name in captions),
+    }
     return [name for name in present if name in names]

@@ -28,6 +28,8 @@ _LOOKED_AT = 1000
 _STAMPED = 100_000
 """Number of image files that are checked for changes."""
 
+_EMPTY = {"bytes": None, "path": None}
+
 _ROWS_OF_HUB = 256
 """Number of rows that are hashed for the content of a hub data set."""
 
@@ -77,23 +79,30 @@ class TableSource(Source):
 
     def __post_init__(self) -> None:
         where, columns = self.origin.where, self.columns
-        assert columns.image is not None  # by Columns.resolve
-        image = self.table.data.column(columns.image).type
-        other = not (_is_bytes(image) or is_text(image) or pa.types.is_struct(image))
-        refuse((other, f"{where}: column '{columns.image}' holds {image}, not pictures"))
+        for name in self._image_columns:
+            image = self.table.data.column(name).type
+            other = not (_is_bytes(image) or is_text(image) or pa.types.is_struct(image))
+            refuse((other, f"{where}: column '{name}' holds {image}, not pictures"))
         if columns.id is not None:
             count = pc.count_distinct(self.table.data.column(columns.id)).as_py()
             refuse((count < len(self.table), f"{where}: column '{columns.id}' has duplicates; ids must be unique"))
         if not self.origin.anywhere and self.origin.base is not None:
-            self._refuse_paths_elsewhere(self.origin.base)
+            for name in self._image_columns:
+                self._refuse_paths_elsewhere(name, self.origin.base)
 
     def __repr__(self) -> str:
         classes = f", {len(self.class_names):,} classes" if self.class_names else ""
         return f"TableSource({self.name!r}: {len(self):,} samples, {self.kind}s{classes})"
 
-    def _refuse_paths_elsewhere(self, base: Path) -> None:
+    @property
+    def _image_columns(self) -> list[str]:
+        """Each row's picture is in the first of these that is not empty."""
+        assert self.columns.image is not None  # by Columns.resolve
+        return self.columns.image.split(",")
+
+    def _refuse_paths_elsewhere(self, name: str, base: Path) -> None:
         """A downloaded table must not be able to open and show private files."""
-        column = self.table.data.column(self.columns.image).take(pa.array(self.rows))
+        column = self.table.data.column(name).take(pa.array(self.rows))
         if pa.types.is_struct(column.type):
             if column.type.get_field_index("path") < 0 or column.type.get_field_index("bytes") < 0:
                 return
@@ -228,12 +237,12 @@ class TableSource(Source):
 
     def _pictures(self, most: int | None = None) -> list[Path]:
         """Image files that the table names: of about ``most`` rows spread evenly, or of all."""
-        column = self.table.data.column(self.columns.image)
-        if not is_text(column.type) or self.origin.base is None:
+        base, columns = self.origin.base, [self.table.data.column(name) for name in self._image_columns]
+        if base is None:
             return []
-        rows = self.rows[:: max(1, len(self.rows) // most) if most else 1]
-        paths = (self.origin.base / text for text in column.take(pa.array(rows)).to_pylist() if text)
-        return [path for path in paths if path.is_file()]
+        rows = pa.array(self.rows[:: max(1, len(self.rows) // most) if most else 1])
+        texts = [text for column in columns if is_text(column.type) for text in column.take(rows).to_pylist() if text]
+        return [path for path in (base / text for text in texts) if path.is_file()]
 
     @property
     def _texts_column(self) -> str | None:
@@ -243,8 +252,13 @@ class TableSource(Source):
     def _readers(self) -> dict[str, Callable[[int], Any]]:
         """Readers of Arrow cells, at a microsecond each; a row through ``datasets`` takes forty."""
         table, columns = self.table.data, self.columns
-        image = table.column(columns.image)
-        readers: dict[str, Callable[[int], Any]] = {"image": lambda row: image[row].as_py()}
+        images = [table.column(name) for name in self._image_columns]
+
+        def picture(row: int) -> Any:
+            values = (column[row].as_py() for column in images)
+            return next((value for value in values if value not in (None, _EMPTY)), None)
+
+        readers: dict[str, Callable[[int], Any]] = {"image": picture}
         if columns.id:
             ids = table.column(columns.id)
             readers["id"] = lambda row: ids[row].as_py()
@@ -255,8 +269,8 @@ class TableSource(Source):
     @cached_property
     def _extra(self) -> dict[str, pa.ChunkedArray]:
         columns, table = self.columns, self.table.data
-        used = {columns.image, columns.id, columns.class_name, columns.split, columns.domain, columns.label}
-        used |= set((self._texts_column or "").split(","))
+        used = {columns.id, columns.class_name, columns.split, columns.domain, columns.label}
+        used |= {*self._image_columns, *(self._texts_column or "").split(",")}
         names = [name for name in self.table.column_names if name not in used]
         extra = {name: table.column(name) for name in names if not _holds_bytes(table.column(name).type)}
         if columns.domain:
