@@ -81,7 +81,7 @@ class Teaching:
         Raises:
             UserError: no such label.
         """
-        taught = self.answer(self.labels.get(key), shown.view)
+        _, taught = self.answer(key, shown.view)
         fit, scores, rows = taught.fit, taught.fit.scores, shown.rows
         if order == "next":
             best = next_to_label(taught.model, fit, SUGGESTED, among=rows)
@@ -100,8 +100,7 @@ class Teaching:
 
         The figures of the cut-off are about the selection and the marks in it.
         """
-        found = self.labels.get(key)
-        taught = self.answer(found, shown.view)
+        found, taught = self.answer(key, shown.view)
         yes, no = found.count(1), found.count(-1)  # pictures that have left the library since are counted as well
         cut = taught.cut(shown)
         about: dict[str, Any] = {"class": key, "name": found.name, "text": found.text, "yes": yes, "no": no}
@@ -124,9 +123,8 @@ class Teaching:
 
     def known(self, key: int, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         """For each id its mark, and its probability if there are enough marks to check it."""
-        found = self.labels.get(key)
         view = self.library.view()
-        taught = self.answer(found, view)
+        found, taught = self.answer(key, view)
         cut = taught.cut(ShownRows.all(view))
         sure = cut is not None and cut.enough_clicks
         rows = {id: view.row_of[id] for id in ids if id in view.row_of} if sure else {}
@@ -139,26 +137,38 @@ class Teaching:
         }
 
     def answers(self, view: View) -> list[tuple[ClickedClass, Taught]]:
-        """Every label with its fitted model."""
+        """Every label with its fitted model; labels that are removed meanwhile are left out."""
         with self._lock:
-            return [(each, self.answer(each, view)) for each in list(self.labels.classes.values())]
+            found = list[tuple[ClickedClass, Taught]]()
+            for key in list(self.labels.classes):
+                try:
+                    found.append(self.answer(key, view))
+                except UserError:
+                    if key in self.labels.classes:
+                        raise
+            return found
 
-    def answer(self, found: ClickedClass, view: View) -> Taught:
-        """The scores of every row by a label's marks; computed once for each change."""
+    def answer(self, key: int, view: View) -> tuple[ClickedClass, Taught]:
+        """A label, and the scores of every row by its marks; computed once for each change.
+
+        Raises:
+            UserError: no such label.
+        """
         with self._lock:
-            revision, taught = self.labels.revision, self._taught.pop(found.key, None)
+            revision = self.labels.revision  # before the label: a change in between is fitted by the next answer
+            found, taught = self.labels.get(key), self._taught.pop(key, None)
             if taught is None or (taught.view, taught.revision) != (view, revision):
                 if taught is not None and taught.view is view:
                     model = taught.model
                 else:
                     text = self.library.index.query_vector(found.text or found.name)
-                    model = ClickModel(view.vectors, text, seed=found.key)
+                    model = ClickModel(view.vectors, text, seed=key)
                 marks = {view.row_of[id]: mark for id, mark in list(found.marks.items()) if id in view.row_of}
                 latest = np.array(list(reversed(marks)), dtype=np.int64)
                 taught = Taught(view, revision, model, model.fit(marks), latest)
-            self._taught[found.key] = taught  # the last one is the latest used
+            self._taught[key] = taught  # the last one is the latest used
             self._forget()
-            return taught
+            return found, taught
 
     def _forget(self) -> None:
         """Free what models hold between clicks beyond `MOST_HELD`, the least recently used first."""
