@@ -93,6 +93,8 @@ def test_a_filter_that_nothing_satisfies_is_an_error(index):
     with pytest.raises(UserError, match="no picture satisfies"):
         index.facets(where="camera = 'Leica'")
     with pytest.raises(UserError, match="no picture satisfies"):
+        index.facets(["clicked"], "camera = 'Leica'")  # also without any label
+    with pytest.raises(UserError, match="no picture satisfies"):
         arranged(index, "name", "camera = 'Leica'")
 
 

@@ -26,10 +26,10 @@ def count_facets(index: Any, names: Sequence[str], where: str | Filter | None) -
         for name in names:
             if name in _COLUMN:
                 counts[name].update(dict(_counted(name, table[_COLUMN[name]])))
-    for name in names:
-        if name not in _COLUMN:
-            labels = annotations.labels_named(index.annotations, name) or {}
-            known = labels and {*(index.ids if where is None else index.ids_where(where))}
+    by_hand = {name: annotations.labels_named(index.annotations, name) or {} for name in names if name not in _COLUMN}
+    if any(by_hand.values()) or (where is not None and not columns):  # else nothing has checked the filter
+        known = {*(index.ids if where is None else index.ids_where(where))}
+        for name, labels in by_hand.items():
             counts[name].update(value for id, values in labels.items() if id in known for value in set(values))
     return {
         name: sorted(each.items(), key=lambda pair: (-pair[1], pair[0])) if name != "month"
