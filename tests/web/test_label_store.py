@@ -90,8 +90,16 @@ def test_names_are_checked(tmp_path):
     for name in ("two words", "TWO words", "to\u0308ne"):
         with pytest.raises(UserError):
             labels.create(name)
+    for name in ("", " ", "\u001c", "\u200b \u200b", "x" * 201):
+        with pytest.raises(UserError, match="name"):
+            labels.create(name)
+    with pytest.raises(UserError, match="longer"):
+        labels.create("tones", "x" * 201)
     with pytest.raises(UserError):
         labels.mark(7, ["a"], 1)
+    with pytest.raises(UserError, match="a mark is"):
+        labels.mark(1, ["a"], 2)
+    assert list(state(labels)) == [1, 2]
     assert state(labels)[1] == ("two words", "in words", [])
 
 

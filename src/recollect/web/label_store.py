@@ -18,6 +18,7 @@ from recollect.core.files import atomic_path, move_file
 from recollect.core.words import looks_of
 from recollect.index.annotations import LABELED
 
+LONGEST_NAME = 200
 MOST_CLASSES = 200
 MOST_SEARCHES = 100
 _GAP = 1_000  # unreadable changes in a row after which a damaged file is taken to end
@@ -111,9 +112,13 @@ class LabelStore:
         """Add a class.
 
         Raises:
-            UserError: the name is taken, or there are too many classes.
+            UserError: the name is empty, too long or taken, or there are too many classes.
         """
         name, text = (" ".join(unicodedata.normalize("NFC", words).split()) for words in (name, text))
+        if not any(each.isprintable() for each in name.replace(" ", "")):
+            raise UserError("a class needs a name")
+        if max(len(name), len(text)) > LONGEST_NAME:
+            raise UserError(f"the name or text is longer than {LONGEST_NAME} characters")
         with self._change() as write:
             for each in self._classes.values():
                 if looks_of(each.name) == looks_of(name):  # they could not be told apart in a filter
@@ -128,8 +133,10 @@ class LabelStore:
         """Mark pictures as belonging (+1) or not belonging (-1) to a class, or remove their mark (0).
 
         Raises:
-            UserError: no such class, or the click could not be saved.
+            UserError: no such class or mark, or the click could not be saved.
         """
+        if mark not in (-1, 0, 1):
+            raise UserError(f"{mark!r}: a mark is 1, -1, or 0 for none")
         with self._change() as write:
             found = self.get(key)
             if ids:
