@@ -50,9 +50,10 @@ def test_each_library_has_an_address_and_labels_of_its_own(photos):
     assert photos.call("/api/classes")[1]["classes"] == []
     assert (photos.folder.parent / "small" / "annotations.sqlite").exists()
     assert b"<!doctype html>" in photos.call(f"{small}/", raw=True)[1][0]
-    status, answer = photos.call("/library/0123456789/api/info")
-    assert status == 404
-    assert "not known" in answer["error"]
+    for path in ("", "api/info", "static/app.js"):
+        status, answer = photos.call(f"/library/0123456789/{path}")
+        assert status == 404
+        assert "not known" in answer["error"]
 
 
 def test_a_folder_of_pictures_is_opened_filled_and_watched(photos, tmp_path):

@@ -257,7 +257,7 @@ def test_pictures_are_encoded_again_and_broken_ones_are_no_error(shared_page):
     [
         ("/api/list", b"{", 422),
         ("/api/list", {"terms": [{"words": "a", "path": "/etc/passwd"}]}, 422),
-        ("/api/list", {"terms": [{"words": " "}]}, 422),
+        ("/api/list", {"terms": [{"words": " "}]}, 400),
         ("/api/list", {"terms": [{}]}, 422),
         ("/api/list", {"terms": [{"words": "a", "id": "red/1.png"}]}, 422),
         ("/api/list", {"terms": [{"id": "nothing"}]}, 400),
@@ -272,8 +272,11 @@ def test_pictures_are_encoded_again_and_broken_ones_are_no_error(shared_page):
         ("/api/list", {"order": "likely", "label": 9}, 400),
         ("/api/list", {"order": "sorted", "show": "class:mauve"}, 400),
         ("/api/pictures", b"no picture", 400),
-        ("/api/classes", {"name": " "}, 422),
-        ("/api/classes", {"name": "x" * 201}, 422),
+        ("/api/classes", {"name": " "}, 400),
+        ("/api/classes", {"name": "\u001c"}, 400),
+        ("/api/classes", {"name": "x" * 201}, 400),
+        ("/api/selection/act", {"kind": "remove", "ids": ["red/0.png"], "files": ["/x"]}, 400),
+        ("/api/selection/act", {"kind": "delete", "ids": ["red/0.png"], "files": []}, 400),
         ("/api/classes/9/marks", {"ids": ["red/0.png"], "mark": 1}, 400),
         ("/api/classes/1/marks", {"ids": ["nothing"], "mark": 1}, 400),
         ("/api/classes/1/marks", {"ids": [], "mark": 1}, 400),
@@ -293,6 +296,19 @@ def test_wrong_use_is_one_line_and_changes_nothing(shared_page, path, body, stat
     assert "\n" not in str(said)
     assert "Traceback" not in str(said)
     assert shared_page.call("/api/classes")[1]["classes"] == []
+    assert shared_page.call("/api/info")[1]["pictures"] == 60
+
+
+@pytest.mark.parametrize(
+    ("terms", "said"),
+    [
+        ([{"words": " "}], "one of the terms is empty. Type what to look for, or remove it."),
+        ([{"words": "red"}, {"words": ""}], "one of the terms is empty. Type what to look for, or remove it."),
+        ([{"words": "a", "id": "red/1.png"}], "a term needs text or an image, not both"),
+    ],
+)
+def test_a_wrong_term_is_reported_in_plain_words(shared_page, terms, said):
+    assert shared_page.call("/api/list", {"terms": terms})[1]["error"] == said
 
 
 def test_the_guard_stands_before_the_page(page):

@@ -71,11 +71,14 @@ class Actions:
         Args:
             kind: ``copy`` to a folder; ``move`` to a folder; ``remove`` from the index; ``delete``, which removes and
                 also moves the files to the trash, or to a folder.
-            files: move only these files of the pictures.
+            files: of ``move``: only these files of the pictures; all by default.
 
         Raises:
-            UserError: the folder is not an absolute path or cannot be written to, or a picture is gone.
+            UserError: files are named for another kind, the folder is not an absolute path or cannot be written to, or
+                a picture is gone.
         """
+        if files is not None and kind != "move":
+            raise UserError(f"some files of a picture can be moved, but not chosen for {kind!r}. Leave them out.")
         index = self.library.index
         to = absolute(folder) if folder or kind in ("copy", "move") else None
         with self._lock:

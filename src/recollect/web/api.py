@@ -56,7 +56,7 @@ def create_app(libraries: Libraries) -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.state.libraries = libraries
     app.include_router(router)
-    app.include_router(router, prefix="/library/{library}")
+    app.include_router(router, prefix="/library/{library}", dependencies=[Depends(_opened)])
 
     @app.exception_handler(UserError)
     async def wrong(request: Request, error: Exception) -> JSONResponse:
@@ -67,7 +67,10 @@ def create_app(libraries: Libraries) -> FastAPI:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part != "body")
-        return JSONResponse({"error": f"{where or 'request'}: {first['msg']}"}, 422)
+        said = f"{where or 'request'}: {first['msg']}"
+        if first["type"] == "value_error":  # raised by a check in `recollect.web.requests`
+            said = str(first["ctx"]["error"])
+        return JSONResponse({"error": said}, 422)
 
     @app.exception_handler(StarletteHTTPException)
     async def refused(request: Request, error: Exception) -> JSONResponse:

@@ -21,7 +21,7 @@ WhereText = Annotated[
 ]
 
 
-Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
+Words = Annotated[str, StringConstraints(strip_whitespace=True, max_length=2000)]
 
 
 class SearchTerm(Strict):
@@ -88,10 +88,10 @@ class IdsBody(Slice):
 
 
 class LabelBody(Strict):
-    """A new label."""
+    """A new label; `LabelStore.create` checks it."""
 
-    name: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200)]
-    text: Annotated[str, Field(max_length=200)] = ""
+    name: str
+    text: str = ""
 
 
 class PicturesBody(Strict):

@@ -343,6 +343,8 @@ class Session:
 
     def _term(self, term: SearchTerm, pixels: bool) -> Term:
         if term.words is not None:
+            if not term.words:
+                raise UserError("one of the terms is empty. Type what to look for, or remove it.")
             return Term(words=term.words, weight=term.weight)
         if term.id is not None:
             if pixels:
