@@ -117,6 +117,20 @@ def test_metadata_that_names_no_pictures(make):
     assert "metadata.csv: no column 'file_name'" in complaint(make.folder / "pictures")
 
 
+def test_two_metadata_files_of_one_folder(make):
+    """Each picture would come twice."""
+    make.pictures(["a.png"])
+    make.text("pictures/metadata.csv", "file_name,label\na.png,0\n")
+    make.text("pictures/metadata.jsonl", '{"file_name": "a.png", "label": 0}\n')
+    assert "metadata.csv and metadata.jsonl" in complaint(make.folder / "pictures")
+
+
+def test_metadata_with_a_column_of_the_pictures_name(make):
+    make.pictures(["a.png"])
+    make.text("pictures/metadata.csv", "file_name,image,caption\na.png,x,y\n")
+    assert "'image' is taken" in complaint(make.folder / "pictures")
+
+
 def test_kinds_of_files_that_cannot_be_opened(make):
     assert "shard-000.tar" in complaint(make.tar([("a", {"exe": b"x"})]))
     assert "x.zip" in complaint(make.text("x.zip", "x"))

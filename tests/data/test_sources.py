@@ -143,6 +143,43 @@ def test_metadata_of_each_split_keeps_captions_that_look_missing(make, shade):
     assert [(sample.texts, shade(sample)) for sample in test] == [(("null",), 2)]
 
 
+@pytest.mark.parametrize(
+    ("one", "two", "expected"),
+    [
+        ("x", "", ["x", None]),
+        ("", "7", [None, 7]),
+        ("1", "1.5", [1.0, 1.5]),
+        ("2024", "x", ["2024", "x"]),
+        ("", "", [None, None]),
+        ("true", "1", ["true", "1"]),
+    ],
+)
+@pytest.mark.parametrize(("folders", "split"), [(("m", "n"), "train"), (("train", "test"), "train+test")])
+def test_metadata_files_whose_columns_differ_in_type(make, one, two, expected, folders, split):
+    root = make.pictures([f"{folder}/0.png" for folder in folders])
+    for folder, value in zip(folders, (one, two), strict=True):
+        make.text(f"pictures/{folder}/metadata.csv", f"file_name,caption,note\n0.png,a,{value}\n")
+    assert open_source(str(root), split=split).values("note") == expected
+
+
+def test_metadata_files_of_different_kinds(make):
+    root = make.pictures(["m/0.png", "n/0.png"])
+    make.text("pictures/m/metadata.csv", "file_name,caption\n0.png,a\n")
+    make.text("pictures/n/metadata.jsonl", '{"file_name": "0.png", "caption": "b"}\n')
+    assert [sample.texts for sample in open_source(str(root))] == [("a",), ("b",)]
+
+
+def test_a_folder_without_metadata_counts_for_splits(make):
+    root = make.pictures(["test/0.png", "other/1.png"])
+    make.text("pictures/test/metadata.csv", "file_name,caption\n0.png,a\n")
+    assert split_names(str(root)) == ("train",)
+    root = make.pictures(["test/0.png", "train/1.png"], "two")
+    make.text("two/test/metadata.csv", "file_name,caption\n0.png,a\n")
+    assert [sample.texts for sample in open_source(str(root), split="test")] == [("a",)]
+    with pytest.raises(UserError, match="train"):
+        open_source(str(root))
+
+
 def test_a_folder_of_images_alone_has_neither_captions_nor_labels(make, monkeypatch, capsys):
     """Nor need it have a home that one can write to, as in a container of somebody else's."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", "/proc/none/x")

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from glob import has_magic
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -143,19 +144,31 @@ def _open_pictures(folder: Path, files: list[Path]) -> Tables:
     """Images in one folder per class, or with metadata files; top folders may name splits."""
     pictures = pictures_among(files, folder)
     described = [file for file in files if file.name in _METADATA]
-    groups = by_top_folder({str(file): file.relative_to(folder) for file in described or pictures})
-    splits = _described_pictures(groups, folder) if described else _pictures_by_folder(groups)
+    # Pictures without metadata count too: one folder called "test" next to others is no split.
+    groups = by_top_folder({str(file): file.relative_to(folder) for file in (*pictures, *described)})
+    splits = _described_pictures(groups, described, folder) if described else _pictures_by_folder(groups)
     return splits, Origin(folder.name, (*pictures, *described), folder)
 
 
-def _described_pictures(groups: Mapping[str, list[str]], folder: Path) -> dict[str, datasets.Dataset]:
+def _described_pictures(
+    groups: Mapping[str, list[str]], described: Sequence[Path], folder: Path
+) -> dict[str, datasets.Dataset]:
     """The pictures that metadata files name in a column ``file_name``, relative to the file's own folder."""
+    for above, files in groupby(sorted(described, key=_folder_of), _folder_of):
+        names = [file.name for file in files]
+        refuse((len(names) > 1, f"{above}: {' and '.join(names)} describe the same pictures. Keep one of them."))
+    parts = dict(zip(map(str, described), _alike([_described_by(file, folder) for file in described]), strict=True))
     tables = {}
     for split, names in groups.items():
-        parts = [_described_by(Path(name), folder) for name in names]
-        with _one_line(folder.name, [Path(name) for name in names]):
-            tables[split] = datasets.concatenate_datasets(parts)
+        found = [parts[name] for name in names if name in parts]
+        with _one_line(folder.name, described), _quiet():
+            # A split that no file describes is empty: its pictures must not be taken from another split.
+            tables[split] = datasets.concatenate_datasets(found or [next(iter(parts.values())).select(range(0))])
     return tables
+
+
+def _folder_of(file: Path) -> Path:
+    return file.parent
 
 
 def _described_by(file: Path, folder: Path) -> datasets.Dataset:
@@ -163,10 +176,36 @@ def _described_by(file: Path, folder: Path) -> datasets.Dataset:
     name = next((each for each in ("file_name", "image_file_name") if each in table.column_names), None)
     if name is None:
         raise UserError(f"{file}: no column 'file_name'; it has {', '.join(map(repr, table.column_names))}")
+    taken = "image" in table.column_names
+    refuse((taken, f"{file}: the name of column 'image' is taken by the pictures of '{name}'. Rename the column."))
     with _one_line(folder.name, [file]):
         paths, below = table.data.column(name).cast(pa.string()), file.parent.relative_to(folder)
         paths = pc.binary_join_element_wise(below.as_posix(), paths, "/") if below.parts else paths
         return table.remove_columns(name).add_column("image", paths).cast_column("image", datasets.Image())
+
+
+def _alike(parts: list[datasets.Dataset]) -> list[datasets.Dataset]:
+    """Tables of several files with the same type of each column.
+
+    ``datasets`` derives types from the values of each file: a column may be empty in one, and whole in another.
+    """
+    for name in dict.fromkeys(name for part in parts for name in part.column_names):
+        holders = [number for number, part in enumerate(parts) if name in part.column_names]
+        if len({repr(parts[number].features[name]) for number in holders}) == 1:
+            continue
+        empty = [number for number in holders if (column := parts[number].data.column(name)).null_count == len(column)]
+        holders = [number for number in holders if number not in empty] or empty[:1]
+        for number in set(empty) - set(holders):
+            parts[number] = parts[number].remove_columns(name)  # filled in by concatenation
+        types = [parts[number].data.column(name).type for number in holders]
+        if any(map(pa.types.is_nested, types)) or len(set(types)) == 1:
+            continue
+        numbers = all(pa.types.is_integer(type) or pa.types.is_floating(type) for type in types)
+        wider = "int64" if all(map(pa.types.is_integer, types)) else "float64" if numbers else "string"
+        with _quiet():
+            for number in holders:
+                parts[number] = parts[number].cast_column(name, datasets.Value(wider))
+    return parts
 
 
 def _pictures_by_folder(groups: Mapping[str, list[str]]) -> dict[str, datasets.Dataset]:
