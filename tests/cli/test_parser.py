@@ -171,6 +171,16 @@ def test_a_wrong_config_is_named_with_its_file(text, named, tmp_path):
     assert str(file) in str(error.value)
 
 
+def test_only_options_that_are_gone_may_be_unset_in_a_config(tmp_path):
+    """Recipes that runs of earlier versions saved list all options, unset ones as null."""
+    file = tmp_path / "options.json"
+    file.write_text('{"k": 3, "model": {"dropout": null}}')
+    assert parsed("m", "--config", str(file)).k == 3
+    file.write_text('{"kk": null}')
+    with pytest.raises(UserError, match="no option kk"):
+        parsed("m", "--config", str(file))
+
+
 def test_an_option_without_effect_is_a_warning_in_one_line(capsys, monkeypatch):
 
     monkeypatch.setattr(progress.console, "_file", sys.stderr)

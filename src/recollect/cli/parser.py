@@ -363,6 +363,10 @@ def warn(text: str) -> None:
 # ---------------------------------------------------------------- settings files
 
 
+_GONE = frozenset({"model.dropout"})
+"""Options that recipes of earlier versions list, unset."""
+
+
 def _values_in(file: Path, known: Sequence[Option]) -> dict[OptionPath, Any]:
     """The values of options in a settings file, checked.
 
@@ -371,8 +375,9 @@ def _values_in(file: Path, known: Sequence[Option]) -> dict[OptionPath, Any]:
     """
     options, values = {option.key: option for option in known}, {}
     for key, value in _dotted(read_options_file(file)):
-        if (option := options.get(key)) is None and value is None:
-            continue  # an option of an earlier version, which was not set
+        option = options.get(key)
+        if key in _GONE and value is None:
+            continue
         if option is None:
             near = get_close_matches(key, options, 1)
             guess = f"Did you mean {near[0]}?" if near else "Was it written by another command or version?"

@@ -110,13 +110,15 @@ RECIPES: Table[Callable[[], Recipe]] = Table(
             ("lixp-vit-b-16", with_context(_B_16, 1.0), "LIxP's SigLIxP: ViT-B/16 at 256 px, 6 billion examples."),
             ("siglip-vit-l-16", _L_16, "SigLIP's baseline of LIxP: ViT-L/16 at 256 px, 8 billion examples."),
             ("lixp-vit-l-16", with_context(_L_16, 1.0), "LIxP's SigLIxP: ViT-L/16 at 256 px, 8 billion examples."),
-            ("post-train-siglip", _SIGLIP, "Continue a SigLIP checkpoint as it was: the baseline of the next."),
+            ("post-train-siglip", _SIGLIP,
+             "Continue a SigLIP checkpoint as it was: the baseline of post-train-siglixp."),
             ("post-train-siglixp", with_context(_SIGLIP, 0.01),
              "Post-train a SigLIP checkpoint with the context objective."),
-            ("post-train-clip", _CLIP, "Continue a CLIP checkpoint as it was: the baseline of the next."),
+            ("post-train-clip", _CLIP, "Continue a CLIP checkpoint as it was: the baseline of post-train-clixp."),
             ("post-train-clixp", with_context(_CLIP, 0.01), "Post-train a CLIP checkpoint with the context objective."),
             ("post-train-heads-siglip", _SIGLIP_HEADS,
-             "Continue only the heads of a SigLIP checkpoint, on features computed once: the baseline of the next."),
+             "Continue only the heads of a SigLIP checkpoint, on features computed once: the baseline of "
+             "post-train-heads-siglixp."),
             ("post-train-heads-siglixp", with_context(_SIGLIP_HEADS, 0.01), "The same with the context objective."),
             ("post-train-projection-clip", _PROJECTION, "Train only the image projection of a CLIP checkpoint, texts "
              "as they are (after ProLIP, Fahes et al., 2024)."),
