@@ -69,6 +69,33 @@ def test_captions_inside_a_column_of_structures(make):
     assert "--caption-column sentences.raw" in complaint(listed, columns=Columns(caption="sentences"))
 
 
+@pytest.mark.parametrize(
+    ("endings", "content", "why"),
+    [
+        (("png", "json", "txt"), b'{"caption":', "1.json is not JSON"),
+        (("png", "json", "txt"), b"\xff\xfe", "1.txt is not UTF-8"),
+        (("png", "txt", "png"), b"a", "two files 1.png"),
+        (("png", "txt", "txt"), b"a", "two files 1.txt"),
+    ],
+)
+def test_damaged_files_in_a_tar_are_named_and_cost_no_other_sample(make, endings, content, why):
+    path = make.folder / "hurt.tar"
+    with tarfile.open(path, "w") as archive:
+        for row in range(3):
+            for ending in endings if row == 1 else ("png", "txt"):
+                data = make.encoded(make.picture(row)) if ending == "png" else content if row == 1 else b"a"
+                member = tarfile.TarInfo(f"{row}.{ending}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+    source = open_source(str(path))
+    assert len(source) == 3
+    assert not any("damage" in key for key in source[0].extra)
+    with pytest.raises(BrokenImageError, match=f"hurt.tar, row 1: .*{why}"):
+        source[1]
+    assert [index for block in readable_blocks(source, 2, share=0.5) for index, _ in block] == [0, 2]
+    assert not any("\ufffd" in text for text in source.texts(1))
+
+
 def test_more_labels_than_names(make):
     make.tar([("0", {"png": make.encoded(make.picture(0)), "cls": b"7"})])
     make.text("classnames.txt", "cat\ndog\n")

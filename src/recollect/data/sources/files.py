@@ -30,7 +30,7 @@ from recollect.core.words import counted
 from recollect.data.sources.file_lists import HUB_ID, by_top_folder, local_files, refuse_of_hub, split_groups
 from recollect.data.sources.images import BROKEN_SHARE, PICTURE_ENDINGS, files_below, pictures_among, unread_among
 from recollect.data.sources.remote import is_address
-from recollect.data.sources.table import Origin
+from recollect.data.sources.table import DAMAGE, Origin
 from recollect.data.sources.tars import TarRows, check_shards
 
 _TABLES = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "json"}
@@ -294,12 +294,12 @@ def _load_shards(groups: Mapping[str, list[str]], columns: set[str], where: str)
         if f".{name.rpartition('.')[2].lower()}" in PICTURE_ENDINGS:
             features[name] = datasets.Image(decode=False)
     refuse((not features, f"{where}: no samples; a WebDataset shard contains files such as 0001.jpg and 0001.txt"))
-    features["__key__"] = datasets.Value("string")
+    features["__key__"] = features[DAMAGE] = datasets.Value("string")
     tables = {}
     for split, names in groups.items():
         stamps = repr((_as_named(names).origin_metadata, names, features))
         with _one_line(where, [Path(name) for name in names]), _quiet():
-            tables[split] = datasets.Dataset.from_generator(
+            table = datasets.Dataset.from_generator(
                 _shard_rows,
                 features,
                 _room(),
@@ -307,6 +307,8 @@ def _load_shards(groups: Mapping[str, list[str]], columns: set[str], where: str)
                 split=datasets.NamedSplit(split),
                 fingerprint=hashlib.blake2b(stamps.encode(errors="surrogateescape"), digest_size=8).hexdigest(),
             )
+        whole = table.data.column(DAMAGE).null_count == len(table)
+        tables[split] = table.remove_columns(DAMAGE) if whole else table
     return tables
 
 
@@ -320,6 +322,9 @@ def _shard_rows(files: Sequence[str], columns: tuple[str, ...]) -> Iterator[dict
                     value = row.setdefault(name, None)
                     if isinstance(value, bytes):
                         row[name] = {"path": f"{row['__key__']}.{name}", "bytes": value}
+                damage = rows.damage(number, columns)
+                row |= dict.fromkeys(damage.keys() & {"txt", "text", "json"})
+                row[DAMAGE] = "; ".join(damage.values()) or None
                 yield row
 
 

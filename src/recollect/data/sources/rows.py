@@ -15,6 +15,7 @@ from recollect.core.types import NO_LABEL, Kind
 from recollect.core.validation import check_choice, refuse
 from recollect.data.sources.address import Address, part_of
 from recollect.data.sources.columns import SPLITS, Columns, is_list, is_text
+from recollect.data.sources.table import DAMAGE
 
 _SLICE = re.compile(r"(?P<name>[^\[\]+]+)(\[(?P<start>[\d_]+%?)?:(?P<stop>[\d_]+%?)?\])?")
 
@@ -124,6 +125,8 @@ def with_text(table: datasets.Dataset, columns: Columns, kind: Kind, labels: np.
         found = (labels != NO_LABEL) | holds_lists(table, columns.label)
     elif columns.caption in table.column_names:
         found = _has_text(table.data.column(columns.caption))
+        if DAMAGE in table.column_names:  # reported as a sample that cannot be read
+            found |= pc.is_valid(table.data.column(DAMAGE)).to_numpy()
     else:
         return np.ones(len(table), dtype=bool)
     if missing := int((~found).sum()):

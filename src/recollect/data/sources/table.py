@@ -28,6 +28,9 @@ _LOOKED_AT = 1000
 _STAMPED = 100_000
 """Number of image files that are checked for changes."""
 
+DAMAGE = "__damage__"
+"""A column that says for each row why it cannot be used; empty for the others."""
+
 _EMPTY = {"bytes": None, "path": None}
 
 _ROWS_OF_HUB = 256
@@ -262,6 +265,9 @@ class TableSource(Source):
         if columns.id:
             ids = table.column(columns.id)
             readers["id"] = lambda row: ids[row].as_py()
+        if DAMAGE in self.table.column_names:
+            damage = table.column(DAMAGE)
+            readers["damage"] = lambda row: damage[row].as_py()
         if self._texts_column:
             readers["texts"] = text_reader(table, self._texts_column)
         return readers
@@ -269,7 +275,7 @@ class TableSource(Source):
     @cached_property
     def _extra(self) -> dict[str, pa.ChunkedArray]:
         columns, table = self.columns, self.table.data
-        used = {columns.id, columns.class_name, columns.split, columns.domain, columns.label}
+        used = {DAMAGE, columns.id, columns.class_name, columns.split, columns.domain, columns.label}
         used |= {*self._image_columns, *(self._texts_column or "").split(",")}
         names = [name for name in self.table.column_names if name not in used]
         extra = {name: table.column(name) for name in names if not _holds_bytes(table.column(name).type)}
@@ -282,6 +288,8 @@ class TableSource(Source):
     def _image(self, row: int, needed: int) -> ImageLike:
         value = self._readers["image"](row)
         where = f"{self.origin.where}, row {row}"
+        if "damage" in self._readers and (damage := self._readers["damage"](row)):
+            raise BrokenImageError(f"{where}: {damage}")
         if isinstance(value, dict):
             path, value = value.get("path"), value.get("bytes")
             where = f"{where} ({path})" if path else where

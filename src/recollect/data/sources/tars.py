@@ -182,6 +182,26 @@ class TarRows:
             found[member.column] = data.decode("utf-8", "replace") if suffix in _TEXT_SUFFIXES else data
         return found
 
+    def damage(self, row: int, columns: Sequence[str]) -> dict[str, str]:
+        """What is wrong with a sample's files in some columns: a second one, or text that cannot be read."""
+        found: dict[str, str] = {}
+        seen: set[str] = set()
+        for member in self.samples[row]:
+            column, name = member.column, f"{member.key}.{member.column}"
+            if column not in columns:
+                continue
+            if column in seen:
+                found[column] = f"two files {name}"
+            seen.add(column)
+            if column in _TEXT_SUFFIXES:
+                try:
+                    text = os.pread(self.file.fileno(), member.size, member.offset).decode()
+                    _ = json.loads(text) if column == "json" else None
+                except (ValueError, RecursionError) as error:
+                    kind = "UTF-8" if isinstance(error, UnicodeError) else "JSON"
+                    found.setdefault(column, f"{name} is not {kind} ({one_line(error)})")
+        return found
+
 
 def open_tar(file: str, rows: int) -> TarRows:
     """Open a local tar, or download one.
