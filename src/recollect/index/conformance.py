@@ -92,6 +92,9 @@ def _check_equal(index: Index, wanted: Index, what: str) -> None:
             tables = index.store.scan(["id", "image_vector"], parse_filter(where))
             scanned = {id for table in tables for id in table["id"].to_pylist()}
             assert scanned == chosen, f"{what}: scan of vectors where {where}"
+            assert index.count_where(where) == len(chosen), f"{what}: count where {where}"
+            with_caption = wanted.store.count(spoken=True, where=parse_filter(where))
+            assert index.store.count(spoken=True, where=parse_filter(where)) == with_caption, f"{what}: count {where}"
 
 
 def _matches(index: Index, where: str) -> bool:

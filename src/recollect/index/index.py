@@ -319,6 +319,14 @@ class Index:
         """
         return [id for table in self.scan(["id"], where) for id in table["id"].to_pylist()]
 
+    def count_where(self, where: str | Filter) -> int:
+        """How many pictures satisfy a filter.
+
+        Raises:
+            UserError: the filter is malformed, or nothing satisfies it.
+        """
+        return self.store.count(where=self._filter(where)) or len(self.ids_where(where))  # which says why it is none
+
     def scan(self, columns: Sequence[str], where: str | Filter | None = None) -> "Iterator[pa.Table]":
         """Columns of all pictures, or of those that satisfy a filter, in batches; always in the same order.
 

@@ -1,6 +1,7 @@
 """From queries to hits: embed them, look them up, and cut, rank again and page what was found."""
 
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ class Ranking:
         notes: what a reader should know about the query.
         searched: pictures that were compared.
         limit: score where the results end; None where they have no end.
+        vector: unit-norm embedding of the query (width,); None where nothing was compared.
     """
 
     query: Query
@@ -33,6 +35,7 @@ class Ranking:
     notes: tuple[str, ...] = ()
     searched: int = 0
     limit: float | None = None
+    vector: Float32[np.ndarray, " width"] | None = None
 
 
 def rank_pictures(
@@ -45,24 +48,30 @@ def rank_pictures(
     encoder: Encoder | None = None,
     exact: bool = False,
     by: By = "image",
+    lock: AbstractContextManager[Any] | None = None,
 ) -> list[Ranking]:
-    """The ids of the k best pictures for each query; the page asks this, and `search_pictures` reads the pictures."""
+    """The ids of the k best pictures for each query; the page asks this, and `search_pictures` reads the pictures.
+
+    Args:
+        lock: is held while the model is used, and not while pictures are looked up.
+    """
     asked = [as_query(query) for query in queries]
     for query in asked:
         check_terms(query)
     real = [query for query in asked if not query.empty]
     pictures_by = len(index) if by == "image" else index.texts
-    searched = pictures_by if where is None else len(index.ids_where(where))
+    searched = pictures_by if where is None else index.count_where(where)
     if not real or not searched:
         return [Ranking(query, notes=query_notes(query, None), searched=searched) for query in asked]
-    embeds = encoder or index.model.part_for(real)
-    vectors = index.model.embed(real, embeds)
+    with lock or nullcontext():
+        embeds = encoder or index.model.part_for(real)
+        vectors, notes = index.model.embed(real, embeds), [query_notes(query, embeds) for query in real]
     found = index.lookup(vectors, min(k, searched), by, where=where, exclude=frozenset(exclude) or None, exact=exact)
     ranked = []
-    for query, vector, names, scores in zip(real, vectors, found.ids, found.scores, strict=True):
+    for query, vector, noted, names, scores in zip(real, vectors, notes, found.ids, found.scores, strict=True):
         ids = [id for id in names.tolist() if id]
         limit = _limit(query, min_score, vector, float(scores[0]))
-        ranked.append(Ranking(query, ids, scores[: len(ids)], query_notes(query, embeds), searched, limit))
+        ranked.append(Ranking(query, ids, scores[: len(ids)], noted, searched, limit, vector))
     each = iter(ranked)
     return [Ranking(query, notes=("empty query",), searched=searched) if query.empty else next(each) for query in asked]
 

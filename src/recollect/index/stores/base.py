@@ -151,9 +151,9 @@ class Store(ABC):
         """The ids of what `scan` reads, in its order."""
         return [id for table in self.scan(["id"], where, removed) for id in table["id"].to_pylist()]
 
-    def count(self, spoken: bool = False) -> int:
-        """How many rows are visible, or how many of them have a caption."""
-        return sum(bool(row["captions"]) or not spoken for row in self.dicts(["captions"]))
+    def count(self, spoken: bool = False, where: Filter | None = None) -> int:
+        """How many rows are visible; only those with a caption, or those that satisfy a filter."""
+        return sum(bool(row["captions"]) or not spoken for row in self.dicts(["captions"], where))
 
     def filter_keys(self) -> dict[str, str]:
         """Keys of the metadata with the type of their values."""

@@ -150,10 +150,9 @@ class LocalStore(Store):
         slots = matrix.slots_of(list(ids))
         return super().vectors(by, ids) if (slots < 0).any() else matrix.read(slots, by)  # it has no removed rows
 
-    def count(self, spoken: bool = False) -> int:
-        """How many rows are visible, or how many of them have a caption."""
-        matrix = self.matrix()
-        return int((matrix.counts[matrix.visible] > 0).sum()) if spoken else len(matrix)
+    def count(self, spoken: bool = False, where: Filter | None = None) -> int:
+        """How many rows are visible; only those with a caption, or those that satisfy a filter."""
+        return self.matrix().count(spoken, where)
 
 
 def _plausible(scores: np.ndarray) -> bool:

@@ -178,6 +178,13 @@ class Matrix:
             if len(table):
                 yield table
 
+    def count(self, spoken: bool, where: Filter | None) -> int:
+        """How many rows are visible; only those with a caption, or those that satisfy a filter."""
+        masks = [] if self.alive is None else [self.alive]
+        masks += [self.counts > 0] if spoken else []
+        masks += [self.mask(where)] if where is not None else []
+        return int(np.logical_and.reduce(masks).sum()) if masks else len(self)
+
     def searchable(self, by: By, where: Filter | None, spoken: bool) -> Int64[np.ndarray, " some"] | None:
         """The images or captions that a search compares with; None for all of them.
 

@@ -250,9 +250,11 @@ class MilvusStore(Store):
         pairs = zip(table["id"].to_pylist(), table["captions"].to_pylist(), strict=True)
         return {entity_key(id, *each) for id, captions in pairs for each in enumerate(captions)}
 
-    def count(self, spoken: bool = False) -> int:
+    def count(self, spoken: bool = False, where: Filter | None = None) -> int:
         """Counted by the server."""
-        return self._count(f"{PICTURE} and removed == false" + (" and count > 0" if spoken else ""))
+        clauses = [PICTURE, "removed == false", *(["count > 0"] if spoken else [])]
+        clauses += [milvus_filter(where)] if where is not None else []
+        return self._count(" and ".join(clauses))
 
     def _count(self, where: str) -> int:
         with self._reported():
