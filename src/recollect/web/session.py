@@ -56,6 +56,7 @@ class Listing:
         scores: of these pictures; None if the order has no score.
         total: pictures of the whole list.
         before: ranks by the plain model of pictures that an adapted model ranked again.
+        vector: of a search: the unit-norm query (width,), which finds the rest of a long list.
     """
 
     ids: Sequence[str]
@@ -63,6 +64,7 @@ class Listing:
     total: int
     about: dict[str, Any] = field(default_factory=dict)
     before: Mapping[str, int] = field(default_factory=dict)
+    vector: np.ndarray | None = None
 
     def after(self, ids: Sequence[str], scores: np.ndarray) -> "Listing":
         """This list with some pictures before all others."""
@@ -214,22 +216,23 @@ class Session:
         return Listing(ids, None, len(ids))
 
     def _search(self, ask: Ask) -> Listing:
-        listing = self._ranked(ask, _FIRST)
+        listing = self._ranked(ask)
         listing = self._adapted(ask, listing) if ask.adapt else listing
         return listing if ask.arrange == "score" else self._arranged(ask.arrange, listing)
 
-    def _ranked(self, ask: Ask, k: int) -> Listing:
+    def _ranked(self, ask: Ask) -> Listing:
         """What `Index.search` ranks; pictures are read once they are shown."""
         where, cut = ask.where or None, self._cut[1] if self._cut is not None else None
-        with self._lock:
-            (found,) = rank_pictures(self.library.index, [self.query(ask.terms)], k, where=where, min_score=cut)
+        (found,) = rank_pictures(
+            self.library.index, [self.query(ask.terms)], _FIRST, where=where, min_score=cut, lock=self._lock
+        )
         about: dict[str, Any] = {"notes": list(found.notes)}
         if cut is not None and found.limit is not None:
             above = int((found.scores.astype(np.float64) >= found.limit).sum())
             about["cut"] = {"score": found.limit, "above": above, "share": cut.share, "texts": cut.texts,
                             "basis": cut.basis}  # fmt: skip
-        total = found.searched if len(found.ids) == k else len(found.ids)
-        return Listing(found.ids, found.scores, total, about)
+        total = found.searched if len(found.ids) == _FIRST else len(found.ids)
+        return Listing(found.ids, found.scores, total, about, vector=found.vector)
 
     def _arranged(self, by: Arrangement, listing: Listing) -> Listing:
         """The likely matches of a search by date or name; without a cut-off its best `MOST_ARRANGED`."""
@@ -242,9 +245,12 @@ class Session:
 
     def _whole(self, ask: Ask, listing: Listing) -> Listing:
         assert listing.scores is not None
-        whole = self._ranked(ask, listing.total)
+        assert listing.vector is not None
+        found = self.library.index.lookup(listing.vector[None], listing.total, where=ask.where or None)
+        ids = [id for id in found.ids[0].tolist() if id]
+        whole = replace(listing, ids=ids, scores=found.scores[0, : len(ids)])
         whole = whole.after(listing.ids, listing.scores)  # an adapted model has changed their order
-        return replace(listing, ids=whole.ids, scores=whole.scores, total=len(whole.ids))
+        return replace(whole, total=len(whole.ids))
 
     @property
     def ends(self) -> str:
