@@ -93,6 +93,11 @@ def test_damaged_files_in_a_tar_are_named_and_cost_no_other_sample(make, endings
     with pytest.raises(BrokenImageError, match=f"hurt.tar, row 1: .*{why}"):
         source[1]
     assert [index for block in readable_blocks(source, 2, share=0.5) for index, _ in block] == [0, 2]
+    streamed = open_source(f"{path}?stream=yes")
+    if "JSON" not in why:  # of which the stream reads no column
+        with pytest.raises(BrokenImageError, match=f"hurt.tar, sample 1: .*{why}"):
+            streamed[1]
+    assert [streamed[row].texts for row in (0, 2)] == [("a",)] * 2
     assert not any("\ufffd" in text for text in source.texts(1))
 
 

@@ -91,6 +91,9 @@ def test_webdataset_shards_with_several_kinds_of_pictures(make, shade):
     source = open_source(str(make.folder / "w"))
     assert [shade(sample) for sample in source] == [0, 9, 18, 27, 36]
     assert not any(key in source[0].extra for key in kinds)
+    make.tar([("5", {"png": make.encoded(make.picture(0)), "txt": b"a"})], "w/5.tar")
+    streamed = open_source(f"{make.folder / 'w'}?stream=yes")
+    assert [shade(sample) for sample in streamed] == [0, 9, 18, 27, 36, 0]
     masks = open_source(str(make.folder / "w"), columns=Columns(image="png"))
     assert [shade(masks[number]) for number in range(3)] == [0, 9, 99]
 

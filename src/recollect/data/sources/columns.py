@@ -24,7 +24,7 @@ _USUAL: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Names tried in this order if the user names no column."""
 
-_SUFFIXES = ("jpg", "png", "jpeg", "webp")
+SUFFIXES = ("jpg", "png", "jpeg", "webp")
 """Columns of `_USUAL` that are named after the files of a WebDataset, where each sample has one of them."""
 
 _INNER = ("caption", "captions", "text")
@@ -78,7 +78,7 @@ class Columns:
         found: dict[str, str | None] = {"synonyms": self.synonyms}
         for role, usual in _USUAL.items():
             found[role] = getattr(self, role) or next((name for name in usual if name in present), None)
-        if self.image is None and found["image"] in _SUFFIXES:
+        if self.image is None and found["image"] in SUFFIXES:
             found["image"] = ",".join(_by_suffix(present, first))
         if found["caption"] is None and found["label"] is None:
             pictures = (found["image"] or "").split(",")
@@ -99,8 +99,8 @@ class Columns:
 
 def _by_suffix(present: Sequence[str], first: Callable[[str], Any]) -> list[str]:
     """The columns of pictures of a WebDataset, the usual ones first: samples of one set may be JPEG or PNG."""
-    usual = [name for name in _SUFFIXES if name in present]
-    found = usual + [name for name in present if name not in usual and name.lower() in _SUFFIXES]
+    usual = [name for name in SUFFIXES if name in present]
+    found = usual + [name for name in present if name not in usual and name.lower() in SUFFIXES]
     return found[:1] + [name for name in found[1:] if isinstance(first(name), bytes | str | Mapping | None)]
 
 

@@ -30,8 +30,8 @@ from recollect.core.words import counted
 from recollect.data.sources.file_lists import HUB_ID, by_top_folder, local_files, refuse_of_hub, split_groups
 from recollect.data.sources.images import BROKEN_SHARE, PICTURE_ENDINGS, files_below, pictures_among, unread_among
 from recollect.data.sources.remote import is_address
-from recollect.data.sources.table import DAMAGE, Origin
-from recollect.data.sources.tars import TarRows, check_shards
+from recollect.data.sources.table import Origin
+from recollect.data.sources.tars import DAMAGE, TarRows, check_shards
 
 _TABLES = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "json"}
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -318,11 +318,11 @@ def _shard_rows(files: Sequence[str], columns: tuple[str, ...]) -> Iterator[dict
             rows = TarRows(opened)
             for number in range(len(rows.samples)):
                 row = rows(number)
+                damage = {name: why for name, why in row.pop(DAMAGE, {}).items() if name in columns}
                 for name in columns:
                     value = row.setdefault(name, None)
                     if isinstance(value, bytes):
                         row[name] = {"path": f"{row['__key__']}.{name}", "bytes": value}
-                damage = rows.damage(number, columns)
                 row |= dict.fromkeys(damage.keys() & {"txt", "text", "json"})
                 row[DAMAGE] = "; ".join(damage.values()) or None
                 yield row

@@ -15,7 +15,7 @@ from recollect.core.types import NO_LABEL, Kind
 from recollect.core.validation import check_choice, refuse
 from recollect.data.sources.address import Address, part_of
 from recollect.data.sources.columns import SPLITS, Columns, is_list, is_text
-from recollect.data.sources.table import DAMAGE
+from recollect.data.sources.tars import DAMAGE
 
 _SLICE = re.compile(r"(?P<name>[^\[\]+]+)(\[(?P<start>[\d_]+%?)?:(?P<stop>[\d_]+%?)?\])?")
 

@@ -27,10 +27,10 @@ from recollect.core.content import portable_hash, reads_whole, written_hash
 from recollect.core.errors import UserError, user_errors
 from recollect.core.types import NO_LABEL, Sample, Source
 from recollect.core.validation import refuse
-from recollect.data.sources.columns import Columns, texts_in
+from recollect.data.sources.columns import SUFFIXES, Columns, texts_in
 from recollect.data.sources.images import BROKEN_SHARE, BrokenImageError, decode
 from recollect.data.sources.remote import is_address, open_remote, version_of
-from recollect.data.sources.tars import MOST_OPEN, open_tar, tar_sizes
+from recollect.data.sources.tars import DAMAGE, MOST_OPEN, open_tar, tar_columns, tar_sizes
 
 AT_ONCE = 16
 """Remote files that are opened at the same time."""
@@ -109,6 +109,10 @@ class StreamedSource(Source):
                 longer be a function of its seed.
         """
         row, where = self._row(index)
+        used = f"{self.columns.image},{self.columns.caption}".split(",")
+        used += [name.partition(".")[0] for name in used]
+        if damage := [why for name, why in row.get(DAMAGE, {}).items() if name in used]:
+            raise BrokenImageError(f"{where}: {'; '.join(damage)}")
         image = self._encoded(row)
         if not isinstance(image, bytes):
             raise BrokenImageError(f"{where}: no picture's bytes in column '{self.columns.image}'")
@@ -206,6 +210,9 @@ def open_stream(
         blocks = [Block(file, -1, rows) for file, rows in zip(files, tar_sizes(files, lost_share), strict=True) if rows]
         with user_errors(files[0], IndexError):
             row = _open_block(blocks[0], blocks[0].file, Columns())(0) if blocks else {}
+        row = {name: value for name, value in row.items() if name != DAMAGE}
+        # Any sample may have another kind of picture than the first.
+        row |= {name: None for name in sorted(tar_columns(files) - row.keys()) if name.lower() in SUFFIXES}
     else:
         raise UserError(f"{name}: streams are Parquet files or WebDataset tars, not {', '.join(sorted(kinds))}")
     blocks = [block for block in blocks if block.rows]

@@ -18,6 +18,7 @@ from recollect.core.types import ImageLike, Kind, Sample, Source
 from recollect.core.validation import refuse
 from recollect.data.sources.columns import Columns, is_text, text_reader
 from recollect.data.sources.images import BrokenImageError, decode
+from recollect.data.sources.tars import DAMAGE
 
 if TYPE_CHECKING:
     import datasets
@@ -27,9 +28,6 @@ _LOOKED_AT = 1000
 
 _STAMPED = 100_000
 """Number of image files that are checked for changes."""
-
-DAMAGE = "__damage__"
-"""A column that says for each row why it cannot be used; empty for the others."""
 
 _EMPTY = {"bytes": None, "path": None}
 

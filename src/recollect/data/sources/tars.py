@@ -25,6 +25,9 @@ from recollect.data.sources.remote import AbsentFileError, download, is_address,
 MOST_OPEN = 64
 """Row groups or tars that a process keeps open: those of one stretch of a run and of the start of the next."""
 
+DAMAGE = "__damage__"
+"""What is wrong with a sample; absent or empty if nothing is."""
+
 _BLOCK = tarfile.BLOCKSIZE
 
 _SIZES = "sizes.json"
@@ -173,34 +176,37 @@ class TarRows:
         self.samples, _ = read_shard(file, os.fstat(file.fileno()).st_size)
 
     def __call__(self, row: int) -> dict[str, Any]:
+        """The files of a sample by their columns; if any are damaged, `DAMAGE` says for each column how."""
         if row >= len(self.samples):
             raise IndexError(f"its tar ends after {len(self.samples):,} samples")
         found: dict[str, Any] = {"__key__": self.samples[row][0].key}
-        for member in self.samples[row]:
-            data = os.pread(self.file.fileno(), member.size, member.offset)  # by any thread
-            suffix = member.column.rpartition(".")[2].lower()
-            found[member.column] = data.decode("utf-8", "replace") if suffix in _TEXT_SUFFIXES else data
-        return found
-
-    def damage(self, row: int, columns: Sequence[str]) -> dict[str, str]:
-        """What is wrong with a sample's files in some columns: a second one, or text that cannot be read."""
-        found: dict[str, str] = {}
-        seen: set[str] = set()
+        damage: dict[str, str] = {}
         for member in self.samples[row]:
             column, name = member.column, f"{member.key}.{member.column}"
-            if column not in columns:
-                continue
-            if column in seen:
-                found[column] = f"two files {name}"
-            seen.add(column)
-            if column in _TEXT_SUFFIXES:
-                try:
-                    text = os.pread(self.file.fileno(), member.size, member.offset).decode()
-                    _ = json.loads(text) if column == "json" else None
-                except (ValueError, RecursionError) as error:
-                    kind = "UTF-8" if isinstance(error, UnicodeError) else "JSON"
-                    found.setdefault(column, f"{name} is not {kind} ({one_line(error)})")
-        return found
+            data = os.pread(self.file.fileno(), member.size, member.offset)  # by any thread
+            suffix = column.rpartition(".")[2].lower()
+            if column in found:
+                damage[column] = f"two files {name}"
+            found[column] = data.decode("utf-8", "replace") if suffix in _TEXT_SUFFIXES else data
+            if suffix in _TEXT_SUFFIXES and (why := _unreadable(data, suffix)):
+                damage.setdefault(column, f"{name} is not {why}")
+        return found | ({DAMAGE: damage} if damage else {})
+
+
+def _unreadable(data: bytes, suffix: str) -> str:
+    """What a text file should be and is not; empty if nothing is wrong with it."""
+    try:
+        text = data.decode()
+        if suffix == "json":
+            json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return f"{'UTF-8' if isinstance(error, UnicodeError) else 'JSON'} ({one_line(error)})"
+    return ""
+
+
+def tar_columns(files: Sequence[str]) -> set[str]:
+    """The columns of the samples of local tars; none of remote ones, of which nothing is read before it is needed."""
+    return {name for file in files if not is_address(file) for name in _shard_state(Path(file)).columns}
 
 
 def open_tar(file: str, rows: int) -> TarRows:
