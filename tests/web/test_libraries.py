@@ -84,6 +84,18 @@ def test_a_dropped_picture_is_copied_added_and_never_overwrites(photos, tmp_path
     until(lambda: photos.call("/api/info")[1]["pictures"] == 62)
 
 
+def test_libraries_of_the_same_name_keep_dropped_pictures_apart(photos, tmp_path):
+    places = []
+    for place in ("home/indexes/Photos-aaaaaaaaaa", "home/indexes/Photos-bbbbbbbbbb", "Photos", "elsewhere/Photos"):
+        color_index(tmp_path / place, rows=3)
+        key = photos.call("/api/libraries", {"place": str(tmp_path / place)})[1]["key"]
+        about = photos.call(f"/library/{key}/api/info")[1]
+        assert about["name"] == "Photos"
+        places.append(Path(about["adds_to"]))
+    assert len(set(places)) == 4
+    assert all(each.parent == tmp_path / "home/pictures" and each.name.startswith("Photos-") for each in places)
+
+
 def test_pictures_dropped_on_the_library_of_a_folder_go_to_that_folder(photos, tmp_path):
     folder = tmp_path / "Ärger & Co"
     key = photos.call("/api/libraries", {"place": str(folder)})[1]["key"]

@@ -43,8 +43,13 @@ def data_directory() -> Path:
 def index_of_folder(folder: Path, model: str = "") -> Path:
     """Where the index of a folder is: the same place for the same folder and model."""
     place = folder.resolve()
-    digest = hashlib.blake2b(f"{place}\n{model}".encode(), digest_size=5).hexdigest()
-    return data_directory() / "indexes" / f"{_UNSAFE.sub('-', place.name)[:60] or 'folder'}-{digest}"
+    return data_directory() / "indexes" / _distinct(place.name, f"{place}\n{model}")
+
+
+def _distinct(name: str, what: str) -> str:
+    """A folder's name that differs for things of the same name."""
+    digest = hashlib.blake2b(what.encode(), digest_size=5).hexdigest()
+    return f"{_UNSAFE.sub('-', name)[:60] or 'folder'}-{digest}"
 
 
 def library_name(address: str) -> str:
@@ -225,10 +230,13 @@ class Additions:
 
     @property
     def place(self) -> Path:
-        """Where files that were dropped are kept: in the watched folder, else in the data directory."""
+        """Where files that were dropped are kept: in the watched folder, else in one of this library in the data
+        directory."""
         if self.watched is not None:
             return self.watched.folder / "Added"
-        return data_directory() / "pictures" / self._library.name
+        address = self._library.index.address
+        address = address if "://" in address else str(Path(address).resolve())
+        return data_directory() / "pictures" / _distinct(self._library.name, address)
 
     def keep(self, name: str, data: bytes) -> Path:
         """Write a picture that was dropped to `place`; a name that is taken gets a number.
