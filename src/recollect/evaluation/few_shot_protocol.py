@@ -7,16 +7,15 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cache
 from typing import Any, Literal
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from recollect.classifiers.heads.base import EmbeddingClassifier, unit_rows
 from recollect.classifiers.heads.calibration import calibration_error
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS, by_names
 from recollect.classifiers.heads.trust import enough_to_tell
+from recollect.core.threads import one_thread
 from recollect.core.types import TEXT_SCALE, Metric
 from recollect.core.validation import check_choice, refuse
 
@@ -220,7 +219,7 @@ def answers(
         tick(len(best))
         return best, probabilities[rows, best], kept[rows, labels[start : start + block]], kept.sum(axis=1)
 
-    with _libraries().limit(limits=1), ThreadPoolExecutor(os.cpu_count()) as threads:
+    with one_thread(), ThreadPoolExecutor(os.cpu_count()) as threads:
         parts = list(threads.map(ask, range(0, len(queries), block)))
     best, confidence, covered, sizes = (np.concatenate(each) for each in zip(*parts, strict=True))
     if type(estimator)._possible is not EmbeddingClassifier._possible:
@@ -229,12 +228,6 @@ def answers(
         covered, sizes = kept[np.arange(len(kept)), labels[some]], kept.sum(axis=1)
     held_out = estimator.loo_accuracy_, len(estimator.loo_scores_)
     return Answers(best, confidence.astype(np.float64), covered, sizes, held_out)
-
-
-@cache
-def _libraries() -> ThreadpoolController:
-    """Libraries with thread pools; cached because finding them takes longer than a small task."""
-    return ThreadpoolController()
 
 
 def run_protocol(

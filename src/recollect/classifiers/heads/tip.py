@@ -11,6 +11,7 @@ from recollect.classifiers.heads.base import EmbeddingClassifier, KernelForm
 from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.classifiers.heads.kernel import gaussian
 from recollect.classifiers.heads.mixing import best_of_intervals, correct_interval
+from recollect.core.threads import one_thread
 
 TIP_PRESETS = {"paper": 1.0, "official": 100.0}
 """Factor of the text scores: 1 in LIxP, 100 in Tip-Adapter's code."""
@@ -143,13 +144,14 @@ def held_out_blocks(
     sets = [None] if weights is None else [torch.from_numpy(each)[:, None] for each in np.atleast_2d(weights)]
     for start in range(0, len(plan.rows), _HELD_BLOCK):
         rows = plan.rows[start : start + _HELD_BLOCK]
-        distance = torch.from_numpy(support @ support[rows].T) - 1
-        places, absent = plan.absent(rows)
-        distance[torch.from_numpy(absent), torch.from_numpy(places)] = -torch.inf
-        kernel, held = torch.empty_like(distance), []
-        for beta in betas.tolist():
-            torch.mul(distance, beta, out=kernel).exp_()
-            held += [class_sums(kernel if each is None else kernel * each, labels, classes).T for each in sets]
+        with one_thread():
+            distance = torch.from_numpy(support @ support[rows].T) - 1
+            places, absent = plan.absent(rows)
+            distance[torch.from_numpy(absent), torch.from_numpy(places)] = -torch.inf
+            kernel, held = torch.empty_like(distance), []
+            for beta in betas.tolist():
+                torch.mul(distance, beta, out=kernel).exp_()
+                held += [class_sums(kernel if each is None else kernel * each, labels, classes).T for each in sets]
         yield slice(start, start + _HELD_BLOCK), torch.stack(held).numpy() / plan.kept(rows).astype(support.dtype)
 
 
