@@ -1,4 +1,5 @@
 import contextlib
+import hashlib
 import io
 import struct
 import zlib
@@ -8,7 +9,7 @@ import pytest
 from PIL import Image
 
 from recollect.core.errors import UserError
-from recollect.data.sources.images import BrokenImageError, as_rgb, decode
+from recollect.data.sources.images import BrokenImageError, as_rgb, decode, pixel_digest
 from recollect.data.transforms import ImageTransform
 
 
@@ -186,3 +187,15 @@ def test_a_raw_picture_of_a_camera_is_named_as_what_it_is(tmp_path):
     (tmp_path / "beach.NEF").write_bytes(b"a camera's own format")
     with pytest.raises(BrokenImageError, match=r"beach.*JPEG"):
         decode(tmp_path / "beach.NEF", "beach")
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "1", "I;16", "F"])
+@pytest.mark.parametrize("size", [(1, 1), (3, 64), (5, 65), (2, 200)])
+def test_the_digest_of_a_picture_is_that_of_its_pixels_as_one_array(mode, size):
+    """Ids of pictures are digests: another one would give every picture of an index another id."""
+    pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    image = Image.fromarray(pixels)
+    image = image.convert("I").convert("I;16") if mode == "I;16" else image.convert(mode)
+    array = np.asarray(image)
+    expected = hashlib.blake2b(f"{array.shape} {array.dtype}".encode() + array.tobytes(), digest_size=16).hexdigest()
+    assert pixel_digest(image) == pixel_digest(array) == expected
