@@ -68,6 +68,16 @@ def test_a_model_is_the_same_whatever_tensors_its_user_makes(family, dtype, chec
     opened.encode_texts(opened.tokenize(["a cat"])).sum().backward()
 
 
+@pytest.mark.parametrize("tower", ["image", "text"])
+def test_embeddings_that_are_not_finite_are_refused(tower, captions, pictures):
+    """A rank or an argmax over NaN looks like a good answer."""
+    model = build_model("tiny-conv", texts=captions, seed=0)
+    with torch.no_grad():
+        next(model.tower_parameters(tower)).view(-1)[0] = torch.nan
+    with pytest.raises(UserError, match="not finite"):
+        model.embed_images(pictures) if tower == "image" else model.embed_texts(captions)
+
+
 def test_a_device_that_is_not_here(captions, tmp_path):
     place = build_model("vector-linear", texts=captions).save(tmp_path / "model")
     with pytest.raises(UserError, match=r"--device hpu: cannot be used here\. This machine has"):

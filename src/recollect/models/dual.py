@@ -153,7 +153,8 @@ class DualEncoder(nn.Module, Encoder):
             Unit-norm float32 embeddings on the CPU, without graph; one row also for a single picture.
 
         Raises:
-            UserError: no such file, or a picture that cannot be read; the message names it.
+            UserError: no such file, or a picture that cannot be read; the message names it. Or an embedding is not
+                finite.
         """
         if batch_size is not None:
             check_number("batch_size", batch_size, least=1)
@@ -209,7 +210,8 @@ class DualEncoder(nn.Module, Encoder):
             Unit-norm float32 embeddings on the CPU, without graph.
 
         Raises:
-            UserError: not a text, or a text with lone surrogates, which no tokenizer reads.
+            UserError: not a text, or a text with lone surrogates, which no tokenizer reads; or an embedding is not
+                finite.
         """
         texts = [texts] if isinstance(texts, str) else list(texts)
         wrong = next((t for t in texts if not isinstance(t, str) or (not t.isascii() and _SURROGATE.search(t))), None)
@@ -403,4 +405,6 @@ class DualEncoder(nn.Module, Encoder):
 
 
 def _unit(raw: Float[Tensor, "n width"]) -> Float[Tensor, "n width"]:
-    return F.normalize(raw.float(), dim=1).cpu()
+    found = F.normalize(raw.float(), dim=1).cpu()
+    refuse((not bool(found.isfinite().all()), "the model's embeddings are not finite. Is the checkpoint damaged?"))
+    return found
