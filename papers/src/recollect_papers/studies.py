@@ -47,7 +47,7 @@ STUDIES: dict[str, Study] = {
     ),
     "lixp/both": Study("lixp.both", "both", "one vector with what examples and what words need", pictures=True),
     "lixp/post-train": Study(
-        "lixp.post_train", "post_train", "a model of everyday photographs trained on with aerial ones", pictures=True
+        "lixp.post_train", "post_train", "a model of everyday photographs trained on with another domain", pictures=True
     ),
     "lixp/methods": Study("lixp.methods", "methods", "which few-shot method at how many shots", pictures=True),
     "prefix/table-1": Study("prefix.tables", "table_1", "labels and captions together, with and without prefixes"),

@@ -86,6 +86,7 @@ VARIED: Mapping[str, Mapping[str, Any]] = {
 
 _SHORT: Mapping[str, Any] = {"seeds": 3, "steps": (100, 200, 400)}
 _LARGE: Mapping[str, Any] = {"seeds": 3, "steps": (50, 100, 200)}
+_HUGE: Mapping[str, Any] = {"seeds": 1, "steps": (50, 100)}  # with context a step takes eleven seconds
 _ALPHA = (0.8,)
 """What ``lixp/real`` chose."""
 VARIATIONS = (
@@ -100,6 +101,8 @@ VARIATIONS = (
            **_SHORT),
     Family("LiT", HeadRecipe("none", hidden=1024), **_SHORT),
     Family("LiT, labels too", HeadRecipe("none", hidden=1024, sampling="mixed"), "LiT", labels=True, **_SHORT),
+    Family("SigLIP, batch 8,192", HeadRecipe(batch=8192), **_HUGE),
+    Family("SigLIP, batch 8,192, context", HeadRecipe(batch=8192), "SigLIP, batch 8,192", _ALPHA, **_HUGE),
 )  # fmt: skip
 """Of ``lixp/variations``: an MLP head (but for LiT) with another loss, larger batches, or labels."""
 _STAGE_RATE = 1e-4
