@@ -25,7 +25,9 @@ from recollect.data.sources.images import (
     decode,
     find_images,
     pixel_digest,
+    prepared,
 )
+from recollect.data.sources.reader import blocks_ahead
 
 FILE_COLUMNS = ("file", "path", "image", "filename")
 LABEL_COLUMNS = ("label", "class", "class_name", "category")
@@ -229,21 +231,24 @@ def embed_files(encoder: Encoder, files: Sequence[_File], what: str) -> _Picture
     digests: list[str] = []
     features: list[np.ndarray] = []
     broken: list[str] = []
+
+    def read(index: int) -> tuple[_File, str, ImageLike] | BrokenImageError:
+        file = files[index]
+        try:
+            image = decode(file, str(file)) if isinstance(file, Path) else as_picture(file.picture)
+        except BrokenImageError as error:
+            return error
+        return file, pixel_digest(image), prepared(encoder, image, fast=True)
+
     with progress(f"embed {what}", len(files), "images") as counter:
-        for start in range(0, len(files), _BLOCK):
-            images = []
-            for file in files[start : start + _BLOCK]:
-                try:
-                    image = decode(file, str(file)) if isinstance(file, Path) else as_picture(file.picture)
-                except BrokenImageError as error:
-                    broken.append(str(error))
-                    continue
-                images.append(image)
-                kept.append(file)
-                digests.append(pixel_digest(image))
-            if images:
-                features.append(encoder.embed_images(images).numpy())
-            counter.advance(min(_BLOCK, len(files) - start))
+        for block in blocks_ahead(read, range(len(files)), _BLOCK):
+            broken += [str(each) for each in block if isinstance(each, BrokenImageError)]
+            good = [each for each in block if not isinstance(each, BrokenImageError)]
+            if good:
+                kept += [file for file, _, _ in good]
+                digests += [digest for _, digest, _ in good]
+                features.append(encoder.embed_images([image for _, _, image in good]).numpy())
+            counter.advance(len(block))
     if not kept:
         raise UserError(f"{what}: none of {len(files)} images can be read; the first: {broken[0]}")
     return _PictureFiles(tuple(kept), np.concatenate(features), tuple(digests), tuple(broken))

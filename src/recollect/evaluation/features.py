@@ -102,7 +102,7 @@ def _embedded(encoder: Encoder, source: Source, block: int) -> Features:
     places: list[int] = []
     blocks = [np.empty((0, encoder.width), dtype=np.float32)]
     with progress(f"embed {source.name}", len(source), "images") as counter:
-        for read in readable_blocks(source, block, share=MOST_BROKEN):
+        for read in readable_blocks(source, block, encoder=encoder, share=MOST_BROKEN):
             if read:
                 blocks.append(encoder.embed_images([sample.image for _, sample in read]).numpy())
             for place, sample in read:

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from PIL import Image
 
 from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL, Encoder, ImageLike, Sample, Source
 from recollect.data.prompts import fill
-from recollect.data.sources.images import BrokenImageError, pixel_digest
+from recollect.data.sources.images import BrokenImageError, pixel_digest, prepared
 from recollect.data.sources.reader import BROKEN_SHARE, blocks_ahead
 from recollect.index.exif import picture_facts
 from recollect.index.picture import File, as_png, phash_of
@@ -109,9 +108,7 @@ class SampleReader:
 
     def _embedded(self, block: list[IngestOutcome]) -> list[IngestOutcome]:
         new = {each.id: each.image for each in block if isinstance(each, ReadPicture) and each.id not in self.ids}
-        vectors = (
-            dict(zip(new, self.encoder.embed_images(_stacked(list(new.values()))).numpy(), strict=True)) if new else {}
-        )
+        vectors = dict(zip(new, self.encoder.embed_images(list(new.values())).numpy(), strict=True)) if new else {}
         return [
             replace(each, image=None, vector=vectors.get(each.id)) if isinstance(each, ReadPicture) else each
             for each in block
@@ -147,7 +144,7 @@ class SampleReader:
         stored = self._stored(original, encoded, sample.image)
         folder = Path(file.key).parent.as_posix() if file.path else "."
         folder = Path(file.place).name if file.path and folder == "." else "" if folder == "." else folder
-        image = None if id in self.ids else _prepared(self.encoder, sample.image)
+        image = None if id in self.ids else prepared(self.encoder, sample.image, fast=True)
         facts = {**picture_facts(sample.image, encoded), "phash": phash_of(sample.image), "folder": folder}
         return ReadPicture(id, file, facts, stored, image)
 
@@ -202,25 +199,6 @@ class SampleReader:
         metadata = {key: plain(value) for key, value in sample.extra.items() if value is not None}
         said = {"captions": texts, "labels": [label] if label else [], "metadata": metadata}
         return {key: value for key, value in said.items() if value}
-
-
-def _prepared(encoder: Encoder, image: ImageLike) -> Any:
-    """What the image tower reads, made in the reading thread so that large pictures are not kept.
-
-    A large picture is first averaged over squares of pixels, to at least twice what is needed: bicubic resizing of a
-    whole photograph takes longer than decoding it.
-    """
-    transform = getattr(encoder, "transform", None)
-    if transform is None or transform.packs or (isinstance(image, np.ndarray) and image.ndim == 1):
-        return image
-    factor = min(image.size) // (2 * transform.needed) if isinstance(image, Image.Image) else 1
-    return transform(image.reduce(factor) if isinstance(image, Image.Image) and factor >= 2 else image)
-
-
-def _stacked(images: list[Any]) -> Any:
-    import torch
-
-    return torch.stack(images) if all(isinstance(each, torch.Tensor) for each in images) else images
 
 
 @contextmanager

@@ -103,7 +103,7 @@ def _embedded(
     """The number and vector of every sample whose picture can be read."""
     numbers: list[int] = []
     blocks = [np.empty((0, encoder.width), dtype=np.float32)]
-    for read in readable_blocks(source, block, share=MOST_BROKEN):
+    for read in readable_blocks(source, block, encoder=encoder, share=MOST_BROKEN):
         if read:
             blocks.append(encoder.embed_images([sample.image for _, sample in read]).numpy())
         numbers += [number for number, _ in read]

@@ -11,7 +11,7 @@ from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import NO_LABEL, Encoder, Sample, Source, caption_prefix
 from recollect.data.prompts import SIMPLE_TEMPLATES, fill
-from recollect.data.sources.images import pixel_digest
+from recollect.data.sources.images import pixel_digest, prepared
 from recollect.data.sources.reader import BrokenCounter, read_ahead
 from recollect.index import Index, Rows
 
@@ -77,6 +77,11 @@ def embed_pairs(encoder: Encoder, sources: Sequence[Source], limit: int | None, 
     Raises:
         UserError: too many pictures cannot be read, or no pair is left.
     """
+
+    def prepare(sample: Sample) -> Sample:
+        digest = pixel_digest(sample.image)
+        return replace(sample, id=digest, image=prepared(encoder, sample.image))
+
     counters, prefix = BrokenCounter(broken_share, "--data.broken-share"), caption_prefix(encoder)
     images, texts = [np.empty((0, encoder.width), np.float32)], [np.empty((0, encoder.width), np.float32)]
     captions: list[str] = []
@@ -85,15 +90,15 @@ def embed_pairs(encoder: Encoder, sources: Sequence[Source], limit: int | None, 
     for source in sources:
         stop = len(source) if limit is None else min(limit, len(source))
         with progress(f"embed {source.name}", stop, "pairs") as counter:
-            for block in read_ahead(source, range(stop), _BLOCK):
+            for block in read_ahead(source, range(stop), _BLOCK, prepare=prepare):
                 counters.add(source, len(block), [str(each) for each in block if not isinstance(each, Sample)])
                 read = [each for each in block if isinstance(each, Sample)]
-                there = [(each.image, text) for each in read if (text := _text(each, source))]
+                there = [(each, text) for each in read if (text := _text(each, source))]
                 if there:
-                    images.append(encoder.embed_images([image for image, _ in there]).numpy())
+                    images.append(encoder.embed_images([each.image for each, _ in there]).numpy())
                     texts.append(encoder.embed_texts([text for _, text in there], prefix).numpy())
                 captions += [text for _, text in there]
-                pictures += [pixel_digest(image) for image, _ in there]
+                pictures += [each.id for each, _ in there]
                 names += [source.name] * len(there)
                 counter.advance(len(block))
     if not captions:

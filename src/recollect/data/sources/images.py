@@ -17,7 +17,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from recollect.core.errors import UserError
 from recollect.core.paths import files_in
 from recollect.core.progress import note
-from recollect.core.types import ImageLike
+from recollect.core.types import Encoder, ImageLike
 from recollect.core.validation import refuse
 
 with suppress(ImportError):  # iPhones write HEIC
@@ -110,6 +110,24 @@ def _strips(image: Image.Image) -> Iterator[np.ndarray]:
     width, height = image.size
     for top in range(0, max(height, 1), _STRIP):
         yield np.asarray(image.crop((0, top, width, min(top + _STRIP, height))))
+
+
+def prepared(encoder: Encoder, image: ImageLike, *, fast: bool = False) -> ImageLike:
+    """A picture cropped and resized for an encoder, which embeds it as it would the picture itself.
+
+    Done in the thread that decodes a picture, it keeps a block of photographs from taking gigabytes.
+
+    Args:
+        fast: first average a large picture over squares of pixels, to at least twice what is needed: bicubic resizing
+            of a whole photograph takes longer than decoding it. Changes a cosine by about 1e-4.
+    """
+    transform = getattr(encoder, "transform", None)
+    if transform is None or transform.packs or (isinstance(image, np.ndarray) and image.ndim == 1):
+        return image
+    if fast and isinstance(image, Image.Image) and (factor := min(image.size) // (2 * transform.needed)) >= 2:
+        image = image.reduce(factor)
+    pixels: np.ndarray = transform.pixels(image)
+    return pixels
 
 
 def find_images(folder: Path) -> list[Path]:

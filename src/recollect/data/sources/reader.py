@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
 
 from recollect.core.errors import UserError
 from recollect.core.progress import note
-from recollect.core.types import Sample, Source
-from recollect.data.sources.images import BROKEN_SHARE, BrokenImageError
+from recollect.core.types import Encoder, Sample, Source
+from recollect.data.sources.images import BROKEN_SHARE, BrokenImageError, prepared
 
 MOST_BROKEN = 0.1
 """Largest share of broken pictures in an evaluation; it reports them and goes on."""
@@ -75,7 +75,13 @@ Outcome = Sample | BrokenImageError
 
 
 def read_ahead(
-    source: Source, indices: Sequence[int], block: int, *, needed: int = 0, extra: bool = True
+    source: Source,
+    indices: Sequence[int],
+    block: int,
+    *,
+    needed: int = 0,
+    extra: bool = True,
+    prepare: Callable[[Sample], Sample] = lambda sample: sample,
 ) -> Iterator[list[Outcome]]:
     """Read samples in order, in blocks; threads decode the next block while the caller uses the current one.
 
@@ -84,6 +90,7 @@ def read_ahead(
         block: samples of a block; the last may have fewer.
         needed: shorter side in pixels above which detail is of no use (see `Source.read`).
         extra: also read what only evaluation needs.
+        prepare: what to do with each sample in its thread, such as making its picture smaller.
     """
     if source.reads_blocks:
         for start in range(0, len(indices), block):
@@ -92,7 +99,7 @@ def read_ahead(
 
     def read(index: int) -> Outcome:
         try:
-            return source.read(index, needed=needed, extra=extra)
+            return prepare(source.read(index, needed=needed, extra=extra))
         except BrokenImageError as error:
             return error
 
@@ -115,17 +122,24 @@ def blocks_ahead(read: Callable[[int], _Read], indices: Sequence[int], block: in
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def readable_blocks(source: Source, block: int, *, share: float = BROKEN_SHARE) -> Iterator[list[tuple[int, Sample]]]:
+def readable_blocks(
+    source: Source, block: int, *, encoder: Encoder | None = None, share: float = BROKEN_SHARE
+) -> Iterator[list[tuple[int, Sample]]]:
     """Every sample that can be read, with its index, in blocks; the others are left out, counted and named.
 
     Args:
+        encoder: what will embed the pictures, if any; they are cropped and resized for it (`prepared`).
         share: largest share of the pictures that may be broken.
 
     Raises:
         UserError: more than ``share`` of the pictures cannot be read.
     """
+
+    def prepare(sample: Sample) -> Sample:
+        return sample if encoder is None else replace(sample, image=prepared(encoder, sample.image))
+
     counter = BrokenCounter(share)
-    blocks = read_ahead(source, range(len(source)), block)
+    blocks = read_ahead(source, range(len(source)), block, prepare=prepare)
     for start, outcomes in zip(range(0, len(source), block), blocks, strict=True):
         counter.add(source, len(outcomes), [str(each) for each in outcomes if isinstance(each, BrokenImageError)])
         yield [(start + place, each) for place, each in enumerate(outcomes) if isinstance(each, Sample)]

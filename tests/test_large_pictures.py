@@ -1,0 +1,54 @@
+"""Large pictures are made small in the thread that decodes them: a block of whole photographs would take gigabytes."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recollect import Classifier, Index
+from recollect.data.sources import open_source
+from recollect.evaluation.features import image_features
+from recollect.index.source import source_index
+from recollect.models import build_model
+from recollect.reco.pairs import embed_pairs
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Four pictures of 1,200 x 900 pixels with captions, in two folders."""
+    folder, draw = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    lines = ["file_name,caption"]
+    for number in range(4):
+        name = f"{'ab'[number % 2]}/{number}.png"
+        (folder / name).parent.mkdir(exist_ok=True)
+        small = draw.integers(0, 256, (9, 12, 3), dtype=np.uint8)
+        Image.fromarray(small).resize((1200, 900), Image.Resampling.BICUBIC).save(folder / name)
+        lines.append(f"{name},number {number}")
+    (folder / "list.csv").write_text("\n".join(lines))
+    return folder
+
+
+def taught(photos, model):
+    return Classifier.teach(model, {name: photos / name for name in "ab"}).support.features
+
+
+WAYS = {
+    "evaluation": lambda photos, model: image_features(model, open_source(str(photos / "list.csv"))).images,
+    "search": lambda photos, model: source_index(model, open_source(str(photos / "list.csv"))).store,
+    "pairs": lambda photos, model: embed_pairs(model, [open_source(str(photos / "list.csv"))], None, 0.1).images,
+    "classifier": taught,
+    "index": Index.build,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_encoder_gets_large_pictures_in_the_size_that_it_reads(way, photos, monkeypatch):
+    model = build_model("tiny-conv", texts=["number"], seed=0)
+    expected = model.embed_images(sorted(photos.glob("?/*.png"), key=lambda path: path.name)).numpy()
+    given, embed = [], model.embed_images
+    monkeypatch.setattr(model, "embed_images", lambda images: given.extend(images) or embed(images))
+    found = WAYS[way](photos, model)
+    assert {np.asarray(image).shape for image in given} == {(model.transform.size,) * 2 + (3,)}
+    if way in {"evaluation", "pairs"}:
+        np.testing.assert_array_equal(found, expected)
+    elif way == "classifier":
+        assert (found @ expected[[0, 2, 1, 3]].T).diagonal().min() > 0.99
