@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import guide_world
 from pictures import picture
 from recollect.classifiers.classifier import Classifier
 from recollect.classifiers.export import IndexReading, export_all
@@ -14,7 +15,7 @@ from recollect.cli import main
 from recollect.cli.fusion import FusionOptions
 from recollect.core.errors import UserError
 from recollect.index import Index, Rows
-from recollect.models import build_model, load_model
+from recollect.models import load_model
 from recollect.reco.block import FusionModule, FusionSettings
 from recollect.reco.encoder import RetrievalEnhancedEncoder
 
@@ -50,13 +51,13 @@ def test_a_classifier_as_numbers_scores_as_the_classifier(name, shots, classes):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A small model, an index it embedded with a fusion that reads it, examples and a classifier taught with both.
+    """A SigLIP of one layer a tower, an index and a fusion that reads it, and examples of two classes.
 
     Some pictures of the index have no caption, and some have several.
     """
     folder = tmp_path_factory.mktemp("all")
-    model = build_model("tiny", texts=["dark", "bright", "a red bridge"], seed=0)
-    model.save(folder / "model")
+    guide_world.checkpoint(folder / "model")
+    model = load_model(folder / "model")
     rows = Rows(
         ids=[f"row {i}" for i in range(20)],
         image_vectors=unit(20, 3, model.width),
@@ -97,10 +98,11 @@ def test_tower_index_fusion_and_classifier_are_one_graph(place, encoder, tmp_pat
 
     vectors = encoder.embed_images(asked).numpy()
     assert np.abs(vectors - encoder.model.embed_images(asked).numpy()).max() > 0.01  # the index is read
-    np.testing.assert_allclose(run("image.onnx", pixels=pixels)[0], vectors, atol=1e-5)
-    tokens = {name: ids.numpy() for name, ids in encoder.model.tokenize(["a red bridge", "dark"]).items()}
-    texts = encoder.embed_texts(["a red bridge", "dark"]).numpy()
-    np.testing.assert_allclose(run("text.onnx", **tokens)[0], texts, atol=1e-5)
+    for rows in (1, 3):
+        np.testing.assert_allclose(run("image.onnx", pixels=pixels[:rows])[0], vectors[:rows], atol=1e-5)
+        texts = ["a red bridge", "dark", "a blue river"][:rows]
+        tokens = {name: ids.numpy() for name, ids in encoder.model.tokenize(texts).items()}
+        np.testing.assert_allclose(run("text.onnx", **tokens)[0], encoder.embed_texts(texts).numpy(), atol=1e-5)
     probabilities, nearest = run("classifier.onnx", pixels=pixels)
     np.testing.assert_allclose(probabilities, taught.predict_proba(vectors), atol=1e-4)
     np.testing.assert_allclose(nearest, taught.unknown_rule.similarity(vectors), atol=1e-4)
