@@ -96,14 +96,22 @@ def test_labels_with_checksums_are_verified(on_disk):
 # ---------------------------------------------------------------- kills
 
 
-def _killed(folder, photos, moment):
-    process = multiprocessing.get_context("spawn").Process(target=write, args=(folder, photos, moment))
+@pytest.fixture(scope="module")
+def fresh():
+    """Makes processes in which Lance has not been used, which does not survive a fork; one imports for all."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "lancedb", "recollect.index.ingest", "recollect.index.stores.lance"])
+    return context.Process
+
+
+def _killed(fresh, folder, photos, moment):
+    process = fresh(target=write, args=(folder, photos, moment))
     process.start()
     process.join(120)
     return process.exitcode == -signal.SIGKILL
 
 
-def test_a_writer_that_is_killed_anywhere_leaves_an_index_that_the_next_one_completes(tmp_path):
+def test_a_writer_that_is_killed_anywhere_leaves_an_index_that_the_next_one_completes(fresh, tmp_path):
     photos = tmp_path / "photos"
     for number in range(10):
         write_picture(photos / f"{number}.png", number)
@@ -111,7 +119,7 @@ def test_a_writer_that_is_killed_anywhere_leaves_an_index_that_the_next_one_comp
     kills = 0
     for moment in range(2, 60, 14):
         copy = shutil.copytree(tmp_path / "index", tmp_path / "copy")
-        if not _killed(copy, photos, moment):
+        if not _killed(fresh, copy, photos, moment):
             break
         kills += 1
         assert lance.verify_folder(copy) == []
@@ -126,10 +134,9 @@ def test_a_writer_that_is_killed_anywhere_leaves_an_index_that_the_next_one_comp
     assert kills >= 2
 
 
-def test_two_processes_lose_nothing(tmp_path):
+def test_two_processes_lose_nothing(fresh, tmp_path):
     Index.create(tmp_path / "index", width=WIDTH, model="model-a")
-    context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=insert_many, args=(tmp_path / "index", first)) for first in (0, 3)]
+    writers = [fresh(target=insert_many, args=(tmp_path / "index", first)) for first in (0, 3)]
     for writer in writers:
         writer.start()
     for writer in writers:
