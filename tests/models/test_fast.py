@@ -31,12 +31,29 @@ def test_both_ways_agree(checkpoint, family):
     )
 
 
-def test_a_changed_weight_changes_the_embeddings(checkpoint):
+@torch.no_grad()
+def by_hand(model):
+    for parameter in model.tower_parameters("image"):
+        parameter.mul_(1.5)
+
+
+def by_data(model):
+    for parameter in model.tower_parameters("image"):
+        parameter.data.mul_(1.5)
+
+
+def by_fused_step(model):
+    parameters = list(model.tower_parameters("image"))
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    torch.optim.AdamW(parameters, lr=0.1, fused=True).step()
+
+
+@pytest.mark.parametrize("change", [by_hand, by_data, by_fused_step])
+def test_a_changed_weight_changes_the_embeddings(checkpoint, change):
     model = load_model(str(checkpoint("clip")), "cpu")
     before = model.embed_images(PICTURES)
-    with torch.no_grad():
-        for parameter in model.tower_parameters("image"):
-            parameter.mul_(1.5)
+    change(model)
     after = model.embed_images(PICTURES)
     assert not torch.allclose(before, after, atol=1e-3)
     changed = load_model(str(checkpoint("clip")), "cpu")

@@ -7,6 +7,7 @@ with PyTorch's. It is made again when a weight has changed.
 from __future__ import annotations
 
 import copy
+import hashlib
 import io
 import logging
 import warnings
@@ -37,7 +38,7 @@ _AT_A_TIME = 8
 layers fit a cache, and the runtime keeps the memory of its largest run: 0.2 GB instead of 2."""
 
 _TRIAL_IMAGES = 4
-_State = tuple[tuple[int, int], ...]
+_LOOKED_AT = 1024  # entries of each tensor that tell whether it has changed
 
 
 @dataclass
@@ -45,12 +46,12 @@ class ImageGraph:
     """An image tower up to its projection, as an ONNX Runtime session.
 
     Attributes:
-        state: which weights it was made of.
+        state: of the weights it was made of (`_state`).
         session: takes ``pixels`` (n, 3, size, size) and returns one matrix (n, features).
         threads: of the session.
     """
 
-    state: _State
+    state: bytes
     session: Any
     threads: int
 
@@ -74,7 +75,7 @@ class _Stem(nn.Module):
 
 
 _seen: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
-_graphs: WeakKeyDictionary[nn.Module, ImageGraph | _State] = WeakKeyDictionary()
+_graphs: WeakKeyDictionary[nn.Module, ImageGraph | bytes] = WeakKeyDictionary()
 
 
 def image_graph(encoder: DualEncoder, count: int) -> ImageGraph | None:
@@ -117,13 +118,16 @@ def _hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def _state(encoder: Any) -> _State:
-    """Changes whenever a tensor of the model is replaced or written to; the text tower's count too."""
-    tensors = (*encoder.model.parameters(), *encoder.model.buffers())
-    return tuple((tensor.data_ptr(), tensor._version) for tensor in tensors)
+def _state(encoder: Any) -> bytes:
+    """Changes whenever the image tower does. PyTorch counts writes to a tensor, but not those of fused optimizers and
+    through ``.data``, so entries spread over each tensor are compared as well."""
+    tensors = [tensor.detach() for tensor in (*encoder.tower_parameters("image"), *encoder.model.buffers())]
+    entries = [tensor.flatten()[:: max(1, tensor.numel() // _LOOKED_AT)].float() for tensor in tensors]
+    writes = [(tensor.data_ptr(), tensor._version) for tensor in tensors]
+    return hashlib.blake2b(torch.cat(entries).numpy().tobytes() + repr(writes).encode(), digest_size=16).digest()
 
 
-def _made(encoder: Any, state: _State, threads: int) -> ImageGraph | None:
+def _made(encoder: Any, state: bytes, threads: int) -> ImageGraph | None:
     import onnxruntime
 
     size = encoder.transform.size
