@@ -1,11 +1,13 @@
 """Any vision backbone of transformers beside any text encoder: paired, trained, saved, opened again."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from transformers import (
@@ -29,6 +31,7 @@ from transformers import (
     SwinConfig,
     SwinModel,
     ViTConfig,
+    ViTForImageClassification,
     ViTImageProcessorPil,
     ViTModel,
 )
@@ -125,6 +128,23 @@ def test_a_pair_embeds_as_its_towers_do_in_plain_transformers_and_opens_again(na
     torch.testing.assert_close(again.embed_texts(TEXTS), model.embed_texts(TEXTS), atol=0, rtol=0)
 
 
+def test_a_vit_without_weights_for_its_pooler_is_read_at_its_first_token(bert, tmp_path):
+    """Most classifiers: google/vit-base-patch16-224, DINO, DeiT."""
+    ViTForImageClassification(BACKBONES["vit"][1]).save_pretrained(tmp_path)
+    PROCESSORS["vit"].save_pretrained(tmp_path)
+    model, plain = pair_towers(tmp_path, bert), ViTForImageClassification.from_pretrained(tmp_path).eval()
+    pixels = PROCESSORS["vit"](list(PICTURES), return_tensors="pt").pixel_values
+    with torch.no_grad():
+        expected = plain.vit(pixels).last_hidden_state[:, 0]
+    torch.testing.assert_close(model.pooled_images(PICTURES), expected, atol=2e-5, rtol=0)
+
+
+def test_a_picture_of_the_towers_size_is_the_same_as_an_array(vision, bert):
+    """Also where evaluation resizes to more than the tower reads and cuts the center out."""
+    model, array = pair_towers(vision("convnext"), bert), PICTURES[0, :32, :32]
+    torch.testing.assert_close(model.embed_images(array), model.embed_images(Image.fromarray(array)))
+
+
 def test_pooling_and_normalization_are_those_of_sentence_transformers(vision, sentences):
     model = pair_towers(vision("resnet"), sentences)
     expected = SentenceTransformer(str(sentences), device="cpu").encode(TEXTS, convert_to_tensor=True)
@@ -168,6 +188,12 @@ def test_towers_in_the_wrong_places_are_named(vision, bert, sentences, tmp_path)
         pair_towers(bert, bert)
     with pytest.raises(UserError, match=r"does not read text|tokenizer"):
         pair_towers(vision("vit"), vision("vit"))
+    shutil.copytree(bert, tmp_path / "causal")
+    words = AutoTokenizer.from_pretrained(bert)
+    words.pad_token = None
+    words.save_pretrained(tmp_path / "causal")
+    with pytest.raises(UserError, match="padding token"):
+        pair_towers(vision("vit"), tmp_path / "causal")
     modules = sentences / "modules.json"
     found = json.loads(modules.read_text())
     try:

@@ -383,9 +383,9 @@ class DualEncoder(nn.Module, Encoder):
                 )
             return image
         size = (self.transform.size, self.transform.size, 3)
-        packs = self.transform.packs
-        if not packs and isinstance(image, np.ndarray) and image.shape == size and image.dtype == np.uint8:
-            return image  # no resizing would change it
+        changes = self.transform.packs or self.transform.resized
+        if not changes and isinstance(image, np.ndarray) and image.shape == size and image.dtype == np.uint8:
+            return image
         return self.transform.pixels(image)
 
     def _pixels(self, images: Sequence[np.ndarray]) -> Tensor:

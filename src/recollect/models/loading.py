@@ -99,7 +99,7 @@ def _open_checkpoint(name: str, record: dict[str, Any]) -> TransformersEncoder:
     import recollect.models.towers  # noqa: F401  transformers opens pairs of towers once it is imported
 
     config = _dual_config(name)
-    model = open_weights(name, config)
+    model, _ = open_weights(name, config)
     processor = _open_processor(name)
     with user_errors(f"{name}: not a dual encoder that can be used here", *_UNFIT):
         transform = _saved_transform(record) or transform_of(processor.image_processor, config, name)

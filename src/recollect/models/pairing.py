@@ -59,11 +59,11 @@ def pair_towers(
     """
     with torch.inference_mode(False), made_in_float32(), torch.random.fork_rng(devices=[]), quiet():
         seed_default_generators(derive_seed(seed, "model"))
-        image_tower, transform = _vision_tower(str(vision))
+        image_tower, transform, poolless = _vision_tower(str(vision))
         text_tower, tokenizer, pooling, normalize = _text_tower(str(text))
         towers = {"vision_model": image_tower, "text_model": text_tower}
         configs = {"vision_config": image_tower.config.to_dict(), "text_config": text_tower.config.to_dict()}
-        whole = not heads and not normalize and pooling == "pooler"
+        whole = not heads and not normalize and pooling == "pooler" and not poolless
         if (
             whole
             and isinstance(getattr(image_tower.config, "hidden_size", None), int)
@@ -72,7 +72,7 @@ def pair_towers(
             joint: Any = transformers.VisionTextDualEncoderConfig(**configs, projection_dim=width)
             model: Any = transformers.VisionTextDualEncoderModel(joint, **towers)
         else:
-            vision_pooling, features = _image_features(image_tower, transform.size)
+            vision_pooling, features = _image_features(image_tower, transform.size, poolless)
             text_features = _text_features(text_tower, pooling)
             config = TowersConfig(
                 **configs,
@@ -93,27 +93,33 @@ def _has_class(text: Any) -> bool:
     return not text.model_type.startswith("siglip")  # its width is projection_size, which the class does not read
 
 
-def _vision_tower(name: str) -> tuple[transformers.PreTrainedModel, ImageTransform]:
+def _vision_tower(name: str) -> tuple[transformers.PreTrainedModel, ImageTransform, bool]:
+    """A vision tower, its transform, and whether its checkpoint has no weights for the tower's pooler."""
     if (known := PRETRAINED.get(name)) is not None:
         refuse((known.kind != "image", f"{name}: a text tower. Name an image tower: {_named('image')}."))
         three = ((known.mean,) * 3, (known.std,) * 3)
-        return open_efficientnet(name)[0], ImageTransform(known.size, *three)
+        return open_efficientnet(name)[0], ImageTransform(known.size, *three), False
     check_model_place(name)
     with asked_once(name):
         config = open_config(name)
-        model = open_weights(name, config, optional=("pooler.",))
+        model, poolless = open_weights(name, config, optional=("pooler.",))
         processor = open_part(transformers.AutoImageProcessor, name, "image processor")
     tower = getattr(model, "vision_model", model)
     blind = getattr(tower, "main_input_name", "pixel_values") != "pixel_values"
     refuse((blind, f"{name}: a {config.model_type} model, which does not read pictures. Name a vision model."))
-    return tower, transform_of(processor, config, name)
+    transform = transform_of(processor, config, name)
+    refuse((transform.packs, f"{name}: reads pictures of any shape (NaFlex). Name a vision model of one size."))
+    return tower, transform, poolless
 
 
-def _image_features(tower: transformers.PreTrainedModel, size: int) -> tuple[str, int]:
-    """How a vision tower's output is pooled (by itself, else the mean over places), and how many features it has."""
+def _image_features(tower: transformers.PreTrainedModel, size: int, poolless: bool) -> tuple[str, int]:
+    """How a vision tower's output is pooled (by itself, else the mean over places), and how many features it has.
+
+    Many ViTs were trained to classify by their first token, and their checkpoints have no weights for the pooler.
+    """
     with torch.no_grad():
         made = tower.eval()(pixel_values=torch.zeros(1, 3, size, size), return_dict=True)
-    pooling = "mean" if getattr(made, "pooler_output", None) is None else "pooler"
+    pooling = "mean" if getattr(made, "pooler_output", None) is None else "first" if poolless else "pooler"
     return pooling, pooled(made, pooling).shape[1]
 
 
@@ -133,11 +139,14 @@ def _text_tower(name: str) -> tuple[transformers.PreTrainedModel, transformers.P
     with asked_once(place):
         config = open_config(place)
         modules = _modules(place)
-        model = open_weights(place, config, optional=("pooler.",))
+        model, _ = open_weights(place, config, optional=("pooler.",))
         tokenizer = open_part(transformers.AutoTokenizer, place, "tokenizer")
     tower = getattr(model, "text_model", model)
     wordless = getattr(tower, "main_input_name", "input_ids") != "input_ids"
-    refuse((wordless, f"{name}: a {config.model_type} model, which does not read text. Name a text encoder."))
+    refuse(
+        (wordless, f"{name}: a {config.model_type} model, which does not read text. Name a text encoder."),
+        (tokenizer.pad_token is None, f"{name}: its tokenizer has no padding token. Set one in tokenizer_config.json."),
+    )
     if known is not None:
         tokenizer.model_max_length = known.length
         return tower, tokenizer, known.pooling, True

@@ -69,13 +69,13 @@ def open_config(name: str) -> transformers.PreTrainedConfig:
 
 def open_weights(
     name: str, config: transformers.PreTrainedConfig, optional: tuple[str, ...] = ()
-) -> transformers.PreTrainedModel:
-    """The model with its weights in float32, read from safetensors only.
+) -> tuple[transformers.PreTrainedModel, bool]:
+    """The model with its weights in float32, read from safetensors only, and whether optional ones are missing.
 
     Args:
         name: a folder or hub id.
         config: what `open_config` returned.
-        optional: beginnings of names of weights that may be missing, and are then initialized.
+        optional: beginnings of names of weights that may be missing, and are then random.
 
     Raises:
         UserError: there are no weights, only pickled ones, or not all.
@@ -97,10 +97,11 @@ def open_weights(
     except OPENING_ERRORS as error:
         words = f"{name}: its weights cannot be read ({one_line(error)}). Copy or download them again."
         raise UserError(_pickled(name) if "use_safetensors" in str(error) else words) from error
-    missing = sorted(key for key in report["missing_keys"] if not key.startswith(optional))
+    random = {key for key in report["missing_keys"] if key.startswith(optional)}
+    missing = sorted({*report["missing_keys"]} - random)
     shown = ", ".join(missing[:1])
     refuse((missing, f"{name}: {len(missing)} weights are missing, such as {shown}. Copy or download it again."))
-    return in_float32(model)
+    return in_float32(model), bool(random)
 
 
 def in_float32(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
