@@ -45,6 +45,25 @@ def test_blocks_and_groups_change_nothing(seed, queries, rows, k, scores, group)
     np.testing.assert_allclose(found.scores, best, atol=1e-5)
 
 
+@given(
+    seed=st.integers(0, 10**6), rows=st.integers(1, 700), k=st.integers(1, 12), scores=st.integers(1, 4000),
+    group=st.sampled_from([1, 2, 7, 64]), values=st.integers(1, 3),
+)  # fmt: skip
+def test_of_equal_rows_the_first_are_found(seed, rows, k, scores, group, values):
+    """Copies of one picture, say: a longer list then begins with the shorter one. Products of integers are exact."""
+    generator = np.random.default_rng(seed)
+    asked, matrix = (generator.integers(-values, values + 1, (n, 3)).astype(np.float32) for n in (4, rows))
+    k = min(k, rows)
+    before = nearest._SCORES, nearest._GROUP
+    nearest._SCORES, nearest._GROUP = scores, group
+    try:
+        found = exact_neighbors(asked, matrix, k, device=torch.device("cpu"))
+    finally:
+        nearest._SCORES, nearest._GROUP = before
+    np.testing.assert_array_equal(found.rows, loop(asked, matrix, k)[0])
+    np.testing.assert_array_equal(nearest_by_numpy(asked, matrix, k, None, None)[1], found.rows)
+
+
 def test_more_queries_than_fit_at_once(monkeypatch):
     monkeypatch.setattr(nearest, "_QUERIES", 3)
     generator = np.random.default_rng(0)

@@ -45,7 +45,7 @@ def exact_neighbors(
 ) -> ExactNeighbors:
     """The k rows of ``matrix`` with the largest inner product with each query, by blocked matrix products.
 
-    Of equal ones the first row comes first.
+    Of equal products the first row comes first.
 
     ``matrix`` may be memory-mapped and larger than memory: it is read once for every 512 queries, block by block. The
     k best of a block are in the k groups of 64 whose maxima are largest, so only those are sorted.
@@ -133,22 +133,18 @@ def nearest_by_torch(
 
     count, device = len(matrix) if among is None else len(among), queries.device
     block = max(_GROUP * k, _SCORES // max(1, len(queries)))
-    best_scores = queries.new_full((len(queries), 0), 0.0)
-    best_rows = torch.zeros(len(queries), 0, dtype=torch.int64, device=device)
+    best_scores = queries.new_empty(len(queries), 0)
+    best_rows = torch.empty(len(queries), 0, dtype=torch.int64, device=device)
     for start in range(0, count, block):
         stop = min(start + block, count)
         some = slice(start, stop) if among is None else among[start:stop]
         products = _products(queries, matrix[some])
         if norms is not None:
             products /= torch.from_numpy(np.ascontiguousarray(norms[some])).to(device)
-        found_scores, found = best_of(products, min(k, stop - start))
-        best_scores = torch.cat([best_scores, found_scores], dim=1)
-        best_rows = torch.cat([best_rows, found + start], dim=1)
-        best_scores, order = best_scores.topk(min(k, best_scores.shape[1]), dim=1)
-        best_rows = best_rows.gather(1, order)
-    by_row = best_rows.argsort(dim=1)
-    order = by_row.gather(1, best_scores.gather(1, by_row).argsort(dim=1, descending=True, stable=True))
-    return best_scores.gather(1, order), best_rows.gather(1, order)
+        scores, rows = best_of(products, min(k, stop - start))
+        scores, order = torch.cat([best_scores, scores], 1).sort(dim=1, descending=True, stable=True)
+        best_scores, best_rows = scores[:, :k], torch.cat([best_rows, rows + start], 1).gather(1, order[:, :k])
+    return best_scores, best_rows
 
 
 def _products(queries: Tensor, rows: np.ndarray) -> Tensor:
@@ -166,18 +162,31 @@ def _products(queries: Tensor, rows: np.ndarray) -> Tensor:
 
 
 def best_of(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """``scores.topk(k)`` for long rows: one pass for the maxima of groups, then a sort of the k best groups alone."""
+    """``scores.topk(k)`` where of equal scores the first comes first.
+
+    Of long rows, one pass finds the maxima of groups, and only the k best groups are sorted.
+    """
     import torch
 
     rows, columns = scores.shape
     groups = columns // _GROUP
     if groups <= 4 * k:
-        return scores.topk(k, dim=1)
-    whole = scores[:, : groups * _GROUP].view(rows, groups, _GROUP)
-    chosen = whole.amax(dim=2).topk(k, dim=1, sorted=False).indices
-    inside = whole.gather(1, chosen[:, :, None].expand(-1, -1, _GROUP)).flatten(1)
-    columns_of = (chosen[:, :, None] * _GROUP + torch.arange(_GROUP, device=scores.device)).flatten(1)
-    rest = torch.arange(groups * _GROUP, columns, device=scores.device).expand(rows, -1)
-    inside, columns_of = torch.cat([inside, scores[:, groups * _GROUP :]], 1), torch.cat([columns_of, rest], 1)
-    best, order = inside.topk(k, dim=1)
-    return best, columns_of.gather(1, order)
+        found = scores.topk(k, dim=1).indices
+        tied = (scores >= scores.gather(1, found[:, -1:])).sum(1) > k
+    else:
+        whole = scores[:, : groups * _GROUP].view(rows, groups, _GROUP)
+        maxima = whole.amax(dim=2)
+        chosen = maxima.topk(k, dim=1, sorted=False).indices
+        inside = whole.gather(1, chosen[:, :, None].expand(-1, -1, _GROUP)).flatten(1)
+        columns_of = (chosen[:, :, None] * _GROUP + torch.arange(_GROUP, device=scores.device)).flatten(1)
+        rest = torch.arange(groups * _GROUP, columns, device=scores.device).expand(rows, -1)
+        inside, columns_of = torch.cat([inside, scores[:, groups * _GROUP :]], 1), torch.cat([columns_of, rest], 1)
+        best, order = inside.topk(k, dim=1)
+        found = columns_of.gather(1, order)
+        tied = ((inside >= best[:, -1:]).sum(1) > k) | ((maxima >= best[:, -1:]).sum(1) > k)
+    for query in tied.nonzero().flatten().tolist():  # several are equally good for the last place
+        all_of_them = (scores[query] >= scores[query, found[query]].min()).nonzero().flatten()
+        found[query] = all_of_them[scores[query, all_of_them].argsort(descending=True, stable=True)[:k]]
+    found = found.sort(dim=1).values
+    best, order = scores.gather(1, found).sort(dim=1, descending=True, stable=True)
+    return best, found.gather(1, order)
