@@ -549,3 +549,10 @@ def test_a_separate_context_hides_the_samples_that_ask(form):
     fewer = [objective(**given, context=context[[j for j in range(5) if j != hidden]])[1] for hidden in (1, 3)]
     assert report["effective_neighbors"] < objective(**given, context=context)[1]["effective_neighbors"]
     assert fewer[0]["effective_neighbors"] != fewer[1]["effective_neighbors"]
+
+
+@pytest.mark.parametrize("base", ["sigmoid", "softmax"])
+def test_a_batch_of_one_has_no_other_texts_to_smooth_over(base):
+    images, texts = torch.randn(1, 4), torch.randn(1, 4)
+    plain, smooth = (ContrastiveObjective(base, smoothing=share)(images, texts)[0] for share in (0.0, 0.3))
+    assert torch.equal(plain, smooth)

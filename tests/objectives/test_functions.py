@@ -365,3 +365,11 @@ def test_negative_ids_are_no_ids(function, form):
         function(images, texts, *settings, duplicate_ids=some, form=form),
         function(images, texts, *settings, duplicate_ids=known, form=form),
     )
+
+
+@pytest.mark.parametrize("form", ["dense", "blockwise"])
+@pytest.mark.parametrize("case", CASES)
+def test_double_embeddings_take_a_temperature_in_single_precision(case, form):
+    function, _, inputs = CASES[case]
+    tensors = [tensor.float() if tensor.ndim == 0 else tensor for tensor in inputs(9, torch.float64)]
+    assert value_and_gradients(lambda *given: function(*given, form=form), tensors)[0].dtype == torch.float64

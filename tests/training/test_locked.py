@@ -12,7 +12,11 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from recollect.core.errors import UserError
+from recollect.core.types import NO_LABEL, Sample, Source
+from recollect.data.batches.mixture import DataMix
+from recollect.data.batches.stream import BatchStream
 from recollect.data.sources import open_source
+from recollect.data.sources.columns import Columns
 from recollect.models import build_model, load_model
 from recollect.objectives import ContrastiveObjective
 from recollect.training import feature_store, locked
@@ -191,6 +195,39 @@ def test_pictures_that_cannot_be_read_are_left_out(pairs, checkpoint, capsys):
     assert "11.png" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"1 of 30 images of .* cannot be read"):
         lock_source(encoder, source, store=FeatureStore(pairs.parent / "elsewhere"))
+
+
+class Untold(Source):
+    """Pictures of which the second has no caption."""
+
+    name = "untold"
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        picture = np.full((40, 40, 3), 80 * index, dtype=np.uint8)
+        return Sample(picture, () if index == 1 else (f"number {index}",), NO_LABEL, self.name, self.kind, str(index))
+
+
+def test_pictures_without_a_caption_are_left_out(checkpoint):
+    encoder, source = load_model(checkpoint, "cpu"), Untold()
+    kept = lock_source(encoder, source)
+    assert kept.indices.tolist() == [0, 2]
+    torch.testing.assert_close(kept.features[:, 0], encoder.pooled_images([source[0].image, source[2].image]))
+
+
+def test_classes_are_called_by_their_synonyms_also_where_the_first_has_none(pairs, checkpoint, tmp_path):
+    lines = [json.dumps({"path": f"{n}.png", "label": "cat" if n < 9 else "dog", "others": ["hound"] if n > 8 else []})
+             for n in range(18)]  # fmt: skip
+    (pairs.parent / "classes.jsonl").write_text("\n".join(lines))
+    columns = Columns(label="label", synonyms="others")
+    source = open_source(str(pairs.parent / "classes.jsonl"), kind="label", columns=columns)
+    kept = lock_source(load_model(checkpoint, "cpu"), source)
+    stream = BatchStream(DataMix((kept,)), 18, None)
+    texts = stream.batch(0).texts
+    assert [sum(name in text for text in texts) for name in ("cat", "hound")] == [9, 9]
+    assert set(texts) <= set(possible_texts(kept))
 
 
 def test_texts_are_embedded_with_the_prefix_of_their_kind(pairs, checkpoint):

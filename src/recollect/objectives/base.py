@@ -94,8 +94,8 @@ def smoothing_slope(images: LossInputs, texts: Tensor, smoothing: float, shard: 
     """
     everything = shard.gather(texts)
     own = torch.linalg.vecdot(images.images, texts)
-    others = (images.images @ everything.sum(0) - own) / (len(everything) - 1)
-    return smoothing * images.scale * (own - others).sum() / len(everything)
+    others = (images.images @ everything.sum(0) - own) / max(1, len(everything) - 1)  # none in a batch of one
+    return smoothing * images.scale * (own - others).sum() / len(everything) * (len(everything) > 1)
 
 
 class Objective(nn.Module, ABC):

@@ -136,7 +136,7 @@ def _one_set(
     for rows in tiles(len(images), tile):
         scaled = images[rows] * scale
         for columns in tiles(len(texts), tile):
-            logits = torch.addmm(bias, scaled, texts[columns].T)
+            logits = torch.addmm(bias.to(scaled.dtype), scaled, texts[columns].T)
             if copies is not None:
                 logits.masked_fill_(copies.among(rows, columns), -torch.inf)
             own = own_diagonal(logits, first, rows, columns)

@@ -147,7 +147,7 @@ def open_sources(data: Data, objects: Mapping[str, Source] = MappingProxyType({}
     Raises:
         UserError: a source cannot be opened, or is a Python object that is missing.
     """
-    return tuple(objects.get(spec) or _open(spec, kind, data) for spec, kind in data.specs)
+    return tuple(objects[spec] if spec in objects else _open(spec, kind, data) for spec, kind in data.specs)
 
 
 def _tell_apart(specs: Sequence[str], sources: Sequence[Source]) -> None:

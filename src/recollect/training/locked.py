@@ -70,10 +70,10 @@ class LockedSource(Subset):
     def reads_blocks(self) -> bool:
         return False
 
-    @property
+    @cached_property
     def makes_batches(self) -> bool:
-        """Unless classes have synonyms, which are drawn sample by sample, for the first view."""
-        return self.kind == "caption" or not self.texts(0)
+        """Unless some class has synonyms, which are drawn sample by sample, for the first view."""
+        return self.kind == "caption" or not any(self.texts(index) for index in range(len(self)))
 
     def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
         """A view and a caption of each sample, drawn by the seed."""
@@ -123,7 +123,13 @@ def lock_source(
         advice = ". Free some space, or set RECOLLECT_CACHE to another folder."
         with user_errors(f"{store.folder}: {size:,.0f} MiB of features cannot be written", OSError, then=advice):
             store.save(kept, *key)
-    return LockedSource(source, kept["rows"].numpy(), kept["features"], f"{tower} {views} {key[-1]}")
+    rows, features = kept["rows"].numpy(), kept["features"]
+    if source.kind == "caption" and not source.makes_batches:
+        told = np.array([bool(source.texts(row)) for row in rows.tolist()])
+        if not told.all():  # a picture without captions teaches nothing
+            rows, features = rows[told], features[torch.from_numpy(told)]
+            refuse((not len(rows), f"{source.name}: no captions. Name a source with captions."))
+    return LockedSource(source, rows, features, f"{tower} {views} {key[-1]}")
 
 
 def _embed(

@@ -69,7 +69,7 @@ def possible_texts(source: LockedSource) -> Iterator[str]:
     if source.kind == "caption":
         yield from texts
         return
-    for name in sorted({*source.class_names, *(texts if source.texts(0) else ())}):
+    for name in sorted({*source.class_names, *texts}):
         yield from (fill(template, name) for template in GENERAL_TEMPLATES)
 
 
