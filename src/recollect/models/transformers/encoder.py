@@ -182,7 +182,13 @@ class TransformersEncoder(DualEncoder):
         return {"architecture": self.architecture, "text": self.text.as_json()}
 
     def _reading(self) -> str:
-        return f"{self.text.as_json()} {self._tokenizer_key}"
+        return f"{self.text.as_json()} {self._tokenizer_key}{self._activation('image')}{self._activation('text')}"
+
+    def _activation(self, tower: Tower) -> str:
+        """As in `DualEncoder`. Weights fit any form of GELU, and converted CLIPs often name the wrong one at first."""
+        config = self.model.config.vision_config if tower == "image" else self.model.config.text_config
+        own, usual = (str(getattr(each, "hidden_act", "")) for each in (config, type(config)))
+        return f" {tower} {own}" if own != usual and "gelu" in own else ""
 
     @cached_property
     def _tokenizer_key(self) -> str:
