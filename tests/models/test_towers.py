@@ -136,7 +136,7 @@ def test_a_vit_without_weights_for_its_pooler_is_read_at_its_first_token(bert, t
     pixels = PROCESSORS["vit"](list(PICTURES), return_tensors="pt").pixel_values
     with torch.no_grad():
         expected = plain.vit(pixels).last_hidden_state[:, 0]
-    torch.testing.assert_close(model.pooled_images(PICTURES), expected, atol=2e-5, rtol=0)
+    torch.testing.assert_close(model.pooled_images(list(PICTURES)), expected, atol=2e-5, rtol=0)
 
 
 def test_a_picture_of_the_towers_size_is_the_same_as_an_array(vision, bert):
