@@ -58,10 +58,8 @@ def make_rows(count, first=0, width=WIDTH, captions=None):
 class HashEncoder(Encoder):
     """Embeds pictures by their pixels and texts by their letters; nothing is random."""
 
-    width = WIDTH
-
-    def __init__(self, salt="a"):
-        self.salt, self.images, self.texts = salt, 0, 0
+    def __init__(self, salt="a", width=WIDTH):
+        self.salt, self.width, self.images, self.texts = salt, width, 0, 0
 
     @property
     def fingerprint(self):
@@ -77,8 +75,8 @@ class HashEncoder(Encoder):
 
     def _unit(self, contents):
         seeds = [int.from_bytes(hashlib.blake2b(each, digest_size=8).digest(), "big") for each in contents]
-        rows = np.array([np.random.default_rng(seed).normal(size=WIDTH) for seed in seeds]).reshape(-1, WIDTH)
-        return torch.nn.functional.normalize(torch.tensor(rows).float(), dim=1)
+        rows = np.array([np.random.default_rng(seed).normal(size=self.width) for seed in seeds])
+        return torch.nn.functional.normalize(torch.tensor(rows.reshape(-1, self.width)).float(), dim=1)
 
 
 @dataclass

@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -104,21 +108,27 @@ def test_captions_say_the_script_and_what_is_measured(world):
     assert {word for text in texts for word in text.split()} <= set(world.vocabulary())
 
 
-@pytest.mark.parametrize("spec", ["glyphs:captions", "glyphs:labels", "glyphs:scenes?edge=48", "glyphs:hard?edge=48"])
-def test_a_picture_is_the_same_alone_in_a_batch_and_in_another_process(spec, elsewhere):
-    source = open_world_source(spec)
-    indices = np.array([5, 917, 33])
-    images, texts, labels = source.batch(indices, 0)
-    for row, index in enumerate(indices):
-        sample = source[int(index)]
-        np.testing.assert_array_equal(sample.image, images[row].permute(1, 2, 0))
-        assert sample.texts == ((texts[row],) if sample.kind == "caption" else ())
-        assert sample.label == labels[row]
-    code = (
-        "import numpy as np; from recollect_papers.worlds import open_world_source;"
-        f"print(int(open_world_source({spec!r}).batch(np.array([5, 917, 33]), 0)[0].long().sum()))"
-    )
-    assert int(elsewhere(code)) == int(images.long().sum())
+SUM = """
+import sys, numpy as np
+from recollect_papers.worlds import open_world_source
+for spec in sys.argv[1:]:
+    print(int(open_world_source(spec).batch(np.array([5, 917, 33]), 0)[0].long().sum()))
+"""
+
+
+def test_a_picture_is_the_same_alone_in_a_batch_and_in_another_process():
+    specs, sums = ("glyphs:captions", "glyphs:labels", "glyphs:scenes?edge=48", "glyphs:hard?edge=48"), []
+    for spec in specs:
+        source, indices = open_world_source(spec), np.array([5, 917, 33])
+        images, texts, labels = source.batch(indices, 0)
+        for row, index in enumerate(indices):
+            sample = source[int(index)]
+            np.testing.assert_array_equal(sample.image, images[row].permute(1, 2, 0))
+            assert sample.texts == ((texts[row],) if sample.kind == "caption" else ())
+            assert sample.label == labels[row]
+        sums.append(str(int(images.long().sum())))
+    command, environment = [sys.executable, "-c", SUM, *specs], os.environ | {"PYTHONHASHSEED": "7"}
+    assert subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.split() == sums
 
 
 def test_two_seeds_are_two_views_under_one_caption():

@@ -73,12 +73,6 @@ def test_a_typo_is_answered_with_what_was_meant(recollect, words, meant):
     assert done.stderr.count("\n") == 1
 
 
-def test_a_missing_argument_is_named(recollect):
-    done = recollect("completion", check=False)
-    assert done.returncode == 2
-    assert "SHELL" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

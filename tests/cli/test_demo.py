@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from recollect import RECIPES, Index, cli
-from recollect.cli.demo_photographs import CROPS, PHOTOGRAPHS, make_pictures
+from recollect.cli import demo_photographs
 
 
 @pytest.fixture
@@ -50,9 +50,10 @@ def test_a_folder_without_pictures_is_refused(trained, recollect, tmp_path):
     assert run.returncode == 2
 
 
-def test_the_photographs_are_cut_the_same_way_every_time(tmp_path):
+def test_the_photographs_are_cut_the_same_way_every_time(tmp_path, monkeypatch):
     pytest.importorskip("skimage")
-    one, other = (make_pictures(tmp_path / name) for name in ("one", "other"))
+    monkeypatch.setattr(demo_photographs, "CROPS", 3)
+    one, other = (demo_photographs.make_pictures(tmp_path / name) for name in ("one", "other"))
     files = sorted(file.relative_to(one) for file in one.rglob("*.jpg"))
-    assert len(files) == CROPS * len(PHOTOGRAPHS)
+    assert len(files) == 3 * len(demo_photographs.PHOTOGRAPHS)
     assert all((one / file).read_bytes() == (other / file).read_bytes() for file in files)

@@ -55,24 +55,6 @@ def test_few_shot_with_nearly_every_method_and_two_models(recollect, trained, sh
     assert len(list((tmp_path / "cache").iterdir())) == 4
 
 
-def test_cached_features_give_the_same_figures(recollect, trained, shapes, tmp_path):
-    words = ("evaluate", "few-shot", trained[0], "--data", shapes, "--shots", 2, "--cache", tmp_path / "cache")
-    first, second = recollect(*words, "--out", tmp_path / "a.json"), recollect(*words, "--out", tmp_path / "b.json")
-    assert json.loads((tmp_path / "a.json").read_text()) == json.loads((tmp_path / "b.json").read_text())
-    assert first.stdout.replace("a.json", "") == second.stdout.replace("b.json", "")
-
-
-def test_zero_shot_and_probe_write_their_figures(recollect, trained, shapes, tmp_path):
-    recollect("evaluate", "zero-shot", trained[0], "--data", shapes, "--out", tmp_path / "zero.json")
-    (zero,) = json.loads((tmp_path / "zero.json").read_text())
-    assert {row["metric"] for row in zero["rows"]} == {"top-1", "mean per class"}
-    assert zero["settings"]["queries"] == 24
-    recollect("evaluate", "probe", trained[0], "--data", shapes, "--out", tmp_path / "probe.json")
-    (probe,) = json.loads((tmp_path / "probe.json").read_text())
-    assert probe["rows"][0]["value"] > 60
-    assert probe["settings"]["pool"] == 36
-
-
 def test_a_suite_of_captioned_sets_reads_ones_own_copies(recollect, trained, pairs, tmp_path, monkeypatch):
     opened = catalogue.open_source
 
@@ -87,19 +69,6 @@ def test_a_suite_of_captioned_sets_reads_ones_own_copies(recollect, trained, pai
     (result,) = json.loads((tmp_path / "out.json").read_text())
     assert result["protocol"] == "retrieval"
     assert done.stdout.count("left out:") == 8
-
-
-def test_own_templates_change_zero_shot_texts(recollect, trained, shapes, tmp_path):
-    (tmp_path / "templates.txt").write_text("a white {} on a dark ground\n")
-    words = ("evaluate", "zero-shot", trained[0], "--data", shapes)
-    recollect(*words, "--templates", tmp_path / "templates.txt", "--out", tmp_path / "own.json")
-    recollect(*words, "--out", tmp_path / "usual.json")
-    usual, own = (json.loads((tmp_path / f"{name}.json").read_text())[0] for name in ("usual", "own"))
-    assert usual["settings"]["texts_content"] != own["settings"]["texts_content"]
-    (tmp_path / "templates.txt").write_text("no place for the name\n")
-    done = recollect(*words, "--templates", tmp_path / "templates.txt", check=False)
-    assert done.returncode == 2
-    assert "a template needs {}" in done.stderr
 
 
 def test_a_suite_reads_ones_own_copies_and_names_what_is_left_out(recollect, trained, tmp_path):

@@ -17,6 +17,7 @@ def world(tmp_path_factory):
     guide_world.folders(folder / "examples", ["crane", "owl"], 3, 300)
     guide_world.classes(folder, "birds", ["crane", "owl", "robin"])
     guide_world.pairs(folder, "pairs", {"train": 24, "test": 8}, 10_000)
+    (folder / "nameless.txt").write_text("a photo\n")
     for name, first in (("photos", 600), ("new", 700)):
         (folder / name).mkdir()
         for number in range(6):
@@ -59,6 +60,7 @@ WRONG = [
     Wrong("evaluate zero-shot MODEL --data none.parquet", ("none.parquet",)),
     Wrong("evaluate zero-shot MODEL --data birds.parquet --templates none.txt", ("none.txt", "no such file")),
     Wrong("evaluate zero-shot MODEL --data birds.parquet --templates photos/0.jpg", ("photos/0.jpg", "UTF-8")),
+    Wrong("evaluate zero-shot MODEL --data birds.parquet --templates nameless.txt", ("nameless.txt", "{}")),
     Wrong("evaluate retrieval MODEL --data pairs.parquet --queries 0", ("--queries", "at least 1")),
     Wrong("evaluate zero-shot ./MODLE --data birds.parquet --out pairs.parquet", ("pairs.parquet", "is a file")),
     Wrong("evaluate zero-shot ./MODLE --data birds.parquet --out MODEL/config.json", ("config.json",)),

@@ -1,6 +1,5 @@
 """``--index INDEX --fusion F --mode both`` on every command that embeds."""
 
-import csv
 import json
 import shutil
 
@@ -182,13 +181,6 @@ def test_near_duplicates_of_tested_images_are_left_out_and_counted(
     refused = recollect(*words, "--k", 5, "--near", 0.0001, check=False)
     assert refused.returncode == 2
     assert "fewer than k = 5" in refused.stderr
-
-
-def test_classify_with_an_index(recollect, model, index, fusion, shapes, tmp_path):
-    words = ("classify", "--support", shapes / "train", "--images", shapes / "test")
-    recollect(*words, "--index", index, "--fusion", fusion, "--k", 5, "--out", tmp_path / "out")
-    assert len(list(csv.DictReader((tmp_path / "out" / "predictions.csv").open()))) == 24
-    assert "version" in (tmp_path / "out" / "predictions.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -198,14 +198,6 @@ def test_a_picture_too_large_is_one_line_to_which_pillow_adds_none(run, index, t
     assert not [each for each in recwarn.list if "decompression bomb" in str(each.message)]
 
 
-def test_search_refuses_another_model_than_the_memorys(run, index, make_encoder, tmp_path):
-    with quiet():
-        make_encoder("siglip").save(tmp_path / "other")
-    status, _, err = run("search", index.address, "queen", "--model", tmp_path / "other", "--device", "cpu")
-    assert status == 2
-    assert "another model" in err
-
-
 def test_without_captions_reranking_says_how_to_get_them(run, make_index, model):
     address = make_index(model[0], model[1], captioned=False).address
     status, _, err = run("search", address, "queen", "--adapt")
@@ -322,40 +314,3 @@ def test_each_source_has_captions_of_its_own_kind_and_a_pool_joins_them(run, mod
     status, _, err = run("evaluate", "retrieval", model[1], *words, "--captions", "held-out,true")
     assert status == 2
     assert "2 kinds for 3 sources" in err
-
-
-def _damaged_search(run, index, tmp_path, *words):
-    """Three queries, one of them empty, over an index of 24 whose odd pictures have no caption and of which two are
-    gone from disk, by episodes of more candidates than there are."""
-    for number in (3, 7):
-        (tmp_path / f"{number}.png").unlink()
-    (tmp_path / "queries.txt").write_text("a red snowman\n\nlarge river\n")
-    asked = ["--queries", tmp_path / "queries.txt", "--adapt", "--episode.k", 100, "--episode.rank", 2]
-    asked += ["--k", 50, "--out", tmp_path / "found.json", "--device", "cpu", *words]
-    status, out, err = run("search", index.address, *asked)
-    assert status == 0, err
-    return json.loads((tmp_path / "found.json").read_text()), " ".join(out.split())
-
-
-def test_nothing_stops_a_batch_and_nothing_is_lost(run, index, tmp_path):
-    found, printed = _damaged_search(run, index, tmp_path)
-    assert [(each["query"], len(each["hits"])) for each in found["results"]] == [
-        ("a red snowman", 24), ("", 0), ("large river", 24),
-    ]  # fmt: skip
-    for each in (found["results"][0], found["results"][2]):
-        assert len({hit["id"] for hit in each["hits"]}) == 24
-        assert all(
-            hit["rank"] == hit["zero_shot_rank"] for hit in each["hits"] if hit["id"] in ("picture-3", "picture-7")
-        )
-        assert any("2 of 24 pictures cannot be opened" in note for note in each["notes"])
-        assert any("12 of 24 pictures have no caption: the episode learned from 12" in note for note in each["notes"])
-    assert "empty query" in printed
-    assert "the episode learned from 12" in printed
-
-
-def test_an_episode_that_breaks_down_leaves_the_zero_shot_ranking_and_is_noted(run, index, tmp_path):
-    found, printed = _damaged_search(run, index, tmp_path, "--episode.learning-rate", "1e38")
-    for each in (found["results"][0], found["results"][2]):
-        assert [hit["zero_shot_rank"] for hit in each["hits"]] == list(range(1, 25))
-        assert any("not finite" in note for note in each["notes"])
-    assert "not finite" in printed

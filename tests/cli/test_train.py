@@ -25,11 +25,6 @@ def test_named_sources_take_the_place_of_the_recipes_own():
     assert parsed("prefix-tiny", "--data.labels", "b").recipe.data.specs == [("b", "label")]
 
 
-def test_context_options_are_plain_options():
-    recipe = parsed("siglixp-tiny", "--objective.context.alpha", "0.8").recipe
-    assert recipe.objective.context.alpha == 0.8
-
-
 def test_every_field_of_a_recipe_is_an_option_and_a_setting(recollect, tmp_path):
     shown = recollect("train", "siglixp-tiny", "--print-config", "--model.lora", 4, "--learning-rate", 0.5).stdout
     (tmp_path / "mine.toml").write_text(shown)

@@ -1,13 +1,9 @@
 """An index of random pictures with one caption each, and pairs of the same kind."""
 
-import hashlib
-
 import numpy as np
 import pytest
-import torch
 
-from index_rows import Pictures
-from recollect.core.types import Encoder
+from index_rows import HashEncoder, Pictures
 from recollect.index import Index
 from recollect.reco.pairs import Pairs
 
@@ -40,38 +36,14 @@ def on_disk(tmp_path):
     return make_pairs(40).index().save(tmp_path / "disk")
 
 
-class HashEncoder(Encoder):
-    """Embeds pictures by their pixels and texts by their letters; nothing is random."""
-
-    width = WIDTH
-
-    def __init__(self, salt="a"):
-        self.salt = salt
-
-    @property
-    def fingerprint(self):
-        return f"model-{self.salt}"
-
-    def embed_images(self, images):
-        return self._unit([np.asarray(image, dtype=np.float32).tobytes() for image in images])
-
-    def embed_texts(self, texts, prefix=None):
-        return self._unit([text.encode() for text in texts])
-
-    def _unit(self, contents):
-        seeds = [int.from_bytes(hashlib.blake2b(each, digest_size=8).digest(), "big") for each in contents]
-        rows = np.array([np.random.default_rng(seed).normal(size=WIDTH) for seed in seeds]).reshape(-1, WIDTH)
-        return torch.nn.functional.normalize(torch.tensor(rows).float(), dim=1)
-
-
 @pytest.fixture
 def encoder():
-    return HashEncoder()
+    return HashEncoder(width=WIDTH)
 
 
 @pytest.fixture
 def other_encoder():
-    return HashEncoder("b")
+    return HashEncoder("b", WIDTH)
 
 
 @pytest.fixture

@@ -299,18 +299,6 @@ def test_wrong_use_is_one_line_and_changes_nothing(shared_page, path, body, stat
     assert shared_page.call("/api/info")[1]["pictures"] == 60
 
 
-@pytest.mark.parametrize(
-    ("terms", "said"),
-    [
-        ([{"words": " "}], "one of the terms is empty. Type what to look for, or remove it."),
-        ([{"words": "red"}, {"words": ""}], "one of the terms is empty. Type what to look for, or remove it."),
-        ([{"words": "a", "id": "red/1.png"}], "a term needs text or an image, not both"),
-    ],
-)
-def test_a_wrong_term_is_reported_in_plain_words(shared_page, terms, said):
-    assert shared_page.call("/api/list", {"terms": terms})[1]["error"] == said
-
-
 def test_the_guard_stands_before_the_page(page):
     """What it refuses is in test_guard.py."""
     assert page.call("/api/classes", {"name": "reds"}, headers={})[0] == 403

@@ -53,20 +53,6 @@ def test_the_page_shows_the_duplicates_of_the_index(page):
     assert all(int(each["id"].split("/")[1][:-4]) < 30 for group in some for each in group["pictures"])
 
 
-def test_duplicates_are_removed_and_come_back(photos):
-    page, first = photos, look(photos, NEAR)
-    assert [[each["name"][:5] for each in group["pictures"]] for group in first["groups"]] == [["drawi", "small"]] * 3
-    ids = [group["pictures"][1]["id"] for group in first["groups"]]
-    assert page.call("/api/selection/act", {"kind": "remove", "ids": ids})[1]["pictures"] == 3
-    assert page.call("/api/info")[1]["pictures"] == 7
-    after = page.call(NEAR)[1]
-    assert (after["state"], after["changed"]) == ("done", True)
-    assert after["groups"] == []
-    assert page.call("/api/undo", b"")[1]["undone"] == {"do": "remove", "pictures": 3}
-    assert page.call(NEAR)[1]["groups"] == first["groups"]
-    assert page.call("/api/undo", b"")[1]["undone"] is None
-
-
 def test_a_second_file_of_a_picture_is_moved_and_returns(photos, tmp_path):
     (group,) = look(photos, "/api/duplicates?kind=identical")["groups"]
     (picture,) = group["pictures"]
