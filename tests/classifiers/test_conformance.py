@@ -60,14 +60,3 @@ def test_a_classifier_works_in_pipelines_and_searches(name):
     points, labels = clusters()
     pipeline = make_pipeline(Normalizer(), clone(ESTIMATORS[name]))
     assert cross_val_score(pipeline, points * 3, labels, cv=3).mean() > 0.8
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_scores_of_two_classes_agree_with_the_decision_function(name):
-    points, labels = clusters(classes=2)
-    estimator = clone(ESTIMATORS[name]).fit(points, labels)
-    scores = estimator.scores(points)
-    np.testing.assert_allclose(estimator.decision_function(points), scores[:, 1] - scores[:, 0])
-    probabilities = estimator.predict_proba(points)
-    np.testing.assert_allclose(probabilities.sum(axis=1), 1)
-    assert (estimator.classes_[probabilities.argmax(axis=1)] == estimator.predict(points)).all()

@@ -8,30 +8,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
 from recollect.core.errors import UserError
 from recollect.evaluation.results import joint_identity, load_results
 from recollect.evaluation.tasks import catalogue
-from recollect_papers.peers.ape import ApeTrained
-from recollect_papers.peers.trained import ClipAdapter, TipAdapterF
 
-METHODS = list(FEW_SHOT_METHODS)
+METHODS = ["zero-shot", "prototype", "tip-adapter-cv", "softmax+zero-shot", "proker", "gda"]
 
 
-@pytest.fixture
-def few_epochs(monkeypatch):
-    """What is trained is trained a moment: what is tested here are commands."""
-    short = {
-        "tip-adapter-f": lambda texts, scale: TipAdapterF(texts, scale=scale, epochs=3),
-        "ape-t": lambda texts, scale: ApeTrained(texts, scale=scale, epochs=3),
-        "clip-adapter": lambda texts, scale: ClipAdapter(texts, scale=scale, epochs=5),
-    }
-    for name, make in short.items():
-        monkeypatch.setitem(FEW_SHOT_METHODS, name, make)
-
-
-@pytest.mark.usefixtures("few_epochs")
-def test_few_shot_with_nearly_every_method_and_two_models(recollect, trained, shapes, tmp_path):
+def test_few_shot_with_several_methods_and_two_models(recollect, trained, shapes, tmp_path):
     done = recollect(
         "evaluate", "few-shot", *trained, "--data", shapes, "--methods", *METHODS, "--shots", 1, 8, "--seeds", 1,
         "--out", tmp_path, "--cache", tmp_path / "cache",

@@ -8,8 +8,6 @@ import pytest
 
 from recollect.evaluation.results import load_results
 from recollect.models import build_model
-from recollect_papers.worlds import glyph_tasks as glyph_labels
-from recollect_papers.worlds import tasks as worlds
 
 NAMES = ("circle", "cross", "square")
 OTHERS = ("disc", "saltire", "box")
@@ -76,24 +74,3 @@ def test_classes_under_their_names_and_under_synonyms(recollect, models, table, 
     )
     assert none.returncode == 2
     assert "no classes with synonyms" in none.stderr
-
-
-def test_one_domain_of_a_set_and_the_styles_of_the_glyph_labels(recollect, models, table, tmp_path, monkeypatch):
-    monkeypatch.setattr(glyph_labels, "GENERAL_TEMPLATES", glyph_labels.GENERAL_TEMPLATES[:4])
-    monkeypatch.setattr(worlds, "_made", worlds._made.__wrapped__)  # and nobody else is given these
-    words = (
-        "--data",
-        f"{table}?domain=odd",
-        f"{table}?domain=even",
-        "glyphs:labels-half",
-        "--out",
-        tmp_path / "r.json",
-    )
-    recollect("evaluate", "zero-shot", models / "with", *words, "--prefix", "label")
-    results = {
-        result["data"]: result["settings"]["queries"] for result in json.loads((tmp_path / "r.json").read_text())
-    }
-    assert results.pop("shapes:domain=odd") == results.pop("shapes:domain=even") == 12
-    assert [name.removeprefix("glyphs-labels-half-") for name in results] == [
-        "own", "faces", "styles", "held-out-faces", "names", "synonyms",
-    ]  # fmt: skip

@@ -28,7 +28,7 @@ def model(make_encoder, tmp_path_factory):
 def make_index(tmp_path, pictures):
     """An index of pictures: the even ones as bytes with captions of their own, the odd ones as files without."""
 
-    def make(encoder, model_name="", captioned=True):
+    def make(encoder, model_name=""):
         made = Index.create(tmp_path / "index", width=20, model=encoder.fingerprint, model_name=model_name)
         numbers, encoded, files, captions = range(24), [], [], []
         for row in numbers:
@@ -38,7 +38,7 @@ def make_index(tmp_path, pictures):
             file.write_bytes(buffer.getvalue())
             encoded.append(None if row % 2 else buffer.getvalue())
             files.append([File("odd" if row % 2 else "even", f"{row}.png", str(file) if row % 2 else "")])
-            captions.append((pictures.texts(row)[0],) if captioned and row % 2 == 0 else ())
+            captions.append(() if row % 2 else (pictures.texts(row)[0],))
         texts = [encoder.embed_texts(list(each)).numpy() if each else np.zeros((0, 20)) for each in captions]
         made.insert(
             Rows(
@@ -124,13 +124,6 @@ def test_pages_and_the_cut_off_say_what_they_leave_out(run, index, tmp_path):
     assert "20 of 24 pictures score below" in printed
 
 
-def test_scores_of_an_episode_and_of_the_model_stand_apart(run, index, tmp_path):
-    words = ["queen", "--adapt", "--episode.k", 12, "--episode.rank", 4, "--k", 15]
-    found, printed = hits_of(run, index, tmp_path, *words)
-    assert [hit["scored_by"] for hit in found["hits"]] == ["episode"] * 12 + ["model"] * 3
-    assert printed.index("scored by: episode") < printed.index("scored by: model")
-
-
 def test_normalized_scores_say_what_was_chosen(run, index, tmp_path):
     found, printed = hits_of(run, index, tmp_path, "queen", "--normalize", "--k", 24)
     assert {hit["scored_by"] for hit in found["hits"]} == {"normalized"}
@@ -139,12 +132,6 @@ def test_normalized_scores_say_what_was_chosen(run, index, tmp_path):
     status, _, err = run("search", index.address, "queen", "--normalize", "--adapt", "--device", "cpu")
     assert status == 2
     assert "--adapt" in err
-
-
-def test_a_byte_order_mark_is_no_part_of_a_query(run, index, tmp_path):
-    (tmp_path / "queries.txt").write_bytes(b"\xef\xbb\xbfqueen\r\n")
-    found, _ = hits_of(run, index, tmp_path, "--queries", tmp_path / "queries.txt")
-    assert found["query"] == "queen"
 
 
 def test_hostile_captions_are_shown_and_do_nothing(run, make_index, model, tmp_path, pictures):
@@ -198,14 +185,6 @@ def test_a_picture_too_large_is_one_line_to_which_pillow_adds_none(run, index, t
     assert not [each for each in recwarn.list if "decompression bomb" in str(each.message)]
 
 
-def test_without_captions_reranking_says_how_to_get_them(run, make_index, model):
-    address = make_index(model[0], model[1], captioned=False).address
-    status, _, err = run("search", address, "queen", "--adapt")
-    assert status == 2
-    assert "recollect caption" in err
-    assert run("search", address, "queen", "--device", "cpu")[0] == 0
-
-
 class Scribe:
     def __init__(self, *_):
         pass
@@ -252,23 +231,6 @@ def test_caption_describes_a_source_into_a_file_that_evaluation_reads(run, model
     assert result["settings"]["queries"] == 8
     shutil.copy(captions, tmp_path / "captions.txt")
     assert run("evaluate", "retrieval", model[1], *words, "--captions", tmp_path / "captions.txt")[0] == 2
-
-
-def test_sources_are_searched_one_by_one_or_as_one_pool(run, model, tmp_path):
-    for name, number in (("one", 6), ("two", 9)):
-        lines = ["path,caption"]
-        for row in range(number):
-            Image.new("RGB", (16, 16), (25 * row, 90, 20 * number)).save(tmp_path / f"{name}-{row}.png")
-            lines.append(f"{name}-{row}.png,{'a tree ' * row} and the river")
-        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
-    words = ["--data", tmp_path / "one.csv", tmp_path / "two.csv", "--split", "all", "--device", "cpu"]
-    for pool, sizes in (("single", [6, 9]), ("merged", [15])):
-        out = tmp_path / f"{pool}.json"
-        status, _, err = run("evaluate", "retrieval", model[1], *words, "--pool", pool, "--out", out)
-        assert status == 0, err
-        results = json.loads(out.read_text())
-        assert [result["settings"]["images"] for result in results] == sizes
-        assert results[-1]["settings"]["texts"] == 9  # of two sources, the same words
 
 
 @pytest.mark.parametrize(

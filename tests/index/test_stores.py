@@ -144,13 +144,6 @@ def test_rows_come_back_as_they_were(index):
         index.pictures(["row 1", "nobody"])
 
 
-def test_inserting_again_replaces_and_counts(index):
-    index.insert(make_rows(30))
-    assert index.insert(make_rows(20, first=20)) == 10
-    assert len(index) == 40
-    same(index.pictures(["row 25"]), make_rows(40), [25])
-
-
 def test_a_look_up_is_the_same_on_every_store(index):
     index.insert(make_rows(25))
     index.insert(make_rows(15, first=25))

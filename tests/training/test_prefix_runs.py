@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
@@ -49,20 +48,6 @@ def test_a_run_teaches_the_prefixes_of_its_sources(tmp_path, data, kinds):
     change = moved(recipe(data, prefixes=kinds), tmp_path / "run")
     assert set(change) == set(kinds)
     assert min(change.values()) > 1e-3
-
-
-def test_a_debiased_run_logs_whole_batches_of_one_source(tmp_path):
-    train(recipe(BOTH), tmp_path / "run")
-    lines = [json.loads(line)["seen"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    steps = [{name: now[name] - before.get(name, 0) for name in now} for before, now in pairwise([{}, *lines])]
-    assert all(sorted(step.values()) == [0, 8] for step in steps)
-    assert len({max(step, key=step.get) for step in steps}) == 2
-
-
-def test_an_equal_run_logs_half_and_half(tmp_path):
-    train(recipe(replace(BOTH, sampling="equal")), tmp_path / "run")
-    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert last["seen"] == {"glyphs:captions": 32, "glyphs:labels": 32}
 
 
 def test_a_kind_named_twice_gets_two_tokens_that_the_checkpoint_keeps(tmp_path):

@@ -94,18 +94,6 @@ def slowly(monkeypatch):
     monkeypatch.setattr(Index, "duplicates", never_ends)
 
 
-def test_looking_for_duplicates_reports_progress_and_stops(page, monkeypatch):
-    slowly(monkeypatch)
-    page.call("/api/duplicates", b"")
-    time.sleep(0.3)
-    found = page.call("/api/duplicates")[1]
-    assert (found["state"], found["total"]) == ("running", 10_000)
-    assert 0 < found["done"] < 10_000
-    assert page.call("/api/duplicates", method="DELETE")[1]["state"] == "stopped"
-    monkeypatch.undo()
-    assert look(page)["state"] == "done"
-
-
 @pytest.mark.parametrize("size", WIDTHS)
 def test_duplicates_are_chosen_previewed_removed_and_brought_back(browser, photos, size):
     page, tab = photos, Tab(browser, photos, size)

@@ -5,24 +5,6 @@ import pytest
 from browsing import WIDTHS, Tab
 
 
-def test_undo_and_redo_name_what_they_change(browser, page):
-    tab = Tab(browser, page)
-    tab.new_class("reds", "red")
-    tab.wait("document.querySelector('#undo').textContent === 'Undo: the new label reds'")
-    tab.ready()
-    tab.tab.keyboard.press(" ")
-    tab.wait("document.querySelector('#undo').textContent === 'Undo: ✓ for reds'")
-    tab.ready()
-    tab.tab.keyboard.press("u")
-    tab.wait("document.querySelector('#notice').textContent === 'Undone: ✓ for reds.'")
-    tab.wait("document.querySelector('#redo').textContent === 'Redo: ✓ for reds'")
-    tab.ready()
-    tab.tab.keyboard.press("r")
-    tab.wait("document.querySelector('.counts').textContent === '✓1 ✗0'")
-    tab.wait("document.querySelector('#redo').textContent === 'Redo'")
-    tab.clean()
-
-
 @pytest.mark.parametrize("size", WIDTHS)
 def test_a_label_with_marks_asks_before_it_is_removed(browser, page, size):
     page.call("/api/classes", {"name": "empty"})

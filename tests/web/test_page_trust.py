@@ -78,16 +78,6 @@ def test_what_refining_needs_is_known_beforehand(shared_page, drawings, tmp_path
     assert (status, answer["error"]) == (400, reason)
 
 
-def test_a_search_by_words_says_where_it_ends_and_shows_everything(shared_page):
-    answer = shared_page.list(terms=[{"words": "red"}])
-    cut, tiles = answer["cut"], answer["tiles"]
-    assert answer["total"] == len(tiles) == 60, "nothing is left out"
-    assert cut["share"] == 0.9
-    assert sum(tile["score"] >= cut["score"] for tile in tiles) == cut["above"]
-    assert {tile["id"].split("/")[0] for tile in tiles[: cut["above"]]} == {"red"}
-    assert "cut" not in shared_page.list(terms=[{"id": "red/0.png"}]), "captions teach no end for pictures"
-
-
 def bare(folder, ids, vectors):
     """The page of pictures without captions."""
     encoder = ColorEncoder()
