@@ -111,6 +111,6 @@ def _card(hit: Hit, rank: int, pictures: Mapping[str, str | None]) -> dict[str, 
 def thumbnail(picture: Picture, side: int = _SIDE) -> str | None:
     """A picture as a small JPEG in a data URL; None if it cannot be opened."""
     try:
-        return jpeg_url(picture.open(), side)
+        return jpeg_url(picture.open(side), side)
     except (UserError, OSError):
         return None
