@@ -1,15 +1,20 @@
 """Large pictures are made small in the thread that decodes them: a block of whole photographs would take gigabytes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from recollect import Classifier, Index
 from recollect.data.sources import open_source
+from recollect.data.sources.images import as_images, prepared
+from recollect.data.transforms import ImageTransform
 from recollect.evaluation.features import image_features
 from recollect.index.source import source_index
 from recollect.models import build_model
 from recollect.reco.pairs import embed_pairs
+from recollect.testing import HashEncoder
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +45,11 @@ WAYS = {
 }
 
 
+@pytest.mark.parametrize("change", [{}, {"resized": 40}], ids=["crop", "resized and cropped"])
 @pytest.mark.parametrize("way", WAYS)
-def test_an_encoder_gets_large_pictures_in_the_size_that_it_reads(way, photos, monkeypatch):
+def test_an_encoder_gets_large_pictures_in_the_size_that_it_reads(way, change, photos, monkeypatch):
     model = build_model("tiny-conv", texts=["number"], seed=0)
+    model.transform = replace(model.transform, **change)
     expected = model.embed_images(sorted(photos.glob("?/*.png"), key=lambda path: path.name)).numpy()
     given, embed = [], model.embed_images
     monkeypatch.setattr(model, "embed_images", lambda images: given.extend(images) or embed(images))
@@ -52,3 +59,17 @@ def test_an_encoder_gets_large_pictures_in_the_size_that_it_reads(way, photos, m
         np.testing.assert_array_equal(found, expected)
     elif way == "classifier":
         assert (found @ expected[[0, 2, 1, 3]].T).diagonal().min() > 0.99
+
+
+@pytest.mark.parametrize("family", ["patches", "own"])
+def test_patches_are_cut_once_and_other_preprocessing_gets_the_picture(family):
+    picture, encoder = Image.new("RGB", (300, 200), (9, 90, 200)), HashEncoder()
+    if family == "own":
+        object.__setattr__(encoder, "transform", lambda image: image)
+        assert prepared(encoder, picture) is picture
+        return
+    transform = ImageTransform(32, fit="patches", patch=8, patches=16)
+    object.__setattr__(encoder, "transform", transform)
+    found = prepared(encoder, picture)
+    np.testing.assert_array_equal(found, transform.pixels(picture))
+    assert as_images([found])[0] is found

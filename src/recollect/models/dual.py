@@ -23,7 +23,7 @@ from recollect.core.files import fresh_folder, write_json
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, ImageLike, Kind
 from recollect.core.validation import check_number, refuse
-from recollect.data.sources.images import PictureInput, as_images, opened
+from recollect.data.sources.images import PictureInput, PreparedPixels, as_images, opened
 from recollect.data.sources.reader import blocks_ahead
 from recollect.data.transforms import ImageTransform
 
@@ -387,11 +387,7 @@ class DualEncoder(nn.Module, Encoder):
                     "width, 3)."
                 )
             return image
-        size = (self.transform.size, self.transform.size, 3)
-        changes = self.transform.packs or self.transform.resized
-        if not changes and isinstance(image, np.ndarray) and image.shape == size and image.dtype == np.uint8:
-            return image
-        return self.transform.pixels(image)
+        return image if isinstance(image, PreparedPixels) else self.transform.pixels(image)
 
     def _pixels(self, images: Sequence[np.ndarray]) -> Tensor:
         """A batch of what `_ready` returned."""

@@ -112,6 +112,10 @@ def _strips(image: Image.Image) -> Iterator[np.ndarray]:
         yield np.asarray(image.crop((0, top, width, min(top + _STRIP, height))))
 
 
+class PreparedPixels(np.ndarray):
+    """Pixels that were cropped and resized for an encoder, which takes them as they are."""
+
+
 def prepared(encoder: Encoder, image: ImageLike, *, fast: bool = False) -> ImageLike:
     """A picture cropped and resized for an encoder, which embeds it as it would the picture itself.
 
@@ -121,13 +125,13 @@ def prepared(encoder: Encoder, image: ImageLike, *, fast: bool = False) -> Image
         fast: first average a large picture over squares of pixels, to at least twice what is needed: bicubic resizing
             of a whole photograph takes longer than decoding it. Changes a cosine by about 1e-4.
     """
-    transform = getattr(encoder, "transform", None)
-    if transform is None or transform.packs or (isinstance(image, np.ndarray) and image.ndim == 1):
-        return image
+    transform: Any = getattr(encoder, "transform", None)
+    if not hasattr(transform, "pixels") or (isinstance(image, np.ndarray) and image.ndim == 1):
+        return image  # an encoder with preprocessing of its own, or a vector
     if fast and isinstance(image, Image.Image) and (factor := min(image.size) // (2 * transform.needed)) >= 2:
         image = image.reduce(factor)
     pixels: np.ndarray = transform.pixels(image)
-    return pixels
+    return pixels.view(PreparedPixels)
 
 
 def find_images(folder: Path) -> list[Path]:
@@ -201,7 +205,7 @@ def as_images(pictures: PictureInput | Sequence[PictureInput]) -> Sequence[Image
     if isinstance(pictures, str | Path):
         refuse(("://" in str(pictures), f"{pictures}: a URL; pictures are read from files. Download it first."))
         return find_images(Path(pictures).expanduser())
-    if isinstance(pictures, Image.Image):
+    if isinstance(pictures, Image.Image | PreparedPixels):
         return [pictures]
     if isinstance(pictures, np.ndarray):
         return _from_array(pictures)
