@@ -21,12 +21,13 @@ def outputs(file, inputs):
     return session.run(["embeddings"], {name: np.asarray(values) for name, values in inputs.items()})[0]
 
 
-def test_exported_towers_embed_as_the_model_does(checkpoint, pictures, tmp_path):
-    """CLIP, whose texts have a mask and any length; tests/classifiers exports a SigLIP."""
-    model = load_model(str(checkpoint("clip")))
-    for tower in (model.model.vision_model, model.model.text_model):
+@pytest.mark.parametrize("family", ["clip", "vit_bert"])
+def test_exported_towers_embed_as_the_model_does(checkpoint, pictures, family, tmp_path):
+    """Texts have any length and a mask, with BERT also types of tokens; tests/classifiers exports a SigLIP."""
+    model = load_model(str(checkpoint(family)))
+    for tower in (model.model.vision_model, model.model.text_model) if family == "clip" else ():
         tower.encoder.layers = tower.encoder.layers[:1]  # a graph is written layer by layer, and all are alike
-    folder = export_onnx(model, tmp_path / "clip")
+    folder = export_onnx(model, tmp_path / "model")
     for some in (pictures, pictures[:1]):
         pixels = model.transform.normalize(torch.from_numpy(np.stack([model.transform.pixels(each) for each in some])))
         found = outputs(folder / "image.onnx", {"pixels": pixels})

@@ -38,6 +38,7 @@ from transformers import (
 
 from recollect.core.errors import UserError
 from recollect.models import load_model
+from recollect.models.export import TextTower, write_text_graph
 from recollect.models.pairing import pair_towers
 from recollect.models.towers import NamedFeatures, NamedTexts
 
@@ -153,6 +154,13 @@ def test_pooling_and_normalization_are_those_of_sentence_transformers(vision, se
         torch.testing.assert_close(model.encode_texts(model.tokenize(TEXTS)), expected, atol=1e-5, rtol=0)
 
 
+def test_batch_norms_that_learn_are_known(vision, bert):
+    model = pair_towers(vision("resnet"), bert)
+    assert model.normalizes_by_batch
+    model.freeze("image")
+    assert not model.normalizes_by_batch
+
+
 def test_a_pair_that_transformers_has_a_class_for_opens_there(vision, tmp_path, bert_words):
     text, out = tmp_path / "clip", tmp_path / "model"
     special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
@@ -265,9 +273,22 @@ def test_fewer_names_in_pictures_and_more_in_texts_rank_alike():
     torch.testing.assert_close(scores[1] / scores[0], torch.full_like(scores[0], (0.95 / 0.8) ** 0.5))
 
 
+def test_a_pair_with_a_classifier_is_exported_for_any_number_of_texts(vision, sentences, tmp_path):
+    """As the starter is."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = pair_towers(vision("efficientnet"), sentences, heads={"classes": 7, "text_hidden": 8, "bank": 5})
+    write_text_graph(TextTower(model), tmp_path / "text.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "text.onnx"), providers=["CPUExecutionProvider"])
+    for texts in (TEXTS, TEXTS[:1], TEXTS * 2):
+        given = {name: each.numpy() for name, each in model.tokenize(texts).items()}
+        np.testing.assert_allclose(session.run(None, given)[0], model.embed_texts(texts).numpy(), atol=1e-5)
+
+
 def test_a_pair_with_a_classifier_opens_again(vision, sentences, tmp_path):
     model = pair_towers(vision("efficientnet"), sentences, heads={"classes": 7, "text_hidden": 8})
     assert model.width == model.embed_texts(TEXTS).shape[1] == model.model.config.vision_features + 16
+    model.lock("image")
+    assert not any(each.requires_grad for each in model.tower_parameters("image")), "nothing of its head learns"
     randomize(model.model.visual_projection, 2).float()
     again = load_model(model.save(tmp_path / "model"), "cpu")
     torch.testing.assert_close(again.embed_images(PICTURES), model.embed_images(PICTURES), atol=0, rtol=0)

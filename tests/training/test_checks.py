@@ -52,7 +52,7 @@ SHORT = ("--steps", "1", "--batch-size", "8", "--device", "cpu")
 _MANY = {
     "--objective.bias": ("-3",), "--data.sampling": ("equal",), "--data.weights": ("2",), "--data.merge-classes": (),
     "--data.label-column": ("x",), "--precision": ("tf32",), "--model.views": ("2",),
-    "--model.lora-alpha": ("2",), "--data.broken-share": ("0.5",), "--data.flip": (),
+    "--model.lora-alpha": ("2",), "--model.width": ("96",), "--data.broken-share": ("0.5",), "--data.flip": (),
 }  # fmt: skip
 IDLE = {
     "CLIP on captions": ("clip-tiny", _MANY),

@@ -141,7 +141,7 @@ class _Classifying(nn.Module):
 
 
 class _Chain(nn.Module):
-    """One module behind the other, whatever the inputs of the first."""
+    """One module behind the other."""
 
     def __init__(self, first: nn.Module, second: nn.Module) -> None:
         super().__init__()
@@ -149,11 +149,6 @@ class _Chain(nn.Module):
 
     def forward(self, pixels: Tensor) -> Any:
         return self.second(self.first(pixels))
-
-
-class _TextChain(_Chain):
-    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Any:
-        return self.second(self.first(ids, mask))
 
 
 def export_all(encoder: Encoder, folder: str | Path, classifier: Classifier | None = None) -> Path:
@@ -180,10 +175,8 @@ def export_all(encoder: Encoder, folder: str | Path, classifier: Classifier | No
         if "image" in reads:
             images = _Chain(images, IndexReading(encoder, "image"))  # type: ignore[arg-type]
         write_image_graph(images, model, unfinished / IMAGE_FILE, ["embeddings"])
-        read = IndexReading(encoder, "text") if "text" in reads else nn.Identity()  # type: ignore[arg-type]
-        write_text_graph(
-            lambda names: _TextChain(TextTower(model, names), read), model, unfinished / TEXT_FILE, ["embeddings"]
-        )
+        read = IndexReading(encoder, "text") if "text" in reads else None  # type: ignore[arg-type]
+        write_text_graph(TextTower(model, read), unfinished / TEXT_FILE)
         if classifier is not None and form is not None:
             classifying = _Classifying(form, torch.from_numpy(classifier.unknown_rule.means))
             outputs = ["probabilities", "nearest"]

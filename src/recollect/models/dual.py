@@ -244,6 +244,12 @@ class DualEncoder(nn.Module, Encoder):
         for parameter in self.tower_parameters(tower):
             parameter.requires_grad_(False)
 
+    @property
+    def normalizes_by_batch(self) -> bool:
+        """Whether batch norms learn, so that embeddings in training depend on the rest of the batch."""
+        norms = (each for each in self.modules() if isinstance(each, nn.modules.batchnorm._NormBase))
+        return any(parameter.requires_grad for norm in norms for parameter in norm.parameters())
+
     def train(self, mode: bool = True) -> Any:
         """As for any module, but frozen batch norms stay in evaluation mode: in training they would normalize by the
         batch and move their running means, which act as weights."""
@@ -276,9 +282,10 @@ class DualEncoder(nn.Module, Encoder):
         return iter(())
 
     def lock(self, tower: Tower) -> None:
-        """Freeze all of one tower but its head, so that the features of its stem can be computed once."""
+        """Freeze one tower but what learns in its head, so that the features of its stem can be computed once."""
+        learning = [parameter for parameter in self.head_parameters(tower) if parameter.requires_grad]
         self.freeze(tower)
-        for parameter in self.head_parameters(tower):
+        for parameter in learning:
             parameter.requires_grad_(True)
 
     def stem_fingerprint(self, tower: Tower) -> str:

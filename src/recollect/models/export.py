@@ -1,6 +1,6 @@
 """Both towers as ONNX files, for runtimes without PyTorch."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, user_errors
 from recollect.core.files import fresh_folder, write_json
 from recollect.core.validation import refuse
 from recollect.models.dual import DualEncoder
@@ -37,16 +37,22 @@ class ImageTower(nn.Module):
 
 
 class TextTower(nn.Module):
-    """From one or two token tensors, in the order of ``names``, to unit embeddings."""
+    """From one to three token tensors, in the order of the tokenizer's, to unit embeddings.
 
-    def __init__(self, model: DualEncoder, names: Sequence[str]) -> None:
+    Args:
+        then: what becomes of the embeddings.
+    """
+
+    def __init__(self, model: DualEncoder, then: nn.Module | None = None) -> None:
         super().__init__()
-        self.model = model
-        self.names = tuple(names)
+        self.model, self.then = model, then or nn.Identity()
+        self.names = tuple(model.tokenize(_TRIAL_TEXTS))
 
-    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Float[Tensor, "n width"]:
-        tokens = (ids,) if mask is None else (ids, mask)  # a variadic signature is more than torch 2.9 can trace
-        return F.normalize(self.model.encode_texts(dict(zip(self.names, tokens, strict=True))), dim=-1)
+    def forward(
+        self, ids: Tensor, mask: Tensor | None = None, types: Tensor | None = None
+    ) -> Float[Tensor, "n width"]:  # a variadic signature is more than torch 2.9 can trace
+        tokens = zip(self.names, (each for each in (ids, mask, types) if each is not None), strict=True)
+        return self.then(F.normalize(self.model.encode_texts(dict(tokens)), dim=-1))
 
 
 def check_exportable(model: object) -> TransformersEncoder:
@@ -88,7 +94,7 @@ def export_onnx(model: DualEncoder, folder: str | Path) -> Path:
     check_exportable(model)
     with fresh_folder(folder, "exported model") as unfinished, at_rest(model):
         write_image_graph(ImageTower(model), model, unfinished / IMAGE_FILE, ["embeddings"])
-        write_text_graph(lambda names: TextTower(model, names), model, unfinished / TEXT_FILE, ["embeddings"])
+        write_text_graph(TextTower(model), unfinished / TEXT_FILE)
         write_record(model, unfinished, {})
     return Path(folder)
 
@@ -133,18 +139,12 @@ def write_image_graph(tower: nn.Module, model: DualEncoder, file: Path, outputs:
     _export(tower, {"pixels": torch.zeros(2, 3, size, size)}, file, outputs, ({0: _any("n")},))
 
 
-def write_text_graph(
-    make: Callable[[Sequence[str]], nn.Module], model: DualEncoder, file: Path, outputs: list[str]
-) -> None:
-    """Write a module of tokens, the inputs of the model's text tower, given one by one.
-
-    Args:
-        make: the module, from the names of its inputs.
-    """
-    tokens, free = _tokens(model)
+def write_text_graph(tower: TextTower, file: Path) -> None:
+    """Write a text tower, whose inputs are tokens, given one by one."""
+    tokens, free = _tokens(tower.model)
     rows, places = _any("n"), _any("tokens")
     shapes = tuple({0: rows, 1: places} if name in free else {0: rows} for name in tokens)
-    _export(make(list(tokens)), tokens, file, outputs, shapes)
+    _export(tower, tokens, file, ["embeddings"], shapes)
 
 
 def _any(name: str) -> Any:
@@ -156,7 +156,7 @@ def _export(
     module: nn.Module, inputs: dict[str, Tensor], file: Path, outputs: list[str], shapes: tuple[Any, ...]
 ) -> None:
     module.eval()
-    with silent_export():
+    with silent_export(), user_errors(f"{file.stem}: this tower cannot be exported", RuntimeError):
         program = torch.onnx.export(
             module,
             tuple(inputs.values()),
@@ -167,4 +167,7 @@ def _export(
             verbose=False,
         )
     assert program is not None
+    # Where a module fixes the number of rows, the exporter fixes it too, and says nothing.
+    fixed = any(isinstance(given.shape[0], int) for given in program.model.graph.inputs if given.shape)
+    refuse((fixed, f"{file.stem}: this tower cannot be exported for any number of rows."))
     program.save(str(file), external_data=False)

@@ -163,7 +163,7 @@ class NamedTexts(nn.Module):
         made = self.plain(features)
         if not hasattr(self, "discount"):
             return made
-        last = -self.discount.to(made.dtype).expand(len(made), 1)
+        last = -self.discount.to(made.dtype).expand(made.shape[0], 1)  # `len` would fix the number of rows of an export
         return torch.cat([F.normalize(made, dim=-1), last], dim=-1)
 
     def plain(self, features: Float[Tensor, "n entries"]) -> Float[Tensor, "n width"]:

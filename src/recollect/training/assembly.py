@@ -116,6 +116,9 @@ def assemble_recipe(
         model.freeze(recipe.model.freeze)
     if recipe.model.lora is not None:
         towers = add_adapters(model, recipe.model, recipe.seed, saved_model)
+    if place.first and (recipe.chunk or place.size > 1) and model.normalizes_by_batch:
+        parts = "a chunk" if recipe.chunk else "the rows of a process"
+        note(f"{recipe.model.start}: its batch norms see {parts} at a time, so results depend on the number of rows")
     stream = BatchStream(
         _mixed(sources, data),
         recipe.batch_size,

@@ -96,6 +96,7 @@ def _idle_with_model(recipe: Recipe, model: DualEncoder) -> _Found:
     fixed = all(still[tower] for tower in model.recomputable)
     words = f"--checkpoint-activations: {options.start} has no layers of transformers that learn"
     yield recipe.checkpoint_activations and fixed, words
+    yield options.width != Model().width and options.text is None, "--model.width: it is for pairs, with --model.text"
     own = options.start not in PRESETS or PRESETS[options.start].own_words
     yield options.tokenizer is not None and own, f"--model.tokenizer: {options.start} has its own"
 
