@@ -33,7 +33,8 @@ class ImageTransform:
         size: height and width of the result; for ``"patches"``, of a square picture.
         mean, std: of the three channels, in units of full brightness.
         training: random crop (and flip) instead of the center.
-        scale: least and greatest share of the picture's area that a training crop covers; (1, 1) is all of it.
+        scale: least and greatest share of the picture's area that a training crop covers; (1, 1) is all of it,
+            unless there is one ``ratio``.
         ratio: least and greatest width/height of a training crop.
         flip: mirror half of the training images; off by default, since it breaks text, maps and "left of".
         fit: how evaluation handles pictures that are not square.
@@ -206,7 +207,7 @@ class ImageTransform:
     def _crop(self, picture: Image.Image, generator: np.random.Generator) -> tuple[int, int, int, int]:
         """Box of a random crop: area uniform in ``scale``, ratio log-uniform; the widest that fits if none does."""
         width, height = picture.size
-        if self.scale[0] == 1:
+        if self.scale[0] == 1 and self.ratio[0] < self.ratio[1]:
             return 0, 0, width, height
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         for u_area, u_ratio, u_left, u_top in generator.random((_CROP_ATTEMPTS, 4)):

@@ -252,7 +252,7 @@ def training_transform(model: DualEncoder, data: Data) -> ImageTransform:
     if data.crop is not None:
         transform = replace(transform, training=True, scale=(data.crop, 1.0))
     elif data.flip and not transform.training:
-        transform = replace(transform, training=True, scale=(1.0, 1.0))
+        transform = replace(transform, training=True, scale=(1.0, 1.0), ratio=(1.0, 1.0))
     return replace(transform, flip=data.flip)
 
 
