@@ -69,10 +69,10 @@ def test_a_file_with_other_pixels_leaves_its_old_row(photos, tmp_path, encoder):
 
 
 def test_files_that_are_gone_leave_and_an_unreadable_one_stays(photos, tmp_path, encoder):
-    index = build(photos, tmp_path, encoder, broken_share=1.0)
+    index = build(photos, tmp_path, encoder)
     (photos / "home" / "2.png").unlink()
     (photos / "home" / "4.png").write_bytes(b"no picture")
-    report = index.add(photos, options=IngestOptions(broken_share=1.0))
+    report = index.add(photos)
     assert (report.gone, len(report.broken), len(index)) == (1, 1, 10)
 
 
@@ -115,10 +115,11 @@ def test_captions_are_the_union_over_files_then_change_with_their_source(encoder
     assert len(index.pictures([changed.id])[0].captions) == 2
 
 
-def test_a_broken_picture_is_reported_and_no_other_lost(encoder):
-    index = Index.build(Pictures(40, broken=(3, 7)), encoder, options=IngestOptions(broken_share=0.5))
-    assert len(index) == 38
-    assert len(index.report.broken) == 2
+def test_broken_pictures_are_named_and_no_other_lost(encoder, capfd):
+    index = Index.build(Pictures(40, broken=(3, *range(7, 20))), encoder)
+    assert len(index) == 26
+    assert len(index.report.broken) == 14
+    assert capfd.readouterr().err.count("left out") == 14
     with pytest.raises(UserError, match="cannot be read"):
         Index.build(Pictures(40, broken=tuple(range(30))), encoder)
 

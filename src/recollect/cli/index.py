@@ -53,7 +53,7 @@ class SourceOptions:
     """Device to embed on (default: the best one)."""
     template: Annotated[str | None, Arg(rare=True)] = None
     """Make a caption of the class of a picture without captions, e.g. "a photo of a {}."."""
-    broken_share: Annotated[float, Arg(rare=True)] = 0.01
+    broken_share: Annotated[float, Arg(rare=True)] = 0.5
     """Share of unreadable pictures above which reading stops."""
     image_column: Annotated[str | None, Arg(rare=True)] = None
     """Column of a table with the pictures, if it has an unusual name."""

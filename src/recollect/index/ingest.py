@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _COMMIT = 16 * BLOCK  # rows of a commit, at most: what a kill can lose
 _EARLY, _LATER = 1.0, 0.1  # seconds between early commits, at least, and as a share of the time so far
+_NAMED = 20  # unreadable pictures that are named
 
 
 @dataclass
@@ -88,7 +89,7 @@ def ingest(
     ))  # fmt: skip
     stop = len(source) if options.limit is None else min(options.limit, len(source))
     reader = SampleReader(index.encoder, source, called, options, writer.files, frozenset(writer.ids))
-    counted = BrokenCounter(options.broken_share, "--broken-share")
+    counted = BrokenCounter(options.broken_share, "--broken-share", shown=_NAMED)
     with progress(f"embed {source.name}", stop, "pictures") as counter:
         for block in _blocks(reader, stop, options.engine):
             for each in block:

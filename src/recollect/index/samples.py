@@ -14,13 +14,17 @@ from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL, Encoder, ImageLike, Sample, Source
 from recollect.data.prompts import fill
 from recollect.data.sources.images import BrokenImageError, pixel_digest, prepared
-from recollect.data.sources.reader import BROKEN_SHARE, blocks_ahead
+from recollect.data.sources.reader import blocks_ahead
 from recollect.index.exif import picture_facts
 from recollect.index.picture import File, as_png, phash_of
 from recollect.index.rows import plain
 
 BLOCK = 256
 """Samples that are embedded together."""
+
+BROKEN_SHARE = 0.5
+"""A folder of photos may have any number of damaged files; where most cannot be read, a disk failed or a column is
+wrong."""
 
 KeptPictures = Literal["source", "bytes", "path", "none"]
 """What an index stores of a picture: bytes or path as the source has it, always one of them, or nothing."""

@@ -16,7 +16,6 @@ MOST_BROKEN = 0.1
 """Largest share of broken pictures in an evaluation; it reports them and goes on."""
 
 _ENOUGH = 1000  # readings before a share means anything: among the first hundred, chance alone can exceed it
-_SHOWN = 3
 _THREADS = 4
 
 
@@ -27,6 +26,7 @@ class BrokenCounter:
     Attributes:
         share: stop when more than this share of a source's readings failed.
         option: command-line option that sets the share, for the error message; empty if there is none.
+        shown: failures of a source that are named; further ones are only counted.
         tried: readings of each source.
         broken: readings of each source that failed.
         messages: what was wrong with each different picture, in order.
@@ -34,6 +34,7 @@ class BrokenCounter:
 
     share: float = BROKEN_SHARE
     option: str = ""
+    shown: int = 3
     tried: dict[str, int] = field(default_factory=dict)
     broken: dict[str, int] = field(default_factory=dict)
     messages: dict[str, dict[str, None]] = field(default_factory=dict)
@@ -50,9 +51,9 @@ class BrokenCounter:
         self.broken[name] = self.broken.get(name, 0) + len(messages)
         known = self.messages.setdefault(name, {})
         for message in messages:
-            if message not in known and len(known) < _SHOWN:
+            if message not in known and len(known) < self.shown:
                 note(f"{message}; left out")
-            elif message not in known and len(known) == _SHOWN:
+            elif message not in known and len(known) == self.shown:
                 note(f"{name}: further broken images are only counted")
             known[message] = None
         enough = max(self.tried[name], min(_ENOUGH, len(source)))
