@@ -138,9 +138,12 @@ def test_files_cut_short_or_damaged_are_named(make):
     cut.write_bytes(shard.read_bytes()[:9000])
     assert "1.tar: damaged" in complaint(cut)
     assert "1.tar: damaged" in complaint(make.folder / "tars")
-    assert "two.csv: damaged" in complaint(make.text("two.csv", "image,caption\na,b\na,b,c,d\n"))
-    (make.folder / "bytes.csv").write_bytes(b"image,caption\na,\xff\xfe\n")
-    assert "bytes.csv: damaged" in complaint(make.folder / "bytes.csv")
+    assert "two.csv: line 3 has 4 cells" in complaint(make.text("two.csv", "image,caption\na,b\na,b,c,d\n"))
+    assert "first.csv: the first row has 3 cells" in complaint(make.text("first.csv", "image,caption\na,b,c\na,b,c\n"))
+    assert "no rows" in complaint(make.text("none.csv", "image,caption\n"))
+    for text in (b"image,caption\na,\xff\xfe\n", b"image,caption\n" + b"a,b\n" * 9999 + b"a,\xe4\n"):
+        (make.folder / "bytes.csv").write_bytes(text)
+        assert "bytes.csv: not in UTF-8" in complaint(make.folder / "bytes.csv")
 
 
 def test_metadata_that_names_no_pictures(make):

@@ -48,6 +48,25 @@ def test_labels_that_are_words_get_the_same_number_in_every_split(make):
     assert [sample.label for sample in test] == [1, 2, 3]
 
 
+def test_spaces_around_a_label_make_no_class_and_labels_may_be_true_or_false(make):
+    spaced = open_source(str(make.parquet({"label": ["cat ", " cat", "cat", "dog", " "]})))
+    assert spaced.class_names == ("cat", "dog")
+    assert [sample.label for sample in spaced] == [0, 0, 0, 1]
+    binary = open_source(str(make.parquet({"label": [True, False, True]}, "binary.parquet")))
+    assert binary.class_names == ("false", "true")
+    assert [sample.label for sample in binary] == [1, 0, 1]
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|", ","])
+def test_a_csv_of_any_spreadsheet(make, separator):
+    make.pictures(["one.png", "two.png"])
+    rows = [("image", "caption"), ("pictures/one.png", "a"), ("pictures/two.png", '"b\nc"')]
+    for end in ("", separator):  # the last cell of every row may be empty
+        text = "".join(separator.join(row) + (end if number else "") + "\r\n" for number, row in enumerate(rows))
+        table = make.text(f"list{len(end)}.csv", "\ufeff" + text)
+        assert [sample.texts for sample in open_source(str(table))] == [("a",), ("b\nc",)]
+
+
 def test_synonyms_become_the_texts_of_a_label_source(make):
     path = make.parquet({"label": ["frog"], "names": [["frog", "toad"]]})
     source = open_source(str(path), kind="label", columns=Columns(synonyms="names"))

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from PIL import Image
 
+from recollect.core.cells import separator_of
 from recollect.core.errors import UserError
 from recollect.core.files import read_lines, read_text
 from recollect.core.progress import progress
@@ -168,7 +169,7 @@ def named_classes(
 def _table_examples(table: Path) -> list[tuple[Path, str]]:
     try:
         with table.open(encoding="utf-8-sig", newline="") as lines:
-            reader = csv.DictReader(lines)
+            reader = csv.DictReader(lines, delimiter=separator_of(table))
             rows, columns = list(reader), list(reader.fieldnames or ())
     except FileNotFoundError:
         raise UserError(f"{table}: no such file") from None

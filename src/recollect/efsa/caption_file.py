@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from recollect.core.cells import separator_of
 from recollect.core.errors import UserError
 from recollect.core.files import held, make_folder, sync_file
 from recollect.core.types import Source
@@ -117,7 +118,7 @@ def read_captions(path: Path) -> dict[str, str]:
         raise UserError(f"{path}: captions are read from a .jsonl or .csv file")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file)
+            rows = csv.DictReader(file, delimiter=separator_of(path))
             names = rows.fieldnames or []
             key = next((name for name in ("id", "path", "file", "image") if name in names), None)
             if key is None or "caption" not in names:

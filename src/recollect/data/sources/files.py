@@ -3,6 +3,7 @@
 import atexit
 import hashlib
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from datasets.data_files import DataFilesList
 from datasets.table import InMemoryTable
 
 from recollect.core.errors import UserError, one_line, user_errors
+from recollect.core.cells import check_cells, not_utf8, separator_of
 from recollect.core.files import read_text
 from recollect.core.paths import check_writable, near_names, refuse_slip
 from recollect.core.progress import note
@@ -39,6 +41,7 @@ _CHAIN = "::"
 """``datasets`` reads this as a file within another: ``zip://inside.png::archive.zip``."""
 
 _HUB_SECONDS = 5.0
+_CELLS = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")  # pandas
 
 
 Tables = tuple[dict[str, datasets.Dataset], Origin]
@@ -258,8 +261,14 @@ def _load(groups: Mapping[str, list[str]], where: str) -> dict[str, datasets.Dat
     refuse((chained, f"{chained}: a path with '{_CHAIN}' in it cannot be read. Rename it."))
     suffix, options = files[0].suffix.lower(), dict[str, Any]()
     if _TABLES[suffix] == "csv":
-        # Only empty cells are missing values; by default "None" and "NA" are too.
-        options = {"keep_default_na": False, "na_values": [""], "sep": "\t" if suffix == ".tsv" else ","}
+        # Only empty cells are missing values; by default "None" and "NA" are too. Without index_col=False, a row with
+        # one cell too many shifts all columns.
+        separators = {separator_of(file) for file in files}
+        refuse((len(separators) > 1, f"{where}: cells of its files are separated by different characters"))
+        sep = separators.pop()
+        filled = [check_cells(file, sep) for file in files]
+        refuse((not any(filled), f"{where}: a header, and no rows"))
+        options = {"keep_default_na": False, "na_values": [""], "sep": sep, "index_col": False}
     with _one_line(where, files), _quiet():
         data_files = {split: _as_named(names) for split, names in groups.items()}
         return dict(datasets.load_dataset(_TABLES[suffix], data_files=data_files, cache_dir=_room(), **options))
@@ -347,6 +356,12 @@ def _one_line(where: str, files: Sequence[Path]) -> Iterator[None]:
         name = next((file for file in files if len(files) == 1 or _is_damaged(file)), where)
         while error.__cause__ is not None:
             error = error.__cause__  # type: ignore[assignment]
+        if isinstance(error, UnicodeDecodeError):
+            raise UserError(not_utf8(Path(name))) from error
+        if cells := _CELLS.search(str(error)):
+            expected, line, saw = cells.groups()
+            what = f"line {line} has {counted(int(saw), 'cell')}, and the lines above {expected}"
+            raise UserError(f"{name}: {what}. Put double quotes around texts that contain the separator.") from error
         raise UserError(f"{name}: damaged, cut short or not what its name says ({one_line(error)})") from error
 
 

@@ -41,9 +41,10 @@ def find_labels(table: datasets.Dataset, columns: Columns, origin: Origin) -> La
     column, own_names = table.data.column(name), _own_names(table.features[name])
     if is_list(column.type):
         return Labels(own_names, _unlabeled(len(table)))
-    if is_text(column.type):
+    if is_text(column.type) or pa.types.is_boolean(column.type):
+        column = pc.utf8_trim_whitespace(column.cast(pa.string()))  # "cat " is a cat
         words = sorted({word for word in pc.unique(column).to_pylist() if word})
-        ids = _positions(column.cast(pa.string()), words)
+        ids = _positions(column, words)
         names = tuple(words)
     else:
         number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
