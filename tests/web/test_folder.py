@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -172,6 +173,15 @@ def test_a_kill_while_indexing_continues_at_the_next_start(photos, opened):
     shutil.rmtree(index.folder / "cache", ignore_errors=True)
     page = opened(photos)
     until(lambda: count(page) == 30)
+
+
+def test_two_pages_of_a_new_folder_may_start_at_once(photos, monkeypatch):
+    both, create = threading.Barrier(2), Index.create
+    monkeypatch.setattr(Index, "create", lambda *place, **facts: (both.wait(60), create(*place, **facts))[1])
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: folders.open_folder(photos, Record(6, "colors")), range(2)))
+    assert found[0].address == found[1].address
+    assert found[0].record == found[1].record
 
 
 @pytest.mark.parametrize("make", [

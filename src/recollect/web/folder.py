@@ -12,6 +12,7 @@ from typing import Any
 
 from recollect.core.errors import UserError
 from recollect.core.files import atomic_path
+from recollect.core.paths import expanduser
 from recollect.core.types import Encoder
 from recollect.data.sources.images import PICTURE_ENDINGS, decode, files_below, pictures_among
 from recollect.index import Index, IngestOptions, IngestReport, Record
@@ -68,7 +69,7 @@ def absolute(place: str) -> Path:
     Raises:
         UserError: it is not an absolute path.
     """
-    path = Path(place).expanduser()
+    path = Path(expanduser(place))
     if not (place and path.is_absolute()):
         raise UserError(f"{place or 'no folder'}: name a folder from the top, such as {Path.home() / 'Pictures'}")
     return path
@@ -83,7 +84,7 @@ def pictures_in(place: str) -> Path | None:
     """
     if "://" in place:
         return None
-    folder = Path(place).expanduser()
+    folder = Path(expanduser(place))
     if not folder.is_dir():
         what = "not a folder" if folder.exists() else "no such folder"
         raise UserError(f"{place}: {what}. Name an index, or a folder of pictures.")
@@ -111,14 +112,18 @@ def open_folder(folder: Path, model: Record, encoder: Encoder | None = None) -> 
     if Index.exists(address):
         return Index.open(address, encoder)
     address.parent.mkdir(parents=True, exist_ok=True)
-    Index.create(
-        address,
-        width=model.width,
-        model=model.model,
-        model_name=model.model_name,
-        prefix=model.prefix,
-        precision="float16",
-    )
+    try:
+        Index.create(
+            address,
+            width=model.width,
+            model=model.model,
+            model_name=model.model_name,
+            prefix=model.prefix,
+            precision="float16",
+        )
+    except (UserError, OSError):
+        if not Index.exists(address):  # else another process made it at the same time
+            raise
     opened = Index.open(address, encoder)
     if labels is not None and labels.is_file() and opened.annotations is not None:
         with (
