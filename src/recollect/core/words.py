@@ -12,6 +12,16 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
+def shortened(value: object) -> str:
+    """How Python shows a value, in at most 80 characters.
+
+    >>> shortened({"bytes": b"0123456789" * 1000})[-8:]
+    "456789'}"
+    """
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:70]}…{shown[-9:]}"
+
+
 def looks_of(name: str) -> str:
     """Equal for names that differ only in case, spaces or Unicode form."""
     return unicodedata.normalize("NFKC", " ".join(name.split()).casefold())

@@ -23,6 +23,7 @@ from recollect.core.files import fresh_folder, write_json
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, ImageLike, Kind
 from recollect.core.validation import check_number, refuse
+from recollect.core.words import shortened
 from recollect.data.sources.images import PictureInput, PreparedPixels, as_images, opened
 from recollect.data.sources.reader import blocks_ahead
 from recollect.data.transforms import ImageTransform
@@ -218,7 +219,9 @@ class DualEncoder(nn.Module, Encoder):
                 finite.
         """
         texts = [texts] if isinstance(texts, str) else list(texts)
-        wrong = next((t for t in texts if not isinstance(t, str) or (not t.isascii() and _SURROGATE.search(t))), None)
+        other = [shortened(text) for text in texts if not isinstance(text, str)]
+        refuse((other, f"{''.join(other[:1])} is not a text. Give a text, or a list of texts."))
+        wrong = next((text for text in texts if not text.isascii() and _SURROGATE.search(text)), None)
         refuse((wrong is not None, f"{wrong!r} is not text in UTF-8. Check the encoding of the terminal or the file."))
         if len(texts) == 0:
             return torch.empty(0, self.width, dtype=torch.float32)

@@ -15,10 +15,11 @@ from PIL import Image, ImageFile, ImageOps
 from PIL.TiffImagePlugin import TiffImageFile
 
 from recollect.core.errors import UserError
-from recollect.core.paths import files_in
+from recollect.core.paths import expanduser, files_in
 from recollect.core.progress import note
 from recollect.core.types import Encoder, ImageLike
 from recollect.core.validation import refuse
+from recollect.core.words import shortened
 
 with suppress(ImportError):  # iPhones write HEIC
     import pillow_heif
@@ -187,8 +188,8 @@ def files_below(folder: Path) -> list[Path]:
     return files
 
 
-PictureInput = ImageLike | bytes | str | Path
-"""A picture in memory or encoded, its file, or a folder of pictures."""
+PictureInput = ImageLike | bytes | io.BufferedIOBase | str | Path
+"""A picture in memory, encoded or open to read, its file, or a folder of pictures."""
 
 
 def as_images(pictures: PictureInput | Sequence[PictureInput]) -> Sequence[ImageLike | Path]:
@@ -196,28 +197,38 @@ def as_images(pictures: PictureInput | Sequence[PictureInput]) -> Sequence[Image
 
     Args:
         pictures: a PIL image; a uint8 array (height, width) or ([n,] height, width, channels) with 1, 3 or 4 channels;
-            a vector or a matrix of vectors; an encoded picture as bytes; a file; a folder, for all pictures in it,
-            sorted; or several of these.
+            a vector or a matrix of vectors; an encoded picture as bytes, or open to read; a file; a folder, for all
+            pictures in it, sorted; or several of these.
 
     Raises:
         UserError: no such file or folder, or not a picture.
     """
     if isinstance(pictures, str | Path):
         refuse(("://" in str(pictures), f"{pictures}: a URL; pictures are read from files. Download it first."))
-        return find_images(Path(pictures).expanduser())
+        return find_images(Path(expanduser(pictures)))
     if isinstance(pictures, Image.Image | PreparedPixels):
+        refuse((isinstance(pictures, Image.Image) and 0 in pictures.size, "a picture without pixels"))
         return [pictures]
     if isinstance(pictures, np.ndarray):
         return _from_array(pictures)
     if isinstance(pictures, bytes):
         return [decode(pictures, "the picture")]
+    if isinstance(pictures, io.BufferedIOBase):
+        return [decode(pictures.read(), "the picture")]
+    if hasattr(pictures, "detach"):  # torch is not imported for this
+        raise UserError(
+            f"a tensor of {tuple(getattr(pictures, 'shape', ()))} is not a picture. Give it as an array, uint8 (height, width, 3); "
+            "transformed pixels are one tensor, (n, 3, height, width), and no list."
+        )
     if isinstance(pictures, Mapping) or not isinstance(pictures, Iterable):
-        raise UserError(f"{pictures!r} is not a picture. Give a file, a folder, a PIL image, an array, or a list.")
+        what = shortened(pictures)
+        raise UserError(f"{what} is not a picture. Give a file, a folder, a PIL image, an array, or a list.")
     return [image for picture in pictures for image in as_images(picture)]
 
 
 def _from_array(array: np.ndarray) -> list[ImageLike]:
     channels = array.shape[-1] if array.ndim > 2 else 1
+    refuse((array.dtype == np.uint8 and 0 in array.shape[-3:], f"an array of {array.shape} has no pixels"))
     if array.dtype == np.uint8 and 2 <= array.ndim <= 4:
         if array.ndim == 2:
             return [np.repeat(array[:, :, None], 3, axis=2)]
