@@ -313,5 +313,5 @@ def _checked(found: Condition) -> Condition:
 
 
 def _malformed(where: str, why: str) -> UserError:
-    example = "folder = 'Norway' and year >= 2020 and caption like '%cat%'"
+    example = "folder = 'Norway' and taken >= '2020' and caption like '%cat%'"
     return UserError(f'filter "{where}": {why}. Write e.g. {example}.')
