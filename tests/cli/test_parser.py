@@ -88,6 +88,8 @@ def parsed(*words, default=None):
         (("--images", "a", "--images", "b"), "images", (Path("a"), Path("b"))),
         (("--size", "2", "3"), "size", (2, 3)),
         (("--with", "x"), "kept", Path("x")),
+        (("--with=~/x",), "kept", Path.home() / "x"),
+        (("--with=x/~/y",), "kept", Path("x/~/y")),
         (("a red", "boat"), "words", ("a red", "boat")),
         (("--k", "3", "boat"), "words", ("boat",)),
         (("--rank", "3"), "flat", Inner(3)),

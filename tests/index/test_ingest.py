@@ -28,6 +28,16 @@ def test_a_picture_in_two_folders_is_one_row_with_two_files(photos, tmp_path, en
     assert encoder.images == 11
 
 
+def test_the_home_folder_may_be_written_as_a_tilde(photos, tmp_path, encoder, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(photos)
+    Index.build("~/photos", encoder, out="~/index")
+    assert Index.exists("~/index")
+    assert len(Index.open("~/index")) == len(Index.open(tmp_path / "index").save("~/copy")) == 11
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "index", "photos"]
+    assert not (photos / "~").exists()
+
+
 def test_building_adding_and_adding_again_agree(photos, tmp_path, encoder):
     index = build(photos, tmp_path, encoder)
     before, version = keys(index), index.version

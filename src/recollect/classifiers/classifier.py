@@ -26,7 +26,7 @@ from recollect.classifiers.pictures import Examples
 from recollect.classifiers.teaching import ClassifierModel, Support, extended
 from recollect.classifiers.texts import learned_scale
 from recollect.core.errors import UserError
-from recollect.core.paths import beside
+from recollect.core.paths import beside, expanduser
 from recollect.core.types import Encoder, Kind, caption_prefix
 from recollect.core.validation import check_choice, check_number
 from recollect.core.words import counted
@@ -131,8 +131,9 @@ class Classifier:
         Raises:
             UserError: missing, damaged or in a newer format.
         """
-        opened = load_classifier(Path(folder), cls._restored)
-        object.__setattr__(opened, "folder", Path(folder))
+        folder = Path(expanduser(folder))
+        opened = load_classifier(folder, cls._restored)
+        object.__setattr__(opened, "folder", folder)
         return opened
 
     def save(self, folder: str | Path, *, replace: bool = False) -> Path:
@@ -149,7 +150,7 @@ class Classifier:
         }
         trust = f"{self.trust}; none of these: {self.unknown_trust}."
         trust += " These figures only hold for pictures like the examples." if self.enough_examples else ""
-        return save_classifier(self._described(), numbers, trust, Path(folder), replace)
+        return save_classifier(self._described(), numbers, trust, Path(expanduser(folder)), replace)
 
     def _described(self) -> dict[str, Any]:
         """Everything except arrays, as JSON."""

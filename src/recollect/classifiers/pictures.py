@@ -15,6 +15,7 @@ from PIL import Image
 from recollect.core.cells import separator_of
 from recollect.core.errors import UserError
 from recollect.core.files import read_lines, read_text
+from recollect.core.paths import expanduser
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, ImageLike
 from recollect.core.words import counted
@@ -106,7 +107,7 @@ def example_pairs(examples: Examples) -> list[Example]:
         UserError: as `find_examples`; a class without examples, or an invalid class name.
     """
     if isinstance(examples, str | Path):
-        return [*find_examples(Path(examples), least=1)]
+        return [*find_examples(Path(expanduser(examples)), least=1)]
     if isinstance(examples, Mapping):
         of_classes = [(name, list(_pictures(those))) for name, those in examples.items()]
         if empty := [name for name, those in of_classes if not those]:
@@ -128,12 +129,12 @@ def example_pairs(examples: Examples) -> list[Example]:
 def _pictures(given: PictureInput | Iterable[PictureInput]) -> Iterator[Path | ImageLike]:
     """Pictures of one class: one or several, or all of a folder. Files are not opened yet."""
     if isinstance(given, str | Path):
-        yield from find_images(Path(given))
+        yield from find_images(Path(expanduser(given)))
     elif isinstance(given, np.ndarray | Image.Image | bytes) or not isinstance(given, Iterable):
         yield from as_images(given)
     else:
         for each in given:
-            yield from [Path(each)] if isinstance(each, str | Path) else as_images(each)
+            yield from [Path(expanduser(each))] if isinstance(each, str | Path) else as_images(each)
 
 
 def _class_name(name: object, where: str) -> str:

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, 
 from recollect.cli.field_docs import field_docs
 from recollect.core.errors import UserError
 from recollect.core.options import OptionPath, build, converted, default_of, read_options_file, without_none
+from recollect.core.paths import expanduser
 
 _T = TypeVar("_T")
 
@@ -309,6 +310,9 @@ def _spelled(word: str, parser: argparse.ArgumentParser) -> str:
         UserError: no such option.
     """
     name, equals, value = word.partition("=")
+    if name.startswith("--") and value.startswith("~/"):  # shells do this only where a word begins
+        word = f"{name}={expanduser(value)}"
+        value = expanduser(value)
     known = parser._option_string_actions
     if not name.startswith("--") or name == "--" or " " in name or name in known:
         return word

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from recollect.core.errors import UserError
-from recollect.core.paths import new_folder
+from recollect.core.paths import expanduser, new_folder
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _SAYS_NO_ROOM = re.compile(r"os error (28|122)\b|No space left|quota exceeded", re.IGNORECASE)
@@ -104,7 +104,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     Raises:
         FullDiskError: the disk is full.
     """
-    path = Path(path)
+    path = Path(expanduser(path))
     with told_if_full(path):
         make_folder(path.parent)
         temporary = _sibling(path, path.suffix)
@@ -130,7 +130,7 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
         FileExistsError: ``path`` exists when the folder is finished; nothing is overwritten.
         FullDiskError: the disk is full.
     """
-    path = Path(path)
+    path = Path(expanduser(path))
     with told_if_full(path):
         make_folder(path.parent)
         temporary = _sibling(path)

@@ -10,6 +10,11 @@ from pathlib import Path
 from recollect.core.errors import UserError
 
 
+def expanduser(place: str | Path) -> str:
+    """A place with ``~`` as the user's home folder, as shells do it, but not in ``--out=~/runs``."""
+    return os.path.expanduser(str(place))
+
+
 def beside(name: str, place: str | Path) -> str:
     """Resolve a relative path that was stored in a file or folder.
 
@@ -82,7 +87,7 @@ def refuse_slip(place: str, what: str) -> None:
     Raises:
         UserError: the path does not exist, but its folder does.
     """
-    path = Path(place).expanduser()
+    path = Path(expanduser(place))
     if not os.path.exists(path) and path.parent != Path() and os.path.isdir(path.parent):
         here = f"'{path.parent}' is a folder here, so the hub is not asked"
         raise UserError(f"{place}: no such {what}{near_names(path)} ({here})")
@@ -100,7 +105,7 @@ def check_writable(path: str | Path | None, option: str) -> None:
     """
     if path is None:
         return
-    place = Path(path).absolute()
+    place = Path(expanduser(path)).absolute()
     # os.path treats folders without permission as missing; Path would raise.
     place = place if os.path.isdir(place) else place.parent
     there = next(folder for folder in (place, *place.parents) if os.path.exists(folder))
@@ -119,7 +124,7 @@ def new_folder(path: str | Path, what: str) -> Path:
     Raises:
         UserError: it is a file, or not empty.
     """
-    path = Path(path)
+    path = Path(expanduser(path))
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path}: already exists and is not empty. Name another folder for the {what}, or remove it.")
     return path

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from recollect.core.errors import UserError
+from recollect.core.paths import expanduser
 from recollect.core.types import Encoder, ImageLike, Kind, Source, caption_prefix
 from recollect.core.validation import check_number, refuse
 from recollect.index import annotations, changes
@@ -167,7 +168,8 @@ class Index:
         record = Record(width, model, model_name, prefix, precision, uuid.uuid4().hex)
         if address is None:
             return cls(RamStore(record))
-        return cls(store_class(str(address)).create(str(address), record))
+        place = expanduser(address)
+        return cls(store_class(place).create(place, record))
 
     @classmethod
     def open(
@@ -187,13 +189,15 @@ class Index:
         Raises:
             UserError: no index is there, it is damaged, or the model is another one.
         """
-        store = store_class(str(address))(str(address), version)
+        place = expanduser(address)
+        store = store_class(place)(place, version)
         return cls(store, encoder_and_name(model)[0] if isinstance(model, str | Path) else model)
 
     @staticmethod
     def exists(address: str | Path) -> bool:
         """Whether something is at this address, an index or not."""
-        return bool(store_class(str(address)).exists(str(address)))
+        place = expanduser(address)
+        return bool(store_class(place).exists(place))
 
     def save(self, address: str | Path) -> "Index":
         """Copy this index, such as one in RAM, to a new place.
@@ -202,7 +206,8 @@ class Index:
             UserError: something exists at the address.
         """
         record = replace(self.record, key=uuid.uuid4().hex)
-        made = Index(store_class(str(address)).create(str(address), record), self.model)
+        place = expanduser(address)
+        made = Index(store_class(place).create(place, record), self.model)
         for table in self.store.scan(COLUMNS, removed=None):
             made.store.upsert(table)
         return made

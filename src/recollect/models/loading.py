@@ -18,6 +18,7 @@ from transformers.utils import cached_file
 from recollect.core.checksums import CHECKSUMS, check_checksums
 from recollect.core.errors import UserError, user_errors
 from recollect.core.files import read_json
+from recollect.core.paths import expanduser
 from recollect.core.types import chosen_device
 from recollect.core.validation import refuse
 from recollect.data.transforms import ImageTransform
@@ -59,7 +60,7 @@ def load_model(path_or_hub_id: str | Path = STARTER, device: torch.device | str 
         UserError: nothing is there, it is no dual encoder, a file of it is missing or damaged, or there is no such
             device.
     """
-    name = str(path_or_hub_id)
+    name = expanduser(path_or_hub_id)
     check_model_place(name)
     chosen = chosen_device(device)
     if name == STARTER or name.endswith(HEAD_SUFFIX):

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from recollect.core.errors import UserError
+from recollect.core.paths import expanduser
 from recollect.core.progress import note, progress
 from recollect.core.seeding import derive_seed
 from recollect.core.types import Source
@@ -97,7 +98,7 @@ def train(
         ValueError: both ``assemble`` and what it replaces; or a recipe subclass without ``assemble``.
         KeyboardInterrupt, SystemExit: after Ctrl-C or SIGTERM, once a checkpoint is written.
     """
-    out = Path(out)
+    out = Path(expanduser(out))
     objects = {object_spec(source): source for source in sources}
     if assemble is None:
         if type(recipe) is not Recipe:

@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 from recollect.core.errors import UserError, user_errors
+from recollect.core.paths import expanduser
 from recollect.core.validation import refuse
 from recollect.data.sources.generated import is_generated
 
@@ -56,7 +57,7 @@ def parse_address(spec: str) -> Address:
     Raises:
         UserError: something behind the ``?`` is not ``key=value``.
     """
-    if Path(spec).expanduser().exists() or "?" not in spec:
+    if Path(expanduser(spec)).exists() or "?" not in spec:
         return Address(spec, {}, {})
     place, _, query = spec.rpartition("?")
     with user_errors(f"{spec}: after '?' write key=value pairs joined by '&'", ValueError, IndexError):

@@ -9,7 +9,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from recollect.core.errors import UserError, user_errors
-from recollect.core.paths import near_names, refuse_slip
+from recollect.core.paths import expanduser, near_names, refuse_slip
 from recollect.core.validation import check_choice, refuse
 from recollect.data.sources.columns import SPLITS
 from recollect.data.sources.images import files_below
@@ -32,7 +32,7 @@ def stream_files(place: str, revision: str | None, split: str | None, config: st
     Raises:
         UserError: nothing is there, or no such split.
     """
-    path = Path(place).expanduser()
+    path = Path(expanduser(place))
     if is_address(place):
         refuse_of_hub(place, config, revision)
         return _chosen(place, _below_all(_addresses(place)), split)
@@ -107,7 +107,7 @@ def refuse_of_hub(place: str, config: str | None, revision: str | None) -> None:
 
 def local_files(place: str) -> tuple[list[Path], Path]:
     """The files of a folder, a file, or those that match a pattern of shell braces and wildcards; and their folder."""
-    path = Path(place).expanduser()
+    path = Path(expanduser(place))
     if path.is_dir():
         return files_below(path), path
     if path.is_file():

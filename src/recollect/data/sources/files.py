@@ -22,10 +22,10 @@ import pyarrow.parquet as pq
 from datasets.data_files import DataFilesList
 from datasets.table import InMemoryTable
 
-from recollect.core.errors import UserError, one_line, user_errors
 from recollect.core.cells import check_cells, not_utf8, separator_of
+from recollect.core.errors import UserError, one_line, user_errors
 from recollect.core.files import read_text
-from recollect.core.paths import check_writable, near_names, refuse_slip
+from recollect.core.paths import check_writable, expanduser, near_names, refuse_slip
 from recollect.core.progress import note
 from recollect.core.validation import refuse
 from recollect.core.words import counted
@@ -64,7 +64,7 @@ def open_tables(
     Raises:
         UserError: not found, or not readable.
     """
-    path = Path(place).expanduser()
+    path = Path(expanduser(place))
     refuse((is_address(place), f"{place}: a URL can only be streamed. Write {place}?stream=yes"))
     if os.path.exists(path):
         refuse_of_hub(place, config, revision)
