@@ -217,8 +217,8 @@ def as_images(pictures: PictureInput | Sequence[PictureInput]) -> Sequence[Image
         return [decode(pictures.read(), "the picture")]
     if hasattr(pictures, "detach"):  # torch is not imported for this
         raise UserError(
-            f"a tensor of {tuple(getattr(pictures, 'shape', ()))} is not a picture. Give it as an array, uint8 (height, width, 3); "
-            "transformed pixels are one tensor, (n, 3, height, width), and no list."
+            "a tensor in a list is not a picture. Give arrays, uint8 (height, width, 3); transformed pixels are one "
+            "tensor, (n, 3, height, width)."
         )
     if isinstance(pictures, Mapping) or not isinstance(pictures, Iterable):
         what = shortened(pictures)
