@@ -22,7 +22,7 @@ from recollect.index.rows import plain
 BLOCK = 256
 """Samples that are embedded together."""
 
-BROKEN_SHARE = 0.5
+_BROKEN_SHARE = 0.5
 """A folder of photos may have any number of damaged files; where most cannot be read, a disk failed or a column is
 wrong."""
 
@@ -50,7 +50,7 @@ class IngestOptions:
     pictures: KeptPictures = "source"
     limit: int | None = None
     near: float | None = None
-    broken_share: float = BROKEN_SHARE
+    broken_share: float = _BROKEN_SHARE
     engine: Literal["local", "ray"] = "local"
     early: bool = False
 
