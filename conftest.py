@@ -25,7 +25,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from checks_of_types import check_once, run_no_property_to_know_a_protocol
+from checks_of_types import begin_test, check_once, run_no_property_to_know_a_protocol
 
 gc.disable()  # until all is imported: a fifth of that time went into looking for garbage
 run_no_property_to_know_a_protocol()
@@ -79,6 +79,7 @@ def pytest_collection_finish():
 def pytest_runtest_protocol(item):
     """Check no types at run time where commands run as their users run them: that took a quarter of the time there."""
     room, file = "/".join(item.path.relative_to(Path(__file__).parent).parts[:2]), item.path.name
+    begin_test()
     jaxtyping.config.update("jaxtyping_disable", room in ROOMS_OF_USERS or file in FILES_OF_USERS)
     return (yield)
 

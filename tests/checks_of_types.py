@@ -19,6 +19,19 @@ as_mypy_reads_them = beartype(conf=BeartypeConf(is_pep484_tower=True))
 """A `float` may be an int (PEP 484)."""
 
 
+MOST_CALLS = 50
+"""Calls of a function that are checked in one test. In a loop of thousands, later calls are like the first, and
+their checks took a tenth of the time of all tests."""
+
+_begun = 0
+
+
+def begin_test() -> None:
+    """Count the calls of every function from zero again."""
+    global _begun
+    _begun += 1
+
+
 def needs_jaxtyping(hint) -> bool:
     """Whether a hint has a shape in it, or a name in quotes, which may be known only to who reads the source."""
     if isinstance(hint, str | typing.ForwardRef):
@@ -33,7 +46,8 @@ def needs_jaxtyping(hint) -> bool:
 def check_once() -> None:
     """From now on jaxtyping decorates functions whose signatures name arrays, and leaves others to beartype.
 
-    A check is made when a function is first called, since most are not called by any test of a process.
+    A check is made when a function is first called, since most are not called by any test of a process, and it is
+    left out after `MOST_CALLS` calls in one test.
     """
     whole, config = _decorator.jaxtyped, jaxtyping.config
     of_code = {}
@@ -47,7 +61,7 @@ def check_once() -> None:
             return whole(fn, typechecker=typechecker)
         if not fn.__annotations__:
             return fn
-        checked = None
+        checked, calls, test = None, 0, 0
 
         def made(fn):
             shapes = inspect.isgeneratorfunction(fn) or needs_jaxtyping(list(fn.__annotations__.values()))
@@ -55,8 +69,11 @@ def check_once() -> None:
 
         @functools.wraps(fn)
         def either(*args, **options):
-            nonlocal checked
-            if config.jaxtyping_disable:
+            nonlocal checked, calls, test
+            if test != _begun:
+                test, calls = _begun, 0
+            calls += 1
+            if calls > MOST_CALLS or config.jaxtyping_disable:
                 return fn(*args, **options)
             if checked is None and "<locals>" not in fn.__qualname__:
                 checked = made(fn)

@@ -10,6 +10,8 @@ from beartype import beartype
 from beartype.roar import BeartypeCallHintViolation
 from jaxtyping import Float, TypeCheckError, jaxtyped
 
+from checks_of_types import MOST_CALLS, begin_test
+
 checked = jaxtyped(typechecker=beartype)
 
 
@@ -48,6 +50,15 @@ def test_each_function_of_a_code_is_called_and_checked(factor):
         shaped(rows, rows[0])
     with pytest.raises(BeartypeCallHintViolation):
         functions(0.5, held)[0](1)  # what it returns, too
+
+
+def test_the_first_calls_of_a_function_in_each_test_are_checked():
+    plain = functions(2, Held())[0]
+    assert {plain(1) for _ in range(MOST_CALLS)} == {4}
+    assert plain(1.5) == 5.0
+    begin_test()
+    with pytest.raises(BeartypeCallHintViolation):
+        plain(1.5)
 
 
 def test_a_check_keeps_nothing_alive_that_a_function_holds():

@@ -52,29 +52,3 @@ def test_a_loop_selects_pictures_which_are_labeled(browser, page):
     assert page.call("/api/classes")[1]["classes"][0]["yes"] == 60
     assert page.call("/api/undo", b"")[1]["undone"]["do"] == "mark"
     tab.clean()
-
-
-def test_a_hundred_thousand_points_are_drawn_in_a_frame(browser, shared_page):
-    """Sixty milliseconds on a busy machine without a graphics card; a few on a quiet one."""
-    tab = Tab(browser, shared_page)
-    tab.tab.click("#show-map")
-    tab.wait("document.querySelector('#status').textContent.startsWith('Map of 60')")
-    milliseconds = tab.tab.evaluate("""async () => {
-      const { PictureMap } = await import("/static/map.js"), canvas = document.querySelector("#map").cloneNode();
-      document.querySelector("#map-view").append(canvas);
-      const count = 100_000, ids = Array.from({ length: count }, (_, index) => `${index}`);
-      const points = Array.from({ length: 2 * count }, Math.random);
-      const groups = Int16Array.from(ids, (_, index) => index % 8);
-      const map = Object.assign(new PictureMap(canvas, () => {}), { points, ids, groups }), times = [];
-      for (let turn = 0; turn < 15; turn++) {
-        map.x += 3;
-        const began = performance.now();
-        map.draw();
-        times.push(performance.now() - began);
-      }
-      canvas.remove();
-      return times.sort((a, b) => a - b)[0];
-    }""")
-    assert milliseconds < 60
-    print(f"{milliseconds:.1f} ms")
-    tab.clean()
