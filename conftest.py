@@ -20,9 +20,7 @@ from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
 import jaxtyping
-import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
 from checks_of_types import begin_test, check_once, run_no_property_to_know_a_protocol
@@ -86,6 +84,9 @@ def pytest_runtest_protocol(item):
 
 def _seed(name):
     """Seed every global generator, so that a model with random weights is the same in each run and in any order."""
+    import numpy as np
+    import torch  # not above: the process that only hands out tests would wait for it before it starts the others
+
     number = zlib.crc32(name.encode())
     random.seed(number)
     np.random.seed(number)  # noqa: NPY002

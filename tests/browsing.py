@@ -6,7 +6,7 @@ import time
 
 CHROMIUM = os.environ.get("RECOLLECT_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-            "--disable-sync", "--no-first-run"]  # fmt: skip
+            "--disable-sync", "--no-first-run", "--disable-features=SpareRendererForSitePerProcess"]  # fmt: skip
 WIDTHS = {"desktop": (1200, 760), "phone": (390, 780)}
 
 

@@ -184,9 +184,9 @@ def make_world(folder: Path) -> Path:
     folders(folder / "examples", birds, 4, 300)
     folders(folder / "more", ["owl", "robin"], 3, 500)
     (folder / "photos").mkdir()
-    for number in range(60):
+    for number in range(36):
         drawing(600 + number).save(folder / "photos" / f"{number}.jpg")
-    written = "".join(f"photos/{number}.jpg,{caption(600 + number)}\n" for number in range(60))
+    written = "".join(f"photos/{number}.jpg,{caption(600 + number)}\n" for number in range(36))
     (folder / "captions.csv").write_text(f"path,caption\n{written}")
     (folder / "new").mkdir()
     for number in range(6):

@@ -20,11 +20,6 @@ def test_the_front_door_lists_its_names():
     assert {"Index", "load_model", "train", "few_shot"} <= {*NAMES}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_name_can_be_imported(name):
-    assert getattr(recollect, name) is not None
-
-
 def test_a_name_that_is_not_there_is_an_attribute_error():
     with pytest.raises(AttributeError, match="attribute loadmodel"):
         recollect.loadmodel  # noqa: B018

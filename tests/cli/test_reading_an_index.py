@@ -115,27 +115,6 @@ def test_entities_are_recognized_with_an_index(recollect, model, index, fusion, 
         assert message in done.stderr
 
 
-def test_a_cache_keeps_apart_what_was_read_otherwise(recollect, model, index, fusion, shapes, tmp_path):
-    grown = tmp_path / "grown"
-    shutil.copytree(index, grown)
-    words = ("evaluate", "zero-shot", model, "--data", shapes, "--cache", tmp_path / "cache")
-
-    def entries(*reading):
-        recollect(*words, *reading)
-        return len(list((tmp_path / "cache").iterdir()))
-
-    reading = ("--index", grown, "--fusion", fusion)
-    assert entries() == 1  # the model's own
-    assert entries(*reading, "--mode", "both", "--k", 5) == 2
-    assert entries(*reading, "--mode", "both", "--k", 5) == 2
-    assert entries(*reading, "--mode", "image", "--k", 5) == 3
-    assert entries(*reading, "--mode", "both", "--k", 6) == 4
-    assert entries(*reading, "--mode", "both", "--k", 5, "--read-where", "caption like '%circle%'") == 5
-    assert entries("--index", grown, "--fusion", "mean", "--mode", "both", "--k", 5) == 6
-    Index.open(grown).add(open_source(str(shapes), split="train", kind="label"))
-    assert entries(*reading, "--mode", "both", "--k", 5) == 7
-
-
 def test_refined_features_from_the_models_own_are_those_of_the_pictures(model, index, fusion, shapes, tmp_path):
     encoder = open_encoder(load_model(model), index, fusion, "image", 5)
     source, cache = open_source(str(shapes), split="test", kind="label"), FeatureCache(tmp_path / "cache")

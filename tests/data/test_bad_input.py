@@ -146,24 +146,20 @@ def test_files_cut_short_or_damaged_are_named(make):
         assert "bytes.csv: not in UTF-8" in complaint(make.folder / "bytes.csv")
 
 
-def test_metadata_that_names_no_pictures(make):
+@pytest.mark.parametrize(
+    ("metadata", "why"),
+    [
+        ("file,caption\na.png,x\n", "metadata.csv: no column 'file_name'"),
+        ("file_name,image,caption\na.png,x,y\n", "'image' is taken"),
+        ("file_name,label\na.png,0\n", "metadata.csv and metadata.jsonl"),  # each picture would come twice
+    ],
+)
+def test_metadata_that_cannot_be_used(make, metadata, why):
     make.pictures(["a.png"])
-    make.text("pictures/metadata.csv", "file,caption\na.png,x\n")
-    assert "metadata.csv: no column 'file_name'" in complaint(make.folder / "pictures")
-
-
-def test_two_metadata_files_of_one_folder(make):
-    """Each picture would come twice."""
-    make.pictures(["a.png"])
-    make.text("pictures/metadata.csv", "file_name,label\na.png,0\n")
-    make.text("pictures/metadata.jsonl", '{"file_name": "a.png", "label": 0}\n')
-    assert "metadata.csv and metadata.jsonl" in complaint(make.folder / "pictures")
-
-
-def test_metadata_with_a_column_of_the_pictures_name(make):
-    make.pictures(["a.png"])
-    make.text("pictures/metadata.csv", "file_name,image,caption\na.png,x,y\n")
-    assert "'image' is taken" in complaint(make.folder / "pictures")
+    make.text("pictures/metadata.csv", metadata)
+    if "jsonl" in why:
+        make.text("pictures/metadata.jsonl", '{"file_name": "a.png", "label": 0}\n')
+    assert why in complaint(make.folder / "pictures")
 
 
 def test_kinds_of_files_that_cannot_be_opened(make):

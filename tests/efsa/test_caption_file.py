@@ -59,22 +59,3 @@ def test_two_captioners_of_one_file_lose_no_line(tmp_path):
         one.write({f"a{number}": "a tree " * 40})
         other.write({f"b{number}": "a car"})
     assert len(CaptionFile(path).captions) == 10
-
-
-def test_captions_stay_with_their_pictures_when_a_table_is_sorted(tmp_path):
-    from PIL import Image
-
-    from recollect.data.sources import open_source
-
-    rows = []
-    for number in range(4):
-        Image.new("RGB", (8, 8), (60 * number, 0, 0)).save(tmp_path / f"{number}.png")
-        rows.append(f"{number}.png,text {number}")
-    (tmp_path / "one.csv").write_text("path,caption\n" + "\n".join(rows))
-    (tmp_path / "two.csv").write_text("path,caption\n" + "\n".join(reversed(rows)))
-    CaptionFile(tmp_path / "captions.jsonl").write({f"{number}.png": f"written {number}" for number in range(4)})
-    one, two = (
-        captions_of(tmp_path / "captions.jsonl", open_source(str(tmp_path / f"{n}.csv"))) for n in ("one", "two")
-    )
-    assert one == tuple(f"written {number}" for number in range(4))
-    assert two == one[::-1]

@@ -9,9 +9,6 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
-    BlipConfig,
-    BlipForConditionalGeneration,
-    BlipProcessor,
     CLIPVisionConfig,
     LlamaConfig,
     LlavaConfig,
@@ -19,9 +16,9 @@ from transformers import (
     LlavaProcessor,
     PreTrainedTokenizerFast,
 )
-from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+import guide_world
 from recollect.core.errors import UserError
 from recollect.efsa.caption_file import CaptionFile
 from recollect.efsa.captioner import (
@@ -42,23 +39,14 @@ SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "nu
 PICTURES = {"image_size": 16, "patch_size": 8}
 
 
-def tokenizer(kind=PreTrainedTokenizerFast):
+def tokenizer():
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<image>", "[DEC]", "[ENC]"]
     vocabulary = {word: number for number, word in enumerate([*special, *WORDS])}
     made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     made.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
     names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "bos_token": "[CLS]", "eos_token": "[SEP]"}
-    return kind(tokenizer_object=made, **names, additional_special_tokens=["<image>"])
-
-
-def save_blip(folder):
-    words = tokenizer()
-    numbers = {"bos_token_id": 2, "eos_token_id": 3, "sep_token_id": 3, "pad_token_id": 0, "encoder_hidden_size": 16}
-    text = {**SMALL, **numbers, "vocab_size": len(words), "is_decoder": True, "initializer_range": 0.5}
-    config = BlipConfig(text_config=text, vision_config={**SMALL, **PICTURES}, projection_dim=16)
-    BlipForConditionalGeneration(config).save_pretrained(folder)
-    BlipProcessor(BlipImageProcessorPil(size={"height": 16, "width": 16}), words).save_pretrained(folder)
+    return PreTrainedTokenizerFast(tokenizer_object=made, **names, additional_special_tokens=["<image>"])
 
 
 def save_llava(folder, template):
@@ -86,7 +74,7 @@ def save_llava(folder, template):
 
 
 SAVERS = {
-    "blip": save_blip,
+    "blip": guide_world.captioner,
     "llava": lambda folder: save_llava(folder, True),
     "llava without a template": lambda folder: save_llava(folder, False),
 }
