@@ -285,11 +285,21 @@ def test_a_pair_with_a_classifier_is_exported_for_any_number_of_texts(vision, se
 
 
 def test_a_pair_with_a_classifier_opens_again(vision, sentences, tmp_path):
-    model = pair_towers(vision("efficientnet"), sentences, heads={"classes": 7, "text_hidden": 8})
-    assert model.width == model.embed_texts(TEXTS).shape[1] == model.model.config.vision_features + 16
+    def learning(model):
+        return [name for name, each in model.named_parameters() if each.requires_grad]
+
+    model = pair_towers(vision("efficientnet"), sentences, heads={"classes": 7, "text_hidden": 8, "bank": 5})
+    assert model.width == model.embed_texts(TEXTS).shape[1] == model.model.config.vision_features + 16 + 1
+    learns = learning(model)
+    assert {name for name in learns if "_projection." in name} == {
+        f"model.text_projection.mlp.{layer}.{part}" for layer in ("up", "down", "direct") for part in ("weight", "bias")
+    }
     model.lock("image")
     assert not any(each.requires_grad for each in model.tower_parameters("image")), "nothing of its head learns"
     randomize(model.model.visual_projection, 2).float()
     again = load_model(model.save(tmp_path / "model"), "cpu")
+    assert learning(again) == learns, "what is fixed stays so, or a resumed run would train it"
+    again.save(tmp_path / "again")
+    assert (tmp_path / "again" / "config.json").read_bytes() == (tmp_path / "model" / "config.json").read_bytes()
     torch.testing.assert_close(again.embed_images(PICTURES), model.embed_images(PICTURES), atol=0, rtol=0)
     torch.testing.assert_close(again.embed_texts(TEXTS), model.embed_texts(TEXTS), atol=0, rtol=0)

@@ -16,6 +16,7 @@ from recollect.data.transforms import ImageTransform
 from recollect.models.hub import asked_once
 from recollect.models.parts import (
     check_model_place,
+    in_float32,
     made_in_float32,
     open_config,
     open_part,
@@ -86,7 +87,7 @@ def pair_towers(
             )
             model = TowersModel(config, **towers)
         processor = transformers.VisionTextDualEncoderProcessor(processor_of(transform), tokenizer)
-        return TransformersEncoder(model.eval(), processor, transform)
+        return TransformersEncoder(in_float32(model).eval(), processor, transform)
 
 
 def _has_class(text: Any) -> bool:

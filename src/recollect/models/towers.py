@@ -96,14 +96,19 @@ class NamedFeatures(nn.Module):
 
     def __init__(self, features: int, classes: int, entries: int, share: float, bank: int = 0) -> None:
         super().__init__()
-        self.mean = nn.Parameter(torch.zeros(features), requires_grad=False)
-        self.std = nn.Parameter(torch.ones(features), requires_grad=False)
-        self.classifier = nn.Linear(features, classes).requires_grad_(False)
-        self.names = nn.Parameter(torch.zeros(classes, entries), requires_grad=False)
+        self.mean = nn.Parameter(torch.zeros(features))
+        self.std = nn.Parameter(torch.ones(features))
+        self.classifier = nn.Linear(features, classes)
+        self.names = nn.Parameter(torch.zeros(classes, entries))
         self.share = share
         if bank:
-            self.bank = nn.Parameter(torch.zeros(bank, features + entries), requires_grad=False)
-            self.level = nn.Parameter(torch.tensor([0.0, 1.0]), requires_grad=False)  # mean and standard deviation
+            self.bank = nn.Parameter(torch.zeros(bank, features + entries))
+            self.level = nn.Parameter(torch.tensor([0.0, 1.0]))  # mean and standard deviation
+        self.fix()
+
+    def fix(self) -> None:
+        """Let nothing learn here."""
+        self.requires_grad_(False)
 
     def forward(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
         made = self.plain(features)
@@ -154,10 +159,16 @@ class NamedTexts(nn.Module):
     ) -> None:
         super().__init__()
         self.mlp = ResidualMlp(entries, hidden, width)
-        self.center = nn.Parameter(torch.zeros(entries), requires_grad=False)
+        self.center = nn.Parameter(torch.zeros(entries))
         self.pull, self.gain = pull, gain
         if discounts:
-            self.discount = nn.Parameter(torch.zeros(()), requires_grad=False)
+            self.discount = nn.Parameter(torch.zeros(()))
+        self.fix()
+
+    def fix(self) -> None:
+        """Let nothing but the map learn."""
+        self.requires_grad_(False)
+        self.mlp.requires_grad_(True)
 
     def forward(self, features: Float[Tensor, "n entries"]) -> Float[Tensor, "n width"]:
         made = self.plain(features)
@@ -211,6 +222,16 @@ class TowersModel(transformers.PreTrainedModel):
         self.logit_scale = nn.Parameter(torch.tensor(2.6592))
         self.logit_bias = nn.Parameter(torch.tensor(-10.0))
         self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **options: Any) -> Any:
+        """As transformers does, which lets every weight learn that it reads."""
+        made = super().from_pretrained(*args, **options)
+        model = made[0] if isinstance(made, tuple) else made
+        for head in (model.visual_projection, model.text_projection):
+            if isinstance(head, NamedFeatures | NamedTexts):
+                head.fix()
+        return made
 
     def _init_weights(self, module: nn.Module) -> None:
         """Initialize a head; the towers initialize themselves."""
