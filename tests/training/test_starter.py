@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from pictures import picture
+from recollect import cli
 from recollect.data.sources import open_source
 from recollect.models import load_model
 from recollect.models.starter import DISCOUNT, NAME_GAIN, NAME_PULL, NAME_SHARPNESS, SHARE
@@ -130,3 +131,10 @@ def test_a_head_is_trained_to_the_same_bytes_and_opens(tmp_path, monkeypatch):
     files = [train_starter(source, tmp_path / f"{name}.safetensors", options, store) for name in "ab"]
     assert files[0].read_bytes() == files[1].read_bytes()
     assert load_model(files[0], "cpu").embed_texts(["number 3"]).shape == (1, 1280 + 384 + 1)
+
+
+def test_a_head_that_is_there_is_never_overwritten(tmp_path):
+    file = tmp_path / "head.safetensors"
+    file.write_bytes(b"of last week")
+    assert cli.main(["train", "starter", "pairs.csv", "--out", str(file)]) == 2
+    assert file.read_bytes() == b"of last week"

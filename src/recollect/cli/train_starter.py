@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 from recollect.cli.parser import Arg, say
-from recollect.core.errors import UserError
 from recollect.core.paths import check_writable
+from recollect.core.validation import refuse
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,10 @@ class TrainStarter:
         from recollect.models.parts import HEAD_SUFFIX
         from recollect.training.starter import HeadOptions, train_starter
 
-        if self.out.suffix != HEAD_SUFFIX:
-            raise UserError(f"--out {self.out}: name a file that ends in {HEAD_SUFFIX}.")
+        refuse(
+            (self.out.suffix != HEAD_SUFFIX, f"--out {self.out}: name a file that ends in {HEAD_SUFFIX}."),
+            (self.out.exists(), f"--out {self.out}: already exists. Name another file, or remove it."),
+        )
         check_writable(self.out, "--out")
         head = train_starter(open_source(self.pairs, split=self.split), self.out, HeadOptions(seed=self.seed))
         say(f"head: {head}")

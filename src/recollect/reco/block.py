@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recollect.core.checksums import check_checksums, note_whole_folder
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, one_line
 from recollect.core.files import fresh_folder, read_json, write_json
 from recollect.index import By
 
@@ -240,7 +240,7 @@ class FusionModule(nn.Module):
             fusion = cls(FusionSettings(**settings), record["model"], record["trained"])
             fusion.load_state_dict(load_file(folder / _WEIGHTS))
         except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0][:200]
-            raise UserError(f"{folder}: the fusion cannot be opened ({reason}). Copy or train it again.") from error
+            words = f"{folder}: the fusion cannot be opened ({one_line(error)}). Copy or train it again."
+            raise UserError(words) from error
         check_checksums(folder)
         return fusion.eval()

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, one_line
 from recollect.core.types import chosen_device
 from recollect.core.validation import refuse
 from recollect.objectives.shards import WHOLE, Shard
@@ -172,7 +172,7 @@ def first_decides(decide: Callable[[], Decision]) -> Decision:
         try:
             told[0] = decide()
         except Exception as error:
-            met, told[1] = error, _one_line(error)
+            met, told[1] = error, _told(error)
     dist.broadcast_object_list(told, group=_PATIENT[0] if _PATIENT else None)
     if met is not None:
         raise met
@@ -181,10 +181,10 @@ def first_decides(decide: Callable[[], Decision]) -> Decision:
     return told[0]
 
 
-def _one_line(error: Exception) -> str:
+def _told(error: Exception) -> str:
     if isinstance(error, UserError):
         return str(error)
-    return f"the first process of this run failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return f"the first process of this run failed: {type(error).__name__}: {one_line(error)}"
 
 
 def first_makes(make: Callable[[], Decision]) -> Decision:

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, one_line
 from recollect.core.files import read_json, write_json
 from recollect.core.seeding import derive_seed
 from recollect.core.validation import refuse
@@ -90,8 +90,7 @@ class _WeightsAndBiases(MetricsTracker):
                 resume="allow",
             )
         except Exception as error:  # no key, no network, or any other error of its libraries
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(f"--track wandb: {reason}. Try WANDB_MODE=offline, and --resume.") from error
+            raise UserError(f"--track wandb: {one_line(error)}. Try WANDB_MODE=offline, and --resume.") from error
 
     def write(self, values: Mapping[str, Any]) -> None:
         self._run.log(dict(numbers(values)), step=values["step"])
