@@ -15,6 +15,8 @@ from recollect.index.source import source_index
 from recollect.models import build_model
 from recollect.reco.pairs import embed_pairs
 from recollect.testing import HashEncoder
+from recollect.training.feature_store import FeatureStore
+from recollect.training.locked import lock_source
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +34,11 @@ def photos(tmp_path_factory):
     return folder
 
 
+def locked(photos, model):
+    store = FeatureStore(photos / "features")
+    return lock_source(model, open_source(str(photos / "list.csv")), store=store).features[:, 0].numpy()
+
+
 def taught(photos, model):
     return Classifier.teach(model, {name: photos / name for name in "ab"}).support.features
 
@@ -40,6 +47,7 @@ WAYS = {
     "evaluation": lambda photos, model: image_features(model, open_source(str(photos / "list.csv"))).images,
     "search": lambda photos, model: source_index(model, open_source(str(photos / "list.csv"))).store,
     "pairs": lambda photos, model: embed_pairs(model, [open_source(str(photos / "list.csv"))], None, 0.1).images,
+    "locked": locked,
     "classifier": taught,
     "index": Index.build,
 }
@@ -50,13 +58,16 @@ WAYS = {
 def test_an_encoder_gets_large_pictures_in_the_size_that_it_reads(way, change, photos, monkeypatch):
     model = build_model("tiny-conv", texts=["number"], seed=0)
     model.transform = replace(model.transform, **change)
-    expected = model.embed_images(sorted(photos.glob("?/*.png"), key=lambda path: path.name)).numpy()
-    given, embed = [], model.embed_images
-    monkeypatch.setattr(model, "embed_images", lambda images: given.extend(images) or embed(images))
+    pictures = [Image.open(path) for path in sorted(photos.glob("?/*.png"), key=lambda path: path.name)]
+    expected, pooled = model.embed_images(pictures).numpy(), model.pooled_images(pictures).numpy()
+    given, ready = [], model._ready
+    monkeypatch.setattr(model, "_ready", lambda image: given.append(image) or ready(image))
     found = WAYS[way](photos, model)
     assert {np.asarray(image).shape for image in given} == {(model.transform.size,) * 2 + (3,)}
     if way in {"evaluation", "pairs"}:
         np.testing.assert_array_equal(found, expected)
+    elif way == "locked":
+        np.testing.assert_array_equal(found, pooled)
     elif way == "classifier":
         assert (found @ expected[[0, 2, 1, 3]].T).diagonal().min() > 0.99
 

@@ -21,7 +21,7 @@ from recollect.core.types import NO_LABEL, BatchRead, ImageLike, Sample, Source
 from recollect.core.validation import refuse
 from recollect.data.batches.order import mix, number_below
 from recollect.data.sources.images import BrokenImageError
-from recollect.data.sources.reader import BROKEN_SHARE, BrokenCounter, read_ahead
+from recollect.data.sources.reader import BROKEN_SHARE, BrokenCounter, read_ahead, ready_for
 from recollect.data.sources.subset import Subset
 from recollect.data.transforms import ImageTransform
 from recollect.models import DualEncoder
@@ -141,7 +141,8 @@ def _embed(
         for start in range(0, count, _BLOCK):
             indices = np.arange(start, min(start + _BLOCK, count))
             for view in range(views):
-                read = read_pictures(source, indices, view, crops.needed if view else encoder.transform.needed)
+                needed, reader = (crops.needed, None) if view else (encoder.transform.needed, encoder)
+                read = read_pictures(source, indices, view, needed, reader)
                 good = [(index, image) for index, image in read if not isinstance(image, BrokenImageError)]
                 if view == 0:
                     broken = [str(image) for _, image in read if isinstance(image, BrokenImageError)]
@@ -177,13 +178,14 @@ def _crops(
 
 
 def read_pictures(
-    source: Source, indices: np.ndarray, view: int, needed: int
+    source: Source, indices: np.ndarray, view: int, needed: int, encoder: DualEncoder | None = None
 ) -> list[tuple[int, ImageLike | BrokenImageError]]:
-    """The images of some samples, or why they cannot be read; a generated source draws a new picture for each view."""
+    """The images of some samples, ready for an encoder if there is one, or why they cannot be read; a generated source
+    draws a new picture for each view."""
     if source.makes_batches:
         images = source.batch(indices, view)[0]
         made = images.numpy() if images.ndim == 2 else images.permute(0, 2, 3, 1).contiguous().numpy()
         return list(zip(indices.tolist(), made, strict=True))
-    (read,) = read_ahead(source, indices.tolist(), len(indices), needed=needed, extra=False)
+    (read,) = read_ahead(source, indices.tolist(), len(indices), needed=needed, extra=False, prepare=ready_for(encoder))
     pictures = [outcome if isinstance(outcome, BrokenImageError) else outcome.image for outcome in read]
     return list(zip(indices.tolist(), pictures, strict=True))

@@ -123,6 +123,15 @@ def blocks_ahead(read: Callable[[int], _Read], indices: Sequence[int], block: in
             pool.shutdown(wait=False, cancel_futures=True)
 
 
+def ready_for(encoder: Encoder | None) -> Callable[[Sample], Sample]:
+    """Makes the picture of a sample what an encoder reads (`prepared`), if there is an encoder."""
+
+    def prepare(sample: Sample) -> Sample:
+        return sample if encoder is None else replace(sample, image=prepared(encoder, sample.image))
+
+    return prepare
+
+
 def readable_blocks(
     source: Source, block: int, *, encoder: Encoder | None = None, share: float = BROKEN_SHARE
 ) -> Iterator[list[tuple[int, Sample]]]:
@@ -135,12 +144,8 @@ def readable_blocks(
     Raises:
         UserError: more than ``share`` of the pictures cannot be read.
     """
-
-    def prepare(sample: Sample) -> Sample:
-        return sample if encoder is None else replace(sample, image=prepared(encoder, sample.image))
-
     counter = BrokenCounter(share)
-    blocks = read_ahead(source, range(len(source)), block, prepare=prepare)
+    blocks = read_ahead(source, range(len(source)), block, prepare=ready_for(encoder))
     for start, outcomes in zip(range(0, len(source), block), blocks, strict=True):
         counter.add(source, len(outcomes), [str(each) for each in outcomes if isinstance(each, BrokenImageError)])
         yield [(start + place, each) for place, each in enumerate(outcomes) if isinstance(each, Sample)]
