@@ -1,21 +1,18 @@
-"""What all studies share in tests: made worlds whose tokenizer learns from a few texts, and no wait for disks."""
+"""What all studies share in tests: made worlds whose tokenizer learns from a few texts, and no wait for disks.
+
+pytest reads this file before it starts its workers, so what takes long to import is imported in the fixtures.
+"""
 
 import os
 
-import numpy as np
 import pytest
-from PIL import Image
-
-from recollect.data.sources import subset
-from recollect_papers.studies import find_study
-from recollect_papers.study import StudyOptions
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_worlds():
     """Every word of a made world is known beforehand, and how often it occurs does not change a table's form."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subset, "_MADE_TEXTS", 300)
+        patch.setattr("recollect.data.sources.subset._MADE_TEXTS", 300)
         patch.setattr(os, "fsync", lambda file: None)  # what a power cut leaves is tested where files are written
         yield
 
@@ -23,12 +20,18 @@ def quick_worlds():
 @pytest.fixture(scope="module")
 def options(tmp_path_factory):
     """Smoke scale with one seed, in a folder that the studies of a module share."""
+    from recollect_papers.study import StudyOptions
+
     return StudyOptions("smoke", tmp_path_factory.mktemp("studies"), seeds=1, workers=1)
 
 
 @pytest.fixture(scope="session")
 def draw():
     """Runs a study, checks that its figure is a picture with something on it, and returns the report."""
+    import numpy as np
+    from PIL import Image
+
+    from recollect_papers.studies import find_study
 
     def run(name, options):
         report = find_study(name).load()(options)
