@@ -3,7 +3,6 @@
 import ast
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -91,35 +90,6 @@ def test_everything_that_pyproject_names_has_an_exact_version_for_tests():
     for extra in PROJECT["project"]["optional-dependencies"].values():
         asked += [each for each in extra if not each.startswith("recollect")]
     assert {re.match(r"[A-Za-z0-9_.-]+", each)[0].lower() for each in asked} - names == set()
-
-
-INSTALL = (sys.executable, "-m", "uv", "pip", "install", "--quiet", "what")
-PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-GET_UV = (*PIP, "install", "--quiet", "--constraint", "constraints.txt", "uv")
-
-
-@pytest.mark.parametrize("broken", [None, GET_UV, INSTALL], ids=["nothing", "no uv", "uv fails"])
-def test_pip_installs_where_uv_does_not(broken, monkeypatch, capsys):
-    asked = []
-
-    def run(command, **options):
-        asked.append(tuple(command))
-        if asked[-1] == broken:
-            raise subprocess.CalledProcessError(1, command)
-        return subprocess.CompletedProcess(command, 3, "", "")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    install = runpy.run_path(str(ROOT / ".ci" / "install.py"))["main"]
-    if broken is None:
-        install(["what"])
-        assert asked[-2:] == [GET_UV, INSTALL]
-        return
-    with pytest.raises(SystemExit) as ended:
-        install(["what"])
-    assert ended.value.code == 3
-    assert asked[-1][2] == "pip"
-    assert asked[-1][-1] == "what"
-    assert "pip does" in capsys.readouterr().err
 
 
 def test_what_is_installed_runs_on_the_lowest_python_that_is_promised():
