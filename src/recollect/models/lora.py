@@ -75,9 +75,10 @@ def adapter_sites(encoder: nn.Module) -> dict[str, nn.Linear]:
     }
     for tower in _SMALL_TOWERS if small else _TOWERS:
         if not any(name.startswith(tower) for name in found):
+            which = "image" if tower in ("vision_model.", "image_tower.") else "text"
             raise UserError(
-                f"{type(transformers_model(encoder)).__name__}: its {tower.rstrip('.')} has no attention or MLP layers "
-                "that adapters could wrap. Adapt all parameters instead."
+                f"this model cannot be adapted: its {which} tower has no attention or MLP layers, as those of CLIP and "
+                "SigLIP models have. Build the index with one of these."
             )
     return found
 

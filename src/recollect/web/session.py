@@ -264,8 +264,13 @@ class Session:
         if not self.library.index.texts:
             return "Refining learns from captions, and these pictures have none."
         from recollect.models import DualEncoder
+        from recollect.models.lora import adapter_sites
 
-        return None if isinstance(self.library.index.encoder, DualEncoder) else "This model cannot refine results."
+        encoder = self.library.index.encoder
+        with suppress(UserError):  # such as the starter
+            if isinstance(encoder, DualEncoder) and adapter_sites(encoder):
+                return None
+        return "This model cannot refine results."
 
     @cached_property
     def reranker(self) -> "EpisodeReranker":
