@@ -147,3 +147,13 @@ def test_a_crop_and_a_flip_are_heard_by_towers_that_add_none_by_themselves():
     cropped = training_transform(model, Data(crop=0.3))
     assert isinstance(cropped, ImageTransform)
     assert len({cropped.pixels(picture, generator).tobytes() for _ in range(8)}) == 8
+
+
+def test_a_table_without_captions_is_refused_with_its_columns(tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    (tmp_path / "list.csv").write_text("file,description\na.png,a red boat\n")
+    spec = f"{tmp_path}/list.csv"
+    with pytest.raises(UserError, match=r"list\.csv: .*'description'.*--data\.caption-column"):
+        open_sources(Data(sources=(spec,)))
+    (source,) = open_sources(Data(sources=(spec,), caption_column="description"))
+    assert source[0].texts == ("a red boat",)

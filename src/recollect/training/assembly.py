@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from recollect.core.content import whole_hash, written_hash
+from recollect.core.errors import UserError
 from recollect.core.progress import note
 from recollect.core.seeding import derive_seed, seed_default_generators
 from recollect.core.types import Batch, Kind, Source
@@ -26,6 +27,7 @@ from recollect.data.sources import open_source, split_of
 from recollect.data.sources.address import parse_address
 from recollect.data.sources.generated import is_generated
 from recollect.data.sources.subset import corpus
+from recollect.data.sources.table import TableSource
 from recollect.data.transforms import ImageTransform
 from recollect.models import PRESETS, DualEncoder, TransformersEncoder, build_model, load_model
 from recollect.models.transformers.families import TextTokens
@@ -195,7 +197,11 @@ def _open(spec: str, kind: Kind | None, data: Data) -> Source:
     absent = f"{name}: a Python object of the program that trained. Pass it to train(sources=[...]) again."
     refuse((spec.startswith(OBJECT), absent))
     split = data.split if split_of(spec) is None else None  # the split of an address takes precedence
-    return open_source(spec, split=split, kind=kind, columns=data.columns(kind), lost_share=data.broken_share)
+    source = open_source(spec, split=split, kind=kind, columns=data.columns(kind), lost_share=data.broken_share)
+    if isinstance(source, TableSource) and source.kind == "caption" and source.columns.caption is None:
+        held = ", ".join(map(repr, source.table.column_names))
+        raise UserError(f"{spec}: no captions and no classes; it has {held}. Name a column with --data.caption-column.")
+    return source
 
 
 def workers_of(recipe: Recipe, sources: Sequence[Source], processes: int) -> int:
