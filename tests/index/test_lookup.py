@@ -100,6 +100,7 @@ def test_near_finds_every_picture_at_or_above_a_cosine():
 def test_pictures_can_be_named_by_their_place(index):
     index.insert(make_rows(5))
     assert [picture.id for picture in index] == index.ids == [index[place].id for place in range(5)]
+    assert [picture.id for picture in index[-2:]] == index.ids[-2:]
     assert index[-1].id == index.ids[-1]
     with pytest.raises(IndexError):
         index[5]

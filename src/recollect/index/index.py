@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from jaxtyping import Float32
@@ -237,8 +237,16 @@ class Index:
     def __len__(self) -> int:
         return self.store.count()
 
-    def __getitem__(self, place: int) -> Picture:
-        """The picture at a place of `ids`; negative places count from the end."""
+    @overload
+    def __getitem__(self, place: int) -> Picture: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Picture]: ...
+
+    def __getitem__(self, place: int | slice) -> Picture | list[Picture]:
+        """The picture at a place of `ids`, or those of a slice; negative places count from the end."""
+        if isinstance(place, slice):
+            return self.pictures(self.ids[place])
         return self.pictures([self.ids[place]])[0]
 
     def __iter__(self) -> Iterator[Picture]:
