@@ -152,7 +152,9 @@ def _embedded(encoder: Encoder, pairs: Sequence[Example], classes: Sequence[str]
     found = embed_files(encoder, list(named), "examples")
     rows = [(row, name) for row, file in enumerate(found.files) for name in named[file]]
     if lost := sorted({name for _, name in pairs} - {name for _, name in rows}):
-        raise UserError(f"no example of {', '.join(lost)} can be read. Replace the damaged files.")
+        files = [str(file) for file, name in pairs if name in lost]
+        why = next((f" ({message})" for message in found.broken if any(map(message.startswith, files))), "")
+        raise UserError(f"no example of {', '.join(lost)} can be read{why}. Replace its files.")
     places = [row for row, _ in rows]
     support = Support(
         found.features[places],

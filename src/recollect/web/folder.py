@@ -238,7 +238,7 @@ class Additions:
         """Where files that were dropped are kept: in the watched folder, else in one of this library in the data
         directory."""
         if self.watched is not None:
-            return self.watched.folder / "Added"
+            return self.watched.folder.absolute() / "Added"
         address = self._library.index.address
         address = address if "://" in address else str(Path(address).resolve())
         return data_directory() / "pictures" / _distinct(self._library.name, address)
