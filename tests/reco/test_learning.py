@@ -277,7 +277,9 @@ def recall(fusion, memory, test, mode):
 def test_a_trained_fusion_reads_concepts_it_was_never_trained_on(world, tmp_path):
     train, test, memory = world
     folder = train_fusion(recipe_of(memory), Frozen(), train, tmp_path / "run", device="cpu")
-    fusion = FusionModule.open(folder)
+    fusion, card = FusionModule.open(folder), (folder / "README.md").read_text()
+    assert "FusionModule.open" in card
+    assert "SigLIP" not in card.partition("## Recipe")[0]
     with torch.no_grad():
         before = recall(FusionModule(FusionSettings(32, start="embedding")), memory, test, "both")
         after = {mode: recall(fusion, memory, test, mode) for mode in ("image", "text", "both")}

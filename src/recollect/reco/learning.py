@@ -26,6 +26,7 @@ from recollect.reco.newness import Disturbance, Newness
 from recollect.reco.objective import CLIP_SCALE, TERMS, FusionObjective, LossTerm, Mask
 from recollect.reco.pairs import Pairs
 from recollect.training.assembly import Parts
+from recollect.training.card import Subject
 from recollect.training.checkpoints import Facts
 from recollect.training.loop import train
 from recollect.training.optimizer import Optimizer
@@ -104,6 +105,15 @@ def paper_recipe() -> FusionRecipe:
 
 
 FUSION_PRESETS: Mapping[FusionPreset, Callable[[], FusionRecipe]] = {"reading": FusionRecipe, "paper": paper_recipe}
+
+
+_SUBJECT = Subject(
+    "A fusion, which refines embeddings of this model by what they find in an index (RECO)",
+    """from recollect import FusionModule, Index, RetrievalEnhancedEncoder, load_model
+
+model, index = load_model("MODEL"), Index.open("INDEX")
+encoder = RetrievalEnhancedEncoder(model, index, FusionModule.open("THIS-FOLDER"))""",
+)
 
 
 class FusionTowers(nn.Module):
@@ -195,7 +205,7 @@ def train_fusion(
         towers = FusionTowers(fusion.train())
         feed = _feed(found, recipe, place)
         objective = FusionObjective(recipe.active_terms, scale)
-        return Parts(towers, objective, feed, lambda steps: {name: steps * batch}, facts())
+        return Parts(towers, objective, feed, lambda steps: {name: steps * batch}, facts(), _SUBJECT)
 
     return train(recipe, out, resume=resume, device=device, assemble=assemble)
 

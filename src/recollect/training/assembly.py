@@ -33,6 +33,7 @@ from recollect.models import PRESETS, DualEncoder, TransformersEncoder, build_mo
 from recollect.models.transformers.families import TextTokens
 from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
 from recollect.training.adapted import AdaptedTowers, add_adapters
+from recollect.training.card import DUAL_ENCODER, Subject
 from recollect.training.checkpoints import CONTENT, WHOLE_CONTENT, WRITTEN, Facts
 from recollect.training.checks import OBJECT, check_at_once, kind_errors, model_errors, warn_idle
 from recollect.training.locked import LockedSource, lock_source
@@ -60,6 +61,7 @@ class Parts:
         feed: the inputs of any range of steps; those of a step are a function of the seed and the step.
         seen: maps a number of steps to the samples of each source that these first steps read.
         data: facts about everything the run reads; a checkpoint records them, and a run resumes only with the same.
+        subject: of the model's card.
     """
 
     model: Towers
@@ -67,6 +69,7 @@ class Parts:
     feed: Feed
     seen: Callable[[int], Mapping[str, int]]
     data: Facts = field(default_factory=dict)
+    subject: Subject = DUAL_ENCODER
 
 
 def object_spec(source: Source) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,48 @@ from recollect.core.places import public_place
 from recollect.objectives import OBJECTIVES
 
 
-def model_card(recipe: Mapping[str, Any], seen: Mapping[str, int], last: Mapping[str, Any], plain: bool = True) -> str:
+@dataclass(frozen=True)
+class Subject:
+    """What a card is about.
+
+    Attributes:
+        kind: what was trained, as the start of a sentence.
+        opening: Python that opens and uses it.
+        library: that opens it: recollect, or transformers too.
+    """
+
+    kind: str
+    opening: str
+    library: str = "recollect"
+
+
+_OPENING = """from recollect import load_model
+
+model = load_model("THIS-FOLDER")
+model.embed_images(pictures), model.embed_texts(["a photo of a cat"])"""
+DUAL_ENCODER = Subject("An image-text dual encoder", _OPENING, "transformers")
+
+
+def model_card(
+    recipe: Mapping[str, Any],
+    seen: Mapping[str, int],
+    last: Mapping[str, Any],
+    name: str | None = None,
+    subject: Subject = DUAL_ENCODER,
+) -> str:
     """Text of a ``README.md``: the same for the same run (no dates), and safe to publish (no local paths).
 
     Args:
         recipe: as in ``recipe.json``.
         seen: samples seen of each source.
         last: last line of the metrics.
-        plain: whether plain transformers opens the model.
+        name: of the objective; by default that of the recipe.
+        subject: what was trained.
     """
     recipe = _public(recipe)
-    library, opened = ("transformers", "") if plain else ("recollect", _NOT_PLAIN)
     start, objective = recipe["model"]["start"], recipe["objective"]
     base = OBJECTIVES[objective["base"]]
-    name = base.name if objective["context"] is None else base.name_with_context
+    name = name or (base.name if objective["context"] is None else base.name_with_context)
     sources = "\n".join(
         f"- `{'/'.join(Path(source).parts[-2:])}`: {count:,} samples seen" for source, count in seen.items()
     )
@@ -30,20 +59,17 @@ def model_card(recipe: Mapping[str, Any], seen: Mapping[str, int], last: Mapping
         f"| {key} | {value:.4g} |" for key, value in last.items() if isinstance(value, float) and key not in _CLOCK
     )
     return f"""---
-library_name: {library}
+library_name: {subject.library}
 tags: [recollect, contrastive, {name.lower().replace(" ", "-")}]
 ---
 
 # {name}, from {start}
 
-An image-text dual encoder, trained with recollect (`pip install recollect`): {recipe["steps"]:,} steps of
-{recipe["batch_size"]:,} pairs.{opened}
+{subject.kind}, trained with recollect (`pip install recollect`): {recipe["steps"]:,} steps of
+{recipe["batch_size"]:,} pairs.
 
 ```python
-from recollect import load_model
-
-model = load_model("THIS-FOLDER")
-model.embed_images(pictures), model.embed_texts(["a photo of a cat"])
+{subject.opening}
 ```
 
 ## Trained on
@@ -77,7 +103,5 @@ def _public(value: Any) -> Any:
         return value
     return public_place(value)
 
-
-_NOT_PLAIN = " It has parts that plain transformers does not know;\nopen it with recollect."
 
 _CLOCK = frozenset({"examples_per_second"})

@@ -18,7 +18,7 @@ from recollect.core.seeding import derive_seed
 from recollect.core.types import Source
 from recollect.core.validation import refuse
 from recollect.models import DualEncoder, TransformersEncoder
-from recollect.objectives import Objective
+from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
 from recollect.training import checkpoints
 from recollect.training.assembly import Parts, assemble_recipe, object_spec
 from recollect.training.card import model_card
@@ -279,9 +279,12 @@ class _Run:
         """Write the finished model (first process only)."""
         assert self.metrics is not None, "the first process has the metrics"
         # From the file, because a run resumed after its last step logs nothing more.
-        encoder = self.model.encoder
-        plain = not isinstance(encoder, DualEncoder) or isinstance(encoder, TransformersEncoder)
-        card = model_card(as_json(self.recipe), self.parts.seen(self.state.step), self.metrics.last, plain)
+        encoder, subject = self.model.encoder, self.parts.subject
+        if isinstance(encoder, DualEncoder) and not isinstance(encoder, TransformersEncoder):
+            subject = replace(subject, library="recollect")
+        own = not isinstance(self.objective, ContrastiveObjective | ContextObjective)  # not the recipe's
+        name = type(self.objective).__name__ if own else None
+        card = model_card(as_json(self.recipe), self.parts.seen(self.state.step), self.metrics.last, name, subject)
         checkpoints.save_model(self.out / "model", self.model, card)
 
     def step(self, inputs: Inputs) -> dict[str, float]:
