@@ -19,9 +19,9 @@ from recollect_papers.real.heads import FeatureModel, HeadRecipe
 from recollect_papers.real.measure import SHOTS, by_name, few_shot, recall
 from recollect_papers.study import StudyOptions
 
-BEFORE, PLAIN, CONTEXT, TOWER = "before", "post-trained", "post-trained with context", "tower, no head"
-AS_LONG = "post-trained, as long as with context"
-"""The plain loss with the steps that context chose: another point of its own trade."""
+BEFORE, PLAIN, CONTEXT, TOWER = "before", "plain loss", "context", "tower, no head"
+AS_LONG = "plain loss, as long"
+"""With the steps that context chose: another point of its own trade."""
 STEPS, RATES, ALPHAS = (50, 100, 200), (3e-4, 1e-3), (0.5, 0.8)
 WORLD = (
     "an MLP head of 14,000 photographs with captions (COCO), trained on with 1,679 aerial ones (UCM) or with 10,010 "
@@ -120,10 +120,10 @@ def _post_trained(
             scores[name] = found.summary(at).mean
         chosen[arm] = max(scores, key=scores.__getitem__)
         best[arm] = candidates[chosen[arm]]
-    best[AS_LONG] = replace(best[CONTEXT], alpha=None)
-    chosen[AS_LONG] = f"{best[AS_LONG].steps} steps"
+    if (longer := replace(best[CONTEXT], alpha=None)) != best[PLAIN]:
+        best[AS_LONG], chosen[AS_LONG] = longer, f"{longer.steps} steps"
     for seed in range(seeds):
-        for arm in (BEFORE, PLAIN, CONTEXT, AS_LONG):
+        for arm in (BEFORE, *best):
             run(arm, best.get(arm), seed, "testing", "everyday")
     run(TOWER, None, 0, "testing", "everyday")
     return chosen
@@ -167,14 +167,16 @@ def _tables(found: Measurements, domain: Domain) -> Iterator[TableForm]:
         ),
         *(Column(f"R@10 {pool}", {**at, "measure": "R@10", "set": pool}) for pool in domain.pools),
     ]
-    pairs = ((PLAIN, BEFORE), (CONTEXT, PLAIN), (CONTEXT, AS_LONG))
+    pairs = [(PLAIN, BEFORE), (CONTEXT, PLAIN), *([(CONTEXT, AS_LONG)] if AS_LONG in chosen else [])]
     notes = []
     for arm, over in pairs:
+        tests = []
         for role, title in titles.items():
             gain = found.paired({**_few(domain, role), "arm": arm}, {"arm": over}, tuple(domain.sets(role)))
-            p = gain.over_seeds_p()
-            words = f"{arm} over {over}, few-shot, {title}: {gain.summary().signed()}"
-            notes.append(words if np.isnan(p) else f"{words}; over seeds, t-test p = {p:.2g}")
+            if not np.isnan(p := gain.over_seeds_p()):
+                tests.append(f"{title} p = {p:.2g}")
+        if tests:
+            notes.append(f"{arm} over {over}, few-shot, t-test over seeds: {', '.join(tests)}")
     rows = [Row((arm, chosen[arm]), {"arm": arm}) for arm in chosen]
     yield TableForm(f"Post-training on {domain.name}", ("arm", "chosen"), rows, columns, missing="")
     gains = [Row((arm, over), {"arm": arm}, over={"arm": over}) for arm, over in pairs]
