@@ -62,7 +62,6 @@ class StarterWords:
 
     def text_lengths(self, texts: Sequence[str], prefix: Kind | None = None) -> list[int]:
         """Tokens of each text before anything is cut off, special tokens included."""
-        self._tokenizer.no_truncation()
         return [len(self._tokenizer.encode(text).ids) for text in texts]
 
     def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float32[np.ndarray, "n width"]:
@@ -73,10 +72,13 @@ class StarterWords:
         """
         if broken := next((text for text in texts if not text.isascii() and _surrogates(text)), None):
             raise UserError(f"{broken!r} is not valid UTF-8. Is the terminal, or the file it is from, set to another?")
-        self._tokenizer.enable_truncation(self.longest_text)
         with threadpool_limits(1, "blas"):  # for so few numbers, OpenBLAS threads wait longer than they compute
-            rows = [self._embedded(self._tokenizer.encode(text).ids) for text in texts]
+            rows = [self._embedded(self._cut(self._tokenizer.encode(text).ids)) for text in texts]
         return np.array(rows, dtype=np.float32).reshape(-1, self.width)
+
+    def _cut(self, ids: Sequence[int]) -> Sequence[int]:
+        """At most `longest_text` tokens, the last one the end. Threads share the tokenizer, so it never truncates."""
+        return ids if len(ids) <= self.longest_text else [*ids[: self.longest_text - 1], ids[-1]]
 
     def embed_images(self, images: Sequence[ImageLike]) -> Tensor:
         """By the whole starter."""
