@@ -10,7 +10,7 @@ from PIL import Image
 
 from index_rows import HashEncoder, Pictures, write_picture
 from recollect.core.errors import UserError
-from recollect.index import Index, IngestOptions
+from recollect.index import Index, IngestOptions, samples
 
 
 def build(photos, tmp_path, encoder, **options):
@@ -36,6 +36,21 @@ def test_the_home_folder_may_be_written_as_a_tilde(photos, tmp_path, encoder, mo
     assert len(Index.open("~/index")) == len(Index.open(tmp_path / "index").save("~/copy")) == 11
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "index", "photos"]
     assert not (photos / "~").exists()
+
+
+def test_ctrl_c_keeps_what_is_embedded(tmp_path, encoder, monkeypatch):
+    class Interrupted(HashEncoder):
+        def embed_images(self, images):
+            if self.images >= 8:
+                raise KeyboardInterrupt
+            return super().embed_images(images)
+
+    monkeypatch.setattr(samples, "BLOCK", 4)
+    with pytest.raises(KeyboardInterrupt):
+        Index.build(Pictures(20), Interrupted(), out=tmp_path / "index")
+    assert len(Index.open(tmp_path / "index")) == 8
+    assert len(Index.build(Pictures(20), encoder, out=tmp_path / "index")) == 20
+    assert encoder.images == 12
 
 
 def test_building_adding_and_adding_again_agree(photos, tmp_path, encoder):

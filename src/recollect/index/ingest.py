@@ -91,14 +91,18 @@ def ingest(
     reader = SampleReader(index.encoder, source, called, options, writer.files, frozenset(writer.ids))
     counted = BrokenCounter(options.broken_share, "--broken-share", shown=_NAMED)
     with progress(f"embed {source.name}", stop, "pictures") as counter:
-        for block in _blocks(reader, stop, options.engine):
-            for each in block:
-                writer.take(each)
-            writer.commit_early()
-            counted.add(source, len(block), [each.message for each in block if isinstance(each, Failed)])
-            counter.advance(len(block))
-            if on_block is not None:
-                on_block(writer.report, stop)
+        try:
+            for block in _blocks(reader, stop, options.engine):
+                for each in block:
+                    writer.take(each)
+                writer.commit_early()
+                counted.add(source, len(block), [each.message for each in block if isinstance(each, Failed)])
+                counter.advance(len(block))
+                if on_block is not None:
+                    on_block(writer.report, stop)
+        except KeyboardInterrupt:
+            writer.commit()  # the next call goes on from here
+            raise
         writer.commit()
     writer.drop_unseen(whole=stop == len(source))
     return writer.report
