@@ -10,6 +10,8 @@ import pytest
 from recollect import cli
 from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
 from recollect.evaluation.few_shot_protocol import FewShotTask, Protocol, nested_supports, run_protocol
+from recollect.evaluation.own_features import read_arrays, vector_task
+from recollect.evaluation.zero_shot import zero_shot
 
 SHOTS = ("--shots", "1", "4", "--seeds", "2")
 NAMES = np.array(["ant", "bee", "cat"])
@@ -172,3 +174,14 @@ def test_bad_files_are_one_clear_line(files, words, message, capsys, monkeypatch
                              "split": ["train", "train", "test"]}), "strange.parquet")  # fmt: skip
     assert cli.main(["evaluate", "few-shot", *words, *(SHOTS if "--shots" not in words else ())]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_class_texts_in_the_order_of_numbered_labels_name_the_right_classes(tmp_path):
+    texts = np.eye(12)
+    labels = np.repeat(np.arange(12), 3)
+    for name, array in (("x", texts[labels]), ("y", labels), ("t", texts)):
+        np.save(tmp_path / f"{name}.npy", array)
+    rows = read_arrays(tmp_path / "x.npy", tmp_path / "y.npy")
+    encoder, task = vector_task("numbered", (rows, rows), tmp_path / "t.npy")
+    assert task.class_names == tuple(map(str, range(12)))
+    assert zero_shot(encoder, task).rows[0]["value"] == 100

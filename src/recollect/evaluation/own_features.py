@@ -36,16 +36,18 @@ class LabeledVectors:
     Attributes:
         vectors: unit-norm float32 (n, width).
         labels: class labels as text (n,).
+        numbers: whether the labels were numbers, which are sorted by value.
         splits: split of each row, or an empty string; None if the file has no splits.
     """
 
     vectors: np.ndarray
     labels: np.ndarray
+    numbers: bool
     splits: np.ndarray | None = None
 
     def take(self, kept: np.ndarray) -> "LabeledVectors":
         """Some of the rows, without splits."""
-        return LabeledVectors(self.vectors[kept], self.labels[kept])
+        return LabeledVectors(self.vectors[kept], self.labels[kept], self.numbers)
 
     def of_split(self, path: Path, names: Sequence[str]) -> tuple[str, "LabeledVectors"]:
         """The first of ``names`` that is a split, and its rows.
@@ -70,7 +72,8 @@ class _VectorSource(Source):
 
     def __init__(self, name: str, rows: LabeledVectors, class_names: tuple[str, ...]) -> None:
         self.name, self.class_names, self._vectors = name, class_names, rows.vectors
-        self.labels = np.searchsorted(class_names, rows.labels)
+        numbers = {name: number for number, name in enumerate(class_names)}
+        self.labels = np.array([numbers[label] for label in rows.labels.tolist()])
 
     @cached_property
     def fingerprint(self) -> str:
@@ -128,7 +131,8 @@ def vector_task(
     Raises:
         UserError: fewer than two classes, a class without a text, or other widths or numbers of rows.
     """
-    classes = tuple(np.unique(np.concatenate([part.labels for part in parts])).tolist())
+    labels = np.unique(np.concatenate([part.labels for part in parts])).tolist()
+    classes = tuple(sorted(labels, key=float) if all(part.numbers for part in parts) else labels)
     if len(classes) < 2:
         raise UserError(f"{name}: only one class, '{classes[0]}'. Two or more are needed.")
     width = parts[0].vectors.shape[1]
@@ -168,8 +172,8 @@ def read_vectors(path: Path, label_column: str | None = None) -> LabeledVectors:
     if not len(table):
         raise UserError(f"{path}: no rows")
     vectors = _unit(_matrix(path, table, _column(path, table, _VECTORS, None, "vectors")), path)
-    labels = _named(table[_column(path, table, _LABELS, label_column, "labels")].to_pylist(), path)
-    return LabeledVectors(vectors, labels, _splits(table, path))
+    labels = table[_column(path, table, _LABELS, label_column, "labels")].to_pylist()
+    return LabeledVectors(vectors, *_named(labels, path), _splits(table, path))
 
 
 def _splits(table: pa.Table, path: Path) -> np.ndarray | None:
@@ -196,11 +200,11 @@ def read_arrays(vectors: Path, labels: Path) -> LabeledVectors:
         raise UserError(f"{vectors}: has shape {matrix.shape} of {matrix.dtype}; rows of numbers (n, width) are needed")
     if named.shape != (len(matrix),):
         raise UserError(f"{labels}: has shape {named.shape}; one label for each of {len(matrix):,} rows is needed")
-    return LabeledVectors(_unit(matrix, vectors), _named(named.tolist(), labels))
+    return LabeledVectors(_unit(matrix, vectors), *_named(named.tolist(), labels))
 
 
-def _named(labels: Sequence[Any], path: Path) -> np.ndarray:
-    """Labels as NFC text: 1.0 becomes 1, bytes are UTF-8.
+def _named(labels: Sequence[Any], path: Path) -> tuple[np.ndarray, bool]:
+    """Labels as NFC text, and whether they were numbers: 1.0 becomes 1, bytes are UTF-8.
 
     Raises:
         UserError: missing labels (null, NaN, empty), or several in a row.
@@ -215,7 +219,8 @@ def _named(labels: Sequence[Any], path: Path) -> np.ndarray:
         raise UserError(f"{path}: {len(missing)} rows have no label ({rows}). Remove them or add labels.")
     whole = (int(label) if isinstance(label, float) and label.is_integer() else label for label in labels)
     texts = (label.decode(errors="replace") if isinstance(label, bytes) else str(label) for label in whole)
-    return np.array([unicodedata.normalize("NFC", text) for text in texts])
+    numbers = all(type(label) in (int, float) for label in labels)
+    return np.array([unicodedata.normalize("NFC", text) for text in texts]), numbers
 
 
 def divided(rows: LabeledVectors, path: Path, division: Division) -> tuple[LabeledVectors, LabeledVectors]:
