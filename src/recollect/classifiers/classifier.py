@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 
 from recollect.classifiers import EmbeddingClassifier
 from recollect.classifiers.folder import load_classifier, save_classifier
+from recollect.classifiers.heads.base import as_numpy, unit_rows
 from recollect.classifiers.heads.methods import BEST, CANDIDATES, FEW_SHOT_METHODS, by_names, choose_method
 from recollect.classifiers.heads.trust import (
     ENOUGH_EXAMPLES,
@@ -25,7 +26,7 @@ from recollect.classifiers.heads.trust import (
 from recollect.classifiers.pictures import Examples
 from recollect.classifiers.teaching import ClassifierModel, Support, extended
 from recollect.classifiers.texts import learned_scale
-from recollect.core.errors import UserError
+from recollect.core.errors import UserError, user_errors
 from recollect.core.paths import beside, expanduser
 from recollect.core.types import Encoder, Kind, caption_prefix
 from recollect.core.validation import check_choice, check_number
@@ -345,12 +346,13 @@ class Classifier:
             raise UserError(f"embeddings of shape {array.shape}; the classifier reads rows of {self.width} entries")
         if not np.isfinite(array).all():
             raise UserError("embeddings hold NaN or infinity")
-        return np.ascontiguousarray(array, dtype=np.float32)
+        with user_errors("embeddings cannot be compared", ValueError):
+            return unit_rows(np.ascontiguousarray(array, dtype=np.float32), "embeddings")
 
     def _embedded(self, images: Any) -> np.ndarray:
         """Embeddings as an array; pictures, files and folders are embedded with the classifier's model."""
         if hasattr(images, "detach"):
-            return images.detach().cpu().numpy()
+            return as_numpy(images)
         if isinstance(images, np.ndarray) and images.ndim <= 2 and images.dtype.kind == "f":
             return images
         if self.encoder is None:
