@@ -2,8 +2,12 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 
 from recollect import classifiers
+from recollect.classifiers.classifier import Classifier
+from recollect.classifiers.teaching import ClassifierModel, Support
+from recollect.core.errors import UserError
 
 GOOD = np.eye(4)[[0, 0, 1, 1, 2, 2]]
 LABELS = np.array([0, 0, 1, 1, 2, 2])
@@ -39,3 +43,24 @@ class TestEveryClassifier:
 def test_class_texts_that_do_not_fit_are_named_with_both_shapes(texts):
     with pytest.raises(ValueError):
         classifiers.TipAdapter(text_features=texts).fit(GOOD, LABELS)
+
+
+def test_a_probe_that_is_sure_of_two_classes_has_finite_scores():
+    probe = classifiers.LinearProbe(strengths=(1e7,), max_iter=5000).fit(GOOD[:4].astype(np.float32), LABELS[:4])
+    assert np.isfinite(probe.scores(GOOD[:4])).all()
+    assert np.isfinite(probe.temperature_)
+
+
+@pytest.mark.filterwarnings("ignore:embeddings are not unit-norm")
+def test_an_opened_classifier_compares_directions_whatever_the_length_and_the_dtype():
+    support = Support(GOOD.astype(np.float32), LABELS, ("",) * 6, tuple("abcdef"))
+    classifier = Classifier(
+        ("a", "b", "c"), {}, np.eye(3, 4, dtype=np.float32), support, ClassifierModel("", "", 100.0)
+    )
+    far = np.eye(4, dtype=np.float32)[3:]
+    for scale in (0.1, 1, 10):
+        assert classifier.is_unknown(np.concatenate([GOOD, far]) * scale).tolist() == [False] * 6 + [True]
+        assert classifier.similarity(GOOD * scale).max() == pytest.approx(1)
+    assert classifier.predict(torch.from_numpy(GOOD).bfloat16()).tolist() == list("aabbcc")
+    with pytest.raises(UserError):
+        classifier.predict(np.zeros((1, 4)))

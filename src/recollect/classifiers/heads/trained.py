@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import log_softmax
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
@@ -48,7 +49,10 @@ class LinearProbe(EmbeddingClassifier):
             return LogisticRegression(C=strength, max_iter=self.max_iter).fit(support, labels)
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
-        return self.model_.predict_log_proba(queries)
+        logits = self.model_.decision_function(queries)
+        if logits.ndim == 1:  # scikit-learn has one score for two classes
+            logits = np.stack([-logits, logits], axis=1) / 2
+        return log_softmax(logits, axis=1)
 
     def kernel_form(self) -> KernelForm:
         weights, bias = self.model_.coef_, self.model_.intercept_
