@@ -1,9 +1,12 @@
 import json
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from recollect.core.errors import UserError
+from recollect.evaluation import results
 from recollect.evaluation.results import Result, joint_identity, load_result, load_results, save_together, summarize
 
 
@@ -63,3 +66,19 @@ def test_summary_is_mean_and_sample_deviation():
     assert summary.std == pytest.approx(math.sqrt((4 + 1 + 9) / 2))
     assert str(summary) == "3.0 ± 2.6"
     assert summary.signed() == "+3.0 ± 2.6"
+
+
+def test_evaluations_that_end_at_once_all_stay_in_one_file(tmp_path, monkeypatch):
+    path = tmp_path / "new" / "all.json"
+    load = results._load_together
+
+    def slowly(path):
+        found = load(path)
+        time.sleep(0.05)
+        return found
+
+    monkeypatch.setattr(results, "_load_together", slowly)
+    save_together([make(seed=0)], path)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda seed: save_together([make(seed=seed)], path), range(1, 5)))
+    assert sorted(result["seed"] for result in json.loads(path.read_text())) == [0, 1, 2, 3, 4]

@@ -15,7 +15,7 @@ import torch
 
 from recollect import __version__
 from recollect.core.errors import UserError, user_errors
-from recollect.core.files import read_json, write_json
+from recollect.core.files import locked, make_folder, read_json, write_json
 from recollect.core.types import Encoder, Source
 from recollect.core.validation import refuse
 
@@ -142,8 +142,10 @@ def save_together(results: Sequence[Result], path: Path) -> None:
         UserError: the file has other content.
     """
     own = {result.identity for result in results}
-    others = [result for result in _load_together(path) if result.identity not in own] if path.exists() else []
-    write_json(path, [result.as_json() for result in (*others, *results)])
+    make_folder(path.parent)
+    with locked(path.with_name(f".{path.name}.lock")):  # other evaluations may add to it at the same time
+        others = [result for result in _load_together(path) if result.identity not in own] if path.exists() else []
+        write_json(path, [result.as_json() for result in (*others, *results)])
 
 
 def _load_together(path: Path) -> list[Result]:
