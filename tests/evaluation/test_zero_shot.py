@@ -8,7 +8,7 @@ from recollect.classifiers.heads.calibration import expected_calibration_error
 from recollect.evaluation.features import class_text_features
 from recollect.evaluation.few_shot_protocol import accuracy
 from recollect.evaluation.tasks.classification import ClassificationTask
-from recollect.evaluation.zero_shot import zero_shot
+from recollect.evaluation.zero_shot import _top_5, zero_shot
 from recollect.testing import HashEncoder, SampleList
 
 
@@ -61,3 +61,8 @@ def test_the_calibration_error_is_that_of_the_models_own_probabilities(encoder, 
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
     assert row["ece"] == pytest.approx(100 * expected_calibration_error(shares, task.query.labels), abs=1e-3)
+
+
+def test_of_equal_scores_the_first_classes_are_the_best_five():
+    assert _top_5(np.zeros((8, 8)), np.arange(8)) == 100 * 5 / 8
+    assert [_top_5(np.zeros((1, 8)), np.array([label])) for label in (0, 4, 5, 7)] == [100, 100, 0, 0]

@@ -1,5 +1,7 @@
 """Linear probe: logistic regression on frozen image embeddings of a whole training split."""
 
+from typing import Any
+
 import numpy as np
 
 from recollect.classifiers import LinearProbe
@@ -40,5 +42,8 @@ def linear_probe(
     probe = LinearProbe().fit(support.images, support.labels)
     figures = answers(probe, query.images, query.labels).figures(query.labels, metric)
     rows = [{**figures, "C": probe.C_}]
-    settings = {"classes": len(task.class_names), "queries": len(query.labels), "pool": len(support.labels)}
+    settings: dict[str, Any] = {"classes": len(task.class_names), "queries": len(query.labels)}
+    settings |= {"pool": len(support.labels)} | (
+        {"metric": metric} if metric != "top-1" else {}
+    )  # keeps the identity of earlier results
     return Result("probe", model, task.name, seed, rows, settings | content_of(encoder, task.support, task.query))
