@@ -43,7 +43,7 @@ def linear_probe(
     figures = answers(probe, query.images, query.labels).figures(query.labels, metric)
     rows = [{**figures, "C": probe.C_}]
     settings: dict[str, Any] = {"classes": len(task.class_names), "queries": len(query.labels)}
-    settings |= {"pool": len(support.labels)} | (
-        {"metric": metric} if metric != "top-1" else {}
-    )  # keeps the identity of earlier results
+    settings["pool"] = len(support.labels)
+    if metric != "top-1":  # keeps the identity of earlier results
+        settings["metric"] = metric
     return Result("probe", model, task.name, seed, rows, settings | content_of(encoder, task.support, task.query))
