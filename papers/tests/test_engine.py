@@ -129,3 +129,14 @@ def test_a_study_keeps_what_its_tables_are_made_of(tmp_path, found):
     again, notes = shown(Measurements.from_json(saved["measured"]))
     assert [list(row) for row in again[0].rows] == saved["tables"][0]["rows"]
     assert list(notes) == saved["notes"]
+
+
+def test_a_gain_that_no_seed_changes_has_no_test_over_seeds():
+    """A spread of zero would make any gain certain: heads that leave pictures as they are give such gains."""
+    made = Measurements()
+    for seed in range(3):
+        made.add({"arm": "base", "set": "a"}, seed, 50.0 + seed)
+        made.add({"arm": "same", "set": "a"}, seed, 49.8 + seed)
+        made.add({"arm": "ours", "set": "a"}, seed, 49.8 + 1.5 * seed)
+    assert math.isnan(made.paired({"arm": "same"}, {"arm": "base"}, ("a",)).over_seeds_p())
+    assert 0 < made.paired({"arm": "ours"}, {"arm": "base"}, ("a",)).over_seeds_p() < 1

@@ -33,14 +33,15 @@ class Paired:
         return float(stats.wilcoxon(self._by_place()).pvalue)
 
     def over_seeds_p(self) -> float:
-        """Student's test over seeds, two-sided, on gains averaged over places; NaN for fewer than two seeds."""
+        """Student's test over seeds, two-sided, on gains averaged over places; NaN where no seed changes a gain."""
         means = self._by_seed()
-        return float(stats.ttest_1samp(means, 0.0).pvalue) if len(means) > 1 else float("nan")
+        varies = len(means) > 1 and np.ptp(means) > 1e-9
+        return float(stats.ttest_1samp(means, 0.0).pvalue) if varies else float("nan")
 
     def tests(self) -> str:
         """Both tests in words; that over seeds where there are several."""
         words = f"over sets, Wilcoxon p = {self.over_places_p():.2g}"
-        return words + (f"; over seeds, t-test p = {self.over_seeds_p():.2g}" if len(self._by_seed()) > 1 else "")
+        return words if np.isnan(p := self.over_seeds_p()) else f"{words}; over seeds, t-test p = {p:.2g}"
 
     def _by_seed(self) -> np.ndarray:
         return np.mean(list(self.gains.values()), axis=0)
