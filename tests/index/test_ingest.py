@@ -74,6 +74,18 @@ def test_a_renamed_file_is_the_same_row_and_is_not_embedded_again(photos, tmp_pa
     assert index.ids_where("caption = 'five stars'") == index.find(["norway/boat.png"])
 
 
+def test_a_file_moved_to_another_folder_is_found_in_that_folder(photos, tmp_path, encoder):
+    index = build(photos, tmp_path, encoder)
+    home = index.count_where("folder = 'home'")
+    (photos / "away").mkdir()
+    (photos / "home" / "10.png").rename(photos / "away" / "10.png")
+    (photos / "norway" / "11.png").unlink()
+    index.add(photos)
+    (moved,) = index.pictures(index.ids_where("folder = 'away'"))
+    assert [file.key for file in moved.files] == ["away/10.png"]
+    assert index.count_where("folder = 'home'") == home - 1
+
+
 def test_a_moved_source_keeps_its_rows(photos, tmp_path, encoder):
     index = build(photos, tmp_path, encoder)
     moved = shutil.move(photos, tmp_path / "elsewhere" / "photos")

@@ -62,7 +62,9 @@ def drop_files(index: Any, ids: Sequence[str], dropped: Callable[[File], bool]) 
         files = [tuple(file for file in each if not dropped(file)) for each in rows.files]
         kept = {place for place, each in enumerate(files) if each or rows.removed[place]}
         if kept:
-            upsert_merged(index, replace(rows, files=files).take(sorted(kept)))
+            moved = (left and left[0] != before[0] for left, before in zip(files, rows.files, strict=True))
+            folder = [left[0].folder if new else old for new, left, old in zip(moved, files, rows.folder, strict=True)]
+            upsert_merged(index, replace(rows, files=files, folder=folder).take(sorted(kept)))
         lost = [id for place, id in enumerate(rows.ids) if place not in kept]
         if lost:
             index.store.delete(lost)

@@ -44,6 +44,12 @@ class File:
     stamp: str = ""
     said: str = "{}"
 
+    @property
+    def folder(self) -> str:
+        """Its folder within the source; the source's own name for a file at its top, "" for what is not a file."""
+        folder = Path(self.key).parent.as_posix() if self.path else ""
+        return Path(self.place).name if folder == "." else folder
+
 
 @dataclass(frozen=True)
 class Picture:

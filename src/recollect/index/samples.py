@@ -146,10 +146,8 @@ class SampleReader:
     def _taken(self, sample: Sample, file: File, original: bytes | Path | None, encoded: bytes | None) -> ReadPicture:
         id = pixel_digest(sample.image)
         stored = self._stored(original, encoded, sample.image)
-        folder = Path(file.key).parent.as_posix() if file.path else "."
-        folder = Path(file.place).name if file.path and folder == "." else "" if folder == "." else folder
         image = None if id in self.ids else prepared(self.encoder, sample.image, fast=True)
-        facts = {**picture_facts(sample.image, encoded), "phash": phash_of(sample.image), "folder": folder}
+        facts = {**picture_facts(sample.image, encoded), "phash": phash_of(sample.image), "folder": file.folder}
         return ReadPicture(id, file, facts, stored, image)
 
     def _by_stat(self, index: int, key: str, path: Path) -> Unchanged | None:
