@@ -584,8 +584,9 @@ class Index:
             UserError: a picture was not removed; then none is brought back.
         """
         removed = self.store.ids(removed=True)
+        known = {*removed}
         wanted = removed if ids is None else list(dict.fromkeys(ids))
-        missing = [id for id in wanted if id not in {*removed}] if ids is not None else []
+        missing = [id for id in wanted if id not in known] if ids is not None else []
         refuse((missing, f"{self.address}: picture {next(iter(missing), '')!r} was not removed"))
         return changes.set_removed(self, wanted, False)
 
