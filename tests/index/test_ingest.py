@@ -225,3 +225,12 @@ def test_early_commits_hold_everything_that_was_read(photos, tmp_path, encoder, 
     assert seen[0] == (4, 0), "nothing is due yet"
     assert len(seen) == 3
     assert all(held >= read - 1 for read, held in seen[1:]), "two of the files hold one picture"
+
+
+def test_a_picture_of_a_source_of_ones_own_that_breaks_later_stays(encoder):
+    """Its name is known only once it is read, so it may be any of those that were not seen."""
+    index = Index.build(Pictures(10), encoder)
+    index.add(Pictures(9, broken=(4,)))
+    assert len(index) == 10
+    index.add(Pictures(9))
+    assert len(index) == 9

@@ -159,6 +159,7 @@ class _Writer:
         self.places = {file.place for entries in self.files.values() for _, file in entries.values()}
         self._seen: set[tuple[str, str]] = set()
         self._keys: set[str] = set()
+        self._nameless = False  # whether a picture broke before its name was known: it may be any that is not seen
         self._waiting: dict[str, list[ReadPicture]] = {}
         self._moved: dict[str, list[File]] = {}
         self._count = 0  # of samples that are waiting
@@ -169,6 +170,7 @@ class _Writer:
         self.report.read += 1
         if isinstance(outcome, Failed):
             self.report.broken.append(outcome.message)
+            self._nameless |= not outcome.key
             self._seen |= {(outcome.key, stamp) for stamp in self.files.get(outcome.key, ())}
             return
         file = outcome.file
@@ -255,7 +257,7 @@ class _Writer:
     def drop_unseen(self, whole: bool) -> None:
         """Drop files that changed, and after a whole reading those that the source no longer has."""
         gone: dict[str, set[tuple[str, str]]] = {}
-        hidden = 0
+        hidden, whole = 0, whole and not self._nameless
         for key, entries in self.files.items():
             for stamp, (id, file) in entries.items():
                 if (key, stamp) in self._seen or not (whole or key in self._keys):
