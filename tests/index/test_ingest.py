@@ -234,3 +234,18 @@ def test_a_picture_of_a_source_of_ones_own_that_breaks_later_stays(encoder):
     assert len(index) == 10
     index.add(Pictures(9))
     assert len(index) == 9
+
+
+def test_a_row_without_a_picture_keeps_nothing_in_the_index(tmp_path, encoder):
+    """It can be none of those that the table no longer has."""
+    table = tmp_path / "list.csv"
+
+    def write(files):
+        table.write_text("file_name,caption\n" + "".join(f"{file},a caption\n" for file in files))
+
+    files = [write_picture(tmp_path / f"{number}.png", number).name for number in range(5)]
+    write(files)
+    index = Index.build(str(table), encoder)
+    write([*files[:4], ""])
+    index.add(str(table))
+    assert len(index) == 4

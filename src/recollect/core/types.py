@@ -185,7 +185,8 @@ class Source(ABC):
 
     def picture_key(self, index: int, original: bytes | Path | None) -> str | None:
         """A name that a picture keeps when samples are added, removed or sorted, and when the source is moved; two
-        samples of one file share it. None where the sample's id is as stable, as where the source makes its pictures.
+        samples of one file share it. None where the sample's id is as stable, as where the source makes its pictures;
+        empty where there is no picture.
 
         Args:
             original: what `original` returned.

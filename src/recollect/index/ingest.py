@@ -170,8 +170,10 @@ class _Writer:
         self.report.read += 1
         if isinstance(outcome, Failed):
             self.report.broken.append(outcome.message)
-            self._nameless |= not outcome.key
-            self._seen |= {(outcome.key, stamp) for stamp in self.files.get(outcome.key, ())}
+            if outcome.key is None:
+                self._nameless = True
+            else:
+                self._seen |= {(outcome.key, stamp) for stamp in self.files.get(outcome.key, ())}
             return
         file = outcome.file
         self._seen.add((file.key, file.stamp))

@@ -76,10 +76,14 @@ class Unchanged:
 
 @dataclass(frozen=True)
 class Failed:
-    """A sample that cannot be read."""
+    """A sample that cannot be read.
+
+    Attributes:
+        key: what its source calls the picture; None where only reading would have told.
+    """
 
     message: str
-    key: str
+    key: str | None
 
 
 IngestOutcome = ReadPicture | Unchanged | Failed
@@ -119,11 +123,10 @@ class SampleReader:
         ]
 
     def _read(self, index: int) -> IngestOutcome:
-        key = ""
+        key = None
         try:
             original = self.source.original(index)
-            name = self.source.picture_key(index, original)
-            key = name or ""
+            key = name = self.source.picture_key(index, original)
             if isinstance(original, Path) and name and (same := self._by_stat(index, name, original)) is not None:
                 return same
             with _broken_if_unreadable():

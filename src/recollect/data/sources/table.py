@@ -159,7 +159,7 @@ class TableSource(Source):
 
     def picture_key(self, index: int, original: bytes | Path | None) -> str | None:
         """The row's id if there is a column of ids, else the path of the file below the source's folder, else a digest
-        of the picture's bytes."""
+        of the picture's bytes; empty without a picture."""
         if self.columns.id:
             return str(self._readers["id"](int(self.rows[index])))
         if isinstance(original, Path):
@@ -170,7 +170,7 @@ class TableSource(Source):
                 if below.parts[0] != "..":
                     return below.as_posix()
             return str(original)
-        return None if original is None else hashlib.blake2b(original, digest_size=12).hexdigest()
+        return "" if original is None else hashlib.blake2b(original, digest_size=12).hexdigest()
 
     def facts(self, index: int, sample: Sample | None = None) -> str:
         row, label = int(self.rows[index]), int(self.labels[index])
