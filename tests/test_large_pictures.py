@@ -83,4 +83,4 @@ def test_patches_are_cut_once_and_other_preprocessing_gets_the_picture(family):
     object.__setattr__(encoder, "transform", transform)
     found = prepared(encoder, picture)
     np.testing.assert_array_equal(found, transform.pixels(picture))
-    assert as_images([found])[0] is found
+    assert as_images([found])[0] is transform.pixels(found) is found

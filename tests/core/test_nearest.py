@@ -26,6 +26,15 @@ def test_of_equal_ones_in_several_places_the_first_place_comes_first():
     assert best_of_all(parts[:1], 1).rows.tolist() == [[0]]
 
 
+def in_blocks(asked, matrix, k, scores, group):
+    before = nearest._SCORES, nearest._GROUP
+    nearest._SCORES, nearest._GROUP = scores, group
+    try:
+        return exact_neighbors(asked, matrix, k, device=torch.device("cpu"))
+    finally:
+        nearest._SCORES, nearest._GROUP = before
+
+
 @given(
     seed=st.integers(0, 10**6), queries=st.integers(1, 9), rows=st.integers(1, 700), k=st.integers(1, 12),
     scores=st.integers(1, 4000), group=st.sampled_from([1, 2, 7, 64]),
@@ -34,12 +43,7 @@ def test_blocks_and_groups_change_nothing(seed, queries, rows, k, scores, group)
     generator = np.random.default_rng(seed)
     asked, matrix = (generator.normal(size=(count, 5)).astype(np.float32) for count in (queries, rows))
     k = min(k, rows)
-    before = nearest._SCORES, nearest._GROUP
-    nearest._SCORES, nearest._GROUP = scores, group
-    try:
-        found = exact_neighbors(asked, matrix, k, device=torch.device("cpu"))
-    finally:
-        nearest._SCORES, nearest._GROUP = before
+    found = in_blocks(asked, matrix, k, scores, group)
     order, best = loop(asked, matrix, k)
     np.testing.assert_array_equal(found.rows, order)
     np.testing.assert_allclose(found.scores, best, atol=1e-5)
@@ -54,12 +58,7 @@ def test_of_equal_rows_the_first_are_found(seed, rows, k, scores, group, values)
     generator = np.random.default_rng(seed)
     asked, matrix = (generator.integers(-values, values + 1, (n, 3)).astype(np.float32) for n in (4, rows))
     k = min(k, rows)
-    before = nearest._SCORES, nearest._GROUP
-    nearest._SCORES, nearest._GROUP = scores, group
-    try:
-        found = exact_neighbors(asked, matrix, k, device=torch.device("cpu"))
-    finally:
-        nearest._SCORES, nearest._GROUP = before
+    found = in_blocks(asked, matrix, k, scores, group)
     np.testing.assert_array_equal(found.rows, loop(asked, matrix, k)[0])
     np.testing.assert_array_equal(nearest_by_numpy(asked, matrix, k, None, None)[1], found.rows)
 

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from recollect.core.types import ImageLike
-from recollect.data.sources.images import as_picture
+from recollect.data.sources.images import PreparedPixels, as_picture
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -115,6 +115,8 @@ class ImageTransform:
         self, image: ImageLike, generator: np.random.Generator | None = None
     ) -> UInt8[np.ndarray, "size size 3"] | UInt8[np.ndarray, "rows entries"]:
         """Crop and resize only: bytes, a quarter of the memory, to be normalized as a batch or on the GPU."""
+        if isinstance(image, PreparedPixels):
+            return image
         picture = as_picture(image)
         if not self.training:
             if not self.packs:

@@ -24,7 +24,7 @@ from recollect.core.progress import progress
 from recollect.core.types import Encoder, ImageLike, Kind
 from recollect.core.validation import check_number, refuse
 from recollect.core.words import shortened
-from recollect.data.sources.images import PictureInput, PreparedPixels, as_images, opened
+from recollect.data.sources.images import PictureInput, as_images, opened
 from recollect.data.sources.reader import blocks_ahead
 from recollect.data.transforms import ImageTransform
 
@@ -397,7 +397,7 @@ class DualEncoder(nn.Module, Encoder):
                     "width, 3)."
                 )
             return image
-        return image if isinstance(image, PreparedPixels) else self.transform.pixels(image)
+        return self.transform.pixels(image)
 
     def _pixels(self, images: Sequence[np.ndarray]) -> Tensor:
         """A batch of what `_ready` returned."""

@@ -114,7 +114,7 @@ def _strips(image: Image.Image) -> Iterator[np.ndarray]:
 
 
 class PreparedPixels(np.ndarray):
-    """Pixels that were cropped and resized for an encoder, which takes them as they are."""
+    """Pixels that were cropped and resized for an encoder; its `ImageTransform` leaves them as they are."""
 
 
 def prepared(encoder: Encoder, image: ImageLike, *, fast: bool = False) -> ImageLike:
