@@ -68,8 +68,11 @@ def test_an_encoder_gets_large_pictures_in_the_size_that_it_reads(way, change, p
         np.testing.assert_array_equal(found, expected)
     elif way == "locked":
         np.testing.assert_array_equal(found, pooled)
-    elif way == "classifier":
-        assert (found @ expected[[0, 2, 1, 3]].T).diagonal().min() > 0.99
+    elif way == "classifier":  # averaged before it is resized
+        assert (found @ expected[[0, 2, 1, 3]].T).diagonal().min() > 0.98
+    elif way == "index":
+        numbers = [int(picture.path.stem) for picture in found.pictures(found.ids)]
+        assert (found.vectors(found.ids) @ expected[numbers].T).diagonal().min() > 0.98
 
 
 @pytest.mark.parametrize("family", ["patches", "own"])

@@ -28,6 +28,7 @@ from recollect.data.sources.images import (
     find_images,
     pixel_digest,
     prepared,
+    reduced,
 )
 from recollect.data.sources.reader import blocks_ahead
 
@@ -240,7 +241,7 @@ def embed_files(encoder: Encoder, files: Sequence[_File], what: str) -> _Picture
             image = decode(file, str(file)) if isinstance(file, Path) else as_picture(file.picture)
         except BrokenImageError as error:
             return error
-        return file, pixel_digest(image), prepared(encoder, image, fast=True)
+        return file, pixel_digest(image), prepared(encoder, reduced(encoder, image))
 
     with progress(f"embed {what}", len(files), "images") as counter:
         for block in blocks_ahead(read, range(len(files)), _BLOCK):

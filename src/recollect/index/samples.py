@@ -13,7 +13,7 @@ import numpy as np
 from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL, Encoder, ImageLike, Sample, Source
 from recollect.data.prompts import fill
-from recollect.data.sources.images import BrokenImageError, pixel_digest, prepared
+from recollect.data.sources.images import BrokenImageError, pixel_digest, prepared, reduced
 from recollect.data.sources.reader import blocks_ahead
 from recollect.index.exif import picture_facts
 from recollect.index.picture import File, as_png, phash_of
@@ -149,8 +149,9 @@ class SampleReader:
     def _taken(self, sample: Sample, file: File, original: bytes | Path | None, encoded: bytes | None) -> ReadPicture:
         id = pixel_digest(sample.image)
         stored = self._stored(original, encoded, sample.image)
-        image = None if id in self.ids else prepared(self.encoder, sample.image, fast=True)
-        facts = {**picture_facts(sample.image, encoded), "phash": phash_of(sample.image), "folder": file.folder}
+        small = reduced(self.encoder, sample.image)
+        image = None if id in self.ids else prepared(self.encoder, small)
+        facts = {**picture_facts(sample.image, encoded), "phash": phash_of(small), "folder": file.folder}
         return ReadPicture(id, file, facts, stored, image)
 
     def _by_stat(self, index: int, key: str, path: Path) -> Unchanged | None:
