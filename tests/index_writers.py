@@ -4,7 +4,7 @@ import os
 import signal
 
 from index_rows import HashEncoder, make_rows
-from recollect.index import Index, ingest
+from recollect.index import Index, ingest, samples
 from recollect.index.stores import lance
 
 
@@ -30,7 +30,7 @@ def die_at(moment):
 
 
 def write(folder, photos, moment):
-    ingest._COMMIT = 4
+    ingest._COMMIT = samples.BLOCK = 4
     index = Index.open(folder, HashEncoder())
     die_at(moment)
     index.add(photos)

@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from index_rows import HashEncoder, Pictures, write_picture
 from recollect.core.errors import UserError
+from recollect.core.types import NO_LABEL, Sample, Source
 from recollect.index import Index, IngestOptions, samples
 
 
@@ -249,3 +251,107 @@ def test_a_row_without_a_picture_keeps_nothing_in_the_index(tmp_path, encoder):
     write([*files[:4], ""])
     index.add(str(table))
     assert len(index) == 4
+
+
+def photograph(file, number, **tags):
+    """A picture with the number's pixels, and EXIF."""
+    exif = Image.Exif()
+    exif.update({{"taken": 0x0132, "camera": 0x0110}[name]: value for name, value in tags.items()})
+    write_picture(file, number)
+    with Image.open(file) as opened:
+        opened.load()
+        opened.save(file, exif=exif)
+
+
+def test_a_date_that_is_corrected_in_its_file_is_corrected_in_the_index(tmp_path, encoder):
+    photos = tmp_path / "photos"
+    photograph(photos / "a.png", 1, taken="2020:01:01 00:00:00", camera="X100")
+    index = build(photos, tmp_path, encoder, pictures="bytes")
+    photograph(photos / "a.png", 1, taken="2021:06:07 08:09:10")
+    index.add(photos, options=IngestOptions(pictures="bytes"))
+    (picture,) = index
+    assert (picture.taken, picture.camera) == ("2021-06-07T08:09:10", "")
+    assert picture.encoded() == (photos / "a.png").read_bytes()
+    photograph(photos / "copy.png", 1, taken="1999:01:01 00:00:00", camera="X200")
+    index.add(photos, options=IngestOptions(pictures="bytes"))
+    assert [(each.taken, each.camera) for each in index] == [("2021-06-07T08:09:10", "X200")], "the first date stays"
+    photograph(photos / "copy.png", 1)
+    index.add(photos, options=IngestOptions(pictures="bytes"))
+    assert [each.taken for each in index] == ["2021-06-07T08:09:10"]
+
+
+def test_a_file_that_is_written_again_keeps_its_place_and_its_picture_its_folder(tmp_path, encoder):
+    photos = tmp_path / "photos"
+    for folder in ("home", "trip"):
+        photograph(photos / folder / "a.png", 1)
+    index = build(photos, tmp_path, encoder)
+    photograph(photos / "home" / "a.png", 1, camera="X100")
+    index.add(photos)
+    (picture,) = index
+    assert ([file.key for file in picture.files], picture.folder) == (["home/a.png", "trip/a.png"], "home")
+    (photos / "home" / "a.png").unlink()
+    index.add(photos)
+    (picture,) = index
+    assert ([file.key for file in picture.files], picture.folder) == (["trip/a.png"], "trip")
+
+
+def test_a_source_that_was_renamed_is_the_folder_of_its_top_pictures(tmp_path, encoder):
+    photograph(tmp_path / "photos" / "a.png", 1)
+    index = build(tmp_path / "photos", tmp_path, encoder)
+    index.add((tmp_path / "photos").rename(tmp_path / "holidays"), name="photos")
+    assert [each.folder for each in index] == ["holidays"]
+
+
+def test_a_limit_keeps_what_later_rows_say_of_a_picture(tmp_path, encoder):
+    table = tmp_path / "list.csv"
+    for number in range(3):
+        write_picture(tmp_path / f"{number}.png", number)
+    table.write_text("file_name,caption\n0.png,one\n1.png,two\n0.png,three\n2.png,four\n")
+    index = build(table, tmp_path, encoder)
+    index.add(table, options=IngestOptions(limit=2))
+    assert {each.captions for each in index} == {("one", "three"), ("two",), ("four",)}
+    table.write_text("file_name,caption\n0.png,one\n1.png,new\n0.png,three\n2.png,four\n")
+    index.add(table, options=IngestOptions(limit=2))
+    assert {each.captions for each in index} == {("one", "three"), ("new",), ("four",)}
+
+
+class Clusters(Source):
+    """Vectors in clusters of near ones, the same vector now and then, and some twice in a row."""
+
+    name = "clusters"
+
+    def __init__(self, seed, count=150, width=8):
+        draw = np.random.default_rng(seed)
+        rows = draw.normal(size=(12, width))[draw.integers(0, 12, count)] + draw.normal(size=(count, width)) * 0.2
+        rows[draw.integers(0, count, 20)] = rows[draw.integers(0, count, 20)]
+        self.rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return Sample(self.rows[index], (), NO_LABEL, self.name, "caption", f"{self.name} {index}")
+
+
+class VectorEncoder(HashEncoder):
+    def embed_images(self, images):
+        return torch.tensor(np.array(images))
+
+
+def test_near_duplicates_are_those_of_one_loop_over_all_pictures(monkeypatch):
+    monkeypatch.setattr("recollect.index.samples.BLOCK", 16)
+    monkeypatch.setattr("recollect.index.ingest._COMMIT", 24)
+    index, kept = Index.create(width=8, model="model-a"), list[np.ndarray]()
+    index.model.use(VectorEncoder(), "the model")
+    for seed in range(2):
+        source, copies = Clusters(seed), 0
+        source.name = f"clusters {seed}"
+        for row in source.rows:
+            same = any(np.array_equal(row, each) for each in kept)
+            copies += same
+            if not same and all(row.astype(np.float64) @ each.astype(np.float64) < 0.94 for each in kept):
+                kept.append(row)
+        report = index.add(source, options=IngestOptions(near=0.94))
+        assert len(index) == len(kept)
+        assert (report.copies, report.near) == (copies, len(source) - report.added - copies)
+    assert {each.tobytes() for each in kept} == {each.tobytes() for each in index.vectors()}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,9 +63,7 @@ def drop_files(index: Any, ids: Sequence[str], dropped: Callable[[File], bool]) 
         files = [tuple(file for file in each if not dropped(file)) for each in rows.files]
         kept = {place for place, each in enumerate(files) if each or rows.removed[place]}
         if kept:
-            moved = (left and left[0] != before[0] for left, before in zip(files, rows.files, strict=True))
-            folder = [left[0].folder if new else old for new, left, old in zip(moved, files, rows.folder, strict=True)]
-            upsert_merged(index, replace(rows, files=files, folder=folder).take(sorted(kept)))
+            upsert_merged(index, with_files(rows, files).take(sorted(kept)))
         lost = [id for place, id in enumerate(rows.ids) if place not in kept]
         if lost:
             index.store.delete(lost)
@@ -76,16 +75,34 @@ def drop_files(index: Any, ids: Sequence[str], dropped: Callable[[File], bool]) 
 def rename_files(index: Any, ids: Sequence[str], renamed: Mapping[str, str]) -> None:
     """Note where files of some pictures are now, after they were moved on disk.
 
+    Their keys stay, by which a table may name them; the next reading of a folder tells.
+
     Args:
         renamed: the new path of each old one.
     """
 
     def rename(rows: Rows) -> int:
         files = [tuple(replace(file, path=renamed.get(file.path, file.path)) for file in each) for each in rows.files]
-        _upsert(index, replace(rows, files=files))
+        before, after = ([list(map(_at_path, each)) for each in some] for some in (rows.files, files))
+        _upsert(index, replace(with_files(replace(rows, files=before), after), files=files))
         return len(rows)
 
     _in_commits(index, ids, rename)
+
+
+def _at_path(file: File) -> File:
+    """A file with the key that a folder gives it where it is now."""
+    below = Path(file.path).is_relative_to(file.place) if file.path and file.place else False
+    return replace(file, key=Path(file.path).relative_to(file.place).as_posix()) if below else file
+
+
+def with_files(rows: Rows, files: Sequence[Sequence[File]]) -> Rows:
+    """Rows with other files: their folder is that of the first one, unless they had a folder of none of their files."""
+    folder = [
+        after[0].folder if after and (not before or old in {file.folder for file in before}) else old
+        for after, before, old in zip(files, rows.files, rows.folder, strict=True)
+    ]
+    return replace(rows, files=files, folder=folder)
 
 
 def upsert_merged(index: Any, rows: Rows) -> None:

@@ -29,7 +29,7 @@ def export_index(index: Index, out: Path, coco: CocoKind = "captions", ids: Sequ
 
     ``.parquet``: id, captions, labels, source, path, width, height, taken, camera, folder, phash, metadata (JSON),
     image_vector and text_vector (null without a caption); tools such as embedding-atlas draw a map of the vectors.
-    ``.csv``: the same without vectors; several captions, labels and paths as JSON lists.
+    ``.csv``: the same without vectors; captions and labels are JSON lists. The path is of the first file.
     ``.json``: COCO captions (``images`` and ``annotations``), or COCO labels: ``categories``, and an annotation for
     each label of a picture, whose box is the whole picture. Tools that read boxes reject captions among them.
 

@@ -135,14 +135,15 @@ class Hits(Sequence[Hit]):
         return f"Hits({shorten(self.query, 60)!r}: {len(self)} of {self.searched:,} pictures{best})"
 
     def to_pandas(self) -> "pd.DataFrame":
-        """One row per hit: rank, score, path, caption, id, and what else is known about the picture."""
+        """One row per hit: rank, score, path, caption, id, what else is known, and the user's columns."""
         import pandas as pd
 
         rows: list[dict[str, Any]] = []
         for rank, hit in enumerate(self.hits, start=self.first_rank):
             row = {"rank": rank, "score": hit.score, "path": str(hit.path or ""), "caption": hit.caption}
             row |= {name: getattr(hit.picture, name) for name in ("id", "source", "width", "height", "taken", "folder")}
-            rows.append({**row, "labels": list(hit.picture.labels), **hit.picture.metadata})
+            row["labels"] = list(hit.picture.labels)
+            rows.append(row | {**hit.picture.metadata, **row})  # these names stay what they are
         return pd.DataFrame(rows)
 
     def _repr_html_(self) -> str:

@@ -6,7 +6,7 @@ written in commits of whole blocks, so that a call that was killed continues whe
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,8 @@ from recollect.core.types import Source
 from recollect.core.validation import refuse
 from recollect.data.sources.images import note
 from recollect.data.sources.reader import BrokenCounter
-from recollect.index.changes import drop_files, upsert_merged
+from recollect.index.changes import drop_files, upsert_merged, with_files
+from recollect.index.lookup import any_near
 from recollect.index.picture import PICTURE_FACTS, File
 from recollect.index.rows import COLUMNS, ROUNDING, Rows
 from recollect.index.samples import BLOCK, Failed, IngestOptions, IngestOutcome, ReadPicture, SampleReader, Unchanged
@@ -93,9 +94,7 @@ def ingest(
     with progress(f"embed {source.name}", stop, "pictures") as counter:
         try:
             for block in _blocks(reader, stop, options.engine):
-                for each in block:
-                    writer.take(each)
-                writer.commit_early()
+                writer.take(block)
                 counted.add(source, len(block), [each.message for each in block if isinstance(each, Failed)])
                 counter.advance(len(block))
                 if on_block is not None:
@@ -157,55 +156,65 @@ class _Writer:
             for file in (File(**each) for each in row["files"] if each["source"] == called):
                 self.files.setdefault(file.key, {})[file.stamp] = (row["id"], file)
         self.places = {file.place for entries in self.files.values() for _, file in entries.values()}
-        self._seen: set[tuple[str, str]] = set()
-        self._keys: set[str] = set()
+        self._seen: dict[str, set[str]] = {}  # stamps by key
         self._nameless = False  # whether a picture broke before its name was known: it may be any that is not seen
         self._waiting: dict[str, list[ReadPicture]] = {}
         self._moved: dict[str, list[File]] = {}
         self._count = 0  # of samples that are waiting
         self._began = self._committed = time.monotonic()
 
-    def take(self, outcome: IngestOutcome) -> None:
-        """Count a sample, and write when enough are waiting."""
-        self.report.read += 1
-        if isinstance(outcome, Failed):
-            self.report.broken.append(outcome.message)
-            if outcome.key is None:
-                self._nameless = True
+    def take(self, block: list[IngestOutcome]) -> None:
+        """Count samples, and write when enough are waiting."""
+        near = self._near(block)
+        for outcome in block:
+            self.report.read += 1
+            if isinstance(outcome, Failed):
+                self.report.broken.append(outcome.message)
+                if outcome.key is None:
+                    self._nameless = True
+                else:
+                    self._seen.setdefault(outcome.key, set()).update(self.files.get(outcome.key, ()))
+                continue
+            file = outcome.file
+            self._seen.setdefault(file.key, set()).add(file.stamp)
+            if isinstance(outcome, Unchanged):
+                self.report.unchanged += 1
+                id, before = self.files[file.key][file.stamp]
+                self.report.kept_out += self.ids[id]
+                if before != file:  # the same picture in another place, or written again
+                    self._moved.setdefault(id, []).append(file)
+            elif outcome.id in near:
+                self.report.near += 1
             else:
-                self._seen |= {(outcome.key, stamp) for stamp in self.files.get(outcome.key, ())}
-            return
-        file = outcome.file
-        self._seen.add((file.key, file.stamp))
-        self._keys.add(file.key)
-        if isinstance(outcome, Unchanged):
-            self.report.unchanged += 1
-            id, before = self.files[file.key][file.stamp]
-            self.report.kept_out += self.ids[id]
-            if before != file:  # the same picture in another place, or written again
-                self._moved.setdefault(id, []).append(file)
-        elif outcome.id in self._waiting or outcome.id in self.ids or not self._near(outcome):
-            self._waiting.setdefault(outcome.id, []).append(outcome)
-            self._count += 1
-            if self._count >= _COMMIT:
-                self.commit()
+                self._waiting.setdefault(outcome.id, []).append(outcome)
+                self._count += 1
+        if self._count >= _COMMIT:
+            self.commit()
+        self._commit_early()
 
-    def commit_early(self) -> None:
+    def _commit_early(self) -> None:
         """Write what is waiting if it is due: ever less often, since each commit is a new part."""
         now = time.monotonic()
         if self.options.early and now - self._committed > max(_EARLY, _LATER * (now - self._began)):
             self.commit()
 
-    def _near(self, read: ReadPicture) -> bool:
-        """Whether a near-duplicate exists or is waiting; then the picture is left out."""
-        if self.options.near is None or read.vector is None:
-            return False
-        limit, vector = self.options.near - ROUNDING, read.vector.astype(np.float64)
-        waiting = [each[0].vector for each in self._waiting.values() if each[0].vector is not None]
-        near = any(float(vector @ each.astype(np.float64)) >= limit for each in waiting)
-        near = near or (bool(len(self.index)) and bool(self.index.near(read.vector[None], self.options.near)))
-        self.report.near += near
-        return near
+    def _near(self, block: list[IngestOutcome]) -> set[str]:
+        """Ids of new pictures of a block with a near-duplicate in the index, waiting, or before them in the block."""
+        known, news = {*self._waiting, *self.ids}, dict[str, np.ndarray]()
+        for each in block if self.options.near is not None else ():
+            if isinstance(each, ReadPicture) and each.vector is not None and each.id not in known:
+                news.setdefault(each.id, each.vector)
+        if not news or self.options.near is None:
+            return set()
+        vectors, limit = np.stack([*news.values()]).astype(np.float64), self.options.near - ROUNDING
+        waiting = [reads[0].vector for reads in self._waiting.values() if reads[0].vector is not None]
+        near = any_near(self.index.store, vectors.astype(np.float32), self.options.near)
+        if waiting:
+            near |= (vectors @ np.stack(waiting).T >= limit).any(axis=1)
+        alike = vectors @ vectors.T >= limit
+        for row in range(len(near)):
+            near[row] |= (alike[row, :row] & ~near[:row]).any()
+        return {id for id, left_out in zip(news, near.tolist(), strict=True) if left_out}
 
     def commit(self) -> None:
         """Write what is waiting, all of it or nothing."""
@@ -214,7 +223,8 @@ class _Writer:
             return
         with self.index.store.writing():
             changed = self._changed(Rows.of_table(self.index.store.rows(ids, COLUMNS)))
-            new = self._new([reads for id, reads in self._waiting.items() if id not in {*changed.ids}])
+            known = {*changed.ids}
+            new = self._new([reads for id, reads in self._waiting.items() if id not in known])
             upsert_merged(self.index, Rows.joined([changed, new]))
         self.report.updated += len(changed)
         self.report.added += len(new)
@@ -223,20 +233,25 @@ class _Writer:
         self._committed = time.monotonic()
 
     def _changed(self, there: Rows) -> Rows:
-        """Rows that exist, with the files that were read."""
-        files, images = [list(each) for each in there.files], list(there.images)
+        """Rows that exist, with the files that were read; one that was written again keeps its place among them."""
+        files, images = list(there.files), list(there.images)
+        exif: dict[str, list[str]] = {"taken": list(there.taken), "camera": list(there.camera)}
         for row, id in enumerate(there.ids):
-            reads = self._waiting.get(id, [])
-            mine = [each.file for each in reads] + self._moved.get(id, [])
-            replaced = {(file.source, file.key, file.stamp) for file in mine}
-            known = {(file.source, file.key) for file in files[row]}
-            files[row] = [each for each in files[row] if (each.source, each.key, each.stamp) not in replaced]
-            files[row] += dict.fromkeys(mine)
-            images[row] = images[row] or next((each.stored for each in reads if each.stored), None)
-            copies = sum((each.file.source, each.file.key) not in known for each in reads)
-            self.report.copies += copies if not there.removed[row] else 0
+            reads, known = self._waiting.get(id, []), {each.name for each in files[row]}
+            again = [each for each in reads if each.file.name in known]
+            new = [each for each in reads if each.file.name not in known]
+            every = (*files[row], *(each.file for each in reads), *self._moved.get(id, []))
+            place = {name: number for number, name in enumerate(dict.fromkeys(each.name for each in every))}
+            distinct = {(each.name, each.stamp): each for each in every}
+            files[row] = sorted(distinct.values(), key=lambda each: place[each.name])
+            images[row] = _first([each.stored for each in again], images[row], [each.stored for each in new])
+            replaced = bool(known) and known <= {each.file.name for each in again}
+            for name, values in exif.items():
+                old, (before, after) = values[row], ([each.facts[name] for each in some] for some in (again, new))
+                values[row] = _first(before, "" if replaced else old, after)
+            self.report.copies += len(new) if not there.removed[row] else 0
             self.report.kept_out += len(reads) if there.removed[row] else 0
-        return replace(there, files=files, images=images)
+        return replace(with_files(there, files), images=images, **exif)
 
     def _new(self, pictures: list[list[ReadPicture]]) -> Rows:
         """New pictures, each read from one file or several."""
@@ -253,18 +268,23 @@ class _Writer:
             files=[tuple(dict.fromkeys(each.file for each in reads)) for reads in pictures],
             images=[first.stored for first in firsts], own=[{}] * count, removed=[False] * count,
             labels=[()] * count, metadata=[{}] * count,
-            **{name: [each.facts[name] for each in firsts] for name in PICTURE_FACTS},
+            **{name: [_first([each.facts[name] for each in reads], old, ()) for reads in pictures]
+               for name, old in PICTURE_FACTS.items()},
         )  # fmt: skip
 
     def drop_unseen(self, whole: bool) -> None:
-        """Drop files that changed, and after a whole reading those that the source no longer has."""
+        """Drop files that changed, and after a whole reading those that the source no longer has.
+
+        A table may name a picture in several rows: where only some of them were read, the others may come later.
+        """
         gone: dict[str, set[tuple[str, str]]] = {}
         hidden, whole = 0, whole and not self._nameless
         for key, entries in self.files.items():
+            seen = self._seen.get(key, set())
             for stamp, (id, file) in entries.items():
-                if (key, stamp) in self._seen or not (whole or key in self._keys):
+                if stamp in seen or not (whole or len(seen) >= len(entries)):
                     continue
-                if key not in self._keys and file.path and may_be_there(Path(file.path)):
+                if not seen and file.path and may_be_there(Path(file.path)):
                     hidden += 1
                     continue
                 gone.setdefault(id, set()).add((key, stamp))
@@ -274,3 +294,8 @@ class _Writer:
         self.report.gone += drop_files(
             self.index, list(gone), lambda file: file.source == self.called and (file.key, file.stamp) in unwanted
         )
+
+
+def _first(again: Sequence[Any], old: Any, new: Sequence[Any]) -> Any:
+    """What files that were written again say, else what was known, else what other files say."""
+    return next(filter(None, (*again, old, *new)), old)

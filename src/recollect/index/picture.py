@@ -45,6 +45,11 @@ class File:
     said: str = "{}"
 
     @property
+    def name(self) -> tuple[str, str]:
+        """Its source and key."""
+        return self.source, self.key
+
+    @property
     def folder(self) -> str:
         """Its folder within the source; the source's own name for a file at its top, "" for what is not a file."""
         folder = Path(self.key).parent.as_posix() if self.path else ""
