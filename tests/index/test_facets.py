@@ -69,6 +69,8 @@ def test_labels_given_by_hand_are_a_facet(tmp_path, index):
     assert saved.facets(["clicked"]) == {"clicked": [("cat", 5)]}
     some = [id for id in saved.ids[:5] if saved.pictures([id])[0].camera == "Canon"]
     assert dict(saved.facets(["clicked"], "camera = 'Canon'")["clicked"]).get("cat", 0) == len(some)
+    again = saved.save(tmp_path / "again")
+    assert again.values("clicked") == saved.values("clicked"), "a copy has the labels"
     store.close()
 
 

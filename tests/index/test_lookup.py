@@ -8,7 +8,7 @@ from PIL import Image
 
 from index_rows import WIDTH, make_rows, unit
 from recollect.core.errors import UserError
-from recollect.index import Index
+from recollect.index import Index, Rows
 
 
 def reference(rows, query, k, by, read, exclude=(), max_score=None):
@@ -110,6 +110,15 @@ def test_a_hit_has_a_path_and_a_picture(photos, encoder):
     hit = Index.build(photos, encoder).search("anything", k=1)[0]
     with Image.open(hit.path) as stored:
         assert hit.image.tobytes() == stored.convert("RGB").tobytes()
+
+
+def test_a_column_named_like_something_of_a_hit_does_not_replace_it():
+    index = Index.create(width=WIDTH, model="model-a")
+    metadata = {"score": "high", "rank": 9, "id": "x", "path": "y", "labels": 1, "year": 1999}
+    index.insert(Rows(ids=["a"], image_vectors=np.eye(1, WIDTH, dtype=np.float32), metadata=[metadata]))
+    (row,) = index.search(np.eye(1, WIDTH)[0]).to_pandas().to_dict("records")
+    assert (row["rank"], row["score"], row["id"], row["path"], row["labels"]) == (1, pytest.approx(1), "a", "", [])
+    assert row["year"] == 1999
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -88,6 +88,30 @@ def test_a_filter_leaves_what_a_predicate_does(index):
         assert {id for id in found.ids[0] if id} == wanted, where
 
 
+def test_columns_of_any_name_and_value_are_filtered_alike_on_every_store(index):
+    """Whole numbers beyond 2^53, lists, and names that every picture has or that a store uses itself."""
+    big = 12345678901234567
+    values = [
+        {"number": big, "width": 7, "caption": "mine", "tags": ["it's", "50%"]},
+        {"number": big + 1, "folder": "mine", "count": "many", "tags": "it's", "label": ["x"]},
+        {"number": -big, "taken": "2020", "entry": 3, "tags": ["a_b", "other"], "source": "mine"},
+        {"number": 0.5, "width": "wide", "camera": "mine", "row": None, "tags": []},
+    ]
+    rows = Rows(ids=list("abcd"), image_vectors=np.eye(4, WIDTH, dtype=np.float32), metadata=values)
+    index.insert(rows)
+    wanted = {
+        f"number = {big}": "a", f"number = {big + 1}": "b", f"number != {big}": "bcd", f"number > {big}": "b",
+        f"number in ({big}, {-big})": "ac", "number < 1": "cd", "width = 7": "", "width > 0": "",
+        "caption like '%mine%'": "", "caption = 'mine'": "", "folder = 'mine'": "", "camera = 'mine'": "",
+        "taken > '2000'": "", "label = 'x'": "", "source = 'mine'": "", "count = 'many'": "b", "entry = 3": "c",
+        "tags = 'it''s'": "ab", "tags != 'it''s'": "c", "tags in ('a_b', '50%')": "ac", "tags like '%ther%'": "c",
+        "tags not like '%ther%'": "ab",
+    }  # fmt: skip
+    for where, ids in wanted.items():
+        assert "".join(index.store.ids(parse_filter(where))) == ids, where
+    assert index.columns()["width"] == "number"
+
+
 _NAMES = st.sampled_from(["source", "label", "caption", "folder", "taken", "domain", "rare", "nobody"])
 _TEXTS = st.sampled_from(["emoji", "cat", "Norway", "d1", "it's", "2010-07-01T12:00:00"])
 _CONDITIONS = st.one_of(

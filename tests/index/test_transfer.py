@@ -126,3 +126,24 @@ def test_a_move_that_is_interrupted_after_the_file_has_moved_keeps_the_only_copy
     with pytest.raises(KeyboardInterrupt):
         move_file(tmp_path / "boat.jpg", tmp_path / "there" / "boat.jpg")
     assert [path.read_text() for path in (tmp_path / "there").iterdir()] == ["whole"]
+
+
+def test_a_moved_file_is_found_in_the_folder_where_it_is_now(album, tmp_path):
+    photos = tmp_path / "photos"
+    (id,) = album.find(["two's 100% ü/b.png"])
+
+    def folder():
+        return album.pictures([id])[0].folder
+
+    there = move_pictures(album, [id], photos / "trip")
+    assert folder() == "trip"
+    further = move_pictures(album, [id], photos / "trip" / "Rome")
+    assert folder() == "trip/Rome"
+    assert album.ids_where("folder = 'trip'") == [id]
+    move_back(album, [id], further.files)
+    move_back(album, [id], there.files)
+    assert folder() == "two's 100% ü"
+    move_pictures(album, [id], photos / "trip")
+    album.add(photos)
+    assert folder() == "trip"
+    assert [file.key for file in album.pictures([id])[0].files] == ["trip/b.png"]

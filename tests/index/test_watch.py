@@ -169,3 +169,15 @@ def test_a_watch_continues_where_another_ended_and_changes_no_other_source(follo
     assert encoder.images == 0
     assert index.refresh()
     assert index.info().sources == {"photos": 10, "more": 1}
+
+
+def test_captions_that_change_in_a_metadata_file_are_followed(followed, photos):
+    index, follower = followed
+    for caption in ("a boat", "a red boat"):
+        (photos / "metadata.csv").write_text(f"file_name,caption\nhome/0.png,{caption}\n")
+        follower.poll(), follower.poll()
+        assert [each.captions for each in index] == [(caption,)]
+    for file in photos.rglob("*.png"):
+        file.unlink()
+    assert follower.poll() is follower.poll() is None, "a folder without pictures takes none away"
+    assert len(index) == 1

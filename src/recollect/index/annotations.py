@@ -7,6 +7,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from recollect.core.files import atomic_path
+
 ANNOTATIONS = "annotations.sqlite"
 """The file in the folder of an index. Filters read its table or view ``labels(name, id, value)``."""
 
@@ -49,6 +51,14 @@ def annotation_damage(path: Path | None) -> list[str]:
     except sqlite3.Error as error:
         found.append(f"{path}: cannot be read ({error})")
     return found
+
+
+def copy_annotations(path: Path | None, target: Path | None) -> None:
+    """Copy the clicks and labels of an index to the file of another; nothing where one of them keeps none."""
+    if path is None or target is None or not path.is_file():
+        return
+    with atomic_path(target) as temporary, _read_only(path) as old, closing(sqlite3.connect(temporary)) as new:
+        old.backup(new)
 
 
 def _rows_damaged(database: sqlite3.Connection, path: Path, table: str) -> list[str]:

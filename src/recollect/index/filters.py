@@ -92,7 +92,9 @@ class FilterColumns:
                         found[which][0].append(each)
                         found[which][1].append(row)
             for key, (values, rows) in found.items():
-                self._kept[name, key] = np.array(values, dtype=_KINDS[key]), np.array(rows, dtype=np.int64)
+                exact = any(isinstance(each, int) and abs(each) > _WHOLE for each in values)  # by Python, not as floats
+                dtype = object if exact else _KINDS[key]
+                self._kept[name, key] = np.array(values, dtype=dtype), np.array(rows, dtype=np.int64)
         return self._kept[name, kind]
 
     def keys(self) -> dict[str, str]:
@@ -105,6 +107,7 @@ class FilterColumns:
         return dict(sorted(found.items()))
 
 
+_WHOLE = 2**53  # larger whole numbers are not all floats
 _KINDS: dict[ValueKind, Any] = {"text": object, "number": np.float64, "bool": bool}
 
 
@@ -260,7 +263,7 @@ def _in_python(found: "re.Match[str]", names: list[str]) -> str:
     if found["string"]:
         return f"({word[1:-1].replace(chr(39) * 2, chr(39))!r})"  # Python would join two texts in a row
     if found["number"]:
-        return repr(int(word) if re.fullmatch(r"-?\d{1,15}", word) else float(word))
+        return repr(int(word) if re.fullmatch(r"-?\d{1,20}", word) else float(word))
     if found["sign"] or (found["name"] and word.lower() in _IN_PYTHON):
         return _IN_PYTHON.get(word.lower(), word)
     names.append(word)

@@ -200,7 +200,7 @@ class Index:
         return bool(store_class(place).exists(place))
 
     def save(self, address: str | Path) -> "Index":
-        """Copy this index, such as one in RAM, to a new place.
+        """Copy this index, such as one in RAM, with labels given by hand to a new place.
 
         Raises:
             UserError: something exists at the address.
@@ -210,6 +210,7 @@ class Index:
         made = Index(store_class(place).create(place, record), self.model)
         for table in self.store.scan(COLUMNS, removed=None):
             made.store.upsert(table)
+        annotations.copy_annotations(self.annotations, made.annotations)
         return made
 
     # ---------------------------------------------------------------- what it holds
@@ -271,7 +272,7 @@ class Index:
         """Every name that filters know, with the type of its values."""
         built_in = {name: "number" if name in NUMBERS else "text" for name in NAMES}
         labels = dict.fromkeys(annotations.label_names(self.annotations), "text")
-        return built_in | self.store.filter_keys() | labels
+        return built_in | self.store.filter_keys() | labels | built_in
 
     def refresh(self) -> bool:
         """Read what other processes have written since; returns whether anything changed."""
@@ -316,7 +317,9 @@ class Index:
 
     def values(self, name: str, ids: Sequence[str] | None = None) -> list[Any]:
         """A column that filters know: a value per picture, a list where there may be several, None where missing."""
-        known: Mapping[str, Any] | None = annotations.labels_named(self.annotations, name)
+        known: Mapping[str, Any] | None = None
+        if name not in NAMES:
+            known = annotations.labels_named(self.annotations, name)
         if known is None:
             column = PHYSICAL.get(name, name) if name in NAMES else "metadata"
             some = self.store.dicts(["id", column]) if ids is None else self.store.rows(list(ids), [column]).to_pylist()

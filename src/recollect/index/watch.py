@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recollect.core.errors import UserError
 from recollect.core.validation import refuse
-from recollect.data.sources.images import PICTURE_ENDINGS, note
+from recollect.data.sources.images import METADATA, PICTURE_ENDINGS, note
 from recollect.index.index import Index
 from recollect.index.ingest import IngestReport
 from recollect.index.samples import IngestOptions
@@ -87,27 +87,36 @@ class FolderWatch:
 
 
 def folder_state(folder: Path) -> FolderState:
-    """The state of the pictures of a folder, from their paths, sizes and times; no file is opened.
+    """The state of the pictures of a folder and of what describes them, from paths, sizes and times; no file is opened.
 
     The digest is a sum, so the order of reading does not matter. The change time counts as well as the modification
     time: programs that copy or unpack files cannot set it, so it tells two files apart that exchanged their names.
     """
     count = total = 0
-    for path in pictures_below(folder):
+    for path in _files_below(folder):
         try:
             facts = os.stat(path)
         except OSError:
             continue  # deleted meanwhile
         stamp = f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns} {path}"
         total += int.from_bytes(hashlib.blake2b(os.fsencode(stamp), digest_size=16).digest(), "big")
-        count += 1
+        count += _is_picture(path)
     return count, total % 2**128
 
 
 def pictures_below(folder: Path) -> Iterator[str]:
     """Paths of the pictures of a folder, in any order; hidden files and folders and links to folders are ignored."""
+    return filter(_is_picture, _files_below(folder))
+
+
+def _files_below(folder: Path) -> Iterator[str]:
+    """Paths of pictures, and of the files that describe them."""
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
-            if not name.startswith(".") and os.path.splitext(name)[1].lower() in PICTURE_ENDINGS:
+            if not name.startswith(".") and (_is_picture(name) or name in METADATA):
                 yield os.path.join(place, name)
+
+
+def _is_picture(path: str) -> bool:
+    return os.path.splitext(path)[1].lower() in PICTURE_ENDINGS

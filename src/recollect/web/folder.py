@@ -3,19 +3,17 @@
 import hashlib
 import os
 import re
-import sqlite3
 import threading
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from recollect.core.errors import UserError
-from recollect.core.files import atomic_path
 from recollect.core.paths import expanduser
 from recollect.core.types import Encoder
 from recollect.data.sources.images import PICTURE_ENDINGS, decode, files_below, pictures_among
 from recollect.index import Index, IngestOptions, IngestReport, Record
+from recollect.index.annotations import copy_annotations
 from recollect.index.transfer import write_new
 from recollect.index.watch import FolderWatch, pictures_below
 from recollect.web.library import Library
@@ -125,13 +123,7 @@ def open_folder(folder: Path, model: Record, encoder: Encoder | None = None) -> 
         if not Index.exists(address):  # else another process made it at the same time
             raise
     opened = Index.open(address, encoder)
-    if labels is not None and labels.is_file() and opened.annotations is not None:
-        with (
-            atomic_path(opened.annotations) as temporary,
-            closing(sqlite3.connect(labels)) as old,
-            closing(sqlite3.connect(temporary)) as new,
-        ):
-            old.backup(new)
+    copy_annotations(labels, opened.annotations)
     return opened
 
 

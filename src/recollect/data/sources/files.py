@@ -30,13 +30,19 @@ from recollect.core.progress import note
 from recollect.core.validation import refuse
 from recollect.core.words import counted
 from recollect.data.sources.file_lists import HUB_ID, by_top_folder, local_files, refuse_of_hub, split_groups
-from recollect.data.sources.images import BROKEN_SHARE, PICTURE_ENDINGS, files_below, pictures_among, unread_among
+from recollect.data.sources.images import (
+    BROKEN_SHARE,
+    METADATA,
+    PICTURE_ENDINGS,
+    files_below,
+    pictures_among,
+    unread_among,
+)
 from recollect.data.sources.remote import is_address
 from recollect.data.sources.table import Origin
 from recollect.data.sources.tars import DAMAGE, TarRows, check_shards
 
 _TABLES = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "json"}
-_METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _CHAIN = "::"
 """``datasets`` reads this as a file within another: ``zip://inside.png::archive.zip``."""
 
@@ -118,7 +124,7 @@ def _open_folder(folder: Path, lost_share: float) -> Tables:
         chosen = [file for file in files if file.suffix.lower() in suffixes]
         if chosen and suffixes is PICTURE_ENDINGS:
             return _open_pictures(folder, files)
-        if chosen and not (suffixes == {".parquet"} and all(file.name in _METADATA for file in chosen)):
+        if chosen and not (suffixes == {".parquet"} and all(file.name in METADATA for file in chosen)):
             return _open_files(chosen, folder, folder.name, lost_share)
     unread = f"; {kinds}" if (kinds := unread_among(files)) else ""
     raise UserError(f"{folder}: an empty source; it holds no images, Parquet, tar, CSV or JSON-lines files{unread}")
@@ -146,7 +152,7 @@ def _open_saved(folder: Path) -> Tables:
 def _open_pictures(folder: Path, files: list[Path]) -> Tables:
     """Images in one folder per class, or with metadata files; top folders may name splits."""
     pictures = pictures_among(files, folder)
-    described = [file for file in files if file.name in _METADATA]
+    described = [file for file in files if file.name in METADATA]
     # Pictures without metadata count too: one folder called "test" next to others is no split.
     groups = by_top_folder({str(file): file.relative_to(folder) for file in (*pictures, *described)})
     splits = _described_pictures(groups, described, folder) if described else _pictures_by_folder(groups)

@@ -43,6 +43,9 @@ PICTURE_ENDINGS = frozenset(
 )
 """File name endings of pictures that can be read."""
 
+METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+"""Files that describe the pictures of their folder."""
+
 _PHONES = {".heic", ".heif", ".hif", ".jxl", ".svg", ".avif"}
 _CAMERAS = {".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".pef"}
 _UNREAD_ENDINGS = frozenset(_PHONES | _CAMERAS) - PICTURE_ENDINGS

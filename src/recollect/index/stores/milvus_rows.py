@@ -37,18 +37,19 @@ def schema_of(client: Any, width: int) -> Any:
 
 
 def _facts(row: dict[str, Any]) -> dict[str, Any]:
-    """What filters ask about, as `milvus_filter` reads it; missing values are left out."""
-    found: dict[str, Any] = json.loads(row["metadata"])
-    for name in NAMES:
-        if name == "id":
-            continue
-        value = asked_value(name, row[PHYSICAL.get(name, name)])
-        if value is None or value == []:
-            continue
-        found[name] = value
-        if name in SEVERAL:
-            found[f"{name} lines"] = "\n".join(value)
-    return found
+    """What filters ask about, as `milvus_filter` reads it; missing values are left out.
+
+    The texts of a list are also one text with a line per value, which ``like '%words%'`` reads.
+    """
+    found = {name: value for name, value in json.loads(row["metadata"]).items() if name not in NAMES}
+    known = {name: asked_value(name, row[PHYSICAL.get(name, name)]) for name in NAMES if name != "id"}
+    found |= {name: value for name, value in known.items() if value not in (None, [])}
+    texts = {
+        name: [each for each in value if isinstance(each, str)]
+        for name, value in found.items()
+        if isinstance(value, list)
+    }
+    return found | {f"{name} lines": "\n".join(some) for name, some in texts.items() if some}
 
 
 def fields_of(names: Sequence[str]) -> list[str]:
@@ -147,8 +148,20 @@ def _condition(where: Condition) -> str:
     if isinstance(where.value, frozenset):
         return among("id", sorted(where.value), where.operator == "in")
     value = milvus_text(where.value) if isinstance(where.value, str) else json.dumps(where.value)
-    if where.name in SEVERAL:
-        return _several(where, name, value)
+    several = None if where.name in NAMES and where.name not in SEVERAL else _several(where, name, value)
+    if where.name not in SEVERAL:
+        one = _one(where, name, value)
+        return one if several is None else f"({one} or {several})"
+    if several is None:
+        raise UserError(
+            f"{where.name} {where.operator} {where.value!r}: Milvus compares the {where.name}s of a picture only by "
+            "=, !=, in and like '%words%'"
+        )
+    return several
+
+
+def _one(where: Condition, name: str, value: str) -> str:
+    """A condition on a single value."""
     if where.operator == "!=":  # Milvus also lets != hold between values of two types
         if isinstance(where.value, bool):
             return f"{name} == {json.dumps(not where.value)}"
@@ -159,17 +172,16 @@ def _condition(where: Condition) -> str:
     return f"{name} {'==' if where.operator == '=' else where.operator} {value}"
 
 
-def _several(where: Condition, name: str, value: str) -> str:
-    """Lists are also stored as one text with a line per value, which ``like '%words%'`` reads."""
-    lines = f'facts["{where.name} lines"]'
-    inner = str(where.value).strip("%")
+def _several(where: Condition, name: str, value: str) -> str | None:
+    """A condition on the texts of a list; None if Milvus has none."""
+    if not isinstance(where.value, str):
+        return None
+    lines = f"facts[{json.dumps(f'{where.name} lines', ensure_ascii=False)}]"
+    inner = where.value.strip("%")
     if where.operator in ("=", "!="):
         held = f"json_contains({name}, {value})"
-    elif where.operator in ("like", "not like") and str(where.value) == f"%{inner}%" and not {*"%\n"} & {*inner}:
+    elif where.operator in ("like", "not like") and where.value == f"%{inner}%" and not {*"%\n"} & {*inner}:
         held = f"{lines} like {value}"
     else:
-        raise UserError(
-            f"{where.name} {where.operator} {where.value!r}: Milvus compares the {where.name}s of a picture only by "
-            "=, !=, in and like '%words%'"
-        )
+        return None
     return f'({lines} >= "" and not ({held}))' if where.operator in ("!=", "not like") else held
