@@ -235,7 +235,7 @@ class _Writer:
     def _changed(self, there: Rows) -> Rows:
         """Rows that exist, with the files that were read; one that was written again keeps its place among them."""
         files, images = list(there.files), list(there.images)
-        exif: dict[str, list[str]] = {"taken": list(there.taken), "camera": list(there.camera)}
+        exif: dict[str, Any] = {"taken": list(there.taken), "camera": list(there.camera)}
         for row, id in enumerate(there.ids):
             reads, known = self._waiting.get(id, []), {each.name for each in files[row]}
             again = [each for each in reads if each.file.name in known]
