@@ -1,5 +1,6 @@
 """Every form of data that can be opened, and what its samples carry."""
 
+import json
 import os
 import pickle
 from dataclasses import replace
@@ -549,3 +550,48 @@ def test_a_table_of_the_same_size_and_time_is_read_anew(make):
         path.write_text(f"path,caption\n1.png,{word}\n")
         os.utime(path, (1e9, 1e9))
         assert open_source(str(path))[0].texts == (word,)
+
+
+DOG, CAT = ["a dog", "it runs"], ["a cat"]
+PLAIN = [{"Image": "0.png", "Captions": DOG}, {"Image": "1.png", "Captions": CAT}]
+SHUFFLED = [{"image_id": 5, "caption": CAT[0]}] + [{"image_id": 7, "caption": text} for text in DOG]
+COCO = {"images": [{"id": 7, "file_name": "0.png"}, {"id": 5, "file_name": "1.png"}], "annotations": SHUFFLED}
+KARPATHY = [
+    {"filepath": "pictures", "filename": f"{i}.png", "split": split, "sentences": [{"raw": text} for text in texts]}
+    for i, (split, texts) in enumerate([("test", DOG), ("train", CAT)])
+]
+LAYOUTS = {
+    "list.csv": "image,caption\n0.png,a dog\n1.png,a cat\n0.png,it runs\n",
+    "captions.txt": "image,caption\n0.png,a dog\n0.png,it runs\n1.png,a cat\n",  # Flickr8k
+    "results.csv": "image_name| comment_number| comment\n0.png| 0| a dog\n0.png| 1| it runs\n1.png| 0| a cat\n",  # 30k
+    "list.ndjson": "\n".join(map(json.dumps, PLAIN)),
+    "list.json": json.dumps(PLAIN),
+    "annotations/captions_val2017.json": json.dumps(COCO),
+    "dataset_coco.json": json.dumps({"images": KARPATHY}),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_captions_in_the_usual_layouts_belong_to_their_picture(make, shade, name):
+    make.pictures(["0.png", "1.png"])
+    table = make.text(name, LAYOUTS[name])
+    source = open_source(str(table), split="all")
+    assert [(sample.texts, shade(sample)) for sample in source] == [(tuple(DOG), 0), (tuple(CAT), 1)]
+    assert split_names(str(table)) == (("test", "train") if "split" in LAYOUTS[name] else ("train",))
+
+
+def test_rows_are_one_picture_only_with_the_same_bytes_and_one_caption_each(make, shade):
+    rows = [("a.png", 0), ("a.png", 1), ("a.png", 0), ("b.png", 0)]
+    pictures = [{"path": name, "bytes": make.encoded(make.picture(number))} for name, number in rows]
+    path = str(make.parquet({"image": pictures, "caption": ["a", "b", "c", "d"], "label": [0, 1, 0, 0]}))
+    assert [sample.texts for sample in open_source(path)] == [("a", "c"), ("b",), ("d",)]
+    assert [sample.texts for sample in open_source(path, split="train[:2]")] == [("a",), ("b",)]
+    assert len(open_source(path, kind="label")) == 4
+    prints = {open_source(path, split=split).fingerprint for split in ("train", "train[:2]", "train[1:]")}
+    assert len(prints) == 3
+
+
+def test_a_text_file_of_a_shard_has_a_caption_on_each_line(make):
+    texts = [b"a dog\nit runs\n", b"a cat"]
+    path = make.tar([(str(i), {"png": make.encoded(make.picture(i)), "txt": text}) for i, text in enumerate(texts)])
+    assert [sample.texts for sample in open_source(str(path))] == [("a dog", "it runs"), ("a cat",)]

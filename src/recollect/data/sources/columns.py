@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 _USUAL: Mapping[str, tuple[str, ...]] = {
     "image": ("image", "jpg", "png", "img", "jpeg", "webp", "image_bytes", "file_name", "filename", "filepath",
-              "file_path", "image_path", "impath", "path", "file"),
-    "caption": ("captions", "caption", "text", "txt", "texts", "sentences", "sentence", "title"),
+              "file_path", "image_path", "image_name", "impath", "path", "file"),
+    "caption": ("captions", "caption", "text", "txt", "texts", "sentences", "sentence", "title", "comment"),
     "label": ("label", "labels", "cls", "fine_label", "class", "class_id", "category", "target"),
     "class_name": ("class_name", "class_names", "classname", "label_name", "label_names"),
     "id": ("id",),
     "domain": ("domain",),
     "split": ("split",),
 }  # fmt: skip
-"""Names tried in this order if the user names no column."""
+"""Names tried in this order if the user names no column; case, and spaces around a name, do not matter."""
 
 SUFFIXES = ("jpg", "png", "jpeg", "webp")
 """Columns of `_USUAL` that are named after the files of a WebDataset, where each sample has one of them."""
@@ -75,9 +75,10 @@ class Columns:
             UserError: a named column is absent, holds structures, or no column could be the image.
         """
         present = list(present)
+        plain = {name.strip().lower(): name for name in reversed(present)} | {name: name for name in present}
         found: dict[str, str | None] = {"synonyms": self.synonyms}
         for role, usual in _USUAL.items():
-            found[role] = getattr(self, role) or next((name for name in usual if name in present), None)
+            found[role] = getattr(self, role) or next((plain[name] for name in usual if name in plain), None)
         if self.image is None and found["image"] in SUFFIXES:
             found["image"] = ",".join(_by_suffix(present, first))
         if found["caption"] is None and found["label"] is None:
@@ -154,13 +155,15 @@ def texts_in(row: Mapping[str, Any], columns: str) -> tuple[str, ...]:
 
     Args:
         columns: names joined by commas; ``a.b``, if there is no such column, is field ``b`` of column ``a`` (a
-            structure, a list of them, or JSON text).
+            structure, a list of them, or JSON text). ``txt``, from a file of a WebDataset, has a caption on each line,
+            as in the sets of CLIP_benchmark.
     """
     found: list[str] = []
     for name in columns.split(","):
         outer, *inner = (name,) if name in row else name.split(".")
         value = row.get(outer)
-        value = _structure(value) if inner and isinstance(value, str) else value
+        if isinstance(value, str):
+            value = _structure(value) if inner else value.splitlines() if name == "txt" else value
         found += _texts(_descend(value, inner) if inner else value)
     return tuple(found)
 

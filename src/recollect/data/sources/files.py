@@ -2,6 +2,7 @@
 
 import atexit
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -42,7 +43,15 @@ from recollect.data.sources.remote import is_address
 from recollect.data.sources.table import Origin
 from recollect.data.sources.tars import DAMAGE, TarRows, check_shards
 
-_TABLES = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "json"}
+_TABLES = {
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".txt": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+}
 _CHAIN = "::"
 """``datasets`` reads this as a file within another: ``zip://inside.png::archive.zip``."""
 
@@ -60,9 +69,9 @@ def open_tables(
     """Open a file, a folder, a glob or brace pattern, or a hub id.
 
     Args:
-        place: a Parquet, CSV, TSV or JSON-lines file; a WebDataset tar, or a pattern such as
-            ``shard-{000..099}.tar``; a folder of any of these, of images, or written by ``save_to_disk``; or
-            ``owner/name`` on the hub.
+        place: a Parquet, CSV, TSV, JSON or JSON-lines file; captions as COCO writes them (`_coco`); a WebDataset tar,
+            or a pattern such as ``shard-{000..099}.tar``; a folder of Parquet, CSV, TSV or JSON lines, tars or images,
+            or written by ``save_to_disk``; or ``owner/name`` on the hub.
         config: configuration of a hub data set that has several.
         revision: branch or commit of a hub data set.
         lost_share: largest share of the files in tars that may be lost to damage.
@@ -256,8 +265,27 @@ def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: flo
     if suffix == ".tar":
         columns = {column for state in check_shards(files, lost_share) for column in state.columns}
         return _load_shards(groups, columns, where), Origin(where, tuple(files), class_names=_class_list(folder))
-    refuse((suffix not in _TABLES, f"{where}: not Parquet, CSV, JSON lines, tar or a folder"))
-    return _load(groups, where), Origin(where, tuple(files), files[0].parent)
+    refuse((suffix not in _TABLES, f"{where}: not Parquet, CSV, JSON, JSON lines, tar or a folder"))
+    tables = _coco(files[0]) if suffix == ".json" else None
+    return tables or _load(groups, where), Origin(where, tuple(files), files[0].parent)
+
+
+def _coco(file: Path) -> dict[str, datasets.Dataset] | None:
+    """The pictures and captions of a JSON file in the form of COCO, or of Karpathy's splits; None for other JSON."""
+    with _one_line(file.name, [file]):
+        content = json.loads(file.read_bytes())
+        if not isinstance(content, dict) or not isinstance(content.get("images"), list):
+            return None
+        captions: dict[Any, list[str]] = {}
+        for each in content.get("annotations", ()):
+            captions.setdefault(each["image_id"], []).extend([each["caption"]] if "caption" in each else ())
+        rows = []
+        for image in content["images"]:
+            name = "/".join(image[key] for key in ("filepath", "file_name", "filename") if key in image)
+            texts = [each["raw"] for each in image.get("sentences", ())]
+            split = {"split": image["split"]} if "split" in image else {}
+            rows.append({"image": name, "captions": captions.get(image.get("id"), texts), **split})
+        return {"train": datasets.Dataset.from_list(rows)}
 
 
 def _load(groups: Mapping[str, list[str]], where: str) -> dict[str, datasets.Dataset]:

@@ -1,6 +1,8 @@
 """Which rows of a table belong to a source: its filters, its split, and whether they have a text."""
 
+import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 import datasets
@@ -132,6 +134,30 @@ def with_text(table: datasets.Dataset, columns: Columns, kind: Kind, labels: np.
     if missing := int((~found).sum()):
         note(f"{where}: {missing:,} of {len(table):,} rows have no {kind} and are left out")
     return found
+
+
+def rows_of_a_picture(table: datasets.Dataset, image: str, rows: np.ndarray) -> dict[int, list[int]]:
+    """Rows that show one picture, by the first of them: many lists have a row for each caption of a picture.
+
+    They name the same file, or hold the same bytes under one name.
+
+    Args:
+        image: the column of pictures, or several.
+        rows: of the table.
+    """
+    if image not in table.column_names:
+        return {}
+    column = table.data.column(image)
+    embedded = pa.types.is_struct(column.type) and column.type.get_field_index("path") >= 0
+    if not (embedded or is_text(column.type)):
+        return {}
+    names = (pc.struct_field(column, "path") if embedded else column).take(pa.array(rows)).to_pylist()
+    counts, found = Counter(names), dict[tuple[str, bytes], list[int]]()
+    for row, name in zip(rows.tolist(), names, strict=True):
+        if name and counts[name] > 1:
+            content = column[row]["bytes"].as_py() if embedded else None
+            found.setdefault((name, hashlib.blake2b(content or b"").digest()), []).append(row)
+    return {same[0]: same for same in found.values() if len(same) > 1}
 
 
 def holds_lists(table: datasets.Dataset, name: str | None) -> bool:

@@ -1,5 +1,6 @@
 """Sources opened from what users write: a path or hub id, with filters and a split behind it."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,14 @@ from recollect.data.sources.files import open_tables
 from recollect.data.sources.generated import is_generated, open_generated
 from recollect.data.sources.images import BROKEN_SHARE
 from recollect.data.sources.labels import find_labels
-from recollect.data.sources.rows import choose_split, filter_mask, holds_lists, in_parts, with_text
+from recollect.data.sources.rows import (
+    choose_split,
+    filter_mask,
+    holds_lists,
+    in_parts,
+    rows_of_a_picture,
+    with_text,
+)
 from recollect.data.sources.stream import open_stream
 from recollect.data.sources.subset import first_text
 from recollect.data.sources.table import Origin, TableSource
@@ -41,10 +49,10 @@ def open_source(
     """Open a source of samples.
 
     Args:
-        spec: a Parquet, CSV, TSV or JSON-lines file; WebDataset shards (``shard-{000..099}.tar``); a folder of these
-            or of images; or a hub id. Filters and options may follow a ``?``:
-            ``emoji.parquet?domain=twemoji,noto&ambiguous=false``, ``pairs.parquet?without=0/5``. ``?stream=yes`` reads
-            local or remote Parquet files and WebDataset shards in place, without a converted copy.
+        spec: a Parquet, CSV, TSV, JSON or JSON-lines file; WebDataset shards (``shard-{000..099}.tar``); a folder of
+            these or of images; or a hub id. Filters and options may follow a ``?``:
+            ``emoji.parquet?domain=twemoji,noto&ambiguous=false``, ``pairs.parquet?without=0/5``. ``?stream=yes``
+            reads local or remote Parquet files and WebDataset shards in place, without a converted copy.
         split: such as ``train``, ``test[:1000]``, ``train+validation``, ``all``; by default the training split, or
             the only one.
         kind: whether texts are captions or class names; by default captions if there is a caption column.
@@ -76,7 +84,11 @@ def open_source(
     parts = [Path(where).stem if origin.files else where, address.split, address.filters]
     name = ":".join(part for part in parts if part)
     origin = replace(origin, anywhere=address.paths == "anywhere")
-    source = TableSource(name, kind, labels.names, table, rows, labels.ids[rows], columns, origin)
+    repeats = dict[int, list[int]]()
+    if kind == "caption" and columns.caption:
+        repeats = rows_of_a_picture(table, columns.image or "", rows)
+        rows = rows[~np.isin(rows, [row for same in repeats.values() for row in same[1:]])]
+    source = TableSource(name, kind, labels.names, table, rows, labels.ids[rows], columns, origin, repeats)
     if not (address.only or address.without):
         return source
     kept = in_parts(address, (first_text(source, index) for index in range(len(source))))
@@ -122,7 +134,21 @@ def _opened(
         return next((value for value in values.to_pylist() if value is not None), None)
 
     resolved = (columns or Columns()).resolve(table.column_names, origin.where, first)
+    image = resolved.image or ""
+    picture = first(image) if image in table.column_names else None
+    if origin.base is not None and isinstance(picture, str):
+        origin = replace(origin, base=_picture_folder(origin.base, picture))
     return table, {name: len(rows) for name, rows in splits.items()}, origin, resolved
+
+
+def _picture_folder(folder: Path, name: str) -> Path:
+    """The folder in which a table's pictures are: its own or, as in COCO and Flickr8k, the one beside it that has the
+    first picture."""
+    if os.path.exists(folder / name):
+        return folder
+    around = folder.parent if folder.name == "annotations" else folder
+    found = [each for each in around.iterdir() if os.path.isfile(each / name)]
+    return found[0] if len(found) == 1 else folder
 
 
 def _splits(table: datasets.Dataset, sizes: dict[str, int], columns: Columns) -> tuple[np.ndarray, tuple[str, ...]]:

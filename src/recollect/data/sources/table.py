@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -67,6 +67,7 @@ class TableSource(Source):
         labels: int64, the label of every sample.
         columns: which column is which.
         origin: where the table came from.
+        repeats: by row, all rows that show its picture, where there are several; each has captions.
     """
 
     name: str
@@ -77,6 +78,7 @@ class TableSource(Source):
     labels: np.ndarray = field()
     columns: Columns
     origin: Origin
+    repeats: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         where, columns = self.origin.where, self.columns
@@ -192,8 +194,8 @@ class TableSource(Source):
 
     def texts(self, index: int) -> tuple[str, ...]:
         """The texts of one sample, without opening its image: captions, or synonyms of its class."""
-        reader = self._readers.get("texts")
-        return reader(int(self.rows[index])) if reader else ()
+        reader, row = self._readers.get("texts"), int(self.rows[index])
+        return tuple(text for each in self.repeats.get(row, (row,)) for text in reader(each)) if reader else ()
 
     def values(self, key: str) -> list[Any]:
         """``extra[key]`` of every sample, without opening images; None where there is no such column."""
@@ -206,6 +208,7 @@ class TableSource(Source):
         digest.update(repr((self.kind, self.class_names, self.columns)).encode())
         digest.update(self.rows.tobytes())
         digest.update(self.labels.tobytes())
+        digest.update(repr(self.repeats).encode() if self.repeats else b"")
         return digest.hexdigest()
 
     @property
