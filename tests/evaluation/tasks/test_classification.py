@@ -99,6 +99,20 @@ def test_class_name_shift_keeps_classes_with_a_synonym_that_is_another_word(make
         class_name_shift(classification_task(str(make.folder / "set.parquet")))
 
 
+def test_half_of_each_class_is_tested_where_there_are_no_splits_and_all_of_it_without_examples(make, capfd):
+    path = str(make.parquet({"label": ["a", "b"] * 6}))
+    task = classification_task(path)
+    assert [np.bincount(part.labels).tolist() for part in (task.support, task.query)] == [[3, 3], [3, 3]]
+    assert not set(task.support.indices) & set(task.query.indices)
+    assert "half of each class" in " ".join(capfd.readouterr().err.split())
+    assert len(classification_task(path, division=Division(support=None)).query) == 12
+    make.parquet({"caption": ["a", "b"]}, "captions.parquet")
+    assert len(retrieval_task(str(make.folder / "captions.parquet")).images) == 2
+    splits = make.parquet({"caption": ["a", "b", "c"], "split": ["train", "train", "more"]}, "other.parquet")
+    with pytest.raises(UserError):
+        retrieval_task(str(splits))
+
+
 # --- retrieval ---------------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from recollect.core.errors import UserError
+from recollect.core.progress import note
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import NO_LABEL, Metric, Source
 from recollect.data import sources
@@ -159,8 +160,8 @@ def _alike(one: str, other: str) -> bool:
     return bool(shared) or difflib.SequenceMatcher(None, one, other).ratio() >= 0.7
 
 
-def _parts(spec: str, division: Division, columns: Columns | None) -> tuple[Source, Source]:
-    division = _as_addressed(spec, division, columns)
+def _parts(spec: str, asked: Division, columns: Columns | None) -> tuple[Source, Source]:
+    division = _as_addressed(spec, asked, columns)
     if division.within is None:
         split = division.query or _query_split(spec, columns)
         query = sources.open_source(spec, split=split, kind="label", columns=columns)
@@ -177,6 +178,8 @@ def _parts(spec: str, division: Division, columns: Columns | None) -> tuple[Sour
     tested = tested_rows(whole.labels, whole.class_names, division)
     if not tested.any():
         raise UserError(f"{spec}: split '{division.within}' has one image a class; to divide it, a class needs two")
+    if asked.within is None and sources.split_of(spec) is None:
+        note(f"{spec}: no splits, so half of each class is tested and the rest are examples")
     return (
         Subset(whole, np.flatnonzero(~tested), name=f"{whole.name}:support"),
         Subset(whole, np.flatnonzero(tested), name=f"{whole.name}:query"),
@@ -191,11 +194,16 @@ def shared_images(support: Source, query: Source) -> int:
 
 
 def _as_addressed(spec: str, division: Division, columns: Columns | None) -> Division:
-    """The division for an address that names a split (``photos.parquet?split=val``): it is tested, and divided if there
-    is no split to draw examples from."""
-    said = sources.split_of(spec)
-    if said is None or division.query is not None or division.within is not None:
+    """The division for an address that names a split (``photos.parquet?split=val``), or a source that has one: it is
+    tested, and divided if there is no split to draw examples from."""
+    if division.query is not None or division.within is not None:
         return division
+    said = sources.split_of(spec)
+    if said is None:
+        names = sources.split_names(spec, columns)
+        if len(names) > 1:
+            return division
+        (said,) = names
     tested = {part.partition("[")[0] for part in said.split("+")}
     others: set[str] = set() if "all" in tested else set(sources.split_names(spec, columns)) - tested
     apart = division.support is None or division.support in others

@@ -7,7 +7,7 @@ import numpy as np
 
 from recollect.core.errors import UserError
 from recollect.core.types import Source
-from recollect.data.sources import open_source
+from recollect.data.sources import open_source, split_names
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.subset import Joined, Subset
 
@@ -37,7 +37,7 @@ def retrieval_task(
     A caption of several images is a true match of all of them. The domain of an image defaults to its source's name.
 
     Args:
-        split: of each, unless its address has ``?split=``.
+        split: of each, unless its address has ``?split=``; of a source without splits, ``test`` is all of it.
 
     Raises:
         UserError: no such source or split, or no captions.
@@ -50,7 +50,9 @@ def retrieval_task(
 
 
 def _opened(spec: str, split: str | None, columns: Columns | None) -> RetrievalTask:
-    images = open_source(spec, split=None if "split=" in spec else split, kind="caption", columns=columns)
+    if "split=" in spec or (split == "test" and split_names(spec, columns) == ("train",)):
+        split = None
+    images = open_source(spec, split=split, kind="caption", columns=columns)
     if images.endless:
         raise UserError(f"{images.name}: infinite source. Limit it, e.g. {spec}?size=1000.")
     owners: dict[str, set[int]] = {}
