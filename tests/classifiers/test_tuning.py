@@ -86,6 +86,12 @@ def test_a_folder_keeps_a_tuned_classifier(make_encoder, shots, tmp_path):
         TunedClassifier.open(tmp_path / "kept", "cpu")
 
 
+def test_labels_may_be_integers_of_any_size(shots):
+    short = LabeledPictures(shots.pictures, shots.labels.astype(np.int32), shots.names)
+    assert short.labels.dtype == np.int64
+    assert (short.labels == shots.labels).all()
+
+
 def test_bad_pictures_and_other_models_are_refused(shots):
     with pytest.raises(UserError):
         LabeledPictures([np.zeros(4), np.ones(4)], np.arange(2), ("a", "b"))

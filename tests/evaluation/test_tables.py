@@ -28,6 +28,16 @@ def test_every_data_set_counts_the_same_however_often_it_was_drawn():
     assert mean_over_tasks(frame, ["method", "shots"]).loc["prototype", 4, 0] == 60.0
 
 
+def test_data_sets_of_one_name_are_numbered_within_a_protocol():
+    def result(protocol, content):
+        return Result(protocol, "model", "birds", 0, [{"value": 1.0}], {"data_content": content})
+
+    frame = tidy([result("zero-shot", "test"), result("few-shot", "both"), result("few-shot", "another")])
+    assert frame[["protocol", "data"]].to_numpy().tolist() == [
+        ["zero-shot", "birds"], ["few-shot", "birds"], ["few-shot", "birds (2)"],
+    ]  # fmt: skip
+
+
 def test_sample_efficiency_is_the_ratio_of_shots_for_the_same_accuracy():
     frame = tidy(
         [

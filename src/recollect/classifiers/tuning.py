@@ -52,6 +52,7 @@ class LabeledPictures:
     unlabeled: Sequence[ImageLike] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", np.asarray(self.labels, dtype=np.int64))  # what a loss of torch takes
         if len(self.pictures) != len(self.labels):
             raise ValueError(f"{len(self.pictures)} pictures, but {len(self.labels)} labels")
         if len(self.names) < 2 or set(np.unique(self.labels).tolist()) != set(range(len(self.names))):

@@ -1,5 +1,6 @@
 """Tables as pure functions of result files: tidy frames, gains over a baseline, sample efficiency."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +15,8 @@ def tidy(results: Iterable[Result]) -> pd.DataFrame:
     """One line per figure: ``protocol, model, data, training_seed`` and the row's own keys.
 
     A few-shot row has its own ``seed`` (of the support draw); the result's seed is ``training_seed``. Different data
-    sets with the same name are numbered: ``birds``, ``birds (2)``.
+    sets of a protocol with the same name are numbered: ``birds``, ``birds (2)``. Protocols read other parts of a set,
+    so their contents are not compared.
     """
     results = list(results)
     names = _told_apart(results)
@@ -22,7 +24,7 @@ def tidy(results: Iterable[Result]) -> pd.DataFrame:
         {
             "protocol": result.protocol,
             "model": result.model,
-            "data": names[result.data, result.settings.get("data_content")],
+            "data": names[_identity(result)],
             "training_seed": result.seed,
             "classes": result.settings.get("classes"),
             **row,
@@ -33,15 +35,18 @@ def tidy(results: Iterable[Result]) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def _told_apart(results: Sequence[Result]) -> dict[tuple[str, str | None], str]:
-    """A unique name for each data set."""
-    names: dict[tuple[str, str | None], str] = {}
-    seen: dict[str, int] = {}
-    for result in results:
-        key = result.data, result.settings.get("data_content")
-        if key not in names:
-            seen[result.data] = seen.get(result.data, 0) + 1
-            names[key] = result.data if seen[result.data] == 1 else f"{result.data} ({seen[result.data]})"
+def _identity(result: Result) -> tuple[str, str, str | None]:
+    return result.protocol, result.data, result.settings.get("data_content")
+
+
+def _told_apart(results: Sequence[Result]) -> dict[tuple[str, str, str | None], str]:
+    """A name for each data set, unique within its protocol."""
+    names: dict[tuple[str, str, str | None], str] = {}
+    seen = Counter[tuple[str, str]]()
+    for protocol, data, content in dict.fromkeys(map(_identity, results)):
+        seen[protocol, data] += 1
+        number = seen[protocol, data]
+        names[protocol, data, content] = data if number == 1 else f"{data} ({number})"
     return names
 
 
