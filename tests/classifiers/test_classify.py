@@ -153,6 +153,13 @@ def test_folders_that_cannot_be_meant_are_errors(folders, tmp_path):
         find_examples(folders / "new")
 
 
+def test_spaces_around_the_name_of_a_folder_are_not_of_its_class(folders):
+    before = [name for _, name in find_examples(folders / "support")]
+    for folder in sorted((folders / "support").iterdir()):
+        folder.rename(folder.with_name(f"{folder.name} "))
+    assert [name for _, name in find_examples(folders / "support")] == before
+
+
 def test_examples_from_a_table_are_those_of_the_folders(folders):
     rows = [f"support/{file.parent.name}/{file.name},{name}" for file, name in find_examples(folders / "support")]
     (folders / "table.csv").write_text("\ufefffile,label\n" + "\n".join(rows), encoding="utf-8")

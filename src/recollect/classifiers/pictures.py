@@ -98,7 +98,7 @@ def find_examples(place: Path, least: int = 2) -> list[tuple[Path, str]]:
         raise UserError(
             f"{place}: {os.fsencode(odd.name)!r} is the name of a class, and not UTF-8. Rename that folder."
         )
-    return [(file, path.name) for path in classes for file in find_images(path)]
+    return [(file, path.name.strip()) for path in classes for file in find_images(path)]
 
 
 def example_pairs(examples: Examples) -> list[Example]:
