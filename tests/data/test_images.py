@@ -183,6 +183,13 @@ def test_damage_in_the_middle_is_an_error_of_one_kind(photo):
             assert decode(damaged, "x").mode == "RGB"
 
 
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("exif", [b"Exif\0\0no TIFF at all", b"Exif\0\0II*\0"])
+def test_damaged_exif_costs_no_picture(form, exif, photo):
+    right = decode(encoded(photo, form), "photo")
+    assert decode(encoded(photo, form, exif=exif), "photo").tobytes() == right.tobytes()
+
+
 def test_a_raw_picture_of_a_camera_is_named_as_what_it_is(tmp_path):
     (tmp_path / "beach.NEF").write_bytes(b"a camera's own format")
     with pytest.raises(BrokenImageError, match=r"beach.*JPEG"):

@@ -112,6 +112,22 @@ def test_columns_of_any_name_and_value_are_filtered_alike_on_every_store(index):
     assert index.columns()["width"] == "number"
 
 
+def test_true_is_not_one():
+    index = Index.create(width=WIDTH, model="m")
+    values = [{"good": 1}, {"good": True}, {"good": 1.0}]
+    index.insert(Rows(ids=list("abc"), image_vectors=np.eye(3, WIDTH, dtype=np.float32), metadata=values))
+    for _ in range(2):
+        assert index.ids_where("good = 1") == ["a", "c"]
+        assert index.ids_where("good = true") == ["b"]
+
+
+def test_a_filter_of_thousands_of_words_is_answered_or_refused(index):
+    index.insert(make_rows(8))
+    assert index.ids_where(" or ".join(["year = 2001"] * 500)) == ["row 1"]
+    with pytest.raises(UserError):
+        index.ids_where("not " * 50_000 + "year = 2001")
+
+
 _NAMES = st.sampled_from(["source", "label", "caption", "folder", "taken", "domain", "rare", "nobody"])
 _TEXTS = st.sampled_from(["emoji", "cat", "Norway", "d1", "it's", "2010-07-01T12:00:00"])
 _CONDITIONS = st.one_of(

@@ -11,7 +11,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -118,6 +118,10 @@ class Condition:
     name: str
     operator: Operator
     value: Value
+    kind: ValueKind | None = field(init=False)  # 1 and true are equal in Python, and no equal conditions
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", _kind(self.value))
 
     def negated(self) -> "Condition":
         """What holds instead, where there is a value."""
@@ -125,9 +129,8 @@ class Condition:
 
     def mask(self, columns: FilterColumns) -> Bool[np.ndarray, " rows"]:
         """Which rows satisfy it."""
-        kind = _kind(self.value)
-        assert kind is not None
-        values, rows = columns.of(self.name, kind)
+        assert self.kind is not None
+        values, rows = columns.of(self.name, self.kind)
         found, negative = np.zeros(columns.count, dtype=bool), self.operator in ("!=", "not like", "not in")
         found[rows] = negative
         positive = self.negated() if negative else self
@@ -251,7 +254,7 @@ def parse_filter(where: "str | Filter") -> Filter:
         place = found.end()
     try:
         return _filter_of(ast.parse(" ".join(words), mode="eval").body, names)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two of thousands of words
         raise _malformed(
             where, str(error) if isinstance(error, _WrongTypeError) else "cannot be read; texts have single quotes"
         ) from None

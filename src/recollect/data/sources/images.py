@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import io
+import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -280,7 +281,10 @@ def as_rgb(picture: Image.Image) -> Image.Image:
     """A picture as RGB, rotated by its EXIF tag, 16-bit and 32-bit gray scaled to 8 bits, transparent parts white.
     Idempotent."""
     tags: Mapping[int, Any] = dict(picture.tag_v2) if isinstance(picture, TiffImageFile) else {}
-    if picture.getexif().get(_ORIENTATION, 1) != 1:
+    turned = 1
+    with suppress(SyntaxError, struct.error):  # damaged EXIF costs only its rotation
+        turned = picture.getexif().get(_ORIENTATION, 1)
+    if turned != 1:
         picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith("I;16") or picture.mode in {"I", "F"}:  # Pillow would clip them to white
         return Image.fromarray(_eight_bits(np.asarray(picture), tags)).convert("RGB")
