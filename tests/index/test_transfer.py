@@ -11,8 +11,8 @@ from colors import COLORS, ColorEncoder, shade
 from pictures import encoded
 from recollect.core.errors import UserError
 from recollect.core.files import move_file
-from recollect.index import Index
-from recollect.index.transfer import TRASH, copy_pictures, move_back, move_pictures
+from recollect.index import Index, transfer
+from recollect.index.transfer import TRASH, Transfer, copy_pictures, move_back, move_pictures
 
 
 @pytest.fixture
@@ -60,6 +60,53 @@ def test_moved_files_are_found_by_the_index_and_move_back(album, tmp_path):
     assert contents(tmp_path / "photos") == before
     album.add(tmp_path / "photos")
     assert len(album) == 6
+
+
+def test_a_file_that_holds_another_picture_now_stays_where_it_is(album, tmp_path):
+    changed, touched = tmp_path / "photos/one/b.png", tmp_path / "photos/one/c.png"
+    changed.write_bytes(encoded(shade(COLORS["red"], 7)))
+    os.utime(touched)  # the same pixels, written again
+    done = move_pictures(album, album.ids, None)
+    assert (len(done.files), len(done.missing)) == (6, 1)
+    assert changed.is_file()
+    assert not touched.exists()
+
+
+def test_files_that_move_to_their_own_folder_keep_their_names(album, tmp_path):
+    before = contents(tmp_path / "photos")
+    ids = [each.id for each in album.pictures(album.ids) if each.folder == "one"]
+    done = move_pictures(album, ids, tmp_path / "photos/two's 100% ü/../one", [str(tmp_path / "photos/one/b.png")])
+    assert len(done.files) == 1
+    assert contents(tmp_path / "photos") == before
+    move_back(album, ids, done.files)
+    assert contents(tmp_path / "photos") == before
+
+
+def test_a_move_that_fails_in_the_middle_is_known_and_goes_back(album, tmp_path, monkeypatch):
+    before, real, done, left = contents(tmp_path / "photos"), move_file, Transfer(), [3]
+
+    def fails(source, target):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(source, target)
+
+    def told():
+        return {file.path for each in Index.open(tmp_path / "index").pictures(album.ids) for file in each.files}
+
+    monkeypatch.setattr(transfer, "move_file", fails)
+    with pytest.raises(UserError):
+        move_pictures(album, album.ids, tmp_path / "out", done=done)
+    assert len(done.files) == 3
+    left[0] = 1
+    with pytest.raises(UserError):
+        move_back(album, album.ids, done.files)
+    monkeypatch.undo()
+    there = {str(file) for place in ("photos", "out") for file in (tmp_path / place).rglob("*.png")}
+    assert told() == there, "the index knows where every file is"
+    move_back(album, album.ids, done.files)
+    assert contents(tmp_path / "photos") == before
+    assert told() == {str(tmp_path / "photos" / name) for name in before}
 
 
 def test_deleted_files_wait_in_a_hidden_folder_that_no_source_reads(album, tmp_path):
@@ -147,3 +194,9 @@ def test_a_moved_file_is_found_in_the_folder_where_it_is_now(album, tmp_path):
     album.add(photos)
     assert folder() == "trip"
     assert [file.key for file in album.pictures([id])[0].files] == ["trip/b.png"]
+
+
+def test_a_file_that_vanishes_before_it_moves_leaves_nothing_behind(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        move_file(tmp_path / "boat.jpg", tmp_path / "moved.jpg")
+    assert not list(tmp_path.iterdir())

@@ -168,7 +168,7 @@ def _sibling(path: Path, suffix: str = "") -> Path:
 def free_file(target: Path, source: Path | None = None) -> Iterator[Path]:
     """The target, or the first free name after it, as an empty new file.
 
-    Where filling it fails it is removed again, unless ``source`` is gone: then it may be the only copy.
+    Where filling it fails it is removed again, unless ``source`` is gone: what was written is then the only copy.
     """
     numbered = (target.with_name(f"{target.stem} ({number}){target.suffix}") for number in itertools.count(2))
     for name in itertools.chain([target], numbered):
@@ -178,13 +178,15 @@ def free_file(target: Path, source: Path | None = None) -> Iterator[Path]:
     try:
         yield name
     except BaseException:
-        if source is None or source.exists():
+        if source is None or source.exists() or (name.exists() and not name.stat().st_size):
             name.unlink(missing_ok=True)
         raise
 
 
 def move_file(source: Path, target: Path) -> Path:
     """Move a file without ever replacing another; returns where it is now."""
+    if source.name == target.name and source.parent.resolve() == target.parent.resolve():
+        return source
     with free_file(target, source) as free:
         try:
             os.replace(source, free)

@@ -149,7 +149,8 @@ class Picture:
         data = self._file_bytes() if stored is None else stored
         if data is None:
             raise BrokenImageError(f"{self.where}: the index stores no picture for it")
-        written = stored is None and self._written_since()
+        read = next((file for file in self.files if file.path and Path(file.path) == self.path), None)
+        written = stored is None and read is not None and _written_since(read)
         picture = decode(data, self.where, needed=0 if written else needed)
         if written and len(self.id) == 32 and pixel_digest(picture) != self.id:
             raise BrokenImageError(
@@ -157,13 +158,21 @@ class Picture:
             )
         return picture
 
-    def _written_since(self) -> bool:
-        """Whether its file was written after it was indexed, so that it may hold other pixels."""
-        path = self.path
-        file = next((file for file in self.files if path is not None and Path(file.path) == path), None)
-        if file is None or path is None or not file.mtime:
+    def still_in(self, file: File) -> bool:
+        """Whether one of its files is there and, if it was written since it was indexed, still has these pixels."""
+        if not (file.path and Path(file.path).is_file()):
             return False
-        return (path.stat().st_size, path.stat().st_mtime_ns) != (file.size, file.mtime)
+        try:
+            changed = _written_since(file) and len(self.id) == 32
+            return not changed or pixel_digest(decode(Path(file.path).read_bytes(), file.path)) == self.id
+        except (BrokenImageError, OSError):
+            return False
+
+
+def _written_since(file: File) -> bool:
+    """Whether a file was written after it was indexed, so that it may hold other pixels."""
+    now = Path(file.path).stat()
+    return bool(file.mtime) and (now.st_size, now.st_mtime_ns) != (file.size, file.mtime)
 
 
 def picture_of(

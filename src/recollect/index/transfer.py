@@ -27,7 +27,7 @@ class Transfer:
     Attributes:
         pictures: how many.
         files: pairs of the old place and the new one; the old place of a picture that was no file is empty.
-        missing: ids of pictures whose files are gone, and that the index does not store.
+        missing: ids of pictures whose files are gone or changed, and that the index does not store.
     """
 
     pictures: int = 0
@@ -35,15 +35,18 @@ class Transfer:
     missing: list[str] = field(default_factory=list)
 
 
-def copy_pictures(index: Index, ids: Sequence[str], folder: Path) -> Transfer:
+def copy_pictures(index: Index, ids: Sequence[str], folder: Path, done: Transfer | None = None) -> Transfer:
     """Copy one file of each picture to a folder, or write the picture that the index stores.
 
     A name that is taken gets a number: ``boat (2).jpg``.
 
+    Args:
+        done: is filled and returned; has what was copied before an error as well.
+
     Raises:
         UserError: the folder cannot be made or written to; what was copied before stays.
     """
-    done = Transfer()
+    done = Transfer() if done is None else done
     with _told(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for picture in _pictures(index, ids):
@@ -65,26 +68,33 @@ def copy_pictures(index: Index, ids: Sequence[str], folder: Path) -> Transfer:
 
 
 def move_pictures(
-    index: Index, ids: Sequence[str], folder: Path | None, files: Collection[str] | None = None
+    index: Index,
+    ids: Sequence[str],
+    folder: Path | None,
+    files: Collection[str] | None = None,
+    done: Transfer | None = None,
 ) -> Transfer:
     """Move every file of some pictures to a folder, and note their new places in the index.
+
+    A file that holds other pixels than when it was indexed stays where it is.
 
     Args:
         folder: where to; None for the trash folder of each file's source.
         files: paths of the files to move; all by default.
+        done: as in `copy_pictures`.
 
     Raises:
         UserError: a folder cannot be made or written to, or a file cannot be moved; what was moved before stays moved,
             and the index knows.
     """
-    done, chosen = Transfer(), None if files is None else set(files)
+    done, chosen = Transfer() if done is None else done, None if files is None else set(files)
     try:
         for picture in _pictures(index, ids):
-            wanted = (file for file in picture.files if file.path and (chosen is None or file.path in chosen))
-            there = [file for file in wanted if Path(file.path).is_file()]
+            wanted = (file for file in picture.files if chosen is None or file.path in chosen)
+            there = [file for file in wanted if picture.still_in(file)]
             for file in there:
                 to = folder or trash_of(file)
-                with _told(to):
+                with user_errors(f"{file.path}: cannot be moved to {to}", OSError):
                     to.mkdir(parents=True, exist_ok=True)
                     done.files.append((file.path, str(move_file(Path(file.path), to / Path(file.path).name))))
             if there:
@@ -104,12 +114,14 @@ def move_back(index: Index, ids: Sequence[str], files: Sequence[tuple[str, str]]
         How many files were moved back; the others are gone.
     """
     back: dict[str, str] = {}
-    for old, new in reversed(files):
-        if Path(new).is_file():
-            with _told(Path(old).parent):
-                Path(old).parent.mkdir(parents=True, exist_ok=True)
-                back[new] = str(move_file(Path(new), Path(old)))
-    rename_files(index, list(ids), back)
+    try:
+        for old, new in reversed(files):
+            if Path(new).is_file():
+                with user_errors(f"{new}: cannot be moved back to {old}", OSError):
+                    Path(old).parent.mkdir(parents=True, exist_ok=True)
+                    back[new] = str(move_file(Path(new), Path(old)))
+    finally:
+        rename_files(index, list(ids), back)
     return len(back)
 
 

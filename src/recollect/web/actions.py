@@ -1,10 +1,12 @@
 """What the page does with selected pictures: export, copy, move, remove and delete, and undo."""
 
+import filecmp
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,12 +33,14 @@ class Done:
 
     Attributes:
         after: the latest change of labels then (`LabelStore.latest`); later ones are undone first.
+        at: when it was done, in seconds.
     """
 
     kind: ActionKind
     ids: Sequence[str]
     files: Sequence[tuple[str, str]] = field(default=())
     after: int = 0
+    at: float = field(default_factory=time.time)
 
 
 class Actions:
@@ -52,7 +56,7 @@ class Actions:
         folders, trash = Counter[str](), set[str]()
         for start in range(0, len(ids), _AT_ONCE):
             for picture in self.library.index.pictures(ids[start : start + _AT_ONCE]):
-                there = [file for file in picture.files if file.path and Path(file.path).is_file()]
+                there = [file for file in picture.files if picture.still_in(file)]
                 folders.update(str(Path(file.path).parent) for file in there)
                 trash |= {str(trash_of(file)) for file in there}
         return {
@@ -66,7 +70,7 @@ class Actions:
     def act(
         self, kind: ActionKind, ids: Sequence[str], folder: str = "", files: Sequence[str] | None = None
     ) -> dict[str, Any]:
-        """Change some pictures, and keep the action for `undo`.
+        """Change some pictures, and keep the action for `undo`, also one that an error ended in the middle.
 
         Args:
             kind: ``copy`` to a folder; ``move`` to a folder; ``remove`` from the index; ``delete``, which removes and
@@ -75,22 +79,30 @@ class Actions:
 
         Raises:
             UserError: files are named for another kind, the folder is not an absolute path or cannot be written to, or
-                a picture is gone.
+                no picture is there any more.
         """
         if files is not None and kind != "move":
             raise UserError(f"some files of a picture can be moved, but not chosen for {kind!r}. Leave them out.")
         index = self.library.index
         to = absolute(folder) if folder or kind in ("copy", "move") else None
         with self._lock:
-            moved = Transfer(len(ids))
-            if kind == "copy" and to is not None:
-                moved = copy_pictures(index, ids, to)
-            elif kind != "remove":
-                moved = move_pictures(index, ids, to, files)
-            if kind in ("remove", "delete"):
-                index.remove(ids)
-            self._done = [*self._done, Done(kind, list(ids), moved.files, self.labels.latest)][-_KEPT:]
-        return {"kind": kind, "pictures": moved.pictures, "files": len(moved.files), "missing": len(moved.missing)}
+            here = self.library.refresh().row_of  # another tab may have removed some
+            ids = [id for id in ids if id in here]
+            if not ids:
+                raise UserError("the selected pictures are no longer in the library")
+            moved, removed = Transfer(), False
+            try:
+                if kind == "copy" and to is not None:
+                    copy_pictures(index, ids, to, moved)
+                elif kind != "remove":
+                    move_pictures(index, ids, to, files, moved)
+                if removed := kind in ("remove", "delete"):
+                    index.remove(ids)
+            finally:
+                if moved.files or removed:
+                    self._done = [*self._done, Done(kind, list(ids), moved.files, self.labels.latest)][-_KEPT:]
+        pictures = len(ids) if kind == "remove" else moved.pictures
+        return {"kind": kind, "pictures": pictures, "files": len(moved.files), "missing": len(moved.missing)}
 
     def pending(self) -> dict[str, Any] | None:
         """What `undo` would take back; None if there is nothing, or if labels were changed since."""
@@ -101,7 +113,8 @@ class Actions:
     def undo(self) -> dict[str, Any] | None:
         """Take the last action back; None as in `pending`.
 
-        Copies are deleted, moved files return, and removed pictures are in the index again.
+        Copies are deleted unless they were changed or are the only ones left, moved files return, and removed pictures
+        are in the index again.
         """
         with self._lock:
             if (undone := self.pending()) is None:
@@ -109,7 +122,7 @@ class Actions:
             done, index = self._done[-1], self.library.index
             if done.kind == "copy":
                 for old, new in done.files:
-                    if _same(old, new):
+                    if _still_copy(old, new, done.at):
                         Path(new).unlink()
             elif done.files:
                 move_back(index, done.ids, done.files)
@@ -130,12 +143,12 @@ class Actions:
         return folder / f"pictures{ending}"
 
 
-def _same(old: str, new: str) -> bool:
-    """Whether a copy is still what was copied."""
+def _still_copy(old: str, new: str, at: float) -> bool:
+    """Whether a copy equals its file; one of a picture that the index stores was not written since."""
     try:
-        return not old or Path(old).stat().st_size == Path(new).stat().st_size
+        return filecmp.cmp(old, new, shallow=False) if old else Path(new).stat().st_mtime <= at
     except OSError:
-        return Path(new).is_file()
+        return False
 
 
 def file_manager() -> list[str] | None:
