@@ -303,7 +303,7 @@ def test_the_guard_stands_before_the_page(page):
     """What it refuses is in test_guard.py."""
     assert page.call("/api/classes", {"name": "reds"}, headers={})[0] == 403
     assert page.call("/api/info", headers={"host": "evil.example"})[0] == 400
-    assert page.call("/api/list", b" " * (2**20 + 1))[0] == 413
+    assert page.call("/api/list", b" " * (2**22 + 1))[0] == 413
     own = {"x-recollect": "1", "origin": page.address}
     assert page.call("/api/classes", {"name": "reds"}, headers=own)[0] == 200
 

@@ -11,7 +11,7 @@ from browsing import WIDTHS, Tab
 from colors import COLORS, ColorEncoder, shade
 from pages import start
 from pictures import encoded
-from recollect.index import Index
+from recollect.index import Index, transfer
 
 NUMBER = 24
 
@@ -245,6 +245,69 @@ def test_one_undo_takes_back_labels_selections_and_duplicates_in_turn(album):
     assert album.call("/api/info")[1]["pictures"] == NUMBER
     assert album.call("/api/undo", b"")[1]["undone"] is None
     assert album.call("/api/redo", b"")[1]["redone"]["do"] == "class"
+
+
+def test_undoing_a_copy_deletes_no_copy_that_was_changed_or_is_the_only_one_left(album):
+    ids, out = [tile["id"] for tile in album.list()["tiles"]][:3], album.folder.parent / "out"
+    assert album.call("/api/selection/act", {"kind": "copy", "ids": ids, "folder": str(out)})[1]["files"] == 3
+    changed, only, _ = sorted(out.iterdir())
+    data = bytearray(changed.read_bytes())
+    data[-20] ^= 1  # of the same length
+    changed.write_bytes(data)
+    next((album.folder.parent / "photos").rglob(only.name)).unlink()
+    assert album.call("/api/undo", b"")[1]["undone"]["do"] == "copy"
+    assert sorted(out.iterdir()) == [changed, only]
+
+
+def test_an_action_that_an_error_ends_can_be_undone(album, monkeypatch):
+    before, ids, left = photos(album), [tile["id"] for tile in album.list()["tiles"]], [5]
+    real = transfer.move_file
+
+    def fails(source, target):
+        left[0] -= 1
+        if not left[0]:
+            raise OSError("the disk is full")
+        return real(source, target)
+
+    monkeypatch.setattr(transfer, "move_file", fails)
+    trash = album.folder.parent / "photos" / transfer.TRASH
+    assert album.call("/api/selection/act", {"kind": "delete", "ids": ids})[0] == 400
+    assert len(list(trash.iterdir())) == 4
+    assert album.call("/api/undo", b"")[1]["undone"]["do"] == "delete"
+    assert (photos(album), list(trash.iterdir())) == (before, [])
+    assert album.call("/api/info")[1]["pictures"] == NUMBER
+
+
+def test_what_another_tab_removed_is_left_out_of_a_selection(album):
+    ids, out = [tile["id"] for tile in album.list()["tiles"]][:4], str(album.folder.parent / "out")
+    assert album.call("/api/selection/act", {"kind": "delete", "ids": ids[:2]})[1]["files"] == 2
+    assert album.call("/api/selection/act", {"kind": "move", "ids": ids, "folder": out})[1]["files"] == 2
+    assert album.call("/api/selection/act", {"kind": "move", "ids": ids[:2], "folder": out})[0] == 400
+
+
+def test_all_pictures_of_a_filter_can_be_deleted_and_come_back(browser, album):
+    tab = Tab(browser, album)
+    tab.filter("width > 1 and path like '%red%'")
+    tab.wait("document.querySelector('#status').textContent.startsWith('8 pictures')")
+    tab.tab.focus("#grid")
+    tab.tab.keyboard.press("Control+a")
+    selected(tab, 8)
+    tab.tab.click(".tile.focus .check")
+    selected(tab, 7)
+    tab.tab.click(".tile.focus .check")
+    selected(tab, 8)
+    tab.tab.click("#selected-delete")
+    tab.tab.click(".question .main")
+    tab.tab.click(".question .main:has-text('Delete 8 files')")
+    tab.wait("document.querySelector('#notice').textContent.includes('8 pictures deleted')")
+    assert tab.tab.is_visible("#empty")
+    tab.tab.keyboard.press(" ")
+    tab.tab.click("#notice button")
+    tab.wait("document.querySelector('#status').textContent.startsWith('8 pictures')")
+    assert tab.tab.is_hidden("#empty")
+    assert len(photos(album)) == NUMBER
+    tab.problems.clear()  # the browser notes that nothing satisfied the filter
+    tab.clean()
 
 
 def test_labels_are_exported_as_coco_annotations(album):

@@ -26,6 +26,31 @@ def test_a_filter_without_pictures_is_named_and_can_be_taken_off(browser, shared
     tab.clean()
 
 
+def test_a_library_that_is_being_indexed_asks_for_no_folder(browser, tmp_path):
+    Index.create(tmp_path / "index", width=3, model=ColorEncoder().fingerprint, model_name="colors")
+    page, stop = start(tmp_path / "index")
+    filling = {"done": 0, "total": 0, "note": "", "busy": True}
+    page.session.additions.progress = lambda: filling
+    tab = browser.new_page()
+    tab.goto(page.address)
+    tab.wait_for_selector("#empty-note:has-text('appear here')")
+    assert tab.is_hidden("#empty-off")
+    tab.close()
+    stop()
+
+
+def test_an_undo_where_an_address_showed_nothing_is_no_error(browser, page):
+    tab = Tab(browser, page)
+    tab.tab.goto(page.address + "/?where=number+%3D+99")
+    tab.tab.wait_for_selector("#empty:not([hidden])")
+    page.call("/api/selection/act", {"kind": "remove", "ids": ["red/0.png"]})
+    tab.tab.focus("#show-grid")
+    tab.tab.keyboard.press("u")
+    tab.wait("document.querySelector('#notice').textContent === 'Undone: removing 1 picture.'")
+    tab.problems.clear()
+    tab.clean()
+
+
 def test_while_the_server_is_gone_pictures_stay_and_the_page_recovers(browser, tmp_path):
     color_index(tmp_path / "index")
     page, stop = start(tmp_path / "index")

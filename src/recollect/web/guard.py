@@ -15,7 +15,7 @@ COOKIE = "recollect_token"
 OWN_HEADER = "x-recollect"
 """A header that another site's page cannot send without asking first, which it may not."""
 
-JSON_LIMIT = 2**20
+JSON_LIMIT = 4 * 2**20  # the ids of all pictures on a map
 PICTURE_LIMIT = 32 * 2**20
 
 _POLICY = (

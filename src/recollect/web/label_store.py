@@ -82,7 +82,7 @@ class LabelStore:
             self._file = os.stat(path)
         except (OSError, sqlite3.Error) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise UserError(f"{path}: clicks cannot be kept there ({reason}). Name a file with --labels.") from None
+            raise UserError(f"{path}: labels cannot be kept there ({reason}). Name a file with --labels.") from None
         _ = self.revision
         with suppress(OSError, sqlite3.Error):  # a disk without room for it: the labels themselves are fine
             _back_up(self._database, path)
@@ -116,15 +116,15 @@ class LabelStore:
         """
         name, text = (" ".join(unicodedata.normalize("NFC", words).split()) for words in (name, text))
         if not any(each.isprintable() for each in name.replace(" ", "")):
-            raise UserError("a class needs a name")
+            raise UserError("a label needs a name")
         if max(len(name), len(text)) > LONGEST_NAME:
             raise UserError(f"the name or text is longer than {LONGEST_NAME} characters")
         with self._change() as write:
             for each in self._classes.values():
                 if looks_of(each.name) == looks_of(name):  # they could not be told apart in a filter
-                    raise UserError(f"there is a class {each.name!r} already")
+                    raise UserError(f"there is a label {each.name!r} already")
             if len(self._classes) >= MOST_CLASSES:
-                raise UserError(f"there can be at most {MOST_CLASSES} classes")
+                raise UserError(f"there can be at most {MOST_CLASSES} labels")
             key = 1 + max((entry["class"] for entry in self._entries.values() if entry["do"] == "class"), default=0)
             write({"do": "class", "class": key, "name": name, "text": text})
         return self._classes[key]
@@ -132,14 +132,16 @@ class LabelStore:
     def mark(self, key: int, ids: list[str], mark: int) -> ClickedClass:
         """Mark pictures as belonging (+1) or not belonging (-1) to a class, or remove their mark (0).
 
+        Those that have this mark already are left out, so that every undo takes something back.
+
         Raises:
-            UserError: no such class or mark, or the click could not be saved.
+            UserError: no such class or mark, or the change could not be saved.
         """
         if mark not in (-1, 0, 1):
             raise UserError(f"{mark!r}: a mark is 1, -1, or 0 for none")
         with self._change() as write:
             found = self.get(key)
-            if ids:
+            if ids := [id for id in ids if found.marks.get(id, 0) != mark]:
                 write({"do": "mark", "class": key, "ids": ids, "mark": mark})
         return found
 
@@ -185,7 +187,7 @@ class LabelStore:
             UserError: it was removed.
         """
         if (found := self.classes.get(key)) is None:
-            raise UserError("this class was removed")
+            raise UserError("this label was removed")
         return found
 
     def labels_of(self, id: str) -> list[str]:
@@ -235,7 +237,7 @@ class LabelStore:
                     self._forget()
                     raise
             except sqlite3.Error as error:
-                raise UserError(f"{self.path}: the click could not be saved ({error})") from None
+                raise UserError(f"{self.path}: the change could not be saved ({error})") from None
 
     def _write(self, entry: LabelEntry) -> None:
         number, text = self._seen + 1, json.dumps(entry, ensure_ascii=False, separators=(",", ":"))
@@ -278,7 +280,7 @@ class LabelStore:
             if os.path.samestat(os.stat(self.path), self._file):
                 return
         raise UserError(
-            f"{self.path}: was removed or replaced while the page is open, so no click can be saved. Start the page "
+            f"{self.path}: was removed or replaced while the page is open, so no label can be saved. Start the page "
             "again."
         )
 

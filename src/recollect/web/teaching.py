@@ -108,8 +108,6 @@ class Teaching:
             yes_here = int(((taught.fit.marks > 0) & np.isin(taught.fit.rows, shown.rows)).sum())
             about["cut"] = {
                 "above": cut.found,
-                "expected": cut.expected,
-                "reached": cut.reached,
                 "precision": cut.precision if cut.enough_clicks else None,
                 "coverage": cut.coverage if cut.enough_clicks else None,
                 "clicks": cut.clicks,

@@ -116,7 +116,7 @@ function present(list, options = {}) {
     button.classList.toggle("chosen", button.dataset.show === state.listing);
     button.setAttribute("aria-pressed", button.dataset.show === state.listing);
   }
-  empty(list.answer.total || list.ask.order !== "search" ? "" : list.answer.of ? t("empty.filter", { filter: list.ask.where ?? "" }) : t("empty.library"));
+  empty(list.answer.total || list.ask.order !== "search" ? "" : list.answer.of ? t("empty.filter", { filter: list.ask.where ?? "" }) : t(get("filling").hidden ? "empty.library" : "empty.indexing"));
   told(list);
   for (const id of ["sort", "show-scores"]) get(id).parentElement.hidden = list.ask.order !== "search";
   timeline.show(dates(list));
@@ -132,8 +132,11 @@ function dates({ ask }) {
 
 // the same list as it is now: pictures came or went
 async function renew() {
-  const { list } = state, answer = await api.list(list.ask);
+  const { list } = state;
+  let answer;
+  try { answer = list && await api.list(list.ask); } catch (error) { if (error.status !== 400) throw error; }
   if (list !== state.list) return;
+  if (!answer) { await search.run(); return; } // nothing was shown, or nothing is left of it: the search says why
   list.answer = answer;
   if (list.ask.order === "search") limit(state.where, answer);
   if (get("grid").hidden) Object.assign(state, { stale: true, version: answer.version });
@@ -152,6 +155,7 @@ function empty(text) {
   get("empty").hidden = !text;
   get("list").hidden = Boolean(text);
   get("empty-note").textContent = text;
+  get("empty-off").hidden = state.list?.answer.of === 0 && !get("filling").hidden;
   get("empty-off").textContent = t(state.list?.answer.of === 0 ? "settings" : "scope.off");
 }
 get("empty-off").addEventListener("click", () => (state.list?.answer.of === 0 ? openSettings() : get("scope-off").click()));
@@ -233,6 +237,8 @@ const search = new SearchBox(begin, (answer, { ask, where: filter, current }) =>
   arrange: (searched) => (searched ? state.arrange || "score" : ["oldest", "name"].includes(state.arrange) ? state.arrange : "newest"),
   failed: (reason) => {
     const known = reason.match(/; there are ([^;]+)$/)?.[1], none = [t("empty.filter", { filter: browse.filter }), known ? t("empty.names", { names: known }) : ""].join(" ");
+    state.list = state.searched = null;
+    grid.show({ total: 0 }, { ask: {} }); // no key marks what is not shown
     view("grid"); empty(reason.includes("no picture satisfies") ? none.trim() : reason); status("");
   },
   add: addFiles,
@@ -418,14 +424,14 @@ const clickedByKey = guarded((mark, key) => clicked(grid.current, mark, key));
 async function synchronize() {
   if (document.hidden) return;
   const active = classes.active, marked = await classes.load();
-  if (!state.list) return;
-  if (marked && classes.active === active && ["next", "sorted"].includes(state.listing)) present(state.list, { keep: true }); // nothing moves under the hand
+  if (marked && state.list && classes.active === active && ["next", "sorted"].includes(state.listing)) present(state.list, { keep: true }); // nothing moves under the hand
   else if (marked && (active !== null || classes.active !== null)) await changed();
   const info = await api.info();
   fillingShown(info);
   const learned = info.ends !== state.ends; // where the results end
   state.ends = info.ends;
-  if (info.version !== state.version || learned && state.list.ask.order === "search") await renew();
+  if (info.version !== state.version || learned && state.list?.ask.order === "search") await renew();
+  if (!state.list) state.version = info.version;
 }
 
 // progress while a folder is indexed

@@ -100,7 +100,7 @@ export class Classes {
     const { cut } = summary;
     const say = (key, values) => t(where ? `${key}.filtered` : key, values);
     const checked = !cut?.clicks ? t("labels.unchecked") : say(cut.enough ? "labels.checked" : "labels.few", { n: cut.clicks, ...cut });
-    this.cut.textContent = cut ? `${say("labels.found", { n: cut.above, all: Math.round(cut.expected) })} ${checked}` : t("labels.start");
+    this.cut.textContent = cut ? `${say("labels.found", { n: cut.above })} ${checked}` : t("labels.start");
     this.stop.textContent = say("labels.stop");
     this.stop.hidden = !cut?.stop;
   }

@@ -3,7 +3,7 @@ import { api, element, guarded, notice, thumb } from "./api.js";
 import { asked } from "./dialogs.js";
 import { t } from "./strings.js";
 
-const SIDE = 44, LARGE = 132, MOST = 400, KEPT = 1500, CLOSE = 2500, AT_ONCE = 1000; // SIDE to LARGE: of a thumbnail, in pixels
+const SIDE = 44, LARGE = 132, MOST = 400, KEPT = 1500, CLOSE = 2500; // SIDE to LARGE: of a thumbnail, in pixels
 const COLORS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#b8a900", "#8c6bb1"]; // Okabe and Ito; the last two darker
 
 // red, green, blue and full opacity as a pixel of an ImageData has them
@@ -13,7 +13,7 @@ const PIXELS = COLORS.map(pixel);
 export class PictureMap {
   // selected: called with the places (in `ids`) of the points inside a loop
   constructor(canvas, open, selected = () => {}) {
-    Object.assign(this, { canvas, open, selected, points: null, groups: null, chosen: new Set(), lasso: null, lassoing: false, zoom: 1, x: 0, y: 0, images: new Map(), fingers: new Map() });
+    Object.assign(this, { canvas, open, selected, ids: [], points: [], groups: null, chosen: new Set(), lasso: null, lassoing: false, zoom: 1, x: 0, y: 0, images: new Map(), fingers: new Map() });
     canvas.addEventListener("wheel", (event) => { event.preventDefault(); this.zoomAt(event.offsetX, event.offsetY, Math.exp(-event.deltaY / 400)); }, { passive: false });
     canvas.addEventListener("pointerdown", (event) => {
       canvas.setPointerCapture(event.pointerId);
@@ -49,7 +49,7 @@ export class PictureMap {
   }
 
   async load(version, where) {
-    if (this.points && this.version === version && this.where === where) return this.method;
+    if (this.version === version && this.where === where) return this.method;
     const mine = this.asked = {}, answer = await api.map(where);
     if (mine !== this.asked) return this.method; // another filter was chosen meanwhile
     Object.assign(this, { images: new Map(), where, groups: null }, answer);
@@ -109,7 +109,6 @@ export class PictureMap {
   schedule() { if (!this.waiting) this.waiting = requestAnimationFrame(() => { this.waiting = 0; this.draw(); }); }
 
   draw() {
-    if (!this.points || !this.ids) return;
     const { canvas } = this, ratio = devicePixelRatio || 1, frame = this.frame, ink = canvas.getContext("2d");
     const width = Math.round(frame.width * ratio), height = Math.round(frame.height * ratio);
     if (!width || !height) return;
@@ -256,7 +255,7 @@ export class MapTools {
     const name = await asked(t("map.label.ask", { n: ids.length }), t("labels.new.name"), t("map.label.do"), { value: list.find((each) => each.class === active)?.name ?? "" });
     if (!name) return;
     const known = list.find((each) => each.name === name), { class: key } = known ?? await api.create(name, "");
-    for (let start = 0; start < ids.length; start += AT_ONCE) await api.marks(key, { ids: ids.slice(start, start + AT_ONCE) }, 1);
+    await api.marks(key, { ids }, 1);
     await this.classes.load();
     if (this.by.value === "label") await this.paint();
     notice(t("map.labeled", { n: ids.length, name }));

@@ -48,13 +48,15 @@ export class SearchBox {
   }
 
   async upload(chosen) {
-    const files = [...chosen]; // a list of chosen files empties itself when the field is cleared
+    const files = [...chosen], before = this.terms.length; // a list of chosen files empties itself when the field is cleared
     for (const file of files) {
-      const { upload } = await api.upload(file);
-      this.terms.push({ upload, weight: 1, name: file.name, source: URL.createObjectURL(file) });
+      try {
+        const { upload } = await api.upload(file);
+        this.terms.push({ upload, weight: 1, name: file.name, source: URL.createObjectURL(file) });
+      } catch (error) { if (error.gone) throw error; notice(error.message.replace("the upload", file.name)); }
     }
     this.draw();
-    if (files.length) await this.run();
+    if (this.terms.length > before) await this.run();
   }
 
   // what is asked for, as the address has it

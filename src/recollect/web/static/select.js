@@ -101,10 +101,11 @@ export class Selection {
 
   listed() { const { ask, version, revision } = this.grid; return { ...ask, version, revision }; }
 
-  all() { // of a search only the likely matches, where it is known how many they are
-    const { total, end } = this.grid;
-    this.whole = { of: this.listed(), total: Math.min(total, end) };
-    this.ids.clear();
+  async all() { // of a search only the likely matches, where it is known how many they are
+    const total = Math.min(this.grid.total, this.grid.end), few = total <= MOST;
+    const { ids } = few ? await api.ids({ ...this.listed(), count: Math.max(1, total) }) : { ids: [] };
+    this.ids = new Set(ids);
+    this.whole = few ? null : { of: this.listed(), total };
     this.draw();
   }
 
@@ -154,7 +155,7 @@ export class Selection {
 
   async put(kind) {
     const plan = kind === "move" ? [this.touched(await api.plan(this.chosen))] : [];
-    const folder = await asked(t(`select.${kind}.ask`, { n: this.size }), t("select.folder"), t(`select.${kind}`), { contents: plan });
+    const folder = await asked(t(`select.${kind}.ask`, { n: this.size }), t("select.folder"), t(`select.${kind}.do`), { contents: plan });
     if (folder) await this.done(await api.act({ ...this.chosen, kind, folder }));
   }
 
