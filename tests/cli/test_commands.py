@@ -132,13 +132,21 @@ def test_an_interrupt_leaves_with_130():
     assert end("stop") == 130
 
 
-@pytest.mark.parametrize("count", [1, 1_000])  # what stays in Python's buffer, and what does not
-def test_a_reader_that_has_gone_is_no_failure(monkeypatch, count):
+GONE = [["end", "1"], ["end", "1000"], ["--help"], ["--version"], ["end", "--help"]]
+
+
+@pytest.mark.parametrize("words", GONE, ids=" ".join)  # what stays in Python's buffer, and what does not
+def test_a_reader_that_has_gone_is_no_failure(monkeypatch, words):
     """`recollect ... | head -1`, in a script that stops at the first failure."""
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)
         monkeypatch.setattr(sys, "stderr", pipe)
-        assert end(str(count)) == 0
+        assert cli.run("prog", {"end": cli.Command(f"{__name__}:Ends", "help")}, words) == 0
         pipe.write("what Python has still to write at its end")
+
+
+def test_a_command_without_a_standard_output_does_its_work(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)  # `recollect ... >&-`, or a service
+    assert end("1") == 0

@@ -103,25 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(prog: str, commands: Mapping[str, Command], words: list[str]) -> int:
     """Run one of ``commands``; the exit status is 0, 2 for bad input, 130 when interrupted."""
     debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
-    if words[:1] in (["-h"], ["--help"], ["help"]) or not (words or "" in commands):
-        print(usage(prog, commands), end="")
-        return 0
-    groups = {name.split()[0] for name in commands if " " in name}
-    if words and words[0] in groups - {*commands} and words[1:] in ([], ["-h"], ["--help"]):
-        print(usage(prog, commands, words[0]), end="")
-        return 0
-    if words[:1] == ["--version"]:
-        from recollect import __version__
-
-        print(f"{prog} {__version__}")
-        return 0
-    warnings.filterwarnings("ignore", message=".*decompression bomb")  # Pillow's; our own line names the picture
     try:
-        name, rest = choose(prog, commands, words)
-        kind, full_name = commands[name].kind, f"{prog} {name}".strip()
-        command = kind.parse(rest, full_name) if hasattr(kind, "parse") else parse(kind, rest, full_name)
-        command.run()
+        _dispatch(prog, commands, [word for word in words if word != "--debug"])
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -143,6 +126,25 @@ def run(prog: str, commands: Mapping[str, Command], words: list[str]) -> int:
             _say_error(f"{type(error).__name__}: {error} (a bug? --debug shows where)")
         return 1
     return 0
+
+
+def _dispatch(prog: str, commands: Mapping[str, Command], words: list[str]) -> None:
+    groups = {name.split()[0] for name in commands if " " in name}
+    if words[:1] in (["-h"], ["--help"], ["help"]) or not (words or "" in commands):
+        print(usage(prog, commands), end="")
+    elif words and words[0] in groups - {*commands} and words[1:] in ([], ["-h"], ["--help"]):
+        print(usage(prog, commands, words[0]), end="")
+    elif words[:1] == ["--version"]:
+        from recollect import __version__
+
+        print(f"{prog} {__version__}")
+    else:
+        warnings.filterwarnings("ignore", message=".*decompression bomb")  # Pillow's; our own line names the picture
+        name, rest = choose(prog, commands, words)
+        kind, full_name = commands[name].kind, f"{prog} {name}".strip()
+        command = kind.parse(rest, full_name) if hasattr(kind, "parse") else parse(kind, rest, full_name)
+        command.run()
+    print(end="", flush=True)  # what cannot be written is an error here, not at Python's end
 
 
 def _say_error(text: str) -> None:

@@ -177,6 +177,10 @@ class _Parser(argparse.ArgumentParser):
         message = message.removeprefix("argument ").replace("the following arguments are required", "missing")
         raise UserError(f"{message}. `{self.prog} --help` lists the options.")
 
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        print(end="", flush=True)  # help, whose reader may have gone
+        sys.exit(status)
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """`Option.read` checks choices; here they are for completion only."""
 
@@ -234,7 +238,7 @@ def parse(kind: type[_T], words: Sequence[str], prog: str, default: _T | None = 
             none = value is _NONE or value == [_NONE]
             values[option.path] = None if none else tuple(value) if option.many else value
     if print_config:
-        print(settings_text(known, values), end="")
+        print(settings_text(known, values), end="", flush=True)
         sys.exit(0)
     return build(kind, default, values)
 

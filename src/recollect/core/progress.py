@@ -73,7 +73,7 @@ def watched(watcher: Callable[[str, float, float | None], None]) -> Iterator[Non
 
 def output() -> Console:
     """Standard output; wide enough for the widest table when it is not a terminal."""
-    return _AsItIs(width=None if sys.stdout.isatty() else 160)
+    return _AsItIs(width=None if Console().is_terminal else 160)
 
 
 def printable(text: str) -> Text:
@@ -170,7 +170,7 @@ def progress(
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}", markup=False),
     )
-    terminal = sys.stderr.isatty()
+    terminal = console.is_terminal
     with Progress(*columns, console=console, disable=not (terminal and shown)) as bar:
         task = bar.add_task(inert(description), total=total, completed=int(done), note="")
         counter = Counter(bar, task, unit, shown and not terminal)
