@@ -3,6 +3,8 @@
 import csv
 import json
 import shutil
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -117,16 +119,18 @@ def test_predictions_of_a_full_disk_are_none_and_those_of_before_stay(recollect,
     """A table of today beside a sheet of yesterday would be of other pictures."""
     words = ("classify", "--with", kept, "--images", shapes / "test" / "circle", "--out", tmp_path / "out")
     recollect(*words)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("builtins.input", lambda question: "y")
     before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("recollect.cli.sheet.save_sheet", full)
-    done = recollect(*words, "--alpha", 0.3, check=False)
+    with monkeypatch.context() as patch:
+        patch.setattr("recollect.cli.sheet.save_sheet", full)
+        done = recollect(*words, "--alpha", 0.3, check=False)
     assert (done.returncode, f"{tmp_path}/out: the disk is full; nothing was changed" in done.stderr) == (2, True)
     assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
-    monkeypatch.undo()
     recollect(*words, "--alpha", 0.3)
     assert (tmp_path / "out" / "predictions.json").read_bytes() != before["predictions.json"]
 

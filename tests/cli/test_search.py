@@ -89,6 +89,7 @@ def test_search_writes_json(run, index, tmp_path):
 def hits_of(run, index, tmp_path, *words):
     """What one query of a command found, and what the command printed."""
     out = tmp_path / "found.json"
+    out.unlink(missing_ok=True)
     status, printed, err = run("search", index.address, *words, "--out", out, "--device", "cpu")
     assert status == 0, err
     (result,) = json.loads(out.read_text())["results"]
@@ -207,6 +208,15 @@ def test_caption_fills_the_gaps_of_an_index_and_search_learns_from_them(run, ind
     assert status == 0, err
     assert "a picture of 16" in out
     assert "1 of 24 pictures have no caption: the episode learned from 23" in out.replace("\n", " ").replace("  ", " ")
+
+
+def test_a_table_may_name_a_picture_for_each_of_its_captions(run, index, tmp_path):
+    (tmp_path / "c.csv").write_text("Path,Caption\n1.png,a dog\n3.png,a cat\n1.png,a dog runs\n")
+    status, out, err = run("caption", index.address, "--captions", tmp_path / "c.csv")
+    assert status == 0, err
+    assert "2 of 2 pictures have new captions" in out
+    (found,) = [each for each in Index.open(index.address).pictures(index.ids) if each.path == tmp_path / "1.png"]
+    assert found.captions[:2] == ("a dog", "a dog runs")
 
 
 def test_caption_describes_a_source_into_a_file_that_evaluation_reads(run, model, monkeypatch, tmp_path):

@@ -1,8 +1,13 @@
-"""A place that cannot be written to is said in one line before any work, not after hours of it."""
+"""A place that cannot be written to, or that holds a file of the user's, is said in one line before any work."""
+
+import sys
+from types import SimpleNamespace
 
 import pytest
 
 from recollect.cli import main
+from recollect.core.errors import UserError
+from recollect.core.paths import check_writable
 
 NOWHERE = "/proc/none/x"
 COMMANDS = [
@@ -28,3 +33,47 @@ def test_a_place_that_cannot_be_written_to_is_said_first(words, capsys):
     assert "cannot be written there" in line
     assert "Name another place." in line
     assert "\n" not in line
+
+
+FILES = [
+    "search none red --out {}.html",
+    "index export none --out {}.csv",
+    "index info none --out {}.json",
+    "index duplicates none --out {}.json",
+    "index accelerate none --out {}.json",
+    "train starter none.parquet --out {}.safetensors",
+    "train reco --index none --data none.parquet --out {}-run",
+    "classify --names a b --images {} --out {}",
+]
+
+
+@pytest.mark.parametrize("words", FILES, ids=lambda words: words.partition(" --")[0])
+def test_no_file_of_the_users_is_overwritten(words, tmp_path, capsys):
+    place = tmp_path / "mine"
+    place.mkdir()
+    for name in ("mine.html", "mine.csv", "mine.json", "mine.safetensors", "mine-run.toml", "mine/predictions.csv"):
+        (tmp_path / name).write_text("precious")
+    assert main(words.replace("{}", str(place)).split()) == 2
+    assert "already exists" in capsys.readouterr().err
+    assert all(file.read_text() == "precious" for file in tmp_path.rglob("*.*"))
+
+
+@pytest.mark.parametrize(("answer", "replaced"), [("y", True), ("", False)])
+def test_someone_at_the_terminal_is_asked(answer, replaced, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("builtins.input", lambda question: answer)
+    (tmp_path / "a.json").write_text("{}")
+    if replaced:
+        check_writable(tmp_path / "a.json", "--out", "new file")
+    else:
+        with pytest.raises(UserError, match="already exists"):
+            check_writable(tmp_path / "a.json", "--out", "new file")
+
+
+@pytest.mark.parametrize("words", [each for each in COMMANDS if "--out" in each], ids=lambda words: words[:16])
+def test_a_folder_in_the_place_of_a_file_or_the_reverse_is_said_first(words, tmp_path, capsys):
+    command, _, place = words.rpartition(" ")
+    there = tmp_path / place.rpartition("/")[2]
+    there.mkdir() if there.suffix else there.write_text("a file")
+    assert main([*command.split(), str(there)]) == 2
+    assert "is a f" in capsys.readouterr().err

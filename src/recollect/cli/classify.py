@@ -105,10 +105,12 @@ class Classify:
             warn_unused(self, "alpha", "out", why="nothing is predicted without --images FOLDER")
         check_choice(self.method or BEST, (BEST, *FEW_SHOT_METHODS), "--method")
         check_number("--alpha", self.alpha, above=0, below=1)
-        check_writable(self.save, "--save")
+        check_writable(self.save, "--save", "folder")
         if self.save is not None and not self._replaces():
             new_folder(self.save, "classifier")
-        check_writable(self.out if self.images is not None else None, "--out")
+        if self.images is not None:
+            check_writable(self.out, "--out", "folder")
+            check_writable(self.out / "predictions.csv", "--out", "new file")
         self.reading.check()
 
     def _apply(self, taught: "Classifier", encoder: "Encoder", images: list[Path], name: str) -> None:

@@ -45,7 +45,7 @@ class Demo:
         from recollect.index import Index
         from recollect.models import load_model
 
-        check_writable(self.out, "--out")
+        check_writable(self.out, "--out", "folder")
         start = time.monotonic()
         own = self.pictures is not None
         folder = self.pictures if self.pictures is not None else make_pictures(self.out / "pictures")

@@ -35,7 +35,7 @@ class Export:
         from recollect.models import load_model
 
         refuse((self.reading.near is not None, "--near: is for evaluation; here nothing is tested."))
-        check_writable(self.out, "--out")
+        check_writable(self.out, "--out", "folder")
         self.reading.check()
         classifier = Classifier.load(self.classifier) if self.classifier else None
         kept = beside(classifier.model.name, self.classifier or "") if classifier else self.reading.model

@@ -116,7 +116,7 @@ class Build:
         """Build, and print what was added."""
         from recollect.index import Index
 
-        check_writable(None if "://" in self.out else self.out, "--out")
+        check_writable(None if "://" in self.out else self.out, "--out", "folder")
         self.reading.check()
         source = self.reading.open(self.source)
         model = _model(self.model, self.reading.device)
@@ -242,7 +242,7 @@ class Info(OnIndex):
 
         from recollect.core.progress import output, printable
 
-        check_writable(self.out, "--out")
+        check_writable(self.out, "--out", "new file")
         info = self.open().info()
         rows = [("index", info.address), ("pictures", f"{info.pictures:,}, {info.texts:,} of them with a caption")]
         rows.append(("captions", f"{info.captions:,}"))
@@ -305,7 +305,7 @@ class FindDuplicates(OnIndex):
         """Find, print, and remove where asked."""
         if not self.remove:
             warn_unused(self, "yes", why="it confirms --remove.")
-        check_writable(self.out, "--out")
+        check_writable(self.out, "--out", "new file")
         index = self.open()
         found = index.duplicates(self.threshold)
         paths = _print_duplicates(index, found)
@@ -337,7 +337,7 @@ class ExportIndex(OnIndex):
         """Write."""
         from recollect.index.export import export_index
 
-        check_writable(self.out, "--out")
+        check_writable(self.out, "--out", "new file")
         if self.out.suffix != ".json":
             warn_unused(self, "coco", why="it is for .json files.")
         count = export_index(self.open(), self.out, self.coco)
@@ -360,7 +360,7 @@ class Accelerate(OnIndex):
         """Build, measure, print."""
         from recollect.core.progress import output
 
-        check_writable(self.out, "--out")
+        check_writable(self.out, "--out", "new file")
         index = self.open()
         made = index.accelerate(self.recall)
         refuse((not made, f"{self.index}: {len(index):,} pictures are too few to need an accelerator"))
@@ -448,4 +448,4 @@ def _model(name: str | None, device: str | None) -> "Encoder | None":
 
 def _print_report(index: "Index") -> None:
     assert index.report is not None
-    say(f"{index.address}: {index.report.summary()}; {len(index):,} pictures")
+    say(f"{index.address}: {index.report.summary()}; {counted(len(index), 'picture')}")

@@ -66,7 +66,7 @@ class Search(OnIndex):
         from recollect.cli.gallery import save_results
 
         self._check()
-        check_writable(self.out, "--out")
+        check_writable(self.out, "--out", "new file")
         queries = self._queries()
         index = self.open()
         if self.model is not None or self.device is not None:
@@ -103,7 +103,6 @@ class Search(OnIndex):
         refuse(
             (out is not None and out.suffix not in (".json", ".html"),
              f"--out {out}: results are written as .json or .html. Name a file that ends so."),
-            (out is not None and out.is_dir(), f"--out {out}: is a folder. Name a file."),
             (self.adapt and (self.normalize or captions),
              "--adapt: cannot be combined with --normalize or --among captions. Remove one."),
             (self.normalize and captions,

@@ -139,7 +139,7 @@ class Train:
         if not self.push_to:
             warn_unused(self, "public", why="nothing is uploaded without --push-to OWNER/NAME")
         out = self.out or Path("runs") / self.name
-        check_writable(out, "--out")
+        check_writable(out, "--out", "folder")
         first = int(os.environ.get("RANK", "0")) == 0  # of all processes of this launch, the one that writes
         if self.resume and first and not (out / "recipe.json").exists():
             say(f"--resume: no run in {out} yet, so it starts from the beginning")

@@ -98,18 +98,21 @@ class TrainReco:
         from recollect.reco.pairs import embed_pairs
         from recollect.training.run_folder import check_free
 
+        settings = self.out.with_name(f"{self.out.name}.toml")
         if self.model is not None:
             check_model_place(self.model)
         recipe = self.recipe()
         replace(recipe, fusion=replace(recipe.fusion, width=1), steps=1).check()
-        check_writable(self.out, "--out")
+        check_writable(self.out, "--out", "folder")
         check_free(self.out, self.resume)
+        if not self.resume:
+            check_writable(settings, "--out", "new file")
         index = Index.open(self.index)  # what is wrong with it should show before anything is embedded
         check_k(index, self.k)
         encoder, name = index.model.open(self.model, self.device, option="MODEL")
         recipe = replace(recipe, model=Model(start=name))
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(self.out.with_name(f"{self.out.name}.toml")) as unfinished:
+        with atomic_path(settings) as unfinished:
             unfinished.write_text(settings_text(list(options_of(TrainReco, self))), encoding="utf-8")
         sources = tuple(open_source(spec, split=split_for(spec, self.split)) for spec in self.data)
         unlimited = self.limit is None and any(source.endless for source in sources)

@@ -31,10 +31,7 @@ class TrainStarter:
         from recollect.models.parts import HEAD_SUFFIX
         from recollect.training.starter import HeadOptions, train_starter
 
-        refuse(
-            (self.out.suffix != HEAD_SUFFIX, f"--out {self.out}: name a file that ends in {HEAD_SUFFIX}."),
-            (self.out.exists(), f"--out {self.out}: already exists. Name another file, or remove it."),
-        )
-        check_writable(self.out, "--out")
+        refuse((self.out.suffix != HEAD_SUFFIX, f"--out {self.out}: name a file that ends in {HEAD_SUFFIX}."))
+        check_writable(self.out, "--out", "new file")
         head = train_starter(open_source(self.pairs, split=self.split), self.out, HeadOptions(seed=self.seed))
         say(f"head: {head}")

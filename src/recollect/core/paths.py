@@ -2,10 +2,12 @@
 
 import os
 import stat
+import sys
 import tempfile
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Literal
 
 from recollect.core.errors import UserError
 
@@ -93,12 +95,13 @@ def refuse_slip(place: str, what: str) -> None:
         raise UserError(f"{place}: no such {what}{near_names(path)} ({here})")
 
 
-def check_writable(path: str | Path | None, option: str) -> None:
+def check_writable(path: str | Path | None, option: str, kind: Literal["new file", "folder"] | None = None) -> None:
     """Check before any work that a file or folder can be written; nothing is left there.
 
     Args:
         path: what will be written; None is not checked.
         option: that named it.
+        kind: what it will be. A file that exists is replaced only if someone at the terminal agrees; None allows both.
 
     Raises:
         UserError: it cannot be written.
@@ -106,6 +109,14 @@ def check_writable(path: str | Path | None, option: str) -> None:
     if path is None:
         return
     place = Path(expanduser(path)).absolute()
+    if kind == "folder" and os.path.isfile(place):
+        raise UserError(f"{option} {path}: is a file. Name a folder.")
+    if kind == "new file" and os.path.isdir(place):
+        raise UserError(f"{option} {path}: is a folder. Name a file.")
+    if kind == "new file" and os.path.lexists(place):
+        asked = sys.stdin is not None and sys.stdin.isatty()
+        if not (asked and input(f"{path} already exists. Replace it? [y/N] ").strip().lower() in ("y", "yes")):
+            raise UserError(f"{option} {path}: already exists. Name another file, or remove it.")
     # os.path treats folders without permission as missing; Path would raise.
     place = place if os.path.isdir(place) else place.parent
     there = next(folder for folder in (place, *place.parents) if os.path.exists(folder))
