@@ -162,7 +162,7 @@ def test_spaces_around_the_name_of_a_folder_are_not_of_its_class(folders):
 
 def test_examples_from_a_table_are_those_of_the_folders(folders):
     rows = [f"support/{file.parent.name}/{file.name},{name}" for file, name in find_examples(folders / "support")]
-    (folders / "table.csv").write_text("\ufefffile,label\n" + "\n".join(rows), encoding="utf-8")
+    (folders / "table.csv").write_text("\ufeffFile,Label\n" + "\n".join(rows), encoding="utf-8")
     table = Classifier.teach(ColorEncoder(), find_examples(folders / "table.csv"))
     np.testing.assert_array_equal(table.support.features, teach(folders).support.features)
 

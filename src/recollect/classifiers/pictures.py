@@ -1,6 +1,5 @@
 """Reads examples, pictures and class names: folders, tables, pictures in memory, lists of names."""
 
-import csv
 import json
 import os
 from collections import Counter
@@ -12,7 +11,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from PIL import Image
 
-from recollect.core.cells import separator_of
+from recollect.core.cells import read_cells
 from recollect.core.errors import UserError
 from recollect.core.files import read_lines, read_text
 from recollect.core.paths import expanduser
@@ -169,14 +168,7 @@ def named_classes(
 
 
 def _table_examples(table: Path) -> list[tuple[Path, str]]:
-    try:
-        with table.open(encoding="utf-8-sig", newline="") as lines:
-            reader = csv.DictReader(lines, delimiter=separator_of(table))
-            rows, columns = list(reader), list(reader.fieldnames or ())
-    except FileNotFoundError:
-        raise UserError(f"{table}: no such file") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{table}: not a CSV in UTF-8 ({error})") from None
+    columns, rows = read_cells(table)
     files = next((name for name in FILE_COLUMNS if name in columns), None)
     labels = next((name for name in LABEL_COLUMNS if name in columns), None)
     if files is None or labels is None:

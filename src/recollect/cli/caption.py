@@ -103,14 +103,14 @@ def _take(index: "Index", path: Path) -> None:
     for table in index.store.scan(["id", "files"]):
         for id, files in zip(table["id"].to_pylist(), table["files"].to_pylist(), strict=True):
             names |= {name: id for file in files for name in (file["path"], file["key"]) if name}
-    found = {}
-    for name, text in captions.items():
+    found: dict[str, list[str]] = {}
+    for name, text in captions:
         id = names.get(name) or names.get(str(Path(name).resolve())) or names.get(str((path.parent / name).resolve()))
         if id is None:
             raise UserError(f"{path}: no picture called {name!r} in {index.address}; nothing was changed")
-        found[id] = text
+        found.setdefault(id, []).append(text)
     changed = index.set_captions(found)
-    line = f"{changed:,} of {len(captions):,} captions are new; {index.texts:,} of {len(index):,} pictures have one"
+    line = f"{changed:,} of {len(found):,} pictures have new captions; {index.texts:,} of {len(index):,} have one"
     say(line)
 
 

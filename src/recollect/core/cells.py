@@ -25,6 +25,25 @@ def separator_of(file: Path) -> str:
     return "," if "," in header else max(",;\t|", key=header.count)
 
 
+def read_cells(file: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """The columns of a CSV that a person wrote, in lower case, and its rows.
+
+    Raises:
+        UserError: no such file, or it is not a CSV in UTF-8.
+    """
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            reader = csv.DictReader(lines, delimiter=separator_of(file))
+            reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
+            return list(reader.fieldnames), list(reader)
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such file") from None
+    except UnicodeDecodeError:
+        raise UserError(not_utf8(file)) from None
+    except csv.Error as error:
+        raise UserError(f"{file}: not a CSV ({error})") from None
+
+
 def check_cells(file: Path, separator: str) -> bool:
     """Compare the first row of a CSV with its header.
 

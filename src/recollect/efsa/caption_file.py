@@ -1,13 +1,12 @@
 """Captions in a file with one JSON object per line, so that an interrupted captioner can resume."""
 
-import csv
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from recollect.core.cells import separator_of
+from recollect.core.cells import read_cells
 from recollect.core.errors import UserError
 from recollect.core.files import held, make_folder, sync_file
 from recollect.core.types import Source
@@ -103,9 +102,9 @@ def key_of(source: Source, index: int) -> str:
     return source.read(index, extra=False).id if key is None else key
 
 
-def read_captions(path: Path) -> dict[str, str]:
-    """Captions that a user wrote: a .jsonl file of `CaptionFile`, or a .csv with the columns ``id`` (or ``path``) and
-    ``caption``.
+def read_captions(path: Path) -> list[tuple[str, str]]:
+    """Pictures and captions that a user wrote: a .jsonl file of `CaptionFile`, or a .csv with the columns ``id`` (or
+    ``path``) and ``caption``, which may name a picture several times.
 
     Raises:
         UserError: no such file, or it is none of both.
@@ -113,16 +112,11 @@ def read_captions(path: Path) -> dict[str, str]:
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     if path.suffix == ".jsonl":
-        return CaptionFile(path).captions
+        return list(CaptionFile(path).captions.items())
     if path.suffix != ".csv":
         raise UserError(f"{path}: captions are read from a .jsonl or .csv file")
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file, delimiter=separator_of(path))
-            names = rows.fieldnames or []
-            key = next((name for name in ("id", "path", "file", "image") if name in names), None)
-            if key is None or "caption" not in names:
-                raise UserError(f"{path}: needs the columns 'id' or 'path', and 'caption'; it has {', '.join(names)}")
-            return {row[key]: row["caption"] or "" for row in rows if row[key]}
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}: not a CSV in UTF-8 ({error})") from None
+    names, rows = read_cells(path)
+    key = next((name for name in ("id", "path", "file", "image") if name in names), None)
+    if key is None or "caption" not in names:
+        raise UserError(f"{path}: needs the columns 'id' or 'path', and 'caption'; it has {', '.join(names)}")
+    return [(row[key], row["caption"] or "") for row in rows if row[key]]
