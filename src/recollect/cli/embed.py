@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from recollect.cli.evaluate import DataOptions, ModelOptions
 from recollect.cli.fusion import FusionOptions
 from recollect.cli.parser import Arg, say
-from recollect.core.paths import check_writable
+from recollect.core.paths import check_writable, new_folder
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Embed:
 
         require_data(self.data)
         self.reading.check()
-        check_writable(self.out, "--out")
+        check_writable(self.out, "--out", "folder")
         opened = open_data(self.data, "few-shot")
+        folders = [new_folder(self.out / task.name.replace("/", "-"), "embedded task") for task in opened.tasks]
         encoder = load_model(self.model, self.device)
-        for task in opened.tasks:
+        for task, folder in zip(opened.tasks, folders, strict=True):
             read = self.reading.encoder(encoder, task.query)
             name = self.reading.name(model_name(self.model, encoder.fingerprint), read)
-            folder = self.out / task.name.replace("/", "-")
             write_embedded(read, task, folder, model=name, form=self.form, prefix=prefix_for(ModelOptions(), read))
             say(f"embeddings: {folder}")

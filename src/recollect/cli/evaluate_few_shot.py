@@ -19,6 +19,7 @@ from recollect.core.errors import UserError
 from recollect.core.progress import output
 from recollect.core.types import Encoder
 from recollect.core.validation import check_number, refuse
+from recollect.data.sources.address import distinct_names
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.few_shot_protocol import SET_ALPHA, TRUST_COLUMNS, Protocol, ShortClasses
 from recollect.evaluation.own_features import VectorEncoder, divided, read_arrays, read_vectors, vector_task
@@ -51,8 +52,9 @@ def open_features(options: FeatureOptions, data: DataOptions) -> list[tuple[Vect
         opened = [(options.features[0].stem, pair)]
     elif {path.suffix for path in options.features} == {".parquet"}:
         refuse((twice := _twice(options), f"--features {', '.join(map(str, twice))}: given twice. Name each set once."))
-        opened = [(path.stem, divided(read_vectors(path, data.label_column), path, division))
-                  for path in options.features]  # fmt: skip
+        names = distinct_names([*map(str, options.features)], [path.stem for path in options.features])
+        opened = [(name, divided(read_vectors(path, data.label_column), path, division))
+                  for name, path in zip(names, options.features, strict=True)]  # fmt: skip
     else:
         raise UserError("--features: name .parquet files, or one or two .npy files with their --feature-labels")
     return [vector_task(name, pair, options.texts, data.label_column, options.scale) for name, pair in opened]

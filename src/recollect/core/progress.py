@@ -1,7 +1,6 @@
 """One way to show progress: a bar with a rate and the time left, on standard error."""
 
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator

@@ -14,7 +14,7 @@ from recollect.data.sources.generated import is_generated
 from recollect.efsa.batch import number_texts
 from recollect.efsa.caption_file import captions_of
 from recollect.evaluation.retrieval import PoolCaptions
-from recollect.evaluation.tasks.retrieval import RetrievalTask, merged_tasks, retrieval_task
+from recollect.evaluation.tasks.retrieval import RetrievalTask, merged_tasks, retrieval_task, told_apart
 
 PoolKind = Literal["single", "merged"]
 
@@ -88,9 +88,9 @@ def open_pools(
             "commas between."
         )
     pools = []
-    for spec, word in zip(data, words, strict=True):
-        own = None if is_generated(spec) or "split=" in spec else split
-        task = retrieval_task(spec, split=own, columns=columns)
+    splits = [None if is_generated(spec) or "split=" in spec else split for spec in data]
+    tasks = [retrieval_task(spec, split=own, columns=columns) for spec, own in zip(data, splits, strict=True)]
+    for spec, word, own, task in zip(data, words, splits, told_apart(data, tasks), strict=True):
         if word is None:
             known = None
         elif word in kinds:

@@ -1,8 +1,6 @@
 """The parts of a run, assembled from a recipe: model, objective and batches."""
 
-import itertools
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,8 +22,7 @@ from recollect.core.words import counted
 from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.stream import CONTEXT_VIEW, BatchStream
 from recollect.data.sources import open_source, split_of
-from recollect.data.sources.address import parse_address
-from recollect.data.sources.generated import is_generated
+from recollect.data.sources.address import distinct_names
 from recollect.data.sources.subset import corpus
 from recollect.data.sources.table import TableSource
 from recollect.data.transforms import ImageTransform
@@ -98,7 +95,10 @@ def assemble_recipe(
     data, needs = recipe.data, None if objective is None else objective.needs
     check_at_once(recipe, place, resumed=saved_model is not None, needs=needs)
     sources = open_sources(data, objects)
-    _tell_apart([spec for spec, _ in data.specs], sources)
+    files = [(spec, source) for (spec, _), source in zip(data.specs, sources, strict=True) if spec not in objects]
+    names = distinct_names([spec for spec, _ in files], [source.name for _, source in files])
+    for (_, source), name in zip(files, names, strict=True):
+        source.name = name
     refuse(*kind_errors(recipe, [source.kind for source in sources], needs))
     _mixed(sources, data)  # errors show before anything is fitted or embedded
     facts = _data_facts(data, sources)
@@ -156,21 +156,6 @@ def open_sources(data: Data, objects: Mapping[str, Source] = MappingProxyType({}
         UserError: a source cannot be opened, or is a Python object that is missing.
     """
     return tuple(objects[spec] if spec in objects else _open(spec, kind, data) for spec, kind in data.specs)
-
-
-def _tell_apart(specs: Sequence[str], sources: Sequence[Source]) -> None:
-    """Prefix the same names of different sources, such as ``a/train.parquet`` and ``b/train.parquet``, with the folders
-    that tell them apart. An address that is given twice keeps its name, and is refused later."""
-    files = [(spec, source) for spec, source in zip(specs, sources, strict=True)
-             if not (spec.startswith(OBJECT) or is_generated(spec))]  # fmt: skip
-    for name, count in Counter(source.name for source in sources).items():
-        alike = {Path(os.path.abspath(parse_address(spec).place)).parts[1:-1]: source
-                 for spec, source in files if source.name == name}  # fmt: skip
-        if count < 2 or len(alike) < count:
-            continue
-        depth = next(n for n in itertools.count(1) if len({folders[-n:] for folders in alike}) == count)
-        for folders, source in alike.items():
-            source.name = "/".join((*folders[-depth:], name))
 
 
 def _data_facts(data: Data, sources: Sequence[Source]) -> Facts:

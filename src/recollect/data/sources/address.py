@@ -1,7 +1,10 @@
 """The address of a source: a place, and what to keep of it."""
 
+import itertools
+import os
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl
@@ -84,6 +87,23 @@ def parse_address(spec: str) -> Address:
     for name in ("only", "without"):
         part_of(reserved.get(name, "0/2"), f"{spec}: {name}")
     return Address(place, keep, drop, shuffle=None if shuffle is None else int(shuffle), **reserved)
+
+
+def distinct_names(specs: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The names of sources, where files or folders of one name get the rest of the path that tells them apart.
+
+    ``a/train.parquet`` and ``b/train.parquet`` become ``a/train`` and ``b/train``, ``x.csv`` and ``x.parquet`` keep
+    their endings. An address that is given twice keeps its name, and so does what is not a path.
+    """
+    found = list(names)
+    for name, count in Counter(names).items():
+        paths = {row: Path(os.path.abspath(parse_address(specs[row]).place)).parts for row, each in enumerate(names)
+                 if each == name and not is_generated(specs[row])}  # fmt: skip
+        if count > 1 and len(set(paths.values())) == count:
+            depth = next(n for n in itertools.count(1) if len({parts[-n:] for parts in paths.values()}) == count)
+            for row, parts in paths.items():
+                found[row] = parts[-1] if depth == 1 else "/".join((*parts[-depth:-1], name))
+    return found
 
 
 def part_of(text: str, where: str) -> tuple[int, int]:

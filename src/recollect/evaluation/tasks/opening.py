@@ -8,6 +8,7 @@ from recollect.core.errors import UserError
 from recollect.core.plugins import Table
 from recollect.core.validation import check_choice
 from recollect.data.prompts import GENERAL_TEMPLATES
+from recollect.data.sources.address import distinct_names
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.generated import is_generated
 from recollect.evaluation.tasks.catalogue import own_copies
@@ -66,13 +67,16 @@ def open_tasks(
     if purpose == "zero-shot" and division.within is None:
         division = replace(division, support=None)
     tasks: list[ClassificationTask] = []
+    own = {spec: classification_task(spec, division=division, templates=templates, columns=columns)
+           for spec in data if not is_generated(spec)}  # fmt: skip
+    names = dict(zip(own, distinct_names([*own], [task.name for task in own.values()]), strict=True))
     for spec in data:
-        if is_generated(spec):
+        if spec in own:
+            task = replace(own[spec], name=names[spec])
+            tasks += _both_names(task) if synonyms else (task,)
+        else:
             found = _generated_tasks(spec, purpose)
             tasks += [task for task in found if not synonyms or task.shift in RENAMED]
-            continue
-        task = classification_task(spec, division=division, templates=templates, columns=columns)
-        tasks += _both_names(task) if synonyms else (task,)
     if not tasks and synonyms:
         raise UserError(f"{data[0]}: no classes with synonyms; take glyphs:labels or name a column of them")
     from_suite, left_out = _open_suite(suite, copies, templates) if suite else ([], [])

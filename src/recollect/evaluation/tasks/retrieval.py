@@ -8,6 +8,7 @@ import numpy as np
 from recollect.core.errors import UserError
 from recollect.core.types import Source
 from recollect.data.sources import open_source, split_names
+from recollect.data.sources.address import distinct_names
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.subset import Joined, Subset
 
@@ -43,7 +44,7 @@ def retrieval_task(
         UserError: no such source or split, or no captions.
     """
     specs = [specs] if isinstance(specs, str) else list(specs)
-    task = merged_tasks([_opened(spec, split, columns) for spec in specs])
+    task = merged_tasks(told_apart(specs, [_opened(spec, split, columns) for spec in specs]))
     if not task.texts:
         raise UserError(f"{task.name}: no captions. Name their column with --caption-column.")
     return replace(task, name=name or task.name)
@@ -67,6 +68,16 @@ def _opened(spec: str, split: str | None, columns: Columns | None) -> RetrievalT
         tuple(str(domain) if domain else images.name for domain in images.values("domain")),
         tuple(bool(value) for value in images.values("ambiguous")),
     )
+
+
+def told_apart(specs: Sequence[str], tasks: Sequence[RetrievalTask]) -> list[RetrievalTask]:
+    """The tasks under distinct names, so that no two are one domain."""
+    named = []
+    for task, name in zip(tasks, distinct_names(specs, [task.name for task in tasks]), strict=True):
+        task.images.name = name
+        domains = tuple(name if domain == task.name else domain for domain in task.domains)
+        named.append(replace(task, name=name, domains=domains))
+    return named
 
 
 def merged_tasks(tasks: Sequence[RetrievalTask]) -> RetrievalTask:

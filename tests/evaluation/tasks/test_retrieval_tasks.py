@@ -1,0 +1,41 @@
+"""Names of the sources of a pool."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recollect.data.sources.address import distinct_names
+from recollect.evaluation.pools import open_pools
+
+
+@pytest.fixture
+def table(tmp_path):
+    for number in range(3):
+        Image.fromarray(np.full((8, 8, 3), 20 * number, np.uint8)).save(tmp_path / f"{number}.png")
+    place = tmp_path / "pairs.csv"
+    place.write_text("image,caption\n0.png,a dog\n1.png,a cat\n2.png,a car\n")
+    return place
+
+
+def test_sources_of_one_name_are_two_domains(table):
+    other = table.parent / "b"
+    other.mkdir()
+    for file in table.parent.glob("*.*"):
+        (other / file.name).write_bytes(file.read_bytes())
+    (pool,) = open_pools([str(table), str(other / table.name)], "merged", split="all")
+    assert len(pool.task.images) == 6
+    assert len(set(pool.task.domains)) == len(set(pool.task.images.source_names)) == 2
+
+
+@pytest.mark.parametrize(
+    ("specs", "names", "found"),
+    [
+        (["a/x.csv", "b/x.csv"], ["x:test", "x:test"], ["a/x:test", "b/x:test"]),
+        (["a/c/x", "b/c/x", "y"], ["x", "x", "y"], ["a/c/x", "b/c/x", "y"]),
+        (["a/x.csv", "a/x.parquet"], ["x", "x"], ["x.csv", "x.parquet"]),
+        (["a/x.csv", "a/x.csv"], ["x", "x"], ["x", "x"]),
+        (["a/x.csv", "a/y.csv"], ["x", "y"], ["x", "y"]),
+    ],
+)
+def test_files_of_one_name_are_named_by_what_tells_them_apart(specs, names, found):
+    assert distinct_names(specs, names) == found
