@@ -3,6 +3,7 @@ import json
 import multiprocessing
 import os
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from PIL import Image
 
 import guide_world
 from colors import COLORS, ColorEncoder, paint, shade
-from recollect.classifiers import classifier
+from recollect.classifiers import classifier, predictions
 from recollect.classifiers.classifier import Classifier
 from recollect.classifiers.folder import CLASSIFIER_FILE, _canonical, _digest
 from recollect.classifiers.heads.trust import TOO_FEW
@@ -55,6 +56,18 @@ def test_images_get_the_class_of_the_examples_they_look_like(folders, method):
         assert 1 / 3 <= item.confidence < 1
         assert item.runner_up != item.label
         assert item.label in item.possible
+
+
+def test_pictures_are_classified_in_blocks(folders, monkeypatch):
+    whole = run(folders)
+    sizes, similarity = [], Classifier.similarity
+    monkeypatch.setattr(Classifier, "similarity", lambda self, rows: sizes.append(len(rows)) or similarity(self, rows))
+    monkeypatch.setattr(predictions, "AT_ONCE", 5)
+    for one, other in zip(run(folders).predictions, whole.predictions, strict=True):
+        assert one == replace(other, confidence=one.confidence, nearest=one.nearest)
+        assert one.confidence == pytest.approx(other.confidence, abs=1e-5)
+        assert [each.file for each in one.nearest] == [each.file for each in other.nearest]
+    assert sizes == [5, 5, 2]
 
 
 def test_examples_are_folders_or_files_in_any_usual_form(folders):

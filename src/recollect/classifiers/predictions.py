@@ -23,8 +23,8 @@ NEAR_DUPLICATE = 0.995
 SHOWN_PAIRS = 8
 """Maximum number of such pairs of different classes that are listed, most similar first."""
 
-EXAMPLES_AT_ONCE = 1024
-"""Block size of examples compared with all others: all pairs of 40,000 would take 6 GB."""
+AT_ONCE = 1024
+"""Block size of pictures and of examples compared with all examples: all pairs of 40,000 would take 6 GB."""
 
 SHOWN_NEIGHBORS = 3
 """Number of nearest examples of a prediction."""
@@ -113,10 +113,10 @@ def example_warnings(classifier: Classifier) -> list[str]:
 
 def _alike(support: Support) -> Iterator[tuple[int, int, float]]:
     """Pairs of examples of different classes that are nearly the same picture, with their cosine."""
-    for start in range(0, len(support), EXAMPLES_AT_ONCE):
-        similarity = support.features[start : start + EXAMPLES_AT_ONCE] @ support.features.T
+    for start in range(0, len(support), AT_ONCE):
+        similarity = support.features[start : start + AT_ONCE] @ support.features.T
         near = np.triu(similarity >= NEAR_DUPLICATE, start + 1)
-        near &= support.labels[start : start + EXAMPLES_AT_ONCE, None] != support.labels
+        near &= support.labels[start : start + AT_ONCE, None] != support.labels
         for row, second in np.argwhere(near).tolist():
             yield start + row, second, float(similarity[row, second])
 
@@ -138,33 +138,38 @@ def classify(
     """
     classifier.check_model(encoder)
     queries = embed_files(encoder, images, "images")
-    chances = classifier.predict_proba(queries.features)
-    unknown = classifier.is_unknown(queries.features)
-    possible = classifier.predict_set(queries.features, alpha) if classifier.enough_examples else None
-    similarity = classifier.similarity(queries.features)
-    names, support = classifier.classes, classifier.support
-    predictions = []
-    for row, file in enumerate(queries.files):
-        best, second = best_first(chances[row])[:2]
-        near = best_first(similarity[row])[:SHOWN_NEIGHBORS]
-        predictions.append(
-            Prediction(
-                file,
-                names[best],
-                float(chances[row, best]),
-                names[second],
-                bool(unknown[row]),
-                ()
-                if possible is None
-                else tuple(name for name, kept in zip(names, possible[row], strict=True) if kept),
-                tuple(
-                    NearestExample(Path(support.files[i]), names[support.labels[i]], float(similarity[row, i]))
-                    for i in near
-                ),
-            )
-        )
+    predictions: list[Prediction] = []
+    for start in range(0, len(queries.files), AT_ONCE):
+        block = slice(start, start + AT_ONCE)
+        predictions += _predictions(classifier, queries.files[block], queries.features[block], alpha)
     warnings = example_warnings(classifier) + [f"not classified: {message}" for message in queries.broken]
-    if count := int(unknown.sum()):
+    if count := sum(each.unknown for each in predictions):
         errors = classifier.unknown_trust
         warnings.append(f"{count} of {len(predictions)} images may belong to none of the classes ({errors})")
-    return Classification(names, tuple(predictions), tuple(warnings))
+    return Classification(classifier.classes, tuple(predictions), tuple(warnings))
+
+
+def _predictions(
+    classifier: Classifier, files: Sequence[Path], features: np.ndarray, alpha: float
+) -> Iterator[Prediction]:
+    chances = classifier.predict_proba(features)
+    unknown = classifier.is_unknown(features)
+    enough = classifier.enough_examples
+    possible = classifier.predict_set(features, alpha) if enough else np.zeros(chances.shape, dtype=bool)
+    similarity = classifier.similarity(features)
+    names, support = classifier.classes, classifier.support
+    for row, file in enumerate(files):
+        best, second = best_first(chances[row])[:2]
+        near = best_first(similarity[row])[:SHOWN_NEIGHBORS]
+        yield Prediction(
+            file,
+            names[best],
+            float(chances[row, best]),
+            names[second],
+            bool(unknown[row]),
+            tuple(names[place] for place in np.flatnonzero(possible[row])),
+            tuple(
+                NearestExample(Path(support.files[i]), names[support.labels[i]], float(similarity[row, i]))
+                for i in near
+            ),
+        )
