@@ -140,6 +140,20 @@ def test_a_folder_of_images_for_each_class(make, shade):
     assert repr(source) == "TableSource('pictures:train': 2 samples, labels, 2 classes)"
 
 
+def test_names_of_classes_whose_folders_have_ids(make, capfd):
+    make.pictures(["train/n01440764/a.png", "train/n02102040/b.png", "val/n02102040/c.png"], "imagenet")
+    folder, text = str(make.folder / "imagenet"), "\n".join(["crane", "crane"])  # ImageNet has two kinds
+    assert open_source(folder).class_names == ("n01440764", "n02102040")
+    assert "WordNet" in capfd.readouterr().err
+    make.text("imagenet/classnames.txt", text)
+    for split, labels in (("train", [0, 1]), ("val", [1])):
+        named = open_source(folder, split=split)
+        assert (named.class_names, [sample.label for sample in named]) == (("crane", "crane"), labels)
+    make.text("imagenet/classnames.txt", text + "\nowl")
+    assert open_source(folder).class_names == ("n01440764", "n02102040")
+    assert "3 names" in capfd.readouterr().err
+
+
 def test_a_class_may_be_called_train_and_a_file_test(make):
     root = make.pictures(["train/a.png", "train/test-1.png", "bus/b.png", "tram/val.png"])
     source = open_source(str(root))

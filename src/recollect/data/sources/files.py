@@ -55,6 +55,7 @@ _TABLES = {
 _CHAIN = "::"
 """``datasets`` reads this as a file within another: ``zip://inside.png::archive.zip``."""
 
+_WORDNET_ID = re.compile(r"n\d{8}")  # ImageNet's folders
 _HUB_SECONDS = 5.0
 _CELLS = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")  # pandas
 
@@ -164,8 +165,9 @@ def _open_pictures(folder: Path, files: list[Path]) -> Tables:
     described = [file for file in files if file.name in METADATA]
     # Pictures without metadata count too: one folder called "test" next to others is no split.
     groups = by_top_folder({str(file): file.relative_to(folder) for file in (*pictures, *described)})
-    splits = _described_pictures(groups, described, folder) if described else _pictures_by_folder(groups)
-    return splits, Origin(folder.name, (*pictures, *described), folder)
+    listed = _class_list(folder)
+    splits = _described_pictures(groups, described, folder) if described else _pictures_by_folder(groups, len(listed))
+    return splits, Origin(folder.name, (*pictures, *described), folder, listed)
 
 
 def _described_pictures(
@@ -226,17 +228,25 @@ def _alike(parts: list[datasets.Dataset]) -> list[datasets.Dataset]:
     return parts
 
 
-def _pictures_by_folder(groups: Mapping[str, list[str]]) -> dict[str, datasets.Dataset]:
+def _pictures_by_folder(groups: Mapping[str, list[str]], listed: int) -> dict[str, datasets.Dataset]:
     """The tables that ``imagefolder`` of ``datasets`` makes of pictures alone, where a million of them take minutes.
 
     The folders of the pictures are their labels if there are several, all on the same level.
+
+    Args:
+        listed: number of class names in a list of their own (`_class_list`), in the order of the folders.
     """
     paths = {split: [os.path.abspath(name) for name in names] for split, names in groups.items()}
     every = [path for some in paths.values() for path in some]
     names = sorted({os.path.basename(os.path.dirname(path)) for path in every})
     labeled = len(names) > 1 and len({path.count(os.sep) for path in every}) == 1
     number = {name: place for place, name in enumerate(names)}
-    label = {"label": datasets.ClassLabel(names=names)} if labeled else {}
+    kind = datasets.Value("int64") if listed == len(names) else datasets.ClassLabel(names=names)
+    label = {"label": kind} if labeled else {}
+    if labeled and listed not in (0, len(names)):
+        note(f"classnames.txt has {counted(listed, 'name')} for {len(names)} folders, and is not used")
+    elif labeled and not listed and all(map(_WORDNET_ID.fullmatch, names)):
+        note("classes have WordNet ids for names. List readable ones in classnames.txt, in the order of the folders.")
     features = datasets.Features({"image": datasets.Image(), **label})
     tables = {}
     for split, some in paths.items():
@@ -372,7 +382,8 @@ def _shard_rows(files: Sequence[str], columns: tuple[str, ...]) -> Iterator[dict
 
 
 def _class_list(folder: Path) -> tuple[str, ...]:
-    """Class names in label order from ``classnames.txt`` in the folder or its parent, as in CLIP_benchmark."""
+    """Class names from ``classnames.txt`` in the folder or its parent, as in CLIP_benchmark, in the order of the labels
+    or of the folders."""
     for file in (folder / "classnames.txt", folder.parent / "classnames.txt"):
         if file.exists():
             return tuple(line.strip() for line in read_text(file).splitlines() if line.strip())
