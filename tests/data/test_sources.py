@@ -594,15 +594,22 @@ def test_captions_in_the_usual_layouts_belong_to_their_picture(make, shade, name
     assert split_names(str(table)) == (("test", "train") if "split" in LAYOUTS[name] else ("train",))
 
 
-def test_rows_are_one_picture_only_with_the_same_bytes_and_one_caption_each(make, shade):
-    rows = [("a.png", 0), ("a.png", 1), ("a.png", 0), ("b.png", 0)]
-    pictures = [{"path": name, "bytes": make.encoded(make.picture(number))} for name, number in rows]
-    path = str(make.parquet({"image": pictures, "caption": ["a", "b", "c", "d"], "label": [0, 1, 0, 0]}))
-    assert [sample.texts for sample in open_source(path)] == [("a", "c"), ("b",), ("d",)]
-    assert [sample.texts for sample in open_source(path, split="train[:2]")] == [("a",), ("b",)]
-    assert len(open_source(path, kind="label")) == 4
-    prints = {open_source(path, split=split).fingerprint for split in ("train", "train[:2]", "train[1:]")}
-    assert len(prints) == 3
+@pytest.mark.parametrize("kind", ["named bytes", "bytes"])
+def test_rows_with_the_same_bytes_and_a_caption_each_are_one_picture(make, kind):
+    texts = {"caption": ["a", "b", "c", "d", "e"], "label": [0, 1, 0, 0, 0]}
+    pictures = [make.encoded(make.picture(number)) for number in (0, 0, 1, 2, 2)]
+    pictures[3:] = [picture + b"longer" for picture in pictures[3:]]
+    if kind == "named bytes":  # the same name says nothing
+        pictures = [{"path": "image.png", "bytes": picture} for picture in pictures]
+    path = str(make.parquet({"image": pictures, **texts}))
+    assert [sample.texts for sample in open_source(path)] == [("a", "b"), ("c",), ("d", "e")]
+    assert [sample.texts for sample in open_source(path, split="train[1:4]")] == [("b",), ("c",), ("d",)]
+    assert len(open_source(path, kind="label")) == 5
+    assert len({open_source(path, split=split).fingerprint for split in ("train", "train[:1]", "train[:2]")}) == 3
+    lists = make.parquet({"image": pictures, "captions": [[text] for text in texts["caption"]]}, "lists.parquet")
+    assert (
+        len(open_source(str(lists))) == 5
+    )  # a set that lists all captions of a picture, such as emoji that look alike
 
 
 def test_a_text_file_of_a_shard_has_a_caption_on_each_line(make):

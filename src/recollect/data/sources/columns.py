@@ -112,6 +112,13 @@ def is_text(type: "pa.DataType") -> bool:
     return pa.types.is_string(type) or pa.types.is_large_string(type)
 
 
+def is_bytes(type: "pa.DataType") -> bool:
+    """Whether a column holds bytes."""
+    import pyarrow as pa
+
+    return pa.types.is_binary(type) or pa.types.is_large_binary(type)
+
+
 def is_list(type: "pa.DataType") -> bool:
     """Whether a column holds lists."""
     import pyarrow as pa

@@ -16,7 +16,7 @@ from recollect.core.seeding import numpy_generator, text_fold
 from recollect.core.types import NO_LABEL, Kind
 from recollect.core.validation import check_choice, refuse
 from recollect.data.sources.address import Address, part_of
-from recollect.data.sources.columns import SPLITS, Columns, is_list, is_text
+from recollect.data.sources.columns import SPLITS, Columns, is_bytes, is_list, is_text
 from recollect.data.sources.tars import DAMAGE
 
 _SLICE = re.compile(r"(?P<name>[^\[\]+]+)(\[(?P<start>[\d_]+%?)?:(?P<stop>[\d_]+%?)?\])?")
@@ -136,28 +136,35 @@ def with_text(table: datasets.Dataset, columns: Columns, kind: Kind, labels: np.
     return found
 
 
-def rows_of_a_picture(table: datasets.Dataset, image: str, rows: np.ndarray) -> dict[int, list[int]]:
-    """Rows that show one picture, by the first of them: many lists have a row for each caption of a picture.
+def rows_of_a_picture(table: datasets.Dataset, columns: Columns, rows: np.ndarray) -> dict[int, list[int]]:
+    """Rows that show one picture, by the first of them: many tables have a row for each caption of a picture.
 
-    They name the same file, or hold the same bytes under one name.
-
-    Args:
-        image: the column of pictures, or several.
-        rows: of the table.
+    Such rows name the same file, or have one caption each and hold the same bytes. Bytes are compared only where the
+    next row has as many: rows of one picture come together, and reading all pictures would take minutes.
     """
-    if image not in table.column_names:
+    if columns.image not in table.column_names:
         return {}
-    column = table.data.column(image)
-    embedded = pa.types.is_struct(column.type) and column.type.get_field_index("path") >= 0
-    if not (embedded or is_text(column.type)):
-        return {}
-    names = (pc.struct_field(column, "path") if embedded else column).take(pa.array(rows)).to_pylist()
-    counts, found = Counter(names), dict[tuple[str, bytes], list[int]]()
-    for row, name in zip(rows.tolist(), names, strict=True):
-        if name and counts[name] > 1:
-            content = column[row]["bytes"].as_py() if embedded else None
-            found.setdefault((name, hashlib.blake2b(content or b"").digest()), []).append(row)
-    return {same[0]: same for same in found.values() if len(same) > 1}
+    column, wanted = table.data.column(columns.image), pa.array(rows)
+    parts = {field.name: pc.struct_field(column, field.name) for field in column.type} if _is_struct(column) else {}
+    names = column if is_text(column.type) else parts.get("path")
+    content = column if is_bytes(column.type) else parts.get("bytes")
+    keys: list[str | None] = [None] * len(rows) if names is None else names.take(wanted).to_pylist()
+    if content is not None:
+        sizes = pc.fill_null(pc.binary_length(content), -1).take(wanted).to_numpy()
+        keys = [key if size < 0 else None for key, size in zip(keys, sizes.tolist(), strict=True)]
+        same = np.r_[False, (sizes[1:] == sizes[:-1]) & (sizes[1:] >= 0), False]
+        if columns.caption in table.column_names and is_text(table.data.column(columns.caption).type):
+            for place in np.flatnonzero(same[1:] | same[:-1]).tolist():
+                keys[place] = hashlib.blake2b(content[int(rows[place])].as_py()).hexdigest()
+    counts, found = Counter(keys), dict[str, list[int]]()
+    for row, key in zip(rows.tolist(), keys, strict=True):
+        if key and counts[key] > 1:
+            found.setdefault(key, []).append(row)
+    return {each[0]: each for each in found.values()}
+
+
+def _is_struct(column: pa.ChunkedArray) -> bool:
+    return bool(pa.types.is_struct(column.type))
 
 
 def holds_lists(table: datasets.Dataset, name: str | None) -> bool:

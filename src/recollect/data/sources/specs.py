@@ -86,7 +86,7 @@ def open_source(
     origin = replace(origin, anywhere=address.paths == "anywhere")
     repeats = dict[int, list[int]]()
     if kind == "caption" and columns.caption:
-        repeats = rows_of_a_picture(table, columns.image or "", rows)
+        repeats = rows_of_a_picture(table, columns, rows)
         rows = rows[~np.isin(rows, [row for same in repeats.values() for row in same[1:]])]
     source = TableSource(name, kind, labels.names, table, rows, labels.ids[rows], columns, origin, repeats)
     if not (address.only or address.without):

@@ -16,7 +16,7 @@ from recollect.core.content import content_hash, portable_hash, reads_whole
 from recollect.core.errors import UserError
 from recollect.core.types import ImageLike, Kind, Sample, Source
 from recollect.core.validation import refuse
-from recollect.data.sources.columns import Columns, is_text, text_reader
+from recollect.data.sources.columns import Columns, is_bytes, is_text, text_reader
 from recollect.data.sources.images import BrokenImageError, decode
 from recollect.data.sources.tars import DAMAGE
 
@@ -84,7 +84,7 @@ class TableSource(Source):
         where, columns = self.origin.where, self.columns
         for name in self._image_columns:
             image = self.table.data.column(name).type
-            other = not (_is_bytes(image) or is_text(image) or pa.types.is_struct(image))
+            other = not (is_bytes(image) or is_text(image) or pa.types.is_struct(image))
             refuse((other, f"{where}: column '{name}' holds {image}, not pictures"))
         if columns.id is not None:
             count = pc.count_distinct(self.table.data.column(columns.id)).as_py()
@@ -308,11 +308,7 @@ class TableSource(Source):
         return (self.origin.base or Path()) / text
 
 
-def _is_bytes(type: pa.DataType) -> bool:
-    return pa.types.is_binary(type) or pa.types.is_large_binary(type)
-
-
 def _holds_bytes(type: pa.DataType) -> bool:
     if pa.types.is_struct(type):
         return any(_holds_bytes(field.type) for field in type)
-    return _is_bytes(type) or (pa.types.is_list(type) and _holds_bytes(type.value_type))
+    return is_bytes(type) or (pa.types.is_list(type) and _holds_bytes(type.value_type))
