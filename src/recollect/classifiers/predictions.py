@@ -23,7 +23,7 @@ NEAR_DUPLICATE = 0.995
 SHOWN_PAIRS = 8
 """Maximum number of such pairs of different classes that are listed, most similar first."""
 
-AT_ONCE = 1024
+_AT_ONCE = 1024
 """Block size of pictures and of examples compared with all examples: all pairs of 40,000 would take 6 GB."""
 
 SHOWN_NEIGHBORS = 3
@@ -113,10 +113,10 @@ def example_warnings(classifier: Classifier) -> list[str]:
 
 def _alike(support: Support) -> Iterator[tuple[int, int, float]]:
     """Pairs of examples of different classes that are nearly the same picture, with their cosine."""
-    for start in range(0, len(support), AT_ONCE):
-        similarity = support.features[start : start + AT_ONCE] @ support.features.T
+    for start in range(0, len(support), _AT_ONCE):
+        similarity = support.features[start : start + _AT_ONCE] @ support.features.T
         near = np.triu(similarity >= NEAR_DUPLICATE, start + 1)
-        near &= support.labels[start : start + AT_ONCE, None] != support.labels
+        near &= support.labels[start : start + _AT_ONCE, None] != support.labels
         for row, second in np.argwhere(near).tolist():
             yield start + row, second, float(similarity[row, second])
 
@@ -139,8 +139,8 @@ def classify(
     classifier.check_model(encoder)
     queries = embed_files(encoder, images, "images")
     predictions: list[Prediction] = []
-    for start in range(0, len(queries.files), AT_ONCE):
-        block = slice(start, start + AT_ONCE)
+    for start in range(0, len(queries.files), _AT_ONCE):
+        block = slice(start, start + _AT_ONCE)
         predictions += _predictions(classifier, queries.files[block], queries.features[block], alpha)
     warnings = example_warnings(classifier) + [f"not classified: {message}" for message in queries.broken]
     if count := sum(each.unknown for each in predictions):
