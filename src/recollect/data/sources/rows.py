@@ -140,9 +140,10 @@ def rows_of_a_picture(table: datasets.Dataset, columns: Columns, rows: np.ndarra
     """Rows that show one picture, by the first of them: many tables have a row for each caption of a picture.
 
     Such rows name the same file, or have one caption each and hold the same bytes. Bytes are compared only where the
-    next row has as many: rows of one picture come together, and reading all pictures would take minutes.
+    next row has as many: rows of one picture come together, and reading all pictures would take minutes. Shards
+    have a sample for each picture.
     """
-    if columns.image not in table.column_names:
+    if columns.image not in table.column_names or "__key__" in table.column_names:
         return {}
     column, wanted = table.data.column(columns.image), pa.array(rows)
     parts = {field.name: pc.struct_field(column, field.name) for field in column.type} if _is_struct(column) else {}
