@@ -150,7 +150,7 @@ def rows_of_a_picture(table: datasets.Dataset, columns: Columns, rows: np.ndarra
     names = column if is_text(column.type) else parts.get("path")
     content = column if is_bytes(column.type) else parts.get("bytes")
     keys: list[str | None] = [None] * len(rows) if names is None else names.take(wanted).to_pylist()
-    if content is not None:
+    if content is not None and is_bytes(content.type):
         sizes = pc.fill_null(pc.binary_length(content), -1).take(wanted).to_numpy()
         keys = [key if size < 0 else None for key, size in zip(keys, sizes.tolist(), strict=True)]
         same = np.r_[False, (sizes[1:] == sizes[:-1]) & (sizes[1:] >= 0), False]
