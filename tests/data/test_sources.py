@@ -8,6 +8,8 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -616,3 +618,31 @@ def test_a_text_file_of_a_shard_has_a_caption_on_each_line(make):
     texts = [b"a dog\nit runs\n", b"a cat"]
     path = make.tar([(str(i), {"png": make.encoded(make.picture(i)), "txt": text}) for i, text in enumerate(texts)])
     assert [sample.texts for sample in open_source(str(path))] == [("a dog", "it runs"), ("a cat",)]
+
+
+def test_a_column_may_have_other_values_after_many_rows(tmp_path):
+    """`datasets` decides on types by the first 10,000 rows of a CSV and the first 10 MiB of JSON lines."""
+    count, columns = 12_000, {"note": ("", "text"), "size": (1, 2.5), "code": (7, "n/a"), "good": ("true", "maybe")}
+    rows = [{name: values[row > 11_000] for name, values in columns.items()} for row in range(count)]
+    lines = [",".join(map(str, (f"{row}.png", "a caption", *rows[row].values()))) for row in range(count)]
+    (tmp_path / "list.csv").write_text("\n".join(["file_name,caption,note,size,code,good", *lines]))
+    found = open_source(str(tmp_path / "list.csv"))
+    for name, wanted in (columns | {"note": (None, "text"), "code": ("7", "n/a")}).items():
+        values = found.values(name)
+        assert (len(values), values[0], values[-1]) == (count, *wanted)
+    long = {"caption": "long " * 200}
+    late = [{"note": "late"} if row > 11_000 else {} for row in range(count)]
+    lines = [json.dumps({"file_name": f"{row}.png", **long, **late[row]}) for row in range(count)]
+    (tmp_path / "list.jsonl").write_text("\n".join(lines))
+    assert open_source(str(tmp_path / "list.jsonl")).values("note") == [None] * 11_001 + ["late"] * 999
+
+
+def test_files_of_one_table_may_have_columns_of_other_types(tmp_path):
+    for number, note in enumerate(("", "7", "text")):
+        (tmp_path / f"part-{number}.csv").write_text(f"file_name,caption,note\n{number}.png,a caption,{note}\n")
+        note = [int(note) if note == "7" else note or None]
+        table = pa.table({"image": [bytes([number])], "caption": [str(number)], "note": note})
+        (tmp_path / "parquet").mkdir(exist_ok=True)
+        pq.write_table(table, tmp_path / "parquet" / f"part-{number}.parquet")
+    assert open_source(str(tmp_path / "part-*.csv")).values("note") == [None, "7", "text"]
+    assert open_source(str(tmp_path / "parquet")).values("note") == [None, "7", "text"]

@@ -5,6 +5,8 @@ import shutil
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -303,14 +305,20 @@ def test_a_source_that_was_renamed_is_the_folder_of_its_top_pictures(tmp_path, e
 
 
 def test_a_limit_keeps_what_later_rows_say_of_a_picture(tmp_path, encoder):
-    table = tmp_path / "list.csv"
+    table, pictures = tmp_path / "table.parquet", list[bytes]()
     for number in range(3):
         write_picture(tmp_path / f"{number}.png", number)
-    table.write_text("file_name,caption\n0.png,one\n1.png,two\n0.png,three\n2.png,four\n")
+        pictures.append((tmp_path / f"{number}.png").read_bytes())
+
+    def write(*captions):
+        images = [pictures[number] for number in (0, 1, 0, 2)]
+        pq.write_table(pa.table({"image": images, "caption": captions}), table)
+
+    write("one", "two", "three", "four")
     index = build(table, tmp_path, encoder)
     index.add(table, options=IngestOptions(limit=2))
     assert {each.captions for each in index} == {("one", "three"), ("two",), ("four",)}
-    table.write_text("file_name,caption\n0.png,one\n1.png,new\n0.png,three\n2.png,four\n")
+    write("one", "new", "three", "four")
     index.add(table, options=IngestOptions(limit=2))
     assert {each.captions for each in index} == {("one", "three"), ("new",), ("four",)}
 

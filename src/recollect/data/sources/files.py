@@ -313,9 +313,23 @@ def _load(groups: Mapping[str, list[str]], where: str) -> dict[str, datasets.Dat
         filled = [check_cells(file, sep) for file in files]
         refuse((not any(filled), f"{where}: a header, and no rows"))
         options = {"keep_default_na": False, "na_values": [""], "sep": sep, "index_col": False}
-    with _one_line(where, files), _quiet():
+
+    def load(groups: Mapping[str, list[str]]) -> dict[str, datasets.Dataset]:
         data_files = {split: _as_named(names) for split, names in groups.items()}
         return dict(datasets.load_dataset(_TABLES[suffix], data_files=data_files, cache_dir=_room(), **options))
+
+    with _one_line(where, files), _quiet():
+        try:
+            return load(groups)
+        except Exception as error:
+            if getattr(error, "errno", None) is not None:
+                raise
+        # Perhaps a column has other values further down than in the rows that decided on its type.
+        if _TABLES[suffix] != "parquet":
+            options |= {"chunksize": max(file.stat().st_size for file in files)}
+        options |= {"engine": "python"} if _TABLES[suffix] == "csv" else {}
+        parts = iter(_alike([load({"train": [str(file)]})["train"] for file in files]))
+        return {split: datasets.concatenate_datasets([next(parts) for _ in names]) for split, names in groups.items()}
 
 
 @cache
