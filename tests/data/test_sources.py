@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets.table import InMemoryTable
 from PIL import Image
 
 from recollect.core.errors import UserError
@@ -19,7 +20,7 @@ from recollect.data.sources import files, open_source, split_names
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.images import find_images
 from recollect.data.sources.subset import Joined, Subset, corpus
-from recollect.data.sources.table import Origin
+from recollect.data.sources.table import Origin, TableSource
 from recollect.index.watch import pictures_below
 
 
@@ -646,3 +647,19 @@ def test_files_of_one_table_may_have_columns_of_other_types(tmp_path):
         pq.write_table(table, tmp_path / "parquet" / f"part-{number}.parquet")
     assert open_source(str(tmp_path / "part-*.csv")).values("note") == [None, "7", "text"]
     assert open_source(str(tmp_path / "parquet")).values("note") == [None, "7", "text"]
+
+
+@pytest.mark.parametrize("embedded", [False, True])
+def test_a_table_may_hold_more_than_two_gigabytes_of_pictures(tmp_path, make, embedded):
+    part = pa.array([make.encoded(make.picture(1)) + bytes(100_000)] * 250)
+    if embedded:
+        part = pa.StructArray.from_arrays([part, pa.array([f"{row}.png" for row in range(250)])], ["bytes", "path"])
+    pictures = pa.chunked_array([part] * 90)  # in the same memory
+    rows = pa.table({"image": pictures, "caption": ["words"] * len(pictures)})
+    table = datasets.Dataset(InMemoryTable(rows), fingerprint="large")
+    rows, columns = np.arange(len(table)), Columns(image="image", caption="caption")
+    labels = np.full(len(table), NO_LABEL)
+    local = TableSource("large", "caption", (), table, rows, labels, columns, Origin("large", (), tmp_path))
+    assert local[-1].image.size == make.picture(1).size
+    hub = replace(local, origin=Origin("hub/large", (tmp_path / "large.arrow",)))
+    assert hub.content

@@ -105,7 +105,7 @@ class TableSource(Source):
 
     def _refuse_paths_elsewhere(self, name: str, base: Path) -> None:
         """A downloaded table must not be able to open and show private files."""
-        column = self.table.data.column(name).take(pa.array(self.rows))
+        column = self.table.data.column(name)
         if pa.types.is_struct(column.type):
             if column.type.get_field_index("path") < 0 or column.type.get_field_index("bytes") < 0:
                 return
@@ -113,6 +113,7 @@ class TableSource(Source):
             column = pc.if_else(inside, None, pc.struct_field(column, "path"))
         if not is_text(column.type):
             return
+        column = column.take(pa.array(self.rows))  # not of pictures: that would copy them, and fails from 2 GiB on
         may_leave = pc.fill_null(pc.match_substring_regex(column, r"^[/\\]|^[A-Za-z]:|\.\."), False)
         folder = os.path.abspath(base)
         for place in np.flatnonzero(may_leave.to_numpy()).tolist():
@@ -235,7 +236,8 @@ class TableSource(Source):
         places = np.unique(np.linspace(0, len(self) - 1, min(len(self), _ROWS_OF_HUB)).astype(np.int64))
         digest = hashlib.blake2b(digest_size=16)
         for name in sorted(self.table.column_names):
-            values = self.table.data.column(name).take(pa.array(self.rows[places])).to_pylist()
+            column = self.table.data.column(name)
+            values = [column[row].as_py() for row in self.rows[places].tolist()]
             digest.update(repr((name, values)).encode(errors="surrogatepass"))
         return digest.hexdigest()
 
