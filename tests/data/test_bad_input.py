@@ -46,7 +46,7 @@ def test_a_place_where_nothing_is(spec):
         ({"label": [0.5, 1.0]}, {}, "0.5"),
         ({"label": [b"a", b"b"]}, {}, "'label'"),
         ({"label": [0, 0], "class_name": ["cat", "dog"]}, {}, "label 0"),
-        ({"caption": ["a", "b"], "id": ["x", "x"]}, {}, "'id'"),
+        ({"caption": ["a", "b"], "id": ["x", "x"]}, {"columns": Columns(id="id")}, "'id'"),
         ({"caption": [None, ""]}, {}, "set.parquet"),
     ],
 )

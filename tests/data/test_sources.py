@@ -663,3 +663,23 @@ def test_a_table_may_hold_more_than_two_gigabytes_of_pictures(tmp_path, make, em
     assert local[-1].image.size == make.picture(1).size
     hub = replace(local, origin=Origin("hub/large", (tmp_path / "large.arrow",)))
     assert hub.content
+
+
+def test_a_column_called_id_names_rows_where_it_differs_in_each(make):
+    columns = {"caption": ["a", "b", "c"], "id": [7, 8, 7]}
+    found = open_source(str(make.parquet(columns)))
+    assert [found[row].id for row in range(3)] == ["0", "1", "2"]
+    assert found.values("id") == [7, 8, 7]
+
+
+@pytest.mark.parametrize("type", [pa.uint8(), pa.int8(), pa.uint64(), pa.float32()])
+def test_labels_are_numbers_of_any_type(make, type):
+    found = open_source(str(make.parquet({"label": pa.array([1, None, 0], type)})), kind="label")
+    assert found.labels.tolist() == [1, 0]
+
+
+def test_nan_is_no_label_and_a_list_of_nothing_no_caption(make):
+    found = open_source(str(make.parquet({"label": [1.0, float("nan"), 0.0]})), kind="label")
+    assert found.labels.tolist() == [1, 0]
+    found = open_source(str(make.parquet({"captions": [["a"], [" ", None], [], None, ["", "b"]]})))
+    assert [found.texts(row) for row in range(len(found))] == [("a",), ("b",)]

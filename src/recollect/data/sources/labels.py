@@ -74,8 +74,11 @@ def _positions(column: pa.ChunkedArray, words: list[str]) -> np.ndarray:
 
 
 def _integers(column: pa.ChunkedArray, where: str) -> np.ndarray:
-    """Whole numbers; a CSV with an empty cell arrives as floating point."""
-    values = pc.fill_null(column, NO_LABEL).to_numpy()
+    """Whole numbers of any type; a CSV with an empty cell arrives as floating point, and NaN is no label."""
+    if pa.types.is_floating(column.type):
+        values = np.nan_to_num(column.to_numpy(), nan=NO_LABEL)
+    else:
+        values = pc.fill_null(column.cast(pa.int64()), NO_LABEL).to_numpy()
     ids = values.astype(np.int64)
     for value in values[ids != values][:1]:
         raise UserError(f"{where}: label {value} is not a whole number")

@@ -175,7 +175,9 @@ def holds_lists(table: datasets.Dataset, name: str | None) -> bool:
 
 def _has_text(column: pa.ChunkedArray) -> np.ndarray:
     if is_list(column.type):
-        return pc.fill_null(pc.greater(pc.list_value_length(column), 0), False).to_numpy()
+        found, rows = np.zeros(len(column), dtype=bool), pc.list_parent_indices(column).to_numpy()
+        found[rows[_has_text(pc.list_flatten(column))]] = True
+        return found
     if is_text(column.type):
         return pc.fill_null(pc.greater(pc.utf8_length(pc.utf8_trim_whitespace(column)), 0), False).to_numpy()
     return pc.is_valid(column).to_numpy()

@@ -31,7 +31,7 @@ from recollect.data.sources.rows import (
 )
 from recollect.data.sources.stream import open_stream
 from recollect.data.sources.subset import first_text
-from recollect.data.sources.table import Origin, TableSource
+from recollect.data.sources.table import Origin, TableSource, unique
 
 _NO_SPLIT = -1
 _LOOKED_AT = 16  # rows in which to look for a first value
@@ -133,7 +133,12 @@ def _opened(
         values = table.data.column(name).slice(0, _LOOKED_AT)
         return next((value for value in values.to_pylist() if value is not None), None)
 
-    resolved = (columns or Columns()).resolve(table.column_names, origin.where, first)
+    asked = columns or Columns()
+    resolved = asked.resolve(table.column_names, origin.where, first)
+    if (
+        resolved.id and not asked.id and not unique(table, resolved.id)
+    ):  # such as the number of a picture at each caption
+        resolved = replace(resolved, id=None)
     image = resolved.image or ""
     picture = first(image) if image in table.column_names else None
     if origin.base is not None and isinstance(picture, str):

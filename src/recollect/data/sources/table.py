@@ -87,8 +87,8 @@ class TableSource(Source):
             other = not (is_bytes(image) or is_text(image) or pa.types.is_struct(image))
             refuse((other, f"{where}: column '{name}' holds {image}, not pictures"))
         if columns.id is not None:
-            count = pc.count_distinct(self.table.data.column(columns.id)).as_py()
-            refuse((count < len(self.table), f"{where}: column '{columns.id}' has duplicates; ids must be unique"))
+            twice = f"{where}: column '{columns.id}' has duplicates; ids must be unique"
+            refuse((not unique(self.table, columns.id), twice))
         if not self.origin.anywhere and self.origin.base is not None:
             for name in self._image_columns:
                 self._refuse_paths_elsewhere(name, self.origin.base)
@@ -314,3 +314,8 @@ def _holds_bytes(type: pa.DataType) -> bool:
     if pa.types.is_struct(type):
         return any(_holds_bytes(field.type) for field in type)
     return is_bytes(type) or (pa.types.is_list(type) and _holds_bytes(type.value_type))
+
+
+def unique(table: "datasets.Dataset", name: str) -> bool:
+    """Whether a column has another value in each row."""
+    return bool(pc.count_distinct(table.data.column(name)).as_py() == len(table))
