@@ -256,3 +256,26 @@ def test_heic_is_read(tmp_path, monkeypatch, opened):
     status, (content, _) = page.call(f"/api/thumbs/{tile['id']}", raw=True)
     assert (status, content[:3]) == (200, b"\xff\xd8\xff")
     assert Index.open(folders.index_of_folder(tmp_path / "phone", "")).ids == [tile["id"]]
+
+
+def test_indexing_goes_on_after_an_error_of_any_kind(photos, opened):
+    class Sometimes(ColorEncoder):
+        left = 1
+
+        def embed_images(self, images):
+            self.left -= 1
+            if self.left >= 0:
+                raise RuntimeError("out of memory")
+            return super().embed_images(images)
+
+    page = opened(photos, Sometimes())
+    until(lambda: count(page) == 30)
+    until(lambda: done(page))
+
+
+def test_a_plan_says_which_folder_pictures_leave_the_library_with(photos, opened):
+    page = opened(photos)
+    until(lambda: count(page) == 30)
+    ids = [tile["id"] for tile in page.list(count=2)["tiles"]]
+    plan = page.call("/api/selection/plan", {"ids": ids})[1]
+    assert (plan["files"], plan["watched"]) == (2, str(photos))

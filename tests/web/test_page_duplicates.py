@@ -10,6 +10,7 @@ from browsing import WIDTHS, Tab
 from colors import COLORS, ColorEncoder, paint
 from recollect.core.progress import progress
 from recollect.index import Index
+from recollect.web import duplicates
 
 NEAR = "/api/duplicates?kind=near-identical"
 
@@ -51,6 +52,15 @@ def test_the_page_shows_the_duplicates_of_the_index(page):
     assert found.near_identical or found.similar
     some = page.call(f"{NEAR}&where=number%20%3C%2030")[1]["groups"]
     assert all(int(each["id"].split("/")[1][:-4]) < 30 for group in some for each in group["pictures"])
+
+
+def test_a_search_that_fails_for_any_reason_says_so(page, monkeypatch):
+    def fails(index):
+        raise RuntimeError("the store has a bad day")
+
+    monkeypatch.setattr(duplicates, "find_groups", fails)
+    found = look(page)
+    assert (found["state"], "bad day" in found["error"]) == ("failed", True)
 
 
 def test_a_second_file_of_a_picture_is_moved_and_returns(photos, tmp_path):

@@ -397,7 +397,8 @@ def table(session: Opened, kind: Literal["csv", "parquet"], where: _Where = "") 
 
 @router.post("/api/selection/plan")
 def plan(session: Opened, body: PicturesBody) -> dict[str, Any]:
-    return session.actions.plan(session.chosen(body))
+    watched = session.additions.watched
+    return {**session.actions.plan(session.chosen(body)), "watched": str(watched.folder) if watched else ""}
 
 
 @router.post("/api/selection/act")

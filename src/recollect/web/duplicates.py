@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recollect.core.errors import UserError
 from recollect.core.progress import watched
 from recollect.index import Index
 from recollect.web.library import Library
@@ -72,7 +71,7 @@ class DuplicateFinder:
                 groups, skipped = find_groups(self.library.index)
         except _StoppedError:
             return
-        except (UserError, OSError) as error:
+        except Exception as error:  # of whatever kind: the page would wait for ever
             search.state, search.error = "failed", " ".join(str(error).split())
             return
         with self._lock:

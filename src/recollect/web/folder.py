@@ -173,7 +173,7 @@ class FolderFiller:
                 first, self._note = False, "" if self._watches else new
             except _StoppedError:
                 return
-            except (UserError, OSError) as error:
+            except Exception as error:  # of whatever kind: watching goes on, and the page says what was wrong
                 self._note = " ".join(str(error).split())
             if not self.folder.is_dir():
                 stay = "Its pictures stay in the library; indexing goes on when it is back."

@@ -154,8 +154,9 @@ export class Selection {
   }
 
   async put(kind) {
-    const plan = kind === "move" ? [this.touched(await api.plan(this.chosen))] : [];
-    const folder = await asked(t(`select.${kind}.ask`, { n: this.size }), t("select.folder"), t(`select.${kind}.do`), { contents: plan });
+    const plan = kind === "move" ? await api.plan(this.chosen) : null, folders = plan ? [this.touched(plan)] : [];
+    if (plan?.watched) folders.push(element("p", "hint", t("select.move.out", { folder: plan.watched })));
+    const folder = await asked(t(`select.${kind}.ask`, { n: this.size }), t("select.folder"), t(`select.${kind}.do`), { contents: folders });
     if (folder) await this.done(await api.act({ ...this.chosen, kind, folder }));
   }
 
