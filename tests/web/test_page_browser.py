@@ -113,6 +113,24 @@ def test_keys_mark_undo_and_move(browser, page):
     tab.clean()
 
 
+def test_a_key_that_is_pressed_again_before_the_answer_marks_once_and_skips_nothing(browser, page):
+    page.call("/api/classes", {"name": "reds"})
+    tab = Tab(browser, page, address="/?label=1")
+    tab.ready()
+    asked = []
+    tab.tab.on("request", lambda request: asked.append(request) if request.url.endswith("/marks") else None)
+    tab.tab.focus("#grid")
+    tab.tab.evaluate(
+        "for (const _ of [1, 2]) document.querySelector('#grid').dispatchEvent("
+        "new KeyboardEvent('keydown', { key: ' ', bubbles: true }))"
+    )
+    tab.wait("document.querySelector('#classes .counts').textContent === '✓1 ✗0'")
+    tab.calm()
+    assert len(asked) == 1
+    assert tab.tab.evaluate("document.querySelector('.tile.focus').getAttribute('aria-posinset')") == "2"
+    tab.clean()
+
+
 def test_hostile_captions_are_only_text_and_a_picture_shows_all_of_its_own(browser, page):
     index = Index.open(page.folder, ColorEncoder())
     (id,) = index.ids_where("number = 58")

@@ -147,7 +147,7 @@ export class Classes {
   async save() {
     const kept = await api.save(this.file.value.trim());
     const right = kept.held_out.accuracy === undefined ? "" : t("classifier.right", { share: percent(kept.held_out.accuracy) });
-    const said = t(kept.replaced ? "classifier.replaced" : "classifier.saved", { folder: kept.folder, names: kept.classes.join(", "), method: kept.method });
+    const said = t(kept.replaced ? "classifier.replaced" : "classifier.saved", { folder: kept.folder, names: kept.classes.join(", ") });
     notice(`${said}${right}${this.where() ? t("classifier.all") : ""}`);
     this.saved.replaceChildren(`${t("classifier.use")} `, element("code", "", kept.folder));
     this.saved.hidden = false;
