@@ -72,6 +72,17 @@ def test_a_file_that_holds_another_picture_now_stays_where_it_is(album, tmp_path
     assert not touched.exists()
 
 
+def test_a_picture_that_is_also_a_link_moves_once_and_back(album, tmp_path):
+    (tmp_path / "photos/link.png").symlink_to("one/b.png")
+    (tmp_path / "photos/copy.png").write_bytes((tmp_path / "photos/one/b.png").read_bytes())
+    album.add(tmp_path / "photos")
+    before, (id,) = contents(tmp_path / "photos"), album.find(["one/b.png"])
+    done = move_pictures(album, [id], tmp_path / "out")
+    assert sorted(Path(old).name for old, _ in done.files) == ["b.png", "copy.png"]
+    move_back(album, [id], done.files)
+    assert contents(tmp_path / "photos") == before
+
+
 def test_files_that_move_to_their_own_folder_keep_their_names(album, tmp_path):
     before = contents(tmp_path / "photos")
     ids = [each.id for each in album.pictures(album.ids) if each.folder == "one"]

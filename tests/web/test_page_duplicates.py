@@ -63,6 +63,16 @@ def test_a_search_that_fails_for_any_reason_says_so(page, monkeypatch):
     assert (found["state"], "bad day" in found["error"]) == ("failed", True)
 
 
+def test_a_link_is_no_file_of_its_own(photos, tmp_path):
+    (tmp_path / "photos/a link.png").symlink_to("one/red.png")
+    photos.session.library.index.add(tmp_path / "photos")
+    (group,) = look(photos, "/api/duplicates?kind=identical")["groups"]
+    paths = [file["path"] for file in group["pictures"][0]["files"]]
+    assert paths == [str(tmp_path / "photos" / place / "red.png") for place in ("one", "two")]
+    plan = photos.call("/api/selection/plan", {"ids": [group["pictures"][0]["id"]]})[1]
+    assert plan["files"] == 2
+
+
 def test_a_second_file_of_a_picture_is_moved_and_returns(photos, tmp_path):
     (group,) = look(photos, "/api/duplicates?kind=identical")["groups"]
     (picture,) = group["pictures"]

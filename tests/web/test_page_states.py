@@ -39,6 +39,23 @@ def test_a_library_that_is_being_indexed_asks_for_no_folder(browser, tmp_path):
     stop()
 
 
+def test_of_several_uploads_those_that_are_pictures_are_searched_by(browser, shared_page, tmp_path):
+    paint(tmp_path / "red.png", COLORS["red"], 1)
+    (tmp_path / "notes.png").write_text("no picture")
+    tab = Tab(browser, shared_page)
+    tab.tab.evaluate(
+        "files => { const dataTransfer = new DataTransfer();"
+        "for (const [name, bytes] of files) dataTransfer.items.add(new File([new Uint8Array(bytes)], name));"
+        "document.dispatchEvent(new DragEvent('drop', { dataTransfer })); }",
+        [[file.name, list(file.read_bytes())] for file in (tmp_path / "red.png", tmp_path / "notes.png")],
+    )
+    tab.shows("red")
+    assert tab.tab.inner_text("#notice").startswith("notes.png")
+    assert tab.tab.locator("#terms .term").count() == 1
+    tab.problems.clear()  # the browser notes the refusal
+    tab.clean()
+
+
 def test_an_undo_where_an_address_showed_nothing_is_no_error(browser, page):
     tab = Tab(browser, page)
     tab.tab.goto(page.address + "/?where=number+%3D+99")

@@ -158,8 +158,16 @@ class Picture:
             )
         return picture
 
-    def still_in(self, file: File) -> bool:
-        """Whether one of its files is there and, if it was written since it was indexed, still has these pixels."""
+    @property
+    def distinct_files(self) -> list[File]:
+        """Its files, a file and links to it only once."""
+        return list({(each.path or (each.source, each.key)): each for each in self.files}.values())
+
+    def intact_files(self) -> list[File]:
+        """Its files on disk that have these pixels, also where they were written since they were indexed."""
+        return [file for file in self.distinct_files if self._still_in(file)]
+
+    def _still_in(self, file: File) -> bool:
         if not (file.path and Path(file.path).is_file()):
             return False
         try:

@@ -90,8 +90,7 @@ def move_pictures(
     done, chosen = Transfer() if done is None else done, None if files is None else set(files)
     try:
         for picture in _pictures(index, ids):
-            wanted = (file for file in picture.files if chosen is None or file.path in chosen)
-            there = [file for file in wanted if picture.still_in(file)]
+            there = [file for file in picture.intact_files() if chosen is None or file.path in chosen]
             for file in there:
                 to = folder or trash_of(file)
                 with user_errors(f"{file.path}: cannot be moved to {to}", OSError):

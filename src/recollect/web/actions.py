@@ -56,7 +56,7 @@ class Actions:
         folders, trash = Counter[str](), set[str]()
         for start in range(0, len(ids), _AT_ONCE):
             for picture in self.library.index.pictures(ids[start : start + _AT_ONCE]):
-                there = [file for file in picture.files if picture.still_in(file)]
+                there = picture.intact_files()
                 folders.update(str(Path(file.path).parent) for file in there)
                 trash |= {str(trash_of(file)) for file in there}
         return {

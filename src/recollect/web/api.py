@@ -250,7 +250,7 @@ def item(session: Opened, id: str) -> dict[str, Any]:
     return {
         "id": found.id,
         "captions": found.captions,
-        "files": [file.path or f"{file.source}: {file.key}" for file in found.files],
+        "files": [file.path or f"{file.source}: {file.key}" for file in found.distinct_files],
         "labels": [*found.labels, *session.labels.labels_of(id)],
         "facts": facts,
         "exif": _exif(found),

@@ -121,7 +121,7 @@ class DuplicateFinder:
                             "bytes": _size(file.path),
                         }
                         for file in sorted(
-                            each.files, key=lambda file: (len(Path(file.path or file.key).name), file.path)
+                            each.distinct_files, key=lambda file: (len(Path(file.path or file.key).name), file.path)
                         )
                     ],
                 }
