@@ -276,10 +276,13 @@ def test_a_date_that_is_corrected_in_its_file_is_corrected_in_the_index(tmp_path
     assert picture.encoded() == (photos / "a.png").read_bytes()
     photograph(photos / "copy.png", 1, taken="1999:01:01 00:00:00", camera="X200")
     index.add(photos, options=IngestOptions(pictures="bytes"))
-    assert [(each.taken, each.camera) for each in index] == [("2021-06-07T08:09:10", "X200")], "the first date stays"
+    assert [(each.taken, each.camera) for each in index] == [("2021-06-07T08:09:10", "X200")], "the first file counts"
     photograph(photos / "copy.png", 1)
     index.add(photos, options=IngestOptions(pictures="bytes"))
     assert [each.taken for each in index] == ["2021-06-07T08:09:10"]
+    (photos / "a.png").unlink()
+    index.add(photos, options=IngestOptions(pictures="bytes"))
+    assert [(each.taken, each.camera) for each in index] == [("", "")], "no file says it any more"
 
 
 def test_a_file_that_is_written_again_keeps_its_place_and_its_picture_its_folder(tmp_path, encoder):

@@ -1,5 +1,6 @@
 """Changes of rows that exist: what the user sets, removes and restores, and files that move or go."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -106,7 +107,7 @@ def with_files(rows: Rows, files: Sequence[Sequence[File]]) -> Rows:
 
 
 def upsert_merged(index: Any, rows: Rows) -> None:
-    """Write rows whose captions, labels and metadata follow from their files and what the user set.
+    """Write rows whose captions, labels, metadata, dates and cameras follow from their files and what the user set.
 
     Vectors of captions that a row had are kept, others are embedded.
     """
@@ -122,7 +123,15 @@ def upsert_merged(index: Any, rows: Rows) -> None:
         for each, old in zip(facts, known, strict=True)
     ]
     merged: dict[str, Any] = {name: [each[name] for each in facts] for name in ("captions", "labels", "metadata")}
+    for place, name in enumerate(("taken", "camera")):
+        merged[name] = [_exif(*each, place) for each in zip(rows.files, getattr(rows, name), strict=True)]
     _upsert(index, replace(rows, caption_vectors=[each.reshape(-1, index.width) for each in vectors], **merged))
+
+
+def _exif(files: Sequence[File], known: str, place: int) -> str:
+    """What the first file says that says anything; ``known`` where one was read before files said it, or none is."""
+    said = [exif[place] for file in files if (exif := json.loads(file.said).get("exif"))]
+    return next(filter(None, said), "" if files and len(said) == len(files) else known)
 
 
 def _upsert(index: Any, rows: Rows) -> None:

@@ -6,7 +6,7 @@ written in commits of whole blocks, so that a call that was killed continues whe
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -235,7 +235,6 @@ class _Writer:
     def _changed(self, there: Rows) -> Rows:
         """Rows that exist, with the files that were read; one that was written again keeps its place among them."""
         files, images = list(there.files), list(there.images)
-        exif: dict[str, Any] = {"taken": list(there.taken), "camera": list(there.camera)}
         for row, id in enumerate(there.ids):
             reads, known = self._waiting.get(id, []), {each.name for each in files[row]}
             again = [each for each in reads if each.file.name in known]
@@ -244,14 +243,11 @@ class _Writer:
             place = {name: number for number, name in enumerate(dict.fromkeys(each.name for each in every))}
             distinct = {(each.name, each.stamp): each for each in every}
             files[row] = sorted(distinct.values(), key=lambda each: place[each.name])
-            images[row] = _first([each.stored for each in again], images[row], [each.stored for each in new])
-            replaced = bool(known) and known <= {each.file.name for each in again}
-            for name, values in exif.items():
-                old, (before, after) = values[row], ([each.facts[name] for each in some] for some in (again, new))
-                values[row] = _first(before, "" if replaced else old, after)
+            stored = (*(each.stored for each in again), images[row], *(each.stored for each in new))
+            images[row] = next(filter(None, stored), None)
             self.report.copies += len(new) if not there.removed[row] else 0
             self.report.kept_out += len(reads) if there.removed[row] else 0
-        return replace(with_files(there, files), images=images, **exif)
+        return replace(with_files(there, files), images=images)
 
     def _new(self, pictures: list[list[ReadPicture]]) -> Rows:
         """New pictures, each read from one file or several."""
@@ -268,8 +264,7 @@ class _Writer:
             files=[tuple(dict.fromkeys(each.file for each in reads)) for reads in pictures],
             images=[first.stored for first in firsts], own=[{}] * count, removed=[False] * count,
             labels=[()] * count, metadata=[{}] * count,
-            **{name: [_first([each.facts[name] for each in reads], old, ()) for reads in pictures]
-               for name, old in PICTURE_FACTS.items()},
+            **{name: [each.facts[name] for each in firsts] for name in PICTURE_FACTS},
         )  # fmt: skip
 
     def drop_unseen(self, whole: bool) -> None:
@@ -294,8 +289,3 @@ class _Writer:
         self.report.gone += drop_files(
             self.index, list(gone), lambda file: file.source == self.called and (file.key, file.stamp) in unwanted
         )
-
-
-def _first(again: Sequence[Any], old: Any, new: Sequence[Any]) -> Any:
-    """What files that were written again say, else what was known, else what other files say."""
-    return next(filter(None, (*again, old, *new)), old)

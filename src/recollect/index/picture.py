@@ -31,7 +31,7 @@ class File:
         mtime: modification time in nanoseconds, 0 where unknown.
         ctime: when the file itself last changed (its name, place or bytes), in nanoseconds.
         stamp: changes when the file or what the source says about it changes.
-        said: JSON of the captions, labels and metadata that this sample contributed.
+        said: JSON of the captions, labels, metadata, date and camera that this sample contributed.
     """
 
     source: str

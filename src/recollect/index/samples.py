@@ -141,7 +141,6 @@ class SampleReader:
             if file.stamp in self.known.get(name, ()):
                 return Unchanged(replace(file, said=self.known[name][file.stamp][1].said))
             sample = sample or self.source.read(index)
-            file = replace(file, said=json.dumps(self._said(sample), ensure_ascii=False))
             return self._taken(sample, file, original, encoded)
         except BrokenImageError as error:
             return Failed(str(error), key)
@@ -152,7 +151,8 @@ class SampleReader:
         small = reduced(self.encoder, sample.image)
         image = None if id in self.ids else prepared(self.encoder, small)
         facts = {**picture_facts(sample.image, encoded), "phash": phash_of(small), "folder": file.folder}
-        return ReadPicture(id, file, facts, stored, image)
+        said = {**self._said(sample), "exif": [facts["taken"], facts["camera"]]}
+        return ReadPicture(id, replace(file, said=json.dumps(said, ensure_ascii=False)), facts, stored, image)
 
     def _by_stat(self, index: int, key: str, path: Path) -> Unchanged | None:
         """The file as the index knows it, where neither it nor what the source says about it has changed."""
