@@ -285,6 +285,26 @@ def test_what_another_tab_removed_is_left_out_of_a_selection(album):
     assert album.call("/api/selection/act", {"kind": "move", "ids": ids[:2], "folder": out})[0] == 400
 
 
+def test_a_new_label_of_a_known_name_is_that_label_and_a_later_mark_ends_the_offer_to_undo(browser, album):
+    album.call("/api/classes", {"name": "warm"})
+    tab = Tab(browser, album, address="/?label=1")
+    tab.ready()
+    tab.tab.keyboard.press("s")
+    selected(tab, 1)
+    tab.tab.select_option("#selected-label", "new")
+    tab.tab.fill(".question input", "warm")
+    tab.tab.click(".question .main")
+    tab.tab.wait_for_selector("#notice button")
+    tab.wait("document.querySelector('#classes .counts').textContent === '✓1 ✗0'")
+    tab.tab.focus("#grid")
+    tab.tab.keyboard.press("ArrowRight")
+    tab.ready()
+    tab.tab.keyboard.press("x")
+    tab.wait("document.querySelector('#classes .counts').textContent === '✓1 ✗1'")
+    tab.tab.wait_for_selector("#notice", state="hidden", timeout=2_000)
+    tab.clean()
+
+
 def test_all_pictures_of_a_filter_can_be_deleted_and_come_back(browser, album):
     tab = Tab(browser, album)
     tab.filter("width > 1 and path like '%red%'")

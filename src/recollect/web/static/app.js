@@ -195,11 +195,9 @@ async function labeled(tile, mark, key) {
 // the label Favorites, made when it is first used
 const favorite = guarded(async (tile) => {
   if (!tile) return;
-  let found = classes.list.find(({ name }) => name === FAVORITES);
-  if (!found) { await api.create(FAVORITES, ""); await classes.load(); found = classes.list.find(({ name }) => name === FAVORITES); }
-  const { labels } = await api.item(tile.id), on = labels.includes(FAVORITES);
-  if (viewer.dialog.open) { await labeled(tile, on ? 0 : 1, found.class); return; }
-  await api.mark(found.class, [tile.id], on ? 0 : 1);
+  const key = await classes.named(FAVORITES), { labels } = await api.item(tile.id), on = labels.includes(FAVORITES);
+  if (viewer.dialog.open) { await labeled(tile, on ? 0 : 1, key); return; }
+  await api.mark(key, [tile.id], on ? 0 : 1);
   await classes.load();
   notice(t(on ? "favorite.off" : "favorite.on", { name: named(tile) }));
 });

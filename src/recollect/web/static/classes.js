@@ -28,6 +28,13 @@ export class Classes {
     return changed;
   }
 
+  // the key of the label with a name, which is made where there is none
+  async named(name) {
+    const known = this.list.find((each) => each.name === name)?.class ?? (await api.create(name, "")).class;
+    await this.load();
+    return known;
+  }
+
   async create() {
     if (!this.name.value.trim()) { this.name.focus(); return; }
     this.creating = true;
@@ -112,6 +119,7 @@ export class Classes {
     const where = this.where(), answer = await api.mark(key, [tile.id], now, this.ask(this.mode, key));
     const known = this.list.find((each) => each.class === key);
     if (known) Object.assign(known, { yes: answer.summary.yes, no: answer.summary.no });
+    document.getElementById("notice").hidden = true; // the undo that it may offer would take this mark back
     this.revision = answer.revision;
     this.offer(answer);
     if (key === this.active) { tile.mark = now; this.told(answer, where); } else this.draw();

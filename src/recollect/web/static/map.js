@@ -254,8 +254,7 @@ export class MapTools {
     const ids = this.places.map((place) => this.map.ids[place]), { list, active } = this.classes;
     const name = await asked(t("map.label.ask", { n: ids.length }), t("labels.new.name"), t("map.label.do"), { value: list.find((each) => each.class === active)?.name ?? "" });
     if (!name) return;
-    const known = list.find((each) => each.name === name), { class: key } = known ?? await api.create(name, "");
-    await api.marks(key, { ids }, 1);
+    await api.marks(await this.classes.named(name), { ids }, 1);
     await this.classes.load();
     if (this.by.value === "label") await this.paint();
     notice(t("map.labeled", { n: ids.length, name }));

@@ -134,7 +134,7 @@ export class Selection {
     if (key === "new") {
       const name = await asked(t("select.label.new"), t("labels.new"), t("labels.add"));
       if (!name) return;
-      ({ class: key } = await api.create(name, ""));
+      key = await this.classes.named(name);
     }
     const n = this.size;
     await api.marks(Number(key), this.chosen, 1);
