@@ -41,12 +41,10 @@ def _identity(result: Result) -> tuple[str, str, str | None]:
 
 def _told_apart(results: Sequence[Result]) -> dict[tuple[str, str, str | None], str]:
     """A name for each data set, unique within its protocol."""
-    names: dict[tuple[str, str, str | None], str] = {}
-    seen = Counter[tuple[str, str]]()
-    for protocol, data, content in dict.fromkeys(map(_identity, results)):
-        seen[protocol, data] += 1
-        number = seen[protocol, data]
-        names[protocol, data, content] = data if number == 1 else f"{data} ({number})"
+    names, seen = dict[tuple[str, str, str | None], str](), Counter[tuple[str, str]]()
+    for key in dict.fromkeys(map(_identity, results)):
+        seen[key[:2]] += 1
+        names[key] = key[1] if seen[key[:2]] == 1 else f"{key[1]} ({seen[key[:2]]})"
     return names
 
 

@@ -20,7 +20,7 @@ from recollect.core.validation import refuse
 from recollect.data.sources.images import note
 from recollect.data.sources.reader import BrokenCounter
 from recollect.index.changes import drop_files, upsert_merged, with_files
-from recollect.index.lookup import any_near
+from recollect.index.lookup import look_up
 from recollect.index.picture import PICTURE_FACTS, File
 from recollect.index.rows import COLUMNS, ROUNDING, Rows
 from recollect.index.samples import BLOCK, Failed, IngestOptions, IngestOutcome, ReadPicture, SampleReader, Unchanged
@@ -200,16 +200,13 @@ class _Writer:
 
     def _near(self, block: list[IngestOutcome]) -> set[str]:
         """Ids of new pictures of a block with a near-duplicate in the index, waiting, or before them in the block."""
-        known, news = {*self._waiting, *self.ids}, dict[str, np.ndarray]()
-        for each in block if self.options.near is not None else ():
-            if isinstance(each, ReadPicture) and each.vector is not None and each.id not in known:
-                news.setdefault(each.id, each.vector)
-        if not news or self.options.near is None:
+        read = [each for each in block if isinstance(each, ReadPicture) and each.vector is not None]
+        news = {each.id: each.vector for each in read if each.id not in self._waiting and each.id not in self.ids}
+        if self.options.near is None or not news:
             return set()
-        vectors, limit = np.stack([*news.values()]).astype(np.float64), self.options.near - ROUNDING
-        waiting = [reads[0].vector for reads in self._waiting.values() if reads[0].vector is not None]
-        near = any_near(self.index.store, vectors.astype(np.float32), self.options.near)
-        if waiting:
+        vectors, limit = np.stack([*news.values()]), self.options.near - 2 * ROUNDING  # half and single precision
+        near = look_up(self.index.store, vectors, 1, exact=True).scores[:, 0] >= limit
+        if waiting := [vector for reads in self._waiting.values() if (vector := reads[0].vector) is not None]:
             near |= (vectors @ np.stack(waiting).T >= limit).any(axis=1)
         alike = vectors @ vectors.T >= limit
         for row in range(len(near)):

@@ -110,16 +110,6 @@ def ids_near(
     return list(near)
 
 
-def any_near(
-    store: Store, queries: Float32[np.ndarray, "queries width"], threshold: float
-) -> Bool[np.ndarray, " queries"]:
-    """Which queries have a picture with a cosine of at least ``threshold`` to them; as `ids_near`."""
-    found = look_up(store, queries, 1, read="image", exact=True)
-    assert found.vectors is not None
-    cosines = np.einsum("qw,qw->q", queries.astype(np.float64), found.vectors[:, 0].astype(np.float64))
-    return (found.ids[:, 0] != "") & (cosines >= threshold - ROUNDING)
-
-
 def _first_of_each(rows: np.ndarray) -> Bool[np.ndarray, "queries k"]:
     """Where a row appears for the first time in the list of its query."""
     order = np.argsort(rows, axis=1, kind="stable")
