@@ -105,6 +105,9 @@ def test_webdataset_shards_with_varying_json_and_missing_fields(make, shade):
 def test_webdataset_shards_with_several_kinds_of_pictures(make, shade):
     """One sample with another kind of file, in any shard, leaves all others readable."""
     kinds = ["png", "png", "jpg", "JPG", "webp"]
+    for number, kind in enumerate(kinds[3:]):
+        make.tar([(f"{number}", {kind: make.encoded(make.picture(number)), "txt": b"a"})], f"capitals/{number}.tar")
+    assert [shade(sample) for sample in open_source(str(make.folder / "capitals"))] == [0, 1]
     for number, kind in enumerate(kinds):
         files = {kind: make.encoded(make.picture(9 * number)), "txt": b"a"}
         make.tar(

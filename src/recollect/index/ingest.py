@@ -200,8 +200,8 @@ class _Writer:
 
     def _near(self, block: list[IngestOutcome]) -> set[str]:
         """Ids of new pictures of a block with a near-duplicate in the index, waiting, or before them in the block."""
-        read = [each for each in block if isinstance(each, ReadPicture) and each.vector is not None]
-        news = {each.id: each.vector for each in read if each.id not in self._waiting and each.id not in self.ids}
+        read = (each for each in block if isinstance(each, ReadPicture) and each.id not in self._waiting)
+        news = {each.id: each.vector for each in read if each.vector is not None and each.id not in self.ids}
         if self.options.near is None or not news:
             return set()
         vectors, limit = np.stack([*news.values()]), self.options.near - 2 * ROUNDING  # half and single precision

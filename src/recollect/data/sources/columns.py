@@ -79,7 +79,7 @@ class Columns:
         found: dict[str, str | None] = {"synonyms": self.synonyms}
         for role, usual in _USUAL.items():
             found[role] = getattr(self, role) or next((plain[name] for name in usual if name in plain), None)
-        if self.image is None and found["image"] in SUFFIXES:
+        if self.image is None and (found["image"] or "").lower() in SUFFIXES:
             found["image"] = ",".join(_by_suffix(present, first))
         if found["caption"] is None and found["label"] is None:
             pictures = (found["image"] or "").split(",")
