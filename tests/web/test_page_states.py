@@ -77,8 +77,11 @@ def test_while_the_server_is_gone_pictures_stay_and_the_page_recovers(browser, t
     stop()
     tab.tab.wait_for_selector("#banner:not([hidden])", timeout=30_000)
     assert tab.captions() == shown
+    tab.tab.fill("#words", "green")
+    tab.tab.press("#words", "Enter")
     again = Page(Index.open(tmp_path / "index", ColorEncoder()), port=port).start()
     tab.tab.wait_for_selector("#banner", state="hidden", timeout=30_000)
+    tab.shows("green")
     tab.search("red")
     tab.shows("red")
     tab.tab.close()

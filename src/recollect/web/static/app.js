@@ -446,7 +446,7 @@ function fillingShown({ filling }) {
 document.addEventListener("server", ({ detail: there }) => {
   get("banner").hidden = there;
   get("banner").textContent = t("server.gone");
-  if (there) { notice(t("server.back")); grid.retry(); }
+  if (there) { notice(t("server.back")); grid.retry(); if (search.missed) search.run(); }
 });
 
 for (const id of ["memory", "open-libraries"]) get(id).addEventListener("click", guarded(libraries));

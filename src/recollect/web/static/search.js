@@ -108,7 +108,9 @@ export class SearchBox {
     const adapts = this.adapts && terms.length > 0, where = this.filter();
     const ask = { order: "search", terms, where: where || null, adapt: adapts, label: this.label(), arrange: this.arrange(terms.length > 0) }, current = this.begin(adapts ? t("status.refining") : ""), mine = ++this.questions;
     let answer;
+    this.missed = false;
     try { answer = await api.list(ask); } catch (error) {
+      this.missed = Boolean(error.gone); // asked again once the server is back
       if (adapts && mine === this.questions) { // show the plain results instead, and do not fail again in the next search
         this.switchAdapt(false);
         await this.run();
