@@ -686,3 +686,12 @@ def test_nan_is_no_label_and_a_list_of_nothing_no_caption(make):
     assert found.labels.tolist() == [1, 0]
     found = open_source(str(make.parquet({"captions": [["a"], [" ", None], [], None, ["", "b"]]})))
     assert [found.texts(row) for row in range(len(found))] == [("a",), ("b",)]
+
+
+def test_a_plus_in_an_address_joins_splits_and_is_a_space_in_a_filter(make):
+    columns = {"caption": list("abc"), "split": ["train", "validation", "test"], "kind": ["a b", "a+b", "c"]}
+    table = make.parquet(columns)
+    assert open_source(f"{table}?split=train+validation").rows.tolist() == [0, 1]
+    assert open_source(f"{table}?split=train[:1]+test").rows.tolist() == [0, 2]
+    assert open_source(f"{table}?kind=a+b&split=all").rows.tolist() == [0]
+    assert open_source(f"{table}?kind=a%2Bb&split=all").rows.tolist() == [1]

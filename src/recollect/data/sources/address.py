@@ -65,7 +65,9 @@ def parse_address(spec: str) -> Address:
     place, _, query = spec.rpartition("?")
     with user_errors(f"{spec}: after '?' write key=value pairs joined by '&'", ValueError, IndexError):
         # Commas are split before decoding, so that %2C is a comma within a value.
-        pairs = [pair.partition("=")[::2] for pair in query.split("&")]
+        pairs = [(key, words) for key, _, words in (pair.partition("=") for pair in query.split("&"))]
+        # A plus joins splits; elsewhere it is a space, as in a URL.
+        pairs = [(key, words.replace("+", "%2B") if key == "split" else words) for key, words in pairs]
         decoded = [(key, [parse_qsl(f"v={word}", strict_parsing=True)[0][1] for word in words.split(",")])
                    for key, words in pairs]  # fmt: skip
     keep: dict[str, tuple[str, ...]] = {}
