@@ -82,7 +82,13 @@ def test_pictures_are_removed_by_id_filter_source_and_nearness(run, world, built
     index.refresh()
     assert set(index.ids) == set(Index.open(built / "index").ids) - {first, second}
     run("restore", "--ids", first)
+    run("add", world / "photos", "--name", "again")
+    assert "0 of 7 pictures" in run("remove", "--source", "photos"), "the other source has them all"
+    assert run("remove", "--source", "nowhere", check=False) == ""
     run("remove", "--source", "photos", "--yes")
+    index.refresh()
+    assert len(index) == 7
+    run("remove", "--source", "again", "--yes")
     index.refresh()
     assert len(index) == 0
     assert run("remove", "--ids", first, "--where", "width > 0", check=False) == ""

@@ -196,11 +196,13 @@ class Remove(OnIndex):
         refuse((sum(chosen) != 1, "name what to remove with one of --ids, --where and --source"))
         index = self.open()
         if self.source is not None:
-            ids = index.ids_where(f"source = '{self.source.replace(chr(39), chr(39) * 2)}'")
             if self.yes:
                 gone = index.forget(self.source)
                 say(f"{self.index}: source {self.source} dropped; {gone:,} pictures are gone, {len(index):,} left")
                 return
+            sources = index.values("source")
+            refuse((not any(self.source in own for own in sources), f"{self.index}: no source called {self.source!r}"))
+            ids = [id for id, own in zip(index.ids, sources, strict=True) if set(own) == {self.source}]
         elif self.where is not None:
             ids = index.ids_where(self.where)
         else:
