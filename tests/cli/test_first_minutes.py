@@ -51,6 +51,7 @@ WRONG = [
     Wrong("search indexes/none red", ("indexes/none", "no such index")),
     Wrong("search indexes/pairs red --min-score learned --normalize", ("--min-score learned",)),
     Wrong("search indexes/pairs red --model ./MODLE", ("MODLE", "no such folder")),
+    Wrong("search indexes/pairs red --device tpu", ("error: --device tpu",)),
     Wrong("search indexes/pairs red --adapt --episode.learning-rate nan", ("learning_rate", "nan")),
     Wrong("classify --support examples --images none --model MODEL", ("none", "no such folder")),
     Wrong("classify --support examples --images new --model ./MODLE", ("MODLE", "no such folder")),

@@ -13,7 +13,7 @@ from jaxtyping import Float32
 
 from recollect.core.errors import UserError, user_errors
 from recollect.core.paths import beside
-from recollect.core.types import Encoder, caption_prefix
+from recollect.core.types import Encoder, caption_prefix, chosen_device
 from recollect.core.validation import refuse
 from recollect.index.query import Query, QueryEncoder, embed_queries
 from recollect.index.rows import Record
@@ -76,6 +76,7 @@ class IndexModel:
         """
         name = named or beside(self.record.model_name, self.address)
         refuse((not name, f"{self.address}: does not say which model embedded it. Name it with {option}."))
+        chosen_device(device)  # a wrong device is no missing model
         gone = f"{self.address}: its model {name} cannot be opened; say where it is with {option}"
         with nullcontext() if named else user_errors(gone, UserError):
             encoder = encoder_and_name(name, device)[0]
