@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from recollect.cli.parser import say
 from recollect.core.errors import UserError
-from recollect.core.files import atomic_path
+from recollect.core.files import write_text
 from recollect.core.paths import check_writable
 
 if TYPE_CHECKING:
@@ -72,8 +72,7 @@ class Demo:
             total=time.monotonic() - start,
         )
         report = self.out / "report.html"
-        with atomic_path(report) as unfinished:
-            unfinished.write_text(html, encoding="utf-8")
+        write_text(report, html)
         say(f"{report}, after {time.monotonic() - start:.0f} s")
         say(f"open the index in the browser: {serve}")
 

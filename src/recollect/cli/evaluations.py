@@ -25,6 +25,7 @@ from recollect.core.places import model_name
 from recollect.core.progress import output
 from recollect.core.types import Encoder, Kind, Source, caption_prefix
 from recollect.core.validation import check_choice, check_number, refuse
+from recollect.core.words import counted
 from recollect.data.prompts import GENERAL_TEMPLATES, read_templates
 from recollect.data.sources import split_of
 from recollect.data.sources.columns import Columns
@@ -174,7 +175,7 @@ def finish(options: ModelOptions, results: Sequence[Result], left_out: Sequence[
             save_clip_benchmark(result, options.out)
         else:
             result.save(options.out)
-    say(f"{len(results)} JSON files in {options.out}")
+    say(f"{counted(len(results), 'JSON file')} in {options.out}")
 
 
 def print_figures(results: Sequence[Result], more: Mapping[str, str] = {}) -> None:

@@ -36,18 +36,11 @@ def hits_as_json(results: Sequence[Hits], about: Mapping[str, Any]) -> dict[str,
 
 
 def save_results(results: Sequence[Hits], about: Mapping[str, Any], path: str | Path) -> None:
-    """Write what was found to a ``.json`` file, or to an ``.html`` page that needs nothing else.
-
-    Raises:
-        UserError: another ending.
-    """
-    ending = Path(path).suffix
-    if ending == ".json":
+    """Write what was found to a ``.json`` file, or else to an HTML page that needs nothing else."""
+    if Path(path).suffix == ".json":
         write_json(path, hits_as_json(results, about))
-    elif ending == ".html":
-        write_text(path, _page(results, about))
     else:
-        raise UserError(f"{path}: results are written as .json or .html. Name a file that ends so.")
+        write_text(path, _page(results, about))
 
 
 def scored_parts(result: Hits) -> list[tuple[str, list[tuple[int, Hit]]]]:

@@ -392,8 +392,6 @@ class Compact(OnIndex):
 
 def remove_pictures(index: "Index", ids: list[str], yes: bool) -> None:
     """Remove pictures, or print what would be removed."""
-    from recollect.core.progress import output
-
     total = len(index)
     share = f"{len(ids):,} of {total:,} pictures ({len(ids) / max(1, total):.1%})"
     if not yes:
@@ -401,7 +399,7 @@ def remove_pictures(index: "Index", ids: list[str], yes: bool) -> None:
         for each in index.pictures(ids[:_SHOWN]):
             say(f"  {each.path or each.id}")
         if len(ids) > _SHOWN:
-            output().print("  …", highlight=False)
+            say("  …")
         return
     removed = index.remove(ids) if ids else 0
     say(f"{share} removed, {total - removed:,} left. `recollect index restore {index.address}` brings them back.")

@@ -125,13 +125,11 @@ class Train:
         """Train, or list the recipes."""
         import os
 
-        from recollect.core.progress import output
         from recollect.models.hub import check_push, push_model
         from recollect.training.loop import train
         from recollect.training.run_folder import check_free
         from recollect.training.trackers import check_trackers
 
-        console = output()
         if self.name is None:
             refuse((self.recipe != Recipe(), "missing: RECIPE. `recollect train` lists them."))
             _list_recipes()
@@ -153,7 +151,8 @@ class Train:
             return
         if self.push_to:
             say(f"pushed: {push_model(model, self.push_to, private=not self.public)}")
-        console.print(f"model: {model}\nmetrics: {out / 'metrics.jsonl'}", highlight=False)
+        say(f"model: {model}")
+        say(f"metrics: {out / 'metrics.jsonl'}")
 
 
 def named_recipe(name: str) -> Recipe:

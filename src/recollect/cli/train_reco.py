@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from recollect.cli.parser import Arg, options_of, settings_text
+from recollect.cli.parser import Arg, options_of, say, settings_text
 from recollect.core.paths import check_writable
 from recollect.core.validation import refuse
 from recollect.training.options import Data, Model, ObjectiveOptions, Optimizer
@@ -88,8 +88,7 @@ class TrainReco:
     def run(self) -> None:
         """Embed, look up, train."""
         from recollect.cli.defaults import split_for
-        from recollect.core.files import atomic_path
-        from recollect.core.progress import output
+        from recollect.core.files import write_text
         from recollect.data.sources import open_source
         from recollect.index import Index
         from recollect.models.parts import check_model_place
@@ -111,15 +110,14 @@ class TrainReco:
         check_k(index, self.k)
         encoder, name = index.model.open(self.model, self.device, option="MODEL")
         recipe = replace(recipe, model=Model(start=name))
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(settings) as unfinished:
-            unfinished.write_text(settings_text(list(options_of(TrainReco, self))), encoding="utf-8")
+        write_text(settings, settings_text(list(options_of(TrainReco, self))))
         sources = tuple(open_source(spec, split=split_for(spec, self.split)) for spec in self.data)
         unlimited = self.limit is None and any(source.endless for source in sources)
         refuse((unlimited, "a generated source is endless. Set the number of pairs with --limit N."))
         pairs = embed_pairs(encoder, sources, self.limit, recipe.data.broken_share)
         model = train_fusion(recipe, encoder, pairs, self.out, resume=self.resume, device=self.device)
-        output().print(f"fusion: {model}\nmetrics: {self.out / 'metrics.jsonl'}", highlight=False, soft_wrap=True)
+        say(f"fusion: {model}")
+        say(f"metrics: {self.out / 'metrics.jsonl'}")
 
     def recipe(self) -> "FusionRecipe":
         """The recipe that these options describe."""
