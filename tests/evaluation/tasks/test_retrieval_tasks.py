@@ -27,6 +27,12 @@ def test_sources_of_one_name_are_two_domains(table):
     assert len(set(pool.task.domains)) == len(set(pool.task.images.source_names)) == 2
 
 
+def test_a_domain_that_is_called_all_is_not_the_whole_pool(table):
+    table.write_text("image,caption,domain\n0.png,a dog,all\n1.png,a cat,all\n2.png,a car,mean of domains\n")
+    (pool,) = open_pools([str(table)], split="all")
+    assert pool.task.domains == ("domain all", "domain all", "domain mean of domains")
+
+
 @pytest.mark.parametrize(
     ("specs", "names", "found"),
     [

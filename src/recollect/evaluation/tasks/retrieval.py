@@ -65,9 +65,15 @@ def _opened(spec: str, split: str | None, columns: Columns | None) -> RetrievalT
         images,
         tuple(owners),
         tuple(tuple(sorted(images_of)) for images_of in owners.values()),
-        tuple(str(domain) if domain else images.name for domain in images.values("domain")),
+        tuple(_domain(domain, images.name) for domain in images.values("domain")),
         tuple(bool(value) for value in images.values("ambiguous")),
     )
+
+
+def _domain(value: object, source: str) -> str:
+    """The domain of an image; the names of summaries are not free."""
+    name = str(value or source)
+    return f"domain {name}" if name in ("all", "mean of domains") else name
 
 
 def told_apart(specs: Sequence[str], tasks: Sequence[RetrievalTask]) -> list[RetrievalTask]:
