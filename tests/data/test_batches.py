@@ -4,7 +4,9 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import time
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -428,3 +430,28 @@ def test_the_synonym_of_a_class_does_not_depend_on_the_template(make):
     texts = Counter(text for step in range(5) for text in drawn.batch(step).texts)
     assert set(texts) == {"a toad.", "a newt.", "the toad.", "the newt."}
     assert min(texts.values()) > 25  # of 200, fifty each on average; 25 or fewer has a chance below 1e-3
+
+
+def _train_until_killed(mixture, workers):
+    batches = stream(mixture, 4_096).iterate(0, 100_000, workers=1)  # their queue is longer than a pipe
+    next(batches)
+    time.sleep(2)  # until it is full
+    workers.send([worker.pid for worker in multiprocessing.active_children()])
+    signal.pause()
+
+
+def test_workers_end_with_a_trainer_that_is_killed(both):
+    """They ignore all signals but SIGKILL, so nobody else would end them."""
+    context = multiprocessing.get_context("fork")
+    mine, its = context.Pipe()
+    trainer = context.Process(target=_train_until_killed, args=(both, its))
+    trainer.start()
+    (worker,) = mine.recv()
+    trainer.kill()
+    trainer.join()
+    end = time.monotonic() + 30
+    while Path(f"/proc/{worker}").exists() and time.monotonic() < end:
+        time.sleep(0.2)
+    if left := Path(f"/proc/{worker}").exists():
+        os.kill(worker, signal.SIGKILL)
+    assert not left

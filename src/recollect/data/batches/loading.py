@@ -2,6 +2,8 @@
 
 import os
 import signal
+import threading
+import time
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
@@ -117,8 +119,17 @@ def _start_worker(worker: int) -> None:
     """A worker uses one core, and tokenizers' threads do not outlive a fork.
 
     Ctrl-C reaches every process of a terminal, and `timeout`, Slurm or systemd send SIGTERM to every process of a job.
-    Only the trainer handles them: it saves, for which it needs its workers, then ends them.
+    Only the trainer handles them: it saves, for which it needs its workers, then ends them. If it is killed, torch's
+    own end of a worker waits for a queue that nobody reads any more.
     """
+    trainer = os.getppid()
+
+    def end_with_trainer() -> None:
+        while os.getppid() == trainer:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=end_with_trainer, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
