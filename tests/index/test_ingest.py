@@ -200,6 +200,12 @@ def test_forgetting_a_source_keeps_pictures_that_another_has(photos, tmp_path, e
     assert {file.source for each in index.pictures(index.ids) for file in each.files} == {"second"}
 
 
+def test_a_wrong_source_leaves_no_index(tmp_path, encoder):
+    with pytest.raises(UserError):
+        Index.build(tmp_path / "none.csv", encoder, out=tmp_path / "index")
+    assert not (tmp_path / "index").exists()
+
+
 def test_a_limit_drops_nothing(photos, tmp_path, encoder):
     index = build(photos, tmp_path, encoder)
     index.add(photos, options=IngestOptions(limit=3))

@@ -29,7 +29,7 @@ from recollect.index.filters import (
 )
 from recollect.index.hits import MODEL, Hits, Reranker
 from recollect.index.info import IndexInfo, index_info
-from recollect.index.ingest import IngestReport, ingest
+from recollect.index.ingest import IngestReport, ingest, open_pictures
 from recollect.index.lookup import Excluded, Found, ids_near, look_up
 from recollect.index.model import IndexModel, encoder_and_name
 from recollect.index.picture import Picture, picture_of
@@ -125,6 +125,7 @@ class Index:
         Raises:
             UserError: the model or source cannot be opened, or ``out`` is an index of another model.
         """
+        source = source if isinstance(source, Source) else open_pictures(str(source))  # a wrong one leaves no index
         encoder, name_of_model = encoder_and_name(model)
         if out is not None and cls.exists(out):
             index = cls.open(out, encoder)
