@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -85,13 +86,13 @@ def test_the_command_killed_and_resumed_gives_the_same_bits(run, pairs, in_child
     for written in (2, 5):  # before the first checkpoint is sure to be there, and after one or more
 
         def work(written=written):
-            if os.fork():  # the parent trains, and its child ends it as soon as so many lines are written
-                again = ("--resume",) if broken.exists() else ()
-                recollect(*words, "--out", broken, *again)
-                os._exit(0)
-            wait_for_lines(broken, written)
-            os.kill(os.getppid(), signal.SIGKILL)
-            os._exit(0)
+            def end():
+                wait_for_lines(broken, written)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            threading.Thread(target=end, daemon=True).start()
+            again = ("--resume",) if broken.exists() else ()
+            recollect(*words, "--out", broken, *again)
 
         assert in_child(work) == -signal.SIGKILL
         assert len(lines(broken)) >= written

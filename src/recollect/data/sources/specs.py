@@ -135,10 +135,8 @@ def _opened(
 
     asked = columns or Columns()
     resolved = asked.resolve(table.column_names, origin.where, first)
-    if (
-        resolved.id and not asked.id and not unique(table, resolved.id)
-    ):  # such as the number of a picture at each caption
-        resolved = replace(resolved, id=None)
+    if resolved.id and not asked.id and not unique(table, resolved.id):
+        resolved = replace(resolved, id=None)  # such as the number of a picture at each of its captions
     image = resolved.image or ""
     picture = first(image) if image in table.column_names else None
     if origin.base is not None and isinstance(picture, str):
