@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from scipy.special import expit, logit
 
 from recollect.classifiers.clicks.model import WEAK_WEIGHT, ClickFit
 from recollect.classifiers.heads.trust import enough_to_tell
+from recollect.core.ordering import in_order
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,7 @@ class ClickCutOff:
         precision: share of Yes among clicked rows above the cut; None without any.
         wrong: number of clicked No above the cut.
         coverage: share of clicked Yes above the cut; None without any.
-        reached: expected share of them above the cut.
-        stop: whether 95 % are found, as far as clicks can show (`stop_rule`).
+        stop: whether the last clicks brought nothing new (`stop_rule`).
     """
 
     probability: Float[np.ndarray, " rows"]
@@ -35,8 +35,6 @@ class ClickCutOff:
     precision: float | None
     wrong: int
     coverage: float | None
-    expected: float
-    reached: float
     stop: bool
 
     @property
@@ -101,29 +99,33 @@ def cut_off(fit: ClickFit, among: Int64[np.ndarray, " some"] | None = None) -> C
     probability[fit.rows] = fit.marks > 0
     some = probability if among is None else probability[among]
     here = np.ones(len(fit.rows), dtype=bool) if among is None else np.isin(fit.rows, among)
-    marks, left = fit.marks[here], left[here]
-    yes, no = int((marks > 0).sum()), int((marks < 0).sum())
-    expected = float(some.sum())
-    reached = float(some[some >= 0.5].sum()) / expected if expected else 0.0
+    marks, left, order = fit.marks[here], left[here], fit.order[here]
     precision = float((marks[left] > 0).mean()) if left.any() else None
-    coverage = float(left[marks > 0].mean()) if yes else None
-    stop = stop_rule(yes, no, precision, coverage, reached)
+    coverage = float(left[marks > 0].mean()) if (marks > 0).any() else None
     found = int((some >= 0.5).sum())
     wrong = int((marks[left] < 0).sum())
-    return ClickCutOff(
-        probability, probability >= 0.5, found, len(marks), precision, wrong, coverage, expected, reached, stop
-    )
+    stop = stop_rule(marks, left, order)
+    return ClickCutOff(probability, probability >= 0.5, found, len(marks), precision, wrong, coverage, stop)
 
 
-FOUND_SHARE, LEAST_MARKS = 0.95, 19
-"""Share of a class that must be found, and marks of each kind that can show a miss of one in twenty."""
+LEAST_MARKS, LATEST, LEAST_PRECISION = 19, 20, 0.9
 
 
-def stop_rule(yes: int, no: int, precision: float | None, coverage: float | None, reached: float) -> bool:
-    """Whether 95 % of the class is found, as far as clicks can show.
+def stop_rule(
+    marks: Int64[np.ndarray, " clicks"], above: Bool[np.ndarray, " clicks"], order: Int64[np.ndarray, " clicks"]
+) -> bool:
+    """Whether to stop: the `LATEST` clicks hold no Yes that was below the cut, so they brought nothing new.
 
-    Needs 19 Yes and 19 No; then precision, coverage and the expected share above the cut must reach 95 %.
+    Needs `LEAST_MARKS` of each kind, and Yes for nine tenths of those above the cut. Chosen on three labeled sets; on
+    three others it applies to 26 of 34 classes within 200 clicks, after 122 on average, and then 96.5 % of a class is
+    above the cut, at least 79 % (results/page/stopping.json).
+
+    Args:
+        marks: +1 or −1.
+        above: whether the leave-one-out score of each is above the cut.
+        order: as in `ClickFit`.
     """
-    if min(yes, no) < LEAST_MARKS or precision is None or coverage is None:
+    yes = marks > 0
+    if min(yes.sum(), (~yes).sum()) < LEAST_MARKS or yes[above].sum() < LEAST_PRECISION * above.sum():
         return False
-    return min(precision, coverage, reached) >= FOUND_SHARE
+    return not (yes & ~above)[in_order(order)[-LATEST:]].any()

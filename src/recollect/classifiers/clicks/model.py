@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from scipy.linalg import eigh
 
+from recollect.core.ordering import in_order
+
 _SHARPNESSES = (1.0, 3.0, 8.0)
 _RIDGES = (0.03, 0.1, 0.3, 1.0, 3.0)
 _SHARPNESS, _RIDGE, _PRIOR = 2.0, 0.3, 0.3  # defaults with few clicks
@@ -48,6 +50,7 @@ class ClickFit:
         left_out: leave-one-out scores of clicked rows (clicks,).
         rows: clicked rows, in the order of ``left_out``.
         marks: +1 or −1 for each.
+        order: which click each was, from 0.
         weak: leave-one-out scores of the weak No.
     """
 
@@ -55,6 +58,7 @@ class ClickFit:
     left_out: Float[np.ndarray, " clicks"]
     rows: Int64[np.ndarray, " clicks"]
     marks: Int64[np.ndarray, " clicks"]
+    order: Int64[np.ndarray, " clicks"]
     settings: ClickSettings
     weak: Float[np.ndarray, " weak"]
 
@@ -112,12 +116,14 @@ class ClickModel:
         `WEAK_WEIGHT`; z is the standardized text score. Left out: ``y_i − (A⁻¹ r)_i / (A⁻¹)_ii``.
 
         Args:
-            marks: +1 or −1 for each clicked row; none gives the text's own order.
+            marks: +1 or −1 for each clicked row, in the order of the clicks; none gives the text's own order.
         """
-        rows = np.array(sorted(marks), dtype=np.int64)
+        clicks = np.array(list(marks), dtype=np.int64)
+        order = in_order(clicks)
+        rows = clicks[order]
         clicked = np.array([marks[row] for row in rows.tolist()], dtype=np.int64)
         if not len(rows):
-            return ClickFit(self.prior.copy(), np.empty(0), rows, clicked, ClickSettings(), np.empty(0))
+            return ClickFit(self.prior.copy(), np.empty(0), rows, clicked, order, ClickSettings(), np.empty(0))
         weak = np.array([row for row in self._weak.tolist() if row not in marks], dtype=np.int64)
         every = np.concatenate([rows, weak])
         y = np.concatenate([clicked, -np.ones(len(weak))]).astype(np.float64)
@@ -129,7 +135,7 @@ class ClickModel:
         settings = self._settings(system, clicked)
         alpha, left_out = system.solve(settings)
         scores = self._scored(every, alpha, settings)
-        return ClickFit(scores, left_out[: len(rows)], rows, clicked, settings, left_out[len(rows) :])
+        return ClickFit(scores, left_out[: len(rows)], rows, clicked, order, settings, left_out[len(rows) :])
 
     def centered(self, rows: Int64[np.ndarray, " some"]) -> Float[np.ndarray, "some width"]:
         """Rows centered at the pool's mean, of length 1 unless they nearly equal it."""
