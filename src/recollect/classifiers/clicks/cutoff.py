@@ -117,8 +117,8 @@ def stop_rule(
     """Whether to stop: the `LATEST` clicks hold no Yes that was below the cut, so they brought nothing new.
 
     Needs `LEAST_MARKS` of each kind, and Yes for nine tenths of those above the cut. Chosen on three labeled sets; on
-    three others it applies to 26 of 34 classes within 200 clicks, after 122 on average, and then 96.5 % of a class is
-    above the cut, at least 79 % (results/page/stopping.json).
+    three others it applies to 24 of 34 classes within 200 clicks, after 118 on average, and then 96.3 % of a class is
+    above the cut, at least 75 % (results/page/stopping.json).
 
     Args:
         marks: +1 or −1.

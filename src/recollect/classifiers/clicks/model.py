@@ -23,6 +23,9 @@ WEAK_WEIGHT = 0.05
 FEW_CLICKS = 4
 """Minimum number of Yes and of No to choose settings by them."""
 
+MOST_CHOOSING = 200
+"""Clicks that settings are chosen by, at most: it takes time with the third power of their number."""
+
 _NEAREST_TO_MEAN = 1e-2  # a row this close to the pool's mean has no direction from it
 
 
@@ -84,7 +87,6 @@ class ClickModel:
     seed: int = 0
     _known: dict[int, int] = field(default_factory=dict, repr=False)
     _sharpness: float = field(default=0.0, repr=False)
-    _chosen: tuple[int, ClickSettings] = field(default=(0, ClickSettings()), repr=False)
 
     def __post_init__(self) -> None:
         generator = np.random.default_rng([self.seed, 0xC11C])
@@ -124,32 +126,32 @@ class ClickModel:
         clicked = np.array([marks[row] for row in rows.tolist()], dtype=np.int64)
         if not len(rows):
             return ClickFit(self.prior.copy(), np.empty(0), rows, clicked, order, ClickSettings(), np.empty(0))
-        weak = np.array([row for row in self._weak.tolist() if row not in marks], dtype=np.int64)
-        every = np.concatenate([rows, weak])
-        y = np.concatenate([clicked, -np.ones(len(weak))]).astype(np.float64)
-        weights = np.concatenate([np.ones(len(rows)), np.full(len(weak), WEAK_WEIGHT)])
-        centered = self.centered(every)
-        system = _System(
-            centered @ centered.T, y, self.prior[every].astype(np.float64), weights, len(rows), self.text is not None
-        )
-        settings = self._settings(system, clicked)
+        every, system = self._system(rows, clicked)
+        settings = self._settings(rows, clicked, order)
         alpha, left_out = system.solve(settings)
         scores = self._scored(every, alpha, settings)
         return ClickFit(scores, left_out[: len(rows)], rows, clicked, order, settings, left_out[len(rows) :])
+
+    def _system(self, rows: np.ndarray, clicked: np.ndarray) -> tuple[np.ndarray, "_System"]:
+        """Clicked rows and weak ones, and their linear system."""
+        weak = np.setdiff1d(self._weak, rows)
+        every = np.concatenate([rows, weak])
+        y = np.concatenate([clicked, -np.ones(len(weak))]).astype(np.float64)
+        weights = np.concatenate([np.ones(len(rows)), np.full(len(weak), WEAK_WEIGHT)])
+        centered, z = self.centered(every), self.prior[every].astype(np.float64)
+        return every, _System(centered @ centered.T, y, z, weights, len(rows), self.text is not None)
 
     def centered(self, rows: Int64[np.ndarray, " some"]) -> Float[np.ndarray, "some width"]:
         """Rows centered at the pool's mean, of length 1 unless they nearly equal it."""
         return (self.pool[rows] - self._mean) / self._apart[rows, None]
 
-    def _settings(self, system: "_System", clicked: np.ndarray) -> ClickSettings:
-        """Settings chosen by the clicks, again after every 50 % more; the defaults with few clicks."""
+    def _settings(self, rows: np.ndarray, clicked: np.ndarray, order: np.ndarray) -> ClickSettings:
+        """Settings chosen by the clicks, the first `MOST_CHOOSING` of them; the defaults with few of a kind."""
+        first = order < MOST_CHOOSING
+        rows, clicked = rows[first], clicked[first]
         if min((clicked > 0).sum(), (clicked < 0).sum()) < FEW_CLICKS:
             return ClickSettings(prior=_PRIOR if self.text is not None else 0.0)
-        when, settings = self._chosen
-        if not when <= len(clicked) < 1.5 * when:
-            settings = system.best()
-            self._chosen = (len(clicked), settings)
-        return settings
+        return self._system(rows, clicked)[1].best()
 
     def _scored(self, every: np.ndarray, alpha: np.ndarray, settings: ClickSettings) -> np.ndarray:
         places = self._cached(every, settings.sharpness)
