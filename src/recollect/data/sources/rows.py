@@ -137,11 +137,11 @@ def with_text(table: datasets.Dataset, columns: Columns, kind: Kind, labels: np.
 
 
 def rows_of_a_picture(table: datasets.Dataset, columns: Columns, rows: np.ndarray) -> dict[int, list[int]]:
-    """Rows that show one picture, by the first of them: many tables have a row for each caption of a picture.
+    """All rows of each picture that has several, by the first of them: many tables have a row for each caption.
 
-    Such rows name the same file, or have one caption each and hold the same bytes. Bytes are compared only where the
-    next row has as many: rows of one picture come together, and reading all pictures would take minutes. Shards
-    have a sample for each picture.
+    Such rows name the same file, or have one caption each and hold the same bytes. Bytes are compared only between
+    neighbors of equal size: rows of one picture come together, and reading every picture would take minutes. Samples of
+    shards are never merged.
     """
     if columns.image not in table.column_names or "__key__" in table.column_names:
         return {}

@@ -145,8 +145,8 @@ def _opened(
 
 
 def _picture_folder(folder: Path, name: str) -> Path:
-    """The folder in which a table's pictures are: its own or, as in COCO and Flickr8k, the one beside it that has the
-    first picture."""
+    """The folder of a table's pictures: its own, or as in COCO and Flickr8k the one next to it that has the first
+    picture."""
     if os.path.exists(folder / name):
         return folder
     around = folder.parent if folder.name == "annotations" else folder
