@@ -297,8 +297,8 @@ async function clicked(tile, mark, key = classes.active) {
   if (!tile || tile.busy === key) return; // pressed again before the answer
   const earlier = tile.mark;
   tile.busy = key;
-  const answer = await classes.mark(tile, mark, key);
-  tile.busy = undefined;
+  let answer;
+  try { answer = await classes.mark(tile, mark, key); } finally { tile.busy = undefined; }
   if (!answer) return;
   const list = { ...state.list, answer: answer.listing };
   if (key !== classes.active) status(t("labels.marked", { label: classes.list.find((each) => each.class === key)?.name, name: named(tile) })); // tiles show only marks of the active label
