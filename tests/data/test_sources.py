@@ -600,6 +600,18 @@ def test_captions_in_the_usual_layouts_belong_to_their_picture(make, shade, name
     assert split_names(str(table)) == (("test", "train") if "split" in LAYOUTS[name] else ("train",))
 
 
+def test_several_files_of_coco_are_one_source(make):
+    make.pictures(["0.png", "1.png"])
+    for number, file in enumerate(("captions_train2017.json", "captions_val2017.json")):
+        rows = {"images": COCO["images"][number:][:1], "annotations": SHUFFLED}
+        make.text(f"annotations/{file}", json.dumps(rows))
+    pattern = str(make.folder / "annotations" / "captions_*.json")
+    assert [sample.texts for sample in open_source(pattern, split="all")] == [tuple(DOG), tuple(CAT)]
+    make.text("annotations/captions_other.json", json.dumps(PLAIN))
+    with pytest.raises(UserError):
+        open_source(pattern, split="all")
+
+
 @pytest.mark.parametrize("kind", ["named bytes", "bytes"])
 def test_rows_with_the_same_bytes_and_a_caption_each_are_one_picture(make, kind):
     texts = {"caption": ["a", "b", "c", "d", "e"], "label": [0, 1, 0, 0, 0]}

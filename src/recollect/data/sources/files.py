@@ -276,11 +276,19 @@ def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: flo
         columns = {column for state in check_shards(files, lost_share) for column in state.columns}
         return _load_shards(groups, columns, where), Origin(where, tuple(files), class_names=_class_list(folder))
     refuse((suffix not in _TABLES, f"{where}: not Parquet, CSV, JSON, JSON lines, tar or a folder"))
-    tables = _coco(files[0]) if suffix == ".json" else None
-    return tables or _load(groups, where), Origin(where, tuple(files), files[0].parent)
+    coco = {str(file): _coco(file) for file in files} if suffix == ".json" else {}
+    if any(coco.values()):
+        odd = next((name for name, table in coco.items() if table is None), None)
+        refuse((odd, f"{odd}: not captions as COCO writes them, as the other files are"))
+        tables = {
+            split: datasets.concatenate_datasets([coco[name] for name in names]) for split, names in groups.items()
+        }
+    else:
+        tables = _load(groups, where)
+    return tables, Origin(where, tuple(files), files[0].parent)
 
 
-def _coco(file: Path) -> dict[str, datasets.Dataset] | None:
+def _coco(file: Path) -> datasets.Dataset | None:
     """The pictures and captions of a JSON file in the form of COCO, or of Karpathy's splits; None for other JSON."""
     with _one_line(file.name, [file]):
         content = json.loads(file.read_bytes())
@@ -295,7 +303,7 @@ def _coco(file: Path) -> dict[str, datasets.Dataset] | None:
             texts = [each["raw"] for each in image.get("sentences", ())]
             split = {"split": image["split"]} if "split" in image else {}
             rows.append({"image": name, "captions": captions.get(image.get("id"), texts), **split})
-        return {"train": datasets.Dataset.from_list(rows)}
+        return datasets.Dataset.from_list(rows)
 
 
 def _load(groups: Mapping[str, list[str]], where: str) -> dict[str, datasets.Dataset]:
