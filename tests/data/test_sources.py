@@ -160,6 +160,32 @@ def test_names_of_classes_whose_folders_have_ids(make, capfd):
     assert "3 names" in capfd.readouterr().err
 
 
+def test_text_files_next_to_pictures_are_their_captions(make):
+    root = make.pictures(["train/cat/a.png", "train/cat/b.jpg", "train/owl/c.png", "val/owl/d.png"])
+    (root / "train/cat/a.txt").write_text("a cat\n\n a gray cat \n", "utf-8")
+    (root / "train/cat/b.TXT").write_bytes(b"\xef\xbb\xbfcaf\xe9")  # with a byte-order mark, and not quite UTF-8
+    source = open_source(str(root), split="train")
+    assert [sample.texts for sample in source] == [("a cat", "a gray cat"), ("caf\ufffd",)]
+    assert (source.class_names, [sample.label for sample in source]) == (("cat", "owl"), [0, 0])
+    assert [sample.texts for sample in open_source(str(root), split="train", keep_textless=True)][2] == ()
+    before = source.fingerprint
+    (root / "train/cat/a.txt").write_text("a dog", "utf-8")
+    changed = open_source(str(root), split="train")
+    assert (changed[0].texts, changed.fingerprint == before) == (("a dog",), False)
+    (root / "train/cat/b.TXT").unlink()  # one caption for four pictures: not a folder with captions
+    assert open_source(str(root), split="train").kind == "label"
+
+
+@pytest.mark.parametrize("content", ["0 0.5 0.5 0.25 0.25\n", "one long document\n" * 300, ""])
+def test_text_files_next_to_pictures_that_are_not_captions(make, content):
+    root = make.pictures(["a.png", "b.png"])
+    for name in ("a.txt", "b.txt"):
+        (root / name).write_text(content, "utf-8")
+    source = open_source(str(root), keep_textless=True)
+    assert [sample.texts for sample in source] == [(), ()]
+    assert "txt" not in source.table.column_names
+
+
 def test_a_class_may_be_called_train_and_a_file_test(make):
     root = make.pictures(["train/a.png", "train/test-1.png", "bus/b.png", "tram/val.png"])
     source = open_source(str(root))

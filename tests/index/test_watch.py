@@ -181,3 +181,12 @@ def test_captions_that_change_in_a_metadata_file_are_followed(followed, photos):
         file.unlink()
     assert follower.poll() is follower.poll() is None, "a folder without pictures takes none away"
     assert len(index) == 1
+
+
+def test_captions_that_change_in_text_files_are_followed(followed, photos):
+    index, follower = followed
+    for caption in ("a boat", "a red boat"):
+        for file in photos.rglob("*.png"):
+            file.with_suffix(".txt").write_text(f"{caption}\n{file.stem}a", "utf-8")
+        follower.poll(), follower.poll()
+        assert {each.captions[0] for each in index} == {caption}

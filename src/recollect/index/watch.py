@@ -110,11 +110,11 @@ def pictures_below(folder: Path) -> Iterator[str]:
 
 
 def _files_below(folder: Path) -> Iterator[str]:
-    """Paths of pictures, and of the files that describe them."""
+    """Paths of pictures, their captions and metadata files."""
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
-            if not name.startswith(".") and (_is_picture(name) or name in METADATA):
+            if not name.startswith(".") and (_is_picture(name) or name in METADATA or name.lower().endswith(".txt")):
                 yield os.path.join(place, name)
 
 

@@ -57,6 +57,7 @@ _CHAIN = "::"
 
 _WORDNET_ID = re.compile(r"n\d{8}")  # ImageNet's folders
 _HUB_SECONDS = 5.0
+_LONGEST_CAPTION = 4096  # bytes of a text file next to a picture
 _CELLS = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")  # pandas
 
 
@@ -166,8 +167,33 @@ def _open_pictures(folder: Path, files: list[Path]) -> Tables:
     # Pictures without metadata count too: one folder called "test" next to others is no split.
     groups = by_top_folder({str(file): file.relative_to(folder) for file in (*pictures, *described)})
     listed = _class_list(folder)
-    splits = _described_pictures(groups, described, folder) if described else _pictures_by_folder(groups, len(listed))
-    return splits, Origin(folder.name, (*pictures, *described), folder, listed)
+    captions = {} if described else _caption_files(pictures, files)
+    if described:
+        splits = _described_pictures(groups, described, folder)
+    else:
+        splits = _pictures_by_folder(groups, len(listed), captions)
+    return splits, Origin(folder.name, (*pictures, *described, *captions.values()), folder, listed)
+
+
+def _caption_files(pictures: Sequence[Path], files: Sequence[Path]) -> dict[str, Path]:
+    """Map absolute picture paths to their caption files (``photo.jpg``, ``photo.txt``); empty if most have none.
+
+    Long text files are taken for documents, and files without letters for bounding boxes (YOLO).
+    """
+    texts = {file.with_suffix(""): file for file in files if file.suffix.lower() == ".txt"}
+    if not texts:
+        return {}
+    found = {os.path.abspath(each): file for each in pictures if (file := texts.get(each.with_suffix("")))}
+    found = {picture: file for picture, file in found.items() if _is_caption(file)}
+    return found if 2 * len(found) >= len(pictures) else {}
+
+
+def _is_caption(file: Path) -> bool:
+    return file.stat().st_size <= _LONGEST_CAPTION and any(map(str.isalpha, _sidecar_text(file)))
+
+
+def _sidecar_text(file: Path) -> str:
+    return file.read_bytes().decode("utf-8-sig", errors="replace")
 
 
 def _described_pictures(
@@ -228,13 +254,16 @@ def _alike(parts: list[datasets.Dataset]) -> list[datasets.Dataset]:
     return parts
 
 
-def _pictures_by_folder(groups: Mapping[str, list[str]], listed: int) -> dict[str, datasets.Dataset]:
+def _pictures_by_folder(
+    groups: Mapping[str, list[str]], listed: int, captions: Mapping[str, Path]
+) -> dict[str, datasets.Dataset]:
     """The tables that ``imagefolder`` of ``datasets`` makes of pictures alone, where a million of them take minutes.
 
     The folders of the pictures are their labels if there are several, all on the same level.
 
     Args:
         listed: number of class names in a list of their own (`_class_list`), in the order of the folders.
+        captions: see `_caption_files`.
     """
     paths = {split: [os.path.abspath(name) for name in names] for split, names in groups.items()}
     every = [path for some in paths.values() for path in some]
@@ -247,7 +276,8 @@ def _pictures_by_folder(groups: Mapping[str, list[str]], listed: int) -> dict[st
         note(f"classnames.txt has {counted(listed, 'name')} for {len(names)} folders, and is not used")
     elif labeled and not listed and all(map(_WORDNET_ID.fullmatch, names)):
         note("classes have WordNet ids for names. List readable ones in classnames.txt, in the order of the folders.")
-    features = datasets.Features({"image": datasets.Image(), **label})
+    texts = {"txt": datasets.Value("string")} if captions else {}  # a caption on each line, as in a WebDataset
+    features = datasets.Features({"image": datasets.Image(), **label, **texts})
     tables = {}
     for split, some in paths.items():
         files = pa.StructArray.from_arrays(
@@ -256,8 +286,11 @@ def _pictures_by_folder(groups: Mapping[str, list[str]], listed: int) -> dict[st
         columns = {"image": files}
         if labeled:
             columns["label"] = pa.array([number[os.path.basename(os.path.dirname(path))] for path in some], pa.int64())
+        written = [_sidecar_text(captions[path]) if path in captions else "" for path in some] if captions else []
+        if captions:
+            columns["txt"] = pa.array(written, pa.string())
         table = InMemoryTable(pa.table(columns, schema=features.arrow_schema))
-        digest = hashlib.blake2b("\n".join(some).encode(), digest_size=8).hexdigest()
+        digest = hashlib.blake2b("\n".join([*some, *written]).encode(), digest_size=8).hexdigest()
         info = datasets.DatasetInfo(features=features)
         tables[split] = datasets.Dataset(table, info=info, split=datasets.NamedSplit(split), fingerprint=digest)
     return tables
