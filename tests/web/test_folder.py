@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -120,6 +121,31 @@ def test_a_newer_version_of_the_model_makes_an_index_beside_the_old_one_and_keep
     assert [each["yes"] for each in newer.call("/api/classes")[1]["classes"]] == [1]
     assert folders.open_folder(photos, Record(3, "newer color")).address != first.session.library.index.address
     assert count(first) == 30
+
+
+@pytest.mark.parametrize("target", ["my pictures.2024", "elsewhere/my photos"])
+def test_a_renamed_folder_keeps_its_index_and_labels(photos, opened, target):
+    first = opened(photos)
+    until(lambda: done(first))
+    first.call("/api/classes", {"name": "reds"})
+    id = first.list()["tiles"][0]["id"]
+    first.call("/api/classes/1/marks", {"ids": [id], "mark": 1})
+    first.session.close()
+    moved = photos.parent / target
+    moved.parent.mkdir(exist_ok=True)
+    shutil.copytree(photos, photos.parent / "copy")
+    copy = opened(photos.parent / "copy")
+    until(lambda: done(copy) and count(copy) == 30)
+    assert copy.call("/api/classes")[1]["classes"] == [], "the folder still exists: this is another one"
+    photos.rename(moved)
+    again = opened(moved, Slow())  # would wait at a second block
+    assert count(again) == 30, "at once"
+    until(lambda: done(again))
+    assert [each["yes"] for each in again.call("/api/classes")[1]["classes"]] == [1]
+    index = Index.open(again.session.library.index.address, ColorEncoder())
+    assert {file.place for each in index for file in each.files} == {str(moved)}
+    assert all(Path(file.path).is_file() for each in index for file in each.files)
+    assert index.add(moved).unchanged == 30
 
 
 def test_changes_of_the_folder_reach_the_page(photos, opened):

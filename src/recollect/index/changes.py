@@ -91,6 +91,27 @@ def rename_files(index: Any, ids: Sequence[str], renamed: Mapping[str, str]) -> 
     _in_commits(index, ids, rename)
 
 
+def relocate_source(index: Any, source: str, name: str, folder: Path) -> None:
+    """Update the files of a source whose folder was renamed or moved.
+
+    Args:
+        name: new name of the source.
+        folder: its new folder.
+    """
+
+    def relocated(file: File) -> File:
+        if file.source != source:
+            return file
+        return replace(file, source=name, place=str(folder), path=file.path and str((folder / file.key).resolve()))
+
+    def relocate(rows: Rows) -> int:
+        _upsert(index, replace(rows, files=[tuple(map(relocated, files)) for files in rows.files]))
+        return len(rows)
+
+    rows = index.store.dicts(["id", "files"], removed=None)
+    _in_commits(index, [row["id"] for row in rows if any(file["source"] == source for file in row["files"])], relocate)
+
+
 def _at_path(file: File) -> File:
     """A file with the key that a folder gives it where it is now."""
     below = Path(file.path).is_relative_to(file.place) if file.path and file.place else False

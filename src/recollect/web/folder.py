@@ -5,6 +5,7 @@ import os
 import re
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from recollect.core.types import Encoder
 from recollect.data.sources.images import PICTURE_ENDINGS, decode, files_below, pictures_among
 from recollect.index import Index, IngestOptions, IngestReport, Record
 from recollect.index.annotations import copy_annotations
+from recollect.index.changes import relocate_source
+from recollect.index.picture import File
 from recollect.index.transfer import write_new
 from recollect.index.watch import FolderWatch, pictures_below
 from recollect.web.library import Library
@@ -27,6 +30,7 @@ _POLL_SHARE = 0.05
 _SHOWN_SECONDS = 20.0
 """Seconds that the result of adding a folder is shown."""
 
+_SAMPLE = 200  # files looked for to recognize a renamed folder
 _OPTIONS = IngestOptions(broken_share=1.0, early=True)
 _UNSAFE, _NOT_IN_NAMES = re.compile(r"[^\w.-]+"), re.compile(r"[\x00-\x1f/\\:]")
 _DIGEST = re.compile(r"-[0-9a-f]{10}$")
@@ -104,6 +108,8 @@ def open_folder(folder: Path, model: Record, encoder: Encoder | None = None) -> 
         encoder: the model; opened when first needed if None.
     """
     address, labels = index_of_folder(folder, model.model_name), None
+    if not Index.exists(address):
+        _adopt_renamed(folder, model.model_name, address)
     if Index.exists(address) and (earlier := Index.open(address)).record.model != model.model:
         digest = hashlib.blake2b(model.model.encode(), digest_size=4).hexdigest()
         address, labels = address.with_name(f"{address.name}-{digest}"), earlier.annotations
@@ -125,6 +131,38 @@ def open_folder(folder: Path, model: Record, encoder: Encoder | None = None) -> 
     opened = Index.open(address, encoder)
     copy_annotations(labels, opened.annotations)
     return opened
+
+
+def _adopt_renamed(folder: Path, model: str, address: Path) -> None:
+    """Take over the index, labels and classifiers of a folder that was renamed or moved here."""
+    name = Path(folder.name).stem  # as `open_source` calls it
+    for earlier in sorted(address.parent.glob("*")):
+        if not Index.exists(earlier):
+            continue
+        index = Index.open(earlier)
+        names = dict[str, str]()  # that `index_of_folder` gives the place of each source
+        for file in _files(index):
+            before = names.setdefault(file.place, index_of_folder(Path(file.place), model).name)
+            if earlier.name.startswith(before):
+                break
+        else:
+            continue
+        if os.path.exists(file.place):
+            continue
+        files = list(_files(index))
+        taken = any(each.source == name and each.place != file.place for each in files)
+        own = [each.key for each in files if each.place == file.place]
+        sample = own[:: len(own) // _SAMPLE + 1]
+        if taken or 2 * sum((folder / key).is_file() for key in sample) < len(sample):
+            continue
+        renamed = address.with_name(address.name + earlier.name.removeprefix(before))
+        os.rename(earlier, renamed)
+        relocate_source(Index.open(renamed), file.source, name, folder.absolute())
+        return
+
+
+def _files(index: Index) -> Iterator[File]:
+    return (File(**each) for row in index.store.dicts(["files"], removed=None) for each in row["files"])
 
 
 class FolderFiller:
