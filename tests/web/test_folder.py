@@ -192,6 +192,18 @@ def test_pictures_or_the_folder_that_vanish_while_being_indexed_are_reported(pho
     until(lambda: done(page) and count(page) == 30)
 
 
+def test_unreadable_pictures_are_listed(photos, opened):
+    (photos / "red/0.png").write_bytes(b"no picture")
+    page = opened(photos)
+    until(lambda: done(page))
+    info = page.call("/api/info")[1]
+    assert (info["pictures"], info["unreadable"]) == (29, 1)
+    assert "0.png" in info["unreadable_first"][0]
+    paint(photos / "red/0.png", COLORS["red"], 0)
+    until(lambda: count(page) == 30)
+    assert page.call("/api/info")[1]["unreadable"] == 0
+
+
 def test_a_kill_while_indexing_continues_at_the_next_start(photos, opened):
     index = folders.open_folder(photos, Record(3, ColorEncoder.fingerprint), ColorEncoder())
     index.add(photos, options=IngestOptions(limit=10))

@@ -46,6 +46,7 @@ _STATIC = {
     if each.name.rsplit(".")[-1] in _TYPES
 }
 _WEEK = "private, max-age=604800, immutable"
+_LISTED = 20  # unreadable pictures, at most
 
 router = APIRouter()
 """The page of one library: at ``/`` that of the first, at ``/library/KEY/`` that of another."""
@@ -136,6 +137,8 @@ def info(session: Opened) -> dict[str, Any]:
         "model": index.record.model_name.rstrip("/").rsplit("/")[-1],
         "damaged": session.labels.damaged,
         "filling": filling,
+        "unreadable": len(session.additions.unreadable),
+        "unreadable_first": session.additions.unreadable[:_LISTED],
         "ends": session.ends,
         "adds_to": str(session.additions.place),
         "address": index.address,

@@ -171,6 +171,9 @@ class FolderFiller:
     Args:
         index: is opened a second time, since the page reads this one.
         watch: False ends after the first pass, and reports it for `_SHOWN_SECONDS` seconds.
+
+    Attributes:
+        unreadable: a message for each unreadable picture of the last pass.
     """
 
     def __init__(self, index: Index, folder: Path, watch: bool = True) -> None:
@@ -179,6 +182,7 @@ class FolderFiller:
         self._watch = FolderWatch(self._index, folder, options=_OPTIONS, on_block=self._count)
         self._done = self._total = 0
         self._note, self._ended = "", 0.0
+        self.unreadable: list[str] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="folder", daemon=True)
 
@@ -206,7 +210,8 @@ class FolderFiller:
         first, before = True, len(self._index)
         while not self._stop.is_set():
             try:
-                self._watch.poll(settled=first)
+                if (report := self._watch.poll(settled=first)) is not None:
+                    self.unreadable = report.broken
                 new = f"{self.folder}: {len(self._index) - before:,} new pictures."
                 first, self._note = False, "" if self._watches else new
             except _StoppedError:
@@ -259,9 +264,8 @@ class Additions:
 
     def stop(self) -> None:
         """Stop reading folders."""
-        for each in (self._added, self.watched):
-            if each is not None:
-                each.stop()
+        for each in self._fillers:
+            each.stop()
 
     @property
     def place(self) -> Path:
@@ -288,5 +292,13 @@ class Additions:
 
     def progress(self) -> dict[str, Any] | None:
         """Progress of the folder that is being added or watched; None when there is nothing to report."""
-        fillers = [each for each in (self._added, self.watched) if each is not None]
-        return next((found for each in fillers if (found := each.progress()) is not None), None)
+        return next((found for each in self._fillers if (found := each.progress()) is not None), None)
+
+    @property
+    def unreadable(self) -> list[str]:
+        """A message for each picture that could not be read."""
+        return [message for each in self._fillers for message in each.unreadable]
+
+    @property
+    def _fillers(self) -> list[FolderFiller]:
+        return [each for each in (self._added, self.watched) if each is not None]

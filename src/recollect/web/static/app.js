@@ -435,7 +435,8 @@ async function synchronize() {
 }
 
 // progress while a folder is indexed
-function fillingShown({ filling }) {
+function fillingShown({ filling, unreadable }) {
+  if (!filling && !get("filling").hidden && unreadable) notice(t("unreadable", { n: unreadable }));
   get("filling").hidden = !filling;
   if (!filling) return;
   const { done, total, note } = filling, bar = get("filling-bar");

@@ -53,11 +53,14 @@ export function settings(info) {
   row.append(add, pictures, file);
   const about = element("dl");
   for (const [name, value] of [[t("settings.library"), info.name], [t("settings.place"), info.address], [t("settings.model"), info.model], [t("settings.adds"), info.adds_to]]) about.append(element("dt", "", name), element("dd", "", value));
+  const unreadable = element("details");
+  unreadable.hidden = !info.unreadable;
+  unreadable.append(element("summary", "", t("settings.unreadable", { n: info.unreadable })), ...info.unreadable_first.map((why) => element("p", "hint", why)));
   dialog(
     t("settings"),
     choice(t("settings.theme"), THEMES.map((each) => [each, t(`settings.theme.${each}`)]), read("theme") ?? "system", (value) => { write("theme", value); theme(value); }),
     choice(t("settings.language"), languages, language, (value) => { write("language", value); location.reload(); }),
-    about, row,
+    about, unreadable, row,
   );
 }
 

@@ -275,6 +275,8 @@ const STRINGS = {
   "settings.library": ["Library", "Sammlung"],
   "settings.place": ["Index", "Index"],
   "settings.model": ["Model", "Modell"],
+  "settings.unreadable": ["Could not be read: {n}", "Nicht lesbar: {n}"],
+  "unreadable": ["{n} of the pictures could not be read. Settings lists them.", "{n} Bilder konnten nicht gelesen werden. Sie stehen in den Einstellungen."],
   "settings.adds": ["Added pictures go to", "Hinzugefügte Bilder kommen nach"],
   "libraries": ["Libraries", "Sammlungen"],
   "libraries.other": ["Open another folder …", "Anderen Ordner öffnen …"],
