@@ -1,6 +1,6 @@
-"""What training minimizes: pure functions of embeddings, and small modules that own their temperatures.
+"""Training objectives: pure loss functions of embeddings, and small modules with learned temperatures.
 
-Names are imported when they are first used, so that the options of an objective do not load torch.
+Names are imported on first use, so reading an objective's options does not load torch.
 """
 
 import lazy_loader

@@ -25,7 +25,7 @@ OBJECTIVES: Mapping[str, BaseLoss] = {
 
 
 def smoothed() -> list[str]:
-    """Names of the base losses that support label smoothing."""
+    """Return the names of the base losses that support label smoothing."""
     return [name for name, loss in OBJECTIVES.items() if loss.smooths]
 
 
@@ -37,7 +37,7 @@ Report = dict[str, Tensor]
 
 
 def logarithm(value: float) -> nn.Parameter:
-    """A learned scalar whose exponential is the temperature: always positive, with relative steps.
+    """Return the log of ``value`` as a parameter: its exponential stays positive and changes by relative steps.
 
     Raises:
         ValueError: ``value`` is not positive.
@@ -48,7 +48,7 @@ def logarithm(value: float) -> nn.Parameter:
 
 
 def unit(embeddings: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
-    """Rows scaled to unit norm, in float32 or wider."""
+    """Scale rows to unit norm, in float32 or wider."""
     return functional.normalize(full_precision(embeddings), dim=1)
 
 
@@ -69,39 +69,39 @@ class LossTerms(nn.Module):
         self.bias = nn.Parameter(torch.tensor(float(bias))) if self.loss.biased else None
 
     def scale_and_bias(self) -> tuple[float, float | None]:
-        """Current inverse temperature and bias."""
+        """Return the current inverse temperature and bias."""
         return self.log_scale.exp().item(), None if self.bias is None else self.bias.item()
 
     def set_of(self, images: Tensor, weight: float) -> LossInputs:
-        """Images with this term's temperature and bias."""
+        """Combine images with this term's temperature and bias."""
         scale = self.log_scale.exp()
         return LossInputs(images, scale, scale.new_zeros(()) if self.bias is None else self.bias, weight)
 
     def losses(
         self, sets: list[LossInputs], texts: Tensor, labels: Tensor | None, duplicate_ids: Tensor | None, shard: Shard
     ) -> Losses:
-        """The weighted sum of the base loss over all sets, and each loss detached and summed over processes."""
+        """Return the weighted sum of the base loss over all sets, and each loss detached and summed over processes."""
         total, losses = self.loss.losses(sets, Targets(texts, labels, duplicate_ids, self.form, shard))
         return total, list(shard.total(torch.stack(losses)))
 
 
 def smoothing_slope(images: LossInputs, texts: Tensor, smoothing: float, shard: Shard = WHOLE) -> Tensor:
-    """The term that label smoothing adds to a sigmoid or softmax loss (after Szegedy et al., 2016).
+    """Return the term that label smoothing adds to a sigmoid or softmax loss (after Szegedy et al., 2016).
 
     The target of a matching pair becomes ``1 - s`` and that of every other text ``s / (B - 1)``. Both losses are linear
     in their targets, so smoothing adds ``s/B sum_i (l_ii - mean_{j != i} l_ij)`` for logits ``l``, without a B × B
-    tensor. Both directions of the softmax get the same term, so their mean has it once.
+    tensor. The term is the same in both directions of the softmax, so it enters their mean once.
     """
     everything = shard.gather(texts)
     own = torch.linalg.vecdot(images.images, texts)
-    others = (images.images @ everything.sum(0) - own) / max(1, len(everything) - 1)  # none in a batch of one
+    others = (images.images @ everything.sum(0) - own) / max(1, len(everything) - 1)  # no others in a batch of one
     return smoothing * images.scale * (own - others).sum() / len(everything) * (len(everything) > 1)
 
 
 class Objective(nn.Module, ABC):
-    """What training minimizes: maps the raw embeddings of a batch to a loss; may have parameters.
+    """Base class of objectives: maps the raw embeddings of a batch to a loss; may have parameters.
 
-    `recollect.training.train` accepts any; the recipes use `ContrastiveObjective` and `ContextObjective`.
+    `recollect.training.train` accepts any subclass; recipes use `ContrastiveObjective` and `ContextObjective`.
 
     Attributes:
         needs: the extra arguments that `forward` requires: ``labels``, ``views``, ``context``.
@@ -112,11 +112,11 @@ class Objective(nn.Module, ABC):
         return frozenset()
 
     def temperatures(self) -> list[nn.Parameter]:
-        """Parameters without weight decay and with their own learning rate."""
+        """Return the parameters without weight decay and with their own learning rate."""
         return list(self.parameters())
 
     def scale_and_bias(self) -> tuple[float, float | None] | None:
-        """The inverse temperature and bias to save with the model; None if the loss has none."""
+        """Return the inverse temperature and bias to save with the model; None if the loss has none."""
         return None
 
     @abstractmethod
@@ -133,7 +133,7 @@ class Objective(nn.Module, ABC):
         seed: int = 0,
         shard: Shard = WHOLE,
     ) -> tuple[Tensor, Report]:
-        """The loss of a batch of raw tower outputs.
+        """Compute the loss of a batch of raw tower outputs.
 
         Args:
             images: raw image embeddings.
@@ -141,11 +141,11 @@ class Objective(nn.Module, ABC):
             labels: class of each sample; negative for none.
             views: raw embeddings of a second view of each image.
             context: raw embeddings of a separate batch to look up.
-            duplicate_ids: rows that share a non-negative number in any column are copies of one sample: they are not
+            duplicate_ids: rows that share a non-negative number in any column are copies of one sample and are not
                 negatives of each other.
             context_duplicate_ids: the same for ``context``.
-            seed: for anything random; use a new one for each step.
-            shard: which rows of the batch these are; summed over processes, the losses give that of the batch.
+            seed: random seed; must differ between steps.
+            shard: this process's part of the batch; the losses of all processes sum to the batch's loss.
 
         Returns:
             The loss of these rows, and a report on the whole batch with at least ``loss``.
@@ -156,10 +156,10 @@ class ContrastiveObjective(Objective):
     """SigLIP, CLIP or UniCL with a learned temperature (and SigLIP's bias).
 
     Args:
-        base: which loss.
-        scale: inverse temperature at the start.
-        bias: SigLIP's bias at the start; the other losses have none.
-        smoothing: share of each target that goes to the other texts of the batch; see `smoothing_slope`.
+        base: name of the loss in `OBJECTIVES`.
+        scale: initial inverse temperature.
+        bias: initial bias of SigLIP; the other losses have none.
+        smoothing: share of each target given to the other texts of the batch; see `smoothing_slope`.
         form: see `sigmoid_contrastive`.
 
     Raises:
@@ -201,9 +201,9 @@ class ContrastiveObjective(Objective):
         shard: Shard = WHOLE,
         **_: Any,
     ) -> tuple[Tensor, Report]:
-        """See `Objective.forward`; only UniCL reads ``labels``.
+        """See `Objective.forward`; only UniCL uses ``labels``.
 
-        The report has ``loss``, ``base_loss``, ``scale`` and, for SigLIP, ``bias``.
+        The report contains ``loss``, ``base_loss``, ``scale`` and, for SigLIP, ``bias``.
         """
         check_pairs(images, texts)
         own, unit_texts = self.term.set_of(unit(images), 1.0), unit(texts)

@@ -1,4 +1,4 @@
-"""The look-up in training: replace each embedding by what it finds among the others (LIxP, Eq. 5 and 8)."""
+"""Look-up during training: replace each embedding by its attention over the others (LIxP, Eq. 5 and 8)."""
 
 import math
 from collections.abc import Iterator
@@ -28,22 +28,22 @@ def contextualize(
     form: Form = "auto",
     tile: int | None = None,
 ) -> Float[Tensor, "batch width"]:
-    """Replace each image embedding by what it finds when it looks up the others (LIxP, Eq. 8).
+    """Replace each image embedding by its attention over the others in the batch (LIxP, Eq. 8).
 
     ``norm( softmax_{j != i}( x_i·x_j / (temperature sqrt(d)) ) V )``: keys and queries are the normalized embeddings,
     values the raw ones; a row never sees itself. The gradient flows through queries, keys and values.
 
     Args:
         images: raw tower outputs, not normalized; at least two rows.
-        temperature: tau_context > 0; small values sharpen the look-up.
+        temperature: tau_context > 0; small values sharpen the attention.
         form: blockwise keeps no B × B tensor for the backward pass; value and gradients are the same.
         tile: edge length of a tile in the blockwise form.
 
     Returns:
-        Unit-norm contextualised embeddings, at least float32.
+        Unit-norm contextualized embeddings, at least float32.
 
     Raises:
-        ValueError: fewer than two rows, since a lone row has nothing to look up.
+        ValueError: fewer than two rows.
     """
     images = full_precision(images)
     unit = functional.normalize(images, dim=1)
@@ -63,14 +63,14 @@ def attend(
     form: Form = "auto",
     tile: int | None = None,
 ) -> Attended:
-    """``softmax(scale q·k) v`` over all keys except the query's own (LIxP, Eq. 5).
+    """Return ``softmax(scale q·k) v`` over all keys except the query's own (LIxP, Eq. 5).
 
     Args:
-        queries: embeddings that look something up.
-        keys: what queries are compared with.
-        values: one per key; what a look-up returns.
+        queries: embeddings to look up.
+        keys: embeddings the queries are compared with.
+        values: one per key, to be averaged.
         scale: factor of the logits, ``1 / (tau_context sqrt(d))``.
-        own: index of the key hidden from each query, -1 for none; None hides nothing.
+        own: index of the key hidden from each query, -1 for none; None hides no key.
         copies: further keys to hide; a query with no visible key gets zeros.
         form: blockwise keeps no queries × keys tensor for the backward pass.
         tile: edge length of a tile in the blockwise form.
@@ -79,7 +79,7 @@ def attend(
         Attended values (queries, value_width) and the entropy of the attention (queries,), detached.
 
     Raises:
-        ValueError: nothing to look up: no key, or only the query's own.
+        ValueError: no key other than the query's own.
     """
     seen = len(keys) - (1 if own is not None else 0)
     if seen < 1:
@@ -100,7 +100,7 @@ def _dense(
     if copies is not None:
         hidden = copies.among(*everything) if hidden is None else hidden | copies.among(*everything)
     if hidden is not None:
-        # Filled before the softmax: subtracting the self term afterwards would cancel catastrophically.
+        # Mask before the softmax: subtracting the self term afterwards would cancel catastrophically.
         logits = logits.masked_fill(hidden, torch.finfo(logits.dtype).min / 2)
     weights = logits.softmax(1)
     if hidden is not None:
@@ -111,7 +111,7 @@ def _dense(
 def _hidden_in_tile(
     own: Tensor | None, copies: Copies | None, rows: slice, columns: slice
 ) -> Tensor | tuple[Tensor, Tensor] | None:
-    """Index of the hidden entries of a tile; None for the many tiles without any."""
+    """Return an index of the hidden entries of a tile; None for the many tiles without any."""
     hidden: tuple[Tensor, Tensor] | None = None
     if own is not None:
         place = own[rows] - columns.start
@@ -126,10 +126,11 @@ def _hidden_in_tile(
 
 
 class _Tiled(torch.autograd.Function):
-    """Attention as a streaming softmax; the backward pass computes each tile again.
+    """Attention as a streaming softmax; the backward pass recomputes each tile.
 
-    Both passes form a tile's logits by the same product, and keep peak and mass apart (a log-sum-exp would round at the
-    size of the peak): at a small tau_context the logits are large, and what is subtracted must be what was added.
+    Both passes compute a tile's logits by the same product and store peak and mass separately, since a log-sum-exp
+    rounds at the size of the peak. At a small tau_context the logits are large, and the backward pass must subtract
+    exactly the numbers that the forward pass added.
     """
 
     @staticmethod
@@ -143,14 +144,14 @@ class _Tiled(torch.autograd.Function):
         copies: Copies | None,
         tile: int,
     ) -> tuple[Tensor, Tensor]:
-        found = torch.empty(len(queries), values.shape[1], dtype=values.dtype, device=values.device)
+        output = torch.empty(len(queries), values.shape[1], dtype=values.dtype, device=values.device)
         statistics = torch.empty(3, len(queries), dtype=queries.dtype, device=queries.device)
         for rows in tiles(len(queries), tile):
             scaled = queries[rows] * scale
-            # Not -inf: a tile may contain nothing but a query's own key, and inf - inf is NaN.
+            # Not -inf: a tile may contain only a query's own key, and inf - inf is NaN.
             peak = scaled.new_full((len(scaled),), torch.finfo(scaled.dtype).min / 2)
             mass, energy = torch.zeros_like(peak), torch.zeros_like(peak)
-            mixed = torch.zeros_like(found[rows])
+            mixed = torch.zeros_like(output[rows])
             for columns in tiles(len(keys), tile):
                 logits = scaled @ keys[columns].T
                 hidden = _hidden_in_tile(own, copies, rows, columns)
@@ -168,34 +169,34 @@ class _Tiled(torch.autograd.Function):
                 mixed = torch.addmm(mixed * kept[:, None], weights, values[columns])
                 peak = new_peak
             mass = mass.clamp_min(torch.finfo(mass.dtype).tiny)  # a query with no visible key gets zeros
-            found[rows] = mixed / mass[:, None]
+            output[rows] = mixed / mass[:, None]
             statistics[:, rows] = torch.stack([peak, mass, energy / mass])
-        ctx.save_for_backward(queries, keys, values, scale, own, found, statistics)
+        ctx.save_for_backward(queries, keys, values, scale, own, output, statistics)
         ctx.copies, ctx.tile = copies, tile
         entropy = torch.where(
             statistics[0] > torch.finfo(scale.dtype).min / 4, statistics[1].log() - statistics[2], 0.0
         )
         ctx.mark_non_differentiable(entropy)
-        return found, entropy
+        return output, entropy
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        queries, keys, values, scale, own, found, statistics = ctx.saved_tensors
+        queries, keys, values, scale, own, output, statistics = ctx.saved_tensors
         with no_autocast(queries.device):
             query_gradient, key_gradient = torch.zeros_like(queries), torch.zeros_like(keys)
             value_gradient = torch.zeros_like(values)
             scale_gradient = accumulator(scale)
-            pass_over = partial(_weights, keys=keys, own=own, copies=ctx.copies, tile=ctx.tile)
+            row_tiles = partial(_weights, keys=keys, own=own, copies=ctx.copies, tile=ctx.tile)
             for rows in tiles(len(queries), ctx.tile):
                 scaled, incoming, about = queries[rows] * scale, gradient[rows], statistics[:, rows, None]
-                mean = torch.linalg.vecdot(incoming, found[rows])
+                mean = torch.linalg.vecdot(incoming, output[rows])
                 if _is_steep(scale):
-                    # The same products as below, so a row with a single neighbor gets a gradient of exactly zero.
+                    # Same products as below, so the gradient of a row with a single neighbor is exactly zero.
                     mean = torch.zeros_like(mean)
-                    for columns, weights, _ in pass_over(scaled, about, rows):
+                    for columns, weights, _ in row_tiles(scaled, about, rows):
                         mean += torch.linalg.vecdot(weights, incoming @ values[columns].T)
-                for columns, weights, logits in pass_over(scaled, about, rows):
+                for columns, weights, logits in row_tiles(scaled, about, rows):
                     value_gradient[columns].addmm_(weights.T, incoming)
                     slope = (incoming @ values[columns].T).sub_(mean[:, None]).mul_(weights)
                     # A row's slopes sum to zero up to rounding; centering the logits keeps that rounding error small.
@@ -208,17 +209,17 @@ class _Tiled(torch.autograd.Function):
 
 
 def _is_steep(scale: Tensor) -> bool:
-    """Whether logits are so large that a row's mean must be computed from exactly the numbers it is subtracted from."""
+    """Return whether logits are so large that a row's mean must come from exactly the numbers it is subtracted from."""
     return float(scale) * torch.finfo(scale.dtype).eps > 2.0**-16
 
 
 def _weights(
     scaled: Tensor, about: Tensor, rows: slice, *, keys: Tensor, own: Tensor | None, copies: Copies | None, tile: int
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """For each tile in a row of tiles: its columns, weights, and logits minus their peak (0 for hidden keys)."""
+    """Yield the columns, weights, and logits minus their peak (0 for hidden keys) of each tile in a row of tiles."""
     peak, mass, _ = about
     for columns in tiles(len(keys), tile):
-        # Recomputed products are usually bit-identical, but no library guarantees it; hence the clamp.
+        # Clamped because recomputed products are usually, but not always, bit-identical.
         logits = (scaled @ keys[columns].T).sub_(peak).clamp_max_(0.0)
         weights = logits.exp().div_(mass)
         hidden = _hidden_in_tile(own, copies, rows, columns)

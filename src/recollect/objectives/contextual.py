@@ -1,4 +1,4 @@
-"""The context objective: a base loss on the embeddings plus one on their contextualised versions (LIxP, Eq. 6)."""
+"""The context objective: a base loss on embeddings plus one on their contextualized versions (LIxP, Eq. 6)."""
 
 import math
 from typing import Any, NamedTuple
@@ -25,18 +25,18 @@ class BatchRows(NamedTuple):
     shard: Shard
 
     def numbers(self) -> Tensor:
-        """Index of each row in the whole batch."""
+        """Return the index of each row in the whole batch."""
         return self.shard.first(len(self.images)) + torch.arange(len(self.images), device=self.images.device)
 
 
 class ContextObjective(Objective):
     """SigLIxP and CLIxP: ``alpha L(x, t; tau_1) + (1 - alpha) L(x_ctx, t; tau_2)`` (LIxP, Eq. 6).
 
-    The paper's ablations are a subclass in ``recollect_papers.lixp.ablations``.
+    ``recollect_papers.lixp.ablations`` has a subclass for the paper's ablations.
 
     Args:
-        base: the loss L.
-        alpha: weight of the loss without context, 0.9 in the paper, 0.95 in its longest runs.
+        base: name of the loss L in `OBJECTIVES`.
+        alpha: weight of the loss without context; 0.9 in the paper, 0.95 in its longest runs.
         scale: initial tau_1 and tau_2.
         bias: initial value of both biases of the sigmoid loss.
         tau_context: initial value; 1 in the paper (uniform attention), smaller for short runs.
@@ -86,12 +86,12 @@ class ContextObjective(Objective):
     ) -> tuple[Tensor, Report]:
         """See `Objective.forward`.
 
-        Copies (``duplicate_ids``) are not context of each other either. The report has ``loss``, ``base_loss``,
-        ``context_loss``, ``scale``, ``scale_context``, ``tau_context``, ``bias``, ``bias_context`` and
+        Copies (``duplicate_ids``) are excluded from each other's context too. The report contains ``loss``,
+        ``base_loss``, ``context_loss``, ``scale``, ``scale_context``, ``tau_context``, ``bias``, ``bias_context`` and
         ``effective_neighbors``.
 
         Raises:
-            ValueError: the shapes differ, labels are missing, or there is nothing to look up.
+            ValueError: the shapes differ, labels are missing, or the batch has fewer than two rows.
         """
         check_pairs(images, texts)
         rows = BatchRows(full_precision(images), unit(images), unit(texts), labels, duplicate_ids, shard)
@@ -103,12 +103,12 @@ class ContextObjective(Objective):
         return self.two_losses(rows, [self.term.set_of(rows.unit_images, self.alpha)], found)
 
     def sharpness(self, rows: BatchRows) -> Tensor:
-        """Factor of the logits of a look-up, ``1 / (tau_context sqrt(d))``."""
+        """Return the factor of the attention logits, ``1 / (tau_context sqrt(d))``."""
         return 1 / (self.log_tau.exp() * math.sqrt(rows.images.shape[1]))
 
     def two_losses(self, rows: BatchRows, sets: list[LossInputs], found: Attended) -> tuple[Tensor, Report]:
-        """The losses of the embeddings ``sets`` and of what they found (Eq. 6), with the report."""
-        assert self.context_term is not None, "an objective of two losses"
+        """Return the weighted losses of the embeddings ``sets`` and their attended values (Eq. 6), and the report."""
+        assert self.context_term is not None, "this objective has no context loss"
         sets = [*sets, self.context_term.set_of(unit(found.values), 1 - self.alpha)]
         loss, parts = self.term.losses(sets, rows.texts, rows.labels, rows.duplicate_ids, rows.shard)
         whole = sum((one.weight * part for one, part in zip(sets, parts, strict=True)), torch.zeros_like(parts[0]))
@@ -116,7 +116,7 @@ class ContextObjective(Objective):
 
     @torch.no_grad()
     def report(self, loss: Tensor, base: Tensor, context: Tensor | None, found: Attended, shard: Shard) -> Report:
-        """The report of `forward`; ``context`` is None for an objective of one loss."""
+        """Return the report of `forward`; ``context`` is None if the objective has no context loss."""
         report = {"loss": loss, "base_loss": base, "scale": self.term.log_scale.exp()}
         report["tau_context"] = self.log_tau.exp()
         report["effective_neighbors"] = shard.total(found.entropy.exp().mean()) / shard.size

@@ -1,7 +1,7 @@
 """One loss over many processes: each process holds some rows of the batch and sees all columns.
 
-The loss of the batch is the sum over processes. Rows that other processes need are gathered together with their
-gradients, which are summed on the way back; the column sums of a softmax are combined in log space.
+The batch's loss is the sum over processes. Rows needed by other processes are gathered, and their gradients summed in
+the backward pass; the column sums of a softmax are combined in log space.
 """
 
 from typing import NamedTuple
@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 class Shard:
-    """The rows of the batch that one process holds. This class holds all; `recollect.training.ranks` splits them.
+    """The rows of the batch held by one process: all of them here, a part in `recollect.training.ranks`.
 
     Attributes:
-        size: number of processes; each holds equally many rows.
+        size: number of processes; each holds the same number of rows.
         place: rank of this process.
     """
 
@@ -22,15 +22,15 @@ class Shard:
     place: int = 0
 
     def first(self, rows: int) -> int:
-        """Index in the batch of this process's first row, given that it holds ``rows`` rows."""
+        """Return the batch index of this process's first row if it holds ``rows`` rows."""
         return self.place * rows
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The rows of all processes, in rank order. Gradients are summed over processes."""
+        """Return the rows of all processes, in rank order. Gradients are summed over processes."""
         return rows
 
     def log_sum(self, parts: Float[Tensor, " columns"]) -> Float[Tensor, " columns"]:
-        """Elementwise ``log sum exp`` over processes."""
+        """Compute ``log sum exp`` over processes, elementwise."""
         return parts
 
     def total(self, numbers: Tensor) -> Tensor:
@@ -42,11 +42,11 @@ WHOLE = Shard()
 
 
 class Copies(NamedTuple):
-    """Which (row, column) pairs are copies of one sample, and therefore neither negatives nor context.
+    """(row, column) pairs that are copies of one sample, and therefore neither negatives nor context.
 
     Attributes:
-        rows, columns: ids of each row and column; two samples that share one are copies, unless it is negative.
-        first: the column paired with row 0 (row 1 has the next, and so on); None if rows have no paired column.
+        rows, columns: ids of each row and column; samples that share a non-negative id are copies.
+        first: the column paired with row 0; row i is paired with ``first + i``. None if rows have no paired column.
         row_groups, column_groups: classes; copies of the same class remain positives.
     """
 
@@ -57,7 +57,7 @@ class Copies(NamedTuple):
     column_groups: Tensor | None = None
 
     def among(self, rows: slice, columns: slice) -> Tensor:
-        """Boolean mask of the copies in a tile."""
+        """Return a boolean mask of the copies in a tile."""
         mask = self._share(0, rows, columns)
         for mark in range(1, self.rows.shape[1]):
             mask |= self._share(mark, rows, columns)
@@ -74,7 +74,7 @@ class Copies(NamedTuple):
 
 
 def own_diagonal(tile: Tensor, first: int, rows: slice, columns: slice) -> Tensor | None:
-    """A view of the tile's entries that pair a row with its own column; None if it has none."""
+    """Return a view of the tile's entries that pair a row with its own column; None if there are none."""
     offset = first + rows.start - columns.start
     return tile.diagonal(offset) if -tile.shape[0] < offset < tile.shape[1] else None
 
@@ -82,11 +82,11 @@ def own_diagonal(tile: Tensor, first: int, rows: slice, columns: slice) -> Tenso
 def find_copies(
     duplicate_ids: Int[Tensor, "rows columns"] | None, shard: Shard, groups: Tensor | None = None
 ) -> Copies | None:
-    """The copies in a batch; None if all rows are distinct.
+    """Find the copies in a batch; return None if all rows are distinct.
 
     Args:
-        duplicate_ids: ids of this process's rows; rows that share one are copies. Negative ones stand for no id.
-        shard: which rows this process holds.
+        duplicate_ids: ids of this process's rows; rows that share one are copies. Negative values mean no id.
+        shard: this process's part of the batch.
         groups: classes of the whole batch; see `Copies`.
     """
     if duplicate_ids is None:

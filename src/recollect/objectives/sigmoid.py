@@ -36,19 +36,19 @@ def sigmoid_contrastive(
 ) -> Float[Tensor, ""]:
     """SigLIP: a binary decision for every (image, text) pair (LIxP, Eq. 2, with SigLIP's sign).
 
-    ``-1/B sum_ij log sigmoid(z_ij (scale x_i·t_j + bias))`` with ``z = +1`` for pairs and ``-1`` elsewhere. The paper
-    prints the other sign inside; with its bias of -10 random embeddings would then start at a loss of about ``10 B``.
+    ``-1/B sum_ij log sigmoid(z_ij (scale x_i·t_j + bias))`` with ``z = +1`` for pairs and ``-1`` elsewhere. LIxP prints
+    the opposite sign inside, but with its bias of -10, random embeddings would then start at a loss of about ``10 B``.
 
     Args:
         images: unit-norm image embeddings.
         texts: unit-norm text embeddings; row i describes image i.
-        scale: inverse temperature, 10 at the start in the paper.
-        bias: -10 at the start; about ``-log B`` for small batches.
+        scale: inverse temperature; 10 at the start in the paper.
+        bias: -10 at the start in the paper; about ``-log B`` for small batches.
         duplicate_ids: rows that share a non-negative number in any column are copies of one sample and are not
             negatives of each other.
         form: blockwise keeps no B × B tensor for the backward pass; value and gradients are the same.
         tile: edge length of a tile in the blockwise form.
-        shard: which rows of the batch these are; summed over processes, the losses give that of the batch.
+        shard: this process's part of the batch; the losses of all processes sum to the batch's loss.
 
     Returns:
         The loss, a scalar, at least float32.
@@ -71,9 +71,9 @@ def sigmoid_sets(
     tile: int | None = None,
     shard: Shard = WHOLE,
 ) -> tuple[Float[Tensor, ""], list[Float[Tensor, ""]]]:
-    """The weighted sum of several sigmoid losses against the same texts, and each loss detached.
+    """Return the weighted sum of several sigmoid losses against the same texts, and each loss detached.
 
-    Computing them together keeps a single gradient of the texts for the backward pass instead of one per loss.
+    Computing them together stores one gradient of the texts for the backward pass instead of one per loss.
     """
     with no_autocast(texts.device):
         first = shard.first(len(texts))
@@ -93,12 +93,12 @@ def _dense(member: LossInputs, texts: Tensor, first: int, copies: Copies | None)
     attraction = logits.diagonal(first).sum()
     if copies is not None:
         logits = logits.masked_fill(copies.among(slice(0, len(logits)), slice(0, len(texts))), -torch.inf)
-    # log sigmoid(-l) = -softplus(l) and log sigmoid(l) = l - softplus(l): stable, and needs no sign matrix.
+    # Stable and without a sign matrix: log sigmoid(-l) = -softplus(l) and log sigmoid(l) = l - softplus(l).
     return (functional.softplus(logits).sum() - attraction) / len(texts)
 
 
 class _Tiled(torch.autograd.Function):
-    """Computes the gradients during the forward pass, tile by tile, so nothing of size B × B is ever kept."""
+    """Computes the gradients during the forward pass, tile by tile, so no B × B tensor is stored."""
 
     @staticmethod
     def forward(
@@ -129,7 +129,7 @@ class _Tiled(torch.autograd.Function):
 def _one_set(
     member: LossInputs, texts: Tensor, first: int, copies: Copies | None, tile: int, text_gradient: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Sum of one set's terms and its weighted gradients; accumulates into ``text_gradient`` unless that is None."""
+    """Return the sum of one set's terms and its weighted gradients; accumulate into ``text_gradient`` unless None."""
     images, scale, bias, factor = member
     image_gradient = torch.zeros_like(images)
     loss, bias_gradient = accumulator(texts), accumulator(texts)

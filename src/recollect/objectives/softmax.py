@@ -31,9 +31,9 @@ def softmax_contrastive(
     tile: int | None = None,
     shard: Shard = WHOLE,
 ) -> Float[Tensor, ""]:
-    """CLIP: each image must pick out its text among the batch, and each text its image (LIxP, Eq. 1; prefix, Eq. 1–3).
+    """CLIP: classify each image's text among the batch, and each text's image (LIxP, Eq. 1; prefix, Eq. 1–3).
 
-    The mean of both cross-entropies of the logits ``scale x_i·t_j``. LIxP's Eq. 1 lacks its minus sign.
+    The mean of both cross-entropies of the logits ``scale x_i·t_j``. LIxP's Eq. 1 lacks the minus sign.
 
     Args:
         images: unit-norm image embeddings.
@@ -43,7 +43,7 @@ def softmax_contrastive(
             negatives of each other.
         form: blockwise keeps no B × B tensor for the backward pass; value and gradients are the same.
         tile: edge length of a tile in the blockwise form.
-        shard: which rows of the batch these are; summed over processes, the losses give that of the batch.
+        shard: this process's part of the batch; the losses of all processes sum to the batch's loss.
 
     Returns:
         The loss, a scalar, at least float32.
@@ -68,22 +68,22 @@ def label_contrastive(
 ) -> Float[Tensor, ""]:
     """UniCL: every sample of the same class is a positive (Yang et al., 2022; prefix conditioning, section 3.1).
 
-    ``-1/B sum_i 1/|P(i)| sum_{k in P(i)} log softmax_j(scale x_i·t_j)[k]``, mean of both directions. With labels that
-    are all different it is `softmax_contrastive`.
+    ``-1/B sum_i 1/|P(i)| sum_{k in P(i)} log softmax_j(scale x_i·t_j)[k]``, averaged over both directions. Equal to
+    `softmax_contrastive` if all labels differ. See there for the other arguments.
 
     Args:
-        labels: class of each sample; a negative one marks a caption, whose only positive is its own pair.
-        duplicate_ids: see `softmax_contrastive`, as for the others; copies of the same class remain positives.
+        labels: class of each sample; negative for captions, whose only positive is their own pair.
+        duplicate_ids: see `softmax_contrastive`; copies of the same class remain positives.
 
     Raises:
-        ValueError: the shapes differ, or there is not one label for each row.
+        ValueError: the shapes differ, or the number of labels is not the number of rows.
     """
     check_pairs(images, texts)
     if labels.shape != images.shape[:1]:
         raise ValueError(f"need one label for each of {len(images)} rows, got labels of shape {tuple(labels.shape)}")
     labels = shard.gather(labels)
-    alone = -1 - torch.arange(len(labels), device=labels.device)
-    return _contrastive(images, texts, scale, torch.where(labels < 0, alone, labels), duplicate_ids, form, tile, shard)
+    unique = -1 - torch.arange(len(labels), device=labels.device)
+    return _contrastive(images, texts, scale, torch.where(labels < 0, unique, labels), duplicate_ids, form, tile, shard)
 
 
 def _contrastive(
@@ -96,7 +96,7 @@ def _contrastive(
     tile: int | None,
     shard: Shard,
 ) -> Tensor:
-    """``groups`` covers the whole batch."""
+    """Compute either loss; ``groups`` holds the classes of the whole batch."""
     with no_autocast(images.device):
         images, texts = full_precision(images), shard.gather(full_precision(texts))
         copies = find_copies(duplicate_ids, shard, groups)
@@ -107,12 +107,12 @@ def _contrastive(
         wide = accumulator(images).dtype
         partition = of_rows.sum(dtype=wide) + shard.log_sum(of_columns)[own].sum(dtype=wide)
         attraction = scale * torch.linalg.vecdot(images, _positives(texts, groups, own)).sum(dtype=wide)
-        # A class has equally many rows and columns, so the attraction is the same in both directions.
+        # A class has as many rows as columns, so the attraction is the same in both directions.
         return ((partition - 2 * attraction) / (2 * len(texts))).to(images.dtype)
 
 
 def _positives(texts: Tensor, groups: Tensor | None, own: slice) -> Tensor:
-    """The mean positive of each row in ``own``: its own text, or the mean of the texts of its class."""
+    """Return the mean positive of each row in ``own``: its text, or the mean text of its class."""
     if groups is None:
         return texts[own]
     _, inverse, counts = groups.unique(return_inverse=True, return_counts=True)
@@ -123,18 +123,18 @@ def _positives(texts: Tensor, groups: Tensor | None, own: slice) -> Tensor:
 def log_sums(
     images: Tensor, texts: Tensor, scale: Tensor, copies: Copies | None, form: Form, tile: int | None
 ) -> tuple[Tensor, Tensor]:
-    """``log sum exp`` of the logits over columns (per row) and over these rows (per column), without copies."""
+    """Return ``log sum exp`` of the logits over columns (per row) and over these rows (per column), without copies."""
     if resolve(form, len(texts)) == "dense":
         logits = scale * (images @ texts.T)
         if copies is not None:
             logits = logits.masked_fill(copies.among(slice(0, len(images)), slice(0, len(texts))), -torch.inf)
-        # A column of nothing but copies contributes nothing; left at -inf its gradient would be NaN.
-        columns = logits if copies is None else logits.masked_fill(logits.isneginf().all(0), _LEAST)
+        # A column that contains only copies contributes nothing; at -inf its gradient would be NaN.
+        columns = logits if copies is None else logits.masked_fill(logits.isneginf().all(0), _LOG_ZERO)
         return logits.logsumexp(1), columns.logsumexp(0)
     return _LogSums.apply(images, texts, scale, copies, tile or tile_size(images.device))
 
 
-_LEAST = -1e30  # log(0) as a finite number, since inf - inf is NaN
+_LOG_ZERO = -1e30  # log(0) as a finite number, since inf - inf is NaN
 
 
 class _LogSums(torch.autograd.Function):
@@ -144,14 +144,14 @@ class _LogSums(torch.autograd.Function):
     def forward(
         ctx: Any, images: Tensor, texts: Tensor, scale: Tensor, copies: Copies | None, tile: int
     ) -> tuple[Tensor, Tensor]:
-        of_rows = images.new_full((len(images),), _LEAST)
-        of_columns = images.new_full((len(texts),), _LEAST)
+        of_rows = images.new_full((len(images),), _LOG_ZERO)
+        of_columns = images.new_full((len(texts),), _LOG_ZERO)
         for rows in tiles(len(images), tile):
             scaled = images[rows] * scale
             for columns in tiles(len(texts), tile):
                 logits = scaled @ texts[columns].T
                 if copies is not None:
-                    logits.masked_fill_(copies.among(rows, columns), _LEAST)
+                    logits.masked_fill_(copies.among(rows, columns), _LOG_ZERO)
                 of_rows[rows] = torch.logaddexp(of_rows[rows], logits.logsumexp(1))
                 of_columns[columns] = torch.logaddexp(of_columns[columns], logits.logsumexp(0))
         ctx.save_for_backward(images, texts, scale, of_rows, of_columns)

@@ -11,7 +11,7 @@ from recollect.objectives.tiles import Form
 
 
 class LossInputs(NamedTuple):
-    """One set of images to score against the texts, with its own temperature, bias and weight in the total."""
+    """One set of images to score against the texts, with its temperature, bias and weight in the total loss."""
 
     images: Tensor
     scale: Tensor
@@ -20,15 +20,15 @@ class LossInputs(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """What the images are scored against; this process's rows, with unit-norm texts.
+    """Texts and labels that images are scored against; this process's rows.
 
     Attributes:
-        texts: (n, width); row i describes image i.
+        texts: unit-norm (n, width); row i describes image i.
         labels: int64 (n,), negative for samples without a class; None without labels.
         duplicate_ids: int64 (n, columns); rows that share a non-negative number in any column are copies of one
             sample.
         form: dense or blockwise.
-        shard: which rows of the batch these are.
+        shard: this process's part of the batch.
     """
 
     texts: Tensor
@@ -44,18 +44,18 @@ Losses = tuple[Tensor, list[Tensor]]
 
 @dataclass(frozen=True)
 class BaseLoss:
-    """A base loss L(x, t), minimized on its own or together with context (LIxP, Eq. 6).
+    """A base loss L(x, t), minimized alone or with context (LIxP, Eq. 6).
 
     To add a loss, write its function in a new file and list it in `recollect.objectives.OBJECTIVES`.
 
     Attributes:
-        losses: scores each set of images against the targets. Summed over all processes, this is the loss of the batch.
-        name: what to call a model trained with it.
-        name_with_context: what to call one trained with context.
-        biased: whether its logits have a learned bias.
-        labeled: whether it needs labels.
-        smooths: whether it is linear in its targets, so that label smoothing is
-            `recollect.objectives.base.smoothing_slope`.
+        losses: scores each set of images against the targets; the sum over processes is the batch's loss.
+        name: name of models trained with this loss.
+        name_with_context: name of models trained with this loss and context.
+        biased: whether the logits have a learned bias.
+        labeled: whether labels are required.
+        smooths: whether label smoothing is supported (`recollect.objectives.base.smoothing_slope`); requires a loss
+            that is linear in its targets.
     """
 
     losses: Callable[[list[LossInputs], Targets], Losses]
@@ -67,6 +67,6 @@ class BaseLoss:
 
 
 def weighted_sum(sets: list[LossInputs], losses: list[Tensor]) -> Losses:
-    """Weighted sum of the losses, and each loss detached."""
+    """Return the weighted sum of the losses, and each loss detached."""
     total = sum((one.weight * loss for one, loss in zip(sets, losses, strict=True)), losses[0].new_zeros(()))
     return total, [loss.detach() for loss in losses]

@@ -1,4 +1,4 @@
-"""Shared by the blockwise losses: tiles, precision, and the choice between dense and blockwise."""
+"""Helpers of the blockwise losses: tiles, precision, and the choice between dense and blockwise."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 Form = Literal["auto", "dense", "blockwise"]
-"""How to compute a B × B interaction: as one matrix, tile by tile without keeping any tile, or whichever is faster."""
+"""How to compute a B × B interaction: as one matrix, tile by tile without storing tiles, or whichever is faster."""
 
 BLOCKWISE_FROM = 1024
-"""Batch size from which ``auto`` chooses blockwise, because it is faster there (benchmarks/bench.py)."""
+"""Batch size from which blockwise is faster, and chosen by ``auto`` (benchmarks/bench.py)."""
 
 
 def resolve(form: Form, rows: int) -> Literal["dense", "blockwise"]:
@@ -28,12 +28,12 @@ def resolve(form: Form, rows: int) -> Literal["dense", "blockwise"]:
 
 
 def tile_size(device: torch.device) -> int:
-    """Edge length of a tile: small enough for a CPU's cache, large enough to keep an accelerator busy."""
+    """Return the edge length of a tile: small enough for a CPU's cache, large enough to keep an accelerator busy."""
     return 512 if device.type == "cpu" else 4096
 
 
 def tiles(rows: int, size: int) -> Iterator[slice]:
-    """Consecutive slices of ``size`` rows; the last may be shorter."""
+    """Yield consecutive slices of ``size`` rows; the last may be shorter."""
     for start in range(0, rows, size):
         yield slice(start, min(start + size, rows))
 
@@ -44,18 +44,18 @@ def full_precision(tensor: Tensor) -> Tensor:
 
 
 def accumulator(like: Tensor) -> Tensor:
-    """A zero for summing many tiles: float64 where the device supports it."""
+    """Return a zero for summing many tiles, in float64 if the device supports it."""
     return torch.zeros((), dtype=like.dtype if like.device.type == "mps" else torch.float64, device=like.device)
 
 
 def add_up(tile: Tensor, like: Tensor) -> Tensor:
-    """Sum a tile in the accumulator's dtype, but rows in their own: a wider tile took 10 to 25 % of SigLIP's time."""
+    """Sum rows in the tile's dtype, then in the accumulator's: a wider tile took 10 to 25 % of SigLIP's time."""
     return tile.sum(1).sum(dtype=like.dtype)
 
 
 @contextmanager
 def no_autocast(device: torch.device) -> Iterator[None]:
-    """Disable autocast and TF32, which would round the logits, in the forward and the blockwise backward pass."""
+    """Disable autocast and TF32, which would round the logits, while the block runs."""
     matmul = torch.backends.cuda.matmul
     rounds = device.type == "cuda" and matmul.allow_tf32
     if rounds:
