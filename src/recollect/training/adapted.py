@@ -1,4 +1,4 @@
-"""LoRA: low-rank adapters of a checkpoint's layers learn, its weights stay as they are (Hu et al., 2022)."""
+"""LoRA: train low-rank adapters of a checkpoint's layers and keep its weights fixed (Hu et al., 2022)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,22 +20,22 @@ from recollect.training.options import Model
 from recollect.training.step import EncoderTowers
 
 ADAPTER = "adapter"
-"""Sub-folder of a finished run with its adapter in PEFT's format."""
+"""Subfolder of a finished run with its adapter in PEFT's format."""
 
 _RECORD = "adapted.json"
 _TOWERS: Mapping[Tower, str] = {"image": "vision_model.", "text": "text_model."}
 
 
 class AdaptedTowers(EncoderTowers):
-    """A dual encoder with LoRA adapters, which alone learn.
+    """A dual encoder of which only the LoRA adapters are trained.
 
-    A checkpoint has only the adapters (`save`); the finished model has them merged into the weights, and also in PEFT's
-    format (`publish`).
+    A checkpoint holds only the adapters (`save`). The finished model has them merged into the weights, and also
+    separately in PEFT's format (`publish`).
 
     Args:
-        encoder: after `recollect.models.lora.add_lora`.
+        encoder: encoder with adapters (`recollect.models.lora.add_lora`).
         base: path or hub id of the encoder, for PEFT's record.
-        fingerprint: of the encoder without adapters.
+        fingerprint: fingerprint of the encoder without adapters.
     """
 
     def __init__(self, encoder: DualEncoder, base: str, fingerprint: str) -> None:
@@ -43,35 +43,34 @@ class AdaptedTowers(EncoderTowers):
         self.base, self.fingerprint = base, fingerprint
 
     def save(self, folder: Path) -> Path:
-        """Write the adapters, and which encoder they belong to."""
+        """Write the adapters and the fingerprint of their encoder."""
         save_lora(folder, self.encoder, self.base)
         record = {"base": self.fingerprint, "scale": self.encoder.scale, "bias": self.encoder.bias}
         write_json(folder / _RECORD, record)
         return folder
 
     def publish(self, folder: Path) -> Path:
-        """Write the encoder with the adapters merged, and the adapters alone in its folder `ADAPTER`."""
+        """Write the encoder with merged adapters, and the adapters alone in its subfolder `ADAPTER`."""
         merged(self.encoder).save(folder)
         save_lora(folder / ADAPTER, self.encoder, self.base)
         return folder
 
 
 def add_adapters(encoder: DualEncoder, options: Model, seed: int, saved: Path | None = None) -> AdaptedTowers:
-    """Adapters on every attention and MLP layer of the towers that are not frozen: A Xavier uniform, B zero.
+    """Add adapters to every attention and MLP layer of the unfrozen towers: A is Xavier uniform, B zero.
 
     Args:
-        encoder: the model that ``options.start`` names.
-        options: rank, scale, and a tower that gets none.
-        seed: of A.
-        saved: what `AdaptedTowers.save` wrote; its adapters are loaded instead.
+        encoder: the model at ``options.start``.
+        options: rank and scale of the adapters, and the frozen tower.
+        seed: random seed of A.
+        saved: folder written by `AdaptedTowers.save`, to load its adapters instead.
 
     Raises:
-        UserError: a tower has no such layers, PEFT is not installed, or the encoder is not the one that the saved
-            adapters change.
+        UserError: a tower has no such layers, PEFT is not installed, or the saved adapters belong to another encoder.
     """
     base, fingerprint = options.start, encoder.fingerprint
     if saved is None:
-        assert options.lora is not None, "asked for"
+        assert options.lora is not None, "options.lora is not set"
         alpha = options.lora if options.lora_alpha is None else options.lora_alpha
         adapters = AdapterOptions(rank=options.lora, scale=alpha / options.lora, seed=seed)
         left_out = tuple(prefix for tower, prefix in _TOWERS.items() if tower == options.freeze)

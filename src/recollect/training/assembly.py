@@ -40,25 +40,25 @@ from recollect.training.ranks import ProcessRanks, check_agreement, first_makes
 from recollect.training.step import Inputs, Towers
 
 Feed = Callable[[int, int], Iterator[Inputs]]
-"""Maps a range of steps to the inputs of each."""
+"""Maps a range of steps to the inputs of each step."""
 
 _SECOND_VIEW = 1
-_MOST_WORKERS = 8
-_SHORT_RUN = 20_000  # examples; starting a process takes as long as reading some hundred
-_MOST_TEXTS = 1_000_000  # that a tokenizer is trained on; more do not change it
+_MAX_WORKERS = 8
+_SHORT_RUN = 20_000  # examples; starting a process takes as long as reading a few hundred
+_MAX_TEXTS = 1_000_000  # texts to train a tokenizer on; more do not change the result
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a run trains and reads.
+    """Model, objective and data of a run.
 
     Attributes:
         model: a dual encoder.
         objective: maps raw embeddings to a loss and a report.
-        feed: the inputs of any range of steps; those of a step are a function of the seed and the step.
-        seen: maps a number of steps to the samples of each source that these first steps read.
-        data: facts about everything the run reads; a checkpoint records them, and a run resumes only with the same.
-        subject: of the model's card.
+        feed: maps a range of steps to their inputs; a step's inputs are a function of the seed and the step.
+        seen: maps a number of steps to the number of samples read from each source in the first steps.
+        data: facts about all data of the run; saved in checkpoints, and a run resumes only if they still hold.
+        subject: subject of the model card.
     """
 
     model: Towers
@@ -70,7 +70,7 @@ class Parts:
 
 
 def object_spec(source: Source) -> str:
-    """The spec, in a recipe, of a source that is a Python object: its name and content."""
+    """Return the spec, in a recipe, of a source that is a Python object: its name and fingerprint."""
     return f"{OBJECT}{source.name}@{source.fingerprint}"
 
 
@@ -85,12 +85,12 @@ def assemble_recipe(
 
     Args:
         place: this process.
-        saved_model: folder of the model to resume with; None to start as the recipe says.
+        saved_model: folder of the model to resume with; None starts from ``recipe.model``.
         objects: sources that are Python objects, by their spec in the recipe (`object_spec`).
-        objective: replaces the recipe's.
+        objective: replaces the recipe's objective.
 
     Raises:
-        UserError: bad data, or Python objects of the recipe are missing.
+        UserError: bad data, or a Python object of the recipe is missing.
     """
     data, needs = recipe.data, None if objective is None else objective.needs
     check_at_once(recipe, place, resumed=saved_model is not None, needs=needs)
@@ -100,7 +100,7 @@ def assemble_recipe(
     for (_, source), name in zip(files, names, strict=True):
         source.name = name
     refuse(*kind_errors(recipe, [source.kind for source in sources], needs))
-    _mixed(sources, data)  # errors show before anything is fitted or embedded
+    _mixed(sources, data)  # raise errors before anything is fitted or embedded
     facts = _data_facts(data, sources)
     check_agreement({name: _in_words(known) for name, known in facts.items()})
     if saved_model is not None and recipe.model.lora is None:  # LoRA's checkpoints have only the adapters
@@ -122,8 +122,8 @@ def assemble_recipe(
     if recipe.model.lora is not None:
         towers = add_adapters(model, recipe.model, recipe.seed, saved_model)
     if place.first and (recipe.chunk or place.size > 1) and model.normalizes_by_batch:
-        parts = "a chunk" if recipe.chunk else "the rows of a process"
-        note(f"{recipe.model.start}: its batch norms see {parts} at a time, so results depend on the number of rows")
+        rows = "one chunk" if recipe.chunk else "one process's rows"
+        note(f"{recipe.model.start}: batch norm statistics cover {rows} at a time, so results depend on their number")
     stream = BatchStream(
         _mixed(sources, data),
         recipe.batch_size,
@@ -136,8 +136,8 @@ def assemble_recipe(
     if place.first:
         for source, count in zip(sources, stream.most_until(recipe.steps), strict=True):
             if count > len(source):
-                several = f"{counted(len(source), 'sample')} for {count:,} of a batch"
-                note(f"{source.name}: {several}; copies are left out of the loss")
+                rows = f"{counted(len(source), 'sample')} for {count:,} rows of a batch"
+                note(f"{source.name}: {rows}; copies are not negatives of each other")
     feed = _feed(stream, towers, objective.needs, recipe, place)
     return Parts(towers, objective, feed, stream.seen, facts)
 
@@ -147,19 +147,19 @@ def _mixed(sources: tuple[Source, ...], data: Data) -> DataMix:
 
 
 def open_sources(data: Data, objects: Mapping[str, Source] = MappingProxyType({})) -> tuple[Source, ...]:
-    """The sources of a recipe, in its order.
+    """Open the sources of a recipe, in its order.
 
     Args:
-        objects: sources that are open already, by their spec.
+        objects: open sources, by their spec.
 
     Raises:
-        UserError: a source cannot be opened, or is a Python object that is missing.
+        UserError: a source cannot be opened, or a Python object is missing.
     """
     return tuple(objects[spec] if spec in objects else _open(spec, kind, data) for spec, kind in data.specs)
 
 
 def _data_facts(data: Data, sources: Sequence[Source]) -> Facts:
-    """Facts about everything the run reads: samples, and a digest of the content."""
+    """Return facts about all data of the run: number of samples, and a digest of the content."""
     facts: dict[str, Mapping[str, int | str]] = {}
     for (spec, _), source in zip(data.specs, sources, strict=True):
         counted = {} if source.endless else {"samples": len(source)}
@@ -169,7 +169,7 @@ def _data_facts(data: Data, sources: Sequence[Source]) -> Facts:
 
 
 def _large_facts(source: Source) -> dict[str, str]:
-    """For large files, whose content digest covers only parts: a digest of all bytes if feasible, and of the times."""
+    """Return digests of large files, whose content digest covers only parts: times and, if feasible, all bytes."""
     if not (files := source.sampled_files):
         return {}
     whole = first_makes(partial(whole_hash, files, source.name))
@@ -182,31 +182,32 @@ def _in_words(known: Mapping[str, int | str]) -> str:
 
 def _open(spec: str, kind: Kind | None, data: Data) -> Source:
     name = spec.removeprefix(OBJECT).rpartition("@")[0]
-    absent = f"{name}: a Python object of the program that trained. Pass it to train(sources=[...]) again."
-    refuse((spec.startswith(OBJECT), absent))
-    split = data.split if split_of(spec) is None else None  # the split of an address takes precedence
+    missing = f"{name}: a Python object of the program that trained. Pass it to train(sources=[...]) again."
+    refuse((spec.startswith(OBJECT), missing))
+    split = data.split if split_of(spec) is None else None  # a split in the address takes precedence
     source = open_source(spec, split=split, kind=kind, columns=data.columns(kind), lost_share=data.broken_share)
     if isinstance(source, TableSource) and source.kind == "caption" and source.columns.caption is None:
-        held = ", ".join(map(repr, source.table.column_names))
-        raise UserError(f"{spec}: no captions and no classes; it has {held}. Name a column with --data.caption-column.")
+        columns = ", ".join(map(repr, source.table.column_names))
+        hint = "Name a column with --data.caption-column."
+        raise UserError(f"{spec}: no captions and no classes; its columns are {columns}. {hint}")
     return source
 
 
 def workers_of(recipe: Recipe, sources: Sequence[Source], processes: int) -> int:
-    """Number of processes that read ahead for each of the ``processes`` of this machine."""
+    """Return the number of data workers for each of this machine's training ``processes``."""
     if recipe.workers is not None:
         return recipe.workers
     short = recipe.steps * recipe.batch_size < _SHORT_RUN
     if short or all(source.makes_batches for source in sources):
         return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(0, min(_MOST_WORKERS, cores // max(1, processes) - 1))
+    return max(0, min(_MAX_WORKERS, cores // max(1, processes) - 1))
 
 
 def start_model(options: Model, sources: tuple[Source, ...], seed: int) -> DualEncoder:
-    """The model to train: a pair of towers, a checkpoint, or a new model of a preset.
+    """Return the model to train: a pair of towers, a checkpoint, or a new model of a preset.
 
-    A preset's tokenizer is trained on the sources' texts.
+    A preset's tokenizer is trained on the sources' texts unless the options set one.
     """
     if options.text is not None:
         from recollect.models.pairing import pair_towers
@@ -220,7 +221,7 @@ def start_model(options: Model, sources: tuple[Source, ...], seed: int) -> DualE
         texts = None
         tokenizer = None if PRESETS[options.start].own_words else options.tokenizer
         if tokenizer is None:
-            texts = [text for source in sources for text in corpus(source, _MOST_TEXTS // len(sources))]
+            texts = [text for source in sources for text in corpus(source, _MAX_TEXTS // len(sources))]
         model = build_model(options.start, texts=texts, tokenizer=tokenizer, seed=seed)
     for kind in dict.fromkeys(options.prefixes):
         model.add_prefixes((kind,), length=options.prefixes.count(kind), seed=seed)
@@ -230,7 +231,7 @@ def start_model(options: Model, sources: tuple[Source, ...], seed: int) -> DualE
 def build_objective(
     options: ObjectiveOptions, model: DualEncoder, seed: int = 0
 ) -> ContrastiveObjective | ContextObjective:
-    """The objective, with the checkpoint's temperature and bias if the recipe names none; `seed` starts its heads."""
+    """Build the objective, with the model's temperature and bias unless the options set them; ``seed`` is for heads."""
     scale = options.scale or model.scale or 10.0
     bias = next(value for value in (options.bias, model.bias, FIRST_BIAS) if value is not None)
     if options.context is None:
@@ -241,7 +242,7 @@ def build_objective(
 
 
 def training_transform(model: DualEncoder, data: Data) -> ImageTransform:
-    """The model's training transform, with the recipe's crop and flip, also for models that crop nothing by default."""
+    """Return the model's training transform with the recipe's crop and flip, even if the model crops nothing."""
     transform = model.training_transform()
     if data.crop is not None:
         transform = replace(transform, training=True, scale=(data.crop, 1.0))
@@ -253,9 +254,9 @@ def training_transform(model: DualEncoder, data: Data) -> ImageTransform:
 def lock_towers(
     model: DualEncoder, sources: tuple[Source, ...], recipe: Recipe, crops: ImageTransform
 ) -> tuple[LockedTowers, tuple[LockedSource, ...]]:
-    """The towers and the sources of a run whose frozen parts are computed beforehand (``recipe.model.locked``)."""
+    """Compute the features of frozen parts (``recipe.model.locked``); return the towers and sources that use them."""
     views, share = recipe.model.views, recipe.data.broken_share
-    # The first process embeds, and the others of its machine find its files.
+    # The first process embeds; other processes on its machine read the cached files.
     locked = tuple(
         first_makes(partial(lock_source, model, source, views=views, crops=crops, broken_share=share))
         for source in sources
@@ -275,7 +276,7 @@ def _feed(
     recipe: Recipe,
     place: ProcessRanks,
 ) -> Feed:
-    # Whole batches are normalized on the device. Chunks are moved there one by one, and the rest waits as bytes.
+    # Whole batches are normalized on the device. With chunks, the batch stays on the CPU as bytes.
     raw = recipe.chunk is not None
     device = None if raw else place.device
     workers = workers_of(recipe, stream.mixture.sources, int(os.environ.get("LOCAL_WORLD_SIZE", place.size)))
@@ -307,7 +308,7 @@ def _feed(
 
 
 def row_tokenizer(model: DualEncoder | LockedTowers | AdaptedTowers) -> TextTokens | None:
-    """The tokenizer of the processes that read ahead; None if a text's tokens depend on the whole batch."""
+    """Return the tokenizer for the data workers; None if a text's tokens depend on the whole batch."""
     if isinstance(model, LockedTowers) and model.texts is not None:
         return None
     encoder = model if isinstance(model, DualEncoder) else model.encoder
@@ -316,9 +317,9 @@ def row_tokenizer(model: DualEncoder | LockedTowers | AdaptedTowers) -> TextToke
 
 
 def duplicate_ids_of(batch: Batch, copies: CopiesBy) -> Tensor:
-    """Ids shared by copies of one sample, from its id and optionally its caption; int64 (n, columns).
+    """Return ids shared by copies of a sample, derived from its id and optionally its caption; int64 (n, columns).
 
-    The same in every process; 63 bits, so that two of a billion samples share one by chance once in ten billion steps.
+    They are equal in every process. With 63 bits, two of a billion samples collide about once in ten billion steps.
     """
     columns = [[derive_seed("copy", f"{place}\0{id}") for place, id in zip(batch.sources, batch.ids, strict=True)]]
     if copies == "captions":

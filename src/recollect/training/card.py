@@ -12,12 +12,12 @@ from recollect.objectives import OBJECTIVES
 
 @dataclass(frozen=True)
 class Subject:
-    """What a card is about.
+    """Subject of a model card.
 
     Attributes:
-        kind: what was trained, as the start of a sentence.
-        opening: Python that opens and uses it.
-        library: that opens it: recollect, or transformers too.
+        kind: description of the model, as the start of a sentence.
+        opening: Python code that opens and uses it.
+        library: library that opens it; transformers for models that both libraries open.
     """
 
     kind: str
@@ -39,14 +39,14 @@ def model_card(
     name: str | None = None,
     subject: Subject = DUAL_ENCODER,
 ) -> str:
-    """Text of a ``README.md``: the same for the same run (no dates), and safe to publish (no local paths).
+    """Return the text of a ``README.md``: reproducible (no dates) and safe to publish (no local paths).
 
     Args:
         recipe: as in ``recipe.json``.
-        seen: samples seen of each source.
+        seen: number of samples seen from each source.
         last: last line of the metrics.
-        name: of the objective; by default that of the recipe.
-        subject: what was trained.
+        name: name of the objective (default: the recipe's).
+        subject: subject of the card.
     """
     recipe = _public(recipe)
     start, objective = recipe["model"]["start"], recipe["objective"]
@@ -94,7 +94,7 @@ licenses apply.
 
 
 def _public(value: Any) -> Any:
-    """A recipe without local paths, user names or keys."""
+    """Return the recipe without local paths, user names or keys."""
     if isinstance(value, Mapping):
         return {name: _public(inner) for name, inner in value.items()}
     if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""Checkpoints: written atomically, safe to open, and enough to resume bit for bit.
+"""Checkpoints: written atomically, safe to open, and sufficient to resume bit for bit.
 
 A checkpoint holds a complete model (which opens like any other), the objective, the optimizer and the state of the run.
-There is no random state: every random number of a step is a function of the recipe's seed and the step.
+It needs no random state: every random number of a step is a function of the recipe's seed and the step.
 """
 
 import shutil
@@ -26,10 +26,10 @@ from recollect.training.sharded import part_like, whole
 from recollect.training.step import Towers
 
 Facts = Mapping[str, Mapping[str, int | str]]
-"""Facts about the data a run reads, by name."""
+"""Facts about the data of a run, by source."""
 
 CONTENT = "content"
-"""Key of a digest of the content; of parts of it for large files."""
+"""Key of a digest of the content, or of parts of it for large files."""
 
 WHOLE_CONTENT = "whole content"
 """Key of a digest of all bytes, if `CONTENT` covers only parts."""
@@ -44,8 +44,8 @@ class State:
 
     Attributes:
         step: number of updates.
-        loss_scale: factor of the loss, and good steps since it last changed (`LossScale`).
-        data: facts about everything the run reads, by the name the user gave it.
+        loss_scale: factor of the loss, and finite steps since it last changed (`LossScale`).
+        data: facts about all data of the run, by the user's name for each source.
     """
 
     step: int = 0
@@ -57,10 +57,10 @@ def save(folder: Path, state: State, model: Towers, tensors: Mapping[str, Tensor
     """Write ``folder/step-XXXXXXXX`` atomically, then remove all but the last ``keep``.
 
     Args:
-        tensors: everything else that learns (`training_tensors`).
+        tensors: everything trained except the model (`training_tensors`).
 
     Raises:
-        UserError: cannot be written (no space left, for example); earlier checkpoints are untouched.
+        UserError: it cannot be written (no space left, for example); earlier checkpoints are untouched.
     """
     path = folder / f"step-{state.step:08d}"
     with _written(path, latest(folder)) as unfinished:
@@ -75,7 +75,7 @@ def save_model(path: Path, model: Towers, card: str) -> None:
     """Write the model and its card to the folder ``path``, atomically.
 
     Raises:
-        UserError: cannot be written.
+        UserError: they cannot be written.
     """
     with _written(path, latest(path.parent / "checkpoints")) as unfinished:
         model.publish(unfinished)
@@ -84,21 +84,21 @@ def save_model(path: Path, model: Towers, card: str) -> None:
 
 @contextmanager
 def _written(path: Path, last: Path | None) -> Iterator[Path]:
-    go_on = f"continue from {last} with --resume" if last else "start again"
-    advice = f". Free some space, then {go_on}."
+    retry = f"continue from {last} with --resume" if last else "start again"
+    advice = f". Free some space, then {retry}."
     errors = user_errors(f"{path}: cannot be written", OSError, SafetensorError, then=advice)
     with errors, atomic_folder(path) as unfinished:
         yield unfinished
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest checkpoint in ``folder``; None if there is none."""
+    """Return the newest checkpoint in ``folder``; None if there is none."""
     found = _checkpoints(folder)
     return found[-1] if found else None
 
 
 def newest_whole(folder: Path) -> Path | None:
-    """The newest checkpoint whose files all match their checksums; damaged ones are reported.
+    """Return the newest checkpoint whose files match their checksums; report damaged ones.
 
     Raises:
         UserError: all checkpoints are damaged.
@@ -107,7 +107,7 @@ def newest_whole(folder: Path) -> Path | None:
     for place, checkpoint in reversed(list(enumerate(found))):
         if not (damage := _damage(checkpoint)):
             return checkpoint
-        before = f"going back to {found[place - 1].name}" if place else "none before it"
+        before = f"trying {found[place - 1].name}" if place else "no earlier checkpoint"
         note(f"{checkpoint}: damaged ({damage[0]}); {before}")
     refuse((found, f"{folder}: every checkpoint is damaged. Start again with another --out."))
     return None
@@ -119,7 +119,7 @@ def _damage(checkpoint: Path) -> list[str]:
 
 
 def restore(checkpoint: Path, objective: nn.Module, optimizer: AdamW, averages: Averages | None = None) -> State:
-    """Load a checkpoint into objective, optimizer and averages; the model is opened from ``checkpoint/model``.
+    """Load a checkpoint into objective, optimizer and averages, but not its model (``checkpoint/model``).
 
     Returns:
         State of the run.
@@ -146,7 +146,7 @@ def restore(checkpoint: Path, objective: nn.Module, optimizer: AdamW, averages: 
 
 
 def prune_checkpoints(folder: Path, keep: int, newest: Path | None = None) -> None:
-    """Remove all but the last ``keep`` checkpoints up to ``newest``, and unfinished files of killed processes."""
+    """Remove all but the last ``keep`` checkpoints up to ``newest``, and leftovers of interrupted processes."""
     found = _checkpoints(folder)
     kept = [path for path in found if newest is None or path.name <= newest.name][-keep:]
     for path in found:
@@ -156,13 +156,13 @@ def prune_checkpoints(folder: Path, keep: int, newest: Path | None = None) -> No
 
 
 def put_away(path: Path) -> None:
-    """Mark a folder for `remove_leftovers`. A kill during the removal then leaves no part of it under its own name."""
+    """Rename a folder for `remove_leftovers`, so an interrupted removal leaves no partial folder under its name."""
     if path.exists():
         path.rename(path.with_name(f".{path.name}.tmp"))
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete what a killed process was writing or removing in ``folder``."""
+    """Delete temporary files and folders of interrupted processes in ``folder``."""
     found = list(folder.glob(".*.tmp*"))
     for path in found:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -173,7 +173,7 @@ def remove_leftovers(folder: Path) -> None:
 def training_tensors(
     objective: nn.Module, optimizer: AdamW, averages: Averages | None, kept: bool = True
 ) -> dict[str, Tensor]:
-    """Everything in a checkpoint except the model. A collective call; only processes with ``kept`` keep the tensors."""
+    """Return all tensors of a checkpoint except the model's. A collective call; empty in processes without ``kept``."""
     tensors = {f"objective/{name}": tensor for name, tensor in objective.state_dict().items()}
     for name, parameter in parameters(optimizer).items():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -182,7 +182,7 @@ def training_tensors(
     found = {}
     for name, tensor in tensors.items():
         all_of_it = whole(tensor.detach())
-        if kept:  # cloned: tied temperatures share memory, which safetensors refuses
+        if kept:  # cloned because safetensors rejects tied temperatures, which share memory
             found[name] = all_of_it.clone(memory_format=torch.contiguous_format)
     return found
 
@@ -192,5 +192,5 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints, oldest first; other files in the folder are ignored."""
+    """Return the checkpoints, oldest first; other files in the folder are ignored."""
     return sorted(path for path in folder.glob("step-*") if path.name[5:].isdecimal() and path.is_dir())

@@ -1,4 +1,4 @@
-"""What a recipe needs from its data, model and machine: contradictions are errors, options without effect warnings."""
+"""Check a recipe against its data, model and machine: conflicts are errors, options without effect are warnings."""
 
 import itertools
 from collections import Counter
@@ -23,27 +23,27 @@ OBJECT = "object:"
 
 _TEXTS: dict[Kind, str] = {"caption": "captions", "label": "labels"}
 
-_Found = Iterator[tuple[bool, str]]
-"""A condition, and the message if it is true."""
+_Conditions = Iterator[tuple[bool, str]]
+"""Pairs of a condition and the message if it is true."""
 
 
 def check_at_once(
     recipe: Recipe, place: ProcessRanks | None, *, resumed: bool, needs: Collection[str] | None = None
 ) -> None:
-    """Check what is known before anything is opened.
+    """Run the checks that need no open data or model.
 
     Args:
         place: this process; None if not known yet.
-        resumed: the model comes from a checkpoint of the run, so ``model.start`` need not exist any more.
+        resumed: the model comes from a checkpoint of the run, so ``model.start`` may no longer exist.
         needs: `Objective.needs` of an objective that replaces the recipe's.
 
     Raises:
-        UserError: naming the option.
+        UserError: an option does not fit; the message names it.
     """
     refuse(*kind_errors(recipe, [kind for _, kind in recipe.data.specs], needs))
     if recipe.model.start in PRESETS:
         recomputable = PRESETS[recipe.model.start].recomputable
-        words = "--shard-weights: splits layers of transformers, and this model has none. Leave it out."
+        words = "--shard-weights: splits layers of transformers, and this model has none. Remove it."
         refuse(*model_errors(recipe.model, None), (recipe.shard_weights and not recomputable, words))
     elif not resumed and recipe.model.start not in PRETRAINED:
         check_model_place(recipe.model.start)
@@ -52,9 +52,9 @@ def check_at_once(
     if recipe.shard_weights:
         check_torch()
     if place is not None:
-        words = f"--batch-size {recipe.batch_size}: does not divide over {place.size} processes. Take a multiple."
-        alone = "--shard-weights: there is one process. Leave it out, or start several with torchrun."
-        refuse((recipe.batch_size % place.size, words), (recipe.shard_weights and place.size == 1, alone))
+        words = f"--batch-size {recipe.batch_size}: does not divide over {place.size} processes. Use a multiple."
+        single = "--shard-weights: there is only one process. Remove it, or start several with torchrun."
+        refuse((recipe.batch_size % place.size, words), (recipe.shard_weights and place.size == 1, single))
 
 
 def warn_idle(
@@ -64,7 +64,7 @@ def warn_idle(
     place: ProcessRanks,
     needs: Collection[str] | None = None,
 ) -> None:
-    """Warn of options that have no effect in this recipe, with these sources and this model, on this machine."""
+    """Warn about options that have no effect with these sources, this model and this machine."""
     labeled = _labeled(recipe, needs)
     idle = (_idle_with_model(recipe, model), _idle_options(recipe, place), _idle_data(recipe.data, sources, labeled))
     for without_effect, words in itertools.chain(*idle):
@@ -77,78 +77,78 @@ def _labeled(recipe: Recipe, needs: Collection[str] | None) -> bool:
     return OBJECTIVES[recipe.objective.base].labeled if needs is None else "labels" in needs
 
 
-def kind_errors(recipe: Recipe, kinds: Sequence[Kind | None], needs: Collection[str] | None) -> _Found:
-    """What a recipe needs of the kinds of its sources; None is a kind that is not known yet."""
+def kind_errors(recipe: Recipe, kinds: Sequence[Kind | None], needs: Collection[str] | None) -> _Conditions:
+    """Yield the recipe's conflicts with the kinds of its sources; None is a kind not known yet."""
     known = None not in kinds
     missing = next((kind for kind in recipe.model.prefixes if kind not in kinds), None)
     if missing is not None:
-        add = f"Name one with --{_TEXTS[missing]} SOURCE, or leave the prefix out."
+        add = f"Add one with --{_TEXTS[missing]} SOURCE, or remove the prefix."
         yield known, f"--model.prefixes {missing}: no source has {_TEXTS[missing]}, so it could not learn. {add}"
-    words = "no source has labels. Name one with --labels SOURCE, or take softmax."
+    words = "no source has labels. Add one with --labels SOURCE, or use softmax."
     unlabeled = known and "label" not in kinds
     yield needs is None and _labeled(recipe, needs) and unlabeled, f"--objective {recipe.objective.base}: {words}"
 
 
-def _idle_with_model(recipe: Recipe, model: DualEncoder) -> _Found:
+def _idle_with_model(recipe: Recipe, model: DualEncoder) -> _Conditions:
     options = recipe.model
-    still = {"image": options.locked != "none" or options.freeze == "image"}
-    still["text"] = options.locked == "both" or options.freeze == "text"
-    fixed = all(still[tower] for tower in model.recomputable)
-    words = f"--checkpoint-activations: {options.start} has no layers of transformers that learn"
-    yield recipe.checkpoint_activations and fixed, words
-    yield options.width != Model().width and options.text is None, "--model.width: it is for pairs, with --model.text"
+    fixed = {"image": options.locked != "none" or options.freeze == "image"}
+    fixed["text"] = options.locked == "both" or options.freeze == "text"
+    none_learn = all(fixed[tower] for tower in model.recomputable)
+    words = f"--checkpoint-activations: no transformer layers of {options.start} are trained"
+    yield recipe.checkpoint_activations and none_learn, words
+    yield options.width != Model().width and options.text is None, "--model.width: it is only for --model.text"
     own = options.start not in PRESETS or PRESETS[options.start].own_words
     yield options.tokenizer is not None and own, f"--model.tokenizer: {options.start} has its own"
 
 
-def _idle_options(recipe: Recipe, place: ProcessRanks) -> _Found:
+def _idle_options(recipe: Recipe, place: ProcessRanks) -> _Conditions:
     model, data, objective = recipe.model, recipe.data, recipe.objective
     locked, loss = model.locked != "none", OBJECTIVES[objective.base]
-    yield model.lora is None and model.lora_alpha is not None, "--model.lora-alpha: there is no --lora"
-    yield model.views > 1 and not locked, "--model.views: there is no --locked tower"
+    yield model.lora is None and model.lora_alpha is not None, "--model.lora-alpha: it is only for --lora"
+    yield model.views > 1 and not locked, "--model.views: it is only for --locked towers"
     for name, on in (("data.crop", data.crop is not None), ("data.flip", data.flip)):
-        words = f"--{name}: --locked keeps one view of each picture; take --model.views 2 or more"
+        words = f"--{name}: --locked computes only the evaluation view of a picture; use --model.views 2 or more"
         yield locked and model.views == 1 and on, words
     smooths = not objective.context and loss.smooths
-    words = f"--objective.smoothing: it is for {' and '.join(smoothed())}, without context"
+    words = f"--objective.smoothing: it is only for {' and '.join(smoothed())} without context"
     yield objective.smoothing > 0 and not smooths, words
-    biased = objective.bias not in (None, FIRST_BIAS)  # which recipes set for any objective
+    biased = objective.bias not in (None, FIRST_BIAS)  # recipes set the first bias for any objective
     yield biased and not loss.biased, f"--objective.bias: the {objective.base} objective has no bias"
     idle = recipe.precision == "tf32" and place.device.type != "cuda"
-    yield idle, f"--precision tf32: it is for NVIDIA GPUs, and this run computes on {place.device}"
+    yield idle, f"--precision tf32: it is only for NVIDIA GPUs, and this run uses {place.device}"
 
 
-def _idle_data(data: Data, sources: Sequence[Source], labeled: bool) -> _Found:
+def _idle_data(data: Data, sources: Sequence[Source], labeled: bool) -> _Conditions:
     kinds = [source.kind for source in sources]
-    yield data.sampling == "equal" and len(set(kinds)) == 1, "--data.sampling equal: all sources are of one kind"
-    yield data.sampling == "debiased" and len(kinds) == 1, "--data.sampling debiased: there is one source"
-    each_alone = data.sampling != "proportional" and len(set(kinds)) == len(kinds)
-    idle = len(kinds) == 1 or each_alone
-    yield bool(data.weights) and idle, f"--data.weights: with --data.sampling {data.sampling} each kind has one source"
+    yield data.sampling == "equal" and len(set(kinds)) == 1, "--data.sampling equal: all sources have the same kind"
+    yield data.sampling == "debiased" and len(kinds) == 1, "--data.sampling debiased: there is only one source"
+    one_per_kind = data.sampling != "proportional" and len(set(kinds)) == len(kinds)
+    single = "there is only one source" if len(kinds) == 1 else f"{data.sampling} sampling has one source per kind"
+    yield bool(data.weights) and (len(kinds) == 1 or one_per_kind), f"--data.weights: {single}"
     names = Counter(name.strip().casefold() for each in sources if each.kind == "label" for name in each.class_names)
-    why = "no two classes have one name" if labeled else "the objective reads no labels"
+    why = "no two classes have the same name" if labeled else "the objective uses no labels"
     yield data.merge_classes and (max(names.values(), default=0) < 2 or not labeled), f"--data.merge-classes: {why}"
     yield data.caption_column is not None and "caption" not in kinds, "--data.caption-column: no source has captions"
     yield data.label_column is not None and "label" not in kinds, "--data.label-column: no source has labels"
-    made = all(source.makes_batches for source in sources)
+    generated = all(source.makes_batches for source in sources)
     for option in ("crop", "flip", "broken_share"):
         changed = getattr(data, option) != getattr(Data(), option)
-        yield made and changed, f"--data.{option.replace('_', '-')}: the sources make their pictures themselves"
+        yield generated and changed, f"--data.{option.replace('_', '-')}: the sources generate their pictures"
 
 
-def model_errors(options: Model, checkpoint: DualEncoder | None) -> _Found:
-    """What a recipe needs and a model cannot have; None stands for a preset, which is not made yet."""
+def model_errors(options: Model, checkpoint: DualEncoder | None) -> _Conditions:
+    """Yield the recipe's conflicts with the model it starts from; None is a preset, which is not built yet."""
     known = {} if checkpoint is None else checkpoint.prefixes
     start = options.start
-    words = "is a preset, whose weights are drawn at random. Name a checkpoint with --model."
+    words = "is a preset, whose weights are random. Choose a checkpoint with --model."
     yield options.lora is not None and checkpoint is None, f"--model.lora: {start} {words}"
     for kind in dict.fromkeys(options.prefixes):
-        length, before = options.prefixes.count(kind), len(known.get(kind, ()))
+        length, existing = options.prefixes.count(kind), len(known.get(kind, ()))
         words = (
-            f"--model.prefixes: {start} has {before} for {kind} texts already, not {length}. Name the kind as often as "
-            "it has prefixes, or leave it out."
+            f"--model.prefixes: {start} already has {existing} for {kind} texts, not {length}. Repeat the kind "
+            f"{existing} times, or remove it."
         )
-        yield before not in (0, length), words
+        yield existing not in (0, length), words
         frozen = "--model.freeze text" if options.freeze == "text" else "--model.locked both"
-        still = options.freeze == "text" or options.locked == "both"
-        yield not before and still, f"--model.prefixes: with {frozen} no prefix could learn. Remove one of the two."
+        fixed = options.freeze == "text" or options.locked == "both"
+        yield not existing and fixed, f"--model.prefixes: with {frozen} no prefix could learn. Remove one of the two."

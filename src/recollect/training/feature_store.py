@@ -15,27 +15,27 @@ from recollect.core.seeding import derive_seed
 
 
 class FeatureStore:
-    """Tensors in files named by a key. A damaged file counts as missing."""
+    """Tensors in files named by a key. Damaged files count as missing."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or cache_folder() / "features"
 
     def path(self, *key: int | str) -> Path:
-        """File for a key."""
+        """Return the file of a key."""
         return self.folder / f"{derive_seed(*key):016x}.safetensors"
 
     def load(self, *key: int | str) -> dict[str, Tensor] | None:
-        """Memory-mapped tensors of a key; None if missing or damaged."""
+        """Return the memory-mapped tensors of a key; None if missing or damaged."""
         try:
             with safe_open(self.path(*key), framework="pt") as file:
                 digest = (file.metadata() or {}).get("digest")
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except Exception:  # missing or damaged: it is computed again
+        except Exception:  # missing or damaged
             return None
         return tensors if digest == _digest(tensors) else None
 
     def save(self, tensors: Mapping[str, Tensor], *key: int | str) -> None:
-        """Write tensors atomically; if two processes do so at once, the later file wins."""
+        """Write tensors atomically; if two processes write at once, the later file wins."""
         with atomic_path(self.path(*key)) as temporary:
             save_file(dict(tensors), temporary, metadata={"digest": _digest(tensors)})
 

@@ -1,4 +1,4 @@
-"""What ends a run early: signals to stop, and one-line errors for lost memory, data workers and processes."""
+"""Early ends of a run: stop signals, and one-line errors for lack of memory, killed workers and lost processes."""
 
 import signal
 import threading
@@ -13,43 +13,43 @@ from recollect.core.errors import UserError
 from recollect.training.ranks import in_parallel
 
 _NO_MEMORY = ("can't allocate memory", "not enough memory")  # torch has no exception type for CPU memory
-_GONE = ("gloo", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "ProcessGroup")
+_LOST_PROCESS = ("gloo", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "ProcessGroup")
 _CONTINUE = "Run the same command with --resume to continue from the last checkpoint"
 
 
 @contextmanager
 def in_one_line(where: str) -> Iterator[None]:
-    """Turn out-of-memory errors, killed workers and lost processes into one line that says what to do.
+    """Convert out-of-memory errors, killed workers and lost processes into one line that says what to do.
 
     Raises:
-        UserError: instead of torch's exception.
+        UserError: replaces torch's exception.
     """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        said = " ".join(str(error).split())
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in said for words in _NO_MEMORY):
+        message = " ".join(str(error).split())
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in message for words in _NO_MEMORY):
             raise UserError(
-                f"{where}: out of memory ({said.split('. ')[0][:200] or 'no details'}). Set or lower --chunk: fewer "
-                f"pairs are embedded at a time, with the same result. {_CONTINUE}."
+                f"{where}: out of memory ({message.split('. ')[0][:200] or 'no details'}). Set or lower --chunk to "
+                f"embed fewer pairs at a time, with the same result. {_CONTINUE}."
             ) from error
-        if in_parallel() and (isinstance(error, dist.DistError) or any(words in str(error) for words in _GONE)):
+        if in_parallel() and (isinstance(error, dist.DistError) or any(words in str(error) for words in _LOST_PROCESS)):
             raise UserError(
                 f"{where}: another process of this run ended or cannot be reached. {_CONTINUE}, on any number of "
                 "processes."
             ) from error
-        if "DataLoader worker" not in said:
+        if "DataLoader worker" not in message:
             raise
-        full = "shared memory" in said
+        full = "shared memory" in message
         raise UserError(
-            f"{where}: a data worker was killed ({said.split('. ')[0][:200].rstrip('.')}). "
+            f"{where}: a data worker was killed ({message.split('. ')[0][:200].rstrip('.')}). "
             + ("Allow more shared memory (Docker: --shm-size 8g)" if full else "Use fewer --workers")
             + f", or --workers 0. {_CONTINUE}."
         ) from error
 
 
 class _StopNow(BaseException):
-    """Not an Exception, so that an evaluation cannot catch it."""
+    """Stops an evaluation; not an Exception, so the evaluation cannot catch it."""
 
 
 class StopRequest:
@@ -60,7 +60,7 @@ class StopRequest:
 
     @contextmanager
     def ends(self) -> Iterator[None]:
-        """Let a signal abort the block; the block must be safe to abandon."""
+        """Let a signal abort the block, which must be safe to abandon."""
         with suppress(_StopNow):
             self._inside = True
             try:
@@ -75,7 +75,7 @@ class StopRequest:
             raise _StopNow
 
     def leave(self) -> None:
-        """Exit as the signal would have."""
+        """Exit as the signal would."""
         if self.signal == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + (self.signal or signal.SIGTERM))
@@ -83,7 +83,7 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Record the first SIGINT or SIGTERM instead of exiting; a second one acts as usual."""
+    """Record the first SIGINT or SIGTERM instead of exiting; a second one exits as usual."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request  # only the main thread can set handlers

@@ -1,9 +1,9 @@
-"""Locked towers: the features of a frozen tower are computed once, and training reads them.
+"""Locked towers: compute the features of a frozen tower once, and train on the cached features.
 
-A step then costs only the head, the text tower and the loss, so that batches of 4,096 to 32,768 train on a laptop. The
-features are those before the head (`DualEncoder.pool_images`), which learns: LiT (Zhai et al., 2022) with a projection.
-Files are named by the frozen weights, the transform, the samples and the crops, but not the head, so that all runs and
-seeds on the same tower share them.
+A step then costs only the head, the text tower and the loss, so a laptop can train with batches of 4,096 to 32,768.
+The features are those before the head (`DualEncoder.pool_images`), which is trained: LiT (Zhai et al., 2022) with a
+projection. The cache key covers the frozen weights, the transform, the samples and the crops, but not the head, so all
+runs and seeds on the same tower share the features.
 """
 
 from collections.abc import Sequence
@@ -37,9 +37,9 @@ class LockedSource(Subset):
     """A source whose images are features of a frozen tower.
 
     Args:
-        source: of the texts and labels.
-        rows: the samples that could be read, ascending.
-        features: of each sample and view, float32.
+        source: source of the texts and labels.
+        rows: indices of the readable samples, ascending.
+        features: features of each sample and view, float32.
         tower: fingerprint of the tower.
     """
 
@@ -55,12 +55,12 @@ class LockedSource(Subset):
 
     @cached_property
     def labels(self) -> np.ndarray:
-        if self.kind == "caption" and not self.class_names:  # an endless stream has no list of its labels
+        if self.kind == "caption" and not self.class_names:  # an endless stream cannot list its labels
             return np.full(len(self), NO_LABEL, dtype=np.int64)
         return self.source.labels[self.indices]
 
     def read(self, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
-        """One sample; its image is a vector: the features of its first view."""
+        """Return one sample; its image is the feature vector of its first view."""
         index = self.position(index)
         row = int(self.indices[index])
         vector = self.features[index, 0].numpy()
@@ -72,17 +72,17 @@ class LockedSource(Subset):
 
     @cached_property
     def makes_batches(self) -> bool:
-        """Unless some class has synonyms, which are drawn sample by sample, for the first view."""
+        """False if a class has synonyms, which are drawn sample by sample, for the first view."""
         return self.kind == "caption" or not any(self.texts(index) for index in range(len(self)))
 
     def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
-        """A view and a caption of each sample, drawn by the seed."""
+        """Draw a view and a caption of each sample by the seed."""
         draws = mix(seed, indices)
         views = number_below(mix(draws, 1), self.features.shape[1])
         features = self.features[torch.from_numpy(indices), torch.from_numpy(views)]
         if self.kind == "label":
             texts = [""] * len(indices)  # the stream fills templates with the class names
-        elif self.source.makes_batches:  # it draws its captions itself
+        elif self.source.makes_batches:  # the source draws its captions
             texts = self.example_texts(indices)
         else:
             known = [self.texts(int(index)) for index in indices]
@@ -99,36 +99,36 @@ def lock_source(
     broken_share: float = BROKEN_SHARE,
     store: FeatureStore | None = None,
 ) -> LockedSource:
-    """Compute the features of a source before the head of the encoder's image tower, or read them from the cache.
+    """Compute a source's features before the head of the encoder's image tower, or read them from the cache.
 
     Args:
-        encoder: on the device that computes.
-        source: pictures that cannot be read are left out, counted and named.
-        views: of each image; the first is that of evaluation, the others are random crops.
-        crops: transform of the other views (default: the encoder's for training).
-        broken_share: share of the pictures that may be broken.
-        store: of features (default: the user's cache folder).
+        encoder: encoder, on the device to compute on.
+        source: source to embed; unreadable pictures are skipped and reported.
+        views: views per image; the first uses the evaluation transform, the others are random crops.
+        crops: transform of the other views (default: the encoder's training transform).
+        broken_share: maximum share of unreadable pictures.
+        store: feature cache (default: the user's cache folder).
 
     Raises:
-        UserError: too many pictures are broken, the features are not finite, or there is no room for their file.
+        UserError: too many pictures are unreadable, the features are not finite, or the disk is full.
     """
     store, crops = store or FeatureStore(), crops or encoder.training_transform()
     tower, count = encoder.stem_fingerprint("image"), len(source)
     count = min(count, MADE_ROWS) if source.makes_batches else count
     key = ("locked", tower, source.fingerprint, count, views, crops.key if views > 1 else "")
-    kept = store.load(*key)
-    if kept is None:
-        kept = _embed(encoder, source, count, views, crops, BrokenCounter(broken_share, "--data.broken-share"))
-        size = kept["features"].nbytes / 2**20
+    cached = store.load(*key)
+    if cached is None:
+        cached = _embed(encoder, source, count, views, crops, BrokenCounter(broken_share, "--data.broken-share"))
+        size = cached["features"].nbytes / 2**20
         advice = ". Free some space, or set RECOLLECT_CACHE to another folder."
         with user_errors(f"{store.folder}: {size:,.0f} MiB of features cannot be written", OSError, then=advice):
-            store.save(kept, *key)
-    rows, features = kept["rows"].numpy(), kept["features"]
+            store.save(cached, *key)
+    rows, features = cached["rows"].numpy(), cached["features"]
     if source.kind == "caption" and not source.makes_batches:
-        told = np.array([bool(source.texts(row)) for row in rows.tolist()])
-        if not told.all():  # a picture without captions teaches nothing
-            rows, features = rows[told], features[torch.from_numpy(told)]
-            refuse((not len(rows), f"{source.name}: no captions. Name a source with captions."))
+        captioned = np.array([bool(source.texts(row)) for row in rows.tolist()])
+        if not captioned.all():
+            rows, features = rows[captioned], features[torch.from_numpy(captioned)]
+            refuse((not len(rows), f"{source.name}: no captions. Use a source with captions."))
     return LockedSource(source, rows, features, f"{tower} {views} {key[-1]}")
 
 
@@ -151,10 +151,10 @@ def _embed(
                     rows += [index for index, _ in good]
                 if not good:
                     continue
-                made = encoder.pooled_images(_crops(good, view, crops, encoder))
+                pooled = encoder.pooled_images(_crops(good, view, crops, encoder))
                 if features is None:
-                    features = torch.empty(count, views, made.shape[1])
-                features[place : len(rows), view] = made
+                    features = torch.empty(count, views, pooled.shape[1])
+                features[place : len(rows), view] = pooled
                 counter.advance(len(indices))
     refuse((features is None, f"{source.name}: no images to embed. Check the split and the filters."))
     assert features is not None
@@ -180,12 +180,14 @@ def _crops(
 def read_pictures(
     source: Source, indices: np.ndarray, view: int, needed: int, encoder: DualEncoder | None = None
 ) -> list[tuple[int, ImageLike | BrokenImageError]]:
-    """The images of some samples, ready for an encoder if there is one, or why they cannot be read; a generated source
-    draws a new picture for each view."""
+    """Read the images at ``indices``, prepared for ``encoder`` if given; unreadable images are returned as errors.
+
+    A generated source draws a new picture for each view.
+    """
     if source.makes_batches:
         images = source.batch(indices, view)[0]
-        made = images.numpy() if images.ndim == 2 else images.permute(0, 2, 3, 1).contiguous().numpy()
-        return list(zip(indices.tolist(), made, strict=True))
+        drawn = images.numpy() if images.ndim == 2 else images.permute(0, 2, 3, 1).contiguous().numpy()
+        return list(zip(indices.tolist(), drawn, strict=True))
     (read,) = read_ahead(source, indices.tolist(), len(indices), needed=needed, extra=False, prepare=ready_for(encoder))
     pictures = [outcome if isinstance(outcome, BrokenImageError) else outcome.image for outcome in read]
     return list(zip(indices.tolist(), pictures, strict=True))

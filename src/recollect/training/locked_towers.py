@@ -1,4 +1,4 @@
-"""Models with locked towers, which read cached features instead of pictures or texts."""
+"""Models with locked towers, which take cached features instead of pictures or texts."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ _BLOCK = 256
 
 
 class TextFeatures:
-    """Features, before the head of a frozen text tower, of every text that the sources can give."""
+    """Features of every possible text of the sources, before the head of a frozen text tower."""
 
     def __init__(self, encoder: DualEncoder, sources: Sequence[LockedSource]) -> None:
         self._kinds = bool(encoder.prefixes)
@@ -36,7 +36,7 @@ class TextFeatures:
         self._features = torch.cat(found)
 
     def __call__(self, texts: Sequence[str], kinds: Sequence[Kind]) -> Float[Tensor, "n features"]:
-        """The features of some of these texts."""
+        """Return the features of ``texts``."""
         pairs = zip(texts, kinds, strict=True)
         return self._features[[self._rows[kind if self._kinds else None, text] for text, kind in pairs]]
 
@@ -44,24 +44,24 @@ class TextFeatures:
 def embed_texts_once(
     encoder: DualEncoder, texts: Sequence[str], kind: Kind | None, store: FeatureStore
 ) -> Float[Tensor, "texts features"]:
-    """Features of ``texts`` before the head of the text tower, cached in ``store``."""
+    """Return the features of ``texts`` before the head of the text tower, cached in ``store``."""
     digest = hashlib.blake2b("\x1f".join(texts).encode(), digest_size=16).hexdigest()
     key = ("locked texts", encoder.stem_fingerprint("text"), digest, kind or "")
-    kept = store.load(*key)
-    if kept is None:
+    cached = store.load(*key)
+    if cached is None:
         blocks = []
         with progress("embed texts once", len(texts), "texts") as counter:
             for start in range(0, len(texts), _BLOCK):
                 blocks.append(encoder.pooled_texts(texts[start : start + _BLOCK], kind))
                 counter.advance(len(blocks[-1]))
-        kept = {"features": torch.cat(blocks)}
-        with suppress(OSError, UserError):  # no room: they are embedded again next time
-            store.save(kept, *key)
-    return kept["features"]
+        cached = {"features": torch.cat(blocks)}
+        with suppress(OSError, UserError):  # no space: the next run embeds them again
+            store.save(cached, *key)
+    return cached["features"]
 
 
 def possible_texts(source: LockedSource) -> Iterator[str]:
-    """Every text that a batch may give to a sample of the source."""
+    """Yield every text that a batch may assign to a sample of the source."""
     if source.source.makes_batches and source.kind == "caption":
         yield from source.source.example_texts(source.indices)
         return
@@ -74,11 +74,11 @@ def possible_texts(source: LockedSource) -> Iterator[str]:
 
 
 class LockedTowers(EncoderTowers):
-    """A dual encoder that reads the features of its locked parts; it is saved whole, as any other.
+    """A dual encoder that takes the features of its locked parts as input; saving writes the complete model.
 
     Args:
-        encoder: with the parts locked.
-        texts: features of the text tower, if that is locked too.
+        encoder: encoder with locked parts.
+        texts: features of the text tower, if locked too.
     """
 
     def __init__(self, encoder: DualEncoder, texts: TextFeatures | None = None) -> None:
@@ -86,14 +86,14 @@ class LockedTowers(EncoderTowers):
         self.texts = texts
 
     def tokenize(self, texts: Sequence[str], kinds: Sequence[Kind]) -> dict[str, Tensor]:
-        """Tokens, or the features of a locked text tower."""
+        """Return tokens, or the features of a locked text tower."""
         return self.encoder.tokenize(texts, kinds) if self.texts is None else {"features": self.texts(texts, kinds)}
 
     def encode_images(self, pixels: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
-        """Raw image embeddings of features."""
+        """Return raw image embeddings of features."""
         return self.encoder.project_images(pixels)
 
     def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n width"]:
-        """Raw text embeddings."""
+        """Return raw text embeddings."""
         encoder = self.encoder
         return encoder.encode_texts(tokens) if self.texts is None else encoder.project_texts(tokens["features"])

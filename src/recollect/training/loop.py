@@ -1,4 +1,4 @@
-"""A run from its first step to its model: `train`."""
+"""The training loop, from the first step to the finished model: `train`."""
 
 import math
 import sys
@@ -43,7 +43,7 @@ from recollect.training.step import CompiledForward, Inputs, StepOptions, Towers
 from recollect.training.trackers import Tracker, check_trackers, open_trackers
 
 Assemble = Callable[[Recipe, ProcessRanks, Path | None], Parts]
-"""Maps a recipe, this process and, when resuming, the folder of the saved model to the parts of a run."""
+"""Maps a recipe, this process, and the saved model's folder (None unless resuming) to the parts of a run."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Hook:
     """An evaluation during training.
 
     Attributes:
-        every: steps between evaluations; there is always one after the last step.
-        measure: maps the model, in evaluation mode, to numbers by name; called in one process.
+        every: steps between evaluations; the last step is always evaluated.
+        measure: maps the model, in evaluation mode, to named numbers; called in one process.
     """
 
     every: int
@@ -74,28 +74,28 @@ def train(
     """Train ``recipe`` in the folder ``out``.
 
     ``out`` receives ``recipe.json``, ``metrics.jsonl`` (one line per logged step), ``checkpoints/`` and finally
-    ``model/``. A run that is killed at any moment and resumed ends with the same weights and metrics as an
-    uninterrupted one, bit for bit on the same machine.
+    ``model/``. A run that is killed at any point and resumed ends with the same weights and metrics as an uninterrupted
+    one, bit for bit on the same machine.
 
     Args:
         recipe: model, data, objective and options.
-        out: folder of the run; must not exist unless ``resume`` is set.
+        out: folder of the run; must be missing or empty unless ``resume`` is set.
         resume: continue from the last checkpoint, or from the start if there is none.
-        device: where to compute; by default the best device of the machine.
-        sources: Python objects to train on, in addition to the recipe's. ``recipe.json`` records their names and
-            fingerprints, and a run resumes only with the same ones.
+        device: device to compute on (default: the best available).
+        sources: Python objects to train on, in addition to the recipe's sources. ``recipe.json`` records their names
+            and fingerprints, and a run resumes only with the same ones.
         objective: replaces the recipe's objective; not recorded in ``recipe.json``.
         assemble: builds model, objective and batches; replaces ``sources`` and ``objective``.
         hooks: evaluations during training; each adds a line ``{"step": ..., "evaluation": {...}}`` to the metrics.
             They do not affect the run.
-        trackers: where else to log the metrics.
+        trackers: additional places to log the metrics.
 
     Returns:
         Folder of the trained model.
 
     Raises:
-        UserError: bad input, a loss that is not a number, no disk space or memory left.
-        ValueError: both ``assemble`` and what it replaces; or a recipe subclass without ``assemble``.
+        UserError: bad input, a non-finite loss, or no disk space or memory left.
+        ValueError: ``assemble`` together with ``sources`` or ``objective``; or a recipe subclass without ``assemble``.
         KeyboardInterrupt, SystemExit: after Ctrl-C or SIGTERM, once a checkpoint is written.
     """
     out = Path(expanduser(out))
@@ -136,27 +136,27 @@ def train(
 
 
 def _may_start(out: Path, recipe: Recipe, resume: bool, held: ExitStack) -> bool:
-    """Lock the folder; return whether the run is already finished."""
+    """Lock the folder, and return whether the run is already finished."""
     held.enter_context(run_lock(out))
     check_run_folder(out, recipe, resume)
     return run_finished(out, recipe)
 
 
 def _last_checkpoint(out: Path, recipe: Recipe) -> str | None:
-    """Name of the checkpoint to resume from."""
+    """Return the name of the checkpoint to resume from; None to start from step 0."""
     last = checkpoints.newest_whole(out / "checkpoints")
     done = int(last.name.removeprefix("step-")) if last else 0
     lost = (out / "model").exists() and not last
     refuse(
         (done > recipe.steps, f"{out}: already at step {done}, beyond --steps {recipe.steps}."),
-        (lost, f"{out}: its checkpoints are missing, so it cannot be extended. Start a new run from {out}/model."),
+        (lost, f"{out}: its checkpoints are missing, so it cannot be resumed. Start a new run from {out}/model."),
     )
     return last.name if last else None
 
 
 @contextmanager
 def _evaluating(model: Towers) -> Iterator[None]:
-    """Evaluation mode, without touching the run's random numbers."""
+    """Set evaluation mode while the block runs, and preserve the random state of the run."""
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), torch.no_grad():
         model.train(False)
@@ -167,7 +167,7 @@ def _evaluating(model: Towers) -> Iterator[None]:
 
 
 class _Run:
-    """The state of a run and everything that updates it."""
+    """The state of a run, and the methods that update it."""
 
     def __init__(
         self,
@@ -229,17 +229,17 @@ class _Run:
             first_decides(self.write_model)
 
     def due(self) -> list[Hook]:
-        """Hooks due at this step."""
+        """Return the hooks due at this step."""
         step = self.state.step
         return [hook for hook in self.hooks if step % hook.every == 0 or step == self.recipe.steps]
 
     def was_not_measured(self) -> bool:
-        """Whether the run was stopped before the step it resumes from was evaluated."""
+        """Return whether the run stopped before evaluating the step it resumes from."""
         assert self.metrics is not None, "the first process has the metrics"
         return bool(self.due()) and self.metrics.measured < self.state.step
 
     def measure(self, request: StopRequest) -> None:
-        """Run the hooks due on the model as it would be saved; if one fails, save the step first."""
+        """Run the due hooks on the model as it would be saved; if one fails, save a checkpoint before raising."""
         due = self.due()
         if not due:
             return
@@ -247,11 +247,11 @@ class _Run:
         with self.averages.in_place() if self.averages else nullcontext(), whole_weights(self.model):
             try:
                 self.measured = first_decides(lambda: self.write_figures(due, request))
-            except Exception as error:  # raised in all processes
+            except Exception as error:  # raised in every process
                 failed = error
         self.last_line = (self.last_line[0], self.last_line[1] + time.perf_counter() - began)
         if failed is not None:
-            with suppress(UserError):  # if there is no room, the previous checkpoint remains
+            with suppress(UserError):  # disk full: the previous checkpoint remains
                 self.save()
                 if self.place.first:
                     note(f"{self.out}: evaluation failed at step {self.state.step}; --resume continues there")
@@ -260,7 +260,7 @@ class _Run:
     def write_figures(self, hooks: Sequence[Hook], request: StopRequest) -> bool:
         """Evaluate in the first process and add a line to the metrics for each hook.
 
-        A stop request interrupts the evaluation; the resumed run repeats it.
+        A stop request interrupts the evaluation, and the resumed run repeats it.
 
         Returns:
             Whether all hooks ran.
@@ -278,17 +278,17 @@ class _Run:
     def write_model(self) -> None:
         """Write the finished model (first process only)."""
         assert self.metrics is not None, "the first process has the metrics"
-        # From the file, because a run resumed after its last step logs nothing more.
         encoder, subject = self.model.encoder, self.parts.subject
         if isinstance(encoder, DualEncoder) and not isinstance(encoder, TransformersEncoder):
             subject = replace(subject, library="recollect")
         own = not isinstance(self.objective, ContrastiveObjective | ContextObjective)  # not the recipe's
         name = type(self.objective).__name__ if own else None
+        # The last line comes from the file, since a run resumed after its last step logs nothing.
         card = model_card(as_json(self.recipe), self.parts.seen(self.state.step), self.metrics.last, name, subject)
         checkpoints.save_model(self.out / "model", self.model, card)
 
     def step(self, inputs: Inputs) -> dict[str, float]:
-        """One update; the weights stay unchanged if the loss or gradient is not a number.
+        """Update the weights once, unless the loss or the gradient is not finite.
 
         Args:
             inputs: this process's rows.
@@ -323,11 +323,11 @@ class _Run:
         return numbers | {"learning_rate": rate}
 
     def stop_requested(self, request: StopRequest) -> bool:
-        """Whether any process was asked to stop; all must stop after the same step."""
+        """Return whether any process received a stop signal; all must stop after the same step."""
         return bool(total(torch.tensor(int(request.signal > 0), device=self.place.device)))
 
     def log(self, report: dict[str, float]) -> None:
-        """Add a line to the metrics."""
+        """Write a line to the metrics."""
         if not self.metrics:
             return
         step, now = self.state.step, time.perf_counter()
@@ -338,7 +338,7 @@ class _Run:
         self.metrics.write(line | {"seen": self.parts.seen(step)})
 
     def save(self) -> None:
-        """Write a checkpoint of this step, unless it has one."""
+        """Write a checkpoint of this step, unless it exists."""
         if self.saved == self.state.step:
             return
         tensors = checkpoints.training_tensors(self.objective, self.optimizer, self.averages, kept=self.place.first)
@@ -356,7 +356,7 @@ class _Run:
         checkpoints.save(folder, self.state, self.model, tensors, keep)
 
     def leave(self, request: StopRequest) -> None:
-        """Print the state of the run and exit as the signal would have."""
+        """Print the state of the run and exit as the signal would."""
         if self.place.first:
             done = f"stopped after step {self.state.step} of {self.recipe.steps}"
             print(f"{done}; run the same command with --resume to continue", file=sys.stderr)

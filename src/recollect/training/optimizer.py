@@ -1,4 +1,4 @@
-"""AdamW with the parameter groups of contrastive training, its learning rate schedule, and the mean of the weights."""
+"""AdamW with the parameter groups of contrastive training, its learning rate schedule, and averaged weights."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from recollect.training.step import Towers
 
 
 def learning_rate(options: Optimizer, step: int, steps: int) -> float:
-    """The learning rate of update ``step`` (from 1) out of ``steps``: linear warm-up, then a cosine to 0."""
+    """Return the learning rate of update ``step`` (from 1) out of ``steps``: linear warm-up, then cosine decay to 0."""
     warmup = max(1, round(options.warmup * steps))
     rise = min(1.0, step / warmup)
     fall = 0.5 * (1 + math.cos(math.pi * max(0, step - 1 - warmup) / max(1, steps - warmup)))
@@ -24,10 +24,10 @@ def learning_rate(options: Optimizer, step: int, steps: int) -> float:
 
 
 def build_optimizer(model: Towers, objective: Objective, options: Optimizer) -> AdamW:
-    """AdamW over all trainable parameters in three groups: decayed, not decayed, temperatures.
+    """Build AdamW over all trainable parameters in three groups: decayed, not decayed, temperatures.
 
-    Parameters that are split over processes get groups of their own, since a fused step takes only one kind. Each group
-    carries ``factor``, its learning rate multiplier.
+    Parameters split over processes form separate groups, since a fused step cannot mix them with whole ones. The
+    ``factor`` of a group is its learning rate multiplier.
     """
     temperatures = {id(parameter) for parameter in objective.temperatures()}
     groups: dict[tuple[str, bool], list[tuple[str, nn.Parameter]]] = {
@@ -51,7 +51,7 @@ def build_optimizer(model: Towers, objective: Objective, options: Optimizer) -> 
         ],
         lr=options.learning_rate,
         betas=(options.beta1, options.beta2),
-        fused=True,  # one pass over the weights; on a CPU the loop is bound by memory bandwidth
+        fused=True,  # one pass over the weights; on a CPU, memory bandwidth is the bottleneck
     )
 
 
@@ -62,7 +62,7 @@ def set_learning_rate(optimizer: AdamW, rate: float) -> None:
 
 
 def parameters(optimizer: AdamW) -> dict[str, nn.Parameter]:
-    """All trainable parameters, by name."""
+    """Return all trainable parameters, by name."""
     return {
         name: parameter
         for group in optimizer.param_groups
@@ -71,11 +71,11 @@ def parameters(optimizer: AdamW) -> dict[str, nn.Parameter]:
 
 
 class Averages:
-    """Exponential moving average of parameters (EMA), in float32; it often embeds better than the last weights.
+    """Exponential moving average of parameters (EMA), in float32; often gives better embeddings than the last weights.
 
     Args:
-        parameters: by name.
-        decay: maximum decay; step t uses at most (1 + t) / (10 + t), so that the random start is forgotten.
+        parameters: parameters, by name.
+        decay: maximum decay; step t uses at most (1 + t) / (10 + t), which discounts the initial weights.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
@@ -90,12 +90,12 @@ class Averages:
             mean.lerp_(self.parameters[name].detach().float(), share)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The means, by name, for a checkpoint."""
+        """Return the means, by name, for a checkpoint."""
         return dict(self.means)
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load what `tensors` returned; missing means stay as they are."""
+        """Load means saved by `tensors`; missing ones stay unchanged."""
         for name, mean in self.means.items():
             if name in tensors:
                 mean.copy_(part_like(tensors[name], mean))
@@ -103,12 +103,12 @@ class Averages:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Swap the means into the model while the block runs."""
-        kept = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        last = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
         try:
             self._set(self.means)
             yield
         finally:
-            self._set(kept)
+            self._set(last)
 
     @torch.no_grad()
     def _set(self, values: Mapping[str, Tensor]) -> None:

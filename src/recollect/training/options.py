@@ -16,21 +16,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Model:
-    """What to train.
+    """The model to train.
 
     Attributes:
         start: a preset (tiny, small, vit-s-16, ...) to train from scratch, or a checkpoint to continue from: the folder
             of any CLIP-type model of transformers, RUN/model of another run, or a hub id.
         text: a text encoder (BERT, MiniLM, ...) to pair with ``start``, which is then a vision backbone (ViT, DINOv2,
-            Swin, ConvNeXt, ResNet, EfficientNet, ...); new linear heads join them.
-        width: number of entries of an embedding of such a pair.
+            Swin, ConvNeXt, ResNet, EfficientNet, ...); new linear heads project both to one space.
+        width: embedding width of such a pair.
         tokenizer: folder or hub id of a tokenizer for a preset (default: trained on the captions).
-        prefixes: kinds of source whose texts begin with a learned prefix token (prefix conditioning); a kind that is
-            named twice gets two.
-        freeze: a tower that keeps its weights.
-        locked: towers of which only the head learns (the projection; SigLIP's pooling MLP), or nothing if the tower
-            is frozen too. Features before the head are computed once and cached, so that large batches cost little.
-        views: crops of each picture that are computed for a locked image tower; 1 takes the picture as it is.
+        prefixes: kinds of source whose texts get a learned prefix token (prefix conditioning); repeat a kind for
+            several tokens.
+        freeze: tower whose weights stay fixed.
+        locked: towers of which only the head is trained (the projection; SigLIP's pooling MLP), or nothing if the
+            tower is frozen too. Features before the head are computed once and cached, so large batches are cheap.
+        views: views of each picture computed for a locked image tower: one by the evaluation transform, the others
+            random crops.
         lora: rank of LoRA adapters of every attention and MLP layer, which are trained instead of the weights. They
             are merged into the finished model, whose folder also has them in PEFT's format.
         lora_alpha: scale of the adapters times their rank (default: the rank).
@@ -49,32 +50,32 @@ class Model:
 
 
 CopiesBy = Literal["ids", "captions"]
-"""Which samples of a batch are copies of each other: those with the same id, or also those with the same text."""
+"""Samples of a batch treated as copies of each other: those with the same id, or also those with the same text."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """What to train on. A source is a path (Parquet, WebDataset, images, CSV), a hub id, or generated (glyphs:NAME).
+    """Training data: paths (Parquet, WebDataset, images, CSV), hub ids, or generated sources (glyphs:NAME).
 
     Attributes:
         sources: training data whose kind, captions or labels, is detected.
         captions: sources to read as captions.
-        labels: sources to read as class labels; their texts are made with prompt templates.
-        split: of each source whose address names none (default: the training split).
-        weights: of each source, in the order sources, captions, labels (default: their sizes).
-        sampling: divide every batch by the weights; half captions, half labels; or each batch whole from one source.
-        merge_classes: classes with the same name in several sources are one class to a loss on labels.
-        crop: least share of a picture that a random crop shows; 1 shows all of it (default: the model's own).
-        flip: mirror half of the pictures; not for pictures with letters, or captions that say left and right.
+        labels: sources to read as class labels; prompt templates turn class names into texts.
+        split: split of sources whose address has none (default: the training split).
+        weights: weight of each source, in the order sources, captions, labels (default: their sizes).
+        sampling: divide every batch by the weights; half captions, half labels; or each batch from a single source.
+        merge_classes: treat classes with the same name in several sources as one class in a loss on labels.
+        crop: minimum share of a picture in a random crop; 1 never crops (default: the model's own).
+        flip: mirror half of the pictures; not for pictures with letters, or captions that say left or right.
         broken_share: share of pictures that may be unreadable before the run stops.
         copies: samples of a batch that are neither negatives of each other nor context: those with the same id (if a
             source is smaller than the batch), or also those with the same caption.
         image_column: column of image bytes or paths, if not named image.
         caption_column: column of a text or a list of texts, if not named caption.
         label_column: column of class numbers or names, if not named label.
-        class_name_column: readable names of class numbers.
-        synonyms_column: other names of a class.
-        split_column: the split of each row.
+        class_name_column: column of readable names of class numbers.
+        synonyms_column: column of other names of a class.
+        split_column: column of each row's split.
     """
 
     sources: tuple[str, ...] = ()
@@ -97,12 +98,12 @@ class Data:
 
     @property
     def specs(self) -> list[tuple[str, Kind | None]]:
-        """Every source with its kind; None if the kind is to be detected."""
+        """All sources with their kinds; None if the kind is detected."""
         found: list[tuple[str, Kind | None]] = [(spec, None) for spec in self.sources]
         return [*found, *((spec, "caption") for spec in self.captions), *((spec, "label") for spec in self.labels)]
 
     def columns(self, kind: Kind | None) -> Columns:
-        """The columns of sources that are read as ``kind``, which need not have the columns of the other kind."""
+        """Return the columns of sources read as ``kind``, without those that only the other kind needs."""
         captions, labels = kind != "label", kind != "caption"
         return Columns(
             image=self.image_column,
@@ -120,33 +121,34 @@ class Context:
 
     Attributes:
         alpha: weight of the loss without context.
-        tau: tau_context at the start; the paper has 1, which is too high for short runs.
+        tau: initial tau_context; 1 in the paper, which is too high for short runs.
     """
 
     alpha: float = 0.9
     tau: float = 1.0
 
     def objective(self, base: str, width: int, scale: float, bias: float) -> "ContextObjective":
-        """The objective for embeddings of ``width`` entries."""
+        """Build the objective for embeddings of the given width."""
         from recollect.objectives import ContextObjective  # loads torch
 
         return ContextObjective(base, self.alpha, scale=scale, bias=bias, tau_context=self.tau)
 
 
 FIRST_BIAS = -10.0
-"""Initial bias (SigLIP), unless the recipe or the checkpoint has another."""
+"""Initial bias (SigLIP), unless the recipe or the checkpoint sets it."""
 
 
 @dataclass(frozen=True)
 class ObjectiveOptions:
-    """What training minimizes.
+    """The training objective.
 
     Attributes:
         base: the loss: sigmoid (SigLIP, over pairs), softmax (CLIP), or label (UniCL, softmax over classes).
-        scale: inverse temperature at the start; by default the checkpoint's, or 10.
-        bias: of the sigmoid loss at the start; by default the checkpoint's, or -10. About -log(batch) suits small ones.
-        smoothing: share of a pair's target that the batch's other texts get (label smoothing); not with context.
-        context: look up the batch as well, for SigLIxP and CLIxP.
+        scale: initial inverse temperature (default: the checkpoint's, or 10).
+        bias: initial bias of the sigmoid loss (default: the checkpoint's, or -10); use about -log(batch) for small
+            batches.
+        smoothing: share of a pair's target given to the batch's other texts (label smoothing); not with context.
+        context: add the context loss, for SigLIxP and CLIxP.
     """
 
     base: str = "sigmoid"
@@ -180,12 +182,12 @@ class Optimizer:
 
     Attributes:
         learning_rate: peak learning rate, at the end of the warm-up.
-        weight_decay: for matrices and larger tensors; never for biases, norms or temperatures.
+        weight_decay: weight decay of matrices and larger tensors; biases, norms and temperatures have none.
         beta1: decay of the mean of the gradients.
-        beta2: decay of the mean of their squares.
+        beta2: decay of the mean of the squared gradients.
         clip_norm: maximum norm of the gradient of all parameters.
         warmup: fraction of the steps over which the learning rate rises from 0.
-        temperature_factor: learning rate multiplier for temperatures and biases of the objective. Adam moves a
+        temperature_factor: learning rate multiplier of the objective's temperatures and biases. Adam moves a
             log-temperature by about one learning rate per step, so short runs need 10 to 20.
     """
 
@@ -200,29 +202,30 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides the outcome of a run.
+    """All settings that affect a run.
 
     Attributes:
-        model: what to train.
-        data: what to train on.
-        objective: what to minimize.
+        model: the model to train.
+        data: the training data.
+        objective: the training objective.
         optimizer: AdamW and its schedule.
-        steps: number of updates of the weights.
-        batch_size: samples of a step, over all processes.
-        chunk: samples embedded at a time (default: all); memory grows with it, not with the batch.
+        steps: number of weight updates.
+        batch_size: samples per step, over all processes.
+        chunk: samples embedded at a time (default: all); memory grows with the chunk, not with the batch.
         precision: arithmetic of the towers; weights, loss and optimizer stay float32. tf32 rounds the factors of
-            float32 products on a GPU; float16 scales the loss, and skips steps where that overflowed.
+            float32 products on a GPU; float16 scales the loss, and skips steps with overflows.
         seed: random seed.
-        workers: processes that read images ahead; 0 reads between steps. The result does not depend on it (default: one
+        workers: processes that read images ahead; 0 reads between steps. Does not affect the result (default: one
             for each free core, at most 8; 0 for short runs and generated pictures).
         log_every: steps between lines of metrics.jsonl.
         checkpoint_every: steps between checkpoints.
         checkpoints_kept: number of checkpoints to keep.
-        average: decay (0.999 or so) of a running mean of the weights, EMA, that becomes the model; None keeps the last.
-        checkpoint_activations: recompute each layer's activations in the backward pass instead of keeping them.
+        average: decay (such as 0.999) of a moving average of the weights (EMA), which becomes the model (default: the
+            last weights).
+        checkpoint_activations: recompute each layer's activations in the backward pass instead of storing them.
         compile: compile the towers with torch.compile; the first steps take minutes.
-        shard_weights: split every layer, its gradients and AdamW's moments over the processes (FSDP2), for towers that
-            one GPU cannot hold.
+        shard_weights: split every layer, its gradients and AdamW's moments over the processes (FSDP2), for towers too
+            large for one GPU.
     """
 
     model: Model = field(default_factory=Model)
@@ -244,20 +247,20 @@ class Recipe:
     shard_weights: bool = False
 
     def check(self) -> None:
-        """Check the options by themselves.
+        """Check the options without opening model or data.
 
         Raises:
-            UserError: naming the option that is wrong.
+            UserError: an option is invalid; the message names it.
         """
-        for room in (self, self.model, self.data, self.objective):
+        for group in (self, self.model, self.data, self.objective):
             with user_errors("recipe: wrong option", ValueError):
-                check_choices(room)
-        for (right, words), names in _LIMITS.items():
+                check_choices(group)
+        for (valid, words), names in _LIMITS.items():
             for name in names.split():
                 value: Any = self
                 for part in name.split("."):
                     value = getattr(value, part, None)
-                wrong = value is not None and not right(value)
+                wrong = value is not None and not valid(value)
                 refuse((wrong, f"--{name.replace('_', '-')} {value}: must be {words}."))
         from recollect.objectives import OBJECTIVES
 
@@ -265,7 +268,7 @@ class Recipe:
         refuse(*self._contradictions())
 
     def _contradictions(self) -> Iterator[tuple[bool, str]]:
-        """Options that cannot be combined: whether they are, and the message."""
+        """Yield pairs of a condition that must be false and its message, for options that cannot be combined."""
         model, data, context = self.model, self.data, self.objective.context
         on = {
             "model.locked": model.locked != "none",
@@ -276,14 +279,14 @@ class Recipe:
         }
         yield not data.specs, "no source of data was named. Name one with --data SOURCE."
         for one, others, why in (
-            ("model.lora", ("model.locked", "model.prefixes"), "LoRA leaves all weights as they are"),
-            ("shard-weights", ("model.locked", "model.lora", "compile"), "only whole towers are split"),
+            ("model.lora", ("model.locked", "model.prefixes"), "LoRA changes no other weights"),
+            ("shard-weights", ("model.locked", "model.lora", "compile"), "they cannot be combined"),
         ):
             for other in others:
-                yield on[one] and on[other], f"--{one} and --{other}: {why}. Take one of them."
+                yield on[one] and on[other], f"--{one} and --{other}: {why}. Remove one of the two."
         count = len(data.specs)
-        unfit = len(data.weights) != count or any(not 0 < weight < inf for weight in data.weights)
+        invalid = len(data.weights) != count or any(not 0 < weight < inf for weight in data.weights)
         words = f"--data.weights: must be {count} positive numbers, one for each source; got {data.weights}."
-        yield bool(data.weights) and unfit, words
-        words = "--batch-size 1: a batch of one has no context. Take at least 2."
+        yield bool(data.weights) and invalid, words
+        words = "--batch-size 1: a batch of one has no context. Use at least 2."
         yield context is not None and self.batch_size < 2, words

@@ -12,7 +12,7 @@ _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """Autocast to half precision, if requested."""
+    """Return a context that autocasts to half precision if requested."""
     dtype = _AUTOCAST.get(precision)
     return torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None)
 
@@ -34,13 +34,14 @@ def tensor_cores(precision: Precision) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class LossScale:
-    """Loss scaling, so that float16 gradients do not underflow (Micikevicius et al., 2018, section 3.2).
+    """Loss scaling against underflow of float16 gradients (Micikevicius et al., 2018, section 3.2).
 
-    Halved when a gradient is not finite (that step is skipped), doubled after `_PATIENCE` good steps.
+    The factor is halved when a gradient is not finite (and the step skipped), and doubled after `_PATIENCE` finite
+    steps.
 
     Attributes:
-        factor: a power of two, so scaling never rounds; 1 if the precision needs none.
-        good: steps since the factor last changed.
+        factor: a power of two, so scaling never rounds; 1 if the precision needs no scaling.
+        good: finite steps since the factor last changed.
     """
 
     factor: float = 1.0
@@ -48,7 +49,7 @@ class LossScale:
 
     @classmethod
     def of(cls, precision: Precision) -> "LossScale":
-        """Initial scale for a precision."""
+        """Return the initial scale for a precision."""
         return cls(2.0**16) if precision == "float16" else cls()
 
     @property
@@ -57,7 +58,7 @@ class LossScale:
         return self.factor > 1
 
     def after(self, finite: bool) -> "LossScale":
-        """Scale for the next step."""
+        """Return the scale for the next step."""
         if self.factor == 1.0 and self.good == 0 and finite:
             return self
         if not finite:

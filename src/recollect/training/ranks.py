@@ -1,7 +1,7 @@
-"""Many processes, one batch: start-up, gathered embeddings, summed gradients.
+"""Training on several processes: start-up, gathered embeddings, summed gradients.
 
-`torchrun` and `accelerate launch` set the same environment variables. Without them a run is a single process, and every
-function here returns its input.
+`torchrun` and `accelerate launch` set the same environment variables. Without them a run is a single process, and the
+functions here return their input.
 """
 
 import os
@@ -40,10 +40,10 @@ class ProcessRanks:
 
 @contextmanager
 def ranks(device: str | None = None) -> Iterator[ProcessRanks]:
-    """Join the process group of this launch, if there is one, and leave it at the end.
+    """Join the process group of this launch, if any, while the block runs.
 
     Args:
-        device: where to compute; by default the best device of the machine, one GPU per process.
+        device: device to compute on (default: the best available, one GPU per process).
 
     Raises:
         UserError: no such device.
@@ -73,17 +73,17 @@ default ten minutes. If a process dies, its connections close and the others sto
 
 
 def in_parallel() -> bool:
-    """Whether several processes share each batch."""
+    """Return whether several processes share each batch."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def rank() -> int:
-    """Rank of this process; 0 if there is only one."""
+    """Return the rank of this process; 0 if there is only one."""
     return dist.get_rank() if in_parallel() else 0
 
 
 class RankShard(Shard):
-    """This process's rows of a shared batch; every process holds equally many."""
+    """This process's rows of a shared batch; every process holds the same number."""
 
     def __init__(self) -> None:
         self.size, self.place = dist.get_world_size(), dist.get_rank()
@@ -99,7 +99,7 @@ class RankShard(Shard):
 
 
 def shard_of_this_process() -> Shard:
-    """This process's part of each batch."""
+    """Return this process's part of each batch."""
     return RankShard() if in_parallel() else WHOLE
 
 
@@ -145,50 +145,50 @@ class _LogSum(torch.autograd.Function):
 
 
 def is_split(tensor: Tensor) -> bool:
-    """Whether the tensor is split over processes (FSDP), whose gradients are already summed."""
+    """Return whether the tensor is split over processes (FSDP); its gradients are then already summed."""
     return isinstance(tensor, DTensor)
 
 
-def sum_gradients(modules: Iterable[nn.Parameter]) -> None:
-    """Sum gradients over processes: each computed those of its own rows."""
+def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Sum gradients over processes, which each computed those of their own rows."""
     if not in_parallel():
         return
-    found = [each.grad for each in modules if each.grad is not None and not is_split(each)]
-    for handle in [dist.all_reduce(gradient, async_op=True) for gradient in found]:
+    gradients = [each.grad for each in parameters if each.grad is not None and not is_split(each)]
+    for handle in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
         handle.wait()
 
 
 def first_decides(decide: Callable[[], Decision]) -> Decision:
-    """Run ``decide`` in the first process and return its result in all; its error is raised in all.
+    """Run ``decide`` in the first process and return its result, or raise its error, in all processes.
 
     Raises:
-        UserError: raised by the first process; the other processes get any other error as one line.
+        UserError: any error of the first process, in the other processes.
     """
     if not in_parallel():
         return decide()
-    told: list[Any] = [None, None]
-    met = None
+    outcome: list[Any] = [None, None]  # result, error message
+    failure = None
     if rank() == 0:
         try:
-            told[0] = decide()
+            outcome[0] = decide()
         except Exception as error:
-            met, told[1] = error, _told(error)
-    dist.broadcast_object_list(told, group=_PATIENT[0] if _PATIENT else None)
-    if met is not None:
-        raise met
-    if told[1] is not None:
-        raise UserError(told[1])
-    return told[0]
+            failure, outcome[1] = error, _message(error)
+    dist.broadcast_object_list(outcome, group=_PATIENT[0] if _PATIENT else None)
+    if failure is not None:
+        raise failure
+    if outcome[1] is not None:
+        raise UserError(outcome[1])
+    return outcome[0]
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     if isinstance(error, UserError):
         return str(error)
     return f"the first process of this run failed: {type(error).__name__}: {one_line(error)}"
 
 
 def first_makes(make: Callable[[], Decision]) -> Decision:
-    """Run ``make`` in the first process, then in the others, which find what it left on disk.
+    """Run ``make`` in the first process, then in the others, which find its files on disk.
 
     Raises:
         UserError: see `first_decides`.
@@ -199,26 +199,26 @@ def first_makes(make: Callable[[], Decision]) -> Decision:
 
 
 def check_agreement(held: Mapping[str, str]) -> None:
-    """Check that all processes hold the same things, such as the same copy of the data.
+    """Check that all processes have the same values, such as a digest of the data.
 
     Args:
-        held: by name, a value or digest of what this process has.
+        held: this process's values or digests, by name.
 
     Raises:
-        UserError: in every process, naming one that differs from the first.
+        UserError: a process differs from the first; raised in every process.
     """
     if not in_parallel():
         return
-    everybody: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybody, dict(held), group=_PATIENT[0] if _PATIENT else None)
-    for number, theirs in enumerate(everybody):
-        for name, value in everybody[0].items():
-            differ = f"{name}: process {number} and process 0 differ ({theirs.get(name)}; {value})"
-            refuse((theirs.get(name) != value, f"{differ}. Copy the same files to every machine."))
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, dict(held), group=_PATIENT[0] if _PATIENT else None)
+    for number, other in enumerate(gathered):
+        for name, value in gathered[0].items():
+            differ = f"{name}: process {number} and process 0 differ ({other.get(name)}; {value})"
+            refuse((other.get(name) != value, f"{differ}. Copy the same files to every machine."))
 
 
 def share_from_first(modules: Iterable[object]) -> None:
-    """Broadcast the first process's weights, since another machine may round differently."""
+    """Broadcast the first process's weights, since other machines may round differently."""
     if in_parallel():
         for module in modules:
             for tensor in module.state_dict().values() if isinstance(module, nn.Module) else ():
@@ -235,6 +235,6 @@ def total(numbers: Tensor) -> Tensor:
 
 
 def wait_for_all() -> None:
-    """Barrier."""
+    """Wait until all processes arrive here."""
     if in_parallel():
         dist.barrier()

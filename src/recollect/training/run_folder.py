@@ -1,4 +1,4 @@
-"""The folder of a run: its recipe, its metrics, its checkpoints and, at the end, its model."""
+"""The folder of a run: recipe, metrics, checkpoints and, at the end, the model."""
 
 import dataclasses
 import json
@@ -27,17 +27,17 @@ from recollect.training.trackers import MetricsTracker
 _MAY_CHANGE = frozenset(
     {"workers", "chunk", "steps", "log_every", "checkpoint_every", "checkpoints_kept", "shard_weights"}
 )
-"""Options that may change on resume: where and how to compute, what to keep, and the number of steps."""
+"""Options that may change on resume: those that do not affect the result, and the number of steps."""
 
 
 @contextmanager
 def run_lock(out: Path) -> Iterator[None]:
-    """Lock the folder of a run.
+    """Lock the folder of a run, which is created if missing.
 
     Raises:
         UserError: another process is training there.
     """
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    created = [folder for folder in (out, *out.parents) if not folder.exists()]
     make_folder(out)
     path, own = out / ".lock", False
     while not own:
@@ -52,7 +52,7 @@ def run_lock(out: Path) -> Iterator[None]:
                 finally:
                     with suppress(PermissionError):  # Windows cannot remove an open file
                         path.unlink(missing_ok=True)
-                    for folder in made:  # remove the folders we created if the run did not start
+                    for folder in created:  # remove them if the run did not start
                         if any(folder.iterdir()):
                             break
                         folder.rmdir()
@@ -62,7 +62,7 @@ def check_run_folder(out: Path, recipe: Any, resume: bool) -> None:
     """Check that a run may start, or resume with this recipe.
 
     Raises:
-        UserError: a run exists, or its recipe differs; the message says how.
+        UserError: a run exists, or its recipe differs; the message lists the differences.
     """
     check_free(out, resume)
     file = out / "recipe.json"
@@ -78,26 +78,25 @@ def check_free(out: Path, resume: bool) -> None:
     """Check that a run may start or resume in this folder.
 
     Raises:
-        UserError: there is a run that should not be resumed, or other files.
+        UserError: the folder contains a run and ``resume`` is False, or it contains other files.
     """
-    file = out / "recipe.json"
-    seen = [path for path in out.iterdir() if not path.name.startswith(".")] if out.is_dir() else []
-    there = file.exists()
+    files = [path for path in out.iterdir() if not path.name.startswith(".")] if out.is_dir() else []
+    run = (out / "recipe.json").exists()
     refuse(
-        (there and not resume, f"{out}: already contains a run. Add --resume to continue it, or choose another --out."),
-        (not there and seen, f"{out}: not empty, and contains no run to resume. Choose another --out."),
+        (run and not resume, f"{out}: already contains a run. Add --resume to continue it, or choose another --out."),
+        (not run and files, f"{out}: not empty, and contains no run to resume. Choose another --out."),
     )
 
 
 def check_data(checkpoint: Path, data: Facts) -> None:
-    """Check that the data is the checkpoint's, as far as possible without reading all of it.
+    """Check that the data is unchanged since the checkpoint, as far as possible without reading all of it.
 
     Args:
-        checkpoint: to resume from; facts it does not record are not compared, with a note about contents.
+        checkpoint: checkpoint to resume from; facts it does not record are not compared, with a note about contents.
         data: current facts (`recollect.training.assembly.Parts`).
 
     Raises:
-        UserError: the data differs; the message says how.
+        UserError: the data differs; the message lists the differences.
     """
     before: Facts = read_json(checkpoint / "state.json").get("data", {})
     words, unsure = [], []
@@ -113,8 +112,8 @@ def check_data(checkpoint: Path, data: Facts) -> None:
     refuse((words, f"{checkpoint}: --resume needs the same data, but {'; '.join(words)}. {advice}"))
     for name in unsure:
         note(
-            f"{name}: modified or copied since {checkpoint.name} and too large to compare in full; its size and parts "
-            "of it match"
+            f"{name}: modified or copied since {checkpoint.name} and too large to compare in full; its size and the "
+            "parts compared match"
         )
     if unknown := [name for name, facts in data.items() if CONTENT in facts and CONTENT not in before.get(name, {})]:
         names = ", ".join(unknown[:3]) + (" …" if len(unknown) > 3 else "")
@@ -126,57 +125,57 @@ def _counted(value: int | str, fact: str) -> str:
 
 
 def _changes(file: Path, recipe: Any) -> dict[str, tuple[Any, Any]]:
-    """Differences between a recipe and the one in ``file``."""
+    """Return the differences between the recipe in ``file`` and ``recipe``."""
     then, now = _flat(read_json(file)), _flat(as_json(recipe))
-    # An option added since then had its default value, if other options of its group were recorded.
+    # An option missing in the file had its default value, if the file has other options of its group.
     groups = {name.rpartition(".")[0] for name in then}
     then = {name: value for name, value in _flat(_defaults(recipe)).items() if name.rpartition(".")[0] in groups} | then
-    return _apart(then, now)
+    return _differing(then, now)
 
 
 def differences(one: Any, other: Any) -> dict[str, tuple[Any, Any]]:
-    """Options that differ between two recipes: name to (one, other)."""
-    return _apart(_flat(as_json(one)), _flat(as_json(other)))
+    """Return the options that differ between two recipes, with both values, by name."""
+    return _differing(_flat(as_json(one)), _flat(as_json(other)))
 
 
-def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     names = sorted(one.keys() | other.keys())
     return {name: (one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)}
 
 
 def run_finished(out: Path, recipe: Any) -> bool:
-    """Whether the run has finished all its steps and written its model."""
+    """Return whether the run has finished all steps and written its model."""
     return (out / "model").exists() and "steps" not in _changes(out / "recipe.json", recipe)
 
 
 def prepare_run_folder(out: Path, recipe: Any, last: Path | None) -> None:
-    """Write the recipe and clean up after killed processes.
+    """Write the recipe, and remove leftovers of interrupted processes.
 
     Args:
         out: folder of the run.
-        recipe: recipe from now on.
-        last: checkpoint to resume from.
+        recipe: current recipe.
+        last: checkpoint to resume from; None to start from step 0.
     """
     remove_leftovers(out)
     folder, file = out / "checkpoints", out / "recipe.json"
-    prune_checkpoints(folder, recipe.checkpoints_kept, last)  # newer ones than the last whole one are damaged
+    prune_checkpoints(folder, recipe.checkpoints_kept, last)  # checkpoints newer than ``last`` are damaged
     changes = _changes(file, recipe) if file.exists() else {}
     for name, (then, now) in changes.items():
         follows = "; the learning rate schedule now follows the new length" if name == "steps" else ""
         note(f"{out}: continues with {name.replace('_', '-')} {now} (was {then}){follows}")
     if "steps" in changes:
-        put_away(out / "model")  # before the recipe records the new length
+        put_away(out / "model")  # before writing the new number of steps
         remove_leftovers(out)
     if changes or not file.exists():
-        write_json(file, as_json(recipe))  # first: this file makes the folder a run
+        write_json(file, as_json(recipe))  # first, since this file marks the folder as a run
     make_folder(folder)
 
 
 @contextmanager
 def leaves_no_failed_start(out: Path) -> Iterator[None]:
-    """Clean up a new run that fails before its first metrics or checkpoint.
+    """Remove the files of a new run that fails before its first metrics or checkpoint.
 
-    Otherwise the corrected command would be refused because the folder contains a run.
+    Otherwise the corrected command would fail because the folder contains a run.
     """
     metrics, folder, recipe = own = [out / "metrics.jsonl", out / "checkpoints", out / "recipe.json"]
     new = not recipe.exists()
@@ -184,17 +183,17 @@ def leaves_no_failed_start(out: Path) -> Iterator[None]:
         yield
     except Exception:
         foreign = {path for path in out.iterdir() if path.name != ".lock"} - set(own)
-        begun = (metrics.exists() and metrics.stat().st_size > 0) or (folder.exists() and any(folder.iterdir()))
-        if new and not foreign and not begun:
+        started = (metrics.exists() and metrics.stat().st_size > 0) or (folder.exists() and any(folder.iterdir()))
+        if new and not foreign and not started:
             metrics.unlink(missing_ok=True)
             if folder.exists():
                 folder.rmdir()
-            recipe.unlink(missing_ok=True)  # last: without it, the other files would block a new run
+            recipe.unlink(missing_ok=True)  # last, since files without a recipe block a new run
         raise
 
 
 def _defaults(options: Any) -> dict[str, Any]:
-    """All options with a default, as JSON."""
+    """Return the defaults of all options that have one, as JSON values."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
@@ -206,7 +205,7 @@ def _defaults(options: Any) -> dict[str, Any]:
 
 
 def as_json(recipe: Any) -> Any:
-    """A dataclass as plain JSON values."""
+    """Convert a dataclass to plain JSON values."""
     return json.loads(json.dumps(dataclasses.asdict(recipe)))
 
 
@@ -222,13 +221,13 @@ class Metrics:
     """``metrics.jsonl``: one line per logged step; lines after the resumed checkpoint are dropped.
 
     Args:
-        path: of the file.
-        step: of the checkpoint.
-        trackers: receive every new line too.
+        path: path of the file.
+        step: step of the resumed checkpoint; 0 for a new run.
+        trackers: trackers that also receive each new line.
 
     Attributes:
         last: last line with a loss; empty before the first.
-        measured: last step with an evaluation; 0 before the first.
+        measured: last evaluated step; 0 before the first evaluation.
     """
 
     def __init__(self, path: Path, step: int, trackers: Sequence[MetricsTracker] = ()) -> None:
@@ -236,7 +235,7 @@ class Metrics:
         self.measured = 0
         if path.exists():
             lines = [(line, _read_line(line)) for line in path.read_bytes().split(b"\n")]
-            if damaged := sum(read is None for _, read in lines[:-1]):  # the last line is empty, or truncated by a kill
+            if damaged := sum(read is None for _, read in lines[:-1]):  # the last line is empty or truncated
                 note(f"{path}: dropped {damaged:,} damaged line{'s' if damaged > 1 else ''}")
             kept = [(line, read) for line, read in lines if read and read["step"] <= step]
             write_text(path, "".join(f"{line.decode()}\n" for line, _ in kept))
@@ -258,7 +257,7 @@ class Metrics:
             tracker.write(values)
 
     def sync(self) -> None:
-        """fsync, so that a checkpoint never refers to lines that are not on disk."""
+        """Flush to disk (fsync), so a checkpoint never refers to lines that could be lost."""
         with self._full_disk():
             sync_file(self._file)
 
@@ -271,7 +270,7 @@ class Metrics:
     def close(self) -> None:
         for tracker in self._trackers:
             tracker.close()
-        with suppress(OSError):  # the failed write has already been reported
+        with suppress(OSError):  # a failed write has already been reported
             self._file.close()
 
 

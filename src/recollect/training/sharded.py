@@ -1,7 +1,7 @@
-"""Weights split over processes (FSDP2): each holds a part of every layer, and a whole layer only while it computes.
+"""Weights split over processes (FSDP2): each process holds a part of every layer, and gathers a layer to compute it.
 
-Gradients, AdamW's moments and the running mean of the weights are split as well. Checkpoints are whole, as one process
-writes them, so that a run resumes with or without split weights, on any number of processes.
+Gradients, AdamW's moments and the weights' moving average are split as well. Checkpoints are not, so a run can resume
+with or without split weights, on any number of processes.
 """
 
 from collections import OrderedDict
@@ -21,17 +21,17 @@ from recollect.models import TransformersEncoder
 from recollect.training.ranks import is_split
 from recollect.training.step import Towers
 
-_LOWEST = (2, 13)
-"""Version of torch; with 2.9 a step in chunks fails inside torch, and none in between was tried."""
+_MIN_TORCH = (2, 13)
+"""With torch 2.9, steps in chunks fail inside torch; versions in between are untested."""
 
 
 def check_torch() -> None:
-    """Refuse a torch that cannot split weights.
+    """Check that this version of torch can split weights.
 
     Raises:
-        UserError: it is older than 2.13.
+        UserError: torch is older than 2.13.
     """
-    old = tuple(int(part) for part in torch.__version__.split(".")[:2]) < _LOWEST
+    old = tuple(int(part) for part in torch.__version__.split(".")[:2]) < _MIN_TORCH
     refuse((old, f"--shard-weights: needs torch 2.13 or newer, and this is {torch.__version__}."))
 
 
@@ -43,7 +43,7 @@ def shard_weights(model: Towers) -> None:
     """
     check_torch()
     if not isinstance(model, TransformersEncoder):
-        raise UserError("--shard-weights: splits layers of transformers, and this model has none. Leave it out.")
+        raise UserError("--shard-weights: splits layers of transformers, and this model has none. Remove it.")
     mesh = init_device_mesh(model.device.type, (dist.get_world_size(),))
     for module in list(_sharded_apart(model)):
         fully_shard(module, mesh=mesh)
@@ -51,7 +51,7 @@ def shard_weights(model: Towers) -> None:
 
 
 def _sharded_apart(model: TransformersEncoder) -> Iterator[nn.Module]:
-    """The token embedding and all layers, then the modules that contain layers, which prefetch them."""
+    """Yield the token embedding and all layers, then the modules that contain layers and prefetch them."""
     yield model.model.text_model.get_input_embeddings()
     for tower in (model.model.vision_model, model.model.text_model):
         for module in list(tower.modules()):
@@ -62,17 +62,17 @@ def _sharded_apart(model: TransformersEncoder) -> Iterator[nn.Module]:
 
 
 def _add_gradients(module: nn.Module) -> None:
-    """Sum the gradients of the processes, since each has the gradient of its part of one loss; the default averages."""
+    """Sum the gradients of the processes instead of averaging, since each computes its part of one loss."""
     assert isinstance(module, FSDPModule)
     module.set_gradient_divide_factor(1.0)
-    module.set_force_sum_reduction_for_comms(True)  # gloo has no other way
+    module.set_force_sum_reduction_for_comms(True)  # required by gloo
 
 
 @contextmanager
 def whole_weights(model: Towers) -> Iterator[None]:
-    """Give every process a plain model with all weights, to save or measure, while the block runs.
+    """Give every process a plain model with all weights while the block runs, to save or evaluate it.
 
-    All processes must enter it; each may do different work inside, but must not change weights.
+    All processes must enter the block. Inside, each may do different work but must not change weights.
     """
     split = [(module, name, value) for module in _modules(model)
              for name, value in module.named_parameters(recurse=False) if is_split(value)]  # fmt: skip
@@ -105,30 +105,30 @@ def _modules(model: Towers) -> Iterable[nn.Module]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor; a collective call if it is split."""
+    """Return the whole tensor; a collective call if it is split."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def part_like(value: Tensor, parameter: Tensor) -> Tensor:
-    """The part of a value that this process holds if sharded like ``parameter``; scalars are replicated."""
+    """Return this process's part of a value sharded like ``parameter``; scalars are replicated."""
     value = value.to(parameter.device)
     if not isinstance(parameter, DTensor) or value.ndim == 0:
         return value
     return distribute_tensor(value, parameter.device_mesh, parameter.placements)
 
 
-def clip_gradients(parameters: Mapping[str, nn.Parameter], most: float) -> Tensor:
-    """Clip the norm of all gradients to ``most``, as torch's ``clip_grad_norm_``, whether split or not.
+def clip_gradients(parameters: Mapping[str, nn.Parameter], max_norm: float) -> Tensor:
+    """Clip the norm of all gradients to ``max_norm``, like ``clip_grad_norm_``, but also for split gradients.
 
     Returns:
-        The norm before, over all processes.
+        The norm before clipping, over all processes.
     """
     split = [parameter for parameter in parameters.values() if is_split(parameter)]
     rest = [parameter for parameter in parameters.values() if not is_split(parameter)]
     if not split:
-        return nn.utils.clip_grad_norm_(rest, most)
+        return nn.utils.clip_grad_norm_(rest, max_norm)
     norms = [nn.utils.get_total_norm([p.grad for p in group if p.grad is not None]) for group in (split, rest)]
     norm = torch.linalg.vector_norm(torch.stack([whole(norm) for norm in norms]))
     for group in (split, rest):
-        nn.utils.clip_grads_with_norm_(group, most, norm)
+        nn.utils.clip_grads_with_norm_(group, max_norm, norm)
     return norm

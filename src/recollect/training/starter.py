@@ -1,8 +1,8 @@
-"""Train the head of the starter: locked-image tuning on captioned pictures.
+"""Train the head of the starter model: locked-image tuning on captioned pictures.
 
-The image side is fixed (`recollect.models.towers.NamedFeatures`): features of the image tower, and the class names that
-the tower's own classifier expects, so that the words for 1,000 kinds of things need no captions. The text head learns
-from captions to point at both.
+The image side is fixed (`recollect.models.towers.NamedFeatures`): features of the image tower, and the class names
+predicted by the tower's classifier, so the words for its 1,000 classes need no captions. The text head is trained on
+captions to match both.
 """
 
 from __future__ import annotations
@@ -53,13 +53,15 @@ _TEMPERATURE_RATE = 1e-2
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """How the text head is trained.
+    """Training options of the text head.
 
     Attributes:
-        hidden: width of its hidden layer.
-        steps, batch: number of steps, pairs of a step.
-        learning_rate, weight_decay, dropout: of AdamW (cosine schedule), and of the hidden branch's inputs.
-        seed: of everything random.
+        hidden: width of the hidden layer.
+        steps: number of steps.
+        batch: pairs per step.
+        learning_rate, weight_decay: of AdamW (cosine schedule).
+        dropout: dropout on the hidden branch's inputs.
+        seed: random seed.
     """
 
     hidden: int = 384
@@ -73,12 +75,12 @@ class HeadOptions:
 
 @dataclass(frozen=True)
 class StarterPairs:
-    """Features of pictures and of the texts that describe them.
+    """Features of pictures and their captions.
 
     Attributes:
-        images: of the image tower, before the head.
-        texts: of the text tower, norm 1.
-        owner: row of ``images`` that a text describes, ascending.
+        images: features of the image tower, before the head.
+        texts: unit-norm features of the text tower.
+        owner: row of ``images`` described by each text, ascending.
     """
 
     images: Float[Tensor, "pictures features"]
@@ -87,7 +89,7 @@ class StarterPairs:
 
 
 class ImagenetClassifier(NamedTuple):
-    """A linear classifier on features of the image tower, such as the one that tower was trained with."""
+    """A linear classifier on features of the image tower, such as the one the tower was trained with."""
 
     weights: Float[Tensor, "classes features"]
     bias: Float[Tensor, " classes"]
@@ -100,9 +102,9 @@ def train_starter(
 
     Args:
         source: captioned pictures.
-        out: file to write, which `recollect.load_model` opens; its name ends in ``.safetensors``.
-        options: of the training.
-        store: where features are kept; the user's cache folder by default.
+        out: ``.safetensors`` file to write; `recollect.load_model` opens it.
+        options: training options.
+        store: feature cache (default: the user's cache folder).
 
     Raises:
         UserError: a package of the extra ``starter`` is missing, or the source has no pictures or no captions.
@@ -113,7 +115,7 @@ def train_starter(
     captions = [locked.texts(index) for index in range(len(locked))]
     described = [index for index, own in enumerate(captions) if own]
     if not described:
-        raise UserError(f"{source.name}: no captions. Name a table with pictures and captions.")
+        raise UserError(f"{source.name}: no captions. Use a table with pictures and captions.")
     names = [tuple(template.format(name) for name in own for template in NAME_TEMPLATES) for own in class_names()]
     texts = [captions[index] for index in described]
     flat = list(dict.fromkeys(text for own in (*texts, *names) for text in own))
@@ -131,13 +133,13 @@ def train_starter(
     head |= discount_popular(head, pairs.images, bank, classifier)
     towers = {name: PRETRAINED[name].sha256 for name in (IMAGE_TOWER, TEXT_TOWER)}
     about = {"options": asdict(options), "pairs": source.fingerprint, "towers": towers}
-    with atomic_path(out) as temporary:  # one entry: safetensors writes several in any order
+    with atomic_path(out) as temporary:  # a single metadata entry, since safetensors writes several in any order
         save_file(head, temporary, metadata={"recipe": json.dumps(about, sort_keys=True)})
     return Path(out)
 
 
 def _rounded(features: Tensor) -> Tensor:
-    """To float16, so that the last bits of another build of a library seldom matter."""
+    """Round to float16, so results rarely depend on the library build."""
     return features.half().float()
 
 
@@ -147,13 +149,13 @@ def fit_head(
     classifier: ImagenetClassifier,
     options: HeadOptions | None = None,
 ) -> dict[str, Tensor]:
-    """Fit the image side to the pictures and train the text head by the softmax loss.
+    """Fit the image side to the pictures and train the text head with the softmax loss.
 
     Args:
         captions: captioned pictures.
-        names: of each class, the features of the texts that name it.
-        classifier: the image tower's, for the same classes.
-        options: of the training.
+        names: for each class, the features of the texts that contain its names.
+        classifier: the image tower's classifier of the same classes.
+        options: training options.
 
     Returns:
         Tensors by their names in `recollect.models.towers.TowersModel`, without the classifier; matrices in float16.
@@ -167,17 +169,15 @@ def fit_head(
         images = F.normalize(image_head(captions.images), dim=1)
         text_head = NamedTexts(entries, options.hidden, images.shape[1], NAME_PULL, NAME_GAIN)
         center = captions.texts.mean(0)
-        factor = 1 / (captions.texts - center).std()  # entries of variance 1, as layers expect; folded in at the end
-        for layer in (
-            text_head.mlp.direct,
-            text_head.mlp.down,
-        ):  # where pictures have names, begin with the text itself
+        factor = 1 / (captions.texts - center).std()  # scales inputs to variance 1; folded into the weights at the end
+        # The last entries, which are matched with the pictures' class names, are initialized to the text features.
+        for layer in (text_head.mlp.direct, text_head.mlp.down):
             layer.weight[-entries:], layer.bias[-entries:] = 0.0, 0.0
         text_head.mlp.direct.weight[-entries:] = torch.eye(entries) / entries**0.5
         scale = _train(text_head.mlp, images, (captions.texts - center) * factor, captions.owner, options)
         _fold(text_head.mlp, center, factor)
         text_head.center.copy_(center)
-        # The pull and the gain, added only now, make cosines smaller.
+        # Pull and gain, which take effect only now, make cosines smaller; the scale compensates.
         scale *= ((1 - TRAINED_SHARE) / (1 - SHARE)) ** 0.5 * text_head(captions.texts).norm(dim=1).mean()
     kept = {f"visual_projection.{name}": value for name, value in image_head.state_dict().items()}
     kept |= {f"text_projection.{name}": value for name, value in text_head.state_dict().items()}
@@ -197,16 +197,16 @@ def discount_popular(
     bank: Float[Tensor, "bank entries"],
     classifier: ImagenetClassifier,
 ) -> dict[str, Tensor]:
-    """Measure how popular pictures are with the texts of a bank, so that texts discount it (`NamedFeatures`).
+    """Estimate how often each picture matches unrelated texts (hubness), so it can be discounted (`NamedFeatures`).
 
     Args:
-        head: what `fit_head` returned.
+        head: result of `fit_head`.
         images: features of the image tower.
         bank: features of the texts.
-        classifier: the image tower's.
+        classifier: the image tower's classifier.
 
     Returns:
-        The tensors that are new in the head, and the scale of the longer texts.
+        The head's additional tensors, and a scale that accounts for the additional entry of text embeddings.
     """
     bank, weights = bank.half(), {name: value.float() for name, value in head.items()}
     (features,), (hidden, entries) = weights["visual_projection.mean"].shape, weights[f"{_MLP}.up.weight"].shape
@@ -233,7 +233,7 @@ def discount_popular(
 
 
 def _image_head(images: Tensor, names: Sequence[Tensor], classifier: ImagenetClassifier) -> NamedFeatures:
-    """`NamedFeatures` for a tower's features; expected names have mean 0 over ``images``."""
+    """Fit `NamedFeatures` to a tower's features; expected names have mean 0 over ``images``."""
     means = F.normalize(torch.stack([F.normalize(own.mean(0), dim=0) for own in names]), dim=1)
     head = NamedFeatures(images.shape[1], len(names), means.shape[1], TRAINED_SHARE)
     with torch.no_grad():
@@ -254,7 +254,7 @@ def _train(
     owner: Int[Tensor, " texts"],
     options: HeadOptions,
 ) -> Float[Tensor, ""]:
-    """Train ``head`` to map texts to their pictures' embeddings; returns the scale of the cosines."""
+    """Train ``head`` to map texts to their pictures' embeddings; return the scale of the cosines."""
     generator = torch.Generator().manual_seed(options.seed)
     counts = torch.bincount(owner, minlength=len(images))
     starts = counts.cumsum(0) - counts
@@ -271,8 +271,8 @@ def _train(
         rows = torch.randperm(len(images), generator=generator)[: options.batch]
         chosen = starts[rows] + (torch.rand(len(rows), generator=generator) * counts[rows]).long()
         dropped = F.dropout(texts[chosen], options.dropout)
-        found = head.direct(texts[chosen]) + head.down(F.gelu(head.up(dropped)))
-        loss = softmax_contrastive(images[rows], F.normalize(found, dim=1), log_scale.exp())
+        mapped = head.direct(texts[chosen]) + head.down(F.gelu(head.up(dropped)))
+        loss = softmax_contrastive(images[rows], F.normalize(mapped, dim=1), log_scale.exp())
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_([*weights, log_scale], 1.0)
@@ -282,7 +282,7 @@ def _train(
 
 @torch.no_grad()
 def _fold(head: ResidualMlp, center: Tensor, factor: Tensor) -> None:
-    """Change the head so that it reads texts as they are instead of ``(texts - center) factor``."""
+    """Fold the standardization into the head, so it takes ``texts`` instead of ``(texts - center) factor``."""
     for layer in (head.up, head.direct):
         layer.weight.mul_(factor)
         layer.bias.sub_(layer.weight @ center)

@@ -1,9 +1,9 @@
-"""One training step: the whole batch at once, in chunks, or over many processes.
+"""One training step: the whole batch at once, in chunks, or over several processes.
 
-A loss sees only embeddings, so a batch may be embedded piece by piece. With more than one chunk this is gradient
-caching (Gao et al., 2021): embed without keeping activations, compute one loss on the whole batch, and embed each chunk
-again with the same random numbers in the backward pass (`torch.utils.checkpoint`). Memory depends on the chunk; the
-gradients are those of the whole batch, temperatures included.
+A loss needs only embeddings, so a batch may be embedded in parts. With more than one chunk this is gradient caching
+(Gao et al., 2021): embed without storing activations, compute one loss on the whole batch, and embed each chunk again
+with the same random numbers in the backward pass (`torch.utils.checkpoint`). Memory depends on the chunk; the gradients
+are those of the whole batch, including temperatures.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ from recollect.training.ranks import rank, shard_of_this_process, sum_gradients
 
 @runtime_checkable
 class Towers(Protocol):
-    """What training needs from a model; implemented by `recollect.models.DualEncoder`."""
+    """Model interface required by training; implemented by `recollect.models.DualEncoder`."""
 
     @property
     def device(self) -> torch.device: ...
@@ -44,7 +44,7 @@ class Towers(Protocol):
         ...
 
     def encode_texts(self, tokens: dict[str, Tensor]) -> Tensor:
-        """Raw text embeddings, with gradients."""
+        """Return raw text embeddings, with gradients."""
         ...
 
     def save(self, folder: Path) -> Any:
@@ -69,7 +69,7 @@ class Towers(Protocol):
 
 
 class EncoderTowers(nn.Module):
-    """A dual encoder in training; a subclass changes what its towers read, or what is written of it."""
+    """A dual encoder in training; subclasses change the towers' inputs or the saved files."""
 
     def __init__(self, encoder: DualEncoder) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class EncoderTowers(nn.Module):
         return self.encoder.device
 
     def tokenize(self, texts: Sequence[str], kinds: Sequence[Kind]) -> dict[str, Tensor]:
-        """What `encode_texts` reads."""
+        """Return the inputs of `encode_texts`."""
         return self.encoder.tokenize(texts, kinds)
 
     def encode_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
@@ -111,8 +111,8 @@ class Inputs:
         context: images of a separate batch to look up, or None; any number of rows.
         duplicate_ids: int64 (n, columns), non-negative; samples that share an id are copies. None if all differ.
         context_duplicate_ids: the same for ``context``.
-        prepare: converts rows of ``images``, ``views`` and ``context`` on the device, e.g. bytes (a quarter of the
-            memory) to floats; None if they are ready.
+        prepare: converts rows of ``images``, ``views`` and ``context`` on the device, such as bytes (a quarter of the
+            memory) to floats; None for no conversion.
     """
 
     images: Tensor
@@ -127,12 +127,12 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """How to embed a batch.
+    """Options of a training step.
 
     Attributes:
-        chunk: rows to embed at a time; None embeds all at once and keeps their activations.
-        precision: of the towers; weights, loss and gradients stay float32.
-        seed: for the random numbers of the towers (dropout, drop path) and the objective.
+        chunk: rows to embed at a time; None embeds all at once and stores their activations.
+        precision: precision of the towers; weights, loss and gradients stay float32.
+        seed: random seed of the towers (dropout, drop path) and the objective.
         loss_scale: factor of the loss in the backward pass; gradients are divided by it afterwards.
     """
 
@@ -156,7 +156,7 @@ def embed(
     """Embed ``columns`` chunk by chunk; with more than one chunk, activations are recomputed in the backward pass.
 
     The random numbers of a chunk depend on the seed, ``what`` and the chunk's position, so the second pass repeats the
-    first. Autocast is entered inside a chunk: weights are then cast once per chunk, and gradients of chunks add up in
+    first. Autocast is entered per chunk: weights are cast once per chunk, and the gradients of chunks are summed in
     float32 instead of bfloat16.
     """
 
@@ -185,7 +185,7 @@ def embed(
 def train_step(
     model: Towers, objective: Objective, inputs: Inputs, options: StepOptions = StepOptions()
 ) -> dict[str, Tensor]:
-    """Compute the objective on the whole batch of all processes and add its gradient to every parameter's ``grad``.
+    """Compute the objective on the batch of all processes and add its gradient to every parameter's ``grad``.
 
     Args:
         model: a dual encoder.
@@ -209,18 +209,18 @@ def train_step(
 
         return embed(encode, {"pixels": pixels}, device, options, what)
 
-    def here(numbers: Tensor | None) -> Tensor | None:
+    def on_device(numbers: Tensor | None) -> Tensor | None:
         return None if numbers is None else numbers.to(device)
 
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         loss, report = objective(
             embed_images(inputs.images, "images"),
             embed(lambda chunk: model.encode_texts(dict(chunk)), inputs.tokens, device, options, "texts"),
-            labels=here(inputs.labels),
+            labels=on_device(inputs.labels),
             views=embed_images(inputs.views, "views"),
             context=embed_images(inputs.context, "context"),
-            duplicate_ids=here(inputs.duplicate_ids),
-            context_duplicate_ids=here(inputs.context_duplicate_ids),
+            duplicate_ids=on_device(inputs.duplicate_ids),
+            context_duplicate_ids=on_device(inputs.context_duplicate_ids),
             seed=options.seed,
             shard=shard_of_this_process(),
         )
@@ -238,10 +238,10 @@ BACKEND = "inductor"
 
 
 class CompiledForward:
-    """The compiled forward passes of towers, which are saved and evaluated without them.
+    """Compiled forward passes of towers, for training only: saving and evaluation use the towers themselves.
 
     Args:
-        towers: compiled on first use.
+        towers: towers to compile on first use.
     """
 
     def __init__(self, towers: Towers) -> None:
@@ -251,7 +251,7 @@ class CompiledForward:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Let the towers compute by them while the block runs. The backward pass is compiled on its first call, too.
+        """Replace the towers' forward passes while the block runs. The backward pass is compiled on first use too.
 
         Raises:
             UserError: torch cannot compile the towers here.

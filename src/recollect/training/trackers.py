@@ -20,7 +20,7 @@ class MetricsTracker(ABC):
 
     @abstractmethod
     def write(self, values: Mapping[str, Any]) -> None:
-        """Log one line, which has a ``step``."""
+        """Log one line, which contains a ``step``."""
 
     @abstractmethod
     def close(self) -> None:
@@ -28,21 +28,21 @@ class MetricsTracker(ABC):
 
 
 def check_trackers(names: Sequence[Tracker]) -> None:
-    """Check that the trackers are installed, before the first step.
+    """Check that the trackers are installed.
 
     Raises:
-        UserError: with the command that installs it.
+        UserError: a tracker is missing; the message has the command to install it.
     """
     for name in names:
-        absent = find_spec(name) is None
-        refuse((absent, f"--track {name}: {name} is not installed. Install it with: pip install {name}"))
+        missing = find_spec(name) is None
+        refuse((missing, f"--track {name}: {name} is not installed. Install it with: pip install {name}"))
 
 
 def open_trackers(names: Sequence[Tracker], out: Path, recipe: Mapping[str, Any], step: int) -> list[MetricsTracker]:
     """Open trackers.
 
     Args:
-        names: duplicates are opened once.
+        names: trackers to open; duplicates are ignored.
         out: folder of the run.
         recipe: as in ``recipe.json``.
         step: step the run resumes from; later points already logged are discarded.
@@ -89,7 +89,7 @@ class _WeightsAndBiases(MetricsTracker):
                 id=read_json(file)["id"],
                 resume="allow",
             )
-        except Exception as error:  # no key, no network, or any other error of its libraries
+        except Exception as error:  # no key, no network, or any other error of wandb
             raise UserError(f"--track wandb: {one_line(error)}. Try WANDB_MODE=offline, and --resume.") from error
 
     def write(self, values: Mapping[str, Any]) -> None:
@@ -100,7 +100,7 @@ class _WeightsAndBiases(MetricsTracker):
 
 
 def numbers(values: Mapping[str, Any], under: str = "") -> Iterator[tuple[str, float]]:
-    """All numbers of a line by name; nested names are joined by a slash."""
+    """Yield all numbers of a line with their names; nested names are joined by a slash."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from numbers(value, f"{under}{name}/")
