@@ -41,10 +41,10 @@ def test_a_source_of_two_methods_is_enough():
 
 
 BROKEN_SOURCES = {
-    "ids are unique": lambda sample: replace(sample, id="same"),
-    "names its source": lambda sample: replace(sample, source="other"),
-    "of the source's kind": lambda sample: replace(sample, kind="label"),
-    "the same picture each time": lambda sample: replace(sample, image=np.random.default_rng().random((2, 2, 3))),
+    "ids must be unique": lambda sample: replace(sample, id="same"),
+    "source must be the name": lambda sample: replace(sample, source="other"),
+    "must be the source's kind": lambda sample: replace(sample, kind="label"),
+    "the picture must not change": lambda sample: replace(sample, image=np.random.default_rng().random((2, 2, 3))),
 }
 
 
@@ -77,7 +77,8 @@ class NeighborlyEncoder(HashEncoder):
 
 
 @pytest.mark.parametrize(
-    ("encoder", "promise"), [(LongEncoder(), "unit vectors"), (NeighborlyEncoder(), "does not depend on the others")]
+    ("encoder", "promise"),
+    [(LongEncoder(), "unit vectors"), (NeighborlyEncoder(), "must not depend on the other")],
 )
 def test_a_broken_encoder_is_found(encoder, promise):
     with pytest.raises(AssertionError, match=promise):

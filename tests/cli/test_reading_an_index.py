@@ -170,7 +170,7 @@ def test_near_duplicates_of_tested_images_are_left_out_and_counted(
         (["--index", "NOWHERE", "--fusion", "FUSION"], "nowhere"),
         (["--index", "MODEL", "--fusion", "FUSION"], "model"),
         (["--index", "INDEX", "--fusion", "MODEL"], "no fusion"),
-        (["--index", "INDEX", "--fusion", "RUN"], "name that"),
+        (["--index", "INDEX", "--fusion", "RUN"], "Use the trained model"),
         (["--index", "INDEX", "--fusion", "FUSION", "--k", "61"], "k = 61"),
         (["--index", "INDEX", "--fusion", "FUSION", "--k", "0"], "k = 0"),
         (["--index", "INDEX", "--fusion", "FUSION", "--near", "3"], "--near 3"),

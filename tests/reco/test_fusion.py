@@ -163,10 +163,10 @@ def test_a_saved_fusion_opens_as_it_was(tmp_path, kind, modalities, start):
 
 @pytest.mark.usefixtures("unchecked")
 def test_bad_fusions_are_one_line(tmp_path):
-    with pytest.raises(UserError, match=r"no fusion \(fusion.json is not there\)"):
+    with pytest.raises(UserError, match=r"no fusion \(fusion.json is missing\)"):
         FusionModule.open(tmp_path)
     saved = FusionModule(FusionSettings(8)).save(tmp_path / "run" / "model")
-    with pytest.raises(UserError, match=r"Its model is .*model; name that"):
+    with pytest.raises(UserError, match=r"Use the trained model: .*model\."):
         FusionModule.open(tmp_path / "run")
     with pytest.raises(UserError, match="already exists"):
         FusionModule(FusionSettings(8)).save(saved)

@@ -1,1 +1,1 @@
-"""Embeddings that read an index (RECO): fusion modules, how they are trained, and encoders that use them."""
+"""Retrieval-enhanced embeddings (RECO): fusion modules, their training, and encoders that use them."""

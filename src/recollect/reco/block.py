@@ -1,4 +1,4 @@
-"""Fusion: one transformer block per modality that reads what an embedding found in an index (RECO, section 3.2)."""
+"""Fusion: one transformer block per modality that refines an embedding by its neighbors in an index (RECO, 3.2)."""
 
 import hashlib
 import json
@@ -22,28 +22,30 @@ from recollect.index import By
 _WEIGHTS, _RECORD = "fusion.safetensors", "fusion.json"
 FUSION_FORMAT = 3
 HEAD = 64
-"""Entries of an attention head."""
+"""Width of an attention head."""
 
 FusionKind = Literal["transformer", "mean", "mlp"]
-"""RECO's block; the plain mean (Table 3); or a residual MLP of the same size that reads nothing (Figure 3, left)."""
+"""RECO's block; the plain mean (Table 3); or a residual MLP of the same size without neighbors (Figure 3, left)."""
 
 Read = Literal["cross", "uni", "both"]
-"""What is read of the rows found: the other modality than the query's (RECO), its own, or both as two tokens."""
+"""Modality read from each neighbor: the one the query is not (RECO), the query's, or both as two tokens."""
 
 Start = Literal["embedding", "mean", "gate"]
 """Output of an untrained block, to which training adds a correction: the embedding (the paper's); the mean of the
-embedding and everything it reads; or a mixture of the embedding and the mean of what it reads, whose learned weight
-starts at one half."""
+embedding and its neighbors; or a mixture of the embedding and the mean of its neighbors, whose learned weight starts at
+one half."""
 
 
 @dataclass(frozen=True)
 class FusionSettings:
-    """Architecture of a fusion, and what it reads.
+    """Architecture of a fusion, and the vectors it searches and reads.
 
     Attributes:
-        kind: how an embedding and what it found are combined.
-        search: find by the vectors of the query's own modality (uni), or of the other (cross).
-        read: read the other modality of the pairs found (cross), the query's own (uni), or both.
+        width: embedding width.
+        kind: how an embedding and its neighbors are combined.
+        search: search the vectors of the query's modality (uni), or of the other modality (cross).
+        read: read the neighbors' vectors of the other modality (cross), of the query's (uni), or both.
+        modalities: modalities whose embeddings are refined.
         start: output of an untrained transformer block.
     """
 
@@ -61,33 +63,33 @@ class FusionSettings:
             raise ValueError(f"start {self.start!r}: choose {', '.join(get_args(Start))}")
 
     def refines(self, modality: By) -> bool:
-        """Whether embeddings of a modality are refined."""
+        """Return whether embeddings of a modality are refined."""
         return self.modalities in {"both", modality}
 
     def searched(self, modality: By) -> By:
-        """The modality whose vectors a query is compared with."""
+        """Return the modality of the vectors that a query is compared with."""
         return modality if self.search == "uni" else other(modality)
 
     def taken(self, modality: By) -> tuple[By, ...]:
-        """The modalities that a query reads of each row, in the order of its tokens."""
+        """Return the modalities that a query reads from each neighbor, in the order of its tokens."""
         if self.read == "both":
             return other(modality), modality
         return (other(modality),) if self.read == "cross" else (modality,)
 
 
 def other(modality: By) -> By:
-    """The other modality."""
+    """Return the other modality."""
     return "text" if modality == "image" else "image"
 
 
 class FusionBlock(nn.Module):
-    """One pre-norm transformer block that computes only token 0, the embedding itself.
+    """A pre-norm transformer block that computes only token 0, the embedding itself.
 
-    Heads of 64 entries, an MLP as wide as the embedding, no positions (METHODS 7): 6 d² + 10 d parameters. Only token 0
-    is a query, and its keys and values are never formed: with ``q`` its query in a head,
+    Heads of width 64, an MLP as wide as the embedding, no positions (METHODS 7): 6 d² + 10 d parameters. Only token 0
+    is a query, and keys and values are never formed: with ``q`` the query in a head,
     ``q · (W_k x_j + b_k) = (W_kᵀ q) · x_j + q · b_k`` and ``Σ_j a_j (W_v x_j + b_v) = W_v (Σ_j a_j x_j) + b_v``, so a
-    projection costs the same for ten neighbors as for none. Both residual branches start at zero, so an untrained
-    block returns its ``start``, where ``x_0`` is the embedding, ``x_j`` what it reads, and ``n`` normalizes::
+    projection costs the same for ten neighbors as for none. Both residual branches start at zero, so an untrained block
+    returns its ``start``, where ``x_0`` is the embedding, ``x_j`` are its neighbors, and ``n`` normalizes::
 
         embedding:  x_0                                              (RECO)
         mean:       n(x_0 + Σ_j x_j)
@@ -111,10 +113,10 @@ class FusionBlock(nn.Module):
             nn.init.zeros_(linear.bias)
 
     def forward(self, tokens: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch width"]:
-        """Token 0 after the block.
+        """Return token 0 after the block.
 
         Args:
-            tokens: the embedding, then what it found; rows of zeros are empty places and are ignored.
+            tokens: the embedding, followed by its neighbors; rows of zeros are empty and ignored.
         """
         batch, _, width = tokens.shape
         empty = tokens.detach().abs().amax(dim=2) == 0
@@ -122,9 +124,9 @@ class FusionBlock(nn.Module):
         size = width // self.heads
         queries = self.query(normed[:, 0]).view(batch, self.heads, size) / math.sqrt(size)
         keys = self.key.weight.view(self.heads, size, width)
-        asked = torch.einsum("bhs,hsw->bhw", queries, keys)
+        key_queries = torch.einsum("bhs,hsw->bhw", queries, keys)
         offset = (queries * self.key.bias.view(self.heads, size)).sum(2, keepdim=True)
-        scores = asked @ normed.transpose(1, 2) + offset
+        scores = key_queries @ normed.transpose(1, 2) + offset
         weights = scores.masked_fill(empty[:, None, :], -math.inf).softmax(dim=2)
         read = torch.einsum("bhw,hsw->bhs", weights @ normed, self.value.weight.view(self.heads, size, width))
         attention = self.output(read.flatten(1) + self.value.bias)
@@ -132,7 +134,7 @@ class FusionBlock(nn.Module):
         return self._origin(tokens) + attention + mlp
 
     def _origin(self, tokens: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch width"]:
-        """Output of an untrained block."""
+        """Return the output of an untrained block."""
         if self.start == "embedding":
             return tokens[:, 0]
         if self.start == "mean":
@@ -152,7 +154,7 @@ class _MlpFusion(nn.Module):
         nn.init.zeros_(self.down.bias)
 
     def forward(self, tokens: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch width"]:
-        """The refined embedding; other tokens are ignored."""
+        """Return the refined embedding; other tokens are ignored."""
         return tokens[:, 0] + self.down(functional.gelu(self.up(self.norm(tokens[:, 0]))))
 
 
@@ -163,8 +165,9 @@ class FusionModule(nn.Module):
     >>> refined = fusion("image", torch.cat([embeddings[:, None], found_texts], dim=1))        # doctest: +SKIP
 
     Args:
+        settings: architecture.
         model: fingerprint of the model whose embeddings it was trained on, if known.
-        trained: facts about its training, saved with it.
+        trained: facts about the training, saved with the weights.
     """
 
     def __init__(self, settings: FusionSettings, model: str = "", trained: dict[str, Any] | None = None) -> None:
@@ -183,13 +186,14 @@ class FusionModule(nn.Module):
         """Refine embeddings of one modality.
 
         Args:
-            tokens: the embedding, then what it found (zeros for empty places).
+            modality: modality of the embeddings.
+            tokens: each embedding, followed by its neighbors (zeros for empty places).
 
         Returns:
             Unit-norm refined embeddings; the normalized embeddings if this modality is not refined.
 
         Raises:
-            ValueError: another width.
+            ValueError: the width differs from the fusion's.
         """
         if tokens.shape[2] != self.settings.width:
             raise ValueError(f"tokens {tuple(tokens.shape)}, but the fusion is {self.settings.width} wide")
@@ -201,12 +205,12 @@ class FusionModule(nn.Module):
 
     @property
     def fingerprint(self) -> str:
-        """Changes whenever a refined embedding would."""
-        made = hashlib.blake2b(json.dumps(asdict(self.settings), sort_keys=True).encode(), digest_size=16)
+        """Digest of the settings and weights."""
+        digest = hashlib.blake2b(json.dumps(asdict(self.settings), sort_keys=True).encode(), digest_size=16)
         for name, tensor in sorted(self.state_dict().items()):
-            made.update(name.encode())
-            made.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
-        return made.hexdigest()
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     def save(self, folder: str | Path) -> Path:
         """Write weights and record into a new folder, atomically.
@@ -226,17 +230,17 @@ class FusionModule(nn.Module):
         """Open a saved fusion, on the CPU, for evaluation.
 
         Raises:
-            UserError: no fusion, or a file is missing or damaged.
+            UserError: the folder contains no fusion, or a file is missing or damaged.
         """
         folder = Path(folder)
         if not (folder / _RECORD).is_file():
-            hint = f" Its model is {folder / 'model'}; name that." if (folder / "model" / _RECORD).is_file() else ""
-            raise UserError(f"{folder}: no fusion ({_RECORD} is not there).{hint}")
+            hint = f" Use the trained model: {folder / 'model'}." if (folder / "model" / _RECORD).is_file() else ""
+            raise UserError(f"{folder}: no fusion ({_RECORD} is missing).{hint}")
         record = read_json(folder / _RECORD)
         if not isinstance(record, dict) or record.get("format") != FUSION_FORMAT:
             raise UserError(f"{folder / _RECORD}: not a fusion of this version. Train it again.")
         try:
-            settings = {name: value for name, value in record["settings"].items() if name != "reads"}  # once RA-CLIP's
+            settings = {name: value for name, value in record["settings"].items() if name != "reads"}  # former option
             fusion = cls(FusionSettings(**settings), record["model"], record["trained"])
             fusion.load_state_dict(load_file(folder / _WEIGHTS))
         except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""An encoder whose embeddings are refined by what they find in an index."""
+"""An encoder whose embeddings are refined by their neighbors in an index."""
 
 import hashlib
 from collections.abc import Collection, Sequence
@@ -24,25 +24,29 @@ _ROWS = 512
 
 
 class RetrievalEnhancedEncoder(Encoder):
-    """A model, an index that it embedded, and a fusion, used like any other encoder (RECO, section 3).
+    """A model, an index embedded by it, and a fusion, used like any other encoder (RECO, section 3).
 
     By default an image finds the k nearest images and reads their captions, and a text finds the k nearest captions and
     reads their images. The index may have changed since the fusion was trained.
 
-    **k counts pictures**, each found once, by its best caption or by itself. Each gives one vector. Where texts are
-    read, a picture found by a caption gives that caption, and one found by its image gives its caption, or the
-    normalized mean of several. A fusion that reads both modalities gets two vectors of each picture. Where captions are
-    searched or read, pictures without a caption are skipped.
+    **k counts pictures**; each is found at most once, by its best caption or its image, and contributes one vector. If
+    texts are read, a picture found by a caption contributes that caption, and a picture found by its image contributes
+    the normalized mean of its captions. For a fusion that reads both modalities, each picture contributes two vectors.
+    If captions are searched or read, pictures without captions are skipped.
 
     >>> encoder = RetrievalEnhancedEncoder(model, Index.open("index"), FusionModule.open("fusion"))  # doctest: +SKIP
 
     Args:
-        mode: which embeddings read the index; the others are the model's own.
-        where: a filter of the pictures to read.
+        model: base model.
+        index: index of pictures embedded by the model.
+        fusion: fusion trained on the model's embeddings.
+        mode: which embeddings are refined; the others are the model's own.
+        k: number of pictures each embedding reads.
+        where: filter of the pictures to read.
         exclude_ids: pictures that are never read, such as near-duplicates of test images.
 
     Raises:
-        UserError: index or fusion are of another model or width, or the index has fewer than k pictures.
+        UserError: index or fusion belong to another model or width, or the index has fewer than k pictures.
     """
 
     def __init__(
@@ -69,8 +73,8 @@ class RetrievalEnhancedEncoder(Encoder):
             (settings.width != model.width, f"the fusion is {settings.width} wide, the model {model.width}"),
             (
                 index.width != model.width,
-                f"{index.address}: vectors of {index.width} entries, but the encoder makes embeddings of "
-                f"{model.width}. Build it again.",
+                f"{index.address}: the vectors have width {index.width}, but the encoder's embeddings have width "
+                f"{model.width}. Build the index again.",
             ),
             (missing, f"mode {mode}: the fusion refines no {missing}s. Choose mode {settings.modalities}."),
         )
@@ -86,7 +90,7 @@ class RetrievalEnhancedEncoder(Encoder):
 
     @property
     def fingerprint(self) -> str:
-        """Changes with everything that determines an embedding."""
+        """Digest of everything that determines an embedding."""
         parts = (
             self._model_fingerprint,
             self._fusion_fingerprint,
@@ -101,7 +105,7 @@ class RetrievalEnhancedEncoder(Encoder):
 
     @property
     def scale(self) -> float | None:
-        """The inverse temperature learned with the fusion, else the model's own."""
+        """The inverse temperature learned with the fusion, or else the model's."""
         return self.fusion.trained.get("scale") or self.model.scale
 
     @property
@@ -110,12 +114,12 @@ class RetrievalEnhancedEncoder(Encoder):
         return self.model
 
     def refine_images(self, embeddings: Tensor) -> Tensor:
-        """Refined image embeddings of the model."""
+        """Refine image embeddings of the model."""
         return self.refine("image", embeddings)
 
     @property
     def description(self) -> dict[str, Any]:
-        """What is read and how, for result files."""
+        """Settings and index version, for result files."""
         return {
             "index": public_place(self.index.address),
             "version": self.index.version,
@@ -141,7 +145,7 @@ class RetrievalEnhancedEncoder(Encoder):
         """Refine the model's embeddings of one modality if the mode includes it.
 
         Returns:
-            Unit-norm float32, on the CPU, without graph.
+            Unit-norm float32 embeddings, on the CPU and detached.
         """
         if modality not in modalities_of(self.mode) or not len(embeddings):
             return embeddings
@@ -159,16 +163,16 @@ class RetrievalEnhancedEncoder(Encoder):
         return torch.cat(blocks)
 
     def read(self, modality: By, embeddings: Float[Tensor, "n width"]) -> Float[np.ndarray, "n places width"]:
-        """The vectors that embeddings find and read, nearest first; if a fusion reads both
-        modalities, k of one and then k of the other."""
+        """Return the vectors that embeddings read, nearest first; if both modalities are read, k of one, then k of the
+        other."""
         queries = embeddings.cpu().numpy()
         exclude = self.exclude_ids or None
         found = read_index(self.index, queries, self.fusion.settings, modality, self.k, exclude, where=self.where)
-        return np.concatenate(found.vectors, axis=1)  # empty places are zeros, which no fusion reads
+        return np.concatenate(found.vectors, axis=1)  # empty places are zeros, which a fusion ignores
 
 
 def modalities_of(mode: Mode) -> tuple[By, ...]:
-    """The modalities that a mode includes."""
+    """Return the modalities that a mode includes."""
     return ("image", "text") if mode == "both" else (mode,)
 
 
@@ -180,9 +184,9 @@ def open_encoder(
     k: int = 10,
     where: str | None = None,
 ) -> RetrievalEnhancedEncoder:
-    """A retrieval-enhanced encoder from the addresses of an index and a fusion.
+    """Open an index and a fusion, and return the retrieval-enhanced encoder.
 
     Raises:
-        UserError: a part cannot be opened, or the parts do not fit.
+        UserError: index or fusion cannot be opened, or do not fit the model.
     """
     return RetrievalEnhancedEncoder(model, Index.open(index), FusionModule.open(fusion), mode, k, where)

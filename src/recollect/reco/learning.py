@@ -1,4 +1,4 @@
-"""Training a fusion on stored embeddings: the encoders are frozen, so no image is opened (RECO, section 3.2)."""
+"""Train a fusion on stored embeddings: the encoders are frozen, so no image is opened (RECO, section 3.2)."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -40,28 +40,30 @@ _FILE = "neighbors.safetensors"
 _KEY = "key.json"
 
 FusionPreset = Literal["reading", "paper"]
-"""Defaults for training: our choice on held-out concepts, or RECO as printed."""
+"""Defaults for training: best on held-out concepts, or RECO as published."""
 
 
 @dataclass(frozen=True)
 class FusionRecipe(Recipe):
-    """Everything that determines a trained fusion.
+    """All settings that affect a trained fusion.
 
-    The values are the paper's (section 4.1), except those that make a fusion read: its start, which pairs are not
-    negatives, simulated newness, and which near-duplicates are skipped. `paper_recipe` has the paper's values.
+    The defaults are the paper's (section 4.1), except those that teach a fusion to use its neighbors: its start, which
+    pairs are not negatives, simulated newness, and which near-duplicates are skipped. `paper_recipe` has the paper's
+    values.
 
-    ``model.start`` names the frozen model, ``data`` the training pairs, and ``chunk`` the number of pairs fused at a
-    time.
+    ``model.start`` is the frozen model, ``data`` the training pairs, and ``chunk`` the number of pairs fused at a time.
 
     Attributes:
-        fusion: its architecture; the width is set to the model's.
+        fusion: architecture of the fusion; its width is set to the model's.
         index: address of the index to read: a folder, or milvus://host:port/collection.
-        terms: of the loss; those of modalities that are not refined are left out.
-        k: pictures that each embedding reads (see `RetrievalEnhancedEncoder`).
+        terms: terms of the loss; those of modalities that are not refined are ignored.
+        k: number of pictures each embedding reads (see `RetrievalEnhancedEncoder`).
         max_score: skip pictures with at least this cosine to a training pair.
+        score_of: the cosine that ``max_score`` limits.
         mask: which pairs of a batch are not negatives of each other.
-        newness: how training pairs are made to look new to the model.
-        epochs: over the training pairs; decides ``steps``.
+        newness: how training pairs are changed to look new to the model.
+        limit: maximum number of samples from each source.
+        epochs: passes over the training pairs; determines ``steps``.
     """
 
     fusion: FusionSettings = field(default_factory=lambda: FusionSettings(1))
@@ -78,7 +80,11 @@ class FusionRecipe(Recipe):
     batch_size: int = 4096
 
     def check(self) -> None:
-        """Raise UserError for options that do not fit."""
+        """Check the options.
+
+        Raises:
+            UserError: an option is invalid; the message names it.
+        """
         super().check()
         for option, value in (("--k", self.k), ("--epochs", self.epochs), ("--limit", self.limit)):
             if value is not None:
@@ -87,19 +93,19 @@ class FusionRecipe(Recipe):
         self.newness.check()
         terms, modalities = " ".join(self.terms), self.fusion.modalities
         refuse(
-            (not self.active_terms, f"terms {terms}: none of them refines what modalities {modalities} does."),
-            (self.fusion.kind == "mean", "--kind mean: a mean has nothing to learn; use it as it is."),
+            (not self.active_terms, f"terms {terms}: none of them refines modalities {modalities}. Add a term."),
+            (self.fusion.kind == "mean", "--kind mean: a mean has nothing to learn; use it without training."),
         )
 
     @property
     def active_terms(self) -> tuple[LossTerm, ...]:
-        """The terms of refined modalities (Table 4: with one modality, one term)."""
+        """The loss terms of the refined modalities (Table 4: with one modality, one term)."""
         modalities = self.fusion.modalities
         return tuple(term for term in TERMS if term in self.terms and modalities in {"both", term})
 
 
 def paper_recipe() -> FusionRecipe:
-    """RECO as printed: starts at the embedding, all other pairs are negatives, no simulated newness."""
+    """Return RECO as published: starts at the embedding, all other pairs are negatives, no simulated newness."""
     fusion = FusionSettings(1, start="embedding")
     return FusionRecipe(fusion=fusion, score_of="searched", mask="none", newness=Newness("none"))
 
@@ -108,7 +114,7 @@ FUSION_PRESETS: Mapping[FusionPreset, Callable[[], FusionRecipe]] = {"reading": 
 
 
 _SUBJECT = Subject(
-    "A fusion, which refines embeddings of this model by what they find in an index (RECO)",
+    "A fusion, which refines embeddings of this model by their neighbors in an index (RECO)",
     """from recollect import FusionModule, Index, RetrievalEnhancedEncoder, load_model
 
 model, index = load_model("MODEL"), Index.open("INDEX")
@@ -117,7 +123,7 @@ encoder = RetrievalEnhancedEncoder(model, index, FusionModule.open("THIS-FOLDER"
 
 
 class FusionTowers(nn.Module):
-    """A fusion in the form of a model for the trainer: from tokens to refined and original embeddings, concatenated."""
+    """Adapts a fusion to the trainer: maps tokens to refined and original embeddings, concatenated."""
 
     def __init__(self, fusion: FusionModule) -> None:
         super().__init__()
@@ -133,11 +139,11 @@ class FusionTowers(nn.Module):
         """None, since a fusion embeds nothing by itself."""
 
     def encode_images(self, pixels: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch two_widths"]:
-        """Refined and original image embeddings."""
+        """Return refined and original image embeddings."""
         return torch.cat([self.fusion("image", pixels).float(), pixels[:, 0].float()], dim=1)
 
     def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "batch two_widths"]:
-        """Refined and original text embeddings."""
+        """Return refined and original text embeddings."""
         return torch.cat([self.fusion("text", tokens["tokens"]).float(), tokens["tokens"][:, 0].float()], dim=1)
 
     def set_scale(self, scale: float, bias: float | None = None) -> None:
@@ -149,7 +155,7 @@ class FusionTowers(nn.Module):
         return self.fusion.save(folder)
 
     def publish(self, folder: str | Path) -> Path:
-        """As `save`."""
+        """Write the fusion, like `save`."""
         return self.save(folder)
 
 
@@ -162,25 +168,30 @@ def train_fusion(
     resume: bool = False,
     device: str | None = None,
 ) -> Path:
-    """Find the neighbors of the training pairs, unless they are stored already, and train by ``recipe``.
+    """Find the neighbors of the training pairs, or reuse stored ones, and train by ``recipe``.
 
     The run is written to ``out``, the neighbors to ``OUT.neighbors``.
 
     Args:
-        recipe: its width and steps are set here.
+        recipe: settings; width, steps and a batch size above the number of pairs are adjusted.
+        encoder: the frozen model.
+        pairs: training pairs embedded by the model.
+        out: folder of the run.
+        resume: continue from the last checkpoint.
+        device: device to compute on (default: the best available).
 
     Returns:
         Folder of the trained fusion (`FusionModule.open`).
 
     Raises:
-        UserError: the index is of another model or has fewer than k pictures, or options do not fit.
+        UserError: the index belongs to another model or has fewer than k pictures, or an option is invalid.
     """
     batch = min(recipe.batch_size, len(pairs))
     settings = replace(recipe.fusion, width=encoder.width)
     steps = max(1, round(recipe.epochs * len(pairs) / batch))
     recipe = replace(recipe, fusion=settings, steps=steps, batch_size=batch)
     recipe.check()
-    check_run_folder(out, recipe, resume)  # before what the run there has found gives way to what this one would
+    check_run_folder(out, recipe, resume)  # before the neighbors of an existing run are overwritten
     folder = out.with_name(f"{out.name}.neighbors")
     found = _found(recipe, pairs, folder)
     scale = recipe.objective.scale or encoder.scale or CLIP_SCALE
@@ -211,7 +222,7 @@ def train_fusion(
 
 
 def _found(recipe: FusionRecipe, pairs: Pairs, folder: Path) -> Neighbors:
-    """Stored neighbors of the same pairs in the same version of the index, or new ones."""
+    """Return stored neighbors of the same pairs in the same version of the index, or find and store them."""
     index = Index.open(recipe.index)
     fusion = recipe.fusion
     key: dict[str, Any] = {
@@ -228,7 +239,7 @@ def _found(recipe: FusionRecipe, pairs: Pairs, folder: Path) -> Neighbors:
             check_checksums(folder)
             return Neighbors.open(folder / _FILE)
         except UserError as error:
-            note(f"{error} It is made again.")
+            note(f"{error} Finding the neighbors again.")
     found = find_neighbors(pairs, index, fusion, recipe.k, recipe.max_score, recipe.score_of)
     (folder / _KEY).unlink(missing_ok=True)
     found.save(folder / _FILE)
@@ -238,15 +249,15 @@ def _found(recipe: FusionRecipe, pairs: Pairs, folder: Path) -> Neighbors:
 
 
 def _digest(pairs: Pairs) -> str:
-    made = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for array in (pairs.images, pairs.texts):
-        made.update(np.ascontiguousarray(array).data)
-    made.update(repr((list(pairs.pictures), list(pairs.captions))).encode())
-    return made.hexdigest()
+        digest.update(np.ascontiguousarray(array).data)
+    digest.update(repr((list(pairs.pictures), list(pairs.captions))).encode())
+    return digest.hexdigest()
 
 
 def _feed(found: Neighbors, recipe: FusionRecipe, place: ProcessRanks) -> Any:
-    """Batches without repetition within an epoch, each a function of the seed and the step."""
+    """Return batches without repetition within an epoch, each a function of the seed and the step."""
     per_epoch = max(1, len(found) // recipe.batch_size)
     share = recipe.batch_size // place.size
     mine = slice(place.rank * share, (place.rank + 1) * share)
@@ -279,7 +290,7 @@ _GROUPS: Mapping[Mask, tuple[str, ...]] = {
 def _tokens(
     found: Neighbors, recipe: FusionRecipe, disturb: Disturbance, modality: By, pairs: Tensor
 ) -> Float[Tensor, "some places width"]:
-    """Input of the fusion for some pairs in a step."""
+    """Return the input of the fusion for some pairs in a step."""
     tokens = found.tokens(modality, pairs)
     if recipe.newness.kind == "none":
         return tokens

@@ -1,4 +1,4 @@
-"""Neighbors of training pairs in an index: found once, stored, and read in every epoch."""
+"""Neighbors of training pairs in an index, found once and stored for all epochs."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,15 +23,15 @@ from recollect.reco.block import FusionSettings
 from recollect.reco.pairs import Pairs
 
 ScoreOf = Literal["image", "searched"]
-"""Which cosine marks a picture as a near-duplicate of a pair: that of the two images, or that of query and vector
-searched (RECO, section 4.1). The latter also excludes all pictures with the text's own caption, which a text does find
-at test time."""
+"""Cosine that marks a picture as a near-duplicate of a pair: that of the two images, or that of the query and the
+vector searched (RECO, section 4.1). The latter also excludes all pictures with a text query's own caption, which the
+query would find at test time."""
 
 _QUERIES = 2_048
 
 
 def caption_key(caption: str, id: str = "") -> int:
-    """A number shared by captions that differ only in case and spaces; without a caption, the id's."""
+    """Return a number shared by captions that differ only in case and spaces; derived from the id if empty."""
     return text_key(caption) if caption.strip() else derive_seed("no caption", id)
 
 
@@ -40,9 +40,11 @@ class Neighbors:
     """Embedded pairs and the vectors that each modality reads.
 
     Attributes:
-        values: vectors that some embedding of the modality reads; row 0 is zeros, for empty places.
-        rows: the k rows of ``values`` that each pair reads, nearest first; if both modalities are read, k of one and
-            then k of the other.
+        images: image embeddings of the pairs.
+        texts: text embeddings of the pairs.
+        values: vectors read by embeddings of each modality; row 0 is zeros, for empty places.
+        rows: the k rows of ``values`` that each pair reads, nearest first; if both modalities are read, k of one, then
+            k of the other.
         captions: `caption_key` of each pair.
         pictures: a number for the picture of each pair.
         read_captions: `caption_key` of each row of ``values``; row 0 is ignored.
@@ -60,12 +62,12 @@ class Neighbors:
         return len(self.images)
 
     def tokens(self, modality: By, pairs: Int64[Tensor, " some"]) -> Float32[Tensor, "some places width"]:
-        """Input of the fusion for some pairs: the embedding, then what it found."""
+        """Return the input of the fusion for some pairs: the embedding, followed by its neighbors."""
         own = (self.images if modality == "image" else self.texts)[pairs]
         return torch.cat([own[:, None], self.values[modality][self.rows[modality][pairs]]], dim=1)
 
     def token_captions(self, modality: By, pairs: Int64[Tensor, " some"]) -> Int64[Tensor, "some places"]:
-        """`caption_key` of each token."""
+        """Return the `caption_key` of each token."""
         read = self.read_captions[modality][self.rows[modality][pairs]]
         return torch.cat([self.captions[pairs, None], read], dim=1)
 
@@ -79,7 +81,7 @@ class Neighbors:
 
     @classmethod
     def open(cls, path: Path) -> "Neighbors":
-        """Read what `save` wrote.
+        """Read a file written by `save`.
 
         Raises:
             UserError: the file is missing or damaged.
@@ -90,7 +92,9 @@ class Neighbors:
             parts |= {name: {side: tensors[f"{name}.{side}"] for side in ("image", "text")} for name in _PAIRED}
             return cls(**parts)
         except (OSError, SafetensorError, KeyError) as error:
-            raise UserError(f"{path}: cannot be read ({error}). Remove it; it is made again.") from error
+            raise UserError(
+                f"{path}: cannot be read ({error}). Remove it, and the neighbors are found again."
+            ) from error
 
 
 _SINGLE = ("images", "texts", "captions", "pictures")
@@ -99,11 +103,11 @@ _PAIRED = ("values", "rows", "read_captions")
 
 @dataclass(frozen=True)
 class Reading:
-    """Vectors that some embeddings read.
+    """Vectors that embeddings read.
 
     Attributes:
-        ids: of the pictures found; "" for empty places.
-        captions: index of the caption that was read; -1 for the mean of all, or if images are read.
+        ids: ids of the pictures; "" for empty places.
+        captions: index of the caption read; -1 for the mean of all captions, or if images are read.
         vectors: one array for each modality read, in the order of a fusion's tokens; zeros for empty places.
     """
 
@@ -120,15 +124,18 @@ def find_neighbors(
     max_score: float = NEAR,
     score_of: ScoreOf = "image",
 ) -> Neighbors:
-    """Look up image and text of every training pair (RECO, section 3.1), without its own picture and near-duplicates.
+    """Look up image and text of every training pair (RECO, section 3.1), excluding its picture and near-duplicates.
 
     Args:
+        pairs: training pairs.
+        index: index to search.
         settings: which vectors are searched and read.
-        k: pictures for each embedding (see `RetrievalEnhancedEncoder`).
-        max_score: cosine from which a picture is a near-duplicate.
+        k: number of pictures for each embedding (see `RetrievalEnhancedEncoder`).
+        max_score: minimum cosine of near-duplicates.
+        score_of: the cosine that ``max_score`` limits.
 
     Raises:
-        UserError: another model, or an index with fewer than k pictures.
+        UserError: the index belongs to another model or has fewer than k pictures.
     """
     index.model.check_fingerprint(pairs.model, "the training pairs'")
     check_k(index, k)
@@ -161,7 +168,7 @@ def _keys(keys: Iterable[int]) -> Tensor:
 def _search(
     pairs: Pairs, index: Index, settings: FusionSettings, modality: By, k: int, max_score: float, score_of: ScoreOf
 ) -> list[Reading]:
-    """Look-ups of all pairs by one modality, in blocks."""
+    """Look up all pairs by one modality, in blocks."""
     queries = pairs.images if modality == "image" else pairs.texts
     by, blocks = settings.searched(modality), []
     by_score = score_of == "searched" or (modality == by == "image")
@@ -169,7 +176,7 @@ def _search(
         for start in range(0, len(queries), _QUERIES):
             some = slice(start, start + _QUERIES)
             exclude: list[set[str]] = [{id} for id in pairs.pictures[some]]
-            if not by_score and max_score <= 1:  # above every cosine, nothing is near
+            if not by_score and max_score <= 1:  # cosines are at most 1
                 for own, near in zip(exclude, _near_each(index, pairs.images[some], max_score), strict=True):
                     own |= near
             limit = max_score if by_score else None
@@ -179,7 +186,7 @@ def _search(
 
 
 def _near_each(index: Index, images: Float32[np.ndarray, "n width"], max_score: float) -> list[set[str]]:
-    """The ids of all pictures with at least this cosine to each image."""
+    """Return the ids of all pictures with a cosine of at least ``max_score`` to each image."""
     near: list[set[str]] = [set() for _ in images]
     waiting, k = np.arange(len(images)), 32
     while len(waiting):
@@ -202,7 +209,7 @@ def read_index(
     where: str | None = None,
     exact: bool = False,
 ) -> Reading:
-    """Find k pictures for each embedding of a modality, and read the vectors a fusion needs."""
+    """Find k pictures for each embedding of a modality, and read the vectors that the fusion needs."""
     by, taken = settings.searched(modality), settings.taken(modality)
     read: By = "text" if "text" in taken else "image"
     found = index.lookup(queries, k, by, read, where, exclude, max_score, exact)
@@ -214,19 +221,19 @@ def read_index(
             parts.append(found.vectors)
             continue
         vectors = np.zeros_like(found.vectors)
-        there = found.ids != ""
-        vectors[there] = index.vectors(found.ids[there].tolist(), each)
+        filled = found.ids != ""
+        vectors[filled] = index.vectors(found.ids[filled].tolist(), each)
         parts.append(vectors)
     captions = found.captions if by == read == "text" else np.full(found.ids.shape, -1)
     return Reading(found.ids, captions, tuple(parts))
 
 
 def gather(found: Sequence[Reading], index: Index) -> tuple[Tensor, Tensor, Tensor]:
-    """Distinct vectors of many look-ups.
+    """Merge the vectors of several look-ups.
 
     Returns:
-        The vectors after a row of zeros (vectors, width), the row of each place (queries, places), and the
-        `caption_key` of each vector.
+        A row of zeros followed by the distinct vectors (vectors, width), the row of each place (queries, places), and
+        the `caption_key` of each vector.
     """
     values, keys = [np.zeros((1, index.width), dtype=np.float32)], list[tuple[str, int]]()
     sides = []
@@ -250,16 +257,19 @@ def gather(found: Sequence[Reading], index: Index) -> tuple[Tensor, Tensor, Tens
 
 
 def check_k(index: Index, k: int, spoken: bool = False) -> None:
-    """Raise UserError if k is below 1 or the index has fewer pictures.
+    """Check that the index has at least k pictures.
 
     Args:
         spoken: count only pictures with a caption.
+
+    Raises:
+        UserError: k is below 1, or the index has fewer pictures.
     """
     pictures = index.texts if spoken else len(index)
-    what = f"{pictures:,} of its {len(index):,} pictures have a caption" if spoken else f"it has {pictures:,} pictures"
-    advice = "Ask for fewer, or add captions (`recollect caption`)."
+    count = f"{pictures:,} of its {len(index):,} pictures have captions" if spoken else f"it has {pictures:,} pictures"
+    advice = "Lower k, or add captions (`recollect caption`)." if spoken else "Lower k, or add pictures."
     refuse(
-        (k < 1, f"k = {k}: ask for at least 1 picture"),
+        (k < 1, f"k = {k}: must be at least 1"),
         (not len(index), f"{index.address}: the index is empty. Add pictures with `recollect index add`."),
-        (k > pictures, f"{index.address}: k = {k}, but {what}. {advice}"),
+        (k > pictures, f"{index.address}: k = {k}, but {count}. {advice}"),
     )

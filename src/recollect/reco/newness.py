@@ -1,13 +1,14 @@
-"""Simulated newness: training pairs whose own embeddings are wrong while their neighbors are still right.
+"""Simulated newness: training pairs whose embeddings are wrong while their neighbors are still right.
 
-A frozen model is right about the pairs it was fitted to, so a fusion trained on them learns to trust the embedding and
-to ignore the index. Pairs the model never saw differ: image and text lie apart, yet similar images still lie together,
-and so do similar texts. Offsets imitate this. Each caption has one random direction for each modality. It is added to
-the embeddings of its pairs and to everything read of it, so image and text of the caption no longer agree, but image
-agrees with image and text with text. In each step a share of the captions is disturbed.
+A frozen model is right about its own training pairs, so a fusion trained on them learns to trust the embedding and to
+ignore the index. For pairs the model has never seen, image and text embeddings are far apart, yet similar images are
+still close to each other, and so are similar texts. Offsets imitate this: each caption has one random direction per
+modality, which is added to the embeddings of its pairs and to its vectors among the neighbors. Image and text of the
+caption then no longer agree, but image agrees with image and text with text. Each step disturbs a share of the
+captions.
 
 All numbers are functions of (seed, step) and of the caption's key, so a resumed run continues bit for bit, and
-processes that share a batch agree about a caption.
+processes that share a batch use the same offset for a caption.
 """
 
 from dataclasses import dataclass
@@ -26,12 +27,12 @@ from recollect.index import By
 
 @dataclass(frozen=True)
 class Newness:
-    """How training pairs are made to look new to the model.
+    """How training pairs are changed to look new to the model.
 
     Attributes:
-        kind: leave pairs as they are, or disturb captions.
-        strength: length of an offset, where an embedding's is 1.
-        share: of the captions that have an offset in a step.
+        kind: leave pairs unchanged, or add offsets.
+        strength: norm of an offset, relative to unit-norm embeddings.
+        share: share of the captions with an offset in a step.
     """
 
     kind: Literal["none", "offsets"] = "none"
@@ -39,10 +40,10 @@ class Newness:
     share: float = 0.5
 
     def check(self) -> None:
-        """Refuse a strength or share out of range.
+        """Check the ranges of strength and share.
 
         Raises:
-            UserError: naming the option.
+            UserError: an option is out of range; the message names it.
         """
         check_number("newness strength", self.strength, above=0)
         check_number("newness share", self.share, above=0, most=1)
@@ -60,11 +61,11 @@ class Disturbance:
         modalities: tuple[By, ...],
         captions: Int64[Tensor, "some places"],
     ) -> Float[Tensor, "some places width"]:
-        """Disturbed tokens; empty places stay zero.
+        """Return disturbed tokens; empty places stay zero.
 
         Args:
-            tokens: embeddings, each followed by what it reads.
-            modalities: of the embeddings, then of the equal parts of what they read.
+            tokens: embeddings, each followed by its neighbors.
+            modalities: modality of the embeddings, then of each equal part of the neighbors.
             captions: `caption_key` of each token.
         """
         if self.newness.kind == "none":
@@ -76,7 +77,7 @@ class Disturbance:
         )
 
     def _offset(self, vectors: Tensor, modality: By, captions: Tensor) -> Tensor:
-        """``n(x + strength · e / √width)``, e ~ N(0, 1) of caption and modality, for disturbed captions."""
+        """Return ``n(x + strength · e / √width)`` with e ~ N(0, 1) per caption and modality, for disturbed captions."""
         distinct, places = np.unique(captions.numpy(), return_inverse=True)
         width = vectors.shape[2]
         chosen = uniforms(self._key("captions"), distinct, 1)[:, 0] < self.newness.share

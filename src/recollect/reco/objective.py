@@ -1,4 +1,4 @@
-"""Loss of a fusion: three InfoNCE terms, in which pairs of one caption need not be negatives."""
+"""Loss of a fusion: three InfoNCE terms, in which pairs of the same caption need not be negatives."""
 
 from typing import Literal
 
@@ -11,11 +11,11 @@ from recollect.objectives.base import LossTerms, Objective, unit
 from recollect.objectives.shards import WHOLE, Shard
 
 LossTerm = Literal["refined", "image", "text"]
-"""``L(v̂, t̂)``, ``L(v̂, t)`` or ``L(v, t̂)``, the terms of Eq. 2."""
+"""The terms of Eq. 2: ``L(v̂, t̂)``, ``L(v̂, t)`` or ``L(v, t̂)``."""
 
 Mask = Literal["none", "caption", "id", "both"]
-"""Pairs of a batch that are not negatives of each other: none, those of equal captions (up to case and spaces), those
-of one picture, or both."""
+"""Pairs of a batch that are not negatives of each other: none, those with equal captions (up to case and spaces), those
+of the same picture, or both."""
 
 TERMS: tuple[LossTerm, ...] = ("refined", "image", "text")
 CLIP_SCALE = 1 / 0.07
@@ -25,7 +25,8 @@ class FusionObjective(Objective):
     """``L(v̂, t̂) + L(v̂, t) + L(v, t̂)``, each a symmetric InfoNCE, with one learned temperature (RECO, Eq. 2).
 
     Args:
-        scale: inverse temperature at the start.
+        terms: terms of the loss.
+        scale: initial inverse temperature.
     """
 
     def __init__(self, terms: tuple[LossTerm, ...] = TERMS, scale: float = CLIP_SCALE) -> None:
@@ -49,14 +50,14 @@ class FusionObjective(Objective):
         seed: int = 0,
         shard: Shard = WHOLE,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of a batch.
+        """Compute the loss of a batch.
 
         Args:
-            images: rows of a refined image embedding followed by the model's own.
+            images: refined image embeddings, each followed by the model's own.
             texts: the same for texts.
             labels: pairs that share a number in any column are not negatives of each other (`softmax_contrastive`).
-            views: unused, like the other keywords that all objectives share.
-            shard: position of these rows in the batch; the losses of all processes add up to that of the batch.
+            views: unused, like the other arguments of `Objective.forward`.
+            shard: this process's part of the batch; the losses of all processes sum to the batch's loss.
 
         Returns:
             The loss and a report with ``loss``, a ``…_loss`` for each term, and ``scale``.

@@ -1,4 +1,4 @@
-"""Training pairs: images and texts as a frozen model embeds them, one row per image-text pair."""
+"""Training pairs: image and text embeddings of a frozen model, one row per image-text pair."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -24,8 +24,10 @@ class Pairs:
 
     Attributes:
         images, texts: unit-norm embeddings.
-        pictures: ids of the pictures in an index (`recollect.data.sources.images.pixel_digest`).
-        sources: name of the source of each pair.
+        captions: text of each pair.
+        pictures: id of each pair's picture in an index (`recollect.data.sources.images.pixel_digest`).
+        model: fingerprint of the model.
+        sources: name of each pair's source.
     """
 
     images: Float32[np.ndarray, "pairs width"]
@@ -39,7 +41,7 @@ class Pairs:
         return len(self.images)
 
     def take(self, pairs: Sequence[int]) -> "Pairs":
-        """Some pairs, in the order given."""
+        """Return the given pairs, in the given order."""
         chosen = np.asarray(pairs, dtype=np.int64)
 
         def pick(value: Any) -> Any:
@@ -50,12 +52,12 @@ class Pairs:
         return replace(self, **{each.name: pick(getattr(self, each.name)) for each in fields(self)})
 
     def index(self) -> Index:
-        """The pairs as an index in RAM: a row per picture, with all its captions."""
+        """Build an index in memory: one row per picture, with all its captions."""
         by_picture: dict[str, list[int]] = {}
         for pair, picture in enumerate(self.pictures):
             by_picture.setdefault(picture, []).append(pair)
-        made = Index.create(width=self.images.shape[1], model=self.model)
-        made.insert(
+        index = Index.create(width=self.images.shape[1], model=self.model)
+        index.insert(
             Rows(
                 image_vectors=self.images[[pairs[0] for pairs in by_picture.values()]],
                 ids=list(by_picture),
@@ -63,19 +65,22 @@ class Pairs:
                 caption_vectors=[self.texts[pairs] for pairs in by_picture.values()],
             )
         )
-        return made
+        return index
 
 
 def embed_pairs(encoder: Encoder, sources: Sequence[Source], limit: int | None, broken_share: float) -> Pairs:
-    """Embed the picture and first text of each sample; samples without either are left out.
+    """Embed the picture and first text of each sample; samples that lack either are skipped.
 
-    The text of samples with a label and no caption is made of the class name.
+    For labeled samples and samples without captions, a prompt template turns the class name into a text.
 
     Args:
+        encoder: the frozen model.
+        sources: sources of the samples.
+        limit: maximum number of samples from each source; None for all.
         broken_share: maximum share of unreadable pictures.
 
     Raises:
-        UserError: too many pictures cannot be read, or no pair is left.
+        UserError: too many pictures are unreadable, or no pairs remain.
     """
 
     def prepare(sample: Sample) -> Sample:
@@ -93,21 +98,21 @@ def embed_pairs(encoder: Encoder, sources: Sequence[Source], limit: int | None, 
             for block in read_ahead(source, range(stop), _BLOCK, prepare=prepare):
                 counters.add(source, len(block), [str(each) for each in block if not isinstance(each, Sample)])
                 read = [each for each in block if isinstance(each, Sample)]
-                there = [(each, text) for each in read if (text := _text(each, source))]
-                if there:
-                    images.append(encoder.embed_images([each.image for each, _ in there]).numpy())
-                    texts.append(encoder.embed_texts([text for _, text in there], prefix).numpy())
-                captions += [text for _, text in there]
-                pictures += [each.id for each, _ in there]
-                names += [source.name] * len(there)
+                pairs = [(each, text) for each in read if (text := _text(each, source))]
+                if pairs:
+                    images.append(encoder.embed_images([each.image for each, _ in pairs]).numpy())
+                    texts.append(encoder.embed_texts([text for _, text in pairs], prefix).numpy())
+                captions += [text for _, text in pairs]
+                pictures += [each.id for each, _ in pairs]
+                names += [source.name] * len(pairs)
                 counter.advance(len(block))
     if not captions:
-        raise UserError(f"{', '.join(source.name for source in sources)}: no pairs of an image and a text")
+        raise UserError(f"{', '.join(source.name for source in sources)}: no sample has both an image and a text")
     return Pairs(np.concatenate(images), np.concatenate(texts), captions, pictures, encoder.fingerprint, names)
 
 
 def _text(sample: Sample, source: Source) -> str:
-    """The first text of a sample, a text made of its class name, or an empty string."""
+    """Return the sample's first text, a prompt with its class name, or an empty string."""
     texts = [text for text in sample.texts if text.strip()]
     if sample.kind != "label" and texts:
         return texts[0]
