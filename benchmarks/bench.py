@@ -1,13 +1,13 @@
-"""One harness: every ratio that the documentation states about speed and memory, measured in one run.
+"""Measure every speed and memory ratio stated in the documentation, in one run.
 
 python benchmarks/bench.py --out results/bench/cpu.json              (make bench: at most half an hour)
 python benchmarks/bench.py --scale gpu --out results/bench/gpu.json  (make bench-gpu)
 python benchmarks/bench.py --scale large --sections objectives steps --rounds 1 --out results/bench/large.json
 recollect-papers results docs/bench.md                                      (its tables on the page)
 
-What is compared is measured in turns, so that whatever else the machine does meets all of it, and the best of the
-rounds is taken, of which long works have fewer. On one thread of a CPU the clock counts the seconds of this process
-alone. The figures of one machine are not those of another; the ratios nearly are.
+Compared functions take turns, so other load on the machine affects all of them, and the best round counts; slow
+functions run fewer rounds. On a single CPU thread the clock counts this process's CPU time. Absolute figures differ
+between machines; ratios hardly do.
 """
 
 import gc
@@ -55,17 +55,17 @@ Section = Literal["steps", "objectives", "peers", "input", "towers"]
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large things are.
+    """Sizes of the measured tasks.
 
     Attributes:
-        steps: (preset, batch, chunk) of whole steps; ``locked`` is the head and text tower alone.
+        steps: (preset, batch, chunk) of whole steps; ``locked`` trains only a head and the text tower.
         objectives: (batch, width) of objectives alone.
-        dense: largest batch that is also computed as one matrix.
-        peer_rows: rows of what the peers compute.
-        pictures: to be read.
-        tower: preset of a large tower.
-        seconds: how long reading is measured.
-        precision: of the towers.
+        dense: maximum batch that is also computed as one matrix.
+        peer_rows: rows in comparisons with other libraries.
+        pictures: number of pictures to read.
+        tower: preset of the large tower.
+        seconds: duration of each reading measurement.
+        precision: precision of the towers.
     """
 
     steps: tuple[tuple[str, int, int | None], ...]
@@ -89,7 +89,7 @@ SIZES: Mapping[Scale, Sizes] = {
         "vit-b-16",
         4.0,
     ),
-    # LIxP's batch on one core, a quarter of an hour: take --sections objectives steps.
+    # LIxP's batch on one core takes 15 minutes with --sections objectives steps.
     "large": Sizes((("tiny", 32_768, 512),), ((32_768, 96),), 0, 2048, 2000, "vit-b-16", 4.0),
     "gpu": Sizes(
         (("tiny", 4096, None), ("small", 4096, None), ("vit-b-16", 1024, 256)),
@@ -106,7 +106,7 @@ SIZES: Mapping[Scale, Sizes] = {
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure, and where to write it."""
+    """Command-line options."""
 
     scale: Scale = "full"
     sections: tuple[Section, ...] = ("objectives", "steps", "peers", "input", "towers")
@@ -116,11 +116,11 @@ class Options:
 
 @dataclass
 class Clock:
-    """Times things in turns.
+    """Times functions in turns.
 
     Attributes:
-        device: where they compute.
-        rounds: how often each is done, after once to warm up.
+        device: device that the functions use.
+        rounds: maximum rounds, after one to warm up.
     """
 
     device: torch.device
@@ -129,9 +129,9 @@ class Clock:
 
     @property
     def now(self) -> Callable[[], float]:
-        """What counts the seconds."""
-        alone = self.device.type == "cpu" and torch.get_num_threads() == 1
-        return time.process_time if alone else time.perf_counter
+        """CPU time on a single CPU thread, else wall time, in seconds."""
+        single = self.device.type == "cpu" and torch.get_num_threads() == 1
+        return time.process_time if single else time.perf_counter
 
     def once(self, work: Callable[[], object]) -> float:
         start = self.now()
@@ -141,7 +141,7 @@ class Clock:
         return self.now() - start
 
     def best(self, works: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-        """Seconds of each at its best; a work that takes long is done less often."""
+        """Return the minimum seconds of each function; slow functions run fewer rounds."""
         times: dict[str, list[float]] = {name: [] for name in works}
         warm = {name: self.once(work) for name, work in works.items()}
         rounds = max(1, min(self.rounds, math.ceil(20 / max(1e-3, sum(warm.values())))))
@@ -152,7 +152,7 @@ class Clock:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on."""
+    """Describe the machine and the library versions."""
     device = best_device()
     names = ("torch", "transformers", "numpy", "pyarrow", "pillow", "sentence-transformers", "faiss-cpu")
     versions = {}
@@ -162,8 +162,8 @@ def machine() -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             continue
     cpu = platform.processor() or platform.machine()
-    if (about := Path("/proc/cpuinfo")).exists():
-        models = [line.partition(":")[2].strip() for line in about.read_text().splitlines() if "model name" in line]
+    if (info := Path("/proc/cpuinfo")).exists():
+        models = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
         cpu = models[0] if models else cpu
     return {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else device.type,
@@ -181,16 +181,16 @@ def machine() -> dict[str, Any]:
 
 
 def objectives(sizes: Sizes, clock: Clock) -> Iterator[Row]:
-    """Block-wise against dense, and against the bare matrix products that the loss cannot do without."""
+    """Compare blockwise with dense, and with the matrix products that any implementation must compute."""
     for batch, width in sizes.objectives:
         for name, context in (("SigLIP", False), ("SigLIxP", True)):
             forms = {}
             for form in ("blockwise", "dense"):
                 if form == "dense" and batch > sizes.dense:
                     continue
-                made = ContextObjective(tau_context=0.01, form=form) if context else ContrastiveObjective(form=form)
-                forms[form] = alone(made.to(clock.device), batch, width, clock.device)
-            # 26 or 6 products of B² d multiplications and additions, half of each: what benchmarks/scale.py counts.
+                loss = ContextObjective(tau_context=0.01, form=form) if context else ContrastiveObjective(form=form)
+                forms[form] = alone(loss.to(clock.device), batch, width, clock.device)
+            # 26 or 6 B² d operations, as benchmarks/scale.py counts; a product has 2 B² d.
             floor = products(batch, width, 13 if context else 3, clock.device)
             times = clock.best({**forms, "floor": floor})
             row: Row = {"what": name, "batch": batch, "width": width, "seconds": times}
@@ -202,7 +202,7 @@ def objectives(sizes: Sizes, clock: Clock) -> Iterator[Row]:
 
 
 def products(batch: int, width: int, count: int, device: torch.device) -> Callable[[], object]:
-    """``count`` products of a batch's embeddings with each other, tile by tile, and nothing else."""
+    """Return a function that computes ``count`` products of a batch's embeddings, tile by tile."""
     one, two = (torch.randn(batch, width, device=device) for _ in range(2))
     tile = min(batch, 512 if device.type == "cpu" else 4096)
     into = torch.empty(tile, tile, device=device)
@@ -220,7 +220,7 @@ def products(batch: int, width: int, count: int, device: torch.device) -> Callab
 
 
 class Timed(nn.Module):
-    """Towers that are trained for the clock alone, and never saved."""
+    """Towers for timing, which are never saved."""
 
     encoder = None
 
@@ -245,7 +245,7 @@ class Timed(nn.Module):
 
 
 class Locked(Timed):
-    """A head on features and the tiny text tower: what a step with a locked image tower computes."""
+    """A head on features and the tiny text tower, as in a step with a locked image tower."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -261,7 +261,7 @@ class Locked(Timed):
 
 
 def steps(sizes: Sizes, clock: Clock) -> Iterator[Row]:
-    """A whole step with SigLIxP against one with SigLIP: time, memory, and the objective's share."""
+    """Compare a whole step of SigLIxP with one of SigLIP: time and memory."""
     for preset, batch, chunk in sizes.steps:
         model: Any = Locked() if preset == "locked" else build_model(preset, texts=[f"{n} photos" for n in range(1000)])
         model = model.to(clock.device).train()
@@ -270,9 +270,9 @@ def steps(sizes: Sizes, clock: Clock) -> Iterator[Row]:
             inputs = Inputs(torch.randn(batch, 512), texts.tokens)
         else:
             inputs = random_inputs(model, batch)
-        how = StepOptions(chunk, sizes.precision)
+        options = StepOptions(chunk, sizes.precision)
         losses = {"SigLIP": ContrastiveObjective(), "SigLIxP": ContextObjective(tau_context=0.01)}
-        works = {name: step_of(model, loss.to(clock.device), inputs, how) for name, loss in losses.items()}
+        works = {name: step_of(model, loss.to(clock.device), inputs, options) for name, loss in losses.items()}
         times = clock.best(works)
         memory = {name: peak_memory(work, clock.device) for name, work in works.items()}
         yield {
@@ -293,7 +293,7 @@ def steps(sizes: Sizes, clock: Clock) -> Iterator[Row]:
 
 
 def peers(sizes: Sizes, clock: Clock) -> Iterator[Row]:
-    """What others do well, beside ours: exact search (faiss, scikit-learn), a cached loss."""
+    """Compare with other libraries: exact search (faiss, scikit-learn), and a loss with gradient caching."""
     yield from _search(sizes, clock)
     if find_spec("sentence_transformers"):
         yield _cached_loss(sizes, clock)
@@ -302,19 +302,19 @@ def peers(sizes: Sizes, clock: Clock) -> Iterator[Row]:
 def _search(sizes: Sizes, clock: Clock) -> Iterator[Row]:
     rows, queries, width, k = 10 * sizes.peer_rows, max(1, sizes.peer_rows // 8), 256, 10
     draw = np.random.default_rng(0)
-    base, asked = (draw.standard_normal((number, width), dtype=np.float32) for number in (rows, queries))
-    works: dict[str, Callable[[], object]] = {"ours": lambda: exact_neighbors(asked, base, k, device=clock.device)}
+    base, query = (draw.standard_normal((number, width), dtype=np.float32) for number in (rows, queries))
+    works: dict[str, Callable[[], object]] = {"ours": lambda: exact_neighbors(query, base, k, device=clock.device)}
     if find_spec("faiss"):
         import faiss
 
         faiss.omp_set_num_threads(torch.get_num_threads())
         index = faiss.IndexFlatIP(width)
         index.add(base)
-        works["faiss"] = lambda: index.search(asked, k)
+        works["faiss"] = lambda: index.search(query, k)
     from sklearn.neighbors import NearestNeighbors
 
     neighbors = NearestNeighbors(n_neighbors=k, algorithm="brute", metric="cosine").fit(base)
-    works["scikit-learn"] = lambda: neighbors.kneighbors(asked)
+    works["scikit-learn"] = lambda: neighbors.kneighbors(query)
     times = clock.best(works)
     for name in works:
         if name != "ours":
@@ -322,8 +322,8 @@ def _search(sizes: Sizes, clock: Clock) -> Iterator[Row]:
                    "peer_over_ours": times[name] / times["ours"]}  # fmt: skip
 
 
-class _Words(nn.Module):
-    """A tower as sentence-transformers sees one: from features to ``sentence_embedding``."""
+class _SentenceTower(nn.Module):
+    """Adapts a tower to sentence-transformers: maps features to ``sentence_embedding``."""
 
     def __init__(self, tower: nn.Module) -> None:
         super().__init__()
@@ -334,7 +334,7 @@ class _Words(nn.Module):
 
 
 def _cached_loss(sizes: Sizes, clock: Clock) -> Row:
-    """CLIP's loss in both directions on a batch that is embedded in chunks (gradient caching)."""
+    """Compare CLIP's symmetric loss with gradient caching (a batch embedded in chunks)."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 
@@ -357,8 +357,8 @@ def _cached_loss(sizes: Sizes, clock: Clock) -> Row:
             return tower(tokens["ids"])
 
     ours = step_of(Pair(), objective, Inputs(images, {"ids": texts}), StepOptions(chunk))
-    words = SentenceTransformer(modules=[_Words(tower)], device=str(clock.device))
-    loss = CachedMultipleNegativesRankingLoss(words, mini_batch_size=chunk)
+    model = SentenceTransformer(modules=[_SentenceTower(tower)], device=str(clock.device))
+    loss = CachedMultipleNegativesRankingLoss(model, mini_batch_size=chunk)
     optimizer = torch.optim.AdamW(tower.parameters(), fused=True)
 
     def theirs() -> None:
@@ -375,35 +375,35 @@ def _cached_loss(sizes: Sizes, clock: Clock) -> Row:
 
 
 def pictures(count: int, side: int) -> list[bytes]:
-    """JPEGs of blurred noise."""
+    """Create JPEGs of blurred noise."""
     from PIL import Image
 
-    found = []
+    files = []
     for number in range(count):
         draw = np.random.default_rng(number)
         small = Image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8))
         buffer = io.BytesIO()
         small.resize((side, side), Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
-        found.append(buffer.getvalue())
-    return found
+        files.append(buffer.getvalue())
+    return files
 
 
 def reading(sizes: Sizes, clock: Clock) -> Iterator[Row]:
-    """Pictures a second of one core: Parquet, the same streamed, and the built-in world."""
+    """Measure pictures read per second by one core: Parquet, Parquet streamed, and generated glyphs."""
     transform = ImageTransform(size=32, training=True, scale=(0.5, 1.0))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "pictures.parquet"
         captions = [f"picture {number}" for number in range(sizes.pictures)]
         pq.write_table(pa.table({"image": pictures(sizes.pictures, 64), "caption": captions}), path, row_group_size=256)
         whole = open_source(str(path))
-        ways: dict[str, Source] = {
+        sources: dict[str, Source] = {
             "Parquet of 64-px JPEGs": whole,
             "the same, streamed": open_source(f"{path}?stream=yes"),
             "glyphs": open_source("glyphs:captions"),
         }
-        rates: dict[str, list[float]] = {name: [] for name in ways}
+        rates: dict[str, list[float]] = {name: [] for name in sources}
         for _ in range(3):
-            for name, source in ways.items():
+            for name, source in sources.items():
                 rates[name].append(rate(source, transform, min(256, sizes.pictures), sizes.seconds, clock))
     for name, found in rates.items():
         base = statistics.median(rates["Parquet of 64-px JPEGs"])
@@ -415,21 +415,21 @@ def reading(sizes: Sizes, clock: Clock) -> Iterator[Row]:
 
 
 def rate(source: Source, transform: ImageTransform, batch: int, seconds: float, clock: Clock) -> float:
-    """Rows of batches a second, in one process."""
+    """Return the rows per second of one process."""
     stream = BatchStream(DataMix((source,)), batch, transform)
     stream.batch(0)
-    made, step, start = 0, 1, clock.now()
+    rows, step, start = 0, 1, clock.now()
     while clock.now() - start < seconds or step < 3:
-        made += len(stream.batch(step))
+        rows += len(stream.batch(step))
         step += 1
-    return made / (clock.now() - start)
+    return rows / (clock.now() - start)
 
 
 # --- a large tower ----------------------------------------------------------------------------------------------------
 
 
 def towers(sizes: Sizes, clock: Clock) -> Iterator[Row]:
-    """A tower of ViT-B/16's size, with random weights: to embed, and its bytes."""
+    """Measure speed and memory of embedding with large towers of random weights."""
     model = build_model(sizes.tower, texts=["a photo"]).to(clock.device).eval()
     size = model.transform.size
     images = torch.randn(8, 3, size, size)
@@ -455,7 +455,7 @@ SECTIONS: Mapping[Section, Callable[[Sizes, Clock], Iterator[Row]]] = {
 
 
 def tables(about: Mapping[str, Any], sections: Mapping[str, Sequence[Row]]) -> list[StudyTable]:
-    """The ratios of a run, in the form that `recollect-papers results` puts on a page."""
+    """Return the ratios of a run as tables for `recollect-papers results`."""
     note = f"{about['cpu']}, {about['device']}, {about['threads']} thread(s), torch {about['versions']['torch']}"
     return [
         StudyTable(title, head, tuple(tuple(cells(row)) for row in sections[section]), (note,))
@@ -507,7 +507,7 @@ _TABLES: Mapping[str, tuple[str, tuple[str, ...], Callable[[Row], Sequence[str]]
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """Every section that was asked for; what is measured is written at once, so that a run that is cut short has it."""
+    """Measure the requested sections, and write the file after each row in case the run is interrupted."""
     torch.manual_seed(0)
     about, sizes, clock = machine(), SIZES[options.scale], Clock(best_device(), options.rounds)
     if about["device"] == "cpu":

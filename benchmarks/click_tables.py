@@ -1,4 +1,4 @@
-"""How many clicks find a class: the tables of the files that ``benchmarks/clicks.py`` writes, one for each set.
+"""Number of clicks to find a class: tables from the files of ``benchmarks/clicks.py``, one per set.
 
 python benchmarks/click_tables.py
 recollect-papers results docs/results/few-shot.md
@@ -18,15 +18,15 @@ from recollect_papers.study import StudyTable
 RUNS = Path(__file__).parents[1] / "results" / "page" / "clicks"
 
 LOOPS = ("ours", "forest", "best forest", "random order")
-"""``forest`` is LightlyStudio's own loop; ``best forest`` the setting of a forest that needs the fewest clicks on a
-set, chosen on these very clicks, in its favor."""
+"""``forest`` is LightlyStudio's loop; ``best forest`` the forest setting with the fewest clicks on a set, chosen on the
+same clicks, in its favor."""
 STARTS = ("words", "examples")
 
 _Record = Mapping[str, Any]
 
 
 def click_tables(records: Sequence[_Record]) -> tuple[StudyTable, ...]:
-    """Mean clicks to an average precision of 0.9 from either start, and what a forest needs for it."""
+    """Return tables of the mean clicks to an average precision of 0.9 from each start, and of the ratios to forests."""
     order = sorted(records, key=lambda record: -np.mean([*record["all_labels"].values()]))
     return (*(_to_goal(order, start) for start in STARTS), _compared(order))
 
@@ -48,7 +48,7 @@ def _to_goal(records: Sequence[_Record], start: str) -> StudyTable:
 
 
 def _compared(records: Sequence[_Record]) -> StudyTable:
-    """Our clicks over those of a forest, and a paired test over the classes and starts of all sets."""
+    """Return the ratios of our clicks to a forest's, with a paired test over the classes and starts of all sets."""
     pairs = [(start, loop) for start in STARTS for loop in ("forest", "best forest")]
     rows = []
     for record in records:
@@ -67,18 +67,18 @@ def _ratio(records: Sequence[_Record], start: str, loop: str) -> tuple[str, str]
 
 
 def _reached(record: _Record, loop: str, start: str) -> list[int | None]:
-    """Clicks to the goal for each class and draw; None where it was missed."""
+    """Return the clicks to the goal for each class and draw; None if it was missed."""
     runs = record["loops"][_best_forest(record, start) if loop == "best forest" else loop]
     return [one["reached"]["0.9"] for one in runs if (one["start"] == "words") == (start == "words")]
 
 
 def _clicks(record: _Record, loop: str, start: str) -> np.ndarray:
-    """The same, with the whole budget for a miss."""
+    """Return the clicks to the goal for each class and draw; a miss counts the whole budget."""
     return np.array([record["budget"] if count is None else count for count in _reached(record, loop, start)])
 
 
 def _best_forest(record: _Record, start: str) -> str:
-    """The setting of a forest with the fewest clicks."""
+    """Return the forest setting with the fewest clicks."""
     forests = [loop for loop in record["loops"] if loop.startswith("forest")]
     return min(forests, key=lambda loop: float(_clicks(record, loop, start).mean()))
 
@@ -90,7 +90,7 @@ def _mean(record: _Record, loop: str, start: str) -> str:
 
 
 def main() -> None:
-    """Write the tables beside the folder of runs."""
+    """Write the tables next to the folder of runs."""
     records = [read_json(file) for file in sorted(RUNS.glob("*.json"))]
     command = " · ".join(dict.fromkeys(record["command"] for record in records))
     tables = [asdict(table) for table in click_tables(records)]

@@ -1,23 +1,23 @@
-"""How many clicks find a class: a simulated user on labeled sets, next to a forest's loop and random order.
+"""Number of clicks to find a class, by a simulated user on labeled sets: our loop, a forest's loop and random order.
 
     python benchmarks/clicks.py starter dtd10.parquet::all imagenette.parquet::all
     python benchmarks/click_tables.py
     recollect-papers results docs/results/few-shot.md
 
-A user who is always right looks for each class among the pictures of a set. What counts is the list that the page would
-show: pictures marked yes first, pictures marked no last, the others by score; its average precision after every
-round of `ROUND` clicks. Ours asks `next_to_label`. The forest's loop is LightlyStudio 1.2's on the same embeddings
-(`RandomForestClassifier(class_weight="balanced", random_state=42)`; as many random pictures that it calls Yes as ones
-that it calls No), but it learns again after every `ROUND` clicks, not after 20. Three variants of it (`LOOPS`) mark
-what the forest finds likeliest, least certain, or half of each. *Random order* marks at random and ranks as ours.
+A user who is always right looks for each class among the pictures of a set. The metric is the average precision, after
+every round of `ROUND` clicks, of the list that the page would show: pictures marked yes first, pictures marked no last,
+the others by score. Our loop marks the pictures of `next_to_label`. The forest's loop is LightlyStudio 1.2's on the
+same embeddings (`RandomForestClassifier(class_weight="balanced", random_state=42)`; equal numbers of random pictures
+predicted Yes and No), but it is retrained after every `ROUND` clicks, not after 20. Three variants (`LOOPS`) mark the
+pictures that the forest finds likeliest, least certain, or half of each. *Random order* marks random pictures and ranks
+like our loop.
 
-Each loop starts in two ways. From examples: ten yes and ten no, drawn for each start and the same for all loops, count
-as 20 clicks, and nobody knows the name of the class. From words: no marks; until a forest has marks of both kinds, it
-shows the pictures that match the name best.
+Each loop has two kinds of start. From examples: ten yes and ten no, drawn for each start and the same for all loops;
+they count as 20 clicks, and the name of the class is unknown. From words: no marks; until a forest has marks of both
+kinds, it shows the pictures that best match the name.
 
-*All labels* is the average precision of held-out pictures, five parts in turn, by a support vector machine taught with
-every label of the other parts. Where it is low, the embeddings do not separate the class, and a list reaches 0.9 only
-once most of the class is marked.
+*All labels* is the average precision of a support vector machine trained on all labels, by five-fold cross-validation.
+If it is low, the embeddings do not separate the class, and a list reaches 0.9 only once most of the class is marked.
 """
 
 import argparse
@@ -48,11 +48,11 @@ from recording import this_command
 GOALS = (0.5, 0.7, 0.9)
 ROUND = 10
 WORDS = "words"
-"""The start that has no examples."""
+"""The start without examples."""
 
 
 class Ours:
-    """The page's own loop; with ``ask`` false the marks are made at random."""
+    """The page's loop; with ``ask`` false, random pictures are marked."""
 
     def __init__(
         self, pool: np.ndarray, text: np.ndarray | None, random: np.random.Generator, ask: bool = True
@@ -75,8 +75,8 @@ class Forest:
     """The forest's loop.
 
     Args:
-        pick: ``sides``: half of the marks among what the forest calls Yes, half among the rest, at random;
-            ``likely``: what it finds likeliest; ``uncertain``: what is nearest to one half; ``both``: half and half.
+        pick: pictures to mark: ``sides``, random pictures, half predicted Yes and half predicted No; ``likely``, the
+            likeliest; ``uncertain``, those closest to one half; ``both``, half likely and half uncertain.
     """
 
     def __init__(
@@ -122,18 +122,18 @@ LOOPS: dict[str, tuple[type[Ours] | type[Forest], dict[str, Any]]] = {
     "forest, least certain": (Forest, {"pick": "uncertain"}),
     "forest, half and half": (Forest, {"pick": "both"}),
 }
-"""The third as LightlyStudio has it."""
+"""All loops; ``forest`` is LightlyStudio's."""
 
 
 def shown(scores: np.ndarray, marks: dict[int, int]) -> np.ndarray:
-    """Scores of the list that a person sees."""
+    """Return the scores that order the list shown to the user."""
     scores = np.argsort(np.argsort(scores)).astype(np.float64)
     for row, mark in marks.items():
         scores[row] = mark * 10.0 * len(scores)
     return scores
 
 
-def run(loop: Ours | Forest, truth: np.ndarray, marks: dict[int, int], most: int) -> dict[str, Any]:
+def run(loop: Ours | Forest, truth: np.ndarray, marks: dict[int, int], budget: int) -> dict[str, Any]:
     """Mark until the highest goal or the budget is reached."""
     clicks: list[int] = []
     precisions: list[float] = []
@@ -148,7 +148,7 @@ def run(loop: Ours | Forest, truth: np.ndarray, marks: dict[int, int], most: int
                 "precision": float(truth[cut.above].mean()),
                 "coverage": float(cut.above[truth].mean()),
             }
-        if precisions[-1] >= GOALS[-1] or len(marks) >= most:
+        if precisions[-1] >= GOALS[-1] or len(marks) >= budget:
             break
         free = np.setdiff1d(np.arange(len(truth)), list(marks))
         marks = marks | {row: 1 if truth[row] else -1 for row in loop.next(free).tolist()}
@@ -157,20 +157,20 @@ def run(loop: Ours | Forest, truth: np.ndarray, marks: dict[int, int], most: int
 
 
 def first_at(clicks: list[int], precisions: list[float], goal: float) -> int | None:
-    """Clicks at which a goal is reached; None where it is not."""
+    """Return the clicks at which a goal is reached; None if it is not."""
     return next((count for count, ap in zip(clicks, precisions, strict=True) if ap >= goal), None)
 
 
 def with_all_labels(kernel: np.ndarray, truth: np.ndarray) -> float:
-    """Average precision of held-out pictures by a machine that was taught with every label of the others."""
-    parts = StratifiedKFold(5, shuffle=True, random_state=0)
+    """Return the cross-validated average precision of a support vector machine trained on all labels."""
+    folds = StratifiedKFold(5, shuffle=True, random_state=0)
     machine = SVC(C=3.0, kernel="precomputed", class_weight="balanced")
-    scores = cross_val_predict(machine, kernel, truth, cv=parts, method="decision_function")
+    scores = cross_val_predict(machine, kernel, truth, cv=folds, method="decision_function")
     return round(float(average_precision_score(truth, scores)), 4)
 
 
-def looked_for(spec: str, model: Any, rows: int) -> tuple[str, np.ndarray, np.ndarray, list[str]]:
-    """A set's name, embeddings of some of its pictures, their labels, and what these are called."""
+def open_set(spec: str, model: Any, rows: int) -> tuple[str, np.ndarray, np.ndarray, list[str]]:
+    """Return a set's name, embeddings and labels of up to ``rows`` pictures, and the class names."""
     path, column, split = [*spec.split(":"), "", ""][:3]
     split = split or "train"
     name = Path(path).stem
@@ -178,47 +178,49 @@ def looked_for(spec: str, model: Any, rows: int) -> tuple[str, np.ndarray, np.nd
     if column:
         table = pq.read_table(path, columns=[column, "split"]).to_pandas()
         names, labels = np.unique(table[table["split"] == split][column].astype(str).to_numpy(), return_inverse=True)
-        called = names.tolist()
+        class_names = names.tolist()
     else:
-        labels, called = np.asarray(source.labels), list(source.class_names)
-    some = np.arange(len(labels))
-    if len(some) > rows:
-        some = np.sort(numpy_generator(0, "pool", name).choice(len(labels), rows, replace=False))
-    return name, image_features(model, Subset(source, some)).images, labels[some], called
+        labels, class_names = np.asarray(source.labels), list(source.class_names)
+    chosen = np.arange(len(labels))
+    if len(chosen) > rows:
+        chosen = np.sort(numpy_generator(0, "pool", name).choice(len(labels), rows, replace=False))
+    return name, image_features(model, Subset(source, chosen)).images, labels[chosen], class_names
 
 
-def measure(spec: str, model: Any, loops: list[str], classes: int, most: int, rows: int, starts: int) -> dict[str, Any]:
-    """Loops on every class of a set, from words and from several sets of examples."""
-    called, pool, labels, names = looked_for(spec, model, rows)
-    random = numpy_generator(0, "clicks", called)
+def measure(
+    spec: str, model: Any, loops: list[str], classes: int, budget: int, rows: int, starts: int
+) -> dict[str, Any]:
+    """Run the loops on classes of a set, from words and from several sets of examples."""
+    title, pool, labels, names = open_set(spec, model, rows)
+    random = numpy_generator(0, "clicks", title)
     counts = np.bincount(labels, minlength=len(names))
     able = np.flatnonzero(counts >= 20)
     chosen = np.sort(random.choice(able, min(classes, len(able)), replace=False))
     texts = prompt_ensemble(model, [[fill(template, names[c]) for template in GENERAL_TEMPLATES] for c in chosen])
     results: dict[str, list[dict[str, Any]]] = {loop: [] for loop in loops}
     kernel, best = np.exp(2 * (pool @ pool.T - 1)), {}
-    for c, text in track(list(zip(chosen.tolist(), texts, strict=True)), called, unit="classes"):
+    for c, text in track(list(zip(chosen.tolist(), texts, strict=True)), title, unit="classes"):
         truth = labels == c
         best[names[c]] = with_all_labels(kernel, truth)
         for start in (WORDS, *range(starts)):
             first: dict[int, int] = {}
             if start != WORDS:
-                rng = numpy_generator(0, "start", called, c, start)
+                rng = numpy_generator(0, "start", title, c, start)
                 yes = rng.choice(np.flatnonzero(truth), 10, replace=False)
                 no = rng.choice(np.flatnonzero(~truth), 10, replace=False)
                 first = dict.fromkeys(yes.tolist(), 1) | dict.fromkeys(no.tolist(), -1)
             for name in loops:
                 kind, settings = LOOPS[name]
-                picks = numpy_generator(0, "picks", called, c, start, name)
+                picks = numpy_generator(0, "picks", title, c, start, name)
                 loop = kind(pool, text if start == WORDS else None, picks, **settings)
                 about = {"class": names[c], "start": start, "in_class": int(truth.sum())}
-                results[name].append(about | run(loop, truth, first, most))
-    about = {"pictures": len(pool), "classes": len(chosen), "starts": starts, "budget": most, "all_labels": best}
-    return {"set": called, **about, "loops": results}
+                results[name].append(about | run(loop, truth, first, budget))
+    about = {"pictures": len(pool), "classes": len(chosen), "starts": starts, "budget": budget, "all_labels": best}
+    return {"set": title, **about, "loops": results}
 
 
 def summary(runs: list[dict[str, Any]], budget: int) -> str:
-    """Mean clicks to the highest goal, from words and from examples; a miss counts the whole budget."""
+    """Return the mean clicks to the highest goal, from words and from examples; a miss counts the whole budget."""
     means = []
     for by_words in (True, False):
         reached = [one["reached"][str(GOALS[-1])] for one in runs if (one["start"] == WORDS) == by_words]
@@ -230,12 +232,12 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("data", nargs="+", help="a Parquet file; FILE:COLUMN:SPLIT names its classes by another column")
+    parser.add_argument("data", nargs="+", help="Parquet files; FILE:COLUMN:SPLIT reads class names from a column")
     parser.add_argument("--classes", type=int, default=5)
     parser.add_argument("--clicks", type=int, default=200)
-    parser.add_argument("--starts", type=int, default=2, help="draws of the first ten yes and ten no")
-    parser.add_argument("--rows", type=int, default=4000, help="pictures of a set, at most")
-    parser.add_argument("--loops", nargs="+", choices=LOOPS, default=[*LOOPS], help="others are kept as they are")
+    parser.add_argument("--starts", type=int, default=2, help="number of draws of ten yes and ten no to start from")
+    parser.add_argument("--rows", type=int, default=4000, help="maximum number of pictures of a set")
+    parser.add_argument("--loops", nargs="+", choices=LOOPS, default=[*LOOPS], help="results of others stay unchanged")
     parser.add_argument("--out", type=Path, default=Path("results/page/clicks"))
     given = parser.parse_args()
     model = load_model(given.model)

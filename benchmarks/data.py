@@ -1,6 +1,6 @@
-"""Reading images: our way against a plain one with Pillow and NumPy, in images a second and ratios in one run.
+"""Speed of reading images, compared with plain Pillow and NumPy in one run, in images per second.
 
-Seconds are the processor's where one process does the work, so that other jobs take little from the figures.
+With a single process, CPU time is measured, so other load on the machine hardly affects the figures.
 
 python benchmarks/data.py --out results/bench/data.json
 python benchmarks/data.py --data emoji.parquet --size 64 --workers 0 1 2
@@ -38,16 +38,16 @@ from recording import this_command, where
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure.
+    """Command-line options.
 
     Attributes:
-        data: a captioned source; by default synthetic photos are made.
+        data: a captioned source (default: synthetic photos).
         photo: width and height of the synthetic photos.
         count: number of synthetic photos.
-        size: of the model's images.
+        size: size of the model's images.
         batch: batch size.
         workers: numbers of worker processes to try.
-        seconds: how long to measure each.
+        seconds: duration of each measurement.
         out: JSON file for the figures.
     """
 
@@ -62,7 +62,7 @@ class Options:
 
 
 def photos(count: int, size: tuple[int, int]) -> list[bytes]:
-    """JPEGs with the spectrum and the file size of photographs: blurred noise in several scales."""
+    """Create JPEGs with the spectrum and file size of photographs: blurred noise at several scales."""
     encoded = []
     for number in range(count):
         generator = numpy_generator("photo", number)
@@ -77,10 +77,10 @@ def photos(count: int, size: tuple[int, int]) -> list[bytes]:
     return encoded
 
 
-def plain(data: bytes, size: int, least: float, generator: np.random.Generator) -> torch.Tensor:
-    """What one would write without thinking of speed: decode, crop, resize, then normalize in floating point."""
+def plain(data: bytes, size: int, min_area: float, generator: np.random.Generator) -> torch.Tensor:
+    """Decode, crop, resize and normalize a picture without any optimization."""
     picture = Image.open(io.BytesIO(data)).convert("RGB")
-    side = int(np.sqrt(generator.uniform(least, 1)) * min(picture.size))
+    side = int(np.sqrt(generator.uniform(min_area, 1)) * min(picture.size))
     left, top = (int(generator.integers(0, length - side + 1)) for length in picture.size)
     picture = picture.crop((left, top, left + side, top + side)).resize((size, size), Image.Resampling.BICUBIC)
     pixels = np.asarray(picture).astype(np.float32) / 255
@@ -89,18 +89,18 @@ def plain(data: bytes, size: int, least: float, generator: np.random.Generator) 
 
 
 def rate(function: Callable[[], int], seconds: float) -> float:
-    """Images a second of the processor: the median over rounds, each a call that returns how many it made."""
+    """Return images per CPU second, the median over rounds; ``function`` returns the number of images it processed."""
     function()
     rates, stop = [], time.perf_counter() + seconds
     while time.perf_counter() < stop or len(rates) < 3:
         start = time.process_time()
-        made = function()
-        rates.append(made / (time.process_time() - start))
+        count = function()
+        rates.append(count / (time.process_time() - start))
     return statistics.median(rates)
 
 
 def one_core(encoded: Sequence[bytes], options: Options) -> dict[str, float]:
-    """Decode and transform on one core, several ways, in batches as a model would get them."""
+    """Decode and transform batches on one core, in several ways."""
     transform = ImageTransform(size=options.size, training=True, scale=(0.5, 1.0))
     some = encoded[: min(64, len(encoded))]
 
@@ -132,7 +132,7 @@ def one_core(encoded: Sequence[bytes], options: Options) -> dict[str, float]:
 
 
 def streams(spec: str, options: Options) -> dict[str, float]:
-    """Whole batches from a source: rows, decoding, crops, texts and hand-over."""
+    """Measure whole batches from a source: rows, decoding, crops, texts and transfer."""
     transform = ImageTransform(size=options.size, training=True, scale=(0.5, 1.0))
     device = best_device()
     results = {}
@@ -147,18 +147,18 @@ def streams(spec: str, options: Options) -> dict[str, float]:
                 torch.cuda.synchronize()
             return count
 
-        # The median hides a stall behind what was made ahead, so count over the whole time.
+        # Count over the whole time: a median would hide stalls, since workers read ahead.
         clock = time.perf_counter if workers else time.process_time
-        made, start = 0, clock()
+        count, start = 0, clock()
         while clock() - start < options.seconds:
-            made += make()
-        results[f"{workers} workers"] = made / (clock() - start)
+            count += make()
+        results[f"{workers} workers"] = count / (clock() - start)
         batches.close()  # type: ignore[attr-defined]
     return results
 
 
 def order() -> dict[str, float]:
-    """Milliseconds to find the samples of a batch of 32,768 in a source of a billion, and to shuffle ten million."""
+    """Return milliseconds to draw a batch of 32,768 from a billion samples, and to shuffle ten million with NumPy."""
     start = time.process_time()
     shuffled(np.arange(32_768), 10**9, 1)
     ours = time.process_time() - start
@@ -168,7 +168,7 @@ def order() -> dict[str, float]:
 
 
 def write_set(encoded: Sequence[bytes], folder: str) -> str:
-    """A Parquet file of captioned photos."""
+    """Write a Parquet file of captioned photos, and return its path."""
     path = Path(folder) / "photos.parquet"
     pq.write_table(pa.table({"image": list(encoded), "caption": [f"photo {i}" for i in range(len(encoded))]}), path)
     return str(path)

@@ -1,10 +1,10 @@
-"""Precision and recall of "the same picture", decided on pixels, over pairs made from real pictures.
+"""Precision and recall of the pixel-level test for identical pictures, on pairs created from real pictures.
 
     python benchmarks/duplicates.py ../shared/data
 
-Positive pairs: a picture and an edit of it. Negative pairs: the most similar different pictures of a source (by
+Positive pairs: a picture and an edited version. Negative pairs: the most similar different pictures of a source (by
 pixels), screenshots that differ in one line of text, frames of a burst, and scenes in which one object moved. The
-limits of `recollect.index.same_picture` were chosen on the sources in `CHOSEN_ON`; the others are the test.
+thresholds of `recollect.index.same_picture` were chosen on the sources in `CHOSEN_ON`; `TESTED_ON` is the test set.
 """
 
 import io
@@ -39,20 +39,20 @@ TWINS = {
     ("flowers12", 517, 524), ("flowers12", 257, 265), ("flowers12", 287, 300), ("flowers12", 538, 541),
     ("flowers12", 424, 438), ("flowers12", 359, 368), ("flowers12", 573, 587), ("flowers12", 346, 360),
 }  # fmt: skip
-"""Rows of one source that show the same picture: looked at one by one, and left out."""
+"""Pairs of rows of a source that show the same picture, found by inspection and excluded from the negatives."""
 
 Edit = Callable[[Image.Image], Image.Image]
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure.
+    """Command-line options.
 
     Attributes:
-        data: folder of the Parquet files of pictures.
-        rows: pictures of each source among which the most similar ones are sought.
-        edited: pictures of each source of which every edit is made.
-        near: negative pairs of each source.
+        data: folder with the Parquet files of pictures.
+        rows: maximum number of pictures per source to search for similar pairs.
+        edited: number of pictures per source to which every edit is applied.
+        near: number of negative pairs per source.
         out: JSON file for the figures.
     """
 
@@ -64,26 +64,26 @@ class Options:
 
 
 def encoded(image: Image.Image, form: str, **options: int) -> Image.Image:
-    """Through a file format and back."""
+    """Encode an image in a file format, and decode it."""
     buffer = io.BytesIO()
     image.save(buffer, form, **options)
     return Image.open(io.BytesIO(buffer.getvalue())).convert("RGB")
 
 
 def resized(image: Image.Image, factor: float) -> Image.Image:
-    """To a share of its size."""
+    """Scale an image by ``factor``."""
     size = max(1, round(image.width * factor)), max(1, round(image.height * factor))
     return image.resize(size, Image.Resampling.LANCZOS)
 
 
 def cropped(image: Image.Image, share: float) -> Image.Image:
-    """Without this share of each side, at each edge; at least a pixel."""
+    """Crop this share of the width or height, at least one pixel, at each edge."""
     x, y = max(1, round(image.width * share)), max(1, round(image.height * share))
     return image.crop((x, y, image.width - x, image.height - y))
 
 
 def marked(image: Image.Image, alpha: int) -> Image.Image:
-    """With a line of white text in a corner."""
+    """Add a line of white text in a corner."""
     over = Image.new("RGBA", image.size, (0, 0, 0, 0))
     draw, font = ImageDraw.Draw(over), ImageFont.load_default(max(6, image.height // 14))
     _, _, right, bottom = draw.textbbox((0, 0), "(c) photo", font=font)
@@ -110,7 +110,7 @@ EDITS: dict[str, Edit] = {
 
 
 def pictures(options: Options, source: str) -> list[Image.Image]:
-    """Of a Parquet file, of one domain of it, or drawn screenshots."""
+    """Return the pictures of a Parquet file or one of its domains, or generated screenshots."""
     if source in DRAWN:
         return [DRAWN[source](seed, False) for seed in range(120)]
     name, _, domain = source.partition(" ")
@@ -121,7 +121,7 @@ def pictures(options: Options, source: str) -> list[Image.Image]:
 
 
 def screenshot(seed: int, dark: bool, other_line: bool = False) -> Image.Image:
-    """A window or a terminal with text; with one line that reads otherwise."""
+    """Draw a window or a terminal with text, optionally with one line changed."""
     generator = np.random.default_rng([seed, dark])
     size = (320, 480) if dark else (480, 320)
     back, ink = ((20, 20, 24), (200, 220, 200)) if dark else ((255, 255, 255), (20, 20, 20))
@@ -141,7 +141,7 @@ def screenshot(seed: int, dark: bool, other_line: bool = False) -> Image.Image:
 
 
 def document(seed: int, other_line: bool) -> Image.Image:
-    """A full screen of text; with one line whose words come in another order."""
+    """Draw a full screen of text, optionally with the words of one line reversed."""
     generator = np.random.default_rng([seed, 2])
     image = Image.new("RGB", (1600, 1000), "white")
     draw, font = ImageDraw.Draw(image), ImageFont.load_default(14)
@@ -155,7 +155,7 @@ def document(seed: int, other_line: bool) -> Image.Image:
 
 
 def chat(seed: int, other_line: bool) -> Image.Image:
-    """A phone's screen of messages in colored boxes; one of them may say something else."""
+    """Draw a phone screen of messages in colored boxes, optionally with one message changed."""
     generator = np.random.default_rng([seed, 3])
     image = Image.new("RGB", (1080, 1920), (230, 221, 212))
     draw, font = ImageDraw.Draw(image), ImageFont.load_default(40)
@@ -181,7 +181,7 @@ DRAWN: dict[str, Callable[[int, bool], Image.Image]] = {
 
 
 def noisy(image: Image.Image, seed: int) -> Image.Image:
-    """With the noise of a sensor."""
+    """Add sensor noise."""
     noise = np.random.default_rng(seed).normal(size=(image.height, image.width, 1)) * 3
     return Image.fromarray((np.asarray(image) + noise).clip(0, 255).astype(np.uint8))
 
@@ -189,7 +189,7 @@ def noisy(image: Image.Image, seed: int) -> Image.Image:
 def negatives(
     options: Options, source: str, images: list[Image.Image]
 ) -> Iterator[tuple[str, Image.Image, Image.Image]]:
-    """Pairs of different pictures, the most similar that there are."""
+    """Yield pairs of different but similar pictures, each with its kind."""
     for one, other in nearest(images, options.near):
         if (source, one, other) not in TWINS:
             yield "most similar pictures", images[one], images[other]
@@ -215,15 +215,15 @@ def negatives(
 
 
 def nearest(images: list[Image.Image], count: int) -> list[tuple[int, int]]:
-    """The pairs whose pixels differ least, relative to their contrast."""
+    """Return the pairs whose pixels differ least, relative to their contrast."""
     rows = np.stack(
         [np.asarray(each.resize((32, 32), Image.Resampling.BOX), np.float32).reshape(-1) for each in images]
     )
     square, contrast = (rows**2).sum(1), rows.var(1)
-    apart = square[:, None] + square - 2 * rows @ rows.T
-    apart /= np.minimum(contrast[:, None], contrast) + 20
-    apart[np.tril_indices(len(apart))] = np.inf
-    best = np.argpartition(apart.reshape(-1), count)[:count]
+    distances = square[:, None] + square - 2 * rows @ rows.T
+    distances /= np.minimum(contrast[:, None], contrast) + 20
+    distances[np.tril_indices(len(distances))] = np.inf
+    best = np.argpartition(distances.reshape(-1), count)[:count]
     return [divmod(int(each), len(images)) for each in best]
 
 
@@ -240,11 +240,11 @@ def main() -> None:
             drawn = np.random.default_rng(1).permutation(len(images))[: options.edited].tolist()
             with progress(f"pairs of {source}", len(drawn), "pictures") as counter:
                 for place in drawn:
-                    prepared, look = PreparedPicture(images[place]), int(phash_of(images[place]) or "0", 16)
+                    prepared, phash = PreparedPicture(images[place]), int(phash_of(images[place]) or "0", 16)
                     for name, edit in EDITS.items():
                         edited = edit(images[place])
                         found[name].append(near_identical(prepared, PreparedPicture(edited)))
-                        hashed.append((look ^ int(phash_of(edited) or "0", 16)).bit_count() <= HASH_BITS)
+                        hashed.append((phash ^ int(phash_of(edited) or "0", 16)).bit_count() <= HASH_BITS)
                     counter.advance(1)
             for kind, one, other in negatives(options, source, images):
                 wrong[f"{source}: {kind}"].append(near_identical(PreparedPicture(one), PreparedPicture(other)))

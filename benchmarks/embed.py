@@ -1,11 +1,11 @@
-"""Pictures embedded per second of CPU time: results/bench/embed.json.
+"""Pictures embedded per second of CPU time.
 
 python benchmarks/embed.py --out results/bench/embed.json
 
-Three ways take turns, and the least CPU time of the rounds counts, so that other work on the machine matters less:
+Three methods take turns, and the minimum CPU time of the rounds counts, which reduces the effect of other load:
 recollect (`embed_images`: threads decode and resize, ONNX Runtime computes), a plain loop (Pillow, the transform, the
-model in PyTorch, batch after batch), and decoding alone. The cosine between the first two includes that recollect
-decodes large JPEG files at a fraction of their size. The pictures are JPEG files of blurred noise, of 640 x 480 and of
+model in PyTorch, batch after batch), and decoding alone. The cosine between the first two includes the effect of
+decoding large JPEG files at a fraction of their size. The pictures are JPEG files of blurred noise, 640 x 480 and
 4,000 x 3,000 pixels; ViT-B/16 has random weights.
 """
 
@@ -36,47 +36,47 @@ PHOTO, LARGE_PHOTO = (640, 480), (4000, 3000)
 
 
 def photos(count: int, size: tuple[int, int]) -> list[bytes]:
-    """JPEG files of blurred noise."""
-    made = []
+    """Create JPEG files of blurred noise."""
+    files = []
     for seed in range(count):
         noise = np.random.default_rng(seed).integers(0, 256, (size[1] // 8, size[0] // 8, 3), dtype=np.uint8)
         picture = Image.fromarray(noise).filter(ImageFilter.GaussianBlur(1)).resize(size, Image.Resampling.BICUBIC)
         picture.save(file := io.BytesIO(), "JPEG", quality=90)
-        made.append(file.getvalue())
-    return made
+        files.append(file.getvalue())
+    return files
 
 
 def plain(model: DualEncoder, files: Sequence[bytes]) -> Tensor:
-    """Embeddings by a loop as it is in most examples."""
-    made = []
+    """Embed with the usual loop over batches."""
+    blocks = []
     for start in range(0, len(files), BATCH):
         pictures = [Image.open(io.BytesIO(file)).convert("RGB") for file in files[start : start + BATCH]]
         pixels = torch.stack([model.transform(picture) for picture in pictures])
         with torch.no_grad():
-            made.append(torch.nn.functional.normalize(model.encode_images(pixels), dim=1))
-    return torch.cat(made)
+            blocks.append(torch.nn.functional.normalize(model.encode_images(pixels), dim=1))
+    return torch.cat(blocks)
 
 
 def ours(model: DualEncoder, files: Sequence[bytes]) -> Tensor:
-    """Embeddings by recollect, whose threads decode no more of a large JPEG than the model sees."""
+    """Embed with recollect, which decodes large JPEGs at reduced size in threads."""
     needed = model.transform.needed
     read = blocks_ahead(lambda i: decode(files[i], "", needed=needed), range(len(files)), 2 * BATCH)
     return torch.cat([model.embed_images(block, batch_size=BATCH) for block in read])
 
 
-def least_cpu_time(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Seconds of CPU time of each way, all threads counted: the least of the rounds, which take turns."""
-    took: dict[str, list[float]] = {name: [] for name in ways}
+def least_cpu_time(methods: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Return the minimum CPU seconds (over all threads) of each method; methods take turns."""
+    times: dict[str, list[float]] = {name: [] for name in methods}
     for _ in range(rounds):
-        for name, work in ways.items():
+        for name, work in methods.items():
             start = time.process_time()
             work()
-            took[name].append(time.process_time() - start)
-    return {name: min(each) for name, each in took.items()}
+            times[name].append(time.process_time() - start)
+    return {name: min(each) for name, each in times.items()}
 
 
 def vit_b_16() -> TransformersEncoder:
-    """A CLIP ViT-B/16 with random weights; only its image tower is used."""
+    """Build a CLIP ViT-B/16 with random weights; only its image tower is used."""
     torch.manual_seed(0)
     config = transformers.CLIPConfig(vision_config={"patch_size": 16}, text_config={"num_hidden_layers": 1})
     starter = pair_towers("efficientnet-lite0", "minilm-l6-v2")  # any tokenizer
@@ -84,16 +84,16 @@ def vit_b_16() -> TransformersEncoder:
 
 
 def measure(model: DualEncoder, files: list[bytes], rounds: int) -> dict[str, float]:
-    """Pictures per CPU second of the three ways, and how well the two that embed agree."""
+    """Return pictures per CPU second of the three methods, their ratio, and the minimum cosine."""
     warm = files * (64 // len(files) + 1)
-    agree = torch.cosine_similarity(ours(model, warm)[: len(files)], plain(model, files), dim=1).min()
-    ways: dict[str, Callable[[], object]] = {
+    cosine = torch.cosine_similarity(ours(model, warm)[: len(files)], plain(model, files), dim=1).min()
+    methods: dict[str, Callable[[], object]] = {
         "recollect": lambda: ours(model, files),
         "plain loop": lambda: plain(model, files),
         "decoding alone": lambda: [Image.open(io.BytesIO(file)).convert("RGB") for file in files],
     }
-    speeds = {name: round(len(files) / seconds, 2) for name, seconds in least_cpu_time(ways, rounds).items()}
-    return speeds | {"ratio": round(speeds["recollect"] / speeds["plain loop"], 2), "cosine": round(float(agree), 6)}
+    speeds = {name: round(len(files) / seconds, 2) for name, seconds in least_cpu_time(methods, rounds).items()}
+    return speeds | {"ratio": round(speeds["recollect"] / speeds["plain loop"], 2), "cosine": round(float(cosine), 6)}
 
 
 def main() -> None:

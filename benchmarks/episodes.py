@@ -1,4 +1,4 @@
-"""Many episodes at once against one after the other by PEFT: same model, same queries, same ranking, in one run.
+"""Batched episodes compared with sequential ones by PEFT: same model, queries and ranking, in one run.
 
 python benchmarks/episodes.py --out results/bench/episodes.json
 """
@@ -37,19 +37,19 @@ _PRODUCTS += ("aten::addmm_", "aten::baddbmm_", "aten::_scaled_dot_product", "at
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure.
+    """Command-line options.
 
     Attributes:
-        presets: towers.
-        queries: of each measurement.
-        k: candidates of a query.
-        at_once: queries that adapt at once.
-        pool: pictures that the candidates are drawn from; the smaller it is, the more queries share.
-        words: of a caption.
-        repeats: the best of so many counts.
-        threads: of torch on the CPU.
-        device: where to compute; the best there is by default.
-        out: a JSON file for the figures.
+        presets: presets of the towers.
+        queries: number of queries per measurement.
+        k: candidates per query.
+        at_once: queries adapted at once.
+        pool: number of pictures that candidates are drawn from; in a small pool, queries share more candidates.
+        words: words per caption.
+        repeats: number of repetitions; the best counts.
+        threads: number of torch threads on the CPU.
+        device: device to compute on (default: the best available).
+        out: JSON file for the figures.
     """
 
     presets: tuple[str, ...] = ("tiny", "small")
@@ -65,26 +65,28 @@ class Options:
 
 
 def episode_batches(encoder: DualEncoder, options: Options) -> list[EpisodeBatch]:
-    """Random pictures and captions; each query finds ``k`` of the pool."""
+    """Return batches of random pictures and captions; each query finds ``k`` pictures of the pool."""
     generator = np.random.default_rng(0)
     size = encoder.transform.size
-    made = []
+    batches = []
     for start in range(0, options.queries, options.at_once):
         number = min(options.at_once, options.queries - start)
         found = np.stack([generator.choice(options.pool, options.k, replace=False) for _ in range(number)])
         rows, places = np.unique(found, return_inverse=True)
         pixels = torch.from_numpy(generator.normal(size=(len(rows), 3, size, size)).astype(np.float32))
         captions = tuple(" ".join(generator.choice(WORDS, options.words)) + f" {row}" for row in rows)
-        asked = tuple(" ".join(generator.choice(WORDS, 8)) for _ in range(number))
+        texts = tuple(" ".join(generator.choice(WORDS, 8)) for _ in range(number))
         places = torch.from_numpy(places.reshape(found.shape))
-        queries = tuple(EpisodeQuery(((text, 1.0),)) for text in asked)
-        made.append(EpisodeBatch(queries, pixels, places, captions, places.clone()))
-    return made
+        queries = tuple(EpisodeQuery(((text, 1.0),)) for text in texts)
+        batches.append(EpisodeBatch(queries, pixels, places, captions, places.clone()))
+    return batches
 
 
 def seconds(call: Callable[[], Any], repeats: int) -> float:
-    """Best of ``repeats`` after one call to warm up: of the processor's time where there is no GPU, since other
-    processes take nothing from that."""
+    """Return the best time of ``repeats`` calls, after one to warm up.
+
+    Without a GPU this is CPU time, which does not include other processes.
+    """
     clock = time.perf_counter if torch.cuda.is_available() else time.process_time
     call()
     times = []
@@ -98,26 +100,26 @@ def seconds(call: Callable[[], Any], repeats: int) -> float:
 
 
 def product_share(call: Callable[[], Any]) -> float:
-    """Share of the operators' own time that is matrix products, convolutions and attention."""
+    """Return the share of the operators' self time spent in matrix products, convolutions and attention."""
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
-    with profile(activities=activities) as watched:
+    with profile(activities=activities) as profiler:
         call()
-    own = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-    events = [(event.key, getattr(event, own)) for event in watched.key_averages() if event.key.startswith("aten::")]
-    return sum(spent for key, spent in events if key.startswith(_PRODUCTS)) / sum(spent for _, spent in events)
+    key = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+    times = [(event.key, getattr(event, key)) for event in profiler.key_averages() if event.key.startswith("aten::")]
+    return sum(spent for name, spent in times if name.startswith(_PRODUCTS)) / sum(spent for _, spent in times)
 
 
 def measure(preset: str, options: Options) -> dict[str, Any]:
-    """All figures of one preset."""
+    """Return all figures of one preset."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         encoder = build_model(preset, texts=[" ".join(WORDS)] * 4).to(options.device or best_device()).eval()
     episode = EpisodeOptions(k=options.k, at_once=options.at_once)
-    some = episode_batches(encoder, options)
+    batches = episode_batches(encoder, options)
     fast, slow = Episodes(encoder, episode), SequentialEpisodes(encoder, episode)
 
     def all_of(episodes: Episodes | SequentialEpisodes) -> Callable[[], list[torch.Tensor]]:
-        return lambda: [episodes.rerank(batch).scores for batch in some]
+        return lambda: [episodes.rerank(batch).scores for batch in batches]
 
     difference = max(
         float((one - other).abs().max()) for one, other in zip(all_of(fast)(), all_of(slow)(), strict=True)
@@ -125,15 +127,14 @@ def measure(preset: str, options: Options) -> dict[str, Any]:
     figures: dict[str, Any] = {"preset": preset, "largest difference of a cosine": difference}
     for name, episodes, repeats in (("batched", fast, options.repeats), ("sequential", slow, options.repeats)):
         spent = seconds(all_of(episodes), repeats)
-        alone = some[0].one(0)
-        first, together = (some[0], len(some[0].queries)) if name == "batched" else (alone, 1)
+        first, count = (batches[0], len(batches[0].queries)) if name == "batched" else (batches[0].one(0), 1)
         with Meter() as meter:
             episodes.rerank(first)
         figures[name] = {
             "seconds per query": spent / options.queries,
-            "products per query": (meter.forward + meter.backward) / together,
+            "products per query": (meter.forward + meter.backward) / count,
             "share of time in products": product_share(partial(episodes.rerank, first)),
-            "MiB per query at once": meter.peak / together / 2**20,
+            "MiB per query at once": meter.peak / count / 2**20,
         }
     figures["ratio"] = figures["sequential"]["seconds per query"] / figures["batched"]["seconds per query"]
     return figures

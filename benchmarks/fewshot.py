@@ -1,6 +1,6 @@
-"""Few-shot classification: closed forms against the plain way, in one run; the most memory of large fits.
+"""Few-shot classification: closed forms compared with naive computation, and peak memory of large fits.
 
-python benchmarks/fewshot.py --out results/bench/few-shot.json   (a quarter of an hour on one core)
+python benchmarks/fewshot.py --out results/bench/few-shot.json   (15 minutes on one core)
 recollect-papers results docs/bench.md                                  (its tables on the page)
 """
 
@@ -38,17 +38,17 @@ BANDWIDTHS, RIDGES = np.geomspace(0.5, 20, 20), np.geomspace(1e-3, 10, 50)
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure.
+    """Command-line options.
 
     Attributes:
-        queries, pool, width, classes: of the few-shot task.
-        rows: examples that a weight is chosen on.
-        grid: points of the grid that the exact sweep is held against.
-        parts: what to measure; memory and large take gigabytes and minutes.
-        left_out_classes: classes of the leave-one-out search, 16 shots each.
-        timed: bandwidths of that search that are timed, evenly over the 20; the time is scaled to all of them.
-        refits: refits that are timed, of one left-out row at one bandwidth and ridge each.
-        out: a JSON file for the figures.
+        queries, pool, width, classes: sizes of the few-shot task.
+        rows: number of examples to choose a weight on.
+        grid: points of the grid compared with the exact sweep.
+        parts: parts to measure; memory and large take gigabytes and minutes.
+        left_out_classes: number of classes of the leave-one-out search, 16 shots each.
+        timed: number of that search's 20 bandwidths to time; the time is scaled to all 20.
+        refits: number of refits to time, each with one left-out row, bandwidth and ridge.
+        out: JSON file for the figures.
     """
 
     queries: int = 20_000
@@ -65,7 +65,7 @@ class Options:
 
 
 def seconds(call: Callable[[], Any], repeats: int = 1) -> tuple[float, Any]:
-    """Best of ``repeats``, and what the call returned; of the processor, since other jobs may share it."""
+    """Return the minimum CPU time of ``repeats`` calls, which ignores other jobs, and the last result."""
     times = []
     for _ in range(repeats):
         start = time.process_time()
@@ -79,17 +79,17 @@ def unit(matrix: np.ndarray) -> np.ndarray:
 
 
 def task_of(options: Options) -> FewShotTask:
-    """Embeddings scattered around class centers, hard enough that no method is perfect."""
+    """Create embeddings scattered around class centers, hard enough that no method is perfect."""
     random = np.random.default_rng(0)
     centers = random.standard_normal((options.classes, options.width))
     labels = np.arange(options.pool) % options.classes
-    asked = random.integers(options.classes, size=options.queries)
+    query_labels = random.integers(options.classes, size=options.queries)
 
-    def around(which: np.ndarray, noise: float) -> np.ndarray:
-        return unit(centers[which] + noise * random.standard_normal((len(which), options.width)))
+    def around(classes: np.ndarray, noise: float) -> np.ndarray:
+        return unit(centers[classes] + noise * random.standard_normal((len(classes), options.width)))
 
     texts = around(np.arange(options.classes), 2.0)
-    return FewShotTask(around(labels, 4.0), labels, around(asked, 4.0), asked, texts)
+    return FewShotTask(around(labels, 4.0), labels, around(query_labels, 4.0), query_labels, texts)
 
 
 def sweep(options: Options) -> Figures:
@@ -115,13 +115,13 @@ def sweep(options: Options) -> Figures:
 
 
 def shots_of(options: Options, classes: int) -> FewShotTask:
-    """A task whose pool is 16 examples of each class."""
+    """Create a task whose pool is 16 examples of each class."""
     return task_of(replace(options, classes=classes, pool=16 * classes, queries=classes))
 
 
 @contextmanager
-def sought(bandwidths: np.ndarray, ridges: np.ndarray) -> Iterator[None]:
-    """Within, ProKeR chooses among these."""
+def candidates(bandwidths: np.ndarray, ridges: np.ndarray) -> Iterator[None]:
+    """Let ProKeR choose among these bandwidths and ridges while the block runs."""
     before = proker.BANDWIDTHS, proker.RIDGES
     proker.BANDWIDTHS, proker.RIDGES = tuple(bandwidths.tolist()), tuple(ridges.tolist())
     try:
@@ -131,12 +131,12 @@ def sought(bandwidths: np.ndarray, ridges: np.ndarray) -> Iterator[None]:
 
 
 def left_out(options: Options) -> Figures:
-    """ProKeR's own choice by leave-one-out among 20 bandwidths x 50 ridges, against a refit for each left-out row.
+    """Compare ProKeR's leave-one-out search over 20 bandwidths x 50 ridges with a refit for each left-out row.
 
-    Both hold out the same rows and solve through the same landmarks. The refits are spared all that does not change
-    with the row or the ridge (features, their Gram matrix and sums over the examples, from which the row is taken
-    away); what is left is one factor, one solution and one row of scores, timed for a few and multiplied by rows x
-    bandwidths x ridges. Beside it: the closed form with a factor of its own for each ridge.
+    Both hold out the same rows and use the same landmarks. The refits reuse everything that does not depend on the row
+    or the ridge (features, their Gram matrix and sums over the examples, from which the row is subtracted). The
+    remaining factorization, solution and row of scores are timed for a few refits and multiplied by rows x bandwidths x
+    ridges. The closed form with a separate factorization for each ridge is timed too.
     """
     task = shots_of(options, options.left_out_classes)
     support, labels = task.support, task.support_labels
@@ -144,47 +144,48 @@ def left_out(options: Options) -> Figures:
     timed = BANDWIDTHS[np.linspace(0, len(BANDWIDTHS) - 1, options.timed).astype(int)]
     model = ProKeR(task.texts)
     model.classes_, model.support_, model.labels_, model.texts_ = np.unique(labels), support, labels, task.texts
-    with sought(timed, RIDGES):
-        some, _ = seconds(lambda: model._choose(plan))
-    search = some * len(BANDWIDTHS) / len(timed)
-    refit, alone = _refits(options, RidgeTargets(support, labels, task.texts), plan, model)
+    with candidates(timed, RIDGES):
+        elapsed, _ = seconds(lambda: model._choose(plan))
+    search = elapsed * len(BANDWIDTHS) / len(timed)
+    refit, closed_form = _refits(options, RidgeTargets(support, labels, task.texts), plan, model)
     settings = len(BANDWIDTHS) * len(RIDGES)
     return {
         "examples": len(labels), "classes": options.left_out_classes, "held_out": len(plan.rows),
         "bandwidths_timed": len(timed), "search": search,
         "one_refit": refit, "refits": refit * settings * len(plan.rows),
         "speedup": refit * settings * len(plan.rows) / search,
-        "one_factor_for_each_ridge": alone * settings, "over_factors": alone * settings / search,
+        "one_factor_for_each_ridge": closed_form * settings, "over_factors": closed_form * settings / search,
     }  # fmt: skip
 
 
 def _refits(options: Options, targets: RidgeTargets, plan: HoldOut, model: ProKeR) -> tuple[float, float]:
-    """Seconds of one refit, and of all held-out rows at one ridge by the closed form with a factor of its own."""
+    """Return the seconds of one refit, and of the closed form for all held-out rows at one ridge, factorized anew."""
     every = np.arange(len(targets.labels))
     if len(every) > proker.CHOICE_ROWS:
         features = Landmarks(model._spread(proker.CHOICE_LANDMARKS), 2.0)(targets.support)
-    else:  # the kernel's own features, as many as there are examples
+    else:  # exact features of the kernel, one per example
         features = Landmarks(targets.support, 2.0)(targets.support)
     gram, inside = features.T @ features, targets.under(features)
 
-    def factor(ridge: float, away: np.ndarray | None = None) -> Any:
+    def factor(ridge: float, left_out: np.ndarray | None = None) -> Any:
         matrix = gram + ridge * np.eye(len(gram), dtype=gram.dtype)
-        return scipy.linalg.cho_factor(matrix if away is None else matrix - np.outer(away, away), check_finite=False)
+        matrix = matrix if left_out is None else matrix - np.outer(left_out, left_out)
+        return scipy.linalg.cho_factor(matrix, check_finite=False)
 
-    def without(row: int, ridge: float) -> tuple[np.ndarray, ...]:
-        mine, place = features[row], every[row : row + 1]
+    def refit(row: int, ridge: float) -> tuple[np.ndarray, ...]:
+        own, place = features[row], every[row : row + 1]
         known = targets.one_hot(place), targets.similarity(place)
-        sums = np.concatenate([a - np.outer(mine, y) for a, y in zip(inside, known, strict=True)], axis=1)
-        return mine @ scipy.linalg.cho_solve(factor(ridge, mine), sums, check_finite=False)
+        sums = np.concatenate([a - np.outer(own, y) for a, y in zip(inside, known, strict=True)], axis=1)
+        return own @ scipy.linalg.cho_solve(factor(ridge, own), sums, check_finite=False)
 
     def closed(ridge: float) -> np.ndarray:
-        solver, mine = factor(ridge), features[plan.rows]
-        leverage = (mine * scipy.linalg.cho_solve(solver, mine.T, check_finite=False).T).sum(axis=1)
-        solved = [mine @ scipy.linalg.cho_solve(solver, each, check_finite=False) for each in inside]
+        solver, own = factor(ridge), features[plan.rows]
+        leverage = (own * scipy.linalg.cho_solve(solver, own.T, check_finite=False).T).sum(axis=1)
+        solved = [own @ scipy.linalg.cho_solve(solver, each, check_finite=False) for each in inside]
         return solved[0] / np.maximum(1 - leverage, 1e-6)[:, None] + solved[1]
 
     chosen = zip(plan.rows[: options.refits].tolist(), np.resize(RIDGES[::10], options.refits).tolist(), strict=True)
-    times = [seconds(lambda row=row, ridge=ridge: without(row, ridge))[0] for row, ridge in chosen]  # type: ignore[misc]
+    times = [seconds(lambda row=row, ridge=ridge: refit(row, ridge))[0] for row, ridge in chosen]  # type: ignore[misc]
     return float(np.mean(times)), seconds(lambda: closed(0.1))[0]
 
 
@@ -195,7 +196,7 @@ def channels(options: Options) -> Figures:
 
 
 def memory(method: str, classes: int, shots: int, width: int = 512) -> Figures:
-    """Most memory of a process that tunes, fits and calibrates a method and asks it once, beside what its data take.
+    """Measure the peak memory of a process that fits a method and predicts once, and its memory before the fit.
 
     ProKeR chooses among 2 x 2 bandwidths and ridges.
     """
@@ -208,7 +209,7 @@ from recollect_papers.peers.ape import channel_scores
 random = np.random.default_rng(0)
 rows = random.standard_normal(({classes * shots}, {width}), dtype=np.float32)
 rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-proker.BANDWIDTHS, proker.RIDGES = (1.0, 3.0), (0.01, 0.1)  # as much memory as the whole grid, and less time
+proker.BANDWIDTHS, proker.RIDGES = (1.0, 3.0), (0.01, 0.1)  # same memory as the whole grid, in less time
 before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
 FEW_SHOT_METHODS["{method}"](rows[:{classes}], 100.0).fit(rows, np.arange(len(rows)) % {classes}).predict(rows[:64])
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -217,7 +218,7 @@ print(json.dumps({{"gibibytes": peak / unit, "before_fit": before / unit, "secon
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{method}: {done.stderr.strip() or f'ended with {done.returncode}'}")
+        raise RuntimeError(f"{method}: {done.stderr.strip() or f'exit status {done.returncode}'}")
     return {"method": method, "classes": classes, "shots": shots, **json.loads(done.stdout)}
 
 
@@ -234,7 +235,7 @@ PARTS: Mapping[str, Callable[[Options], Sequence[Figures]]] = {
 
 
 def tables(found: Mapping[str, Sequence[Figures]], about: Mapping[str, Any]) -> list[StudyTable]:
-    """The figures in the form that `recollect-papers results` puts on a page."""
+    """Return the figures as tables for `recollect-papers results`."""
     note = f"{about['cpu']}, {about['threads']} thread(s), numpy {about['versions']['numpy']}"
     ratios = [row for part, make in _RATIOS.items() for figures in found.get(part, ()) for row in make(figures)]
     sizes = [
@@ -242,7 +243,7 @@ def tables(found: Mapping[str, Sequence[Figures]], about: Mapping[str, Any]) -> 
          f"{row['before_fit']:.2f} GiB", f"{row['seconds']:.0f} s")
         for part in ("memory", "large") for row in found.get(part, ())
     ]  # fmt: skip
-    made = [
+    both = [
         StudyTable(
             "Few-shot classification, shared work", ("what", "ours", "the plain way", "ratio"), tuple(ratios), (note,)
         ),
@@ -253,7 +254,7 @@ def tables(found: Mapping[str, Sequence[Figures]], about: Mapping[str, Any]) -> 
             (note,),
         ),
     ]
-    return [table for table in made if table.rows]
+    return [table for table in both if table.rows]
 
 
 _RATIOS: Mapping[str, Callable[[Figures], Sequence[tuple[str, ...]]]] = {
@@ -278,7 +279,7 @@ _RATIOS: Mapping[str, Callable[[Figures], Sequence[tuple[str, ...]]]] = {
 
 
 def main(options: Options) -> None:
-    """Measure, print and write, each part as it is done; other parts that the file has already stay."""
+    """Measure and print; write the file after each part, and keep its other parts."""
     about, found = machine(), {}
     if options.out and options.out.exists():
         found = read_json(options.out)["parts"]
@@ -289,9 +290,9 @@ def main(options: Options) -> None:
         whole = {"command": command, "machine": about, "parts": found}
         if options.out:
             write_json(options.out, whole | {"tables": [asdict(each) for each in tables(found, about)]})
-    for made in tables(found, about):
-        table = Table(*made.columns, title=made.title)
-        for row in made.rows:
+    for each in tables(found, about):
+        table = Table(*each.columns, title=each.title)
+        for row in each.rows:
             table.add_row(*row)
         Console().print(table)
 

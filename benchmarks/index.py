@@ -1,4 +1,4 @@
-"""Speed and recall of look-ups in a large index: exact, and accelerated by faiss; one query at a time and many at once.
+"""Speed and recall of look-ups in a large index: exact and accelerated by faiss, single queries and batches.
 
 python benchmarks/index.py --rows 1000000 --threads 1
 """
@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,17 +23,17 @@ from recording import this_command, where
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure.
+    """Command-line options.
 
     Attributes:
-        rows: pictures of the index.
-        width: entries of a vector.
-        centers: that the vectors lie around; few centers make many nearly equal vectors.
-        spread: of the vectors around their centers.
-        recall: that the accelerated look-up is to reach.
-        k: neighbors of a query.
-        threads: of every library.
-        work: folder in which the index is kept for the next run.
+        rows: number of pictures in the index.
+        width: width of the vectors.
+        centers: number of cluster centers; with few centers, many vectors are nearly equal.
+        spread: standard deviation of the vectors around their centers.
+        recall: target recall of the accelerated look-up.
+        k: number of neighbors of a query.
+        threads: number of threads of every library.
+        work: folder to keep the index in for the next run.
         out: JSON file for the figures.
     """
 
@@ -48,7 +49,7 @@ class Options:
 
 
 def vectors(count: int, options: Options, seed: int) -> np.ndarray:
-    """Unit vectors around centers: neighborhoods as real embeddings have them, unlike pure noise."""
+    """Create unit vectors around centers, with neighborhoods like those of real embeddings."""
     generator = np.random.default_rng(seed)
     centers = np.random.default_rng(0).normal(size=(options.centers, options.width)).astype(np.float32)
     rows = centers[generator.integers(0, len(centers), count)]
@@ -57,7 +58,7 @@ def vectors(count: int, options: Options, seed: int) -> np.ndarray:
 
 
 def filled(folder: Path, options: Options) -> Index:
-    """An index of random vectors; one that exists is continued."""
+    """Return an index of random vectors; an existing one is filled up."""
     exists = Index.exists(folder)
     index = Index.open(folder) if exists else Index.create(folder, width=options.width, model="m", precision="float16")
     block = 50_000
@@ -68,45 +69,42 @@ def filled(folder: Path, options: Options) -> Index:
     return index
 
 
-def one_by_one(ask: Callable[[np.ndarray], object], asked: np.ndarray) -> float:
-    """Milliseconds of the process's CPU per query: the best of three medians."""
-    ask(asked[:1])
+def one_by_one(search: Callable[[np.ndarray], object], queries: np.ndarray) -> float:
+    """Return CPU milliseconds per query for single queries: the best of three medians."""
+    search(queries[:1])
     medians = []
     for _ in range(3):
         times = []
-        for row in range(len(asked)):
-            begun = time.process_time()
-            ask(asked[row : row + 1])
-            times.append(time.process_time() - begun)
+        for row in range(len(queries)):
+            start = time.process_time()
+            search(queries[row : row + 1])
+            times.append(time.process_time() - start)
         medians.append(float(np.median(times)))
     return 1000 * min(medians)
 
 
-def at_once(ask: Callable[[np.ndarray], object], asked: np.ndarray) -> float:
-    """Milliseconds of the process's CPU per query, all together."""
-    begun = time.process_time()
-    ask(asked)
-    return 1000 * (time.process_time() - begun) / len(asked)
+def at_once(search: Callable[[np.ndarray], object], queries: np.ndarray) -> float:
+    """Return CPU milliseconds per query for one batch."""
+    start = time.process_time()
+    search(queries)
+    return 1000 * (time.process_time() - start) / len(queries)
 
 
 def measure(index: Index, options: Options) -> dict[str, float]:
-    """The figures of one index."""
-    asked, figures = vectors(1_000, options, 78), {}
-    begun, worked = time.perf_counter(), time.process_time()
-    (made,) = index.accelerators() or index.accelerate(options.recall)
-    figures["accelerated (s)"] = time.perf_counter() - begun
-    figures["accelerated, CPU (s)"] = time.process_time() - worked
-    figures |= {"cells": made.cells, "cells read": made.probes, "recall on the index's own rows": made.recall}
-    exact = index.lookup(asked[:300], options.k, exact=True)
-    found = [index.lookup(asked[row : row + 1], options.k) for row in range(300)]
-    least = exact.scores[:, -1:] - 1e-6
-    scores = np.concatenate([each.scores for each in found])
-    figures["recall on other queries"] = float((scores >= least).mean())
-    figures["exact, one query (ms)"] = one_by_one(lambda some: index.lookup(some, options.k, exact=True), asked[:30])
-    figures["accelerated, one query (ms)"] = one_by_one(lambda some: index.lookup(some, options.k), asked[:300])
-    figures["exact, 1,000 at once (ms a query)"] = at_once(
-        lambda some: index.lookup(some, options.k, exact=True), asked
-    )
+    """Return the figures of one index."""
+    queries, figures = vectors(1_000, options, 78), {}
+    start, cpu_start = time.perf_counter(), time.process_time()
+    (accelerator,) = index.accelerators() or index.accelerate(options.recall)
+    figures["accelerated (s)"] = time.perf_counter() - start
+    figures["accelerated, CPU (s)"] = time.process_time() - cpu_start
+    figures |= {"cells": accelerator.cells, "cells read": accelerator.probes}
+    figures["recall on the index's own rows"] = accelerator.recall
+    exact, accelerated = partial(index.lookup, k=options.k, exact=True), partial(index.lookup, k=options.k)
+    scores = np.concatenate([accelerated(queries[row : row + 1]).scores for row in range(300)])
+    figures["recall on other queries"] = float((scores >= exact(queries[:300]).scores[:, -1:] - 1e-6).mean())
+    figures["exact, one query (ms)"] = one_by_one(exact, queries[:30])
+    figures["accelerated, one query (ms)"] = one_by_one(accelerated, queries[:300])
+    figures["exact, 1,000 at once (ms a query)"] = at_once(exact, queries)
     files = [file for file in Path(index.address).rglob("*") if file.is_file()]
     figures["on disk (MB)"] = sum(file.stat().st_size for file in files) / 1e6
     return figures

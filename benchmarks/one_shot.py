@@ -1,9 +1,9 @@
-"""How right probabilities are with one example of each class, by the correlation that is assumed.
+"""Calibration of probabilities with one example per class, by the assumed correlation.
 
 python benchmarks/one_shot.py --data FOLDER --out results/few-shot/one-shot.json
 
-FOLDER holds the Parquet files that `recollect-papers lixp/methods` reads; pictures are embedded by the starter. The
-choosing sets decide `recollect.classifiers.heads.base.LIKENESS`, the testing sets show what it is worth.
+FOLDER holds the Parquet files that `recollect-papers lixp/methods` reads; the starter embeds the pictures.
+`recollect.classifiers.heads.base.LIKENESS` is chosen on the choosing sets and evaluated on the testing sets.
 """
 
 import argparse
@@ -34,10 +34,10 @@ COLUMNS = ("method", "right", *(f"error at {likeness}" for likeness in LIKENESS)
 def errors(
     encoder: TransformersEncoder, each: FeatureSet, splits: tuple[str, ...]
 ) -> dict[str, list[tuple[float, ...]]]:
-    """Of each method and draw the share that is right, then the calibration error by `LIKENESS`, in per cent."""
+    """Return the accuracy, then the calibration error for each `LIKENESS`, in percent, of each method and draw."""
     support, query = of_common_classes(each, labeled(each, "train"), labeled(each, *splits), POOL)
     with torch.no_grad():
-        known, asked = (
+        examples, queries = (
             normalize(encoder.project_images(each.images[rows]), dim=1).numpy() for rows in (support, query)
         )
     classes, labels = np.unique(each.labels[support], return_inverse=True)
@@ -49,15 +49,16 @@ def errors(
             row = list[float]()
             for likeness in LIKENESS:
                 base.LIKENESS = likeness
-                made = method().fit(known[rows], np.arange(len(classes))).predict_proba(asked)
-                row = row or [100 * float((made.argmax(axis=1) == truth).mean())]
-                row.append(100 * expected_calibration_error(made, truth))
+                fitted = method().fit(examples[rows], np.arange(len(classes)))
+                probabilities = fitted.predict_proba(queries)
+                row = row or [100 * float((probabilities.argmax(axis=1) == truth).mean())]
+                row.append(100 * expected_calibration_error(probabilities, truth))
             found.setdefault(name, []).append(tuple(row))
     return found
 
 
 def table(title: str, found: Mapping[str, Mapping[str, list[tuple[float, ...]]]]) -> dict[str, object]:
-    """Means over sets and draws."""
+    """Return a table of the means over sets and draws."""
     means = {name: np.mean([each[name] for each in found.values()], axis=(0, 1)) for name in METHODS}
     rows = [(name, *(f"{value:.1f}" for value in mean)) for name, mean in means.items()]
     return {
@@ -69,7 +70,7 @@ def table(title: str, found: Mapping[str, Mapping[str, list[tuple[float, ...]]]]
 
 
 def main() -> None:
-    """Measure and write."""
+    """Measure, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("results/few-shot/one-shot.json"))

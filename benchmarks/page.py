@@ -1,12 +1,12 @@
-"""The page at a million made pictures, in a real browser: frames, memory, and time to the first answer.
+"""The page with a million generated pictures in a real browser: frame times, memory, and time to the first answer.
 
     python benchmarks/page.py --rows 1000000 --out results/page/million.json
 
-Builds an index of made pictures (kept in ``--work`` for the next run), serves it with the command, opens it in Debian's
-chromium by Playwright and scrolls. *Frames* are intervals between animation frames while the list moves by a wheel
-and jumps by its bar; *memory* is the renderer's own (not shared with other processes), together with that of an empty
-tab, and the JavaScript heap; *first answer* is the time from the start of the command until a search by words has been
-answered, and the processor time of that, which depends less on what else the machine does.
+Builds an index of generated pictures (kept in ``--work`` for the next run), serves it with the command, opens it in
+Debian's Chromium with Playwright, and scrolls. *Frames* are intervals between animation frames while the list is
+scrolled by wheel and by jumps of its scroll bar. *Memory* is the renderer's private memory, that of an empty tab, and
+the JavaScript heap. *First answer* is the time from the start of the command to the answer of a text search, and its
+CPU time, which depends less on other load.
 """
 
 import io
@@ -40,7 +40,7 @@ SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", 
 COLORS = ("red", "green", "blue", "gray")
 _BLOCK = 50_000
 _PICTURES = 4_096
-"""Made pictures that differ; the browser cannot tell, since each row has an address of its own."""
+"""Number of distinct pictures; rows share them, but each row has its own address, so the browser loads each."""
 
 _SCROLL = """async ({ seconds, leap }) => {
   const grid = document.getElementById("grid"), times = [];
@@ -58,13 +58,13 @@ _SCROLL = """async ({ seconds, leap }) => {
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure.
+    """Command-line options.
 
     Attributes:
-        rows: pictures of the index.
-        seconds: of each way of scrolling.
-        work: folder for the index, made once.
-        browser: also scroll in a browser; without it only the server is measured.
+        rows: number of pictures in the index.
+        seconds: duration of each kind of scrolling.
+        work: folder for the index, which is built once.
+        browser: also measure a browser, not only the server.
         out: JSON file for the figures.
     """
 
@@ -76,8 +76,8 @@ class Options:
 
 
 @cache
-def made(number: int) -> bytes:
-    """A small picture, another one for each number."""
+def picture(number: int) -> bytes:
+    """Create a small picture, different for each number."""
     generator = np.random.default_rng(number)
     pixels = generator.integers(0, 90, (4, 4, 3), dtype=np.uint8)
     pixels[..., number % 3] += 120
@@ -87,7 +87,7 @@ def made(number: int) -> bytes:
 
 
 def build(options: Options) -> Path:
-    """The index and its model; what is there already is used."""
+    """Build the index and its model, unless they exist; return the index's folder."""
     folder, model = options.work / f"index-{options.rows}", options.work / "model"
     if not model.exists():
         build_model("glyph-strong", texts=[f"a {color} picture number {i}" for color in COLORS for i in range(9)]).save(
@@ -110,7 +110,7 @@ def build(options: Options) -> Path:
     def unit(rows: np.ndarray) -> np.ndarray:
         return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
-    with progress("made pictures", options.rows, "pictures") as counter:
+    with progress("generated pictures", options.rows, "pictures") as counter:
         for start in range(0, options.rows, _BLOCK):
             numbers = range(start, min(start + _BLOCK, options.rows))
             images = unit(generator.normal(size=(len(numbers), encoder.width)))
@@ -122,7 +122,7 @@ def build(options: Options) -> Path:
                     captions=[(f"a {COLORS[number % 3]} picture number {number}",) for number in numbers],
                     caption_vectors=list(texts[:, None]),
                     files=[(File("made", f"made/{number}"),) for number in numbers],
-                    images=[made(number % _PICTURES) for number in numbers],
+                    images=[picture(number % _PICTURES) for number in numbers],
                 )
             )
             counter.advance(len(numbers))
@@ -131,8 +131,8 @@ def build(options: Options) -> Path:
 
 
 def serve(folder: Path) -> tuple[subprocess.Popen[str], str, float]:
-    """The command's process, its address, and the seconds until it printed that."""
-    began = time.perf_counter()
+    """Start the command; return its process, its address, and the seconds until it printed the address."""
+    start = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", "recollect", "serve", str(folder), "--port", "0", "--no-open"],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -140,12 +140,12 @@ def serve(folder: Path) -> tuple[subprocess.Popen[str], str, float]:
     assert process.stdout is not None
     for line in process.stdout:
         if found := re.search(r"page: (http://\S+)", line):
-            return process, found[1].rstrip("/"), round(time.perf_counter() - began, 2)
+            return process, found[1].rstrip("/"), round(time.perf_counter() - start, 2)
     raise SystemExit("the page did not start")
 
 
 def search(address: str, words: str) -> dict[str, Any]:
-    """A search by the API."""
+    """Search through the API."""
     request = urllib.request.Request(
         f"{address}/api/list",
         json.dumps({"terms": [{"words": words}]}).encode(),
@@ -156,20 +156,20 @@ def search(address: str, words: str) -> dict[str, Any]:
 
 
 def private_megabytes(process: int) -> float:
-    """Memory of a process that it shares with no other."""
+    """Return the private memory of a process."""
     text = Path(f"/proc/{process}/smaps_rollup").read_text()
     return sum(int(each) for each in re.findall(r"Private_\w+:\s+(\d+) kB", text)) / 1024
 
 
 def processor_seconds(process: int) -> float:
-    """What a process has used of the processor until now."""
+    """Return the CPU time used by a process."""
     words = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def renderers(parent: int) -> list[int]:
-    """Processes below another one that draw pages."""
-    found, wanted = [], {parent}
+    """Return the browser's renderer processes among the descendants of ``parent``."""
+    found, family = [], {parent}
     for place in sorted(Path("/proc").iterdir(), key=lambda path: path.name.zfill(9)):
         if not place.name.isdigit():
             continue
@@ -178,15 +178,15 @@ def renderers(parent: int) -> list[int]:
             line = place.joinpath("cmdline").read_bytes()
         except OSError:
             continue
-        if above in wanted:
-            wanted.add(int(place.name))
+        if above in family:
+            family.add(int(place.name))
             if b"--type=renderer" in line:
                 found.append(int(place.name))
     return found
 
 
 def frames(times: list[float]) -> dict[str, float]:
-    """Of the intervals between frames, in milliseconds."""
+    """Summarize the intervals between frames, in milliseconds."""
     return {
         "frames": len(times),
         "a_second": round(1000 * len(times) / sum(times), 1),
@@ -197,7 +197,7 @@ def frames(times: list[float]) -> dict[str, float]:
 
 
 def in_browser(address: str, seconds: float) -> dict[str, Any]:
-    """Frames and memory of the page."""
+    """Measure frames and memory of the page."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as starter:
@@ -206,10 +206,10 @@ def in_browser(address: str, seconds: float) -> dict[str, Any]:
         empty.goto("about:blank")
         before = {each: private_megabytes(each) for each in renderers(os.getpid())}
         tab = browser.new_page(viewport={"width": 1200, "height": 760})
-        began = time.perf_counter()
+        start = time.perf_counter()
         tab.goto(address)
         tab.wait_for_selector(".tile .caption:not(:empty)", timeout=120_000)
-        shown = time.perf_counter() - began
+        shown = time.perf_counter() - start
         wheel = tab.evaluate(_SCROLL, {"seconds": seconds, "leap": False})
         leaps = tab.evaluate(_SCROLL, {"seconds": seconds, "leap": True})
         tab.wait_for_timeout(2000)
@@ -235,20 +235,20 @@ def main() -> None:
     folder = build(options)
     process, address, opened = serve(folder)
     try:
-        began = time.perf_counter()
+        start = time.perf_counter()
         search(address, "a red picture")
-        first = time.perf_counter() - began
-        worked = processor_seconds(process.pid)
+        first = time.perf_counter() - start
+        cpu_time = processor_seconds(process.pid)
         answers = [search(address, f"a blue picture {number}")["milliseconds"] for number in range(5)]
         found = {
             "rows": options.rows,
             "opened_s": opened,
             "first_answer_s": round(opened + first, 2),
-            "first_answer_processor_s": round(worked, 2),
+            "first_answer_processor_s": round(cpu_time, 2),
             "later_search_ms": statistics.median(answers),
             "server_mb": round(private_megabytes(process.pid)),
             "processors": os.cpu_count(),
-            "load": round(os.getloadavg()[0], 1),  # above the number of processors, other work slowed all of this down
+            "load": round(os.getloadavg()[0], 1),  # values above "processors" mean that other load slowed this run
             **(in_browser(address, options.seconds) if options.browser else {}),
         }
     finally:

@@ -1,4 +1,4 @@
-"""How a result file says what made it."""
+"""Provenance of result files: command, machine and versions."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ import torch
 
 
 def this_command() -> str:
-    """The command that runs now, for another machine: a path outside the project is its last part."""
+    """Return the running command; paths outside the project are reduced to their last part."""
     return shlex.join(["python", str(Path(sys.argv[0])), *map(_elsewhere, sys.argv[1:])])
 
 
@@ -22,7 +22,7 @@ def _elsewhere(word: str) -> str:
 
 
 def where(*packages: str) -> dict[str, Any]:
-    """Machine and versions: torch's and NumPy's, and those of ``packages``."""
+    """Return the machine and the versions of torch, NumPy and ``packages``."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     processor = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
     versions = {name: metadata.version(name) for name in ("torch", "numpy", *packages)}

@@ -1,4 +1,4 @@
-"""Streaming ranks and streaming search of many queries over a large pool: time and memory, in one run.
+"""Time and memory of streaming ranks and streaming search with many queries over a large pool.
 
 python benchmarks/retrieval.py --out results/bench/retrieval.json
 """
@@ -23,13 +23,13 @@ from recording import this_command, where
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure.
+    """Command-line options.
 
     Attributes:
-        queries, pool, width: of the task.
-        whole: queries of which the whole matrix is also made, for comparison and to check the ranks.
-        threads: of torch.
-        out: a JSON file for the figures.
+        queries, pool, width: sizes of the task.
+        whole: number of queries whose full score matrix is computed too, to check the ranks.
+        threads: number of torch threads.
+        out: JSON file for the figures.
     """
 
     queries: int = 10_000
@@ -46,11 +46,10 @@ def unit(generator: np.random.Generator, rows: int, width: int) -> np.ndarray:
 
 
 def timed(call: Any) -> tuple[Any, dict[str, float]]:
-    """What a call gave, and its processor's time."""
+    """Return the result of a call and its CPU time."""
     start = time.process_time()
     value = call()
-    spent = time.process_time() - start
-    return value, {"seconds": spent}
+    return value, {"seconds": time.process_time() - start}
 
 
 def main(options: Options) -> None:
@@ -69,22 +68,22 @@ def main(options: Options) -> None:
     with TensorMemory() as memory:
         found, figures["search, k = 16"] = timed(lambda: exact_neighbors(texts, images, 16))
     figures["search, k = 16"]["MiB held"] = memory.peak / 2**20
-    some = texts[: options.whole] @ images.T
-    own = some[np.arange(options.whole), true[: options.whole]]
-    wanted = (some >= own[:, None] - 1e-6).sum(axis=1)
-    wrong = int((ranks.texts[: options.whole] != wanted).sum())
-    first = int((found.rows[: options.whole, 0] != some.argmax(axis=1)).sum())
+    scores = texts[: options.whole] @ images.T
+    own = scores[np.arange(options.whole), true[: options.whole]]
+    expected = (scores >= own[:, None] - 1e-6).sum(axis=1)
+    wrong = int((ranks.texts[: options.whole] != expected).sum())
+    first = int((found.rows[: options.whole, 0] != scores.argmax(axis=1)).sum())
     matrix = 4 * options.queries * options.pool / 2**20
     console = Console(width=120)
-    table = Table("", "processor seconds", "queries a second", "MiB held by tensors")
+    table = Table("", "CPU seconds", "queries per second", "MiB held by tensors")
     for name, each in figures.items():
         rate = options.queries / each["seconds"]
         table.add_row(name, f"{each['seconds']:.1f}", f"{rate:,.0f}", f"{each['MiB held']:.1f}")
     console.print(table)
     console.print(
-        f"{options.queries:,} queries, {options.pool:,} images, width {options.width}: the matrix would hold "
-        f"{matrix:,.0f} MiB. Of {options.whole} queries whose row of it was made, "
-        f"{wrong} have another rank and {first} another first image."
+        f"{options.queries:,} queries, {options.pool:,} images, width {options.width}: the full matrix would take "
+        f"{matrix:,.0f} MiB. Of {options.whole} queries checked against it, {wrong} have a different rank and {first} "
+        "a different first image."
     )
     if options.out is not None:
         settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}

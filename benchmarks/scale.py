@@ -1,9 +1,8 @@
-"""What a large run takes, and a large memory: FLOP, bytes and network of a step or a query, and where they break.
+"""Cost of large runs and large indexes: FLOP, bytes and network traffic of a step or a query, and their limits.
 
 Operations and bytes are counted while a few images and texts pass through the real model and objective, and scaled by
-what they depend on (rows, rows x batch). The machine's figures are arguments. Two things are timed: how long a Parquet
-file takes to open, here; and, by earlier benchmarks whose files are read, an index's
-searches and how many pictures a core prepares.
+the number of rows or rows x batch. The machine's figures are arguments. The time to open a Parquet file is measured
+here; the speed of index searches and of preparing pictures is read from the files of earlier benchmarks.
 
 python benchmarks/scale.py --preset vit-b-16 --pairs 15e9 --batch 32768 --devices 64 --out results/bench/scale.json
 recollect-papers results docs/scale.md
@@ -32,13 +31,13 @@ from recollect.objectives.shards import Shard
 from recollect.training.precision import autocast
 from recollect_papers.study import StudyTable
 
-KEPT = Path(__file__).parents[1] / "results" / "bench"
-MEMORY, READING = KEPT / "memory-1m.json", KEPT / "data.json"
+RESULTS = Path(__file__).parents[1] / "results" / "bench"
+MEMORY, READING = RESULTS / "memory-1m.json", RESULTS / "data.json"
 
 
 @dataclass(frozen=True)
 class Options:
-    """The run, and the machines it is to run on."""
+    """The run, the machines and the index."""
 
     preset: str = "vit-b-16"
     pairs: float = 15e9
@@ -46,32 +45,32 @@ class Options:
     devices: int = 64
     base: str = "sigmoid"
     chunked: bool = False
-    """Embed in chunks: a second forward pass of the towers."""
+    """Embed in chunks, which adds a second forward pass of the towers."""
     flops: float = 0.4 * 989e12
-    """FLOP/s that a device sustains: 40 % of an H100's dense bf16 peak as its maker states it."""
+    """FLOP/s of a device: 40 % of an H100's dense bf16 peak according to NVIDIA."""
     loss_flops: float = 0.4 * 67e12
-    """The same of the objective, which computes in float32."""
+    """FLOP/s of a device for the objective, which computes in float32."""
     network: float = 50e9
     """Bytes/s between devices: 400 Gbit/s each."""
     device_memory: float = 80e9
-    """Bytes of a device."""
+    """Memory of a device in bytes."""
     pictures: float | None = None
-    """A second that one core prepares; of 500 x 375 pixels as benchmarks/data.py measured it by default."""
+    """Pictures per second prepared by one core (default: measured by benchmarks/data.py at 500 x 375 pixels)."""
     picture_bytes: float = 50e3
-    """Of such a picture as a JPEG, and its text."""
+    """Bytes of such a picture as a JPEG, with its text."""
     shard: int = 10_000
-    """Pairs of a Parquet file."""
+    """Pairs per Parquet file."""
     request: float = 0.05
-    """Seconds until a store behind an address answers."""
+    """Seconds until a remote store answers a request."""
     rows: float = 1e9
-    """Of a memory."""
+    """Rows of the index."""
     row_width: int = 512
-    """Entries of each of its two vectors."""
+    """Width of a row's two vectors."""
     out: Path | None = None
 
 
 class Part(Shard):
-    """One of many processes, alone: counts its work without the others; their rows are copies of its own."""
+    """One of many processes, to count its work without running the others; their rows are copies of its own."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -81,8 +80,8 @@ class Part(Shard):
 
 
 def counted(work: Callable[[], object]) -> int:
-    """Floating-point operations of a call."""
-    # The block-wise forms add products in place, which torch's table does not list; nor does it list a CPU's attention.
+    """Count the floating-point operations of a call."""
+    # FlopCounterMode knows neither the in-place products of the blockwise forms nor attention on a CPU.
     in_place = {torch.ops.aten.addmm_: lambda _, a, b, **__: 2 * a[0] * a[1] * b[1]}
     with FlopCounterMode(display=False, custom_mapping=in_place) as counter, sdpa_kernel(SDPBackend.MATH):
         work()
@@ -90,7 +89,7 @@ def counted(work: Callable[[], object]) -> int:
 
 
 def objective_flops(base: str, context: bool, width: int, devices: int) -> float:
-    """Operations of one device for each of its rows, each column and each entry of an embedding."""
+    """Return the operations of one device per row, column and embedding entry."""
     rows = 64
     make = ContextObjective if context else ContrastiveObjective
     objective = make(base, form="blockwise")  # type: ignore[arg-type]
@@ -100,14 +99,14 @@ def objective_flops(base: str, context: bool, width: int, devices: int) -> float
 
 
 def kept_bytes(model: DualEncoder) -> int:
-    """Bytes of activations that one more pair keeps for the backward pass, towers in bfloat16."""
+    """Return the bytes of activations that one pair stores for the backward pass, with towers in bfloat16."""
     size = model.transform.size
 
     def of(pairs: int) -> int:
-        found: dict[int, torch.UntypedStorage] = {}  # kept here, so that no address is used twice
+        storages: dict[int, torch.UntypedStorage] = {}  # holds references, so no address is reused
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:
-            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
             return tensor
 
         tokens = model.tokenize(["a photo of a cat left of a large red house"] * pairs)
@@ -115,15 +114,15 @@ def kept_bytes(model: DualEncoder) -> int:
             torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
             autocast(torch.device("cpu"), "bfloat16"),
         ):
-            kept = model.encode_images(torch.randn(pairs, 3, size, size)), model.encode_texts(tokens)
-        del kept
-        return sum(storage.nbytes() for storage in found.values())
+            embeddings = model.encode_images(torch.randn(pairs, 3, size, size)), model.encode_texts(tokens)
+        del embeddings
+        return sum(storage.nbytes() for storage in storages.values())
 
     return of(3) - of(2)
 
 
 def opening(shards: int) -> float:
-    """Seconds that a process takes to open a Parquet file as a stream, before the first step."""
+    """Return the CPU seconds to open a Parquet file as a stream, before the first step."""
     with tempfile.TemporaryDirectory() as folder:
         table = pa.table({"image": [{"bytes": b"-", "path": None}] * 100, "caption": ["a"] * 100})
         files = [f"{folder}/{number}.parquet" for number in range(shards)]
@@ -139,7 +138,7 @@ Figures = dict[str, float]
 
 
 def training(options: Options) -> Figures:
-    """Every figure of a run, by name."""
+    """Return all figures of a run, by name."""
     model = build_model(options.preset, texts=[f"{number} photos of a cat" for number in range(200)])
     pixels = torch.randn(1, 3, model.transform.size, model.transform.size)
     tokens = model.tokenize(["a photo of a cat left of a large red house"])
@@ -162,12 +161,12 @@ def training(options: Options) -> Figures:
 
 
 def run_figures(options: Options, found: Figures) -> Figures:
-    """What follows from what was counted and measured."""
+    """Derive further figures from the counted and measured ones."""
     parameters, width, kept = (
         found[name] for name in ("parameters", "width of the embeddings", "activations, bytes a pair")
     )
     rows, steps = options.batch / options.devices, options.pairs / options.batch
-    towers = found["forward FLOP a pair"] * (4 if options.chunked else 3) * rows  # backward is two forward passes
+    towers = found["forward FLOP a pair"] * (4 if options.chunked else 3) * rows  # backward costs two forward passes
     files = options.pairs / options.shard
     figures: Figures = {
         "pairs a device and step": rows,
@@ -186,9 +185,9 @@ def run_figures(options: Options, found: Figures) -> Figures:
         ),
         "minutes to open them behind an address": files * options.request / AT_ONCE / 60,
     }
-    for name, sets in (("plain", 1), ("context", 3)):  # texts, and with context keys and values
+    for name, sets in (("plain", 1), ("context", 3)):  # gathered sets: texts, and with context also keys and values
         flops = found[f"{name}: operations of the objective by batch x rows x width"] * rows * options.batch * width
-        moved = sets * 2 * 4 * options.batch * width  # float32: gathered on the way there, added up on the way back
+        moved = sets * 2 * 4 * options.batch * width  # float32, gathered forward, summed backward
         seconds = towers / options.flops + flops / options.loss_flops
         network = (moved + 8 * parameters) / options.network
         pace = options.batch / (seconds + network)
@@ -213,23 +212,23 @@ def run_figures(options: Options, found: Figures) -> Figures:
 
 
 def index_flops(rows: float, width: int) -> float:
-    """Operations to build an index (an inverted file, as `recollect.index.stores.ivf` makes).
+    """Return the operations to build an inverted file (`recollect.index.stores.ivf`).
 
-    It has twice the root of the rows as cells, eight rounds of k-means on fifty rows for each, and every row's cell.
+    With ``2 sqrt(rows)`` cells: eight rounds of k-means on 50 rows per cell, and the assignment of every row.
     """
     cells = 2 * rows**0.5
     return 2 * (8 * 50 * cells + rows) * cells * width
 
 
 def memory(options: Options, measured: Mapping[str, Any]) -> Figures:
-    """Every figure of a memory, by name, from one that was measured."""
+    """Return all figures of an index, by name, scaled from a measured one."""
     found, settings = measured["figures"]["index"], measured["settings"]
     rows, width = options.rows, options.row_width
     larger = (rows / settings["rows"]) * (width / settings["width"])
     vectors = 2 * 2 * rows * width  # of images and texts, two bytes an entry
     cells = 2 * rows**0.5
     before = 2 * 2 * settings["rows"] * settings["width"]
-    # By the same formula as for those that were measured, whose seconds say how fast the products were here.
+    # Speed of the products on this machine, from the measured build time and the same formula.
     pace = index_flops(settings["rows"], settings["width"]) / found["index built and measured, processor (s)"]
     built, read = index_flops(rows, width), found["cells read"] * rows / cells
     return {
@@ -256,12 +255,12 @@ def memory(options: Options, measured: Mapping[str, Any]) -> Figures:
 
 
 def derive(options: Options) -> tuple[Figures, Figures]:
-    """The figures of a run and of a memory."""
+    """Return the figures of a run and of an index."""
     return training(options), memory(options, read_json(MEMORY))
 
 
 def tables(options: Options, run: Figures, held: Figures) -> list[StudyTable]:
-    """What `recollect-papers results` puts on a page."""
+    """Return the figures as tables for `recollect-papers results`."""
     setting = f"{options.preset}, {options.pairs:.3g} pairs, batch {options.batch:,}, {options.devices} devices"
 
     def listed(title: str, figures: Figures) -> StudyTable:
@@ -271,15 +270,15 @@ def tables(options: Options, run: Figures, held: Figures) -> list[StudyTable]:
 
 
 def shown(value: float) -> str:
-    """Three digits, with thousands in words of the trade."""
-    for size, word in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+    """Format a value with three digits and an SI prefix."""
+    for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
         if value >= size:
-            return f"{value / size:.3g} {word}"
+            return f"{value / size:.3g} {prefix}"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def main(options: Options) -> None:
-    """Count, print and, where asked, write JSON."""
+    """Count and print the figures, and write them if ``--out`` is given."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     run, held = derive(options)

@@ -1,9 +1,9 @@
-"""Pictures of the page for the guides, at desktop and phone width: each view as a PNG.
+"""Screenshots of the page for the guides, at desktop and phone width: one PNG per view.
 
     recollect demo
     python benchmarks/screenshots.py demo/index --out docs/images
 
-Labels go to a file of their own, so the index stays as it was.
+Labels are written to a temporary file, so the index stays unchanged.
 """
 
 import os
@@ -28,14 +28,14 @@ SIZES = {"": (1200, 760), "-phone": (390, 780)}
 
 @dataclass(frozen=True)
 class Options:
-    """What to show.
+    """Command-line options.
 
     Attributes:
-        index: that is served.
-        words: to search by.
-        yes: labels by clicks: the pictures of these folders.
-        clicks: to make for each.
-        out: folder of the pictures.
+        index: index to serve.
+        words: search text.
+        yes: folders whose pictures are labeled by clicks.
+        clicks: number of clicks per folder.
+        out: folder for the screenshots.
     """
 
     index: Annotated[Path, Arg(place="INDEX")]
@@ -47,7 +47,7 @@ class Options:
 
 @contextmanager
 def served(index: Path) -> Iterator[str]:
-    """The page's address."""
+    """Serve the index while the block runs; yield the page's address."""
     with tempfile.TemporaryDirectory() as folder:
         options = ["--port", "0", "--no-open", "--labels", f"{folder}/labels.sqlite"]
         process = subprocess.Popen(
@@ -67,7 +67,7 @@ def served(index: Path) -> Iterator[str]:
 
 
 class Camera:
-    """A tab of one size."""
+    """A browser tab of one size."""
 
     def __init__(self, browser: Any, address: str, size: str, out: Path) -> None:
         width, height = SIZES[size]
@@ -77,7 +77,7 @@ class Camera:
         self.tab.wait_for_selector(".tile .caption:not(:empty)")
 
     def shot(self, name: str) -> None:
-        """Keep what is seen once every picture in sight is there."""
+        """Save a screenshot once all visible pictures have loaded."""
         images = "[...document.querySelectorAll('.tile:not([hidden]) img:not([hidden])')]"
         self.until(f"{images}.every(i => i.complete && i.naturalWidth)")
         self.tab.evaluate(f"Promise.all({images}.map(i => i.decode().catch(() => 0))).then(() => 0)")
@@ -88,7 +88,7 @@ class Camera:
         print(file, f"{file.stat().st_size / 1024:.0f} kB")
 
     def until(self, script: str) -> None:
-        """Wait for the page."""
+        """Wait until a script returns true."""
         for _ in range(1200):
             if self.tab.evaluate(script):
                 return
@@ -102,7 +102,7 @@ class Camera:
         self.until("document.querySelector('#status').textContent.includes('best first')")
 
     def teach(self, name: str, clicks: int) -> None:
-        """Click as a person would who looks for the pictures of one folder."""
+        """Label pictures like a person who looks for those of one folder."""
         if not self.tab.is_visible("#panel"):
             self.tab.click("#toggle-classes")
         self.tab.fill("#class-name", name)
@@ -111,7 +111,7 @@ class Camera:
         self.until(f"document.querySelector('#classes .chosen .word')?.textContent === {name!r}")
         self.tab.wait_for_timeout(1000)
         self.tab.click("[data-show=next]")
-        self.said("suggested to mark")
+        self.wait_for_status("suggested to mark")
         self.tab.focus("#grid")
         for number in range(1, clicks + 1):
             self.until("document.querySelector('.tile.focus:not([hidden]) .caption')?.textContent > ''")
@@ -121,15 +121,15 @@ class Camera:
             self.until(f"{counts}.reduce((a, b) => +a + +b, 0) == {number}")
             self.tab.wait_for_timeout(100)
         self.tab.click("[data-show=likely]")
-        self.said("best matches first")
+        self.wait_for_status("best matches first")
 
-    def said(self, text: str) -> None:
-        """Wait for the line above the pictures."""
+    def wait_for_status(self, text: str) -> None:
+        """Wait for a text in the status line above the pictures."""
         self.until(f"document.querySelector('#status').textContent.includes({text!r})")
 
 
 def main() -> None:
-    """Take them all."""
+    """Take all screenshots."""
     from playwright.sync_api import sync_playwright
 
     options = script_options(Options)
@@ -149,13 +149,13 @@ def main() -> None:
         phone.tab.wait_for_selector(".tile .caption:not(:empty)")
         phone.tab.click("#toggle-classes")
         phone.tab.click(f"#classes .name:has-text('{options.yes[-1]}')")
-        phone.said("best matches first")
+        phone.wait_for_status("best matches first")
         phone.shot("class")
         desk.tab.click("#show-sorted")
         desk.until("!document.querySelector('#sorted').hidden")
         desk.shot("sorted")
         desk.tab.click("#show-map")
-        desk.said("Map of")
+        desk.wait_for_status("Map of")
         desk.tab.wait_for_timeout(2000)
         desk.shot("map")
         desk.tab.click("#show-duplicates")

@@ -1,11 +1,11 @@
-"""What the starter can do on sets that no choice was made on: results/starter/foreign.json.
+"""Accuracy of the starter on datasets that played no part in its development.
 
 python benchmarks/starter.py --data FOLDER --out results/starter/foreign.json
 
 FOLDER holds Parquet files with the columns image, split and captions (flickr8k) or label and class_name (the others).
-Retrieval searches 1,000 pictures by their first caption. Zero-shot reads one prompt, "a photo of a NAME."; *names* asks
-which of the 1,000 names of the tower's classes a picture of imagenette shows. Few-shot is the mean of prototypes and
-softmax voting at 16 examples a class, one draw.
+Retrieval searches 1,000 pictures by their first caption. Zero-shot uses one prompt, "a photo of a NAME."; for
+imagenette, pictures are also classified among all 1,000 class names of the tower. Few-shot is the mean of prototypes
+and softmax voting with 16 examples per class, in one draw.
 """
 
 import argparse
@@ -29,60 +29,60 @@ from recollect.models.starter import class_names
 from recollect.training.locked import lock_source
 
 CLASSIFICATION = ("imagenette", "flowers12", "butterfly10", "caltech101")
-MOST_TESTED = {"caltech101": 3}
-"""Of each class, so that a run takes minutes; these sets are not taught by examples."""
+MAX_TESTED = {"caltech101": 3}
+"""Maximum test pictures per class, to limit the run to minutes; no few-shot accuracy is measured on these sets."""
 SHOTS, PICTURES = 16, 1000
 
 
-def part(encoder: TransformersEncoder, place: Path, split: str, most: int | None) -> tuple[Tensor, Subset]:
-    """Features of at most ``most`` pictures of each class of a split, or of all of it, drawn by seed 0."""
+def part(encoder: TransformersEncoder, place: Path, split: str, limit: int | None) -> tuple[Tensor, Subset]:
+    """Return a split's features and samples, at most ``limit`` per class (or in total without classes)."""
     source = open_source(str(place), split=split)
     random = np.random.default_rng(0)
     labels = source.labels if source.class_names else np.zeros(len(source), dtype=np.int64)
-    rows = [random.permutation(np.flatnonzero(labels == label))[:most] for label in np.unique(labels)]
+    rows = [random.permutation(np.flatnonzero(labels == label))[:limit] for label in np.unique(labels)]
     chosen = Subset(source, np.sort(np.concatenate(rows)))
     return lock_source(encoder, chosen).features[:, 0], chosen
 
 
 def embedded(encoder: TransformersEncoder, features: Tensor) -> Tensor:
-    """Unit-norm image embeddings of features."""
+    """Return unit-norm image embeddings of features."""
     with torch.no_grad():
         return torch.nn.functional.normalize(encoder.project_images(features), dim=1)
 
 
 def share(hits: Tensor) -> float:
-    """In per cent."""
+    """Return the share of hits in percent."""
     return round(100 * float(hits.float().mean()), 1)
 
 
 def recall(queries: Tensor, gallery: Tensor, k: int) -> float:
-    """How often row i of the gallery is among the first k for query i."""
+    """Return the share of queries, in percent, whose own gallery row is among the first k."""
     found = (queries @ gallery.T).topk(k, dim=1).indices
     return share((found == torch.arange(len(queries))[:, None]).any(1))
 
 
 def prompts(names: Sequence[str]) -> list[str]:
-    """One for each name."""
+    """Return one prompt for each name."""
     return [f"a photo of a {readable(name)}." for name in names]
 
 
 def main() -> None:
-    """Measure and write."""
+    """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("results/starter/foreign.json"))
     parser.add_argument("--model", default="starter")
-    parser.add_argument("--features", action="store_true", help="only compute and keep the features of all pictures")
+    parser.add_argument("--features", action="store_true", help="only compute and cache the features of all pictures")
     given = parser.parse_args()
     encoder = load_model(given.model, "cpu")
     assert isinstance(encoder, TransformersEncoder)
     measured = {}
     for name in CLASSIFICATION:
         place = given.data / f"{name}.parquet"
-        tested, test = part(encoder, place, "test", MOST_TESTED.get(name))
-        taught = None if name in MOST_TESTED else part(encoder, place, "train", SHOTS)
+        features, test = part(encoder, place, "test", MAX_TESTED.get(name))
+        examples = None if name in MAX_TESTED else part(encoder, place, "train", SHOTS)
         if not given.features:
-            measured[name] = classify(encoder, tested, test, taught)
+            measured[name] = classify(encoder, features, test, examples)
     features, photos = part(encoder, given.data / "flickr8k.parquet", "test", PICTURES)
     if given.features:
         return
@@ -95,19 +95,19 @@ def main() -> None:
 
 
 def classify(
-    encoder: TransformersEncoder, features: Tensor, test: Subset, taught: tuple[Tensor, Subset] | None
+    encoder: TransformersEncoder, features: Tensor, test: Subset, examples: tuple[Tensor, Subset] | None
 ) -> dict[str, float]:
-    """Zero-shot and few-shot accuracy, and for imagenette how often its name is among the first of 1,000."""
+    """Return zero-shot and few-shot accuracy, and for imagenette the accuracy among 1,000 class names."""
     images, labels = embedded(encoder, features), torch.from_numpy(test.labels)
     zero_shot = (images @ encoder.embed_texts(prompts(test.class_names)).T).argmax(1)
     found = {"zero-shot": share(zero_shot == labels), "pictures": len(test), "classes": len(test.class_names)}
-    if taught is not None:
-        support, known = embedded(encoder, taught[0]).numpy(), taught[1].labels
-        methods = (PrototypeClassifier().fit(support, known), SoftmaxVoting().fit(support, known))
+    if examples is not None:
+        support, support_labels = embedded(encoder, examples[0]).numpy(), examples[1].labels
+        methods = (PrototypeClassifier().fit(support, support_labels), SoftmaxVoting().fit(support, support_labels))
         right = [float((fitted.predict(images.numpy()) == test.labels).mean()) for fitted in methods]
         found[f"{SHOTS} shots"] = round(100 * float(np.mean(right)), 1)
-    spelled = {name.lower(): label for label, own in reversed(list(enumerate(class_names()))) for name in own}
-    numbers = [spelled.get(readable(name).lower()) for name in test.class_names]
+    by_name = {name.lower(): label for label, own in reversed(list(enumerate(class_names()))) for name in own}
+    numbers = [by_name.get(readable(name).lower()) for name in test.class_names]
     if None not in numbers:
         every = encoder.embed_texts(prompts([own[0] for own in class_names()]))
         own = torch.tensor(numbers)[labels][:, None]

@@ -1,8 +1,8 @@
-"""When the page says that you can stop marking, and how much of a label is found then.
+"""Number of clicks until the page suggests to stop marking, and the share of the class found by then.
 
 python benchmarks/stopping.py --data FOLDER --out results/page/stopping.json
 
-A user who is always right looks for each class among the pictures of all sets of FOLDER together, from its name, in
+A user who is always right looks for each class among the pictures of all sets of FOLDER, starting from its name, in
 rounds of ten clicks. `recollect.classifiers.clicks.cutoff.stop_rule` was chosen on the first three sets.
 """
 
@@ -20,12 +20,12 @@ from recollect.core.seeding import numpy_generator
 from recording import this_command, where
 
 CHOOSING, TESTING = ("imagenette", "dtd10", "eurosat"), ("butterfly10", "flowers12", "resisc12")
-PICTURES, LEAST, CLICKS, ROUND = 800, 25, 200, 10
+PICTURES, MIN_CLASS, CLICKS, ROUND = 800, 25, 200, 10
 COLUMNS = ("sets", "classes", "stops", "clicks", "found then, %", "least found, %", "classes with 95 % found")
 
 
 def found_at_stop(pool: np.ndarray, truth: np.ndarray, text: np.ndarray) -> tuple[int, float] | None:
-    """Clicks until the page says to stop, and the share of the class above the cut then; None if it never does."""
+    """Return the clicks until the page suggests to stop, and the share of the class above the cut; None if never."""
     model, marks = ClickModel(pool, text), dict[int, int]()
     while len(marks) < CLICKS:
         rows = next_to_label(model, model.fit(marks), ROUND)
@@ -37,7 +37,7 @@ def found_at_stop(pool: np.ndarray, truth: np.ndarray, text: np.ndarray) -> tupl
 
 
 def main() -> None:
-    """Measure and write."""
+    """Measure, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("results/page/stopping.json"))
@@ -52,7 +52,7 @@ def main() -> None:
     pool, labels = np.concatenate(vectors), np.array(names)
     rows = []
     for title, sets in (("choosing", CHOOSING), ("testing", TESTING)):
-        classes = [each for each in np.unique(labels) if each.startswith(sets) and (labels == each).sum() >= LEAST]
+        classes = [each for each in np.unique(labels) if each.startswith(sets) and (labels == each).sum() >= MIN_CLASS]
         texts = model.embed_texts([f"a photo of a {each.split('/')[1]}" for each in classes]).numpy()
         runs = [found_at_stop(pool, labels == each, text) for each, text in zip(classes, texts, strict=True)]
         clicks, shares = np.array([run for run in runs if run is not None]).T
@@ -60,7 +60,7 @@ def main() -> None:
         rows.append(
             [f"{title}: {', '.join(sets)}", str(len(runs)), str(len(clicks)), *figures, f"{(shares >= 0.95).sum()}"]
         )
-    note = f"{len(pool):,} pictures in one pool, classes with {LEAST} or more of them, up to {CLICKS} clicks"
+    note = f"{len(pool):,} pictures in one pool, classes with {MIN_CLASS} or more of them, up to {CLICKS} clicks"
     table = {"title": "When the page says to stop", "columns": COLUMNS, "rows": rows, "notes": [note]}
     write_json(given.out, {"command": this_command(), **where(), "tables": [table]})
 

@@ -1,4 +1,4 @@
-"""A training step at once and in chunks: examples a second, memory, and the objective's share, in one run.
+"""A training step at once and in chunks: examples per second, memory, and the objective's share of the time.
 
 python benchmarks/training.py --out results/bench/training.json
 """
@@ -26,7 +26,7 @@ from recording import this_command, where
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """Command-line options."""
 
     preset: str = "tiny"
     batch: int = 512
@@ -38,7 +38,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Row:
-    """One way of making a step; memory beyond weights, optimizer and inputs, in MiB."""
+    """Results of one kind of step; memory beyond weights, optimizer and inputs, in MiB."""
 
     objective: str
     chunk: int | None
@@ -48,12 +48,13 @@ class Row:
 
 
 def best_seconds(works: Sequence[Callable[[], object]], device: torch.device, repeats: int) -> list[float]:
-    """The least time of each, after one round to warm up; in turns, so that what else the machine does hits all.
+    """Return the minimum time of each function, after one round to warm up.
 
-    On one thread of a CPU it is the processor's time, of which other processes take nothing.
+    The functions take turns, so other load affects all of them. On a single CPU thread this is CPU time, which does not
+    include other processes.
     """
-    alone = device.type == "cpu" and torch.get_num_threads() == 1
-    clock = time.process_time if alone else time.perf_counter
+    single = device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.process_time if single else time.perf_counter
     best = [math.inf] * len(works)
     for turn in range(repeats + 1):
         for place, work in enumerate(works):
@@ -67,7 +68,7 @@ def best_seconds(works: Sequence[Callable[[], object]], device: torch.device, re
 
 
 def peak_memory(work: Callable[[], object], device: torch.device) -> float:
-    """Most MiB that tensors hold at any time of ``work`` beyond what they held before."""
+    """Return the peak tensor memory of ``work`` in MiB, beyond the memory in use before."""
     if device.type == "cuda":
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -80,32 +81,32 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> float:
 
 
 def random_inputs(model: DualEncoder, batch: int) -> Inputs:
-    """Noise for pictures and texts of the tower's full length: what they show makes no step faster."""
+    """Create pictures of noise and texts of the tower's full length; the content does not affect the speed."""
     size = model.transform.size
     texts = [f"{number} photos of a cat left of a large red house and two trees" for number in range(batch)]
     return Inputs(torch.randn(batch, 3, size, size), model.tokenize(texts))
 
 
-def step_of(model: DualEncoder, objective: nn.Module, inputs: Inputs, how: StepOptions) -> Callable[[], None]:
-    """One step, its update of the weights included."""
+def step_of(model: DualEncoder, objective: nn.Module, inputs: Inputs, options: StepOptions) -> Callable[[], None]:
+    """Return a function that runs one step, including the update of the weights."""
     optimizer = build_optimizer(model, objective, Optimizer())
 
     def step() -> None:
         optimizer.zero_grad()
-        train_step(model, objective, inputs, how)
+        train_step(model, objective, inputs, options)
         optimizer.step()
 
     return step
 
 
 def alone(objective: nn.Module, batch: int, width: int, device: torch.device) -> Callable[[], None]:
-    """The objective without towers, forward and backward."""
+    """Return a function that runs the objective without towers, forward and backward."""
     rows = [torch.randn(batch, width, device=device) for _ in range(2)]
     return lambda: objective(*(row.clone().requires_grad_() for row in rows))[0].backward()
 
 
 def measure(options: Options) -> list[Row]:
-    """Every objective in every way."""
+    """Measure each objective at once and with each chunk size."""
     device = best_device()
     model = build_model(options.preset, texts=[f"{number} photos" for number in range(1000)]).to(device).train()
     inputs = random_inputs(model, options.batch)
@@ -124,7 +125,7 @@ def measure(options: Options) -> list[Row]:
 
 
 def main(options: Options) -> None:
-    """Measure, print and, where asked, write JSON."""
+    """Measure and print, and write the results if ``--out`` is given."""
     rows, console = measure(options), output()
     setting = f"{options.preset}, batch {options.batch}, {options.precision}, {best_device().type}"
     console.print(f"{setting}, {torch.get_num_threads()} threads, best of {options.repeats}")
