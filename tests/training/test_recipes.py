@@ -20,7 +20,7 @@ def test_a_recipe_is_complete_but_for_data_that_nobody_can_ship(name):
     assert recipe.model.start in PRESETS or recipe.model.start.split("/")[0] in ("google", "openai")
     if not recipe.data.specs:
         assert name.startswith(("siglip-vit", "lixp-vit", "post-train", "lit", "prefix-swin"))
-        with pytest.raises(UserError, match=r"no source of data was named\. Name one with --data SOURCE"):
+        with pytest.raises(UserError, match=r"no data source\. Add one with --data SOURCE"):
             recipe.check()
         recipe = replace(recipe, data=replace(recipe.data, sources=("some.parquet",)))
     recipe.check()

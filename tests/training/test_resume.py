@@ -275,7 +275,7 @@ def test_a_second_process_in_the_folder_of_a_run_is_refused(small, in_child, unb
         try:
             train(RECIPE, out, resume=True, device="cpu", assemble=small.parts)
         except UserError as error:
-            sys.exit(2 if "another process trains there" in str(error) else 1)
+            sys.exit(2 if "another process is training there" in str(error) else 1)
 
     def meet(step, *_):
         if step == 3:

@@ -1,4 +1,4 @@
-"""The context objective: a base loss on embeddings plus one on their contextualized versions (LIxP, Eq. 6)."""
+"""The context objective: a base loss on embeddings and on their contextualized versions (LIxP, Eq. 6)."""
 
 import math
 from typing import Any, NamedTuple

@@ -92,9 +92,7 @@ class Neighbors:
             parts |= {name: {side: tensors[f"{name}.{side}"] for side in ("image", "text")} for name in _PAIRED}
             return cls(**parts)
         except (OSError, SafetensorError, KeyError) as error:
-            raise UserError(
-                f"{path}: cannot be read ({error}). Remove it, and the neighbors are found again."
-            ) from error
+            raise UserError(f"{path}: cannot be read ({error}). Remove it to find the neighbors again.") from error
 
 
 _SINGLE = ("images", "texts", "captions", "pictures")

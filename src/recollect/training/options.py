@@ -277,7 +277,7 @@ class Recipe:
             "compile": self.compile,
             "shard-weights": self.shard_weights,
         }
-        yield not data.specs, "no source of data was named. Name one with --data SOURCE."
+        yield not data.specs, "no data source. Add one with --data SOURCE."
         for one, others, why in (
             ("model.lora", ("model.locked", "model.prefixes"), "LoRA changes no other weights"),
             ("shard-weights", ("model.locked", "model.lora", "compile"), "they cannot be combined"),

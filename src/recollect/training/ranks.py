@@ -59,16 +59,16 @@ def ranks(device: str | None = None) -> Iterator[ProcessRanks]:
     elif chosen.type == "mps":
         chosen = torch.device("cpu")  # MPS has no collectives
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
-    _PATIENT.append(dist.new_group(backend="gloo", timeout=timedelta(days=30)))
+    _LONG_TIMEOUT.append(dist.new_group(backend="gloo", timeout=timedelta(days=30)))
     try:
         yield ProcessRanks(dist.get_rank(), size, chosen)
     finally:
-        _PATIENT.clear()
+        _LONG_TIMEOUT.clear()
         dist.destroy_process_group()
 
 
-_PATIENT: list[dist.ProcessGroup] = []
-"""Process group with a long timeout, for waiting while one process works alone: an evaluation may take longer than the
+_LONG_TIMEOUT: list[dist.ProcessGroup] = []
+"""Process group with a long timeout, for waiting while one process works: an evaluation may take longer than the
 default ten minutes. If a process dies, its connections close and the others stop waiting."""
 
 
@@ -173,7 +173,7 @@ def first_decides(decide: Callable[[], Decision]) -> Decision:
             outcome[0] = decide()
         except Exception as error:
             failure, outcome[1] = error, _message(error)
-    dist.broadcast_object_list(outcome, group=_PATIENT[0] if _PATIENT else None)
+    dist.broadcast_object_list(outcome, group=_LONG_TIMEOUT[0] if _LONG_TIMEOUT else None)
     if failure is not None:
         raise failure
     if outcome[1] is not None:
@@ -193,9 +193,9 @@ def first_makes(make: Callable[[], Decision]) -> Decision:
     Raises:
         UserError: see `first_decides`.
     """
-    made: list[Decision] = []
-    first_decides(lambda: made.append(make()))
-    return made[0] if made else make()
+    results: list[Decision] = []
+    first_decides(lambda: results.append(make()))
+    return results[0] if results else make()
 
 
 def check_agreement(held: Mapping[str, str]) -> None:
@@ -210,7 +210,7 @@ def check_agreement(held: Mapping[str, str]) -> None:
     if not in_parallel():
         return
     gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, dict(held), group=_PATIENT[0] if _PATIENT else None)
+    dist.all_gather_object(gathered, dict(held), group=_LONG_TIMEOUT[0] if _LONG_TIMEOUT else None)
     for number, other in enumerate(gathered):
         for name, value in gathered[0].items():
             differ = f"{name}: process {number} and process 0 differ ({other.get(name)}; {value})"

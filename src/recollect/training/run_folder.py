@@ -43,7 +43,7 @@ def run_lock(out: Path) -> Iterator[None]:
     while not own:
         with path.open("ab") as file:
             busy = not hold(file, wait=False)
-            refuse((busy, f"{out}: another process trains there. Wait for it, or choose another --out."))
+            refuse((busy, f"{out}: another process is training there. Wait for it, or choose another --out."))
             # The previous holder may have removed the file between our open and our lock.
             own = path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino
             if own:

@@ -89,7 +89,7 @@ class StarterPairs:
 
 
 class ImagenetClassifier(NamedTuple):
-    """A linear classifier on features of the image tower, such as the one the tower was trained with."""
+    """A linear classifier on features of the image tower, such as the tower's original one."""
 
     weights: Float[Tensor, "classes features"]
     bias: Float[Tensor, " classes"]
