@@ -60,8 +60,8 @@ def test_an_encoder_gets_large_pictures_in_the_size_that_it_reads(way, change, p
     model.transform = replace(model.transform, **change)
     pictures = [Image.open(path) for path in sorted(photos.glob("?/*.png"), key=lambda path: path.name)]
     expected, pooled = model.embed_images(pictures).numpy(), model.pooled_images(pictures).numpy()
-    given, ready = [], model._ready
-    monkeypatch.setattr(model, "_ready", lambda image: given.append(image) or ready(image))
+    given, preprocess = [], model._preprocess
+    monkeypatch.setattr(model, "_preprocess", lambda image: given.append(image) or preprocess(image))
     found = WAYS[way](photos, model)
     assert {np.asarray(image).shape for image in given} == {(model.transform.size,) * 2 + (3,)}
     if way in {"evaluation", "pairs"}:

@@ -94,7 +94,7 @@ def test_an_embedding_does_not_depend_on_its_neighbors(checkpoint, family, pixel
     images, texts = encoder.embed_images(pixels), encoder.embed_texts(captions)
     for row, text in enumerate(captions):  # alone, a text is padded less
         torch.testing.assert_close(encoder.embed_texts([text])[0], texts[row], atol=2e-6, rtol=0)
-    monkeypatch.setattr("recollect.models.dual._MOST_ROWS", 2)
+    monkeypatch.setattr("recollect.models.dual._MAX_ROWS", 2)
     torch.testing.assert_close(encoder.embed_images(pixels), images, atol=2e-6, rtol=0)
     torch.testing.assert_close(encoder.embed_texts(captions), texts, atol=2e-6, rtol=0)
 

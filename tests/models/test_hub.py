@@ -95,7 +95,7 @@ def test_who_may_not_push_is_told_before_any_training(hub):
 
 
 def test_what_is_no_model_and_a_hub_that_refuses_are_one_line(hub, model, tmp_path):
-    with pytest.raises(UserError, match="no model there"):
+    with pytest.raises(UserError, match="not a model"):
         push_model(tmp_path, "me/model", api=client(hub))
     hub.shutdown()
     hub.server_close()

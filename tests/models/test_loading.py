@@ -18,7 +18,7 @@ from recollect.classifiers.texts import prompt_ensemble
 from recollect.core.checksums import note_whole_folder, read_checksums
 from recollect.core.errors import UserError
 from recollect.models import build_model, load_model
-from recollect.models.hub import asked_once
+from recollect.models.hub import hub_or_cache
 
 TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 
@@ -90,7 +90,7 @@ def test_a_slip_in_a_local_path_is_no_question_to_the_hub(tmp_path, monkeypatch)
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: pytest.fail("asked the hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     assert "Did you mean runs/model?" in refusal("runs/modle")
-    with pytest.raises(UserError, match="runs/mmm"), asked_once(f"runs/{'m' * 300}"):
+    with pytest.raises(UserError, match="runs/mmm"), hub_or_cache(f"runs/{'m' * 300}"):
         pass  # longer than a file's name may be
     assert "Did you mean runs/model?" in refusal("./runs/modle")
     with pytest.raises(UserError, match="Did you mean runs/model"):
@@ -104,7 +104,7 @@ def test_what_was_fetched_before_is_a_hub_id_beside_a_folder_of_its_owners_name(
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda _, name, **__: asked.append(name))
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda name, file: f"{name}/{file}")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    with asked_once("some-lab/some-model"):
+    with hub_or_cache("some-lab/some-model"):
         pass
     assert asked == ["some-lab/some-model"]
 
@@ -230,11 +230,11 @@ def test_a_damaged_small_model(captions, tmp_path):
     (folder / "recollect.json").write_text(json.dumps(record | {"vocabulary": other}))
     assert "recollect.json: differs from its checksum" in refusal(folder)
     (folder / "recollect.json").write_text(json.dumps(record | {"vocabulary": record["vocabulary"][:-1]}))
-    assert "do not fit together" in refusal(folder)
+    assert "do not match" in refusal(folder)
     (folder / "recollect.json").write_text(json.dumps({"format": 1, "architecture": "vectors"}))
     assert "a vectors model" in refusal(folder)
     (folder / "recollect.json").write_text(json.dumps({"format": 1, "architecture": "vectors", "preset": "vector-mlp"}))
-    assert "do not fit together" in refusal(folder)
+    assert "do not match" in refusal(folder)
     (folder / "model.safetensors").write_bytes(b"half")
     assert "model.safetensors is missing or damaged" in refusal(folder)
 

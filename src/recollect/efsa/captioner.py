@@ -17,7 +17,7 @@ from recollect.data.sources.images import as_rgb
 from recollect.efsa.caption_file import CaptionFile, key_of
 from recollect.efsa.options import CaptionerOptions
 from recollect.index import Index, Picture
-from recollect.models.hub import asked_once
+from recollect.models.hub import hub_or_cache
 from recollect.models.transformers.encoder import quiet
 
 # LLaVA 1.5's turn of a conversation, for checkpoints that carry no template of their own.
@@ -45,7 +45,7 @@ class TransformersCaptioner:
         self.name, self.options, chosen = name, options or CaptionerOptions(), chosen_device(device)
         opener: Any = AutoModelForImageTextToText
         part = "config.json"
-        with quiet(), asked_once(name):
+        with quiet(), hub_or_cache(name):
             try:
                 config = AutoConfig.from_pretrained(name, trust_remote_code=False)
                 if type(config) not in opener._model_mapping:

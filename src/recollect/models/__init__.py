@@ -1,7 +1,7 @@
-"""Dual encoders: any transformers checkpoint of the CLIP family, or one built from a preset.
+"""Dual encoders: any transformers checkpoint of the CLIP family, or a model built from a preset.
 
-Here `transformers.X` is written where X is used, and annotations are not evaluated: its architectures take seconds to
-import, and are imported when a checkpoint is opened or built, not when a command starts.
+Modules of this package write `transformers.X` at the point of use and never evaluate annotations: importing the
+architectures takes seconds, so it happens when a checkpoint is opened or built, not when a command starts.
 """
 
 import lazy_loader

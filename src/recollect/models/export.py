@@ -1,4 +1,4 @@
-"""Both towers as ONNX files, for runtimes without PyTorch."""
+"""ONNX export of both towers, for runtimes without PyTorch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ _TRIAL_TEXTS = ("a photo of a cat", "two dogs")
 
 
 class ImageTower(nn.Module):
-    """Pixels to unit embeddings, as `DualEncoder.embed_images` does it."""
+    """Module from pixels to unit embeddings, equal to `DualEncoder.embed_images`."""
 
     def __init__(self, model: DualEncoder) -> None:
         super().__init__()
@@ -37,10 +37,10 @@ class ImageTower(nn.Module):
 
 
 class TextTower(nn.Module):
-    """From one to three token tensors, in the order of the tokenizer's, to unit embeddings.
+    """Module from one to three token tensors, in the tokenizer's order, to unit embeddings.
 
     Args:
-        then: what becomes of the embeddings.
+        then: module applied to the embeddings.
     """
 
     def __init__(self, model: DualEncoder, then: nn.Module | None = None) -> None:
@@ -50,21 +50,21 @@ class TextTower(nn.Module):
 
     def forward(
         self, ids: Tensor, mask: Tensor | None = None, types: Tensor | None = None
-    ) -> Float[Tensor, "n width"]:  # a variadic signature is more than torch 2.9 can trace
+    ) -> Float[Tensor, "n width"]:  # torch 2.9 cannot trace a variadic signature
         tokens = zip(self.names, (each for each in (ids, mask, types) if each is not None), strict=True)
         return self.then(F.normalize(self.model.encode_texts(dict(tokens)), dim=-1))
 
 
 def check_exportable(model: object) -> TransformersEncoder:
-    """The model, where it can be written as ONNX here.
+    """Return the model if it can be exported to ONNX.
 
     Raises:
-        UserError: the extra ``onnx`` is not installed, the model is of another kind, or it reads pictures of any shape.
+        UserError: the extra ``onnx`` is not installed, or the model is a NaFlex model or not a transformers model.
     """
     kind = type(model).__name__
     if not isinstance(model, TransformersEncoder):
-        raise UserError(f"{kind}: only models of transformers can be exported.")
-    naflex = "NaFlex models cannot be exported. Name a checkpoint of one size: google/siglip2-base-patch16-256"
+        raise UserError(f"{kind}: only transformers models can be exported.")
+    naflex = "NaFlex models cannot be exported. Name a fixed-size checkpoint: google/siglip2-base-patch16-256"
     absent = find_spec("onnx") is None or find_spec("onnxscript") is None
     refuse(
         (model.transform.packs, f"{kind}: {naflex}"),
@@ -74,22 +74,22 @@ def check_exportable(model: object) -> TransformersEncoder:
 
 
 def export_onnx(model: DualEncoder, folder: str | Path) -> Path:
-    """Write both towers as ONNX, with what a program needs to feed them.
+    """Export both towers to ONNX, with the tokenizer and image processor.
 
-    ``image.onnx`` takes ``pixels`` (n, 3, size, size), float32, transformed as ``export.json`` says, and gives
-    ``embeddings`` (n, width) of norm 1. ``text.onnx`` takes the tokenizer's outputs by their names, int64, padded as
-    ``export.json`` says, and gives the same. The number of rows is free in both, that of tokens where the tower does
-    not want all texts of one length. The tokenizer and image processor are stored with them.
+    ``image.onnx`` maps float32 ``pixels`` (n, 3, size, size), transformed as specified in ``export.json``, to
+    ``embeddings`` (n, width) of norm 1. ``text.onnx`` maps the tokenizer's outputs (int64, by name, padded as specified
+    in ``export.json``) to ``embeddings``. The number of rows is dynamic, and so is the number of tokens unless the
+    tower requires a fixed text length.
 
     Args:
-        model: of transformers, on any device, in float32; it is left as it was.
-        folder: a new one; written whole or not at all.
+        model: a transformers model in float32, on any device; it is not changed.
+        folder: a new folder, written atomically.
 
     Returns:
         The folder.
 
     Raises:
-        UserError: the extra ``onnx`` is not installed, or something is at ``folder`` already.
+        UserError: the extra ``onnx`` is not installed, ``folder`` already exists, or a tower cannot be exported.
     """
     check_exportable(model)
     with fresh_folder(folder, "exported model") as unfinished, at_rest(model):
@@ -101,7 +101,7 @@ def export_onnx(model: DualEncoder, folder: str | Path) -> Path:
 
 @contextmanager
 def at_rest(model: DualEncoder) -> Iterator[None]:
-    """On the CPU and in evaluation, and afterwards as it was."""
+    """Keep a model on the CPU in evaluation mode inside the block, then restore device and mode."""
     device, training = model.device, model.training
     model.to("cpu").eval()
     try:
@@ -121,26 +121,26 @@ def write_record(model: DualEncoder, folder: Path, more: dict[str, Any]) -> None
 
 
 def _tokens(model: DualEncoder) -> tuple[dict[str, Tensor], list[str]]:
-    """Tokens of two texts, and which of them have as many columns as a text has tokens."""
+    """Return the tokens of two texts, and the names of those tensors whose length depends on the text."""
     tokens, short = model.tokenize(_TRIAL_TEXTS), model.tokenize(_TRIAL_TEXTS[-1:])
     return tokens, [name for name in tokens if tokens[name].shape[1:] != short[name].shape[1:]]
 
 
 def text_inputs(model: DualEncoder) -> dict[str, Any]:
-    """What a caller must know of the tokens of a text."""
+    """Return the entry of ``export.json`` that describes the text inputs."""
     tokens, free = _tokens(model)
     length = model.longest_text if free else next(iter(tokens.values())).shape[1]
     return {"inputs": list(tokens), "padding": "longest" if free else "max_length", "length": length}
 
 
 def write_image_graph(tower: nn.Module, model: DualEncoder, file: Path, outputs: list[str]) -> None:
-    """Write a module of ``pixels``, the input of the model's image tower."""
+    """Write a module that takes ``pixels``, the input of the model's image tower."""
     size = model.transform.size
     _export(tower, {"pixels": torch.zeros(2, 3, size, size)}, file, outputs, ({0: _any("n")},))
 
 
 def write_text_graph(tower: TextTower, file: Path) -> None:
-    """Write a text tower, whose inputs are tokens, given one by one."""
+    """Write a text tower, with one input per token tensor."""
     tokens, free = _tokens(tower.model)
     rows, places = _any("n"), _any("tokens")
     shapes = tuple({0: rows, 1: places} if name in free else {0: rows} for name in tokens)
@@ -148,7 +148,7 @@ def write_text_graph(tower: TextTower, file: Path) -> None:
 
 
 def _any(name: str) -> Any:
-    # one row goes too, but torch 2.9 refuses to promise it
+    # a single row works too, but torch 2.9 rejects min=1
     return torch.export.Dim(name, min=2)
 
 
@@ -167,7 +167,7 @@ def _export(
             verbose=False,
         )
     assert program is not None
-    # Where a module fixes the number of rows, the exporter fixes it too, and says nothing.
+    # If a module makes the number of rows static, the exporter does so silently.
     fixed = any(isinstance(given.shape[0], int) for given in program.model.graph.inputs if given.shape)
-    refuse((fixed, f"{file.stem}: this tower cannot be exported for any number of rows."))
+    refuse((fixed, f"{file.stem}: this tower cannot be exported with a dynamic number of rows."))
     program.save(str(file), external_data=False)

@@ -1,7 +1,7 @@
-"""Image towers on the CPU through ONNX Runtime, which fuses layers that PyTorch runs one by one.
+"""Faster image towers on the CPU through ONNX Runtime, which fuses layers that PyTorch runs one by one.
 
-A graph is made of a tower once it has embedded enough pictures to pay for it, and used only where its features agree
-with PyTorch's. It is made again when a weight has changed.
+A tower is exported once it has embedded enough pictures to be worth the time. The graph is used only if its features
+agree with PyTorch's, and exported again when the weights change.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from recollect.models.dual import DualEncoder
 from recollect.models.transformers.families import features
 
 MIN_IMAGES = 64
-"""A graph takes about as long to make as these pictures take to embed."""
+"""Export takes about as long as embedding this many pictures."""
 
 MIN_COSINE = 0.9999
-"""Between features of the graph and of PyTorch."""
+"""Minimum cosine between the features of the graph and of PyTorch."""
 
-_AT_A_TIME = 8
-"""Pictures in one run of a graph. EfficientNet-Lite0 embeds 1.5 times as many per CPU second as with 128, since its
-layers fit a cache, and the runtime keeps the memory of its largest run: 0.2 GB instead of 2."""
+_BATCH = 8
+"""Pictures per run of a graph. EfficientNet-Lite0 embeds 1.5 times as many per CPU second as with 128, because its
+layers fit in the cache. The runtime also retains the memory of its largest run: 0.2 GB instead of 2 GB."""
 
 _TRIAL_IMAGES = 4
-_LOOKED_AT = 1024  # entries of each tensor that tell whether it has changed
+_SAMPLED = 1024  # entries of each tensor compared to detect a change
 
 
 @dataclass
 class ImageGraph:
-    """An image tower up to its projection, as an ONNX Runtime session.
+    """ONNX Runtime session of an image tower up to its projection.
 
     Attributes:
-        state: of the weights it was made of (`_state`).
-        session: takes ``pixels`` (n, 3, size, size) and returns one matrix (n, features).
-        threads: of the session.
+        state: `_weight_digest` of the exported weights.
+        session: maps ``pixels`` (n, 3, size, size) to a matrix (n, features).
+        threads: number of threads of the session.
     """
 
     state: bytes
@@ -56,13 +56,13 @@ class ImageGraph:
     threads: int
 
     def __call__(self, pixels: Float[Tensor, "n channels rows columns"]) -> Float[Tensor, "n features"]:
-        """The features of ``pixels``."""
-        parts = [self.session.run(None, {"pixels": part.contiguous().numpy()})[0] for part in pixels.split(_AT_A_TIME)]
+        """Return the features of ``pixels``."""
+        parts = [self.session.run(None, {"pixels": part.contiguous().numpy()})[0] for part in pixels.split(_BATCH)]
         return torch.from_numpy(np.concatenate(parts))
 
 
 class _Stem(nn.Module):
-    """An image tower without its projection. It shares all weights and leaves the model as it is."""
+    """Image tower without its projection; it shares all weights with the model."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -74,60 +74,63 @@ class _Stem(nn.Module):
         return features(self.model.get_image_features(pixel_values=pixels))  # type: ignore[operator]
 
 
-_seen: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+_counts: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 _graphs: WeakKeyDictionary[nn.Module, ImageGraph | bytes] = WeakKeyDictionary()
 
 
 def image_graph(encoder: DualEncoder, count: int) -> ImageGraph | None:
-    """The graph of an encoder's image tower; None where PyTorch should compute.
+    """Return the graph of an encoder's image tower, or None if PyTorch should be used.
 
     Args:
         encoder: a `TransformersEncoder` in evaluation mode.
-        count: of pictures that are about to be embedded.
+        count: number of pictures about to be embedded.
     """
-    if not _possible(encoder):
+    if not _supported(encoder):
         return None
-    _seen[encoder] = _seen.get(encoder, 0) + count
-    if _seen[encoder] < MIN_IMAGES:
+    _counts[encoder] = _counts.get(encoder, 0) + count
+    if _counts[encoder] < MIN_IMAGES:
         return None
-    state, threads = _state(encoder), torch.get_num_threads()
-    known = _graphs.get(encoder)
-    if isinstance(known, ImageGraph) and (known.state, known.threads) == (state, threads):
-        return known
-    if known == state:  # it was tried, and did not agree
+    state, threads = _weight_digest(encoder), torch.get_num_threads()
+    cached = _graphs.get(encoder)
+    if isinstance(cached, ImageGraph) and (cached.state, cached.threads) == (state, threads):
+        return cached
+    if cached == state:  # an earlier attempt with these weights failed
         return None
-    made = _made(encoder, state, threads)
-    _graphs[encoder] = made or state
-    return made
+    graph = _build(encoder, state, threads)
+    _graphs[encoder] = graph or state
+    return graph
 
 
-def _possible(encoder: Any) -> bool:
+def _supported(encoder: Any) -> bool:
     return (
         encoder.device.type == "cpu"
-        and type(next(encoder.parameters())) is nn.Parameter  # no simulated device, no sharded weight
+        and type(next(encoder.parameters())) is nn.Parameter  # no fake tensors, no sharded weights
         and encoder.dtype == torch.float32
         and not encoder.transform.packs
-        and not any(map(_hooked, encoder.model.vision_model.modules()))
+        and not any(map(_has_hooks, encoder.model.vision_model.modules()))
         and find_spec("onnxruntime") is not None
         and find_spec("onnx") is not None
     )
 
 
-def _hooked(module: nn.Module) -> bool:
-    """Whether something from outside changes what a layer computes, which a graph would freeze as it is now."""
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether hooks change a layer's output; an exported graph would freeze their current effect."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def _state(encoder: Any) -> bytes:
-    """Changes whenever the image tower does. PyTorch counts writes to a tensor, but not those of fused optimizers and
-    through ``.data``, so entries spread over each tensor are compared as well."""
+def _weight_digest(encoder: Any) -> bytes:
+    """Return a digest that changes with the image tower's weights.
+
+    PyTorch counts writes to a tensor, but not those of fused optimizers or through ``.data``, so the digest also covers
+    a sample of each tensor's entries.
+    """
     tensors = [tensor.detach() for tensor in (*encoder.tower_parameters("image"), *encoder.model.buffers())]
-    entries = [tensor.flatten()[:: max(1, tensor.numel() // _LOOKED_AT)].float() for tensor in tensors]
+    entries = [tensor.flatten()[:: max(1, tensor.numel() // _SAMPLED)].float() for tensor in tensors]
     writes = [(tensor.data_ptr(), tensor._version) for tensor in tensors]
     return hashlib.blake2b(torch.cat(entries).numpy().tobytes() + repr(writes).encode(), digest_size=16).digest()
 
 
-def _made(encoder: Any, state: bytes, threads: int) -> ImageGraph | None:
+def _build(encoder: Any, state: bytes, threads: int) -> ImageGraph | None:
     import onnxruntime
 
     size = encoder.transform.size
@@ -136,7 +139,7 @@ def _made(encoder: Any, state: bytes, threads: int) -> ImageGraph | None:
     file = io.BytesIO()
     try:
         stem = _Stem(encoder.model).eval()
-        with silent_export():  # the older exporter: the newer one takes twenty times as long
+        with silent_export():  # dynamo=False: the newer exporter takes twenty times as long
             torch.onnx.export(
                 stem,
                 (pixels,),
@@ -153,14 +156,14 @@ def _made(encoder: Any, state: bytes, threads: int) -> ImageGraph | None:
         session = onnxruntime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])
         graph = ImageGraph(state, session, threads)
         agree = F.cosine_similarity(graph(pixels), expected, dim=1)
-    except Exception:  # an operator that the exporter or the runtime does not know, or a model of over 2 GB
+    except Exception:  # unsupported by the exporter or the runtime, or a model of over 2 GB
         return None
     return graph if bool((agree >= MIN_COSINE).all()) else None
 
 
 @contextmanager
 def silent_export() -> Iterator[None]:
-    """Silence the exporter, which warns of torchvision and of its own deprecated parts, and logs every step."""
+    """Silence the ONNX exporter, which logs every step and warns about torchvision and its own deprecations."""
     disabled = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

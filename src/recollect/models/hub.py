@@ -1,4 +1,4 @@
-"""The Hugging Face hub: models opened from it, and sent to it."""
+"""Downloads from and uploads to the Hugging Face hub."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,34 +13,34 @@ if TYPE_CHECKING:
 
 
 SECONDS = 8.0
-"""How long to wait for the hub to answer whether it knows a model."""
+"""Timeout for asking the hub whether a model exists."""
 
 _CONFIGS = ("config.json", "recollect.json")
 
 
 @contextmanager
-def asked_once(name: str) -> Iterator[None]:
-    """Open a model inside: from the hub if it answers, else from the local cache.
+def hub_or_cache(name: str) -> Iterator[None]:
+    """Use the hub inside the block if it answers, else only the local cache.
 
-    The hub is asked once and briefly; its own client retries for most of a minute without a network.
+    The hub is queried once, with a short timeout: without a network, its own client retries for most of a minute.
 
     Args:
         name: a folder, or an id on the hub.
 
     Raises:
-        UserError: the hub does not answer and nothing was fetched before, or it has no such model; or a path was meant
-            (`refuse_slip`), unless a model of that name was fetched before.
+        UserError: the hub has no such model; or the model is not cached, and the hub does not answer or the name looks
+            like a mistyped path (`refuse_slip`).
     """
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 
-    def fetched() -> bool:
+    def cached() -> bool:
         try:
             return any(isinstance(try_to_load_from_cache(name, file), str) for file in _CONFIGS)
-        except ValueError:  # no name that the hub could have
+        except ValueError:  # not a valid hub id
             return False
 
-    if not fetched():
+    if not cached():
         refuse_slip(name, "folder")
     if Path(name).exists() or constants.HF_HUB_OFFLINE:
         yield
@@ -50,12 +50,12 @@ def asked_once(name: str) -> Iterator[None]:
         HfApi().model_info(name, timeout=SECONDS)
     except RepositoryNotFoundError:
         raise UserError(
-            f"{name}: no such folder, and the hub has no such model (or not for you). Check the name."
+            f"{name}: no such folder, and no such model on the hub (or no access to it). Check the name."
         ) from None
     except (HfHubHTTPError, OfflineModeIsEnabled):
-        pass  # gated, busy: opening it says more
-    except Exception as error:  # whatever the network's libraries raise: no route, no name, no answer
-        if not fetched():
+        pass  # gated or busy: opening the model gives a more specific error
+    except Exception as error:  # anything a network library may raise: no route, DNS failure, timeout
+        if not cached():
             raise UserError(
                 f"{name}: no such folder, and the hub does not answer ({type(error).__name__}). Check the name and the "
                 f"network, or download it elsewhere with `hf download {name} --local-dir FOLDER` and name FOLDER."
@@ -70,14 +70,14 @@ def asked_once(name: str) -> Iterator[None]:
 
 
 def check_push(repo_id: str, api: "HfApi | None" = None) -> None:
-    """Reject a repository that cannot be pushed to, before hours of training.
+    """Check early, before hours of training, that a model can be pushed to a repository.
 
     Args:
         repo_id: ``OWNER/NAME``.
-        api: the hub's client; by default one with the token that `hf auth login` kept.
+        api: the hub's client; by default one with the token saved by `hf auth login`.
 
     Raises:
-        UserError: no name of a repository, or the hub does not know this user.
+        UserError: the repository name is invalid, or the user is not logged in.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
@@ -89,28 +89,28 @@ def check_push(repo_id: str, api: "HfApi | None" = None) -> None:
 
 
 def push_model(folder: str | Path, repo_id: str, *, private: bool = True, api: "HfApi | None" = None) -> str:
-    """Upload a model's folder with its card to a repository of the hub, which is created if it does not exist.
+    """Upload a model's folder with its card to a hub repository, created if it does not exist.
 
     Args:
-        folder: as `DualEncoder.save` or a training run wrote it.
+        folder: a folder written by `DualEncoder.save` or a training run; it is not changed.
         repo_id: ``OWNER/NAME``.
-        private: of a repository that is made; one that is there stays what it is.
+        private: whether a new repository is private; existing ones keep their visibility.
         api: the hub's client.
 
     Returns:
-        Address of the repository.
+        URL of the repository.
 
     Raises:
-        UserError: no model there, or the hub refuses it; the folder is as it was.
+        UserError: the folder contains no model, or the upload fails.
     """
     folder = Path(folder)
     if not (folder / "config.json").exists() and not (folder / "recollect.json").exists():
-        raise UserError(f"{folder}: no model there. Name a model's folder, such as RUN/model.")
+        raise UserError(f"{folder}: not a model. Name a model's folder, such as RUN/model.")
     api = api or _api()
     with user_errors(f"{folder}: cannot be pushed to {repo_id}", then=". Try again."):
-        made = api.create_repo(repo_id, private=private, exist_ok=True)
+        url = api.create_repo(repo_id, private=private, exist_ok=True)
         api.upload_folder(repo_id=repo_id, folder_path=str(folder), commit_message="A model trained with recollect")
-    return str(made)
+    return str(url)
 
 
 def _api() -> "HfApi":

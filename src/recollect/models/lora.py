@@ -16,14 +16,14 @@ from recollect.core.errors import UserError
 from recollect.core.seeding import torch_generator
 from recollect.core.validation import check_number, refuse
 
-# What transformers calls the linear layers of attention and MLP, across CLIP, SigLIP, ViT, Swin, BERT, DistilBERT.
+# Names of attention and MLP layers in transformers' CLIP, SigLIP, ViT, Swin, BERT and DistilBERT.
 _LAYERS = frozenset(
     {"q_proj", "k_proj", "v_proj", "out_proj", "o_proj", "qkv", "projection", "fc1", "fc2"}
     | {"query", "key", "value", "dense", "q_lin", "k_lin", "v_lin", "out_lin", "lin1", "lin2"}
 )
 _TOWERS = ("vision_model.", "text_model.")
-_SMALL_TOWERS = ("image_tower.", "text_head.")  # of this package's own small encoders, which have no numbered blocks
-_BLOCK = re.compile(r"\.\d+\.")  # a layer of a numbered block; heads and projections behind the blocks have none
+_SMALL_TOWERS = ("image_tower.", "text_head.")  # small encoders of recollect-papers, which have no numbered blocks
+_BLOCK = re.compile(r"\.\d+\.")  # matches layers of numbered blocks, but not heads and projections after the blocks
 _WEIGHTS = "adapter_model.safetensors"
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -31,13 +31,13 @@ _Model = TypeVar("_Model", bound=nn.Module)
 
 @dataclass(frozen=True)
 class AdapterOptions:
-    """How adapters begin (EFSA, §4.1).
+    """Size and initialization of adapters (EFSA, §4.1).
 
     Attributes:
-        rank: inner width r of the change ``scale · B A``.
-        scale: factor of the change. 15/64 is LoRA's ``alpha / rank`` with EFSA's 15; 15 itself and 15/√64
-            (rank-stabilized LoRA) are the other readings of "a scaling factor of 15".
-        seed: of the draw; every query starts from the same one.
+        rank: rank r of the update ``scale · B A``.
+        scale: factor of the update. 15/64 is LoRA's ``alpha / rank`` with EFSA's 15; 15 and 15/√64
+            (rank-stabilized LoRA) are other interpretations of "a scaling factor of 15".
+        seed: seed of the initial weights, the same for every query.
     """
 
     rank: int = 64
@@ -49,15 +49,15 @@ class AdapterOptions:
 
 
 def transformers_model(encoder: nn.Module) -> nn.Module:
-    """The model whose layers have names that transformers and PEFT know: the encoder's own, or the encoder itself."""
+    """Return the encoder's inner model, whose layer names transformers and PEFT know, or else the encoder itself."""
     inner = getattr(encoder, "model", None)
     return inner if isinstance(inner, nn.Module) else encoder
 
 
 def adapter_sites(encoder: nn.Module) -> dict[str, nn.Linear]:
-    """Every linear layer of attention (q, k, v, out) and MLP (fc1, fc2) in every block of both towers, by name.
+    """Return all linear layers of attention (q, k, v, out) and MLP (fc1, fc2) in the blocks of both towers, by name.
 
-    Of small towers without blocks (the preset ``tiny-conv`` of recollect-papers) it is every linear layer.
+    For small towers without blocks (the preset ``tiny-conv`` of recollect-papers), return all linear layers.
 
     Raises:
         UserError: a tower has no such layers.
@@ -68,33 +68,33 @@ def adapter_sites(encoder: nn.Module) -> dict[str, nn.Linear]:
         if isinstance(layer, nn.Linear) and name.startswith((*_TOWERS, *_SMALL_TOWERS))
     }
     small = without_blocks(layers)
-    found = {
+    sites = {
         name: layer
         for name, layer in layers.items()
         if small or (_BLOCK.search(name) and name.rpartition(".")[2] in _LAYERS)
     }
     for tower in _SMALL_TOWERS if small else _TOWERS:
-        if not any(name.startswith(tower) for name in found):
+        if not any(name.startswith(tower) for name in sites):
             which = "image" if tower in ("vision_model.", "image_tower.") else "text"
             raise UserError(
-                f"this model cannot be adapted: its {which} tower has no attention or MLP layers, as those of CLIP and "
-                "SigLIP models have. Build the index with one of these."
+                f"this model cannot be adapted: its {which} tower has no attention or MLP layers. Build the index with "
+                "a CLIP or SigLIP model."
             )
-    return found
+    return sites
 
 
 def without_blocks(sites: Iterable[str]) -> bool:
-    """Whether these are layers of a small model that has no blocks, so that heads alone adapt."""
+    """Whether the layers are those of a small model without blocks, in which only the heads are adapted."""
     return any(name.startswith(_SMALL_TOWERS) for name in sites)
 
 
 def initial_weights(
     sites: Mapping[str, nn.Linear], options: AdapterOptions
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A (rank, inputs) and B (outputs, rank) of each layer as they begin: A Xavier uniform, B zero.
+    """Return initial A (rank, inputs), Xavier uniform, and B (outputs, rank), zero, of each layer by name.
 
-    Drawn in float64 from (seed, name), so that the same layer starts the same in every process and precision; returned
-    in the layer's dtype.
+    A is drawn in float64 from (seed, name), so a layer is initialized equally in every process and precision. Both have
+    the layer's dtype.
     """
 
     def xavier(name: str, layer: nn.Linear) -> Tensor:
@@ -108,7 +108,7 @@ def initial_weights(
 
 
 def check_peft() -> None:
-    """Raise early if adapters cannot be made.
+    """Check that PEFT is installed.
 
     Raises:
         UserError: PEFT is not installed.
@@ -119,13 +119,14 @@ def check_peft() -> None:
 def add_lora(
     encoder: nn.Module, down: Mapping[str, Tensor], up: Mapping[str, Tensor], scale: float, dropout: float = 0.0
 ) -> dict[str, nn.Module]:
-    """Let layers of ``encoder`` compute ``W x + scale · B A x``, in place; afterwards only A and B need gradients.
+    """Make layers of ``encoder`` compute ``W x + scale · B A x``, in place, with only A and B trainable.
 
     Args:
+        encoder: the model.
         down: A of each layer, (rank, inputs), by the layer's name in `adapter_sites`.
         up: B of each layer, (outputs, rank).
-        scale: LoRA's alpha over the rank.
-        dropout: of A's input, in training mode.
+        scale: LoRA's alpha divided by the rank.
+        dropout: dropout rate of A's input in training mode.
 
     Returns:
         PEFT's layers by name.
@@ -145,12 +146,12 @@ def add_lora(
     layers: dict[str, Any] = {name: modules[name] for name in down}
     for name, layer in layers.items():
         for half, start in ((layer.lora_A["default"], down[name]), (layer.lora_B["default"], up[name])):
-            half.weight = nn.Parameter(start.detach().to(layer.weight, copy=True))  # PEFT's own are float32, at random
+            half.weight = nn.Parameter(start.detach().to(layer.weight, copy=True))  # PEFT's are random float32
     return layers
 
 
 def merged(encoder: _Model) -> _Model:
-    """A copy of a model with `add_lora`'s changes added to its weights, and PEFT's layers gone."""
+    """Return a copy of a model with the adapters merged into its weights and PEFT's layers removed."""
     from peft.tuners.lora import LoraLayer
 
     twin = copy.deepcopy(encoder)
@@ -164,12 +165,12 @@ def merged(encoder: _Model) -> _Model:
 
 
 def save_lora(folder: Path, encoder: nn.Module, base: str) -> None:
-    """Write the adapters of ``encoder`` so that ``PeftModel.from_pretrained(model, folder)`` opens them.
+    """Save the adapters of ``encoder`` in the format of ``PeftModel.from_pretrained(model, folder)``.
 
     Args:
-        folder: made if it is not there.
-        encoder: after `add_lora`.
-        base: path or hub id of the model without adapters, for PEFT's record.
+        folder: created if missing.
+        encoder: a model with adapters from `add_lora`.
+        base: path or hub id of the model without adapters, for PEFT's config.
     """
     import peft
 
@@ -186,7 +187,7 @@ def save_lora(folder: Path, encoder: nn.Module, base: str) -> None:
 
 
 def load_lora(folder: Path, encoder: nn.Module) -> None:
-    """Add the adapters that `save_lora` wrote to ``encoder``, in place."""
+    """Add adapters saved by `save_lora` to ``encoder``, in place."""
     import peft
 
     config = peft.LoraConfig.from_pretrained(str(folder))

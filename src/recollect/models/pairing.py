@@ -1,4 +1,4 @@
-"""Join a vision backbone and a text encoder to a dual encoder."""
+"""Building a dual encoder from a vision backbone and a text encoder."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import transformers
 from recollect.core.seeding import derive_seed, seed_default_generators
 from recollect.core.validation import refuse
 from recollect.data.transforms import ImageTransform
-from recollect.models.hub import asked_once
+from recollect.models.hub import hub_or_cache
 from recollect.models.parts import (
     check_model_place,
+    default_float32,
     in_float32,
-    made_in_float32,
     open_config,
     open_part,
     open_weights,
@@ -40,36 +40,38 @@ def pair_towers(
     heads: Mapping[str, Any] = {},
     seed: int = 0,
 ) -> TransformersEncoder:
-    """Join a vision backbone and a text encoder by new heads.
+    """Build a dual encoder from a vision backbone and a text encoder, with new heads.
 
-    Where transformers has a class for the pair (a VisionTextDualEncoder: both towers pool by themselves), the result
-    is one of these and opens in plain transformers. Otherwise it is a `TowersModel`.
+    If both towers have their own pooler, the result is a VisionTextDualEncoder, which opens in plain transformers.
+    Otherwise it is a `TowersModel`.
 
     Args:
         vision: a name in `PRETRAINED`, or a folder or hub id of a vision model (ViT, DINOv2, Swin, ConvNeXt, ResNet,
-            EfficientNet, ...) or of a dual encoder, whose vision tower is taken.
-        text: a name in `PRETRAINED`, or a folder or hub id of a text encoder (BERT, MiniLM, ...; the pooling that
-            sentence-transformers' ``modules.json`` names, else the mean over tokens) or of a dual encoder.
-        width: number of entries of an embedding of linear heads.
-        heads: ``classes`` and further settings of `TowersConfig`, for heads that are not linear; their embeddings hold
-            the features of both towers.
-        seed: of the heads.
+            EfficientNet, ...) or of a dual encoder, whose vision tower is used.
+        text: a name in `PRETRAINED`, or a folder or hub id of a text encoder (BERT, MiniLM, ...) or of a dual encoder.
+            Pooling follows sentence-transformers' ``modules.json``; the default is the mean over tokens.
+        width: embedding dimension, for linear heads.
+        heads: ``classes`` and related settings of `TowersConfig`, for nonlinear heads; their embedding dimension
+            is the sum of both towers' features.
+        seed: seed for initializing the heads.
 
     Raises:
-        UserError: one of the two cannot be opened as such a tower.
+        UserError: a tower cannot be opened.
     """
-    with torch.inference_mode(False), made_in_float32(), torch.random.fork_rng(devices=[]), quiet():
+    with torch.inference_mode(False), default_float32(), torch.random.fork_rng(devices=[]), quiet():
         seed_default_generators(derive_seed(seed, "model"))
         image_tower, transform, poolless = _vision_tower(str(vision))
         text_tower, tokenizer, pooling, normalize = _text_tower(str(text))
         towers = {"vision_model": image_tower, "text_model": text_tower}
         configs = {"vision_config": image_tower.config.to_dict(), "text_config": text_tower.config.to_dict()}
-        whole = not heads and not normalize and pooling == "pooler" and not poolless
-        if (
-            whole
+        standard = (
+            not (heads or normalize or poolless)
+            and pooling == "pooler"
             and isinstance(getattr(image_tower.config, "hidden_size", None), int)
-            and _has_class(text_tower.config)
-        ):
+            # VisionTextDualEncoder ignores projection_size, the width of SigLIP's text tower
+            and not text_tower.config.model_type.startswith("siglip")
+        )
+        if standard:
             joint: Any = transformers.VisionTextDualEncoderConfig(**configs, projection_dim=width)
             model: Any = transformers.VisionTextDualEncoderModel(joint, **towers)
         else:
@@ -90,18 +92,14 @@ def pair_towers(
         return TransformersEncoder(in_float32(model).eval(), processor, transform)
 
 
-def _has_class(text: Any) -> bool:
-    return not text.model_type.startswith("siglip")  # its width is projection_size, which the class does not read
-
-
 def _vision_tower(name: str) -> tuple[transformers.PreTrainedModel, ImageTransform, bool]:
-    """A vision tower, its transform, and whether its checkpoint has no weights for the tower's pooler."""
+    """Return a vision tower, its transform, and whether its checkpoint lacks weights for the pooler."""
     if (known := PRETRAINED.get(name)) is not None:
-        refuse((known.kind != "image", f"{name}: a text tower. Name an image tower: {_named('image')}."))
+        refuse((known.kind != "image", f"{name}: a text tower. Name an image tower: {_names_of('image')}."))
         three = ((known.mean,) * 3, (known.std,) * 3)
         return open_efficientnet(name)[0], ImageTransform(known.size, *three), False
     check_model_place(name)
-    with asked_once(name):
+    with hub_or_cache(name):
         config = open_config(name)
         model, poolless = open_weights(name, config, optional=("pooler.",))
         processor = open_part(transformers.AutoImageProcessor, name, "image processor")
@@ -109,35 +107,36 @@ def _vision_tower(name: str) -> tuple[transformers.PreTrainedModel, ImageTransfo
     blind = getattr(tower, "main_input_name", "pixel_values") != "pixel_values"
     refuse((blind, f"{name}: a {config.model_type} model, which does not read pictures. Name a vision model."))
     transform = transform_of(processor, config, name)
-    refuse((transform.packs, f"{name}: reads pictures of any shape (NaFlex). Name a vision model of one size."))
+    refuse((transform.packs, f"{name}: variable input shapes (NaFlex) are not supported. Name a fixed-size model."))
     return tower, transform, poolless
 
 
 def _image_features(tower: transformers.PreTrainedModel, size: int, poolless: bool) -> tuple[str, int]:
-    """How a vision tower's output is pooled (by itself, else the mean over places), and how many features it has.
+    """Return a vision tower's pooling, and the resulting number of features.
 
-    Many ViTs were trained to classify by their first token, and their checkpoints have no weights for the pooler.
+    Pooling is the tower's own pooler, else the mean over positions. Many ViTs were trained to classify by their first
+    token and have a pooler without trained weights; these use the first token.
     """
     with torch.no_grad():
-        made = tower.eval()(pixel_values=torch.zeros(1, 3, size, size), return_dict=True)
-    pooling = "mean" if getattr(made, "pooler_output", None) is None else "first" if poolless else "pooler"
-    return pooling, pooled(made, pooling).shape[1]
+        output = tower.eval()(pixel_values=torch.zeros(1, 3, size, size), return_dict=True)
+    pooling = "mean" if getattr(output, "pooler_output", None) is None else "first" if poolless else "pooler"
+    return pooling, pooled(output, pooling).shape[1]
 
 
 def _text_features(tower: transformers.PreTrainedModel, pooling: str) -> int:
     with torch.no_grad():
-        made = tower.eval()(input_ids=torch.ones(1, 4, dtype=torch.int64), return_dict=True)
-    return pooled(made, pooling).shape[1]
+        output = tower.eval()(input_ids=torch.ones(1, 4, dtype=torch.int64), return_dict=True)
+    return pooled(output, pooling).shape[1]
 
 
 def _text_tower(name: str) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase, str, bool]:
-    """A text tower, its tokenizer, its pooling, and whether its features are scaled to norm 1."""
+    """Return a text tower, its tokenizer, its pooling, and whether its features are scaled to norm 1."""
     known = PRETRAINED.get(name)
     image = known is not None and known.kind != "text"
-    refuse((image, f"{name}: an image tower. Name a text tower: {_named('text')}."))
+    refuse((image, f"{name}: an image tower. Name a text tower: {_names_of('text')}."))
     place = name if known is None else str(tower_folder(name))
     check_model_place(place)
-    with asked_once(place):
+    with hub_or_cache(place):
         config = open_config(place)
         modules = _modules(place)
         model, _ = open_weights(place, config, optional=("pooler.",))
@@ -157,10 +156,10 @@ def _text_tower(name: str) -> tuple[transformers.PreTrainedModel, transformers.P
 
 
 def _modules(place: str) -> tuple[str, bool] | None:
-    """Pooling and normalization by sentence-transformers' ``modules.json``; None without this file.
+    """Return pooling and normalization from sentence-transformers' ``modules.json``; None without this file.
 
     Raises:
-        UserError: it names a module that has no counterpart here.
+        UserError: the file lists an unsupported module.
     """
     file = optional_file(place, "modules.json")
     if file is None:
@@ -174,21 +173,21 @@ def _modules(place: str) -> tuple[str, bool] | None:
         elif kind == _NORMALIZE:
             normalize = True
         else:
-            refuse((kind != _TRANSFORMER, f"{place}: a text encoder with a {kind} module cannot be used."))
+            refuse((kind != _TRANSFORMER, f"{place}: text encoders with a {kind} module are not supported."))
     return pooling, normalize
 
 
 def _pooling(config: dict[str, Any], place: str) -> str:
-    on = [
+    enabled = [
         key.removeprefix("pooling_mode_") for key, value in config.items() if key.startswith("pooling_mode_") and value
     ]
-    names = {"mean_tokens": "mean", "mean": "mean", "cls_token": "first", "cls": "first"}
-    named = config.get("pooling_mode") or on or ["mean"]
-    chosen = [named] if isinstance(named, str) else list(named)
-    other = len(chosen) != 1 or chosen[0] not in names
-    refuse((other, f"{place}: pools by {', '.join(chosen)}; only mean and cls pooling are supported."))
-    return names[chosen[0]]
+    supported = {"mean_tokens": "mean", "mean": "mean", "cls_token": "first", "cls": "first"}
+    modes = config.get("pooling_mode") or enabled or ["mean"]
+    modes = [modes] if isinstance(modes, str) else list(modes)
+    unsupported = len(modes) != 1 or modes[0] not in supported
+    refuse((unsupported, f"{place}: pools by {', '.join(modes)}; only mean and cls pooling are supported."))
+    return supported[modes[0]]
 
 
-def _named(kind: str) -> str:
+def _names_of(kind: str) -> str:
     return ", ".join(name for name, tower in PRETRAINED.items() if tower.kind == kind)

@@ -22,19 +22,19 @@ from recollect.models.pretrained import STARTER
 from recollect.models.transformers.encoder import quiet
 
 HEAD_SUFFIX = ".safetensors"
-"""Of a file that is a head of the starter."""
+"""File name suffix of a starter head."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 OPENING_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError, SafetensorError)
-"""What transformers, its hub client and safetensors raise for bad files; a bug of ours raises others."""
+"""Errors that transformers, its hub client and safetensors raise for bad files."""
 
 
 def check_model_place(name: str) -> None:
-    """Reject a name that is neither the folder of a model nor a possible hub id.
+    """Reject a name that is neither a model folder nor a possible hub id.
 
     Raises:
-        UserError: naming what is there instead.
+        UserError: the name is something else; the message says what.
     """
     path = Path(name)
     if name == STARTER or (path.is_file() and name.endswith(HEAD_SUFFIX)):
@@ -55,10 +55,10 @@ def check_model_place(name: str) -> None:
 
 
 def open_config(name: str) -> transformers.PreTrainedConfig:
-    """The config of any model of transformers.
+    """Load the config of a transformers model.
 
     Raises:
-        UserError: there is none.
+        UserError: the config is missing or unreadable.
     """
     try:
         with quiet():
@@ -70,20 +70,23 @@ def open_config(name: str) -> transformers.PreTrainedConfig:
 def open_weights(
     name: str, config: transformers.PreTrainedConfig, optional: tuple[str, ...] = ()
 ) -> tuple[transformers.PreTrainedModel, bool]:
-    """The model with its weights in float32, read from safetensors only, and whether optional ones are missing.
+    """Load a transformers model in float32, from safetensors only.
 
     Args:
         name: a folder or hub id.
-        config: what `open_config` returned.
-        optional: beginnings of names of weights that may be missing, and are then random.
+        config: the model's config, from `open_config`.
+        optional: name prefixes of weights that may be missing and are then initialized randomly.
+
+    Returns:
+        The model, and whether any optional weights are missing.
 
     Raises:
-        UserError: there are no weights, only pickled ones, or not all.
+        UserError: weights are missing, incomplete or pickled.
     """
     folder = Path(name)
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         pickled = any((folder / file).exists() for file in _PICKLES)
-        raise UserError(_pickled(name) if pickled else f"{name}: no model.safetensors in it. Copy the folder again.")
+        raise UserError(_pickled(name) if pickled else f"{name}: contains no model.safetensors. Copy the folder again.")
     try:
         with quiet():
             model, report = transformers.AutoModel.from_pretrained(
@@ -100,12 +103,12 @@ def open_weights(
     random = {key for key in report["missing_keys"] if key.startswith(optional)}
     missing = sorted({*report["missing_keys"]} - random)
     shown = ", ".join(missing[:1])
-    refuse((missing, f"{name}: {len(missing)} weights are missing, such as {shown}. Copy or download it again."))
+    refuse((missing, f"{name}: {len(missing)} weights are missing, such as {shown}. Copy or download the model again."))
     return in_float32(model), bool(random)
 
 
 def in_float32(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
-    """The model in float32, in its configs as well."""
+    """Convert a model and the dtype in its configs to float32, in place."""
     configs = [model.config]
     while configs:
         config = configs.pop()
@@ -115,20 +118,20 @@ def in_float32(model: transformers.PreTrainedModel) -> transformers.PreTrainedMo
 
 
 def open_part(opener: Any, name: str, what: str) -> Any:
-    """A tokenizer or an image processor, opened by a class of transformers.
+    """Load a tokenizer or image processor with the transformers class ``opener``.
 
     Raises:
-        UserError: it cannot be opened; ``what`` says what it is.
+        UserError: it cannot be loaded; the message calls it ``what``.
     """
     with user_errors(f"{name}: its {what} cannot be opened", *OPENING_ERRORS), quiet():
         return opener.from_pretrained(name, trust_remote_code=False)
 
 
 def optional_file(name: str, file: str) -> Path | None:
-    """A file of a model; None if the model has none of this name."""
+    """Return the local path of a model's file, downloaded if needed; None if the model has no such file."""
     try:
         with quiet():
-            found = cached_file(
+            path = cached_file(
                 name,
                 file,
                 _raise_exceptions_for_missing_entries=False,
@@ -137,19 +140,19 @@ def optional_file(name: str, file: str) -> Path | None:
             )
     except OSError as error:
         raise unreachable(name, error) from error
-    return Path(found) if found else None
+    return Path(path) if path else None
 
 
 def _pickled(name: str) -> str:
     return (
-        f"{name}: its weights are pickled (pytorch_model.bin), and opening a pickle can run code. Convert them where "
-        f"you trust it: python -c \"from transformers import AutoModel; AutoModel.from_pretrained('{name}')"
-        ".save_pretrained('FOLDER')\", copy the other files of the model there, and name FOLDER."
+        f"{name}: its weights are pickled (pytorch_model.bin), and opening a pickle can run code. If you trust the "
+        f"model, convert it: python -c \"from transformers import AutoModel; AutoModel.from_pretrained('{name}')"
+        ".save_pretrained('FOLDER')\", copy its other files there, and name FOLDER."
     )
 
 
 def unreachable(name: str, error: Exception) -> UserError:
-    """The error for a model that cannot be opened or downloaded."""
+    """Return the error for a model that cannot be opened or downloaded."""
     if Path(name).is_dir():
         return UserError(f"{name}: its config.json cannot be read ({one_line(error)}).")
     return UserError(
@@ -159,11 +162,11 @@ def unreachable(name: str, error: Exception) -> UserError:
 
 
 @contextmanager
-def made_in_float32() -> Iterator[None]:
-    """Layers that are made within have float32 weights, whatever default dtype the user has set."""
-    usual = torch.get_default_dtype()
+def default_float32() -> Iterator[None]:
+    """Set torch's default dtype to float32 inside the block."""
+    before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
         yield
     finally:
-        torch.set_default_dtype(usual)
+        torch.set_default_dtype(before)

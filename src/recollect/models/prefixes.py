@@ -1,6 +1,6 @@
-"""Prefix tokens: learned vectors in front of a text that name its kind of source (prefix conditioning, §3.2).
+"""Prefix tokens: learned vectors prepended to a text to mark its kind of source (prefix conditioning, §3.2).
 
-They are ordinary special tokens of the tokenizer and rows of the token embedding, so that plain transformers reads
+They are ordinary special tokens of the tokenizer and rows of the token embedding, so plain transformers can read
 ``"<|caption|>a photo of a cat"`` as a caption.
 """
 
@@ -21,17 +21,17 @@ _TRIALS = ("a photo of 2 cats, and a dog.", "Zürich", "of")
 
 
 def prefix_words(kind: Kind, length: int) -> tuple[str, ...]:
-    """The names of a kind's prefix tokens: ``<|caption|>``, ``<|caption:2|>``, …"""
+    """Return the names of a kind's prefix tokens: ``<|caption|>``, ``<|caption:2|>``, …"""
     return tuple(f"<|{kind}|>" if place == 1 else f"<|{kind}:{place}|>" for place in range(1, length + 1))
 
 
 def add_to_tokenizer(tokenizer: transformers.PreTrainedTokenizerBase, words: Sequence[str]) -> None:
-    """Make each word one token that is never split, with nothing changed in how other text is read.
+    """Add each word as a single special token, without changing how other text is tokenized.
 
     Raises:
         UserError: this tokenizer splits a text differently after a special token.
     """
-    # A space between the words and the text belongs to neither, so that both ways of writing it mean the same.
+    # rstrip ignores a space between prefix and text, so it does not matter whether there is one.
     tokens = [
         transformers.AddedToken(word, special=True, normalized=False, lstrip=False, rstrip=True) for word in words
     ]
@@ -53,10 +53,10 @@ def add_to_embedding(
     words: Sequence[str],
     seed: int,
 ) -> None:
-    """Give each word's token its own row of the token embedding, drawn from N(0, 0.02); the others keep theirs."""
+    """Initialize a row of the token embedding for each word from N(0, 0.02), adding rows if needed."""
     ids = tokenizer.convert_tokens_to_ids(list(words))
     if max(ids) >= text_model.get_input_embeddings().num_embeddings:
-        with torch.random.fork_rng(devices=[]):  # it draws rows, which are overwritten below
+        with torch.random.fork_rng(devices=[]):  # resizing draws random rows, which are overwritten below
             text_model.resize_token_embeddings(max(ids) + 1, mean_resizing=False)
     weight = text_model.get_input_embeddings().weight
     with torch.no_grad():

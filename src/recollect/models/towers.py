@@ -1,9 +1,9 @@
-"""Any vision backbone of transformers with any text encoder, for pairs without a class of their own there.
+"""Dual encoders that pair any transformers vision backbone with any text encoder.
 
-`DualEncoder` models of transformers (CLIP, SigLIP, a VisionTextDualEncoder) are opened whole. Everything else is two
-towers, each of which ends in one vector of features, and two heads that map these vectors into one space.
+Pairs that have their own transformers class (CLIP, SigLIP, VisionTextDualEncoder) are opened as that class. All other
+pairs become a `TowersModel`: two towers, each pooled to one feature vector, and two heads that map into one space.
 
-Importing this module imports transformers' modeling code, which takes seconds: import it where a model is opened.
+Importing this module imports transformers' modeling code, which takes seconds, so import it only to open a model.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ MODEL_TYPE = "two-towers"
 
 @strict
 class TowersConfig(transformers.PreTrainedConfig):
-    """What `config.json` says about a pair of towers.
+    """Config of a `TowersModel`, stored in `config.json`.
 
     Attributes:
-        vision_config, text_config: of the towers, as transformers writes them.
-        projection_dim: number of entries of an embedding.
+        vision_config, text_config: transformers configs of the towers.
+        projection_dim: embedding dimension.
         vision_features, text_features: number of features of each tower.
-        vision_pooling, text_pooling: how a tower's output becomes one vector: the tower's own pooler, the mean over
-            places (padding excluded), or the first token.
-        text_normalize: scale text features to norm 1, as sentence-transformers' ``Normalize`` does.
-        classes: number of classes of the classifier the vision tower was trained with, for the heads `NamedFeatures`
-            and `NamedTexts`; 0 for linear heads.
-        name_share, name_pull, name_gain: see these two.
-        bank: number of texts that pictures are compared with to tell how popular they are; see these two.
-        text_hidden: width of the hidden layer of `NamedTexts`.
+        vision_pooling, text_pooling: pooling of a tower's output: "pooler" (the tower's own), "mean" over positions
+            (padding excluded), or "first" token.
+        text_normalize: scale text features to norm 1, like sentence-transformers' ``Normalize``.
+        classes: number of classes of the vision tower's original classifier, for the heads `NamedFeatures` and
+            `NamedTexts`; 0 for linear heads.
+        name_share, name_pull, name_gain: `share` of `NamedFeatures`, `pull` and `gain` of `NamedTexts`.
+        bank: number of texts for the popularity estimate of `NamedFeatures`; 0 to omit it.
+        text_hidden: hidden width of `NamedTexts`.
     """
 
     model_type = MODEL_TYPE
@@ -59,39 +59,39 @@ class TowersConfig(transformers.PreTrainedConfig):
     text_hidden: int = 512
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Turn the dictionaries of the two towers into their own config classes."""
+        """Convert the towers' dictionaries to their config classes."""
         for name in ("vision_config", "text_config"):
-            given = kwargs.pop(name, None)
-            if given is None:
+            config = kwargs.pop(name, None)
+            if config is None:
                 raise ValueError(f"a {MODEL_TYPE} config needs a {name}")
-            settings = dict(given) if isinstance(given, dict) else given.to_dict()
+            settings = dict(config) if isinstance(config, dict) else config.to_dict()
             setattr(self, name, transformers.AutoConfig.for_model(settings.pop("model_type"), **settings))
         super().__post_init__(**kwargs)
 
 
 NEAREST_TEXTS = 5
-POPULARITY, _MOST_DEVIATIONS = 0.1, 3.0
+POPULARITY, _MAX_DEVIATIONS = 0.1, 3.0
 
 
 class NamedFeatures(nn.Module):
-    """Standardized features of a locked tower, followed by the names that the tower's own classifier expects.
+    """Image head: standardized features of a frozen tower, joined with the class names its classifier predicts.
 
-    Nothing is learned here. The first part is the image side of locked-image tuning (Zhai et al., 2022). The second is
-    the mean of the text features of all class names, weighted by the classifier's probabilities (ConSE, Norouzi et al.,
-    2014). Both parts have norm 1 before they are joined, so that a cosine of two pictures is
+    Nothing is trained. The first part is the image side of locked-image tuning (Zhai et al., 2022). The second is the
+    mean of the text features of all class names, weighted by the classifier's probabilities (ConSE, Norouzi et al.,
+    2014). Both parts are scaled to norm 1, so the cosine of two pictures is
     ``(1 - share) cos(features) + share cos(names)``.
 
-    Some pictures score high with most texts, and hide others. With a bank of texts a last entry holds how popular a
-    picture is: its mean cosine with the `NEAREST_TEXTS` texts nearest to it, standardized and times `POPULARITY`, so
-    that it hardly changes the cosine of two pictures. Texts discount it (`NamedTexts`), as cross-domain similarity
-    local scaling does (Conneau et al., 2018).
+    Some pictures score high with most texts and crowd out others (hubness). With a bank of texts, the last entry is the
+    picture's popularity: its mean cosine with the `NEAREST_TEXTS` nearest texts, standardized and multiplied by
+    `POPULARITY`, which is small enough to barely affect the cosine of two pictures. `NamedTexts` discounts it, like
+    cross-domain similarity local scaling (Conneau et al., 2018).
 
     Args:
         features: number of features of the tower.
-        classes: of the classifier.
-        entries: of a text feature.
-        share: of the names.
-        bank: number of texts; 0 leaves the last entry out.
+        classes: number of classes of the classifier.
+        entries: number of text features.
+        share: weight of the names part.
+        bank: number of texts in the bank; 0 omits the popularity entry.
     """
 
     def __init__(self, features: int, classes: int, entries: int, share: float, bank: int = 0) -> None:
@@ -107,30 +107,30 @@ class NamedFeatures(nn.Module):
         self.fix()
 
     def fix(self) -> None:
-        """Let nothing learn here."""
+        """Freeze all parameters."""
         self.requires_grad_(False)
 
     def forward(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
-        made = self.plain(features)
+        plain = self.plain(features)
         if not hasattr(self, "bank"):
-            return made
+            return plain
         mean, deviation = self.level
-        popular = (self.popularity(made) - mean) / deviation
-        return torch.cat([made, POPULARITY * popular.clamp(-_MOST_DEVIATIONS, _MOST_DEVIATIONS)[:, None]], dim=-1)
+        popular = (self.popularity(plain) - mean) / deviation
+        return torch.cat([plain, POPULARITY * popular.clamp(-_MAX_DEVIATIONS, _MAX_DEVIATIONS)[:, None]], dim=-1)
 
-    def popularity(self, made: Float[Tensor, "n width"]) -> Float[Tensor, " n"]:
-        """Mean cosine of embeddings without their last entry with the texts of the bank that are nearest to each."""
-        return (made @ self.bank.T).topk(min(NEAREST_TEXTS, len(self.bank)), dim=-1).values.mean(dim=-1)
+    def popularity(self, plain: Float[Tensor, "n width"]) -> Float[Tensor, " n"]:
+        """Return the mean cosine of `plain` embeddings with their nearest texts of the bank."""
+        return (plain @ self.bank.T).topk(min(NEAREST_TEXTS, len(self.bank)), dim=-1).values.mean(dim=-1)
 
     def plain(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
-        """Without the last entry."""
+        """Return embeddings without the popularity entry."""
         own = F.normalize((features - self.mean) / self.std, dim=-1)
         named = F.normalize(self.classifier(features).softmax(dim=-1) @ self.names, dim=-1)
         return torch.cat([(1 - self.share) ** 0.5 * own, self.share**0.5 * named], dim=-1)
 
 
 class ResidualMlp(nn.Module):
-    """A linear map plus an MLP with one hidden layer, both on the same input."""
+    """Sum of a linear map and an MLP with one hidden layer."""
 
     def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__()
@@ -142,16 +142,15 @@ class ResidualMlp(nn.Module):
 
 
 class NamedTexts(nn.Module):
-    """The text side of `NamedFeatures`: a learned map, plus the text itself where pictures have the names they expect.
+    """Text head for `NamedFeatures`: a learned map, plus the centered text feature in the names part.
 
     Args:
-        entries: of a text feature.
-        hidden: width of the hidden layer of the learned map.
-        width: of an embedding without the popularity of pictures; the names are its last ``entries`` entries.
-        pull: norm of what is added to the output of the map, which has norm 1.
-        gain: factor of the names' part, so that words count names more than two pictures do when they are compared.
-        discounts: whether pictures have a last entry for how popular they are; then texts have norm 1 without theirs,
-            which is negative.
+        entries: number of text features.
+        hidden: hidden width of the learned map.
+        width: embedding dimension without the popularity entry; the names part is the last ``entries`` of them.
+        pull: norm of the centered text feature that is added to the map's output, which has norm 1.
+        gain: factor of the names part, which gives names more weight between text and picture than between pictures.
+        discounts: append a negative entry that discounts popular pictures; the rest is then scaled to norm 1.
     """
 
     def __init__(
@@ -166,26 +165,26 @@ class NamedTexts(nn.Module):
         self.fix()
 
     def fix(self) -> None:
-        """Let nothing but the map learn."""
+        """Freeze all parameters except those of the map."""
         self.requires_grad_(False)
         self.mlp.requires_grad_(True)
 
     def forward(self, features: Float[Tensor, "n entries"]) -> Float[Tensor, "n width"]:
-        made = self.plain(features)
+        plain = self.plain(features)
         if not hasattr(self, "discount"):
-            return made
-        last = -self.discount.to(made.dtype).expand(made.shape[0], 1)  # `len` would fix the number of rows of an export
-        return torch.cat([F.normalize(made, dim=-1), last], dim=-1)
+            return plain
+        last = -self.discount.to(plain.dtype).expand(plain.shape[0], 1)  # `len` would fix the number of rows in ONNX
+        return torch.cat([F.normalize(plain, dim=-1), last], dim=-1)
 
     def plain(self, features: Float[Tensor, "n entries"]) -> Float[Tensor, "n width"]:
-        """Without the last entry."""
-        found, own = F.normalize(self.mlp(features), dim=-1), F.normalize(features - self.center, dim=-1)
-        plain, named = found.split([found.shape[-1] - own.shape[-1], own.shape[-1]], dim=-1)
-        return torch.cat([plain, self.gain * (named + self.pull * own)], dim=-1)
+        """Return embeddings without the discount entry, not normalized."""
+        mapped, own = F.normalize(self.mlp(features), dim=-1), F.normalize(features - self.center, dim=-1)
+        first, names = mapped.split([mapped.shape[-1] - own.shape[-1], own.shape[-1]], dim=-1)
+        return torch.cat([first, self.gain * (names + self.pull * own)], dim=-1)
 
 
 class TowersModel(transformers.PreTrainedModel):
-    """Two towers and two heads, with the methods of transformers' own dual encoders."""
+    """Two towers and two heads, with the interface of transformers' dual encoders."""
 
     config_class = TowersConfig
     base_model_prefix = "towers"
@@ -205,7 +204,7 @@ class TowersModel(transformers.PreTrainedModel):
             transformers.AutoModel.from_config(config.vision_config) if vision_model is None else vision_model
         )
         self.text_model = transformers.AutoModel.from_config(config.text_config) if text_model is None else text_model
-        for name in ("vision", "text"):  # each tower and the whole share one config, so that a change reaches both
+        for name in ("vision", "text"):  # share one config object per tower, so changes reach both
             tower, settings = getattr(self, f"{name}_model"), getattr(config, f"{name}_config")
             settings._attn_implementation = tower.config._attn_implementation
             tower.config = settings
@@ -225,13 +224,13 @@ class TowersModel(transformers.PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **options: Any) -> Any:
-        """As transformers does, which lets every weight learn that it reads."""
-        made = super().from_pretrained(*args, **options)
-        model = made[0] if isinstance(made, tuple) else made
+        """Load like transformers, then freeze the fixed parameters, which transformers loads as trainable."""
+        loaded = super().from_pretrained(*args, **options)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
         for head in (model.visual_projection, model.text_projection):
             if isinstance(head, NamedFeatures | NamedTexts):
                 head.fix()
-        return made
+        return loaded
 
     def _init_weights(self, module: nn.Module) -> None:
         """Initialize a head; the towers initialize themselves."""
@@ -240,7 +239,7 @@ class TowersModel(transformers.PreTrainedModel):
             nn.init.zeros_(module.bias)
 
     def get_image_features(self, pixel_values: Tensor, **settings: Any) -> Float[Tensor, "n width"]:
-        """Image embeddings before normalization."""
+        """Return image embeddings before normalization."""
         output = self.vision_model(pixel_values=pixel_values, return_dict=True, **settings)
         return self.visual_projection(pooled(output, self.config.vision_pooling))
 
@@ -251,22 +250,22 @@ class TowersModel(transformers.PreTrainedModel):
         token_type_ids: Tensor | None = None,
         **settings: Any,
     ) -> Float[Tensor, "n width"]:
-        """Text embeddings before normalization."""
-        given = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        settings |= {name: value for name, value in given.items() if value is not None}
+        """Return text embeddings before normalization."""
+        optional = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        settings |= {name: value for name, value in optional.items() if value is not None}
         output = self.text_model(input_ids=input_ids, return_dict=True, **settings)
         features = pooled(output, self.config.text_pooling, attention_mask)
         return self.text_projection(F.normalize(features, dim=-1) if self.config.text_normalize else features)
 
 
 def pooled(output: Any, pooling: str, mask: Tensor | None = None) -> Float[Tensor, "n features"]:
-    """One vector of features from a tower's output.
+    """Pool a tower's output to one feature vector per row.
 
     Args:
-        output: of a transformers model: hidden states (n, places, features) or, of a convolutional network,
-            (n, features, rows, columns).
+        output: output of a transformers model, with hidden states (n, positions, features) or, for a convolutional
+            network, (n, features, rows, columns).
         pooling: see `TowersConfig`.
-        mask: 1 for tokens, 0 for padding (n, places).
+        mask: 1 for tokens, 0 for padding, (n, positions).
     """
     if pooling == "pooler":
         return output.pooler_output.flatten(1)
@@ -282,7 +281,7 @@ def pooled(output: Any, pooling: str, mask: Tensor | None = None) -> Float[Tenso
 
 
 def register() -> None:
-    """Let transformers' Auto classes open a folder that `TowersModel` was saved to."""
+    """Register `TowersModel` with transformers' Auto classes."""
     transformers.AutoConfig.register(MODEL_TYPE, TowersConfig, exist_ok=True)
     transformers.AutoModel.register(TowersConfig, TowersModel, exist_ok=True)
 

@@ -1,8 +1,8 @@
-"""The starter: the model that recollect uses where none is named. It opens from two packages and a file of ours.
+"""The starter: recollect's default model, built from two installable packages and a head shipped with recollect.
 
-Images: the features of EfficientNet-Lite0 and the class names that its ImageNet classifier expects; nothing is learned
-on this side (`recollect.models.towers.NamedFeatures`). Texts: MiniLM-L6-v2 and a text head, trained by
-`recollect.training.starter`. ``card.md`` describes the data, how well it works, and its limits.
+Images: features of EfficientNet-Lite0 and the class names that its ImageNet classifier predicts, without further
+training (`recollect.models.towers.NamedFeatures`). Texts: MiniLM-L6-v2 and a text head trained by
+`recollect.training.starter`. ``card.md`` describes training data, accuracy and limits.
 """
 
 from __future__ import annotations
@@ -26,65 +26,64 @@ CARD = Path(__file__).parent / "card.md"
 
 IMAGE_TOWER, TEXT_TOWER = "efficientnet-lite0", "minilm-l6-v2"
 FEATURES = 1280
-"""Of EfficientNet-Lite0."""
+"""Number of features of EfficientNet-Lite0."""
 
 NAME_SHARPNESS = 0.5
-"""Factor of the classifier's logits. At 1 most pictures expect a single name, which finds things but no scenes."""
-
+"""Factor of the classifier's logits. At 1 most pictures predict a single name, which works for objects, not scenes."""
 
 TRAINED_SHARE, SHARE = 0.2, 0.05
-"""Of names in a picture (`NamedFeatures`), as words see it and as other pictures do. Textures, places seen from above
-and other things that the classes have no name for are better told apart by their features alone."""
+"""`NamedFeatures.share` in text-to-picture and in picture-to-picture comparisons. The latter is small because textures,
+aerial views and other things without a class name are better distinguished by features alone."""
 
 NAME_PULL = 0.5
-"""Of `NamedTexts`."""
+"""`NamedTexts.pull`."""
 
 NAME_GAIN = (TRAINED_SHARE / (1 - TRAINED_SHARE) * (1 - SHARE) / SHARE) ** 0.5
-"""Of `NamedTexts`: with it, words rank pictures by `SHARE` exactly as they would by `TRAINED_SHARE`."""
+"""`NamedTexts.gain` with which texts rank pictures of share `SHARE` exactly as they would with `TRAINED_SHARE`."""
 
 BANK_TEXTS = 400
-"""Captions that pictures are compared with to tell how popular they are (`NamedFeatures`)."""
+"""Number of captions in the bank that measures a picture's popularity (`NamedFeatures`)."""
 
 DISCOUNT = 0.5
-"""Of a picture's popularity in the score of a text."""
+"""Weight of the popularity discount in text-to-picture scores."""
 
 
 def open_starter(head: str | Path = STARTER_HEAD) -> TransformersEncoder:
-    """The starter on the CPU, with the head that the package ships or one that `recollect train starter` wrote.
+    """Load the starter on the CPU, with the shipped head or one written by `recollect train starter`.
 
     Raises:
-        UserError: a package of the extra ``starter`` is not installed, a file has another checksum, or ``head`` is not
-            such a head.
+        UserError: a package of the extra ``starter`` is not installed, a checksum differs, or ``head`` is not a starter
+            head.
     """
     weights = read_head(head)
     bank = weights.pop("bank").float()
     encoder = empty_starter(weights["text_projection.mlp.up.weight"].shape[0], len(bank))
-    found = encoder.model.load_state_dict({name: value.float() for name, value in weights.items()}, strict=False)
-    assert not found.unexpected_keys, found.unexpected_keys
+    report = encoder.model.load_state_dict({name: value.float() for name, value in weights.items()}, strict=False)
+    assert not report.unexpected_keys, report.unexpected_keys
     encoder.model.visual_projection.bank.data.copy_(bank_embeddings(encoder.model.text_projection, bank))
     return encoder
 
 
 def bank_embeddings(text_head: NamedTexts, bank: Tensor) -> Tensor:
-    """What pictures are compared with: embeddings (bank, width) of texts by their features, without the last entry.
+    """Return unit embeddings (bank, width) of the bank's text features, without the discount entry.
 
-    Computed in float64 and rounded, so that it is the same on every machine, as is the fingerprint of the model.
+    They are computed in float64 and rounded to float16, so they and the model's fingerprint are equal on all machines.
     """
     import copy
 
     import torch
 
     with torch.no_grad():
-        made = copy.deepcopy(text_head).double().plain(bank.double())
-        return torch.nn.functional.normalize(made, dim=1).half().float()
+        embeddings = copy.deepcopy(text_head).double().plain(bank.double())
+        return torch.nn.functional.normalize(embeddings, dim=1).half().float()
 
 
 def empty_starter(hidden: int, bank: int = BANK_TEXTS) -> TransformersEncoder:
-    """Both towers, the classifier of the image tower, and a head that has learned nothing yet.
+    """Build the starter with pretrained towers and classifier, but an untrained head.
 
     Args:
-        hidden: width of the hidden layer of the text head.
-        bank: number of texts that pictures are compared with.
+        hidden: hidden width of the text head.
+        bank: number of texts in the bank.
     """
     from recollect.models.pairing import pair_towers
 
@@ -99,12 +98,12 @@ def empty_starter(hidden: int, bank: int = BANK_TEXTS) -> TransformersEncoder:
 
 
 def read_head(file: str | Path) -> dict[str, Tensor]:
-    """The tensors of a head by their names in the model: mean and std of the features, class names, text head, scale.
+    """Return a head's tensors by name: mean and std of the features, class names, text head, scale, and text bank.
 
-    ``bank`` holds the features of the texts that pictures are compared with (`NamedFeatures`).
+    All but ``bank``, the text features of the bank (`NamedFeatures`), are named as in the model.
 
     Raises:
-        UserError: the file is missing, damaged or something else.
+        UserError: the file is missing, damaged, or not a starter head.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -117,15 +116,15 @@ def read_head(file: str | Path) -> dict[str, Tensor]:
         raise UserError(f"{file}: cannot be read ({error}). Train it again, or install recollect again.") from error
     except KeyError as error:
         raise UserError(
-            f"{file}: not a head of the starter, it has no {error}. Name what `recollect train starter` wrote."
+            f"{file}: not a starter head, it has no {error}. Name a file written by `recollect train starter`."
         ) from error
     if features != FEATURES:
-        raise UserError(f"{file}: made for {features} features; {IMAGE_TOWER} has {FEATURES}.")
+        raise UserError(f"{file}: a head for {features} features, but {IMAGE_TOWER} has {FEATURES}.")
     return weights
 
 
 @cache
 def class_names() -> tuple[tuple[str, ...], ...]:
-    """Names of the 1,000 classes of ImageNet in the order of the tower's classifier, each with its synonyms."""
+    """Return the names of ImageNet's 1,000 classes with synonyms, in the order of the tower's classifier."""
     listed = json.loads((Path(__file__).parent / "names.json").read_text(encoding="utf-8"))
     return tuple(tuple(names) for names in listed)

@@ -1,6 +1,6 @@
-"""The text side of the starter in NumPy: a search by words starts in a second, where importing PyTorch takes several.
+"""NumPy implementation of the starter's text side: a search starts in one second, importing PyTorch takes several.
 
-The weights are those of the model itself; texts are embedded one at a time, which suits queries and nothing else.
+It uses the same weights as the model. Texts are embedded one at a time, so it is only suitable for queries.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 _HEAD = Path(__file__).parent / "head.safetensors"
 _TEXT_TOWER, _HEADS, _EPSILON = "minilm-l6-v2", 12, 1e-12
-_FORMAT = 3  # raise it when the code changes what the starter makes of a text
+_FORMAT = 3  # increment when a code change affects the starter's text embeddings
 
 Weights = Mapping[str, np.ndarray]
 
 
 class StarterWords:
-    """Embeds the words of a query as the starter does (`recollect.models.starter.open_starter`).
+    """Text embeddings equal to those of the starter (`recollect.models.starter.open_starter`).
 
     Attributes:
-        width: entries of an embedding.
-        longest_text: most tokens of a text that the tower reads, special tokens included.
+        width: embedding dimension.
+        longest_text: maximum text length in tokens, including special tokens.
     """
 
     prefixes: Mapping[Kind, tuple[str, ...]] = {}
@@ -55,38 +55,41 @@ class StarterWords:
         self._tower = load_file(folder / "model.safetensors")
         self._head = {name: value.astype(np.float32) for name, value in load_file(_HEAD).items()}
         self.longest_text = PRETRAINED[_TEXT_TOWER].length
-        self.width = len(self._head["text_projection.mlp.direct.bias"]) + 1  # the last one discounts popular pictures
+        self.width = len(self._head["text_projection.mlp.direct.bias"]) + 1  # the last entry discounts popularity
         self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
 
     def text_lengths(self, texts: Sequence[str], prefix: Kind | None = None) -> list[int]:
-        """Tokens of each text before anything is cut off, special tokens included."""
+        """Return the token count of each text before truncation, including special tokens."""
         return [len(self._tokenizer.encode(text).ids) for text in texts]
 
     def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float32[np.ndarray, "n width"]:
-        """Unit-norm embeddings.
+        """Return unit-norm embeddings.
 
         Raises:
             UserError: a text is not valid UTF-8.
         """
-        if broken := next((text for text in texts if not text.isascii() and _surrogates(text)), None):
-            raise UserError(f"{broken!r} is not valid UTF-8. Is the terminal, or the file it is from, set to another?")
-        with threadpool_limits(1, "blas"):  # for so few numbers, OpenBLAS threads wait longer than they compute
-            rows = [self._embedded(self._cut(self._tokenizer.encode(text).ids)) for text in texts]
+        if broken := next((text for text in texts if not text.isascii() and _has_surrogates(text)), None):
+            raise UserError(f"{broken!r} is not valid UTF-8. Check the encoding of the terminal or the file.")
+        with threadpool_limits(1, "blas"):  # with matrices this small, OpenBLAS threads mostly wait
+            rows = [self._embed(self._truncate(self._tokenizer.encode(text).ids)) for text in texts]
         return np.array(rows, dtype=np.float32).reshape(-1, self.width)
 
-    def _cut(self, ids: Sequence[int]) -> Sequence[int]:
-        """At most `longest_text` tokens, the last one the end. Threads share the tokenizer, so it never truncates."""
+    def _truncate(self, ids: Sequence[int]) -> Sequence[int]:
+        """Truncate to `longest_text` tokens, keeping the end token.
+
+        The tokenizer's own truncation is not used because it is a setting, and threads share the tokenizer.
+        """
         return ids if len(ids) <= self.longest_text else [*ids[: self.longest_text - 1], ids[-1]]
 
     def embed_images(self, images: Sequence[ImageLike]) -> Tensor:
-        """By the whole starter."""
+        """Embed pictures with the full starter."""
         from recollect.models.starter import open_starter
 
         return open_starter().embed_images(list(images))
 
-    def _embedded(self, ids: Sequence[int]) -> Float32[np.ndarray, " width"]:
+    def _embed(self, ids: Sequence[int]) -> Float32[np.ndarray, " width"]:
         features = _bert(np.asarray(ids), self._tower).mean(axis=0)
         features /= np.linalg.norm(features)
         head, size = "text_projection.mlp", len(features)
@@ -100,9 +103,9 @@ class StarterWords:
 
 
 def starter_words(fingerprint: str | None) -> StarterWords | None:
-    """The text side of the starter, if an index with this fingerprint was made by the starter that is installed.
+    """Return the starter's text side if ``fingerprint`` is that of the installed starter.
 
-    None also where no process has noted the starter's fingerprint yet (`note_starter`), or a package is missing.
+    Return None otherwise, and if the starter's fingerprint is not cached yet (`note_starter`) or a package is missing.
     """
     try:
         return StarterWords() if fingerprint and noted_fingerprint() == fingerprint else None
@@ -111,26 +114,26 @@ def starter_words(fingerprint: str | None) -> StarterWords | None:
 
 
 def noted_fingerprint() -> str | None:
-    """The starter's fingerprint, if a process has noted it."""
+    """Return the starter's fingerprint if it is cached."""
     try:
-        note = _note()
-        return str(read_json(note)["fingerprint"]) if note.is_file() else None
+        file = _note_file()
+        return str(read_json(file)["fingerprint"]) if file.is_file() else None
     except (UserError, OSError, ValueError, KeyError):
         return None
 
 
 def note_starter(encoder: Encoder) -> None:
-    """Note the fingerprint of the opened starter for `starter_words`: without PyTorch it cannot be computed."""
-    file = _note()
+    """Cache the starter's fingerprint for `starter_words`, which cannot compute it without PyTorch."""
+    file = _note_file()
     if not file.exists():
         try:
             write_json(file, {"fingerprint": encoder.fingerprint})
-        except (OSError, UserError):  # without a cache, searches are slower
+        except (OSError, UserError):  # without the cache, searches are only slower
             return
 
 
-def _note() -> Path:
-    """Its name changes with everything that the fingerprint depends on."""
+def _note_file() -> Path:
+    """Return the cache file; its name depends on everything that affects the fingerprint."""
     towers = sorted((name, tower.sha256, repr(tower)) for name, tower in PRETRAINED.items())
     packages = [metadata.version(name) for name in ("recollect", "torch", "transformers", "tokenizers")]
     head = hashlib.sha256(_HEAD.read_bytes()).hexdigest()
@@ -138,12 +141,12 @@ def _note() -> Path:
     return cache_folder() / "pretrained" / f"starter-{key}.json"
 
 
-def _surrogates(text: str) -> bool:
+def _has_surrogates(text: str) -> bool:
     return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _bert(ids: np.ndarray, weights: Weights) -> Float32[np.ndarray, "tokens features"]:
-    """The last hidden states of one text (Devlin et al., 2019)."""
+    """Return the last hidden states of one text (Devlin et al., 2019)."""
     words = weights["embeddings.word_embeddings.weight"][ids]
     places = weights["embeddings.position_embeddings.weight"][: len(ids)]
     states = words + places + weights["embeddings.token_type_embeddings.weight"][0]
@@ -182,7 +185,7 @@ def _layer_norm(states: np.ndarray, weights: Weights, name: str) -> np.ndarray:
     return centered / deviation * weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
 
-_erf = np.frompyfunc(math.erf, 1, 1)  # SciPy's takes longer to import than a query to embed
+_erf = np.frompyfunc(math.erf, 1, 1)  # importing SciPy's takes longer than embedding a query
 
 
 def _gelu(values: np.ndarray) -> np.ndarray:

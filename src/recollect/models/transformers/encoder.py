@@ -1,4 +1,4 @@
-"""A dual encoder of transformers, seen as a `DualEncoder`."""
+"""Adapter from transformers' dual encoders to `DualEncoder`."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _TOWERS: dict[Tower, tuple[str, ...]] = {
 
 
 class TransformersEncoder(DualEncoder):
-    """Any transformers model with ``get_image_features`` and ``get_text_features``.
+    """Dual encoder around any transformers model with ``get_image_features`` and ``get_text_features``.
 
     Attributes:
         model: the transformers model.
         processor: its image processor and tokenizer.
-        text: how the text tower wants its tokens.
+        text: token format of the text tower.
     """
 
     architecture = "transformers"
@@ -63,10 +63,10 @@ class TransformersEncoder(DualEncoder):
         self.prefixes: dict[Kind, tuple[str, ...]] = {}
         self.tokenizer = processor.tokenizer
         self.text: TextFormat = text_format(model, self.tokenizer)
-        if is_siglip(model.config):  # so that plain transformers gives no mask either
+        if is_siglip(model.config):  # so that plain transformers passes no mask either
             self.tokenizer.model_input_names = ["input_ids"]
             self.tokenizer.init_kwargs["model_input_names"] = ["input_ids"]
-        for name in ("logit_scale", "logit_bias", "temperature"):  # the objective has its own
+        for name in ("logit_scale", "logit_bias", "temperature"):  # objectives have their own
             if isinstance(getattr(model, name, None), nn.Parameter):
                 getattr(model, name).requires_grad_(False)
         self.width = self._find_width()
@@ -77,7 +77,7 @@ class TransformersEncoder(DualEncoder):
 
     @property
     def text_tokens(self) -> TextTokens:
-        """What `tokenize` calls, as it is now; it holds no weights, so that other processes can have it."""
+        """Tokenization with the current prefixes; contains no weights and can be sent to other processes."""
         return TextTokens(self.tokenizer, self.text, dict(self.prefixes))
 
     @property
@@ -85,12 +85,12 @@ class TransformersEncoder(DualEncoder):
         return self.text.length
 
     def text_lengths(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None = None) -> list[int]:
-        given = self.text_tokens.prefixed(texts, kinds)
-        tokens = self.tokenizer(given, padding=False, truncation=False, verbose=False)  # too long is what is asked
+        prefixed = self.text_tokens.prefixed(texts, kinds)
+        tokens = self.tokenizer(prefixed, padding=False, truncation=False, verbose=False)  # no warning if too long
         return [len(ids) for ids in tokens["input_ids"]]
 
     def encode_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
-        """Raw image embeddings of pixels (n, 3, rows, columns), or of what `ImageTransform.pack` lays out."""
+        """Return raw embeddings of pixels (n, 3, rows, columns), or of patches from `ImageTransform.pack`."""
         return features(self.model.get_image_features(**image_inputs(pixels, self.model.config)))
 
     def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n width"]:
@@ -98,7 +98,7 @@ class TransformersEncoder(DualEncoder):
         return features(self.model.get_text_features(**{name: ids.to(device) for name, ids in tokens.items()}))
 
     def pool_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n features"]:
-        """The pooled features before the projection (CLIP), or before the pooling's own MLP (SigLIP)."""
+        """Return the pooled features before the projection (CLIP) or before the pooling's MLP (SigLIP)."""
         return self._heads["image"].read(lambda: self.encode_images(pixels))
 
     def project_images(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
@@ -108,7 +108,7 @@ class TransformersEncoder(DualEncoder):
         whole = encode == self.encode_images
         projected = hasattr(self.model, "visual_projection")
         if not projected and not (whole or type(self._heads["image"]) is TowerHead):
-            return encode  # the graph ends behind what is asked for
+            return encode  # the graph ends after the requested features
         graph = image_graph(self, count)
         if graph is None:
             return encode
@@ -128,7 +128,7 @@ class TransformersEncoder(DualEncoder):
         return {"image": image_head(self.model), "text": text_head(self.model)}
 
     def add_prefixes(self, kinds: Sequence[Kind], *, length: int = 1, seed: int = 0) -> None:
-        """Give each of ``kinds`` its own ``length`` prefix tokens, drawn from N(0, 0.02), unless it has some.
+        """Add ``length`` prefix tokens, drawn from N(0, 0.02), for each of ``kinds`` that has none.
 
         Raises:
             UserError: the tokenizer or the text tower cannot take new tokens.
@@ -147,11 +147,11 @@ class TransformersEncoder(DualEncoder):
         return (value for name, value in self.model.named_parameters() if name.startswith(_TOWERS[tower]))
 
     def checkpoint_activations(self) -> None:
-        """Recompute the activations of each layer in the backward pass instead of keeping them, in both towers."""
+        """Enable activation checkpointing in the `recomputable` towers."""
         for name in self.recomputable:
             tower = self.model.vision_model if name == "image" else self.model.text_model
-            way = "activation" if hasattr(tower, "activation_checkpointing_enable") else "gradient"  # before 5.23
-            getattr(tower, f"{way}_checkpointing_enable")()
+            kind = "activation" if hasattr(tower, "activation_checkpointing_enable") else "gradient"  # before 5.23
+            getattr(tower, f"{kind}_checkpointing_enable")()
 
     @property
     def recomputable(self) -> tuple[Tower, ...]:
@@ -172,7 +172,7 @@ class TransformersEncoder(DualEncoder):
 
     def _write(self, folder: Path) -> None:
         if (backend := getattr(self.tokenizer, "backend_tokenizer", None)) is not None:
-            backend.no_padding()  # these two are left behind by the last call, which is no part of a model
+            backend.no_padding()  # the last call has left its padding and truncation in the tokenizer
             backend.no_truncation()
         with quiet():
             self.model.save_pretrained(folder)
@@ -185,10 +185,10 @@ class TransformersEncoder(DualEncoder):
         return f"{self.text.as_json()} {self._tokenizer_key}{self._activation('image')}{self._activation('text')}"
 
     def _activation(self, tower: Tower) -> str:
-        """As in `DualEncoder`. Weights fit any form of GELU, and converted CLIPs often name the wrong one at first."""
+        """See `DualEncoder`. Configs of converted CLIPs often have the wrong GELU, which weights alone do not show."""
         config = self.model.config.vision_config if tower == "image" else self.model.config.text_config
-        own, usual = (str(getattr(each, "hidden_act", "")) for each in (config, type(config)))
-        return f" {tower} {own}" if own != usual and "gelu" in own else ""
+        own, default = (str(getattr(each, "hidden_act", "")) for each in (config, type(config)))
+        return f" {tower} {own}" if own != default and "gelu" in own else ""
 
     @cached_property
     def _tokenizer_key(self) -> str:
@@ -196,14 +196,14 @@ class TransformersEncoder(DualEncoder):
         if backend is None:
             return hashlib.blake2b(json.dumps(self.tokenizer.get_vocab(), sort_keys=True).encode()).hexdigest()
         parts = json.loads(backend.to_str())
-        for state in ("padding", "truncation"):  # left behind by the last call
+        for state in ("padding", "truncation"):  # left over from the last call
             parts.pop(state, None)
         return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers' progress bars and warnings while the block runs."""
+    """Silence transformers' progress bars and warnings inside the block."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()

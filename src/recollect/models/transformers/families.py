@@ -1,4 +1,4 @@
-"""How the families of dual encoders in transformers differ: padding, masks, pooled tokens, pixels."""
+"""Differences between families of dual encoders in transformers: padding, masks, pooled tokens, image inputs."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from recollect.data.transforms import patch_grid
 
 Pooling = Literal["end", "last", "first"]
 
-# CLIP's checkpoints from before transformers 4.31 store this id, and are read as "the greatest id is the end token".
+# With this end token id, stored by CLIP checkpoints from before transformers 4.31, a text is pooled at its largest id.
 OLD_END = 2
 
-_FROM_PADDING = re.compile(".*roberta|altclip")  # text towers that count positions from the padding id + 1
+_OFFSET_POSITIONS = re.compile(".*roberta|altclip")  # text towers whose positions start at the padding id + 1
 
-_LONGEST = 10_000  # tokenizers without a limit of their own say 1e30
+_MAX_LENGTH = 10_000  # tokenizers without a limit report 1e30
 
 
 @dataclass(frozen=True)
 class TextFormat:
-    """How a text tower wants its tokens.
+    """Token format of a text tower.
 
     Attributes:
-        padding: to the longest text of the batch, or always to ``length``.
-        length: most tokens of a text, prefix and special tokens included.
-        inputs: what the tokenizer gives that the tower reads.
+        padding: pad to the longest text of the batch, or always to ``length``.
+        length: maximum text length in tokens, including prefix and special tokens.
+        inputs: names of the tokenizer outputs that the tower uses.
     """
 
     padding: Literal["longest", "max_length"]
@@ -42,18 +42,18 @@ class TextFormat:
     inputs: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return the fields as a dictionary."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class TextTokens:
-    """From texts to what a text tower reads, without its weights, so that worker processes can have it.
+    """Tokenization for a text tower; contains no weights and can be sent to worker processes.
 
     Attributes:
-        tokenizer: of transformers.
-        format: padding, length and names.
-        prefixes: tokens in front of the texts of each kind.
+        tokenizer: the transformers tokenizer.
+        format: token format of the tower.
+        prefixes: prefix tokens by kind of source.
     """
 
     tokenizer: transformers.PreTrainedTokenizerBase
@@ -62,7 +62,7 @@ class TextTokens:
 
     @property
     def by_row(self) -> bool:
-        """Whether the tokens of a text do not depend on the other texts (fixed length)."""
+        """Whether a text's tokens are independent of the rest of the batch (fixed length)."""
         return self.format.padding == "max_length"
 
     def __call__(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None = None) -> dict[str, Tensor]:
@@ -77,18 +77,18 @@ class TextTokens:
         return {name: tokens[name] for name in self.format.inputs}
 
     def prefixed(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None) -> list[str]:
-        """The texts with the prefix tokens of their kinds in front.
+        """Prepend the prefix tokens of their kinds to texts.
 
         Raises:
-            UserError: a kind that has none, where others have.
-            ValueError: not one kind for each text.
+            UserError: the model has prefix tokens, but not for one of the kinds.
+            ValueError: the number of kinds is not the number of texts.
         """
         if kinds is None or not self.prefixes:
             return list(texts)
-        each = [kinds] * len(texts) if isinstance(kinds, str) else kinds
-        if len(each) != len(texts):
-            raise ValueError(f"{len(texts)} texts, but {len(each)} kinds")
-        return [self._prefix(kind) + text for kind, text in zip(each, texts, strict=True)]
+        kinds = [kinds] * len(texts) if isinstance(kinds, str) else kinds
+        if len(kinds) != len(texts):
+            raise ValueError(f"{len(texts)} texts, but {len(kinds)} kinds")
+        return [self._prefix(kind) + text for kind, text in zip(kinds, texts, strict=True)]
 
     def _prefix(self, kind: Kind) -> str:
         if kind not in self.prefixes:
@@ -97,13 +97,13 @@ class TextTokens:
 
 
 def text_format(model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase) -> TextFormat:
-    """How ``model`` was trained to read texts.
+    """Return the token format that ``model`` was trained with.
 
-    SigLIP always saw ``length`` tokens, attended to the padding and pools at the last place, so its padding is part of
-    the text and no mask is given. The others pad to the longest and mask the padding.
+    SigLIP was trained on texts padded to ``length``, attends to the padding and pools at the last token, so padding is
+    part of the text and there is no mask. Other models pad to the longest text and mask the padding.
     """
     config = model.config.text_config
-    length = min(tokenizer.model_max_length, _positions(config), _LONGEST)
+    length = min(tokenizer.model_max_length, _max_positions(config), _MAX_LENGTH)
     if is_siglip(model.config):
         return TextFormat("max_length", length, ("input_ids",))
     methods = [model.get_text_features, *([model.text_model.forward] if hasattr(model, "text_model") else [])]
@@ -112,9 +112,9 @@ def text_format(model: transformers.PreTrainedModel, tokenizer: transformers.Pre
     return TextFormat("longest", length, inputs)
 
 
-def _positions(config: Any) -> int:
-    most = getattr(config, "max_position_embeddings", _LONGEST)
-    return most - config.pad_token_id - 1 if _FROM_PADDING.match(config.model_type) else most
+def _max_positions(config: Any) -> int:
+    count = getattr(config, "max_position_embeddings", _MAX_LENGTH)
+    return count - config.pad_token_id - 1 if _OFFSET_POSITIONS.match(config.model_type) else count
 
 
 def is_siglip(config: Any) -> bool:
@@ -123,12 +123,12 @@ def is_siglip(config: Any) -> bool:
 
 
 def is_naflex(config: Any) -> bool:
-    """Whether the image tower reads patches in any arrangement (SigLIP 2 NaFlex)."""
+    """Whether the image tower accepts variable input shapes (SigLIP 2 NaFlex)."""
     return config.model_type == "siglip2"
 
 
 def pooling(config: Any) -> Pooling:
-    """Which token's state becomes the text's embedding: the end token, the last place, or the first (CLS)."""
+    """Return which token is pooled to the text embedding: the end token, the last position, or the first (CLS)."""
     if is_siglip(config):
         return "last"
     model_type = config.text_config.model_type
@@ -136,20 +136,20 @@ def pooling(config: Any) -> Pooling:
 
 
 def store_end_token(model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase) -> None:
-    """Make a CLIP text tower find its end token by the tokenizer's id for it.
+    """Make a CLIP text tower pool at the tokenizer's end token instead of the largest id.
 
-    New tokens have greater ids than the end token. Towers that pool at the greatest id would pool at them instead.
+    Added tokens have larger ids than the end token, so a tower that pools at the largest id would pool at them.
 
     Raises:
-        UserError: the end token's id really is 2, which transformers cannot express.
+        UserError: the tokenizer has no end token, or its id is 2, which transformers treats as "largest id".
     """
     config = model.config.text_config
     if pooling(model.config) != "end":
         return
     if tokenizer.eos_token_id in (None, OLD_END):
         raise UserError(
-            f"the tokenizer's end token has id {tokenizer.eos_token_id}, which a CLIP text tower cannot "
-            "look for. Use a tokenizer whose end token has another id."
+            f"the tokenizer's end token has id {tokenizer.eos_token_id}, which a CLIP text tower does not support. "
+            "Use a tokenizer whose end token has another id."
         )
     config.eos_token_id = tokenizer.eos_token_id
     model.text_model.config.eos_token_id = tokenizer.eos_token_id
@@ -157,9 +157,11 @@ def store_end_token(model: transformers.PreTrainedModel, tokenizer: transformers
 
 
 def image_inputs(pixels: Float[Tensor, "n ..."], config: Any) -> dict[str, Tensor]:
-    """What the image tower reads: the pixels, or for NaFlex their patches from left to right and top to bottom.
+    """Return the inputs of the image tower: pixels, or for NaFlex patches in row-major order.
 
-    NaFlex is given pictures of one shape (n, 3, rows, columns), or of many as `ImageTransform.pack` lays them out.
+    Args:
+        pixels: (n, 3, rows, columns); for NaFlex also pictures of different shapes from `ImageTransform.pack`.
+        config: config of the model.
     """
     if not is_naflex(config):
         return {"pixel_values": pixels}
@@ -183,6 +185,5 @@ def image_inputs(pixels: Float[Tensor, "n ..."], config: Any) -> dict[str, Tenso
 
 
 def features(output: Any) -> Float[Tensor, "n width"]:
-    """The embedding in what ``get_image_features`` returns: a tensor before transformers 5, an output object since."""
-    found = output if isinstance(output, Tensor) else output.pooler_output
-    return found.flatten(1)
+    """Return the embeddings from ``get_image_features``: a tensor before transformers 5, now an output object."""
+    return (output if isinstance(output, Tensor) else output.pooler_output).flatten(1)

@@ -1,4 +1,4 @@
-"""Where the towers of transformers' dual encoders can be cut: the pooled features, and the head that embeds them."""
+"""Heads of transformers' dual encoders, which map a tower's pooled features to embeddings."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from recollect.models.transformers.families import is_siglip
 
 
 class TowerHead:
-    """The last part of a tower; this base class is for towers whose pooled features are the embedding."""
+    """Identity head, for towers whose pooled features are the embeddings; base class of the others."""
 
     def read(self, run: Callable[[], Tensor]) -> Float[Tensor, "n features"]:
-        """The input of the head while ``run`` embeds."""
+        """Call ``run``, which embeds, and return the features that reach the head."""
         return run()
 
     def __call__(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
-        """Raw embeddings of what `read` returned."""
+        """Map features from `read` to raw embeddings."""
         return features
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters of the head."""
+        """Yield the parameters of the head."""
         return iter(())
 
 
 class Projection(TowerHead):
-    """A module that maps pooled features to embeddings (CLIP, VisionTextDualEncoder; SigLIP's texts)."""
+    """Head that is a single module (CLIP, VisionTextDualEncoder; SigLIP's texts)."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
 
     def read(self, run: Callable[[], Tensor]) -> Float[Tensor, "n features"]:
-        return _seen(self.module.register_forward_pre_hook, lambda _, given: given[0], run)
+        return _capture(self.module.register_forward_pre_hook, lambda _, args: args[0], run)
 
     def __call__(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
         return self.module(features)
@@ -45,13 +45,13 @@ class Projection(TowerHead):
 
 
 class PoolingMlp(TowerHead):
-    """SigLIP's image tower ends in attention pooling, with a residual MLP in place of a projection."""
+    """Head of SigLIP's image tower: the residual MLP after its attention pooling."""
 
     def __init__(self, pooling: Any) -> None:
         self.pooling = pooling
 
     def read(self, run: Callable[[], Tensor]) -> Float[Tensor, "n features"]:
-        return _seen(self.pooling.attention.register_forward_hook, lambda _, given, made: made[0][:, 0], run)
+        return _capture(self.pooling.attention.register_forward_hook, lambda _, args, output: output[0][:, 0], run)
 
     def __call__(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
         return features + self.pooling.mlp(self.pooling.layernorm(features))
@@ -61,22 +61,18 @@ class PoolingMlp(TowerHead):
         yield from self.pooling.mlp.parameters()
 
 
-def _seen(register: Callable[..., Any], choose: Callable[..., Tensor], run: Callable[[], Tensor]) -> Tensor:
-    found: list[Tensor] = []
-
-    def note(*given: Any) -> None:
-        found.append(choose(*given))
-
-    handle = register(note)
+def _capture(register: Callable[..., Any], choose: Callable[..., Tensor], run: Callable[[], Tensor]) -> Tensor:
+    captured: list[Tensor] = []
+    handle = register(lambda *args: captured.append(choose(*args)))
     try:
         run()
     finally:
         handle.remove()
-    return found[-1]
+    return captured[-1]
 
 
 def image_head(model: transformers.PreTrainedModel) -> TowerHead:
-    """The head of the image tower; an empty one if it has none (ALIGN)."""
+    """Return the head of the image tower; the identity if it has none (ALIGN)."""
     if is_siglip(model.config) and not hasattr(model, "visual_projection"):
         pooling = getattr(model.vision_model, "head", None)
         return PoolingMlp(pooling) if hasattr(pooling, "attention") else TowerHead()
@@ -84,9 +80,9 @@ def image_head(model: transformers.PreTrainedModel) -> TowerHead:
 
 
 def text_head(model: transformers.PreTrainedModel) -> TowerHead:
-    """The head of the text tower; an empty one if it has none."""
-    own = is_siglip(model.config) and not hasattr(model, "text_projection")
-    return _projection(model.text_model, "head") if own else _projection(model, "text_projection")
+    """Return the head of the text tower; the identity if it has none."""
+    inner = is_siglip(model.config) and not hasattr(model, "text_projection")
+    return _projection(model.text_model, "head") if inner else _projection(model, "text_projection")
 
 
 def _projection(owner: Any, name: str) -> TowerHead:

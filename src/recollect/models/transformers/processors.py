@@ -1,4 +1,4 @@
-"""Between transformers' image processors and `ImageTransform`, which needs no torchvision."""
+"""Conversion between transformers' image processors and `ImageTransform`, which needs no torchvision."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _RESAMPLE: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicub
 
 
 def transform_of(processor: Any, config: transformers.PreTrainedConfig, name: str) -> ImageTransform:
-    """The transform that prepares a picture as ``processor`` does.
+    """Return the transform equivalent to an image processor.
 
     Raises:
-        UserError: it does something that `ImageTransform` does not.
+        UserError: the processor has a setting that `ImageTransform` does not support.
     """
 
     def setting(key: str, default: Any = None) -> Any:
@@ -30,23 +30,23 @@ def transform_of(processor: Any, config: transformers.PreTrainedConfig, name: st
 
     _refuse(name, setting("do_rescale", True) is not True, "does not scale pixels to 0…1")
     _refuse(name, setting("do_pad", False), "pads pictures")
-    most, patch = int(setting("max_num_patches", 0)), int(setting("patch_size", 0))
+    patches, patch = int(setting("max_num_patches", 0)), int(setting("patch_size", 0))
     size, resized, fit = _size_and_fit(setting, config, name)
     resample = _RESAMPLE.get(int(setting("resample", 3)))
     _refuse(name, resample is None, f"resizes with PIL's filter {setting('resample')}")
     assert resample is not None
     mean, std = _mean_and_std(setting)
     return ImageTransform(
-        size=size, mean=mean, std=std, fit=fit, resample=resample, patch=patch * (most > 0), patches=most,
+        size=size, mean=mean, std=std, fit=fit, resample=resample, patch=patch * (patches > 0), patches=patches,
         resized=resized if resized != size else 0,
     )  # fmt: skip
 
 
 def _mean_and_std(setting: Setting) -> tuple[Three, Three]:
-    """Of the three channels, in units of full brightness, of all that is added to pixels and divided out of them.
+    """Return the per-channel mean and standard deviation of the processor's total normalization, for pixels in 0…1.
 
-    ALIGN's processor takes bytes to -1…1 (``rescale_offset``), and EfficientNet's divides by the deviation once more
-    (``include_top``).
+    This includes ALIGN's rescaling of bytes to -1…1 (``rescale_offset``) and EfficientNet's second division by the
+    standard deviation (``include_top``).
     """
     brightness = setting("rescale_factor", 1 / 255) * 255
     offset = 1.0 if setting("rescale_offset", False) else 0.0
@@ -59,8 +59,8 @@ def _mean_and_std(setting: Setting) -> tuple[Three, Three]:
 def _size_and_fit(
     setting: Setting, config: transformers.PreTrainedConfig, name: str
 ) -> tuple[int, int, Literal["crop", "squash", "patches"]]:
-    """The side of the result, what a side of the picture becomes before it is cut out, and how."""
-    if setting("max_num_patches"):  # NaFlex: a picture keeps its shape; a square one has this side
+    """Return the output size, the size that pictures are resized to before cropping, and the fit."""
+    if setting("max_num_patches"):  # NaFlex preserves the aspect ratio; this is the size of a square picture
         _refuse(name, not setting("do_resize", True), "does not resize pictures")
         side = math.isqrt(int(setting("max_num_patches"))) * int(setting("patch_size"))
         return side, side, "patches"
@@ -70,7 +70,7 @@ def _size_and_fit(
     size = setting("size")
     crop = setting("crop_size") if setting("do_center_crop", False) else None
     shorter, square = _entry(size, "shortest_edge"), _square(size)
-    if shorter is not None and setting("crop_pct") is not None:  # ConvNeXt's and ResNet's: from 384 on, no crop
+    if shorter is not None and setting("crop_pct") is not None:  # ConvNeXt and ResNet: no crop at 384 or more
         return (
             shorter,
             int(shorter / setting("crop_pct")) if shorter < 384 else shorter,
@@ -82,7 +82,9 @@ def _size_and_fit(
     if square is not None and crop is None:
         return square, square, "squash"
     fits = square is not None and cut is not None and cut <= square
-    _refuse(name, not fits, f"resizes to {_plain(size)}" + (f" and crops {_plain(crop)}" if crop is not None else ""))
+    _refuse(
+        name, not fits, f"resizes to {_describe(size)}" + (f" and crops {_describe(crop)}" if crop is not None else "")
+    )
     assert square is not None
     assert cut is not None
     return cut, square, "squash"
@@ -98,7 +100,7 @@ def _entry(size: Any, key: str) -> int | None:
     return None if value is None else int(value)
 
 
-def _plain(size: Any) -> str:
+def _describe(size: Any) -> str:
     keys = ("height", "width", "shortest_edge", "longest_edge")
     return " ".join(f"{key} {_entry(size, key)}" for key in keys if _entry(size, key) is not None)
 
@@ -109,7 +111,7 @@ def _three(value: Any) -> tuple[float, float, float]:
 
 
 def _refuse(name: str, unsupported: Any, what: str) -> None:
-    """Refuse an image processor that `ImageTransform` cannot reproduce."""
+    """Reject an image processor that `ImageTransform` cannot reproduce."""
     refuse(
         (
             unsupported,
@@ -120,7 +122,7 @@ def _refuse(name: str, unsupported: Any, what: str) -> None:
 
 
 def processor_of(transform: ImageTransform) -> Any:
-    """The image processor that prepares a picture as ``transform`` does in evaluation."""
+    """Return the image processor equivalent to ``transform`` in evaluation."""
     size = {"height": transform.size, "width": transform.size}
     resample = next(number for number, word in _RESAMPLE.items() if word == transform.resample)
     common = {"image_mean": list(transform.mean), "image_std": list(transform.std), "resample": resample}
