@@ -1,1 +1,1 @@
-"""Pairs and labeled images: opening, mixing, transforming and batching them; tasks and the catalogue of sets."""
+"""Image–text pairs and labeled images: opening, mixing, transforming and batching."""

@@ -1,4 +1,4 @@
-"""Sentences made from class names."""
+"""Prompt templates for class names."""
 
 from pathlib import Path
 
@@ -7,26 +7,26 @@ from recollect.core.files import read_lines
 
 
 def read_templates(path: Path) -> tuple[str, ...]:
-    """Prompt templates of a text file, one a line.
+    """Read prompt templates from a text file, one per line.
 
     Raises:
-        UserError: no such file, or a template has no ``{}``, so that every class would read the same.
+        UserError: the file is missing, or a template has no ``{}``.
     """
     lines = read_lines(path, "templates")
-    if wrong := [line for line in lines if "{}" not in line]:
-        raise UserError(f"{path}: a template needs {{}} for the class name, but one reads: {wrong[0]}")
+    if invalid := [line for line in lines if "{}" not in line]:
+        raise UserError(f"{path}: a template has no {{}} for the class name: {invalid[0]}")
     return tuple(lines)
 
 
 GENERAL_TEMPLATES = read_templates(Path(__file__).with_name("clip_templates.txt"))
-"""The 80 general templates of CLIP's ImageNet evaluation, in their order (Radford et al., 2021)."""
+"""The 80 general templates of CLIP's ImageNet evaluation, in the original order (Radford et al., 2021)."""
 
 SIMPLE_TEMPLATES: tuple[str, ...] = ("a photo of a {}.",)
-"""One plain sentence, where 80 per class are too many."""
+"""A single template, for uses where 80 per class are too many."""
 
 
 def readable(name: str) -> str:
-    """A class name as words: underscores become spaces, runs of spaces one.
+    """Convert a class name to words by replacing underscores with spaces and collapsing whitespace.
 
     >>> readable("annual_crop__land ")
     'annual crop land'
@@ -35,16 +35,16 @@ def readable(name: str) -> str:
 
 
 def fill(template: str, name: str) -> str:
-    """Put a class name into a template's ``{}``.
+    """Insert a class name into a template.
 
-    A plain replacement, so that braces in a name or elsewhere in the template are left alone.
+    Only ``{}`` is replaced; other braces in the template or the name are unchanged.
 
     >>> fill("a photo of a {}.", "polka-dotted")
     'a photo of a polka-dotted.'
 
     Raises:
-        ValueError: the template has no ``{}``, so every class would read the same.
+        ValueError: the template has no ``{}``.
     """
     if "{}" not in template:
-        raise ValueError(f"template {template!r} has no {{}} to put the class name in")
+        raise ValueError(f"template {template!r} has no {{}} for the class name")
     return template.replace("{}", readable(name))

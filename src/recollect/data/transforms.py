@@ -1,4 +1,4 @@
-"""Preprocessing: from a picture to a model's input."""
+"""Preprocessing of pictures for a model."""
 
 import math
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _CROP_ATTEMPTS = 10
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """Crop, resize with antialiasing and normalize; without torchvision.
+    """Crop, resize with antialiasing and normalize, without torchvision.
 
     For evaluation, ``fit="crop"`` resizes the shorter side to ``size`` and crops the center (CLIP), ``"squash"``
     resizes both sides to ``size`` (SigLIP), and ``"patches"`` keeps the aspect ratio and cuts the picture into at most
@@ -31,16 +31,16 @@ class ImageTransform:
 
     Attributes:
         size: height and width of the result; for ``"patches"``, of a square picture.
-        mean, std: of the three channels, in units of full brightness.
-        training: random crop (and flip) instead of the center.
-        scale: least and greatest share of the picture's area that a training crop covers; (1, 1) is all of it,
-            unless there is one ``ratio``.
-        ratio: least and greatest width/height of a training crop.
-        flip: mirror half of the training images; off by default, since it breaks text, maps and "left of".
+        mean, std: normalization of each channel, with pixels in 0…1.
+        training: random crop (and flip) instead of the evaluation fit.
+        scale: minimum and maximum fraction of the picture's area in a training crop; (1, 1) disables cropping if
+            ``ratio`` is a range.
+        ratio: minimum and maximum width/height of a training crop.
+        flip: mirror half of the training images; off by default because it breaks text, maps and "left of".
         fit: how evaluation handles pictures that are not square.
         resample: interpolation.
-        patch, patches: side of a patch and maximum number of patches, for ``"patches"``.
-        resized: side before the center crop in evaluation, if larger than ``size`` (ALIGN: 346 and 289); 0 for
+        patch, patches: patch size in pixels and maximum number of patches, for ``"patches"``.
+        resized: size before the center crop in evaluation, if larger than ``size`` (ALIGN: 346 and 289); 0 means
             ``size``.
     """
 
@@ -66,16 +66,16 @@ class ImageTransform:
             and (not self.packs or (self.patch >= 2 and self.patches >= 1))
         )
         if not valid:
-            raise ValueError(f"impossible sizes: {self}")
+            raise ValueError(f"invalid sizes: {self}")
 
     @property
     def packs(self) -> bool:
-        """Whether pictures keep their shape and become rows of patches."""
+        """Whether pictures keep their aspect ratio and become rows of patches."""
         return self.fit == "patches"
 
     @property
     def key(self) -> str:
-        """Names everything that decides the result; part of the key of cached features."""
+        """Description of all settings that affect the result; part of the cache key of features."""
         mean, std = (",".join(f"{value:.8g}" for value in values) for values in (self.mean, self.std))
         common = f"{self.size} {self.resample} mean={mean} std={std}"
         common += f" patches={self.patches}x{self.patch}" if self.packs else ""
@@ -86,10 +86,10 @@ class ImageTransform:
 
     @property
     def needed(self) -> int:
-        """Shorter side in pixels above which more detail has next to no effect.
+        """Shorter side in pixels above which more resolution has almost no effect.
 
-        For evaluation twice the resized side: a JPEG decoded at less changes the starter's embeddings by 0.001 to 0.004
-        in cosine (a dozen photographs of 12 megapixels), at twice the side by 0.0001 to 0.0007.
+        In evaluation, this is twice the resized side: decoding JPEGs at that size changes the starter's embeddings by
+        0.0001 to 0.0007 in cosine, and below it by 0.001 to 0.004 (a dozen photographs of 12 megapixels).
         """
         if self.training:
             return math.ceil(self.size / math.sqrt(self.scale[0]))
@@ -102,10 +102,10 @@ class ImageTransform:
 
         Args:
             image: a PIL image of any mode (see `as_rgb`), (height, width, 3) uint8, or a 1-d vector.
-            generator: of the random crop and flip; needed for training.
+            generator: random generator for crop and flip; required in training.
 
         Raises:
-            ValueError: training without a generator, or an array of another shape or type.
+            ValueError: no generator in training, or an array with an invalid shape or dtype.
         """
         if isinstance(image, np.ndarray) and image.ndim == 1:
             return torch.from_numpy(image.astype(np.float32))
@@ -114,7 +114,7 @@ class ImageTransform:
     def pixels(
         self, image: ImageLike, generator: np.random.Generator | None = None
     ) -> UInt8[np.ndarray, "size size 3"] | UInt8[np.ndarray, "rows entries"]:
-        """Crop and resize only: bytes, a quarter of the memory, to be normalized as a batch or on the GPU."""
+        """Crop and resize only, returning bytes: a quarter of the memory, to be normalized in batches or on the GPU."""
         if isinstance(image, PreparedPixels):
             return image
         picture = as_picture(image)
@@ -123,7 +123,7 @@ class ImageTransform:
                 return np.array(self._center(picture))
             return self.pack(np.array(picture.resize(self._patched_size(*picture.size), _FILTERS[self.resample])))
         if generator is None:
-            raise ValueError("a training transform needs a generator: its crop is random")
+            raise ValueError("a training transform needs a generator because its crop is random")
         box = self._crop(picture, generator)
         size = self._patched_size(box[2] - box[0], box[3] - box[1]) if self.packs else (self.size, self.size)
         pixels = np.array(picture.resize(size, _FILTERS[self.resample], box=box))
@@ -131,23 +131,23 @@ class ImageTransform:
         return self.pack(pixels) if self.packs else pixels
 
     def pack(self, pixels: UInt8[np.ndarray, "rows columns 3"]) -> UInt8[np.ndarray, "patches entries"]:
-        """A picture's patches in reading order, and the shape of their grid.
+        """Cut a picture into patches in row-major order, so pictures of all shapes fit in one batch.
 
         Returns:
-            ``patches`` rows of ``3 patch²`` bytes, padded with zero rows, and a last row that begins with the number of
-            grid rows and columns, two bytes each. So pictures of all shapes fit in one batch.
+            ``patches`` rows of ``3 patch²`` bytes, padded with zero rows, and a last row that starts with the number of
+            grid rows and columns, two bytes each.
         """
         high, wide, side = pixels.shape[0] // self.patch, pixels.shape[1] // self.patch, self.patch
         packed = np.zeros((self.patches + 1, 3 * side * side), dtype=np.uint8)
-        cut = pixels[: high * side, : wide * side].reshape(high, side, wide, side, 3).transpose(0, 2, 1, 3, 4)
-        packed[: high * wide] = cut.reshape(high * wide, -1)
+        grid = pixels[: high * side, : wide * side].reshape(high, side, wide, side, 3).transpose(0, 2, 1, 3, 4)
+        packed[: high * wide] = grid.reshape(high * wide, -1)
         packed[-1, :4] = (*divmod(high, 256), *divmod(wide, 256))
         return packed
 
     def normalize(
         self, pixels: UInt8[Tensor, "n size size 3"] | UInt8[Tensor, "n rows entries"]
     ) -> Float[Tensor, "n 3 size size"] | Float[Tensor, "n rows entries"]:
-        """``(pixels / 255 - mean) / std``, on the device where ``pixels`` are; zeros where packed rows are empty."""
+        """Compute ``(pixels / 255 - mean) / std`` on the device of ``pixels``; padding rows of patches become zero."""
         if pixels.ndim == 3:
             return self._normalize_packed(pixels)
         mean = torch.tensor(self.mean, dtype=torch.float32, device=pixels.device).view(3, 1, 1)
@@ -167,9 +167,9 @@ class ImageTransform:
         return images
 
     def _patched_size(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height, in whole patches, of a picture of this shape that fills at most ``patches`` of them.
+        """Return the largest size in whole patches with this aspect ratio and at most ``patches`` patches.
 
-        The same search as transformers' ``get_image_size_for_max_num_patches``, so that published checkpoints see the
+        Uses the same search as transformers' ``get_image_size_for_max_num_patches``, so published checkpoints get the
         grid they were trained with.
         """
 
@@ -190,11 +190,11 @@ class ImageTransform:
             return self._cut_out(picture.resize((side, side), _FILTERS[self.resample]))
         width, height = picture.size
         shorter = min(width, height)
-        if max(width, height) > 8 * shorter:  # a strip: resized whole, it could take any amount of memory
+        if max(width, height) > 8 * shorter:  # resizing a whole strip could take any amount of memory
             left, top = (max(0, (length - 2 * shorter) // 2) for length in (width, height))
             picture = picture.crop((left, top, width - left, height - top))
             width, height = picture.size
-        # Truncated as in CLIP's own preprocessing, so that published checkpoints see the pixels they were made for.
+        # Truncated as in CLIP's own preprocessing, so published checkpoints get the pixels they were trained on.
         wide, high = (int(side * length / shorter) for length in (width, height))
         if (wide, high) != (width, height):
             picture = picture.resize((wide, high), _FILTERS[self.resample])
@@ -207,7 +207,7 @@ class ImageTransform:
         return picture.crop((left, top, left + self.size, top + self.size))
 
     def _crop(self, picture: Image.Image, generator: np.random.Generator) -> tuple[int, int, int, int]:
-        """Box of a random crop: area uniform in ``scale``, ratio log-uniform; the widest that fits if none does."""
+        """Return a random crop box: uniform area, log-uniform ratio; if no attempt fits, the largest centered crop."""
         width, height = picture.size
         if self.scale[0] == 1 and self.ratio[0] < self.ratio[1]:
             return 0, 0, width, height
@@ -226,6 +226,6 @@ class ImageTransform:
 
 
 def patch_grid(packed: Tensor) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
-    """Grid rows and columns of each picture that `ImageTransform.pack` returned."""
+    """Return the grid rows and columns of pictures from `ImageTransform.pack`."""
     counts = packed[:, -1, :4].long()
     return counts[:, 0] * 256 + counts[:, 1], counts[:, 2] * 256 + counts[:, 3]

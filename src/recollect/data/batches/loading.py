@@ -1,4 +1,4 @@
-"""Batches made ahead by worker processes."""
+"""Prefetching batches in worker processes."""
 
 import os
 import signal
@@ -15,30 +15,30 @@ from torch.utils.data import DataLoader, Dataset
 from recollect.core.errors import UserError
 from recollect.core.types import Kind
 
-_PIECE = 256
-"""Rows that a worker makes at once, so that workers share a batch of 32,768 (5 GB at 224 px)."""
+_MAX_PIECE = 256
+"""Maximum rows per worker task, so that workers share a large batch (32,768 rows at 224 px are 5 GB)."""
 
-_AHEAD = 2  # batches in the making while one is being trained on
+_PREFETCH = 2  # batches prefetched during a training step
 
 RowTokenizer = Callable[[Sequence[str], Sequence[Kind]], dict[str, Tensor]]
-"""Maps texts and their kinds to tokens; those of a text do not depend on the other texts."""
+"""Maps texts and their kinds to tokens; the tokens of a text must not depend on the other texts."""
 
 PieceOfStep = tuple[int, int, int]
-"""A step, and the first and last row to make of it."""
+"""Step, start row and stop row."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some rows of a batch, from a worker.
+    """Rows of a batch, built by one worker.
 
     Attributes:
-        images: uint8 (n, size, size, 3), not normalized, or float32 that is ready.
-        texts: one for each row.
+        images: unnormalized uint8 (n, size, size, 3), or float32 inputs of the tower.
+        texts: one per row.
         labels: int64 (n,), unique across sources.
-        sources: int64 (n,), the number of each row's source.
-        ids: of each row.
-        broken: for each source number, what was wrong with images that had to be replaced.
-        tokens: of the texts, if there is a tokenizer.
+        sources: source number of each row, int64 (n,).
+        ids: sample id of each row.
+        broken: error messages of replaced images, by source number.
+        tokens: tokens of the texts, if there is a tokenizer.
     """
 
     images: Tensor
@@ -50,14 +50,14 @@ class Piece:
     tokens: dict[str, Tensor] | None = None
 
     def pin_memory(self) -> "Piece":
-        """The same in page-locked memory; torch's loader calls this."""
+        """Return a copy in page-locked memory; called by torch's DataLoader."""
         tokens = self.tokens and {name: column.pin_memory() for name, column in self.tokens.items()}
         return replace(self, images=self.images.pin_memory(), tokens=tokens)
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """An error of a worker, returned as a value; raised, it would come wrapped in a traceback."""
+    """Error in a worker, returned as a value because torch would wrap a raised one in a traceback."""
 
     message: str
 
@@ -76,60 +76,61 @@ class _Pieces(Dataset[Piece | _Failure]):
 def pieces_ahead(
     piece: Callable[[int, int, int], Piece], start: int, stop: int, size: int, workers: int, pin: bool
 ) -> Generator[list[Piece], None, None]:
-    """The pieces of each step from ``start`` to ``stop``, in order, made ahead by worker processes.
+    """Yield the pieces of each step from ``start`` up to ``stop``, in order, prefetched by worker processes.
 
     Args:
-        piece: makes the rows of a step between two numbers.
-        size: rows of a step.
-        workers: 0 makes them in this process, when they are due.
-        pin: make them in page-locked memory.
+        piece: builds a range of rows of a step.
+        start: first step.
+        stop: step after the last one.
+        size: number of rows per step.
+        workers: number of processes; 0 builds pieces in this process, on demand.
+        pin: use page-locked memory.
     """
-    rows = size if workers == 0 else min(size, max(16, min(_PIECE, -(-size // workers))))
+    rows = size if workers == 0 else min(size, max(16, min(_MAX_PIECE, -(-size // workers))))
     cuts = [(first, min(first + rows, size)) for first in range(0, size, rows)]
-    # Drawn as it is needed: a run has millions.
-    tasks = ((step, first, last) for step in range(start, stop) for first, last in cuts)
-    with warnings.catch_warnings():  # more workers than cores were requested
+    tasks = ((step, first, last) for step in range(start, stop) for first, last in cuts)  # lazy: a run has millions
+    with warnings.catch_warnings():  # the user may request more workers than cores
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         loader = DataLoader(
             _Pieces(piece),
             batch_size=None,
             sampler=tasks,
             num_workers=workers,
-            prefetch_factor=max(2, -(-_AHEAD * len(cuts) // workers)) if workers else None,
-            worker_init_fn=_start_worker if workers else None,
+            prefetch_factor=max(2, -(-_PREFETCH * len(cuts) // workers)) if workers else None,
+            worker_init_fn=_init_worker if workers else None,
             in_order=True,
             pin_memory=pin,
         )
-        made = iter(loader)
+        results = iter(loader)
     pieces: list[Piece] = []
     try:
-        for each in made:
-            if isinstance(each, _Failure):
-                raise UserError(each.message)
-            pieces.append(each)
+        for result in results:
+            if isinstance(result, _Failure):
+                raise UserError(result.message)
+            pieces.append(result)
             if len(pieces) == len(cuts):
                 yield pieces
                 pieces = []
     finally:
-        # Ends the workers now. A stored traceback could keep them alive, and each would then take five seconds to end.
-        del made
+        # Stop the workers now. A stored traceback could keep them alive, and each would then take five seconds to stop.
+        del results
 
 
-def _start_worker(worker: int) -> None:
-    """A worker uses one core, and tokenizers' threads do not outlive a fork.
+def _init_worker(worker: int) -> None:
+    """Disable tokenizer threads, which do not survive a fork, and leave signal handling to the trainer.
 
     Ctrl-C reaches every process of a terminal, and `timeout`, Slurm or systemd send SIGTERM to every process of a job.
-    Only the trainer handles them: it saves, for which it needs its workers, then ends them. If it is killed, torch's
-    own end of a worker waits for a queue that nobody reads any more.
+    Only the trainer handles them, because saving still needs its workers. If the trainer is killed, the worker exits by
+    itself: torch's own shutdown would wait for a queue that has no reader.
     """
     trainer = os.getppid()
 
-    def end_with_trainer() -> None:
+    def exit_with_trainer() -> None:
         while os.getppid() == trainer:
             time.sleep(1)
         os._exit(1)
 
-    threading.Thread(target=end_with_trainer, daemon=True).start()
+    threading.Thread(target=exit_with_trainer, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

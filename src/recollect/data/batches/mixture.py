@@ -1,4 +1,4 @@
-"""Several sources of two kinds in one run."""
+"""Mixing caption and label sources in one training run."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,16 +12,16 @@ from recollect.core.validation import refuse
 
 @dataclass(frozen=True)
 class DataMix:
-    """Sources to train on, and how a batch is made of them (prefix conditioning, section 3.2).
+    """Training sources, and how batches are sampled from them (prefix conditioning, section 3.2).
 
     Attributes:
-        sources: at least one, with different names.
-        weights: of each source; its number of samples by default.
-        sampling: "proportional" divides every batch by the weights; "equal" gives half of every batch to captions
-            and half to labels; "debiased" takes every whole batch from one source, captions and labels equally often.
-            In the last two, the weights act among sources of the same kind.
-        merge_classes: classes with the same name in several sources are one, so that a loss on labels (UniCL) does not
-            push their images apart; by default every source has its own classes.
+        sources: at least one, with distinct names.
+        weights: weight of each source; by default its number of samples.
+        sampling: "proportional" divides each batch by the weights; "equal" fills half of each batch with captions and
+            half with labels; "debiased" takes each whole batch from one source, captions and labels equally often. In
+            the last two, the weights apply among sources of the same kind.
+        merge_classes: treat classes with the same name in several sources as one, so that a loss on labels (UniCL) does
+            not push their images apart; by default classes are separate per source.
     """
 
     sources: tuple[Source, ...]
@@ -32,10 +32,10 @@ class DataMix:
     def __post_init__(self) -> None:
         names = [source.name for source in self.sources]
         weights = self.weights or (1.0,) * len(names)
-        fits = len(weights) == len(names) and all(0 < weight < float("inf") for weight in weights)
+        valid = len(weights) == len(names) and all(0 < weight < float("inf") for weight in weights)
         refuse(
             (not names, "no data source was named"),
-            (not fits, f"weights must be {len(names)} positive numbers, one for each source; got {self.weights}"),
+            (not valid, f"weights must be {len(names)} positive numbers, one per source; got {self.weights}"),
         )
         for source in self.sources:
             unnamed = source.kind == "label" and not source.class_names and not source.makes_batches
@@ -47,7 +47,7 @@ class DataMix:
 
     @cached_property
     def shares(self) -> tuple[float, ...]:
-        """Mean share of each source in what is drawn; adds up to one."""
+        """Expected fraction of samples from each source; sums to one."""
         weights = self.weights or tuple(float(len(source)) for source in self.sources)
         kinds = [source.kind for source in self.sources]
         pairs = list(zip(weights, kinds, strict=True))
@@ -58,7 +58,7 @@ class DataMix:
 
     @cached_property
     def _class_numbers(self) -> tuple[np.ndarray, ...]:
-        """The number that each class of each source has in the run."""
+        """Class numbers of the run, by source and label."""
         known: dict[tuple[str, int | str], int] = {}
         tables = []
         for place, source in enumerate(self.sources):
@@ -72,7 +72,7 @@ class DataMix:
         return tuple(tables)
 
     def class_numbers(self, source: int, labels: np.ndarray) -> np.ndarray:
-        """Labels of one source as numbers of the run; sources share only merged classes."""
+        """Map labels of one source to class numbers of the run; sources share only merged classes."""
         known = labels != NO_LABEL
         numbers = np.full(len(labels), NO_LABEL, dtype=np.int64)
         numbers[known] = self._class_numbers[source][labels[known]]

@@ -1,4 +1,4 @@
-"""Batches as a pure function of (seed, step): the same after a resume, on any number of ranks and workers."""
+"""Batches as a pure function of (seed, step), unaffected by resuming and by the number of ranks and workers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -23,31 +23,31 @@ from recollect.data.sources.reader import BROKEN_SHARE, BrokenCounter
 from recollect.data.transforms import ImageTransform
 
 CONTEXT_VIEW = 2
-"""The view of a step's samples as the context of the step before. Samples of neighboring steps differ, except at the
-start of a pass, so that a row cannot find itself."""
+"""View of a step's samples when they serve as context of the previous step. Samples of neighboring steps differ, except
+at the start of a pass, so a row does not look up itself."""
 
-_REPLACEMENTS = 32  # in a row; with one image in a hundred broken, that many never are
+_MAX_ATTEMPTS = 32  # with 1 % of the images broken, this many in a row practically never are
 
 
 @dataclass(eq=False)
 class BatchStream:
-    """An endless sequence of batches, each of which can be built independently.
+    """Endless sequence of batches, each of which can be built independently.
 
-    Every pass through a source is a new random order of its samples; a batch across two passes holds no sample twice,
-    unless it takes more than the source has. At every visit one of the captions is drawn, or a template is filled with
-    the class name (or one of its synonyms). An image that cannot be read is replaced by another of its source, chosen
-    by (seed, step, row), so that the sequence is the same on any rank and worker.
+    Each pass through a source visits its samples in a new random order. A batch that spans two passes has no duplicate
+    samples, unless it needs more samples than the source has. Each visit draws a random caption, or a random template
+    and class name (or synonym). An unreadable image is replaced by another image of its source, chosen by (seed, step,
+    row), so the sequence is the same on any rank and worker.
 
     Attributes:
         mixture: the sources.
-        batch_size: of the global batch.
-        transform: from pictures to pixels; None if all sources are vectors or make whole batches.
-        seed: of everything random.
-        rank, world_size: this process makes rows ``rank * n`` to ``(rank + 1) * n`` of the global batch of
+        batch_size: number of rows of the global batch.
+        transform: image preprocessing; None if all sources are vectors or generate whole batches.
+        seed: seed of all random choices.
+        rank, world_size: this process builds rows ``rank * n`` to ``(rank + 1) * n`` of the global batch of
             ``n * world_size`` rows.
         templates: prompt templates for class names.
-        broken_share: share of images that may be broken.
-        counters: readings and failures so far.
+        broken_share: maximum fraction of broken images.
+        counters: counts of read and broken images.
     """
 
     mixture: DataMix
@@ -62,7 +62,7 @@ class BatchStream:
 
     def __post_init__(self) -> None:
         uneven = self.batch_size < 1 or self.batch_size % self.world_size
-        refuse((uneven, f"batch size {self.batch_size} cannot be divided by {self.world_size} processes"))
+        refuse((uneven, f"batch size {self.batch_size} is not a multiple of {self.world_size} processes"))
         self.counters = BrokenCounter(self.broken_share, "--data.broken-share")
         whole = self.mixture.sampling == "debiased"
         self._plan = Plan(self.mixture.shares, self.batch_size, whole, self._key("plan"))
@@ -70,10 +70,11 @@ class BatchStream:
         self._last_rows: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def batch(self, step: int, *, view: int = 0) -> Batch:
-        """The batch of a step, or this rank's rows of it.
+        """Return this rank's rows of the batch of a step.
 
         Args:
-            view: another number gives the same samples and texts under another random crop.
+            step: number of the step.
+            view: seed of the random crops; samples and texts do not depend on it.
 
         Raises:
             UserError: too many images are broken.
@@ -81,17 +82,17 @@ class BatchStream:
         return self.join([self.piece(step, 0, self.local_size, view=view)])
 
     def seen(self, steps: int) -> dict[str, int]:
-        """How many samples each source gives to the first ``steps`` global batches."""
+        """Return the number of samples of each source in the first ``steps`` global batches."""
         counts = self._plan.before(steps)
         return {source.name: int(count) for source, count in zip(self.mixture.sources, counts, strict=True)}
 
     def most_until(self, steps: int) -> tuple[int, ...]:
-        """The most samples of each source in any of the first ``steps`` steps."""
+        """Return each source's maximum number of samples in any of the first ``steps`` steps."""
         return tuple(int(count) for count in self._plan.counts(np.arange(steps)).max(axis=0))
 
     @property
     def local_size(self) -> int:
-        """Rows that this rank makes."""
+        """Number of rows of this rank's batch."""
         return self.batch_size // self.world_size
 
     def iterate(
@@ -106,43 +107,45 @@ class BatchStream:
         raw: bool = False,
         tokenize: RowTokenizer | None = None,
     ) -> Iterator[Batch]:
-        """The batches of steps ``start`` to ``stop``, made ahead by worker processes.
+        """Yield the batches of steps ``start`` up to ``stop``, prefetched by worker processes.
 
         Args:
-            workers: processes that read and crop; 0 does it between steps, in this process.
-            view: as in `batch`; ``iterate(start + 1, stop + 1, view=CONTEXT_VIEW)`` gives the contexts.
-            device: where images are normalized; they are moved there as bytes.
-            pin: make them in page-locked memory.
-            raw: leave pictures as bytes, a quarter of the memory, for `normalized` to convert part by part.
-            tokenize: makes the ``tokens`` of the batch, in the worker.
+            start: first step.
+            stop: step after the last one.
+            workers: number of processes that read and crop; 0 uses this process.
+            view: as in `batch`; ``iterate(start + 1, stop + 1, view=CONTEXT_VIEW)`` yields the contexts.
+            device: device on which images are normalized; they are moved there as bytes.
+            pin: use page-locked memory.
+            raw: keep pictures as bytes, a quarter of the memory, to be converted in parts with `normalized`.
+            tokenize: computes the ``tokens`` of the batch, in the workers.
 
         Raises:
             UserError: too many images are broken.
         """
         make = partial(self.piece, view=view, tokenize=tokenize)
-        with closing(pieces_ahead(make, start, stop, self.local_size, workers, pin)) as steps:  # ends the workers now
+        with closing(pieces_ahead(make, start, stop, self.local_size, workers, pin)) as steps:  # stops the workers
             for pieces in steps:
                 yield self.join(pieces, device, raw)
 
     def rows(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Source number and index within the source of every row of the global batch, int64 (batch,) each."""
+        """Return the source number and the index in that source of each row of the global batch, int64 (batch,)."""
         if self._last_rows is None or self._last_rows[0] != step:
             counts, before = self._plan.counts(np.array([step]))[0], self._plan.before(step)
             sources = np.repeat(np.arange(len(counts)), counts)
             firsts = zip(self._orders, before, counts, strict=True)
             drawn = [order(first + np.arange(count)) for order, first, count in firsts]
-            # Shuffled, so that every rank gets a part of every source.
+            # Shuffle, so that each rank gets part of each source.
             slots = shuffled(np.arange(self.batch_size), self.batch_size, derive_seed(self.seed, "slots", step))
             sources, indices = sources[slots], np.concatenate(drawn)[slots]
             for number, order in enumerate(self._orders):
-                if isinstance(order, BlockOrder):  # each rank and each worker should read few of the blocks
+                if isinstance(order, BlockOrder):  # sort, so each rank and worker reads few of the blocks
                     here = np.flatnonzero(sources == number)
                     indices[here] = np.sort(indices[here])
             self._last_rows = step, sources, indices
         return self._last_rows[1:]
 
     def piece(self, step: int, start: int, stop: int, *, view: int = 0, tokenize: RowTokenizer | None = None) -> Piece:
-        """Rows ``start`` to ``stop`` of what this rank makes of a step."""
+        """Return rows ``start`` up to ``stop`` of this rank's batch of a step."""
         first = self.rank * self.local_size
         slots = np.arange(first + start, first + stop)
         sources, indices = (part[slots] for part in self.rows(step))
@@ -194,7 +197,7 @@ class BatchStream:
         return derive_seed(self.seed, purpose)
 
     def _order_of(self, source: Source, window: int) -> Callable[[np.ndarray], np.ndarray]:
-        """Maps positions of the endless passes through a source to its samples."""
+        """Return a function from positions in the endless passes through a source to its samples."""
         key = partial(self._key_of_pass, source.name)
         blocks = BlockOrder.of(source.block_sizes, window, key)
         return blocks or partial(endless, size=len(source), window=window, key=key)
@@ -203,10 +206,10 @@ class BatchStream:
         return derive_seed(self.seed, "pass", name, turn)
 
     def normalized(self, images: Tensor) -> Tensor:
-        """Rows of a batch as the towers read them: bytes are normalized, floats returned as they are."""
+        """Normalize bytes for the towers; return floats unchanged."""
         if images.dtype != torch.uint8:
             return images
-        assert self.transform is not None  # only a transform makes bytes
+        assert self.transform is not None  # only a transform returns bytes
         return self.transform.normalize(images)
 
     def _assemble(self, blocks: list[tuple[np.ndarray, Tensor]]) -> Tensor:
@@ -215,7 +218,7 @@ class BatchStream:
         if any(images.dtype != torch.uint8 for _, images in blocks):
             blocks = [(places, self.normalized(images)) for places, images in blocks]
         shapes = {tuple(images.shape[1:]) for _, images in blocks}
-        differ = f"sources give images of different shapes: {', '.join(map(str, sorted(shapes)))}"
+        differ = f"sources have images of different shapes: {', '.join(map(str, sorted(shapes)))}"
         refuse((len(shapes) > 1, differ))
         whole = torch.empty(sum(len(places) for places, _ in blocks), *shapes.pop(), dtype=blocks[0][1].dtype)
         for places, images in blocks:
@@ -225,7 +228,7 @@ class BatchStream:
 
 @dataclass(frozen=True)
 class _Draw:
-    """Reads samples of one source for one step; their labels are the source's own."""
+    """Reader of one source for one step; labels are those of the source."""
 
     stream: BatchStream
     number: int
@@ -233,11 +236,11 @@ class _Draw:
     view: int
 
     def rows(self, indices: np.ndarray, slots: np.ndarray) -> Piece:
-        """Some samples of the source, for these rows of the global batch."""
-        made = self.stream.mixture.sources[self.number].makes_batches
-        return self._at_once(indices, slots) if made else self._one_by_one(indices, slots)
+        """Read samples of the source for these rows (``slots``) of the global batch."""
+        whole = self.stream.mixture.sources[self.number].makes_batches
+        return self._whole_batch(indices, slots) if whole else self._one_by_one(indices, slots)
 
-    def _at_once(self, indices: np.ndarray, slots: np.ndarray) -> Piece:
+    def _whole_batch(self, indices: np.ndarray, slots: np.ndarray) -> Piece:
         source = self.stream.mixture.sources[self.number]
         images, texts, labels = source.batch(indices, derive_seed(self.stream.seed, "world", self.step, self.view))
         if source.kind == "label" and source.class_names:
@@ -246,15 +249,15 @@ class _Draw:
             templates = [self.stream.templates[place] for place in number_below(draws, len(self.stream.templates))]
             texts = [fill(each, name) for each, name in zip(templates, names, strict=True)]
         ids = [str(index) for index in indices.tolist()]
-        images = self._bytes(images) if images.dtype == torch.uint8 else images
+        images = self._generated_pixels(images) if images.dtype == torch.uint8 else images
         return Piece(images, texts, labels.numpy(), np.full(len(ids), self.number), ids)
 
-    def _bytes(self, pictures: Tensor) -> Tensor:
-        """Generated pictures (n, 3, height, width) as (n, size, size, 3); only resized, never cropped."""
+    def _generated_pixels(self, pictures: Tensor) -> Tensor:
+        """Resize generated pictures (n, 3, height, width) to (n, size, size, 3), without cropping."""
         transform = self.stream.transform
         if transform is None:
             raise ValueError(
-                f"{self.stream.mixture.sources[self.number].name} makes pictures, so the stream needs a transform"
+                f"{self.stream.mixture.sources[self.number].name} generates pictures, so the stream needs a transform"
             )
         if pictures.shape[2:] != (transform.size, transform.size):
             size, mode = (transform.size, transform.size), transform.resample
@@ -266,7 +269,7 @@ class _Draw:
         return pixels
 
     def _one_by_one(self, indices: np.ndarray, slots: np.ndarray) -> Piece:
-        """One sample after the other; random numbers depend only on the row's place in the global batch."""
+        """Read samples one by one; random numbers depend only on the row's position in the global batch."""
         draws = mix(self.stream._key("text"), self.step, slots)
         names = mix(draws, 1)
         crops = mix(self.stream._key("crop"), self.view, self.step, slots)
@@ -274,20 +277,20 @@ class _Draw:
         texts, labels, ids = [], [], []
         broken: list[str] = []
         for place, (index, slot) in enumerate(zip(indices.tolist(), slots.tolist(), strict=True)):
-            sample = self._readable(index, slot, broken)
+            sample = self._readable_sample(index, slot, broken)
             images.append(self._pixels(sample, int(crops[place])))
             texts.append(self._text(sample, draws[place], names[place]))
             labels.append(sample.label)
             ids.append(sample.id)
-        found, sources = np.array(labels, dtype=np.int64), np.full(len(ids), self.number)
-        return Piece(torch.stack(images), texts, found, sources, ids, {self.number: broken} if broken else {})
+        sources, failed = np.full(len(ids), self.number), {self.number: broken} if broken else {}
+        return Piece(torch.stack(images), texts, np.array(labels, dtype=np.int64), sources, ids, failed)
 
     def _pixels(self, sample: Sample, seed: int) -> Tensor:
         image, transform = sample.image, self.stream.transform
         if isinstance(image, np.ndarray) and image.ndim == 1:
             return torch.from_numpy(image.astype(np.float32))
         if transform is None:
-            raise ValueError(f"{sample.source} holds pictures, so the stream needs a transform")
+            raise ValueError(f"{sample.source} contains pictures, so the stream needs a transform")
         return torch.from_numpy(transform.pixels(image, np.random.Generator(np.random.PCG64(seed))))
 
     def _text(self, sample: Sample, draw: np.uint64, name_draw: np.uint64) -> str:
@@ -297,10 +300,10 @@ class _Draw:
         names = sample.texts or (source.class_names[sample.label],)
         return fill(templates[number_below(draw, len(templates))], names[number_below(name_draw, len(names))])
 
-    def _readable(self, index: int, slot: int, broken: list[str]) -> Sample:
-        """The sample, or the first readable one of a fixed random sequence instead."""
+    def _readable_sample(self, index: int, slot: int, broken: list[str]) -> Sample:
+        """Return the sample, or if it is broken the first readable one of a fixed random sequence."""
         source, transform = self.stream.mixture.sources[self.number], self.stream.transform
-        for attempt in range(1, _REPLACEMENTS + 1):
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
             try:
                 sample = source.read(index, needed=transform.needed if transform else 0, extra=False)
                 if sample.texts or sample.kind == "label":
@@ -309,4 +312,4 @@ class _Draw:
             except BrokenImageError as error:
                 broken.append(str(error))
             index = int(number_below(mix(self.stream._key("replacement"), self.step, slot, attempt), len(source)))
-        raise UserError(f"{broken[-_REPLACEMENTS]}; {_REPLACEMENTS} images of {source.name} in a row are unreadable")
+        raise UserError(f"{broken[-_MAX_ATTEMPTS]}; {_MAX_ATTEMPTS} images of {source.name} in a row are unreadable")
