@@ -12,7 +12,7 @@ import pytest
 def quick_worlds():
     """Every word of a made world is known beforehand, and how often it occurs does not change a table's form."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recollect.data.sources.subset._MADE_TEXTS", 300)
+        patch.setattr("recollect.data.sources.subset._MAX_GENERATED_TEXTS", 300)
         patch.setattr(os, "fsync", lambda file: None)  # what a power cut leaves is tested where files are written
         yield
 

@@ -221,7 +221,7 @@ def test_a_worker_opens_the_files_of_a_store_anew(store, monkeypatch):
 
 def test_sizes_that_are_wrong_lose_no_sample_silently(store, shards, tmp_path):
     for size, error, message in (
-        (EACH - 1, UserError, r"s-00.tar: holds 5 samples"),
+        (EACH - 1, UserError, r"s-00.tar: contains 5 samples"),
         (EACH + 1, BrokenImageError, "s-00.tar, sample 5"),
     ):
         folder = tmp_path / str(size)

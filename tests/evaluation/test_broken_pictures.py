@@ -55,8 +55,8 @@ def test_features_are_those_of_the_pictures_that_can_be_read(tmp_path, capfd):
         np.testing.assert_array_equal(found.labels, whole.labels[kept])
         np.testing.assert_array_equal(found.images, whole.images[kept])
     said = capfd.readouterr().err
-    assert "set, row 3: cut short; left out" in said
-    assert "2 of 40 images could not be read" in said
+    assert "set, row 3: cut short; skipped" in said
+    assert "skipped 2 of 40 images that cannot be read" in said
 
 
 def test_a_source_that_is_mostly_broken_still_stops_the_evaluation():

@@ -1,4 +1,4 @@
-"""Sources of samples: opened from a path or the hub, filtered, split, and read row by row."""
+"""Sample sources: opening them from a path or the hub, filtering, splitting and reading."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The address of a source: a place, and what to keep of it."""
+"""Parsing source addresses: a place with optional filters and settings."""
 
 import itertools
 import os
@@ -19,18 +19,18 @@ _RESERVED = ("split", "config", "revision", "shuffle", "paths", "stream", "only"
 
 @dataclass(frozen=True)
 class Address:
-    """A source as the user writes it: ``PLACE?column=value,value&column!=value&split=train[:100]``.
+    """Parsed source address, ``PLACE?column=value,value&column!=value&split=train[:100]``.
 
     Attributes:
         place: path, pattern or hub id.
-        keep: by column, values to keep.
-        drop: by column, values to drop.
-        split: a split, a slice of one, or several joined by ``+``.
-        config, revision: configuration and revision of a hub set.
-        shuffle: seed of the order in which slices count rows; None keeps their order.
-        paths: "anywhere" lets a table name pictures outside of its own folder.
+        keep: values to keep, by column.
+        drop: values to drop, by column.
+        split: a split, a slice of a split, or several joined by ``+``.
+        config, revision: configuration and revision of a hub data set.
+        shuffle: seed for shuffling rows before slicing; None keeps the stored order.
+        paths: "anywhere" allows pictures outside the table's folder.
         stream: "yes" reads shards in place, without a converted copy.
-        only, without: ``I/N`` keeps, or leaves out, the rows whose first text falls into part I of N.
+        only, without: ``I/N`` keeps, or drops, the rows whose first text falls into part I of N.
     """
 
     place: str
@@ -47,7 +47,7 @@ class Address:
 
     @property
     def filters(self) -> str:
-        """The filters in one short word, for the source's name."""
+        """Short description of the filters, for the source's name."""
         words = [f"{column}={'+'.join(values)}" for column, values in self.keep.items()]
         words += [f"{column}!={'+'.join(values)}" for column, values in self.drop.items()]
         parts = {"only": self.only, "without": self.without}
@@ -55,18 +55,18 @@ class Address:
 
 
 def parse_address(spec: str) -> Address:
-    """Read an address; values with a comma, ``&`` or ``%`` in them are percent-encoded.
+    """Parse an address; commas, ``&`` and ``%`` in values must be percent-encoded.
 
     Raises:
-        UserError: something behind the ``?`` is not ``key=value``.
+        UserError: the part after ``?`` does not consist of ``key=value`` pairs, or a setting has an invalid value.
     """
     if Path(expanduser(spec)).exists() or "?" not in spec:
         return Address(spec, {}, {})
     place, _, query = spec.rpartition("?")
     with user_errors(f"{spec}: after '?' write key=value pairs joined by '&'", ValueError, IndexError):
-        # Commas are split before decoding, so that %2C is a comma within a value.
+        # Split at commas before decoding, so that %2C is a literal comma.
         pairs = [(key, words) for key, _, words in (pair.partition("=") for pair in query.split("&"))]
-        # A plus joins splits; elsewhere it is a space, as in a URL.
+        # In `split`, a plus joins splits; elsewhere it is a space, as in any URL.
         pairs = [(key, words.replace("+", "%2B") if key == "split" else words) for key, words in pairs]
         decoded = [(key, [parse_qsl(f"v={word}", strict_parsing=True)[0][1] for word in words.split(",")])
                    for key, words in pairs]  # fmt: skip
@@ -82,9 +82,9 @@ def parse_address(spec: str) -> Address:
             keep[key] = keep.get(key, ()) + tuple(values)
     shuffle = reserved.pop("shuffle", None)
     refuse(
-        (not (shuffle or "0").isdecimal(), f"{spec}: shuffle takes a whole number, the seed of the order"),
-        (reserved.get("paths", "anywhere") != "anywhere", f"{spec}: paths takes only 'anywhere'"),
-        (reserved.get("stream", "yes") != "yes", f"{spec}: stream takes only 'yes'"),
+        (not (shuffle or "0").isdecimal(), f"{spec}: shuffle must be a whole number, the random seed"),
+        (reserved.get("paths", "anywhere") != "anywhere", f"{spec}: paths must be 'anywhere'"),
+        (reserved.get("stream", "yes") != "yes", f"{spec}: stream must be 'yes'"),
     )
     for name in ("only", "without"):
         part_of(reserved.get(name, "0/2"), f"{spec}: {name}")
@@ -92,34 +92,34 @@ def parse_address(spec: str) -> Address:
 
 
 def distinct_names(specs: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The names of sources, where files or folders of one name get the rest of the path that tells them apart.
+    """Return the names of sources, with duplicates distinguished by parts of their paths.
 
-    ``a/train.parquet`` and ``b/train.parquet`` become ``a/train`` and ``b/train``, ``x.csv`` and ``x.parquet`` keep
-    their endings. An address that is given twice keeps its name, and so does what is not a path.
+    ``a/train.parquet`` and ``b/train.parquet`` become ``a/train`` and ``b/train``; ``x.csv`` and ``x.parquet`` keep
+    their suffixes. Equal addresses keep equal names, and generated sources are not renamed.
     """
-    found = list(names)
+    distinct = list(names)
     for name, count in Counter(names).items():
         paths = {row: Path(os.path.abspath(parse_address(specs[row]).place)).parts for row, each in enumerate(names)
                  if each == name and not is_generated(specs[row])}  # fmt: skip
         if count > 1 and len(set(paths.values())) == count:
             depth = next(n for n in itertools.count(1) if len({parts[-n:] for parts in paths.values()}) == count)
             for row, parts in paths.items():
-                found[row] = parts[-1] if depth == 1 else "/".join((*parts[-depth:-1], name))
-    return found
+                distinct[row] = parts[-1] if depth == 1 else "/".join((*parts[-depth:-1], name))
+    return distinct
 
 
 def part_of(text: str, where: str) -> tuple[int, int]:
-    """``I/N`` as two numbers.
+    """Parse ``I/N`` into two numbers.
 
     Raises:
-        UserError: it is not part I of N.
+        UserError: the text is not of this form, or not 0 <= I < N with N >= 2.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match or not int(match[1]) < int(match[2]) >= 2:
-        raise UserError(f"{where}={text}: write I/N, part I of N by the first text: from 0/N to N-1/N, N at least 2")
+        raise UserError(f"{where}={text}: write I/N for part I of N, from 0/N to N-1/N, with N at least 2")
     return int(match[1]), int(match[2])
 
 
 def split_of(spec: str) -> str | None:
-    """The split that an address names, ``photos.parquet?split=test[:100]``; None if it names none."""
+    """Return the split in an address such as ``photos.parquet?split=test[:100]``, or None."""
     return None if is_generated(spec) else parse_address(spec).split

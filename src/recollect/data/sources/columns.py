@@ -1,4 +1,4 @@
-"""Finding the image, caption and label columns of a table."""
+"""Detecting the image, caption and label columns of a table."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,36 +22,36 @@ _USUAL: Mapping[str, tuple[str, ...]] = {
     "domain": ("domain",),
     "split": ("split",),
 }  # fmt: skip
-"""Names tried in this order if the user names no column; case, and spaces around a name, do not matter."""
+"""Default names of each column, in order of preference; case and surrounding spaces are ignored."""
 
 SUFFIXES = ("jpg", "png", "jpeg", "webp")
-"""Columns of `_USUAL` that are named after the files of a WebDataset, where each sample has one of them."""
+"""Image columns of a WebDataset, named after file suffixes; each sample has one of them."""
 
-_INNER = ("caption", "captions", "text")
+_INNER_CAPTIONS = ("caption", "captions", "text")
 
 SPLITS: Mapping[str, str] = {
     "train": "train", "training": "train",
     "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation",
     "test": "test", "testing": "test", "eval": "test",
 }  # fmt: skip
-"""Usual spellings of the three usual splits."""
+"""Common spellings of the standard splits."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns to read; for a name left out, the usual names are tried.
+    """Columns to read; those not given are detected by their usual names.
 
     Attributes:
         image: encoded bytes, a `datasets.Image`, or a path relative to the table; of several columns joined by commas,
-            the first that is not empty in a row (``jpg,png``).
-        caption: a text, a list of texts, several columns joined by commas, or a field inside a structured column
+            each row uses the first nonempty one (``jpg,png``).
+        caption: a text, a list of texts, several columns joined by commas, or a field of a structured column
             (``json.caption``).
         label: an integer, a ``ClassLabel`` or a class name.
-        class_name: the readable name that goes with an integer label.
-        synonyms: other names of the class (text or list), which become the texts of a label source.
+        class_name: readable name for an integer label.
+        synonyms: other names of the class (text or list), used as the texts of a label source.
         id: unique for each row; by default the row number.
-        domain: the kind of picture (photo, sketch, ...), for evaluation.
-        split: the split of each row, if a table holds several.
+        domain: kind of picture (photo, sketch, ...), for evaluation.
+        split: split of each row, if a table contains several.
     """
 
     image: str | None = None
@@ -64,15 +64,15 @@ class Columns:
     split: str | None = None
 
     def resolve(self, present: Iterable[str], where: str, first: Callable[[str], Any] = lambda name: None) -> "Columns":
-        """Fill in the names that were left out from the columns of a table.
+        """Detect the columns that are not given.
 
         Args:
-            present: names of the columns.
-            where: the table, for messages.
-            first: maps the name of a column to its first value, which may be a structure.
+            present: names of the table's columns.
+            where: name of the table, for messages.
+            first: returns the first value of a column, which may be a structure.
 
         Raises:
-            UserError: a named column is absent, holds structures, or no column could be the image.
+            UserError: a given column is missing or structured, or there is no image column.
         """
         present = list(present)
         plain = {name.strip().lower(): name for name in reversed(present)} | {name: name for name in present}
@@ -80,53 +80,53 @@ class Columns:
         for role, usual in _USUAL.items():
             found[role] = getattr(self, role) or next((plain[name] for name in usual if name in plain), None)
         if self.image is None and (found["image"] or "").lower() in SUFFIXES:
-            found["image"] = ",".join(_by_suffix(present, first))
+            found["image"] = ",".join(_webdataset_images(present, first))
         if found["caption"] is None and found["label"] is None:
             pictures = (found["image"] or "").split(",")
             found["caption"] = _inner_caption([name for name in present if name not in pictures], first)
         named = [(role, name) for role, names in found.items() for name in (names or "").split(",") if name]
         absent = [(role, name) for role, name in named if name not in present and name.split(".")[0] not in present]
         for role, name in (("image", "image"),) if found["image"] is None else absent:
-            raise UserError(_absent(role, name, present, where))
+            raise UserError(_missing_column(role, name, present, where))
         for name in (found["caption"] or "").split(","):
             if name in present and (self.caption or not found["label"]) and (fields := fields_in(first(name))):
                 guess = next((each for each in fields if each in _USUAL["caption"]), fields[0])
                 raise UserError(
-                    f"{where}: column '{name}' holds {', '.join(map(repr, fields[:8]))} of each row. Name one of them "
-                    f"with --caption-column {quote(f'{name}.{guess}')}."
+                    f"{where}: column '{name}' has the fields {', '.join(map(repr, fields[:8]))}. Choose one, for "
+                    f"example with --caption-column {quote(f'{name}.{guess}')}."
                 )
         return Columns(**found)
 
 
-def _by_suffix(present: Sequence[str], first: Callable[[str], Any]) -> list[str]:
-    """The columns of pictures of a WebDataset, the usual ones first: samples of one set may be JPEG or PNG."""
-    usual = [name for name in SUFFIXES if name in present]
-    found = usual + [name for name in present if name not in usual and name.lower() in SUFFIXES]
-    return found[:1] + [name for name in found[1:] if isinstance(first(name), bytes | str | Mapping | None)]
+def _webdataset_images(present: Sequence[str], first: Callable[[str], Any]) -> list[str]:
+    """Return all image columns of a WebDataset, which may mix JPEG and PNG samples."""
+    exact = [name for name in SUFFIXES if name in present]
+    names = exact + [name for name in present if name not in exact and name.lower() in SUFFIXES]
+    return names[:1] + [name for name in names[1:] if isinstance(first(name), bytes | str | Mapping | None)]
 
 
 def is_text(type: "pa.DataType") -> bool:
-    """Whether a column holds words."""
+    """Whether a column contains text."""
     import pyarrow as pa  # not at the top: the command line's options import this module
 
     return pa.types.is_string(type) or pa.types.is_large_string(type)
 
 
 def is_bytes(type: "pa.DataType") -> bool:
-    """Whether a column holds bytes."""
+    """Whether a column contains bytes."""
     import pyarrow as pa
 
     return pa.types.is_binary(type) or pa.types.is_large_binary(type)
 
 
 def is_list(type: "pa.DataType") -> bool:
-    """Whether a column holds lists."""
+    """Whether a column contains lists."""
     import pyarrow as pa
 
     return pa.types.is_list(type) or pa.types.is_large_list(type)
 
 
-def _absent(role: str, name: str, present: list[str], where: str) -> str:
+def _missing_column(role: str, name: str, present: list[str], where: str) -> str:
     others = {each for other, usual in _USUAL.items() if other != role for each in usual}
     free = [each for each in present if each not in others and not each.startswith("__")]
     guess = next((each for each in present if each in _USUAL.get(role, ())), free[0] if free else "NAME")
@@ -136,13 +136,13 @@ def _absent(role: str, name: str, present: list[str], where: str) -> str:
 
 
 def _inner_caption(present: Sequence[str], first: Callable[[str], Any]) -> str | None:
-    """A field that is named like captions in a column of structures, as in WebDatasets with only .jpg and .json."""
-    inner = (f"{name}.{field}" for name in present for field in fields_in(first(name)) if field in _INNER)
+    """Return a caption field of a structured column, as in WebDatasets with only .jpg and .json, or None."""
+    inner = (f"{name}.{field}" for name in present for field in fields_in(first(name)) if field in _INNER_CAPTIONS)
     return next(inner, None)
 
 
 def fields_in(value: Any) -> tuple[str, ...]:
-    """The names of the fields of a structure, of JSON text, or of the first of a list of structures."""
+    """Return the field names of a structure, of JSON text, or of the first structure in a list."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         value = _structure(value)
     if isinstance(value, list) and value:
@@ -151,28 +151,29 @@ def fields_in(value: Any) -> tuple[str, ...]:
 
 
 def text_reader(table: "Table", columns: str) -> Callable[[int], tuple[str, ...]]:
-    """A function from a row number of a table to the row's texts (see `texts_in`)."""
+    """Return a function from row numbers of a table to the row's texts (see `texts_in`)."""
     names = [name if name in table.column_names else name.split(".")[0] for name in columns.split(",")]
     outer = {name: table.column(name) for name in names}
     return lambda row: texts_in({name: column[row].as_py() for name, column in outer.items()}, columns)
 
 
 def texts_in(row: Mapping[str, Any], columns: str) -> tuple[str, ...]:
-    """The texts of one row, given as its columns.
+    """Return the texts of one row.
 
     Args:
-        columns: names joined by commas; ``a.b``, if there is no such column, is field ``b`` of column ``a`` (a
-            structure, a list of them, or JSON text). ``txt``, from a file of a WebDataset, has a caption on each line,
-            as in the sets of CLIP_benchmark.
+        row: values by column.
+        columns: names joined by commas. ``a.b``, if there is no such column, is field ``b`` of column ``a`` (a
+            structure, a list of structures, or JSON text). ``txt``, a WebDataset file, has one caption per line, as in
+            CLIP_benchmark's data sets.
     """
-    found: list[str] = []
+    texts: list[str] = []
     for name in columns.split(","):
         outer, *inner = (name,) if name in row else name.split(".")
         value = row.get(outer)
         if isinstance(value, str):
             value = _structure(value) if inner else value.splitlines() if name == "txt" else value
-        found += _texts(_descend(value, inner) if inner else value)
-    return tuple(found)
+        texts += _texts(_lookup(value, inner) if inner else value)
+    return tuple(texts)
 
 
 def _structure(text: str) -> Any:
@@ -182,10 +183,10 @@ def _structure(text: str) -> Any:
         return None
 
 
-def _descend(value: Any, path: list[str]) -> Any:
+def _lookup(value: Any, path: list[str]) -> Any:
     for position, key in enumerate(path):
         if isinstance(value, list):
-            return [_descend(item, path[position:]) for item in value]
+            return [_lookup(item, path[position:]) for item in value]
         value = value.get(key) if isinstance(value, dict) else None
     return value
 

@@ -1,4 +1,4 @@
-"""Listing the files of a path, pattern, folder, URL or hub set, and their splits from words in their paths."""
+"""Listing the files of a path, pattern, folder, URL or hub data set, and inferring splits from their paths."""
 
 import os
 import re
@@ -16,35 +16,36 @@ from recollect.data.sources.images import files_below
 from recollect.data.sources.remote import is_address, listed
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-"""What may be the name of a data set on the hub."""
+"""Possible ids of data sets on the hub."""
 
 NamedFile = TypeVar("NamedFile", str, Path)
 
 
 def stream_files(place: str, revision: str | None, split: str | None, config: str | None = None) -> list[str]:
-    """The Parquet files or tars of a file, a folder, a pattern, URLs or a hub id, for `open_stream`.
+    """Return the Parquet files or tars at a place, for `open_stream`.
 
     Args:
-        revision: branch or commit of a hub set.
-        split: training by default; the names of files or folders tell which split they belong to.
-        config: folder of a hub set.
+        place: a file, folder, pattern, URL or hub id.
+        revision: branch or commit of a hub data set.
+        split: the split to select, inferred from names of files or folders; by default the training split.
+        config: folder of a hub data set.
 
     Raises:
-        UserError: nothing is there, or no such split.
+        UserError: there are no such files, or no such split.
     """
     path = Path(expanduser(place))
     if is_address(place):
         refuse_of_hub(place, config, revision)
-        return _chosen(place, _below_all(_addresses(place)), split)
+        return _files_of_split(place, _relative_paths(_expand_urls(place)), split)
     local, folder = local_files(place)
-    local = _of_one_kind(local) if path.is_dir() else local
+    local = _first_kind(local) if path.is_dir() else local
     if local:
         refuse_of_hub(place, config, revision)
-        return _chosen(place, {str(file): file.relative_to(folder) for file in local}, split)
+        return _files_of_split(place, {str(file): file.relative_to(folder) for file in local}, split)
     if not HUB_ID.fullmatch(place) or path.suffix or path.is_dir():
         raise UserError(f"{place}: no Parquet files or tars to stream{near_names(path)}")
     refuse_slip(place, "file or folder")
-    chosen = _chosen(place, _hub_files(place, revision), split)
+    chosen = _files_of_split(place, _hub_files(place, revision), split)
     chosen = [file for file in chosen if config is None or f"/{config}/" in file]
     parts = "".join(f" for {part} '{value}'" for part, value in (("split", split), ("config", config)) if value)
     refuse((not chosen, f"{place}: no Parquet files or tars to stream{parts}"))
@@ -56,38 +57,38 @@ def _hub_files(name: str, revision: str | None) -> dict[str, PurePath]:
 
     with user_errors(f"{name}: the hub does not provide this data set"):
         about = HfApi().dataset_info(name, revision=revision, timeout=5.0)
-    names = _of_one_kind(sorted(each.rfilename for each in about.siblings or []), (".parquet", ".tar"))
+    names = _first_kind(sorted(each.rfilename for each in about.siblings or []), (".parquet", ".tar"))
     return {f"hf://datasets/{name}@{about.sha}/{each}": PurePosixPath(each) for each in names}
 
 
-def _addresses(place: str) -> list[str]:
-    """All URLs of a pattern or folder."""
-    found = [
+def _expand_urls(place: str) -> list[str]:
+    """Return all URLs of a pattern or folder."""
+    urls = [
         file
         for each in _expand_braces(place)
-        for file in (_of_one_kind(listed(each)) if "*" in each or each.endswith("/") else [each])
+        for file in (_first_kind(listed(each)) if "*" in each or each.endswith("/") else [each])
     ]
-    refuse((not found, f"{place}: no Parquet files or tars to stream"))
-    return found
+    refuse((not urls, f"{place}: no Parquet files or tars to stream"))
+    return urls
 
 
-def _below_all(addresses: Sequence[str]) -> dict[str, PurePath]:
-    """Each URL with its path relative to their common folder."""
+def _relative_paths(addresses: Sequence[str]) -> dict[str, PurePath]:
+    """Return the path of each URL relative to their common folder."""
     paths = [PurePosixPath("/") / urlsplit(address).path for address in addresses]
     shared = os.path.commonpath([path.parent for path in paths])
     return {address: path.relative_to(shared) for address, path in zip(addresses, paths, strict=True)}
 
 
-def _of_one_kind(files: Sequence[NamedFile], endings: tuple[str, str] = (".tar", ".parquet")) -> list[NamedFile]:
-    """The files with the first ending; those with the second if there are none."""
+def _first_kind(files: Sequence[NamedFile], endings: tuple[str, str] = (".tar", ".parquet")) -> list[NamedFile]:
+    """Return the files with the first of ``endings`` that any file has."""
     for ending in endings:
-        if found := [file for file in files if str(file).endswith(ending)]:
-            return found
+        if matches := [file for file in files if str(file).endswith(ending)]:
+            return matches
     return []
 
 
-def _chosen(place: str, files: Mapping[str, PurePath], split: str | None) -> list[str]:
-    """The files of one split."""
+def _files_of_split(place: str, files: Mapping[str, PurePath], split: str | None) -> list[str]:
+    """Return the files of one split."""
     groups = split_groups(files)
     wanted = SPLITS.get(split or "train", split or "train")
     if split is None and len(groups) == 1:
@@ -96,17 +97,17 @@ def _chosen(place: str, files: Mapping[str, PurePath], split: str | None) -> lis
 
 
 def refuse_of_hub(place: str, config: str | None, revision: str | None) -> None:
-    """Refuse options that only data sets on the hub have.
+    """Reject options that only apply to data sets on the hub.
 
     Raises:
-        UserError: one is set.
+        UserError: such an option is set.
     """
     for name, value in (("config", config), ("revision", revision)):
-        refuse((value is not None, f"{place}: {name}={value} is for data sets on the hub. Remove it."))
+        refuse((value is not None, f"{place}: {name}={value} only applies to data sets on the hub. Remove it."))
 
 
 def local_files(place: str) -> tuple[list[Path], Path]:
-    """The files of a folder, a file, or those that match a pattern of shell braces and wildcards; and their folder."""
+    """Return the files of a path, folder, or pattern with shell braces and wildcards; and their common folder."""
     path = Path(expanduser(place))
     if path.is_dir():
         return files_below(path), path
@@ -117,7 +118,7 @@ def local_files(place: str) -> tuple[list[Path], Path]:
 
 
 def _expand_braces(pattern: str) -> Iterator[str]:
-    """Shell braces: ``{000..012}`` and ``{a,b}``."""
+    """Expand shell braces: ``{000..012}`` and ``{a,b}``."""
     match = re.search(r"\{([^{}]*)\}", pattern)
     if not match:
         yield pattern
@@ -131,12 +132,12 @@ def _expand_braces(pattern: str) -> Iterator[str]:
 
 
 def split_groups(files: Mapping[str, PurePath]) -> dict[str, list[str]]:
-    """Files by their split: from their top folders, their own folders, or the first words of their names.
+    """Group files into splits by their top folders, their own folders, or the first word of their names.
 
-    The first of these counts that names a split for every file; if none does, all are called train.
+    The first of these that gives a split for every file is used; otherwise all files are in "train".
 
     Args:
-        files: by name, the path below the folder that all share.
+        files: paths relative to the common folder, by file.
     """
     for word in (_top, _own_folder, _first_word) if len(files) > 1 else ():
         groups = _by_word({name: word(path) for name, path in files.items()})
@@ -146,9 +147,9 @@ def split_groups(files: Mapping[str, PurePath]) -> dict[str, list[str]]:
 
 
 def by_top_folder(files: Mapping[str, PurePath]) -> dict[str, list[str]]:
-    """One split for each top folder if all of them are named like splits; else all files in one, called train.
+    """Group files into splits by their top folders if all of these are named like splits; else all are in "train".
 
-    ``datasets`` would take any "test" in a file or class name for a split.
+    ``datasets`` would treat any "test" in a file or class name as a split.
     """
     return _by_word({name: _top(path) for name, path in files.items()})
 

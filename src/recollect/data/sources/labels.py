@@ -1,4 +1,4 @@
-"""Class ids and their readable names, in any form that a table may have them."""
+"""Reading class labels and class names from a table."""
 
 from dataclasses import dataclass
 
@@ -17,11 +17,11 @@ from recollect.data.sources.table import Origin
 
 @dataclass(frozen=True)
 class Labels:
-    """The classes of a table, the same in all its splits.
+    """Classes of a table, shared by all its splits.
 
     Attributes:
-        names: readable class names; a label indexes them. Empty if labels are bare numbers.
-        ids: int64, the label of each row, or `NO_LABEL`.
+        names: readable class names, indexed by label; empty if classes have no names.
+        ids: label of each row, int64; `NO_LABEL` if unlabeled.
     """
 
     names: tuple[str, ...]
@@ -29,11 +29,11 @@ class Labels:
 
 
 def find_labels(table: datasets.Dataset, columns: Columns, origin: Origin) -> Labels:
-    """Read the label of every row.
+    """Read the label of each row.
 
-    Names come, in this order, from the class-name column (the first entry if it holds lists), the label's own
-    ``ClassLabel``, the labels themselves if they are words, or the ``classnames.txt`` of the shards. A row whose class
-    name is empty has no label, nor has a row with a list of labels, which the sample's ``extra["labels"]`` holds.
+    Class names are taken from the class-name column (the first entry of lists), the column's ``ClassLabel``, the labels
+    themselves if they are text, or the shards' ``classnames.txt``, in this order. Rows with an empty class name are
+    unlabeled, and so are rows with a list of labels, which samples have as ``extra["labels"]``.
     """
     name = columns.label or columns.class_name
     if name is None:
@@ -42,24 +42,24 @@ def find_labels(table: datasets.Dataset, columns: Columns, origin: Origin) -> La
     if is_list(column.type):
         return Labels(own_names, _unlabeled(len(table)))
     if is_text(column.type) or pa.types.is_boolean(column.type):
-        column = pc.utf8_trim_whitespace(column.cast(pa.string()))  # "cat " is a cat
+        column = pc.utf8_trim_whitespace(column.cast(pa.string()))
         words = sorted({word for word in pc.unique(column).to_pylist() if word})
-        ids = _positions(column, words)
+        ids = _indices(column, words)
         names = tuple(words)
     else:
         number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
-        refuse((not number, f"{origin.where}: labels in column '{name}' are {column.type}, not numbers or words"))
+        refuse((not number, f"{origin.where}: labels in column '{name}' are {column.type}, not numbers or text"))
         ids, names = _integers(column, origin.where), own_names or origin.class_names
     if columns.class_name and columns.class_name != name:
-        return _with_names(table.data.column(columns.class_name), ids, origin.where)
+        return _named_by_column(table.data.column(columns.class_name), ids, origin.where)
     highest = int(ids.max(initial=NO_LABEL))
     unnamed = names and highest >= len(names)
-    refuse((unnamed, f"{origin.where}: label {highest}, but there are names for only {len(names)} classes"))
+    refuse((unnamed, f"{origin.where}: label {highest} has no name; only {len(names)} classes have names"))
     return Labels(tuple(map(readable, names)), ids)
 
 
 def _own_names(feature: datasets.features.features.FeatureType) -> tuple[str, ...]:
-    """Names of a ``ClassLabel``, also inside a list."""
+    """Return the names of a ``ClassLabel`` or a list of them."""
     feature = getattr(feature, "feature", feature)
     return tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else ()
 
@@ -68,13 +68,13 @@ def _unlabeled(count: int) -> np.ndarray:
     return np.full(count, NO_LABEL, dtype=np.int64)
 
 
-def _positions(column: pa.ChunkedArray, words: list[str]) -> np.ndarray:
+def _indices(column: pa.ChunkedArray, words: list[str]) -> np.ndarray:
     places = pc.index_in(column, value_set=pa.array(words, pa.string()))
     return pc.fill_null(places, NO_LABEL).to_numpy().astype(np.int64)
 
 
 def _integers(column: pa.ChunkedArray, where: str) -> np.ndarray:
-    """Whole numbers of any type; a CSV with an empty cell arrives as floating point, and NaN is no label."""
+    """Return labels as int64; in CSVs with empty cells they are floats, with NaN for unlabeled rows."""
     if pa.types.is_floating(column.type):
         values = np.nan_to_num(column.to_numpy(), nan=NO_LABEL)
     else:
@@ -85,17 +85,17 @@ def _integers(column: pa.ChunkedArray, where: str) -> np.ndarray:
     return np.maximum(ids, NO_LABEL)
 
 
-def _with_names(column: pa.ChunkedArray, ids: np.ndarray, where: str) -> Labels:
-    """Labels with a column of names; label numbers with gaps are renumbered in order."""
+def _named_by_column(column: pa.ChunkedArray, ids: np.ndarray, where: str) -> Labels:
+    """Return labels named by a class-name column; the class numbers are made consecutive."""
     if is_list(column.type):
         column = pa.array([texts[0] if texts else None for texts in column.to_pylist()], pa.string())
-    named: dict[int, str] = {}
+    names: dict[int, str] = {}
     for row in pa.table({"id": ids, "name": column}).group_by(["id", "name"]).aggregate([]).to_pylist():
         if row["id"] != NO_LABEL and row["name"]:
-            first = named.setdefault(row["id"], row["name"])
-            twice = f"{where}: label {row['id']} is called both '{first}' and '{row['name']}'"
-            refuse((first != row["name"], twice))
-    known = np.array(sorted(named), dtype=np.int64)
+            first = names.setdefault(row["id"], row["name"])
+            ambiguous = f"{where}: label {row['id']} has two names, '{first}' and '{row['name']}'"
+            refuse((first != row["name"], ambiguous))
+    known = np.array(sorted(names), dtype=np.int64)
     places = np.searchsorted(known, ids)
-    found = np.append(known, NO_LABEL - 1)[places] == ids
-    return Labels(tuple(readable(named[number]) for number in known.tolist()), np.where(found, places, NO_LABEL))
+    named = np.append(known, NO_LABEL - 1)[places] == ids
+    return Labels(tuple(readable(names[number]) for number in known.tolist()), np.where(named, places, NO_LABEL))

@@ -1,4 +1,4 @@
-"""Reading samples ahead in threads; pictures that cannot be read are counted, and too many of them stop a run."""
+"""Prefetching samples in threads, and counting unreadable pictures, which stop a run if there are too many."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,23 +13,23 @@ from recollect.core.types import Encoder, Sample, Source
 from recollect.data.sources.images import BROKEN_SHARE, BrokenImageError, prepared
 
 MOST_BROKEN = 0.1
-"""Largest share of broken pictures in an evaluation; it reports them and goes on."""
+"""Maximum fraction of broken pictures in an evaluation; fewer are only reported."""
 
-_ENOUGH = 1000  # readings before a share means anything: among the first hundred, chance alone can exceed it
+_MIN_READS = 1000  # reads before the fraction is reliable; among the first hundred, it may exceed the limit by chance
 _THREADS = 4
 
 
 @dataclass
 class BrokenCounter:
-    """Counts readings and failures for each source.
+    """Counts of reads and failures by source.
 
     Attributes:
-        share: stop when more than this share of a source's readings failed.
-        option: command-line option that sets the share, for the error message; empty if there is none.
-        shown: failures of a source that are named; further ones are only counted.
-        tried: readings of each source.
-        broken: readings of each source that failed.
-        messages: what was wrong with each different picture, in order.
+        share: maximum fraction of failed reads of a source.
+        option: command-line option that sets ``share``, for the error message; empty if there is none.
+        shown: number of failures printed per source.
+        tried: number of reads of each source.
+        broken: number of failed reads of each source.
+        messages: distinct error messages of each source, in order.
     """
 
     share: float = BROKEN_SHARE
@@ -40,11 +40,16 @@ class BrokenCounter:
     messages: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def add(self, source: Source, tried: int, messages: Sequence[str]) -> None:
-        """Count readings, print the first few failures, and stop when there are too many.
+        """Count reads and print the first few failures.
+
+        Args:
+            source: the source that was read.
+            tried: number of reads.
+            messages: error messages of the failed reads.
 
         Raises:
-            UserError: more than ``share`` of the readings failed (of the first thousand, or of all of a smaller
-                source, until that many were made).
+            UserError: more than ``share`` of the reads failed. Until 1,000 reads (or the size of a smaller source),
+                failures count as a fraction of that number.
         """
         name = source.name
         self.tried[name] = self.tried.get(name, 0) + tried
@@ -52,11 +57,11 @@ class BrokenCounter:
         known = self.messages.setdefault(name, {})
         for message in messages:
             if message not in known and len(known) < self.shown:
-                note(f"{message}; left out")
+                note(f"{message}; skipped")
             elif message not in known and len(known) == self.shown:
                 note(f"{name}: further broken images are only counted")
             known[message] = None
-        enough = max(self.tried[name], min(_ENOUGH, len(source)))
+        enough = max(self.tried[name], min(_MIN_READS, len(source)))
         if self.broken[name] > self.share * enough:
             larger = f", or allow more with {self.option}" if self.option else ""
             raise UserError(
@@ -65,14 +70,14 @@ class BrokenCounter:
             )
 
     def summary(self) -> dict[str, int]:
-        """Number of different broken images of each source that has any."""
+        """Return the number of distinct broken images of each source that has any."""
         return {name: len(messages) for name, messages in self.messages.items() if messages}
 
 
 _Read = TypeVar("_Read")
 
 Outcome = Sample | BrokenImageError
-"""A sample, or why it cannot be read."""
+"""A sample, or the error from reading it."""
 
 
 def read_ahead(
@@ -84,14 +89,15 @@ def read_ahead(
     extra: bool = True,
     prepare: Callable[[Sample], Sample] = lambda sample: sample,
 ) -> Iterator[list[Outcome]]:
-    """Read samples in order, in blocks; threads decode the next block while the caller uses the current one.
+    """Yield samples in order, in blocks; threads decode the next block while the caller uses the current one.
 
     Args:
-        indices: which samples.
-        block: samples of a block; the last may have fewer.
-        needed: shorter side in pixels above which detail is of no use (see `Source.read`).
-        extra: also read what only evaluation needs.
-        prepare: what to do with each sample in its thread, such as making its picture smaller.
+        source: the source to read.
+        indices: indices of the samples.
+        block: number of samples per block; the last may have fewer.
+        needed: shorter side in pixels that the caller needs (see `Source.read`).
+        extra: also read values that only evaluation needs.
+        prepare: applied to each sample in its thread, for example to resize its picture.
     """
     if source.reads_blocks:
         for start in range(0, len(indices), block):
@@ -108,23 +114,23 @@ def read_ahead(
 
 
 def blocks_ahead(read: Callable[[int], _Read], indices: Sequence[int], block: int) -> Iterator[list[_Read]]:
-    """``read(index)`` for each index, in order and in blocks, in threads one block ahead of the caller.
+    """Yield ``read(index)`` for each index, in order and in blocks; threads work one block ahead of the caller.
 
-    An exception of ``read`` is raised when its block is due.
+    An exception from ``read`` is raised when its block is due.
     """
-    with ThreadPoolExecutor(_THREADS) as pool:  # decoding lets go of the interpreter's lock
-        waiting = [pool.submit(read, int(index)) for index in indices[:block]]
+    with ThreadPoolExecutor(_THREADS) as pool:  # decoding releases the GIL
+        current = [pool.submit(read, int(index)) for index in indices[:block]]
         try:
             for start in range(0, len(indices), block):
-                coming = [pool.submit(read, int(index)) for index in indices[start + block : start + 2 * block]]
-                yield [item.result() for item in waiting]
-                waiting = coming
-        finally:  # a caller that stops early does not wait for the rest
+                ahead = [pool.submit(read, int(index)) for index in indices[start + block : start + 2 * block]]
+                yield [item.result() for item in current]
+                current = ahead
+        finally:  # do not wait for the rest if the caller stops early
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def ready_for(encoder: Encoder | None) -> Callable[[Sample], Sample]:
-    """Makes the picture of a sample what an encoder reads (`prepared`), if there is an encoder."""
+    """Return a function that preprocesses a sample's picture for ``encoder`` (`prepared`), if any."""
 
     def prepare(sample: Sample) -> Sample:
         return sample if encoder is None else replace(sample, image=prepared(encoder, sample.image))
@@ -135,11 +141,13 @@ def ready_for(encoder: Encoder | None) -> Callable[[Sample], Sample]:
 def readable_blocks(
     source: Source, block: int, *, encoder: Encoder | None = None, share: float = BROKEN_SHARE
 ) -> Iterator[list[tuple[int, Sample]]]:
-    """Every sample that can be read, with its index, in blocks; the others are left out, counted and named.
+    """Yield all readable samples with their indices, in blocks; broken ones are skipped, counted and reported.
 
     Args:
-        encoder: what will embed the pictures, if any; they are cropped and resized for it (`prepared`).
-        share: largest share of the pictures that may be broken.
+        source: the source to read.
+        block: number of samples read per block.
+        encoder: encoder for which pictures are cropped and resized (`prepared`), if any.
+        share: maximum fraction of broken pictures.
 
     Raises:
         UserError: more than ``share`` of the pictures cannot be read.
@@ -150,4 +158,4 @@ def readable_blocks(
         counter.add(source, len(outcomes), [str(each) for each in outcomes if isinstance(each, BrokenImageError)])
         yield [(start + place, each) for place, each in enumerate(outcomes) if isinstance(each, Sample)]
     for name, count in counter.summary().items():
-        note(f"{name}: {count:,} of {len(source):,} images could not be read and were left out")
+        note(f"{name}: skipped {count:,} of {len(source):,} images that cannot be read")

@@ -1,4 +1,4 @@
-"""Which rows of a table belong to a source: its filters, its split, and whether they have a text."""
+"""Selecting the rows of a source by filters, split and text."""
 
 import hashlib
 import re
@@ -23,22 +23,22 @@ _SLICE = re.compile(r"(?P<name>[^\[\]+]+)(\[(?P<start>[\d_]+%?)?:(?P<stop>[\d_]+
 
 
 def in_parts(address: Address, first_texts: Iterable[str]) -> np.ndarray:
-    """True for each row that ``only`` and ``without`` of an address keep.
+    """Return a mask of the rows that ``only`` and ``without`` of an address keep.
 
-    All rows of a text belong to the same part, whatever their case and spaces, in every file and on every machine. So
-    a model can be tested on texts of another source that it was trained without.
+    A text belongs to the same part in every file and on every machine, ignoring case and spaces. A model trained
+    without a part can therefore be tested on that part of any other source.
     """
     texts = list(first_texts)
     mask = np.ones(len(texts), dtype=bool)
-    for wanted, inside in ((address.only, True), (address.without, False)):
-        if wanted is not None:
-            part, parts = part_of(wanted, "part")
+    for text_part, inside in ((address.only, True), (address.without, False)):
+        if text_part is not None:
+            part, parts = part_of(text_part, "part")
             mask &= np.array([(text_fold(text, parts) == part) == inside for text in texts], dtype=bool)
     return mask
 
 
 def filter_mask(table: datasets.Dataset, address: Address, where: str) -> np.ndarray:
-    """True for each row that passes the address's filters."""
+    """Return a mask of the rows that pass the address's filters."""
     mask = np.ones(len(table), dtype=bool)
     for column, values in address.keep.items():
         mask &= _matches(table, column, values, where)
@@ -53,8 +53,8 @@ def _matches(table: datasets.Dataset, name: str, values: tuple[str, ...], where:
     feature = table.features[name]
     if isinstance(feature, datasets.ClassLabel):
         values = tuple(str(feature.str2int(value)) if value in feature.names else value for value in values)
-    other = pa.types.is_nested(column.type) or pa.types.is_binary(column.type)
-    refuse((other, f"{where}: column '{name}' holds {column.type}; filter by a column of words or numbers"))
+    unsupported = pa.types.is_nested(column.type) or pa.types.is_binary(column.type)
+    refuse((unsupported, f"{where}: column '{name}' contains {column.type}; filter by a column of text or numbers"))
     words = column.cast(pa.string())
     known = pc.unique(words).to_pylist()
     for value in values:
@@ -66,35 +66,36 @@ def _matches(table: datasets.Dataset, name: str, values: tuple[str, ...], where:
 def choose_split(
     names: np.ndarray, choices: tuple[str, ...], mask: np.ndarray, wanted: str | None, where: str, shuffle: int | None
 ) -> np.ndarray:
-    """Row numbers of a split, of a slice, or of several in their order.
+    """Return the row numbers of a split, a slice, or several of them in the given order.
 
     Args:
-        names: for each row the position of its split in ``choices``.
-        choices: the splits there are.
-        mask: rows that passed the filters; slices count these only.
-        wanted: such as ``train``, ``train[:2000]``, ``train[80%:]``, ``train+validation`` or ``all``; None takes the
-            only split there is, else the training split, so that nobody trains on test rows by mistake.
-        shuffle: seed of a fixed random order for slices, for data sorted by class.
+        names: position of each row's split in ``choices``.
+        choices: names of the splits.
+        mask: rows that pass the filters; slices count only these.
+        wanted: for example ``train``, ``train[:2000]``, ``train[80%:]``, ``train+validation`` or ``all``. None selects
+            the only split, or else the training split, so nobody trains on test rows by mistake.
+        where: the source, for messages.
+        shuffle: seed for shuffling rows before slicing, for data sorted by class.
 
     Raises:
-        UserError: there is no such split.
+        UserError: the split does not exist, is ambiguous, or selects rows twice.
     """
     if wanted is None:
-        several = len(choices) > 1 and "train" not in choices
-        refuse((several, f"{where}: name a split; it has {', '.join(choices)}"))
+        ambiguous = len(choices) > 1 and "train" not in choices
+        refuse((ambiguous, f"{where}: name a split; it has {', '.join(choices)}"))
         wanted = choices[0] if len(choices) == 1 else "train"
     parts = []
     for word in wanted.split("+"):
         match = _SLICE.fullmatch(word.strip())
         if not match:
-            raise UserError(f"{where}: '{word}' is not a split such as train, train[:2000] or train[80%:]")
+            raise UserError(f"{where}: '{word}' is not a valid split. Write train, train[:2000] or train[80%:].")
         rows = np.flatnonzero(mask & _in_split(names, choices, match["name"], where))
         if shuffle is not None:
             rows = numpy_generator("split", shuffle).permutation(rows)
         start, stop = (_edge(match[edge], len(rows)) for edge in ("start", "stop"))
         parts.append(rows[start:stop])
     rows = np.concatenate(parts)
-    refuse((len(np.unique(rows)) < len(rows), f"{where}: '{wanted}' contains some rows twice"))
+    refuse((len(np.unique(rows)) < len(rows), f"{where}: '{wanted}' selects some rows twice"))
     return rows.astype(np.int64)
 
 
@@ -115,33 +116,33 @@ def _edge(text: str | None, count: int) -> int | None:
 
 
 def with_text(table: datasets.Dataset, columns: Columns, kind: Kind, labels: np.ndarray, where: str) -> np.ndarray:
-    """True for each row that has a caption, or a class; the number of the others is printed.
+    """Return a mask of the rows with a caption or class, and print the number of other rows.
 
     Raises:
-        UserError: classes are wanted and there is no column of them.
+        UserError: ``kind`` is "label", but there is no label column.
     """
     if kind == "label":
         unlabeled = columns.label is None and columns.class_name is None
         shown = ", ".join(map(repr, table.column_names))
         refuse((unlabeled, f"{where}: no column 'label'; it has {shown}. Name it with --label-column NAME."))
-        found = (labels != NO_LABEL) | holds_lists(table, columns.label)
+        mask = (labels != NO_LABEL) | holds_lists(table, columns.label)
     elif columns.caption in table.column_names:
-        found = _has_text(table.data.column(columns.caption))
-        if DAMAGE in table.column_names:  # reported as a sample that cannot be read
-            found |= pc.is_valid(table.data.column(DAMAGE)).to_numpy()
+        mask = _has_text(table.data.column(columns.caption))
+        if DAMAGE in table.column_names:  # keep damaged rows, which are reported as unreadable samples
+            mask |= pc.is_valid(table.data.column(DAMAGE)).to_numpy()
     else:
         return np.ones(len(table), dtype=bool)
-    if missing := int((~found).sum()):
-        note(f"{where}: {missing:,} of {len(table):,} rows have no {kind} and are left out")
-    return found
+    if missing := int((~mask).sum()):
+        note(f"{where}: skipped {missing:,} of {len(table):,} rows that have no {kind}")
+    return mask
 
 
 def rows_of_a_picture(table: datasets.Dataset, columns: Columns, rows: np.ndarray) -> dict[int, list[int]]:
-    """All rows of each picture that has several, by the first of them: many tables have a row for each caption.
+    """Return all rows of each picture with several rows, by its first row; many tables have one row per caption.
 
-    Such rows name the same file, or have one caption each and hold the same bytes. Bytes are compared only between
-    neighbors of equal size: rows of one picture come together, and reading every picture would take minutes. Samples of
-    shards are never merged.
+    Rows belong to the same picture if they name the same file, or if they have one caption each and equal bytes. Bytes
+    are compared only between adjacent rows of equal size: rows of a picture are usually adjacent, and reading every
+    picture would take minutes. Samples of shards are never merged.
     """
     if columns.image not in table.column_names or "__key__" in table.column_names:
         return {}
@@ -157,11 +158,11 @@ def rows_of_a_picture(table: datasets.Dataset, columns: Columns, rows: np.ndarra
         if columns.caption in table.column_names and is_text(table.data.column(columns.caption).type):
             for place in np.flatnonzero(same[1:] | same[:-1]).tolist():
                 keys[place] = hashlib.blake2b(content[int(rows[place])].as_py()).hexdigest()
-    counts, found = Counter(keys), dict[str, list[int]]()
+    counts, groups = Counter(keys), dict[str, list[int]]()
     for row, key in zip(rows.tolist(), keys, strict=True):
         if key and counts[key] > 1:
-            found.setdefault(key, []).append(row)
-    return {each[0]: each for each in found.values()}
+            groups.setdefault(key, []).append(row)
+    return {group[0]: group for group in groups.values()}
 
 
 def _is_struct(column: pa.ChunkedArray) -> bool:
@@ -169,15 +170,15 @@ def _is_struct(column: pa.ChunkedArray) -> bool:
 
 
 def holds_lists(table: datasets.Dataset, name: str | None) -> bool:
-    """Whether a column holds several values in a row."""
+    """Whether a column contains several values per row."""
     return name is not None and pa.types.is_nested(table.data.column(name).type)
 
 
 def _has_text(column: pa.ChunkedArray) -> np.ndarray:
     if is_list(column.type):
-        found, rows = np.zeros(len(column), dtype=bool), pc.list_parent_indices(column).to_numpy()
-        found[rows[_has_text(pc.list_flatten(column))]] = True
-        return found
+        mask, rows = np.zeros(len(column), dtype=bool), pc.list_parent_indices(column).to_numpy()
+        mask[rows[_has_text(pc.list_flatten(column))]] = True
+        return mask
     if is_text(column.type):
         return pc.fill_null(pc.greater(pc.utf8_length(pc.utf8_trim_whitespace(column)), 0), False).to_numpy()
     return pc.is_valid(column).to_numpy()

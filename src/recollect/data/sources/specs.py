@@ -1,4 +1,4 @@
-"""Sources opened from what users write: a path or hub id, with filters and a split behind it."""
+"""Opening sources from addresses: a path or hub id, optionally with filters and a split."""
 
 import os
 from dataclasses import replace
@@ -34,7 +34,7 @@ from recollect.data.sources.subset import first_text
 from recollect.data.sources.table import Origin, TableSource, unique
 
 _NO_SPLIT = -1
-_LOOKED_AT = 16  # rows in which to look for a first value
+_PEEK_ROWS = 16  # rows searched for a nonempty first value
 
 
 def open_source(
@@ -53,15 +53,16 @@ def open_source(
             these or of images; or a hub id. Filters and options may follow a ``?``:
             ``emoji.parquet?domain=twemoji,noto&ambiguous=false``, ``pairs.parquet?without=0/5``. ``?stream=yes``
             reads local or remote Parquet files and WebDataset shards in place, without a converted copy.
-        split: such as ``train``, ``test[:1000]``, ``train+validation``, ``all``; by default the training split, or
-            the only one.
-        kind: whether texts are captions or class names; by default captions if there is a caption column.
-        columns: which column is which, if the names are unusual.
-        lost_share: largest share of the files in WebDataset shards that may be lost to damage.
-        keep_textless: also keep rows of a table that have no caption and no class.
+        split: for example ``train``, ``test[:1000]``, ``train+validation`` or ``all``; by default the training split,
+            or the only split.
+        kind: whether texts are captions or class names; by default class names if there are labels but no caption
+            column.
+        columns: the columns to use, if they do not have the usual names.
+        lost_share: maximum fraction of the files in WebDataset shards that may be lost to damage.
+        keep_textless: also keep rows without caption and class.
 
     Raises:
-        UserError: no such source, split or column, no rows left, or a damaged file.
+        UserError: the source, split or column does not exist, a file is damaged, or no rows are left.
     """
     if is_generated(spec):
         return open_generated(spec, split, kind)
@@ -69,7 +70,7 @@ def open_source(
     address = address if split is None else replace(address, split=split)
     if address.stream:
         return _open_streamed(spec, address, kind, columns, lost_share)
-    table, sizes, origin, columns = _opened(address, columns, lost_share)
+    table, sizes, origin, columns = _load(address, columns, lost_share)
     labels = find_labels(table, columns, origin)
     where, labeled = origin.where, labels.ids.max(initial=NO_LABEL) > NO_LABEL or holds_lists(table, columns.label)
     kind = kind or ("label" if labeled and not columns.caption else "caption")
@@ -78,9 +79,9 @@ def open_source(
         mask &= with_text(table, columns, kind, labels.ids, where)
     names, choices = _splits(table, sizes, columns)
     rows = choose_split(names, choices, mask, address.split, where, address.shuffle)
-    if (nowhere := int((mask & (names == _NO_SPLIT)).sum())) and not (names[rows] == _NO_SPLIT).any():
-        note(f"{where}: {nowhere:,} of {len(table):,} rows name no split and are left out; `all` includes them")
-    refuse((len(rows) == 0, f"{where}: empty source; no row is left in split '{address.split or 'train'}'"))
+    if (splitless := int((mask & (names == _NO_SPLIT)).sum())) and not (names[rows] == _NO_SPLIT).any():
+        note(f"{where}: skipped {splitless:,} of {len(table):,} rows that have no split; split `all` includes them")
+    refuse((len(rows) == 0, f"{where}: empty source; no rows left in split '{address.split or 'train'}'"))
     parts = [Path(where).stem if origin.files else where, address.split, address.filters]
     name = ":".join(part for part in parts if part)
     origin = replace(origin, anywhere=address.paths == "anywhere")
@@ -92,19 +93,19 @@ def open_source(
     if not (address.only or address.without):
         return source
     kept = in_parts(address, (first_text(source, index) for index in range(len(source))))
-    refuse((not kept.any(), f"{where}: empty source; no text is in this part"))
+    refuse((not kept.any(), f"{where}: empty source; this part has no texts"))
     return replace(source, rows=rows[kept], labels=source.labels[kept])
 
 
 def split_names(spec: str, columns: Columns | None = None) -> tuple[str, ...]:
-    """The splits that a source has.
+    """Return the names of a source's splits.
 
     Raises:
-        UserError: there is no such source.
+        UserError: the source does not exist.
     """
     if is_generated(spec):
         return ("train", "test")
-    table, sizes, _, columns = _opened(parse_address(spec), columns)
+    table, sizes, _, columns = _load(parse_address(spec), columns)
     return _splits(table, sizes, columns)[1]
 
 
@@ -114,29 +115,29 @@ def _open_streamed(
     filtered = address.keep or address.drop or address.only or address.without or address.shuffle is not None
     refuse(
         (filtered, f"{spec}: a stream cannot be filtered or shuffled. Remove stream=yes."),
-        (kind == "label", f"{spec}: a stream has captions, no classes. Remove stream=yes."),
+        (kind == "label", f"{spec}: a stream has captions but no classes. Remove stream=yes."),
     )
     files = stream_files(address.place, address.revision, address.split, address.config)
     return open_stream(Path(address.place.rstrip("/")).name, files, columns, lost_share)
 
 
-def _opened(
+def _load(
     address: Address, columns: Columns | None, lost_share: float = BROKEN_SHARE
 ) -> tuple[datasets.Dataset, dict[str, int], Origin, Columns]:
-    """All rows of a place, the number of rows of each split, where they came from, and which column is which."""
+    """Return all rows of a place, the number of rows per split, their origin and the detected columns."""
     splits, origin = open_tables(address.place, address.config, address.revision, lost_share)
     with user_errors(f"{origin.where}: its splits have different columns", ValueError):
         table = datasets.concatenate_datasets(list(splits.values()))
     table = table.flatten_indices() if table._indices is not None else table
 
     def first(name: str) -> Any:
-        values = table.data.column(name).slice(0, _LOOKED_AT)
+        values = table.data.column(name).slice(0, _PEEK_ROWS)
         return next((value for value in values.to_pylist() if value is not None), None)
 
-    asked = columns or Columns()
-    resolved = asked.resolve(table.column_names, origin.where, first)
-    if resolved.id and not asked.id and not unique(table, resolved.id):
-        resolved = replace(resolved, id=None)  # such as the number of a picture at each of its captions
+    given = columns or Columns()
+    resolved = given.resolve(table.column_names, origin.where, first)
+    if resolved.id and not given.id and not unique(table, resolved.id):
+        resolved = replace(resolved, id=None)  # e.g. a picture's number, repeated for each caption
     image = resolved.image or ""
     picture = first(image) if image in table.column_names else None
     if origin.base is not None and isinstance(picture, str):
@@ -145,21 +146,26 @@ def _opened(
 
 
 def _picture_folder(folder: Path, name: str) -> Path:
-    """The folder of a table's pictures: its own, or as in COCO and Flickr8k the one next to it that has the first
-    picture."""
+    """Return the folder of a table's pictures.
+
+    It is the table's own folder, or as in COCO and Flickr8k the one nearby folder that contains the first picture.
+    """
     if os.path.exists(folder / name):
         return folder
-    around = folder.parent if folder.name == "annotations" else folder
-    found = [each for each in around.iterdir() if os.path.isfile(each / name)]
-    return found[0] if len(found) == 1 else folder
+    parent = folder.parent if folder.name == "annotations" else folder
+    matches = [each for each in parent.iterdir() if os.path.isfile(each / name)]
+    return matches[0] if len(matches) == 1 else folder
 
 
 def _splits(table: datasets.Dataset, sizes: dict[str, int], columns: Columns) -> tuple[np.ndarray, tuple[str, ...]]:
-    """For each row the number of its split, if any; and the splits' names, which are tables or values of a column."""
+    """Return each row's split number or `_NO_SPLIT`, and the names of the splits.
+
+    Splits are the values of the split column if there is one table with such a column, else the tables.
+    """
     if len(sizes) == 1 and columns.split is not None:
         column = pc.fill_null(table.data.column(columns.split).cast(pa.string()), "")
-        found = tuple(sorted(pc.unique(column).to_pylist()))
-        choices = tuple(filter(None, found)) or found
+        names = tuple(sorted(pc.unique(column).to_pylist()))
+        choices = tuple(filter(None, names)) or names
         numbers = pc.index_in(column, value_set=pa.array(choices, pa.string()))
         return pc.fill_null(numbers, _NO_SPLIT).to_numpy(), choices
     return np.repeat(np.arange(len(sizes)), list(sizes.values())), tuple(sizes)

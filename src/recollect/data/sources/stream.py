@@ -1,7 +1,7 @@
-"""Parquet files and tars that are read in place, without a converted copy.
+"""Streams: Parquet files and tars read in place, without a converted copy.
 
-A stream is a `Source` like any other: samples are numbered, so a batch is a function of (seed, step), every sample
-comes once per pass on any number of ranks and workers, and a run resumes exactly. Only the order differs
+A stream is a `Source` like any other: samples are numbered, so a batch is a function of (seed, step), each sample is
+visited once per pass on any number of ranks and workers, and runs resume exactly. Only the order differs
 (`recollect.data.batches.order.BlockOrder`): samples of the same block are read close together.
 """
 
@@ -30,26 +30,26 @@ from recollect.core.validation import refuse
 from recollect.data.sources.columns import SUFFIXES, Columns, texts_in
 from recollect.data.sources.images import BROKEN_SHARE, BrokenImageError, decode
 from recollect.data.sources.remote import is_address, open_remote, version_of
-from recollect.data.sources.tars import DAMAGE, MOST_OPEN, open_tar, tar_columns, tar_sizes
+from recollect.data.sources.tars import DAMAGE, MAX_OPEN, open_tar, tar_columns, tar_sizes
 
 AT_ONCE = 16
-"""Remote files that are opened at the same time."""
+"""Number of remote files opened concurrently."""
 
-_MOST_TEXTS = 512
-"""Row groups whose text columns a process keeps open."""
+_MAX_TEXT_BLOCKS = 512
+"""Maximum number of row groups whose text columns a process keeps open."""
 
 _Row = Callable[[int], dict[str, Any]]
-"""Maps the number of a sample in its block to its columns."""
+"""Maps a sample's position in its block to its columns."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Samples that are read together: a row group of a Parquet file, or a tar.
+    """Samples read together: a row group of a Parquet file, or a tar.
 
     Attributes:
-        file: path or address.
-        group: which row group of the file; -1 for the whole of a tar.
-        rows: samples in it.
+        file: path or URL.
+        group: number of the row group; -1 for a tar.
+        rows: number of samples.
     """
 
     file: str
@@ -59,13 +59,13 @@ class Block:
 
 @dataclass(eq=False)
 class StreamedSource(Source):
-    """Captioned pictures in Parquet files or WebDataset tars, local or remote.
+    """Captioned pictures in local or remote Parquet files or WebDataset tars.
 
     Attributes:
         name: unique within a run.
-        blocks: in the order in which samples are numbered.
-        columns: which column is which.
-        opened: how many blocks were opened so far.
+        blocks: blocks in the order of the sample numbers.
+        columns: the columns to use.
+        opened: number of blocks opened so far.
     """
 
     name: str
@@ -103,33 +103,33 @@ class StreamedSource(Source):
         """Read one sample.
 
         Raises:
-            IndexError: outside the source.
+            IndexError: the index is out of range.
             BrokenImageError: the picture or its block cannot be read; the message names it.
-            UserError: a remote file cannot be reached. It is not replaced by another sample, since the run would no
-                longer be a function of its seed.
+            UserError: a remote file cannot be reached. This stops a run, because replacing the sample would make the
+                run depend on more than its seed.
         """
         row, where = self._row(index)
         used = f"{self.columns.image},{self.columns.caption}".split(",")
         used += [name.partition(".")[0] for name in used]
         if damage := [why for name, why in row.get(DAMAGE, {}).items() if name in used]:
             raise BrokenImageError(f"{where}: {'; '.join(damage)}")
-        image = self._encoded(row)
+        image = self._image_bytes(row)
         if not isinstance(image, bytes):
-            raise BrokenImageError(f"{where}: no picture's bytes in column '{self.columns.image}'")
+            raise BrokenImageError(f"{where}: no image bytes in column '{self.columns.image}'")
         texts = texts_in(row, self.columns.caption) if self.columns.caption else ()
-        # Keys often start from 0 in each shard, so the file is part of the id.
+        # Keys often start from 0 in each shard, so the id includes the file.
         key, file = row.get("__key__"), self._block(index)[1].file.removeprefix(self._folder)
         id = f"{file}/{key}" if key else where
         return Sample(decode(image, where, needed=needed), texts, NO_LABEL, self.name, "caption", id)
 
     def texts(self, index: int) -> tuple[str, ...]:
-        """The texts of one sample; from Parquet only the text columns are read."""
+        """Return the texts of one sample; from Parquet, only the text columns are read."""
         return texts_in(self._row(index, texts_only=True)[0], self.columns.caption) if self.columns.caption else ()
 
     def original(self, index: int) -> bytes | Path | None:
-        return self._encoded(self._row(index)[0])
+        return self._image_bytes(self._row(index)[0])
 
-    def _encoded(self, row: Mapping[str, Any]) -> Any:
+    def _image_bytes(self, row: Mapping[str, Any]) -> Any:
         images = (row.get(name) for name in (self.columns.image or "").split(","))
         image = next((image for image in images if image is not None), None)
         return image.get("bytes") if isinstance(image, Mapping) else image
@@ -163,7 +163,7 @@ class StreamedSource(Source):
         return [] if is_address(files[0]) or reads_whole(paths := [Path(file) for file in files]) else paths
 
     def _block(self, index: int) -> tuple[int, Block, int]:
-        """Number of a sample's block, the block, and the sample's place in it."""
+        """Return the number of a sample's block, the block, and the sample's position in it."""
         index = self.position(index)
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
         return number, self.blocks[number], index - int(self._starts[number])
@@ -173,13 +173,13 @@ class StreamedSource(Source):
         where = f"{block.file}" + (f", row group {block.group}" if block.group >= 0 else "") + f", sample {place}"
         columns = self.columns
         with self._opening:  # several threads read ahead
-            cache, most = self._open, MOST_OPEN
+            cache, limit = self._open, MAX_OPEN
             if texts_only and block.group >= 0 and number not in cache:
-                cache, most, columns = self._texts, _MOST_TEXTS, Columns(caption=columns.caption)
+                cache, limit, columns = self._texts, _MAX_TEXT_BLOCKS, Columns(caption=columns.caption)
             if number not in cache:
                 cache[number] = _open_block(block, where, columns)
                 self.opened += 1
-                if len(cache) > most:
+                if len(cache) > limit:
                     cache.popitem(last=False)
             cache.move_to_end(number)
             row = cache[number]
@@ -193,13 +193,13 @@ def open_stream(
     """Open Parquet files or WebDataset tars as a stream.
 
     Args:
-        name: of the source.
+        name: name of the source.
         files: paths or URLs (``https://…``, ``s3://…``, ``hf://datasets/…``), all Parquet or all tars.
-        columns: which column is which, if the names are unusual.
-        lost_share: largest share of the files in tars that may be lost to damage.
+        columns: the columns to use, if they do not have the usual names.
+        lost_share: maximum fraction of the files in tars that may be lost to damage.
 
     Raises:
-        UserError: files of another kind, damaged tars, or remote tars of unknown size.
+        UserError: files have other or mixed formats, tars are damaged, or the size of a remote tar is unknown.
     """
     kinds = {Path(file.partition("?")[0]).suffix.lower() for file in files}
     if kinds == {".parquet"}:
@@ -211,7 +211,7 @@ def open_stream(
         with user_errors(files[0], IndexError):
             row = _open_block(blocks[0], blocks[0].file, Columns())(0) if blocks else {}
         row = {name: value for name, value in row.items() if name != DAMAGE}
-        # Any sample may have another kind of picture than the first.
+        # Samples may have image formats that the first sample does not have.
         row |= {name: None for name in sorted(tar_columns(files) - row.keys()) if name.lower() in SUFFIXES}
     else:
         raise UserError(f"{name}: streams are Parquet files or WebDataset tars, not {', '.join(sorted(kinds))}")
@@ -222,7 +222,7 @@ def open_stream(
         (resolved.caption is None, f"{name}: a stream needs a caption column. Name it with --caption-column."),
         (
             resolved.split is not None,
-            f"{name}: a stream cannot select rows by column '{resolved.split}'. Remove stream=yes, or put each split "
+            f"{name}: a stream cannot select rows by column '{resolved.split}'. Remove stream=yes, or store each split "
             "in a separate file.",
         ),
     )
@@ -236,9 +236,9 @@ def _parquet(file: str) -> pq.ParquetFile:
 
 @lru_cache(AT_ONCE)
 def _remote_parquet(file: str, process: int) -> pq.ParquetFile:
-    """Cached, since reading the metadata at the end of a file takes two requests.
+    """Open a remote Parquet file, cached because reading its metadata takes two requests.
 
-    Not shared across a fork: fsspec's file systems (s3://, gs://) cannot be.
+    ``process`` is part of the cache key because fsspec's file systems (s3://, gs://) do not survive a fork.
     """
     return pq.ParquetFile(open_remote(file))
 
@@ -252,13 +252,13 @@ def _open_block(block: Block, where: str, columns: Columns) -> _Row:
     """Open a block.
 
     Raises:
-        BrokenImageError: it is damaged, or a local file that cannot be read.
-        UserError: it is remote and cannot be reached.
+        BrokenImageError: the block is damaged, or its local file cannot be read.
+        UserError: the remote file cannot be reached.
     """
     remote = is_address(block.file)
     damaged = (pa.ArrowException, tarfile.TarError, *(() if remote else (OSError,)))
-    reached = user_errors(f"{where}: cannot be reached") if remote else nullcontext()
-    with reached, user_errors(f"{where}: cannot be read", *damaged, raises=BrokenImageError):
+    network = user_errors(f"{where}: cannot be reached") if remote else nullcontext()
+    with network, user_errors(f"{where}: cannot be read", *damaged, raises=BrokenImageError):
         if block.group < 0:
             return open_tar(block.file, block.rows)
         file = _parquet(block.file)
@@ -267,7 +267,7 @@ def _open_block(block: Block, where: str, columns: Columns) -> _Row:
 
 
 def _needed(columns: Columns, present: Sequence[str]) -> list[str]:
-    """The columns of a Parquet file that a sample needs."""
+    """Return the columns of a Parquet file that samples need."""
     captions = (columns.caption or "").split(",")
     names = {
         *(columns.image or "").split(","),

@@ -1,4 +1,4 @@
-"""Sources made of other sources, and the texts of any source."""
+"""Sources composed of other sources, and the text corpus of a source."""
 
 import hashlib
 from abc import abstractmethod
@@ -16,7 +16,7 @@ from recollect.data.prompts import GENERAL_TEMPLATES, fill
 
 
 def first_text(source: Source, index: int) -> str:
-    """A sample's first text, else the name of its class, else an empty string."""
+    """Return a sample's first text, else its class name, else an empty string."""
     if texts := source.texts(index):
         return texts[0]
     label = int(source.labels[index])
@@ -24,50 +24,50 @@ def first_text(source: Source, index: int) -> str:
 
 
 class _View(Source):
-    """Samples of other sources: a subclass says where each of them is, and what the view changes in it."""
+    """View of samples from other sources; subclasses map indices and convert samples."""
 
     @abstractmethod
-    def _place(self, index: int) -> tuple[Source, int]:
-        """The source of a sample, and its index in there."""
+    def _locate(self, index: int) -> tuple[Source, int]:
+        """Return the source of a sample, and its index in that source."""
 
     @abstractmethod
-    def _seen(self, sample: Sample) -> Sample:
-        """A sample of a source as a sample of this view."""
+    def _convert(self, sample: Sample) -> Sample:
+        """Convert a sample of a source to a sample of this view."""
 
     def __getitem__(self, index: int) -> Sample:
         return self.read(index)
 
     def read(self, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
-        source, inner = self._place(index)
-        return self._seen(source.read(inner, needed=needed, extra=extra))
+        source, inner = self._locate(index)
+        return self._convert(source.read(inner, needed=needed, extra=extra))
 
     def texts(self, index: int) -> tuple[str, ...]:
-        source, inner = self._place(index)
+        source, inner = self._locate(index)
         return source.texts(inner)
 
     def original(self, index: int) -> bytes | Path | None:
-        source, inner = self._place(index)
+        source, inner = self._locate(index)
         return source.original(inner)
 
     def picture_key(self, index: int, original: bytes | Path | None) -> str | None:
-        source, inner = self._place(index)
+        source, inner = self._locate(index)
         return source.picture_key(inner, original)
 
     def facts(self, index: int, sample: Sample | None = None) -> str:
-        source, inner = self._place(index)
+        source, inner = self._locate(index)
         return source.facts(inner) if sample is None else super().facts(index, sample)
 
 
 @dataclass(eq=False)
 class Subset(_View):
-    """Some samples of a source in a given order, with labels renumbered if asked.
+    """Some samples of a source in a given order, optionally with labels renumbered.
 
     Attributes:
-        source: of the samples.
-        indices: int64, which of its samples.
-        name: by default the source's.
-        class_names: in the new numbering; by default the source's.
-        renumber: int64, for each of the source's classes its new label (`NO_LABEL` drops the label); None keeps them.
+        source: the source of the samples.
+        indices: indices of the samples in ``source``, int64.
+        name: by default the source's name.
+        class_names: names of the renumbered classes; by default the source's names.
+        renumber: new label of each class of the source, int64 (`NO_LABEL` drops the label); None keeps labels.
     """
 
     source: Source
@@ -92,16 +92,16 @@ class Subset(_View):
 
     @cached_property
     def labels(self) -> np.ndarray:
-        return self._renumbered(self.source.labels[self.indices])
+        return self._map_labels(self.source.labels[self.indices])
 
     def __len__(self) -> int:
         return len(self.indices)
 
-    def _place(self, index: int) -> tuple[Source, int]:
+    def _locate(self, index: int) -> tuple[Source, int]:
         return self.source, int(self.indices[index])
 
-    def _seen(self, sample: Sample) -> Sample:
-        return replace(sample, source=self.name, label=int(self._renumbered(np.array([sample.label]))[0]))
+    def _convert(self, sample: Sample) -> Sample:
+        return replace(sample, source=self.name, label=int(self._map_labels(np.array([sample.label]))[0]))
 
     @property
     def reads_blocks(self) -> bool:
@@ -112,7 +112,7 @@ class Subset(_View):
         return self.source.makes_batches
 
     def read_block(self, indices: np.ndarray) -> list[Sample]:
-        return [self._seen(sample) for sample in self.source.read_block(self.indices[indices])]
+        return [self._convert(sample) for sample in self.source.read_block(self.indices[indices])]
 
     def values(self, key: str) -> list[Any]:
         everything = self.source.values(key)
@@ -127,9 +127,9 @@ class Subset(_View):
 
     def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
         images, texts, labels = self.source.batch(self.indices[indices], seed)
-        return images, texts, torch.from_numpy(self._renumbered(labels.numpy()))
+        return images, texts, torch.from_numpy(self._map_labels(labels.numpy()))
 
-    def _renumbered(self, labels: np.ndarray) -> np.ndarray:
+    def _map_labels(self, labels: np.ndarray) -> np.ndarray:
         if self.renumber is None:
             return labels
         return np.where(labels == NO_LABEL, NO_LABEL, self.renumber[labels])
@@ -137,11 +137,11 @@ class Subset(_View):
 
 @dataclass(eq=False)
 class Joined(_View):
-    """Several sources as one pool, in their order; ids carry the source's name, labels are dropped.
+    """Concatenation of several sources; ids are prefixed with the source's name, and labels are dropped.
 
     Attributes:
         sources: at least one.
-        name: of the pool.
+        name: by default the names of the sources, joined by "+".
     """
 
     sources: tuple[Source, ...]
@@ -159,23 +159,23 @@ class Joined(_View):
 
     @cached_property
     def labels(self) -> np.ndarray:
-        """No labels, int64."""
+        """`NO_LABEL` for every sample, int64."""
         return np.full(len(self), NO_LABEL, dtype=np.int64)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def _place(self, index: int) -> tuple[Source, int]:
+    def _locate(self, index: int) -> tuple[Source, int]:
         index = self.position(index)
         number = int(np.searchsorted(self._ends, index, side="right"))
         return self.sources[number], index - int(self._ends[number] - len(self.sources[number]))
 
-    def _seen(self, sample: Sample) -> Sample:
+    def _convert(self, sample: Sample) -> Sample:
         return replace(sample, source=self.name, label=NO_LABEL, id=f"{sample.source}:{sample.id}")
 
     def picture_key(self, index: int, original: bytes | Path | None) -> str | None:
         key = super().picture_key(index, original)
-        return None if key is None else f"{self._place(index)[0].name}:{key}"
+        return None if key is None else f"{self._locate(index)[0].name}:{key}"
 
     @property
     def source_names(self) -> list[str]:
@@ -185,29 +185,32 @@ class Joined(_View):
         return [value for source in self.sources for value in source.values(key)]
 
 
-_MADE_TEXTS = 5_000
-"""Captions of a generated source to read; its vocabulary is known."""
+_MAX_GENERATED_TEXTS = 5_000
+"""Maximum number of captions read from a generated source, whose vocabulary is known."""
 
 
 def corpus(source: Source, limit: int | None = None) -> Iterator[str]:
-    """Every text of a source, for training a tokenizer: captions, class names, synonyms, templates.
+    """Yield all texts of a source for training a tokenizer: captions, class names, synonyms and templates.
 
     Args:
-        limit: read the texts of at most this many samples, spread evenly over the source.
+        source: the source to read.
+        limit: maximum number of samples to read, spread evenly over the source.
     """
     if source.kind == "label":
         yield from source.class_names
         yield from (fill(template, "") for template in GENERAL_TEMPLATES)
     elif source.vocabulary:  # a generated source, which may be endless
         yield from source.vocabulary
-        yield from source.example_texts(np.arange(min(limit or _MADE_TEXTS, _MADE_TEXTS, len(source))))
+        yield from source.example_texts(
+            np.arange(min(limit or _MAX_GENERATED_TEXTS, _MAX_GENERATED_TEXTS, len(source)))
+        )
         return
     for index in _spread(source, limit):
         yield from source.texts(index)
 
 
 def _spread(source: Source, limit: int | None) -> Iterable[int]:
-    """About ``limit`` samples spread over a source; whole blocks if it is read in blocks, to open few of them."""
+    """Return about ``limit`` evenly spread indices; for sources stored in blocks, those of a few whole blocks."""
     step = max(1, len(source) // limit) if limit else 1
     if step == 1 or source.block_sizes is None:
         return range(0, len(source), step)

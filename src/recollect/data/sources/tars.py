@@ -1,6 +1,6 @@
-"""WebDataset tars, read in place; remote ones are downloaded to the user's cache folder first.
+"""WebDataset tars, read in place; remote tars are first downloaded to the user's cache folder.
 
-A damaged header is reported: other readers take it for the end of the file.
+Damaged headers are reported, while other readers treat them as the end of the file.
 """
 
 import errno
@@ -22,26 +22,26 @@ from recollect.core.paths import cache_folder
 from recollect.core.progress import note, progress
 from recollect.data.sources.remote import AbsentFileError, download, is_address, version_of
 
-MOST_OPEN = 64
-"""Row groups or tars that a process keeps open: those of one stretch of a run and of the start of the next."""
+MAX_OPEN = 64
+"""Maximum number of row groups or tars that a process keeps open, enough for one stretch and the start of the next."""
 
 DAMAGE = "__damage__"
-"""What is wrong with a sample; absent or empty if nothing is."""
+"""Column that describes a sample's damage; missing or empty if the sample is intact."""
 
 _BLOCK = tarfile.BLOCKSIZE
 
-_SIZES = "sizes.json"
-"""WebDataset's name for the file next to shards that lists the number of samples in each."""
+_SIZES_FILE = "sizes.json"
+"""WebDataset's file with the number of samples in each shard of a folder."""
 
-_LOCAL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES})
-"""Errors of the cache folder; all others come from the server."""
+_CACHE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES})
+"""Errors of the cache folder; all others are attributed to the server."""
 
 _TEXT_SUFFIXES = frozenset({"txt", "text", "json", "cls"})
 
 
 @dataclass(frozen=True)
 class Member:
-    """A file in a tar: its column (suffix) and where its bytes are."""
+    """File in a tar: its column (suffix) and the location of its bytes."""
 
     key: str
     column: str
@@ -50,20 +50,20 @@ class Member:
 
 
 MemberRows = list[list[Member]]
-"""The files of each sample: consecutive members whose names agree up to the first dot."""
+"""Files of each sample: consecutive members with the same name up to the first dot."""
 
 
 @dataclass(frozen=True)
 class ShardState:
-    """What reading a tar found.
+    """Contents and damage of a tar.
 
     Attributes:
-        samples: complete samples.
-        columns: what the files of its samples are called behind the first dot.
-        files: files that a reader of tars reaches.
-        lost: files that it does not reach; -1 if their number is unknown, because the end is missing.
-        cut: whether the tar ends within a file or its padding, so that no reader opens it.
-        damage: what is wrong with it; empty if nothing is.
+        samples: number of complete samples.
+        columns: names of its files after the first dot.
+        files: number of readable files.
+        lost: number of files lost to damage; -1 if unknown because the end is missing.
+        cut: whether the tar ends inside a file or its padding, which makes it unreadable.
+        damage: description of the damage; empty if the tar is intact.
     """
 
     samples: int
@@ -78,10 +78,11 @@ def read_shard(file: BinaryIO, size: int) -> tuple[MemberRows, ShardState]:
     """Read all headers of an open tar.
 
     Args:
-        size: of the file, in bytes.
+        file: the open tar.
+        size: size of the file in bytes.
 
     Raises:
-        tarfile.ReadError: it is not a tar.
+        tarfile.ReadError: the file is not a tar.
     """
     rows: MemberRows = []
     files, place, cut = 0, 0, size == 0
@@ -90,7 +91,7 @@ def read_shard(file: BinaryIO, size: int) -> tuple[MemberRows, ShardState]:
             if cut := archive.offset > size:
                 break
             place = archive.offset
-            archive.members = []  # type: ignore[attr-defined]  # tarfile would keep every header
+            archive.members = []  # type: ignore[attr-defined]  # tarfile would keep all headers in memory
             files += member.isfile()
             folder, _, base = member.name.rpartition("/")
             stem, dot, column = base.partition(".")
@@ -114,12 +115,12 @@ def read_shard(file: BinaryIO, size: int) -> tuple[MemberRows, ShardState]:
         more = f", and {beyond:,} more follow it" if beyond else ""
         damage = f"the header of file {files + 1:,} is damaged (byte {place:,}){more}"
         return rows, ShardState(*read, beyond + 1, False, damage)
-    damage = f"{beyond:,} files follow the end mark, {files:,} come before it" if beyond else ""
+    damage = f"{beyond:,} files follow the end mark, after {files:,} before it" if beyond else ""
     return rows, ShardState(*read, beyond, False, damage)
 
 
 def _count_files(file: BinaryIO) -> int:
-    """Number of files with intact headers from the current position on, skipping anything else."""
+    """Count files with intact headers from the current position, skipping anything else."""
     count = 0
     with suppress(tarfile.ReadError), tarfile.open(fileobj=file, mode="r:", ignore_zeros=True) as archive:
         for member in archive:
@@ -129,26 +130,26 @@ def _count_files(file: BinaryIO) -> int:
 
 
 def _shard_state(tar: Path) -> ShardState:
-    """The state of a tar, kept in the user's cache folder until the file changes."""
+    """Return the state of a tar, cached in the user's cache folder until the file changes."""
     about = tar.stat()
     stamp = repr((str(tar.resolve()), about.st_size, about.st_mtime_ns, about.st_ctime_ns))
-    cached = cache_folder() / "shards" / f"{_digest(stamp)}.json"
-    with suppress(OSError, UserError, TypeError, KeyError):  # absent or damaged: read the tar again
-        kept = read_json(cached)
-        if kept["digest"] == _digest(json.dumps(kept["state"])):
-            return ShardState(**kept["state"] | {"columns": tuple(kept["state"]["columns"])})
+    path = cache_folder() / "shards" / f"{_digest(stamp)}.json"
+    with suppress(OSError, UserError, TypeError, KeyError):  # missing or damaged: read the tar again
+        cached = read_json(path)
+        if cached["digest"] == _digest(json.dumps(cached["state"])):
+            return ShardState(**cached["state"] | {"columns": tuple(cached["state"]["columns"])})
     with user_errors(f"{tar}: damaged, or not a tar", OSError, tarfile.TarError), tar.open("rb") as file:
         _, state = read_shard(file, about.st_size)
-    with suppress(OSError, UserError):  # no room: it will be read again
-        write_json(cached, {"state": asdict(state), "digest": _digest(json.dumps(asdict(state)))})
+    with suppress(OSError, UserError):  # disk full: read it again next time
+        write_json(path, {"state": asdict(state), "digest": _digest(json.dumps(asdict(state)))})
     return state
 
 
 def check_shards(files: Sequence[Path], lost_share: float) -> list[ShardState]:
-    """Report what is lost in each tar, and return their states.
+    """Report the files lost in each tar, and return the states of the tars.
 
     Raises:
-        UserError: more than ``lost_share`` of all files is lost, an unknown share is, or a tar ends within a file.
+        UserError: more than ``lost_share`` of all files are lost, their number is unknown, or a tar ends inside a file.
     """
     states = []
     with progress("check shards", len(files), "shards", shown=len(files) > 8) as counter:
@@ -164,37 +165,37 @@ def check_shards(files: Sequence[Path], lost_share: float) -> list[ShardState]:
         more = f" (and {len(damaged) - 1} more shards)" if len(damaged) > 1 else ""
         raise UserError(f"{first}{more}. Copy or create it again, or leave it out.")
     for _, text in damaged:
-        note(f"{text}; the rest is read")
+        note(f"{text}; reading the rest")
     return states
 
 
 class TarRows:
-    """The samples of an open tar. It stays readable if another process removes it from the cache folder."""
+    """Samples of an open tar, which stays readable if another process removes it from the cache folder."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
         self.samples, _ = read_shard(file, os.fstat(file.fileno()).st_size)
 
     def __call__(self, row: int) -> dict[str, Any]:
-        """The files of a sample by their columns; if any are damaged, `DAMAGE` says for each column how."""
+        """Return the files of a sample by column, with errors by column in `DAMAGE`, if any."""
         if row >= len(self.samples):
             raise IndexError(f"its tar ends after {len(self.samples):,} samples")
-        found: dict[str, Any] = {"__key__": self.samples[row][0].key}
+        sample: dict[str, Any] = {"__key__": self.samples[row][0].key}
         damage: dict[str, str] = {}
         for member in self.samples[row]:
             column, name = member.column, f"{member.key}.{member.column}"
-            data = os.pread(self.file.fileno(), member.size, member.offset)  # by any thread
+            data = os.pread(self.file.fileno(), member.size, member.offset)  # thread-safe, unlike seek and read
             suffix = column.rpartition(".")[2].lower()
-            if column in found:
+            if column in sample:
                 damage[column] = f"two files {name}"
-            found[column] = data.decode("utf-8", "replace") if suffix in _TEXT_SUFFIXES else data
-            if suffix in _TEXT_SUFFIXES and (why := _unreadable(data, suffix)):
-                damage.setdefault(column, f"{name} is not {why}")
-        return found | ({DAMAGE: damage} if damage else {})
+            sample[column] = data.decode("utf-8", "replace") if suffix in _TEXT_SUFFIXES else data
+            if suffix in _TEXT_SUFFIXES and (error := _format_error(data, suffix)):
+                damage.setdefault(column, f"{name} is not {error}")
+        return sample | ({DAMAGE: damage} if damage else {})
 
 
-def _unreadable(data: bytes, suffix: str) -> str:
-    """What a text file should be and is not; empty if nothing is wrong with it."""
+def _format_error(data: bytes, suffix: str) -> str:
+    """Return the format that a text file violates, with details; empty if the file is valid."""
     try:
         text = data.decode()
         if suffix == "json":
@@ -205,7 +206,7 @@ def _unreadable(data: bytes, suffix: str) -> str:
 
 
 def tar_columns(files: Sequence[str]) -> set[str]:
-    """The columns of the samples of local tars; none of remote ones, of which nothing is read before it is needed."""
+    """Return the columns of local tars; remote tars are skipped because they are downloaded only when needed."""
     return {name for file in files if not is_address(file) for name in _shard_state(Path(file)).columns}
 
 
@@ -214,24 +215,24 @@ def open_tar(file: str, rows: int) -> TarRows:
 
     Args:
         file: path or URL.
-        rows: number of samples that it should hold.
+        rows: expected number of samples.
 
     Raises:
-        UserError: it holds more samples.
-        OSError: it cannot be read.
+        UserError: the tar contains more samples.
+        OSError: the tar cannot be read.
     """
-    opened = _fetched(file) if is_address(file) else Path(file).open("rb")  # noqa: SIM115  TarRows keeps it
-    found = TarRows(opened)
-    if (count := len(found.samples)) > rows:
-        raise UserError(f"{file}: holds {count:,} samples, but {_SIZES} says {rows:,}. Correct that file.")
-    return found
+    opened = _open_cached(file) if is_address(file) else Path(file).open("rb")  # noqa: SIM115  TarRows keeps it open
+    tar = TarRows(opened)
+    if (count := len(tar.samples)) > rows:
+        raise UserError(f"{file}: contains {count:,} samples, but {_SIZES_FILE} says {rows:,}. Correct {_SIZES_FILE}.")
+    return tar
 
 
 def tar_sizes(files: Sequence[str], lost_share: float) -> list[int]:
-    """Number of samples in each tar: from `_SIZES` for remote ones, from their headers for local ones.
+    """Return the number of samples in each tar, from `_SIZES_FILE` for remote tars and from headers for local ones.
 
     Raises:
-        UserError: a remote size is unknown, a file is not a tar, or more than ``lost_share`` of the files is lost to
+        UserError: a remote size is unknown, a file is not a tar, or more than ``lost_share`` of the files are lost to
             damage.
     """
     if is_address(files[0]):
@@ -244,11 +245,11 @@ def tar_sizes(files: Sequence[str], lost_share: float) -> list[int]:
 def _listed_size(file: str) -> int:
     folder, _, name = file.rpartition("/")
     try:
-        return int(_sizes(f"{folder}/{_SIZES}")[name])
+        return int(_sizes(f"{folder}/{_SIZES_FILE}")[name])
     except (AbsentFileError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(
-            f"{file}: {folder}/{_SIZES} does not give its number of samples ({one_line(error)}). Add it there (name of "
-            "each tar: number of samples), or download the tars."
+            f"{file}: {folder}/{_SIZES_FILE} does not list its number of samples ({one_line(error)}). Add it "
+            "(name of each tar: number of samples), or download the tars."
         ) from error
 
 
@@ -256,35 +257,35 @@ def _listed_size(file: str) -> int:
 def _sizes(place: str) -> Mapping[str, Any]:
     content = io.BytesIO()
     download(place, content)
-    found: Mapping[str, Any] = json.loads(content.getvalue())
-    return found
+    sizes: Mapping[str, Any] = json.loads(content.getvalue())
+    return sizes
 
 
-def _fetched(file: str) -> BinaryIO:
-    """A remote tar in the cache folder, named by its version; the least recently opened tars there are removed."""
+def _open_cached(file: str) -> BinaryIO:
+    """Open a remote tar from the cache folder, downloading it if needed and removing the least recently opened tars."""
     folder = cache_folder() / "streams"
     path = folder / f"{_digest(f'{file} {_version(file)}')}.tar"
     make_folder(folder)
-    with locked(folder / f".{path.stem[:2]}.lock"):  # one worker of a machine downloads it
+    with locked(folder / f".{path.stem[:2]}.lock"):  # only one process per machine downloads it
         if not path.exists():
             try:
                 with atomic_path(path) as unfinished, unfinished.open("wb") as target:
                     download(file, target)
             except OSError as error:
-                if not isinstance(error, FullDiskError) and error.errno not in _LOCAL:
+                if not isinstance(error, FullDiskError) and error.errno not in _CACHE_ERRNOS:
                     raise
                 raise UserError(
-                    f"{folder}: {file} could not be stored ({error.strerror}). Free space for {2 * MOST_OPEN} tars, or "
+                    f"{folder}: {file} cannot be stored ({error.strerror}). Free space for {2 * MAX_OPEN} tars, or "
                     "set RECOLLECT_CACHE to another folder."
                 ) from error
         os.utime(path)
         opened = path.open("rb")
-    for old in sorted(folder.glob("*.tar"), key=_last_opened)[: -2 * MOST_OPEN]:
+    for old in sorted(folder.glob("*.tar"), key=_last_opened)[: -2 * MAX_OPEN]:
         old.unlink(missing_ok=True)
     return opened
 
 
-_version = lru_cache(4096)(version_of)  # asked once by each process
+_version = lru_cache(4096)(version_of)  # one request per file and process
 
 
 def _digest(text: str) -> str:
@@ -294,5 +295,5 @@ def _digest(text: str) -> str:
 def _last_opened(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except OSError:  # another process has just removed it
+    except OSError:  # removed by another process
         return 0.0

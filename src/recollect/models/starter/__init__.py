@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from recollect.models.transformers.encoder import TransformersEncoder
 
 STARTER_HEAD = Path(__file__).parent / "head.safetensors"
-CARD = Path(__file__).parent / "card.md"
 
 IMAGE_TOWER, TEXT_TOWER = "efficientnet-lite0", "minilm-l6-v2"
 FEATURES = 1280
