@@ -96,7 +96,7 @@ def _contrastive(
     tile: int | None,
     shard: Shard,
 ) -> Tensor:
-    """Compute either loss; ``groups`` holds the classes of the whole batch."""
+    """Compute the UniCL loss for ``groups``, the classes of the whole batch, or the CLIP loss if None."""
     with no_autocast(images.device):
         images, texts = full_precision(images), shard.gather(full_precision(texts))
         copies = find_copies(duplicate_ids, shard, groups)

@@ -61,7 +61,7 @@ class FusionRecipe(Recipe):
         max_score: skip pictures with at least this cosine to a training pair.
         score_of: the cosine that ``max_score`` limits.
         mask: which pairs of a batch are not negatives of each other.
-        newness: how training pairs are changed to look new to the model.
+        newness: changes that make training pairs look new to the model.
         limit: maximum number of samples from each source.
         epochs: passes over the training pairs; determines ``steps``.
     """

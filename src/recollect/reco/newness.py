@@ -27,7 +27,7 @@ from recollect.index import By
 
 @dataclass(frozen=True)
 class Newness:
-    """How training pairs are changed to look new to the model.
+    """Changes that make training pairs look new to the model.
 
     Attributes:
         kind: leave pairs unchanged, or add offsets.

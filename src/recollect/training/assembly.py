@@ -280,16 +280,16 @@ def _feed(
     raw = recipe.chunk is not None
     device = None if raw else place.device
     workers = workers_of(recipe, stream.mixture.sources, int(os.environ.get("LOCAL_WORLD_SIZE", place.size)))
-    how: Mapping[str, Any] = {"device": device, "pin": place.device.type == "cuda", "raw": raw}
+    transfer: Mapping[str, Any] = {"device": device, "pin": place.device.type == "cuda", "raw": raw}
 
-    def marks(batch: Batch) -> Tensor:
+    def duplicate_ids(batch: Batch) -> Tensor:
         return duplicate_ids_of(batch, recipe.data.copies)
 
     def feed(start: int, stop: int) -> Iterator[Inputs]:
         def others(first: int, last: int, view: int, needed: bool) -> Iterator[Batch | None]:
-            return stream.iterate(first, last, workers, view=view, **how) if needed else repeat(None)
+            return stream.iterate(first, last, workers, view=view, **transfer) if needed else repeat(None)
 
-        batches = stream.iterate(start, stop, workers, tokenize=row_tokenizer(model) if workers else None, **how)
+        batches = stream.iterate(start, stop, workers, tokenize=row_tokenizer(model) if workers else None, **transfer)
         views = others(start, stop, _SECOND_VIEW, "views" in needs)
         contexts = others(start + 1, stop + 1, CONTEXT_VIEW, "context" in needs)
         for batch, view, context in zip(batches, views, contexts, strict=False):
@@ -299,8 +299,8 @@ def _feed(
                 labels=batch.labels if "labels" in needs else None,
                 views=None if view is None else view.images,
                 context=None if context is None else context.images,
-                duplicate_ids=marks(batch),
-                context_duplicate_ids=None if context is None else marks(context),
+                duplicate_ids=duplicate_ids(batch),
+                context_duplicate_ids=None if context is None else duplicate_ids(context),
                 prepare=stream.normalized if raw else None,
             )
 

@@ -123,8 +123,9 @@ def _idle_data(data: Data, sources: Sequence[Source], labeled: bool) -> _Conditi
     yield data.sampling == "equal" and len(set(kinds)) == 1, "--data.sampling equal: all sources have the same kind"
     yield data.sampling == "debiased" and len(kinds) == 1, "--data.sampling debiased: there is only one source"
     one_per_kind = data.sampling != "proportional" and len(set(kinds)) == len(kinds)
-    single = "there is only one source" if len(kinds) == 1 else f"{data.sampling} sampling has one source per kind"
-    yield bool(data.weights) and (len(kinds) == 1 or one_per_kind), f"--data.weights: {single}"
+    why = "there is only one source" if len(kinds) == 1 else f"with --data.sampling {data.sampling}, it needs several "
+    why += "" if len(kinds) == 1 else "sources of a kind"
+    yield bool(data.weights) and (len(kinds) == 1 or one_per_kind), f"--data.weights: {why}"
     names = Counter(name.strip().casefold() for each in sources if each.kind == "label" for name in each.class_names)
     why = "no two classes have the same name" if labeled else "the objective uses no labels"
     yield data.merge_classes and (max(names.values(), default=0) < 2 or not labeled), f"--data.merge-classes: {why}"

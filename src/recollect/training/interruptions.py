@@ -28,10 +28,11 @@ def in_one_line(where: str) -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         message = " ".join(str(error).split())
+        summary = message.split(". ")[0][:200].rstrip(".")
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in message for words in _NO_MEMORY):
             raise UserError(
-                f"{where}: out of memory ({message.split('. ')[0][:200] or 'no details'}). Set or lower --chunk to "
-                f"embed fewer pairs at a time, with the same result. {_CONTINUE}."
+                f"{where}: out of memory ({summary or 'no details'}). Set or lower --chunk to embed fewer pairs at a "
+                f"time, with the same result. {_CONTINUE}."
             ) from error
         if in_parallel() and (isinstance(error, dist.DistError) or any(words in str(error) for words in _LOST_PROCESS)):
             raise UserError(
@@ -41,10 +42,9 @@ def in_one_line(where: str) -> Iterator[None]:
         if "DataLoader worker" not in message:
             raise
         full = "shared memory" in message
+        advice = "Allow more shared memory (Docker: --shm-size 8g)" if full else "Use fewer --workers"
         raise UserError(
-            f"{where}: a data worker was killed ({message.split('. ')[0][:200].rstrip('.')}). "
-            + ("Allow more shared memory (Docker: --shm-size 8g)" if full else "Use fewer --workers")
-            + f", or --workers 0. {_CONTINUE}."
+            f"{where}: a data worker was killed ({summary}). {advice}, or --workers 0. {_CONTINUE}."
         ) from error
 
 

@@ -148,7 +148,7 @@ def _last_checkpoint(out: Path, recipe: Recipe) -> str | None:
     done = int(last.name.removeprefix("step-")) if last else 0
     lost = (out / "model").exists() and not last
     refuse(
-        (done > recipe.steps, f"{out}: already at step {done}, beyond --steps {recipe.steps}."),
+        (done > recipe.steps, f"{out}: already at step {done}, beyond --steps {recipe.steps}. Raise --steps."),
         (lost, f"{out}: its checkpoints are missing, so it cannot be resumed. Start a new run from {out}/model."),
     )
     return last.name if last else None

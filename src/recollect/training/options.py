@@ -65,7 +65,7 @@ class Data:
         weights: weight of each source, in the order sources, captions, labels (default: their sizes).
         sampling: divide every batch by the weights; half captions, half labels; or each batch from a single source.
         merge_classes: treat classes with the same name in several sources as one class in a loss on labels.
-        crop: minimum share of a picture in a random crop; 1 never crops (default: the model's own).
+        crop: minimum share of a picture in a random crop; 1 disables cropping (default: the model's own).
         flip: mirror half of the pictures; not for pictures with letters, or captions that say left or right.
         broken_share: share of pictures that may be unreadable before the run stops.
         copies: samples of a batch that are neither negatives of each other nor context: those with the same id (if a
@@ -268,7 +268,7 @@ class Recipe:
         refuse(*self._contradictions())
 
     def _contradictions(self) -> Iterator[tuple[bool, str]]:
-        """Yield pairs of a condition that must be false and its message, for options that cannot be combined."""
+        """Yield conflicts between options: pairs of a condition and the message if it is true."""
         model, data, context = self.model, self.data, self.objective.context
         on = {
             "model.locked": model.locked != "none",

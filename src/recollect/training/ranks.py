@@ -150,7 +150,7 @@ def is_split(tensor: Tensor) -> bool:
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Sum gradients over processes, which each computed those of their own rows."""
+    """Sum the gradients that each process computed from its own rows."""
     if not in_parallel():
         return
     gradients = [each.grad for each in parameters if each.grad is not None and not is_split(each)]
@@ -235,6 +235,6 @@ def total(numbers: Tensor) -> Tensor:
 
 
 def wait_for_all() -> None:
-    """Wait until all processes arrive here."""
+    """Wait until all processes have called this function."""
     if in_parallel():
         dist.barrier()

@@ -27,7 +27,7 @@ from recollect.training.trackers import MetricsTracker
 _MAY_CHANGE = frozenset(
     {"workers", "chunk", "steps", "log_every", "checkpoint_every", "checkpoints_kept", "shard_weights"}
 )
-"""Options that may change on resume: those that do not affect the result, and the number of steps."""
+"""Options that may change on resume: how to compute, what to log and keep, and the number of steps."""
 
 
 @contextmanager

@@ -39,7 +39,7 @@ def check_trackers(names: Sequence[Tracker]) -> None:
 
 
 def open_trackers(names: Sequence[Tracker], out: Path, recipe: Mapping[str, Any], step: int) -> list[MetricsTracker]:
-    """Open trackers.
+    """Open the trackers of a run.
 
     Args:
         names: trackers to open; duplicates are ignored.
