@@ -3,7 +3,6 @@
 python benchmarks/episodes.py --out results/bench/episodes.json
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,6 +25,7 @@ from recollect.models import DualEncoder, build_model
 from recollect_papers.efsa.cost import Meter
 from recollect_papers.efsa.sequential import SequentialEpisodes
 from recording import this_command, where
+from training import best_seconds
 
 WORDS = (
     *("red", "green", "blue", "small", "large", "snowman", "umbrella", "queen", "left", "right"),
@@ -82,23 +82,6 @@ def episode_batches(encoder: DualEncoder, options: Options) -> list[EpisodeBatch
     return batches
 
 
-def seconds(call: Callable[[], Any], repeats: int) -> float:
-    """Return the best time of ``repeats`` calls, after one to warm up.
-
-    Without a GPU this is CPU time, which does not include other processes.
-    """
-    clock = time.perf_counter if torch.cuda.is_available() else time.process_time
-    call()
-    times = []
-    for _ in range(repeats):
-        start = clock()
-        call()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        times.append(clock() - start)
-    return min(times)
-
-
 def product_share(call: Callable[[], Any]) -> float:
     """Return the share of the operators' self time spent in matrix products, convolutions and attention."""
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
@@ -125,13 +108,14 @@ def measure(preset: str, options: Options) -> dict[str, Any]:
         float((one - other).abs().max()) for one, other in zip(all_of(fast)(), all_of(slow)(), strict=True)
     )
     figures: dict[str, Any] = {"preset": preset, "largest difference of a cosine": difference}
-    for name, episodes, repeats in (("batched", fast, options.repeats), ("sequential", slow, options.repeats)):
-        spent = seconds(all_of(episodes), repeats)
+    both = {"batched": fast, "sequential": slow}
+    times = best_seconds([all_of(episodes) for episodes in both.values()], encoder.device, options.repeats)
+    for (name, episodes), seconds in zip(both.items(), times, strict=True):
         first, count = (batches[0], len(batches[0].queries)) if name == "batched" else (batches[0].one(0), 1)
         with Meter() as meter:
             episodes.rerank(first)
         figures[name] = {
-            "seconds per query": spent / options.queries,
+            "seconds per query": seconds / options.queries,
             "products per query": (meter.forward + meter.backward) / count,
             "share of time in products": product_share(partial(episodes.rerank, first)),
             "MiB per query at once": meter.peak / count / 2**20,

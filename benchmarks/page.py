@@ -130,11 +130,11 @@ def build(options: Options) -> Path:
     return folder
 
 
-def serve(folder: Path) -> tuple[subprocess.Popen[str], str, float]:
+def serve(folder: Path, *options: str) -> tuple[subprocess.Popen[str], str, float]:
     """Start the command; return its process, its address, and the seconds until it printed the address."""
     start = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", "recollect", "serve", str(folder), "--port", "0", "--no-open"],
+        [sys.executable, "-m", "recollect", "serve", str(folder), "--port", "0", "--no-open", *options],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert process.stdout is not None

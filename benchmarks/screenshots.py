@@ -6,11 +6,6 @@
 Labels are written to a temporary file, so the index stays unchanged.
 """
 
-import os
-import re
-import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,9 +15,9 @@ from typing import Annotated, Any
 
 from PIL import Image
 
+from page import CHROMIUM, serve
 from recollect.cli.parser import Arg, script_options
 
-CHROMIUM = os.environ.get("RECOLLECT_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 SIZES = {"": (1200, 760), "-phone": (390, 780)}
 
 
@@ -49,18 +44,9 @@ class Options:
 def served(index: Path) -> Iterator[str]:
     """Serve the index while the block runs; yield the page's address."""
     with tempfile.TemporaryDirectory() as folder:
-        options = ["--port", "0", "--no-open", "--labels", f"{folder}/labels.sqlite"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "recollect", "serve", str(index), *options],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+        process, address, _ = serve(index, "--labels", f"{folder}/labels.sqlite")
         try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                print(line, end="")
-                if found := re.search(r"page: (http://\S+)", line):
-                    yield found[1]
-                    break
+            yield address
         finally:
             process.terminate()
             process.wait(20)
