@@ -97,29 +97,29 @@ class ContextObjective(Objective):
         rows = BatchRows(full_precision(images), unit(images), unit(texts), labels, duplicate_ids, shard)
         keys, values = shard.gather(rows.unit_images), shard.gather(rows.images)
         copies = find_copies(duplicate_ids, shard)
-        found = attend(
+        attended = attend(
             rows.unit_images, keys, values, self.sharpness(rows), rows.numbers(), copies=copies, form=self.form
         )
-        return self.two_losses(rows, [self.term.set_of(rows.unit_images, self.alpha)], found)
+        return self.two_losses(rows, [self.term.set_of(rows.unit_images, self.alpha)], attended)
 
     def sharpness(self, rows: BatchRows) -> Tensor:
         """Return the factor of the attention logits, ``1 / (tau_context sqrt(d))``."""
         return 1 / (self.log_tau.exp() * math.sqrt(rows.images.shape[1]))
 
-    def two_losses(self, rows: BatchRows, sets: list[LossInputs], found: Attended) -> tuple[Tensor, Report]:
+    def two_losses(self, rows: BatchRows, sets: list[LossInputs], attended: Attended) -> tuple[Tensor, Report]:
         """Return the weighted losses of the embeddings ``sets`` and their attended values (Eq. 6), and the report."""
         assert self.context_term is not None, "this objective has no context loss"
-        sets = [*sets, self.context_term.set_of(unit(found.values), 1 - self.alpha)]
+        sets = [*sets, self.context_term.set_of(unit(attended.values), 1 - self.alpha)]
         loss, parts = self.term.losses(sets, rows.texts, rows.labels, rows.duplicate_ids, rows.shard)
         whole = sum((one.weight * part for one, part in zip(sets, parts, strict=True)), torch.zeros_like(parts[0]))
-        return loss, self.report(whole, torch.stack(parts[:-1]).mean(), parts[-1], found, rows.shard)
+        return loss, self.report(whole, torch.stack(parts[:-1]).mean(), parts[-1], attended, rows.shard)
 
     @torch.no_grad()
-    def report(self, loss: Tensor, base: Tensor, context: Tensor | None, found: Attended, shard: Shard) -> Report:
+    def report(self, loss: Tensor, base: Tensor, context: Tensor | None, attended: Attended, shard: Shard) -> Report:
         """Return the report of `forward`; ``context`` is None if the objective has no context loss."""
         report = {"loss": loss, "base_loss": base, "scale": self.term.log_scale.exp()}
         report["tau_context"] = self.log_tau.exp()
-        report["effective_neighbors"] = shard.total(found.entropy.exp().mean()) / shard.size
+        report["effective_neighbors"] = shard.total(attended.entropy.exp().mean()) / shard.size
         if self.term.bias is not None:
             report["bias"] = self.term.bias.detach().clone()
         if self.context_term is not None and context is not None:

@@ -150,21 +150,23 @@ class RetrievalEnhancedEncoder(Encoder):
         if modality not in modalities_of(self.mode) or not len(embeddings):
             return embeddings
         if self.fusion.settings.kind == "mlp":  # reads nothing
-            found = np.empty((len(embeddings), 0, self.index.width), dtype=np.float32)
+            neighbors = np.empty((len(embeddings), 0, self.index.width), dtype=np.float32)
         else:
-            found = self.read(modality, embeddings)
+            neighbors = self.read(modality, embeddings)
         blocks = []
         with torch.no_grad():
             for start in range(0, len(embeddings), _ROWS):
-                some = slice(start, start + _ROWS)
-                read = torch.from_numpy(found[some]).to(self.device)
-                tokens = torch.cat([embeddings[some, None].to(self.device), read], dim=1)
+                rows = slice(start, start + _ROWS)
+                read = torch.from_numpy(neighbors[rows]).to(self.device)
+                tokens = torch.cat([embeddings[rows, None].to(self.device), read], dim=1)
                 blocks.append(self.fusion(modality, tokens).cpu())
         return torch.cat(blocks)
 
     def read(self, modality: By, embeddings: Float[Tensor, "n width"]) -> Float[np.ndarray, "n places width"]:
-        """Return the vectors that embeddings read, nearest first; if both modalities are read, k of one, then k of the
-        other."""
+        """Return the vectors that embeddings read, nearest first.
+
+        If both modalities are read, k vectors of one are followed by k of the other.
+        """
         queries = embeddings.cpu().numpy()
         exclude = self.exclude_ids or None
         found = read_index(self.index, queries, self.fusion.settings, modality, self.k, exclude, where=self.where)

@@ -193,7 +193,7 @@ def train_fusion(
     recipe.check()
     check_run_folder(out, recipe, resume)  # before the neighbors of an existing run are overwritten
     folder = out.with_name(f"{out.name}.neighbors")
-    found = _found(recipe, pairs, folder)
+    neighbors = _stored_neighbors(recipe, pairs, folder)
     scale = recipe.objective.scale or encoder.scale or CLIP_SCALE
     name = pairs.sources[0] if pairs.sources else "pairs"
 
@@ -214,14 +214,14 @@ def train_fusion(
         }
         fusion = FusionModule.open(saved) if saved else FusionModule(settings, pairs.model, trained)
         towers = FusionTowers(fusion.train())
-        feed = _feed(found, recipe, place)
+        feed = _feed(neighbors, recipe, place)
         objective = FusionObjective(recipe.active_terms, scale)
         return Parts(towers, objective, feed, lambda steps: {name: steps * batch}, facts(), _SUBJECT)
 
     return train(recipe, out, resume=resume, device=device, assemble=assemble)
 
 
-def _found(recipe: FusionRecipe, pairs: Pairs, folder: Path) -> Neighbors:
+def _stored_neighbors(recipe: FusionRecipe, pairs: Pairs, folder: Path) -> Neighbors:
     """Return stored neighbors of the same pairs in the same version of the index, or find and store them."""
     index = Index.open(recipe.index)
     fusion = recipe.fusion
@@ -240,12 +240,12 @@ def _found(recipe: FusionRecipe, pairs: Pairs, folder: Path) -> Neighbors:
             return Neighbors.open(folder / _FILE)
         except UserError as error:
             note(f"{error} Finding the neighbors again.")
-    found = find_neighbors(pairs, index, fusion, recipe.k, recipe.max_score, recipe.score_of)
+    neighbors = find_neighbors(pairs, index, fusion, recipe.k, recipe.max_score, recipe.score_of)
     (folder / _KEY).unlink(missing_ok=True)
-    found.save(folder / _FILE)
+    neighbors.save(folder / _FILE)
     write_json(folder / _KEY, key)
     note_whole_folder(folder)
-    return found
+    return neighbors
 
 
 def _digest(pairs: Pairs) -> str:
@@ -256,9 +256,9 @@ def _digest(pairs: Pairs) -> str:
     return digest.hexdigest()
 
 
-def _feed(found: Neighbors, recipe: FusionRecipe, place: ProcessRanks) -> Any:
+def _feed(neighbors: Neighbors, recipe: FusionRecipe, place: ProcessRanks) -> Any:
     """Return batches without repetition within an epoch, each a function of the seed and the step."""
-    per_epoch = max(1, len(found) // recipe.batch_size)
+    per_epoch = max(1, len(neighbors) // recipe.batch_size)
     share = recipe.batch_size // place.size
     mine = slice(place.rank * share, (place.rank + 1) * share)
     columns = _GROUPS[recipe.mask]
@@ -268,12 +268,12 @@ def _feed(found: Neighbors, recipe: FusionRecipe, place: ProcessRanks) -> Any:
         for step in range(start, stop):
             if step // per_epoch != epoch:
                 epoch = step // per_epoch
-                order = torch.randperm(len(found), generator=torch_generator(recipe.seed, "fusion epoch", epoch))
+                order = torch.randperm(len(neighbors), generator=torch_generator(recipe.seed, "fusion epoch", epoch))
             first = step % per_epoch * recipe.batch_size
             pairs = order[first : first + recipe.batch_size][mine]
             disturb = Disturbance(recipe.newness, recipe.seed, step)
-            images, texts = (_tokens(found, recipe, disturb, modality, pairs) for modality in ("image", "text"))
-            groups = torch.stack([getattr(found, name)[pairs] for name in columns], dim=1) if columns else None
+            images, texts = (_tokens(neighbors, recipe, disturb, modality, pairs) for modality in ("image", "text"))
+            groups = torch.stack([getattr(neighbors, name)[pairs] for name in columns], dim=1) if columns else None
             yield Inputs(images, {"tokens": texts}, groups)
 
     return feed
@@ -288,11 +288,11 @@ _GROUPS: Mapping[Mask, tuple[str, ...]] = {
 
 
 def _tokens(
-    found: Neighbors, recipe: FusionRecipe, disturb: Disturbance, modality: By, pairs: Tensor
+    neighbors: Neighbors, recipe: FusionRecipe, disturb: Disturbance, modality: By, pairs: Tensor
 ) -> Float[Tensor, "some places width"]:
     """Return the input of the fusion for some pairs in a step."""
-    tokens = found.tokens(modality, pairs)
+    tokens = neighbors.tokens(modality, pairs)
     if recipe.newness.kind == "none":
         return tokens
-    captions = found.token_captions(modality, pairs)
+    captions = neighbors.token_captions(modality, pairs)
     return disturb(tokens, (modality, *recipe.fusion.taken(modality)), captions)

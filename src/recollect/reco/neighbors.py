@@ -146,8 +146,8 @@ def find_neighbors(
         read_captions[modality] = torch.zeros(1, dtype=torch.int64)
         if settings.refines(modality) and settings.kind != "mlp":
             check_k(index, k, "text" in (settings.searched(modality), *settings.taken(modality)))
-            found = _search(pairs, index, settings, modality, k, max_score, score_of)
-            values[modality], rows[modality], read_captions[modality] = gather(found, index)
+            readings = _search(pairs, index, settings, modality, k, max_score, score_of)
+            values[modality], rows[modality], read_captions[modality] = gather(readings, index)
     return Neighbors(
         torch.from_numpy(pairs.images),
         torch.from_numpy(pairs.texts),
@@ -226,7 +226,7 @@ def read_index(
     return Reading(found.ids, captions, tuple(parts))
 
 
-def gather(found: Sequence[Reading], index: Index) -> tuple[Tensor, Tensor, Tensor]:
+def gather(readings: Sequence[Reading], index: Index) -> tuple[Tensor, Tensor, Tensor]:
     """Merge the vectors of several look-ups.
 
     Returns:
@@ -235,10 +235,10 @@ def gather(found: Sequence[Reading], index: Index) -> tuple[Tensor, Tensor, Tens
     """
     values, keys = [np.zeros((1, index.width), dtype=np.float32)], list[tuple[str, int]]()
     sides = []
-    for side in range(len(found[0].vectors)):
+    for side in range(len(readings[0].vectors)):
         known: dict[tuple[str, int], int] = {}
         blocks = []
-        for block in found:
+        for block in readings:
             rows = np.zeros(block.ids.shape, dtype=np.int64)
             for query, place in zip(*np.nonzero(block.ids != ""), strict=True):
                 key = block.ids[query, place], int(block.captions[query, place])

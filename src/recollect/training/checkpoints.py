@@ -93,8 +93,8 @@ def _written(path: Path, last: Path | None) -> Iterator[Path]:
 
 def latest(folder: Path) -> Path | None:
     """Return the newest checkpoint in ``folder``; None if there is none."""
-    found = _checkpoints(folder)
-    return found[-1] if found else None
+    existing = _checkpoints(folder)
+    return existing[-1] if existing else None
 
 
 def newest_whole(folder: Path) -> Path | None:
@@ -103,13 +103,13 @@ def newest_whole(folder: Path) -> Path | None:
     Raises:
         UserError: all checkpoints are damaged.
     """
-    found = _checkpoints(folder)
-    for place, checkpoint in reversed(list(enumerate(found))):
+    existing = _checkpoints(folder)
+    for position, checkpoint in reversed(list(enumerate(existing))):
         if not (damage := _damage(checkpoint)):
             return checkpoint
-        before = f"trying {found[place - 1].name}" if place else "no earlier checkpoint"
+        before = f"trying {existing[position - 1].name}" if position else "no earlier checkpoint"
         note(f"{checkpoint}: damaged ({damage[0]}); {before}")
-    refuse((found, f"{folder}: every checkpoint is damaged. Start again with another --out."))
+    refuse((existing, f"{folder}: every checkpoint is damaged. Start again with another --out."))
     return None
 
 
@@ -137,8 +137,8 @@ def restore(checkpoint: Path, objective: nn.Module, optimizer: AdamW, averages: 
     moments = _under("optimizer/", tensors)
     for name, parameter in parameters(optimizer).items():
         entries = _under(f"{name}/", moments)
-        other = any(entry.shape not in (parameter.shape, ()) for entry in entries.values())
-        refuse((other, f"{file}: {name} has a different shape in this model. Was the recipe changed?"))
+        differs = any(entry.shape not in (parameter.shape, ()) for entry in entries.values())
+        refuse((differs, f"{file}: {name} has a different shape in this model. Was the recipe changed?"))
         if entries:
             optimizer.state[parameter] = {key: part_like(value, parameter) for key, value in entries.items()}
     state = read_json(checkpoint / "state.json")
@@ -147,9 +147,9 @@ def restore(checkpoint: Path, objective: nn.Module, optimizer: AdamW, averages: 
 
 def prune_checkpoints(folder: Path, keep: int, newest: Path | None = None) -> None:
     """Remove all but the last ``keep`` checkpoints up to ``newest``, and leftovers of interrupted processes."""
-    found = _checkpoints(folder)
-    kept = [path for path in found if newest is None or path.name <= newest.name][-keep:]
-    for path in found:
+    existing = _checkpoints(folder)
+    kept = [path for path in existing if newest is None or path.name <= newest.name][-keep:]
+    for path in existing:
         if path not in kept:
             put_away(path)
     remove_leftovers(folder)
@@ -163,10 +163,10 @@ def put_away(path: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Delete temporary files and folders of interrupted processes in ``folder``."""
-    found = list(folder.glob(".*.tmp*"))
-    for path in found:
+    leftovers = list(folder.glob(".*.tmp*"))
+    for path in leftovers:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    if found:  # otherwise pruned files could reappear after a power failure
+    if leftovers:  # otherwise pruned files could reappear after a power failure
         sync_folder(folder)
 
 
@@ -179,12 +179,12 @@ def training_tensors(
         for key, value in optimizer.state.get(parameter, {}).items():
             tensors[f"optimizer/{name}/{key}"] = value
     tensors |= {f"average/{name}": mean for name, mean in (averages.tensors() if averages else {}).items()}
-    found = {}
+    whole_tensors = {}
     for name, tensor in tensors.items():
-        all_of_it = whole(tensor.detach())
+        full = whole(tensor.detach())
         if kept:  # cloned because safetensors rejects tied temperatures, which share memory
-            found[name] = all_of_it.clone(memory_format=torch.contiguous_format)
-    return found
+            whole_tensors[name] = full.clone(memory_format=torch.contiguous_format)
+    return whole_tensors
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

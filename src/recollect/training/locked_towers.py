@@ -25,15 +25,15 @@ class TextFeatures:
 
     def __init__(self, encoder: DualEncoder, sources: Sequence[LockedSource]) -> None:
         self._kinds = bool(encoder.prefixes)
-        store, found = FeatureStore(), []
+        store, blocks = FeatureStore(), []
         self._rows: dict[tuple[Kind | None, str], int] = {}
         for kind in dict.fromkeys(source.kind if self._kinds else None for source in sources):
             read = [source for source in sources if kind in (None, source.kind)]
             texts = list(dict.fromkeys(text for source in read for text in possible_texts(source)))
             start = len(self._rows)
             self._rows |= {(kind, text): start + place for place, text in enumerate(texts)}
-            found.append(embed_texts_once(encoder, texts, kind, store))
-        self._features = torch.cat(found)
+            blocks.append(embed_texts_once(encoder, texts, kind, store))
+        self._features = torch.cat(blocks)
 
     def __call__(self, texts: Sequence[str], kinds: Sequence[Kind]) -> Float[Tensor, "n features"]:
         """Return the features of ``texts``."""

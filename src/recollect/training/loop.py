@@ -266,14 +266,14 @@ class _Run:
             Whether all hooks ran.
         """
         assert self.metrics is not None, "the first process has the metrics"
-        found: list[Mapping[str, float]] = []
+        results: list[Mapping[str, float]] = []
         if not request.signal:
             with _evaluating(self.model), request.ends():
-                found += [dict(hook.measure(self.model)) for hook in hooks]
-        for figures in found:
+                results += [dict(hook.measure(self.model)) for hook in hooks]
+        for figures in results:
             self.metrics.write({"step": self.state.step, "evaluation": figures})
         self.metrics.sync()  # the checkpoint of this step is already written
-        return len(found) == len(hooks)
+        return len(results) == len(hooks)
 
     def write_model(self) -> None:
         """Write the finished model (first process only)."""

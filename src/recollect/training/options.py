@@ -99,8 +99,8 @@ class Data:
     @property
     def specs(self) -> list[tuple[str, Kind | None]]:
         """All sources with their kinds; None if the kind is detected."""
-        found: list[tuple[str, Kind | None]] = [(spec, None) for spec in self.sources]
-        return [*found, *((spec, "caption") for spec in self.captions), *((spec, "label") for spec in self.labels)]
+        detected: list[tuple[str, Kind | None]] = [(spec, None) for spec in self.sources]
+        return [*detected, *((spec, "caption") for spec in self.captions), *((spec, "label") for spec in self.labels)]
 
     def columns(self, kind: Kind | None) -> Columns:
         """Return the columns of sources read as ``kind``, without those that only the other kind needs."""

@@ -194,14 +194,14 @@ def leaves_no_failed_start(out: Path) -> Iterator[None]:
 
 def _defaults(options: Any) -> dict[str, Any]:
     """Return the defaults of all options that have one, as JSON values."""
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if dataclasses.is_dataclass(value):
-            found[field.name] = _defaults(value)
+            defaults[field.name] = _defaults(value)
         elif field.default is not dataclasses.MISSING:
-            found[field.name] = json.loads(json.dumps(field.default))
-    return found
+            defaults[field.name] = json.loads(json.dumps(field.default))
+    return defaults
 
 
 def as_json(recipe: Any) -> Any:
