@@ -1,7 +1,7 @@
 """recollect: vision-language models that learn to look things up.
 
-What stands here is the package's front door: these names stay where they are. Each is imported when it is first used,
-from the place that `__init__.pyi` names, so that ``import recollect`` costs nothing.
+These names are the stable public interface. Each is imported on first use from the module given in `__init__.pyi`,
+which keeps ``import recollect`` fast.
 """
 
 import lazy_loader

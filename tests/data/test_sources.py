@@ -505,9 +505,9 @@ def test_a_copy_has_the_portable_hash_of_the_original_and_another_content_has_no
     copies = [tmp_path / "there" / file.name for file in files]
     found = set()
     for whole in (10**9, 1000):  # everything is read, or samples
-        monkeypatch.setattr(content, "_WHOLE", whole)
-        monkeypatch.setattr(content, "_PROBE", 50)
-        monkeypatch.setattr(content, "_MOST_PROBES", 160)
+        monkeypatch.setattr(content, "_MAX_FULL_READ", whole)
+        monkeypatch.setattr(content, "_PROBE_SIZE", 50)
+        monkeypatch.setattr(content, "_MAX_PROBES", 160)
         for file, copy in zip(files, copies, strict=True):
             copy.write_bytes(file.read_bytes())
             os.utime(copy, (1, 1))

@@ -169,8 +169,8 @@ def test_data_that_changed_since_a_run_stopped_is_named(pairs, tmp_path):
 def test_bytes_that_changed_in_the_middle_of_a_large_file_are_seen_and_a_copy_is_not_refused(
     pairs, tmp_path, monkeypatch, capfd
 ):
-    monkeypatch.setattr(content, "_WHOLE", 1000)
-    monkeypatch.setattr(content, "_PROBE", 4)
+    monkeypatch.setattr(content, "_MAX_FULL_READ", 1000)
+    monkeypatch.setattr(content, "_PROBE_SIZE", 4)
     table, out = tmp_path / "own.csv", tmp_path / "run"
     text = pairs.read_text().replace("\n", f"\n{pairs.parent}/")
     table.write_text(text)
@@ -194,7 +194,7 @@ def test_bytes_that_changed_in_the_middle_of_a_large_file_are_seen_and_a_copy_is
     monkeypatch.setattr(content, "progress", lambda what, *rest: read.append(what) or nullcontext(counter))
     assert content.whole_hash([table], "own") == content.whole_hash([table], "own")
     assert read == ["check own once"], "what nobody wrote to is read once"
-    monkeypatch.setattr(content, "_THOROUGH", 0)  # too large to be read whole
+    monkeypatch.setattr(content, "_MAX_BYTES", 0)  # too large to be read whole
     train(replace(recipe, steps=2), out, resume=True, device="cpu")
     said = " ".join(capfd.readouterr().err.split())
     assert "too large to compare" in said

@@ -1,1 +1,1 @@
-"""What every room shares: types, errors, safe files, seeds, progress."""
+"""Shared by all packages: types, errors, atomic files, seeds, progress."""

@@ -1,4 +1,4 @@
-"""CSV files as spreadsheets write them."""
+"""Read CSV files as spreadsheets write them."""
 
 import csv
 from pathlib import Path
@@ -8,9 +8,9 @@ from recollect.core.words import counted
 
 
 def separator_of(file: Path) -> str:
-    """What separates the cells of a CSV or TSV.
+    """Return the cell separator of a CSV or TSV, detected from the header.
 
-    Spreadsheets of many countries write semicolons into a CSV. A header without a comma tells.
+    In many locales, spreadsheets write semicolons. A comma in the header always wins.
 
     Raises:
         UserError: the header is not UTF-8.
@@ -26,10 +26,10 @@ def separator_of(file: Path) -> str:
 
 
 def read_cells(file: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """The columns of a CSV that a person wrote, in lower case, and its rows.
+    """Return the column names (lower case) and the rows of a handwritten CSV.
 
     Raises:
-        UserError: no such file, or it is not a CSV in UTF-8.
+        UserError: the file is missing, or is not a CSV in UTF-8.
     """
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
@@ -45,10 +45,10 @@ def read_cells(file: Path) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def check_cells(file: Path, separator: str) -> bool:
-    """Compare the first row of a CSV with its header.
+    """Check the first row of a CSV against its header.
 
     Returns:
-        Whether there is a row.
+        Whether the file has any row.
 
     Raises:
         UserError: the row has more cells than the header, or is not UTF-8.
@@ -60,15 +60,15 @@ def check_cells(file: Path, separator: str) -> bool:
     except UnicodeDecodeError:
         raise UserError(not_utf8(file)) from None
     except csv.Error:
-        return True  # such as a cell above the size that this module reads; the reader of the table has no limit
+        return True  # for example a cell above csv's size limit; the table reader has no limit
     if any((first or [])[len(header) :]):
         raise UserError(
-            f"{file}: the first row has {counted(len(first or []), 'cell')}, the header {len(header)}. Put double "
-            f"quotes around texts that contain {separator!r}."
+            f"{file}: the first row has {counted(len(first or []), 'cell')}, but the header has {len(header)}. Put "
+            f"double quotes around texts that contain {separator!r}."
         )
     return first is not None
 
 
 def not_utf8(file: Path) -> str:
-    """The message for a text of another encoding."""
+    """Return the error message for a file in another encoding."""
     return f'{file}: not in UTF-8. Save it as UTF-8 (in a spreadsheet: as "CSV UTF-8").'

@@ -1,4 +1,4 @@
-"""Checksums of files that are written once: a flipped bit is reported, and never becomes a wrong result."""
+"""Checksums of files, so that corruption is reported instead of giving a wrong result."""
 
 import json
 import zlib
@@ -10,11 +10,11 @@ from recollect.core.errors import UserError
 from recollect.core.files import write_text
 
 CHECKSUMS = "checksums.json"
-"""The file in a folder that lists the checksums of the other files."""
+"""Name of the file that lists the checksums of the other files in its folder."""
 
 
 def checksum(path: Path) -> int:
-    """CRC-32 of the bytes of a file."""
+    """Return the CRC-32 of a file."""
     value = 0
     with path.open("rb") as file:
         while block := file.read(2**22):
@@ -23,12 +23,12 @@ def checksum(path: Path) -> int:
 
 
 def note_checksums(folder: Path, files: Iterable[Path], changing: Iterable[Path] = ()) -> None:
-    """Write the checksums of files; those known already are not read again.
+    """Write the checksum list of a folder, reading only new and ``changing`` files.
 
     Args:
-        folder: that gets the list.
-        files: below it, each written once and never changed.
-        changing: files below it that are written again and again, so that they are always read.
+        folder: folder to write the list to.
+        files: files below ``folder`` that never change after they are written.
+        changing: files below ``folder`` that may have changed, and are always read.
     """
     known, changed = read_checksums(folder), {_name(folder, file) for file in changing}
     found: dict[str, Any] = {}
@@ -43,42 +43,41 @@ def note_checksums(folder: Path, files: Iterable[Path], changing: Iterable[Path]
 
 
 def note_whole_folder(folder: Path) -> None:
-    """Write the checksums of all files of a folder, but of ``README.md``, which users may edit, and of sub-folders."""
+    """Write the checksums of all files directly in a folder except ``README.md``, which users may edit."""
     files = sorted(file for file in folder.iterdir() if file.is_file() and file.name not in (CHECKSUMS, "README.md"))
     note_checksums(folder, (), files)
 
 
 def check_checksums(folder: Path) -> None:
-    """Compare the files of a folder with their checksums; files that have none, or are not there, are left out.
+    """Check the files of a folder against their checksums, skipping unlisted and missing files.
 
     Raises:
-        UserError: naming a file that was changed or damaged.
+        UserError: a file was changed or damaged.
     """
-    there = [
-        name for name in read_checksums(folder) if (folder / name).exists()
-    ]  # a hub gives those that are asked for
-    if found := damaged_files(folder, there):
+    # A hub downloads only the requested files.
+    existing = [name for name in read_checksums(folder) if (folder / name).exists()]
+    if found := damaged_files(folder, existing):
         raise UserError(f"{found[0]}. Copy it again, or delete {CHECKSUMS} if the change was intended.")
 
 
 def damaged_files(folder: Path, names: Iterable[str] | None = None) -> list[str]:
-    """One line for each file that differs from its checksum or is gone.
+    """Return one line for each file that is missing or differs from its checksum.
 
     Args:
-        names: only these files; by default every file in the list.
+        names: files to check; all listed files by default.
     """
     listed = folder / CHECKSUMS
     if not listed.exists():
         return []
     known, found = _listed(folder), list[str]()
     if known is None:
-        return [f"{listed}: is damaged, so the files of this folder cannot be compared with their checksums"]
+        return [f"{listed}: damaged, so the files of this folder cannot be checked"]
     for name in known if names is None else names:
-        file, noted = folder / name, known.get(name)
-        if noted is None:
+        file, expected = folder / name, known.get(name)
+        if expected is None:
             continue
         try:
-            if file.stat().st_size != noted["bytes"] or checksum(file) != noted["crc32"]:
+            if file.stat().st_size != expected["bytes"] or checksum(file) != expected["crc32"]:
                 found.append(f"{file}: differs from its checksum")
         except OSError as error:
             found.append(f"{file}: cannot be read ({error.strerror})")
@@ -86,12 +85,12 @@ def damaged_files(folder: Path, names: Iterable[str] | None = None) -> list[str]
 
 
 def read_checksums(folder: Path) -> dict[str, Any]:
-    """Size and checksum of each file in the list; empty if the list is missing or damaged."""
+    """Return the size and checksum of each listed file; empty if the list is missing or damaged."""
     return _listed(folder) or {}
 
 
 def _listed(folder: Path) -> dict[str, Any] | None:
-    """The list; None where it is missing or damaged."""
+    """Return the list, or None if it is missing or damaged."""
     try:
         found = json.loads((folder / CHECKSUMS).read_text())
         return dict(found["files"]) if found["crc32"] == _of(found["files"]) else None

@@ -1,38 +1,37 @@
-"""Errors that users can fix, as one line without a traceback."""
+"""Errors that users can fix, shown as one line without a traceback."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_LONGEST_REASON = 200
+_MAX_REASON = 200  # characters
 
 
 class UserError(Exception):
-    """Bad input: the message says in one line what is wrong, where, and what to do.
+    """Invalid user input. The message says in one line what is wrong, where, and what to do.
 
-    The command line prints it without a traceback and exits with status 2. Programming errors stay
-    ordinary exceptions (``ValueError``, ``TypeError``); raise this one only where a person's input,
-    file or option is at fault.
+    The command line prints the message without a traceback and exits with status 2. Raise it only if the user's
+    input, file or option is at fault; programming errors stay ordinary exceptions (``ValueError``, ``TypeError``).
     """
 
 
 def one_line(error: BaseException) -> str:
-    """The message of another library's exception on one line of at most 200 characters; its type if it has none."""
+    """Return the message of another library's exception (or its type) as one line of at most 200 characters."""
     full = getattr(error, "strerror", None) if isinstance(error, UserError) else None  # of a `FullDiskError`
     text = " ".join(str(full or getattr(error, "reason", "") or error).split()) or type(error).__name__
-    return (text if len(text) < _LONGEST_REASON else f"{text[:_LONGEST_REASON]}…").rstrip(".")
+    return (text if len(text) < _MAX_REASON else f"{text[:_MAX_REASON]}…").rstrip(".")
 
 
 @contextmanager
 def user_errors(
     message: str, *kinds: type[Exception], then: str = "", raises: type[UserError] = UserError
 ) -> Iterator[None]:
-    """Turn exceptions of other libraries into user errors: ``message (reason)then``.
+    """Convert exceptions from other libraries into user errors of the form ``message (reason)then``.
 
     Args:
         message: what went wrong, and where.
-        kinds: exceptions to replace; by default all but `UserError`.
-        then: follows the reason: what to do.
-        raises: the class to raise.
+        kinds: exception types to convert; all except `UserError` by default.
+        then: what to do, appended after the reason.
+        raises: exception class to raise.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent, whatever happens while they are written."""
+"""Atomic file writes: readers see the old file or the new one, never a partial one."""
 
 import errno
 import itertools
@@ -16,19 +16,19 @@ from typing import IO, Any, BinaryIO
 from recollect.core.errors import UserError
 from recollect.core.paths import expanduser, new_folder
 
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-_SAYS_NO_ROOM = re.compile(r"os error (28|122)\b|No space left|quota exceeded", re.IGNORECASE)
+_DISK_FULL_CODES = frozenset({errno.ENOSPC, errno.EDQUOT})
+_DISK_FULL_MESSAGE = re.compile(r"os error (28|122)\b|No space left|quota exceeded", re.IGNORECASE)
 
 
 class FullDiskError(UserError, OSError):
     """The disk is full.
 
     Args:
-        place: what was to be written.
+        place: file or folder that could not be written.
     """
 
     def __init__(self, place: object) -> None:
-        super().__init__(f"{place}: the disk is full; nothing was changed. Free some space, and try again.")
+        super().__init__(f"{place}: the disk is full; nothing was changed. Free some space and try again.")
         self.place = str(place)
         self.errno, self.strerror = errno.ENOSPC, os.strerror(errno.ENOSPC)
 
@@ -36,39 +36,39 @@ class FullDiskError(UserError, OSError):
         return str(self.args[0])
 
     def __reduce__(self) -> tuple[type["FullDiskError"], tuple[str]]:
-        """Exceptions are pickled between processes."""
+        """Support pickling, since exceptions cross process boundaries."""
         return FullDiskError, (self.place,)
 
 
 @contextmanager
 def told_if_full(place: object) -> Iterator[None]:
-    """Turn any library's error about a full disk into a `FullDiskError`.
+    """Convert disk-full errors from any library into `FullDiskError`.
 
     Args:
-        place: what is being written in the block.
+        place: file or folder that the block writes.
 
     Raises:
-        FullDiskError: instead of the library's exception.
+        FullDiskError: the disk is full.
     """
     try:
         yield
     except Exception as error:
         if isinstance(error, UserError) and not isinstance(error, FullDiskError):
             raise
-        if getattr(error, "errno", None) not in _NO_ROOM and not _SAYS_NO_ROOM.search(str(error)):
+        if getattr(error, "errno", None) not in _DISK_FULL_CODES and not _DISK_FULL_MESSAGE.search(str(error)):
             raise
         raise FullDiskError(place) from error
 
 
 def sync_file(file: IO[Any]) -> None:
-    """Make what was written to an open file survive a power cut, and its name too."""
+    """Flush an open file and its directory entry to disk (fsync)."""
     file.flush()
     os.fsync(file.fileno())
     sync_folder(Path(file.name).parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names inside ``folder`` survive a power cut; a no-op where folders cannot be opened."""
+    """Flush the directory entries of ``folder`` to disk; a no-op on systems that cannot open folders."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -80,7 +80,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it, that survive a power cut.
+    """Create a folder and its missing parents, and flush them to disk.
 
     Raises:
         UserError: a file has the name of the folder or of one of its parents.
@@ -98,8 +98,7 @@ def make_folder(path: Path) -> None:
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """Yield a temporary sibling of ``path`` to write to; on success it becomes ``path``, else it is removed.
 
-    A reader sees the old file or the new one, never a part. The sibling's name starts with a dot, so that
-    what a ``kill -9`` leaves behind is not taken for a result.
+    The sibling's name starts with a dot, so a file left behind by ``kill -9`` is not mistaken for a result.
 
     Raises:
         FullDiskError: the disk is full.
@@ -113,7 +112,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         try:
             yield temporary
             _sync(temporary)
-            temporary.chmod(mode)  # a library may have put a file of its own in its place, for its owner alone
+            temporary.chmod(mode)  # a library may have replaced the file by one that only its owner can read
             temporary.replace(path)
             sync_folder(path.parent)
         finally:
@@ -124,10 +123,10 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 def atomic_folder(path: str | Path) -> Iterator[Path]:
     """Yield a temporary sibling folder; on success it becomes ``path``, else it is removed.
 
-    All files get the user's default permissions, also those that a library (safetensors) restricts to the owner.
+    All files get the user's default permissions, even if a library (safetensors) restricts them to the owner.
 
     Raises:
-        FileExistsError: ``path`` exists when the folder is finished; nothing is overwritten.
+        FileExistsError: ``path`` exists when the block ends; nothing is overwritten.
         FullDiskError: the disk is full.
     """
     path = Path(expanduser(path))
@@ -159,16 +158,19 @@ def _sync(path: Path) -> None:
 
 
 def _sibling(path: Path, suffix: str = "") -> Path:
-    """An unused hidden name in the same folder. What is created there has the default permissions; reading the umask
-    would mean setting it for all threads."""
+    """Return an unused hidden name in the same folder.
+
+    Callers create it and read the default permissions from it, because reading the umask means setting it for all
+    threads.
+    """
     return path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp{suffix}"
 
 
 @contextmanager
 def free_file(target: Path, source: Path | None = None) -> Iterator[Path]:
-    """The target, or the first free name after it, as an empty new file.
+    """Create an empty file at ``target``, or at the first free numbered name, and yield its path.
 
-    Where filling it fails it is removed again, unless ``source`` is gone: what was written is then the only copy.
+    If the block fails, the file is removed, unless ``source`` is gone: the new file is then the only copy.
     """
     numbered = (target.with_name(f"{target.stem} ({number}){target.suffix}") for number in itertools.count(2))
     for name in itertools.chain([target], numbered):
@@ -184,7 +186,7 @@ def free_file(target: Path, source: Path | None = None) -> Iterator[Path]:
 
 
 def move_file(source: Path, target: Path) -> Path:
-    """Move a file without ever replacing another; returns where it is now."""
+    """Move a file without ever replacing another one, and return its new path."""
     if source.name == target.name and source.parent.resolve() == target.parent.resolve():
         return source
     with free_file(target, source) as free:
@@ -198,12 +200,13 @@ def move_file(source: Path, target: Path) -> Path:
 
 @contextmanager
 def locked(path: str | Path, waits: Callable[[], None] | None = None) -> Iterator[None]:
-    """Wait until no other process or thread is inside a block locked with the same file; a dead one holds nothing.
+    """Hold an exclusive lock on a file while the block runs, across processes and threads.
 
-    The file is made if it is not there, and stays: removing it would let two in.
+    A process that dies releases its lock. The file is created if missing and never removed, since removing it would
+    let two holders in.
 
     Args:
-        waits: called once before a wait, for example to report it.
+        waits: called once if the lock is taken, before waiting; for example to report it.
     """
     with Path(path).open("a+b") as file, held(file, waits):
         yield
@@ -211,7 +214,7 @@ def locked(path: str | Path, waits: Callable[[], None] | None = None) -> Iterato
 
 @contextmanager
 def held(file: BinaryIO, waits: Callable[[], None] | None = None) -> Iterator[None]:
-    """Wait for the lock on an open file, and hold it while the block runs (see `locked`)."""
+    """Hold an exclusive lock on an open file while the block runs (see `locked`)."""
     if not hold(file, wait=False):
         if waits is not None:
             waits()
@@ -232,10 +235,10 @@ def hold(file: BinaryIO, wait: bool = True) -> bool:
     """Lock an open file until it is closed.
 
     Args:
-        wait: until it is free.
+        wait: wait until the lock is free.
 
     Returns:
-        Whether it is locked now.
+        Whether the lock was acquired.
     """
     try:
         import fcntl
@@ -256,19 +259,19 @@ def _lock_on_windows(file: BinaryIO, mode: str, wait: bool = False) -> bool:
         try:
             msvcrt.locking(file.fileno(), getattr(msvcrt, mode), 1)  # type: ignore[attr-defined]
             return True
-        except OSError:  # held by another, for ten seconds so far
+        except OSError:  # still taken; LK_LOCK gives up after ten seconds
             if not wait:
                 return False
 
 
 def read_text(path: str | Path, what: str = "file") -> str:
-    """Text that a person wrote, without the byte-order mark that some editors put in front of it.
+    """Read a handwritten UTF-8 file, without the byte-order mark that some editors add.
 
     Args:
-        what: kind of file, for the message if it does not exist.
+        what: kind of file, for the error message if it is missing.
 
     Raises:
-        UserError: no such file, or not in UTF-8.
+        UserError: the file is missing or not UTF-8.
     """
     try:
         return Path(path).read_text(encoding="utf-8-sig")
@@ -280,56 +283,60 @@ def read_text(path: str | Path, what: str = "file") -> str:
 
 
 def read_lines(path: str | Path, what: str) -> list[str]:
-    """The lines of a text file that say something.
+    """Return the nonblank lines of a text file, stripped.
 
     Args:
-        what: its lines hold, for messages: ``class names``.
+        what: what the lines contain, for error messages: ``class names``.
 
     Raises:
-        UserError: as `read_text`, or no line says anything.
+        UserError: the file is missing, not UTF-8, or blank.
     """
-    lines = [line.strip() for line in read_text(path, f"file of {what}, one a line").splitlines()]
+    lines = [line.strip() for line in read_text(path, f"file of {what}, one per line").splitlines()]
     if found := [line for line in lines if line]:
         return found
-    raise UserError(f"{path}: no {what} in it; write one a line")
+    raise UserError(f"{path}: contains no {what}; write one per line")
 
 
 def write_text(path: str | Path, text: str) -> None:
     """Write ``text`` to ``path`` atomically, as UTF-8.
 
-    The bytes of a file's name that are no UTF-8 are written as escapes, which JSON reads back as they were.
+    Non-UTF-8 bytes in file names are written as escapes, which JSON restores.
     """
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write ``value`` as JSON to ``path`` atomically; NaN and infinity are refused, since JSON has neither.
+    """Write ``value`` as JSON to ``path`` atomically.
 
     Raises:
-        ValueError: ``value`` holds a NaN or an infinity.
+        ValueError: ``value`` contains NaN or infinity, which JSON does not have.
     """
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_json(path: str | Path) -> Any:
-    """Read JSON, or say in one line what is wrong with the file."""
+    """Read a JSON file.
+
+    Raises:
+        UserError: the file is missing, a folder, or not valid JSON.
+    """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except IsADirectoryError:
-        raise UserError(f"{path}: a folder, where a JSON file was expected. Name a file in it.") from None
+        raise UserError(f"{path}: a folder, but a JSON file was expected. Name a file in it.") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid JSON ({error}). Was it cut short? Make it again.") from None
+        raise UserError(f"{path}: not valid JSON ({error}). It may be truncated; create it again.") from None
 
 
 @contextmanager
 def fresh_folder(path: str | Path, what: str) -> Iterator[Path]:
-    """Like `atomic_folder`, where nothing, or an empty folder, may be there.
+    """Like `atomic_folder`, but ``path`` may be an empty folder.
 
     Raises:
-        UserError: something is there already.
+        UserError: ``path`` exists and is not an empty folder.
     """
     path = new_folder(path, what)
     if path.exists():

@@ -1,4 +1,4 @@
-"""Exact nearest neighbors: the reference that every index is measured against, and the default."""
+"""Exact nearest neighbors: the default search, and the reference for approximate indexes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _QUERIES = 512
+"""Queries per pass over the matrix."""
 
-_WIDENED = 1_024
-"""Rows of half precision that are widened at a time: at width 256 they stay in the second-level cache (1 MB)."""
+_WIDEN_ROWS = 1_024
+"""Half-precision rows converted at a time: at width 256 they fit into the L2 cache (1 MB)."""
 
 _SCORES = 2**21
-"""Scores in memory at a time (8 MB: they stay in a cache), and so the rows of a block."""
+"""Scores computed at a time (8 MB, to stay in cache); determines the rows per block."""
 
 _GROUP = 64
+"""Scores per group in `best_of`."""
 
 
 @dataclass(frozen=True)
 class ExactNeighbors:
-    """For each query its k best rows: positions, best first, and their scores."""
+    """Positions and scores of the k best rows for each query, best first."""
 
     rows: Int64[np.ndarray, "queries k"]
     scores: Float32[np.ndarray, "queries k"]
@@ -43,24 +45,23 @@ def exact_neighbors(
     device: torch.device | None = None,
     norms: Float32[np.ndarray, " rows"] | None = None,
 ) -> ExactNeighbors:
-    """The k rows of ``matrix`` with the largest inner product with each query, by blocked matrix products.
+    """Find the k rows of ``matrix`` with the largest inner product with each query, by blocked matrix products.
 
-    Of equal products the first row comes first.
-
-    ``matrix`` may be memory-mapped and larger than memory: it is read once for every 512 queries, block by block. The
-    k best of a block are in the k groups of 64 whose maxima are largest, so only those are sorted.
+    Ties are broken by row order. ``matrix`` may be memory-mapped and larger than memory: it is read block by block,
+    once for every 512 queries. The k best scores of a block are in the k groups of 64 with the largest maxima, so only
+    those are sorted.
 
     Args:
         queries: unit-norm rows.
-        matrix: unit-norm rows; of half precision they are widened, block by block, before they are multiplied.
+        matrix: unit-norm rows; half-precision rows are converted block by block before they are multiplied.
         k: at most the number of rows searched.
-        among: positions to search; all by default. Positions of the result are those of ``matrix``.
-        device: where to compute; the best of the machine by default.
-        norms: of the rows, by which products are divided; left out, rows count as they are. Rounding to half precision
-            changes a row's norm by up to 2⁻¹¹, and without this all its cosines.
+        among: positions to search; all by default. The result has positions in ``matrix``.
+        device: device to compute on; the best available one by default.
+        norms: norms of the rows, to divide products by; not divided by default. Rounding to half precision changes the
+            norm of a row, and so all its cosines, by up to 2⁻¹¹.
 
     Raises:
-        ValueError: the widths differ, or k exceeds the rows.
+        ValueError: the widths differ, or k exceeds the number of rows searched.
     """
     count = len(matrix) if among is None else len(among)
     if queries.shape[1] != matrix.shape[1]:
@@ -71,17 +72,17 @@ def exact_neighbors(
     scores = np.empty((len(queries), k), dtype=np.float32)
     for start in range(0, len(queries), _QUERIES):
         some = slice(start, min(start + _QUERIES, len(queries)))
-        asked = np.ascontiguousarray(queries[some])
+        block = np.ascontiguousarray(queries[some])
         scores[some], rows[some] = (
-            _by_torch(asked, matrix, k, among, norms, device)
-            if device is not None or "torch" in sys.modules  # importing it takes longer than a search
-            else nearest_by_numpy(asked, matrix, k, among, norms)
+            _by_torch(block, matrix, k, among, norms, device)
+            if device is not None or "torch" in sys.modules  # importing torch takes longer than a search
+            else nearest_by_numpy(block, matrix, k, among, norms)
         )
     return ExactNeighbors(rows if among is None else among[rows], scores)
 
 
 def best_of_all(found: Sequence[ExactNeighbors], k: int) -> ExactNeighbors:
-    """The k best of what was found in several places, or all if there are fewer."""
+    """Merge results for the same queries into the k best per query (all if there are fewer)."""
     rows = np.concatenate([each.rows for each in found], axis=1)
     scores = np.concatenate([each.scores for each in found], axis=1)
     if len(found) == 1:
@@ -109,26 +110,26 @@ def _by_torch(
 def nearest_by_numpy(
     queries: np.ndarray, matrix: np.ndarray, k: int, among: np.ndarray | None, norms: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scores and places among those searched, like `nearest_by_torch`; for the few queries of one search."""
+    """Return scores and positions (within ``among`` if given), like `nearest_by_torch`; fast for few queries."""
     count = len(matrix) if among is None else len(among)
     products = np.empty((len(queries), count), dtype=np.float32)
-    for start in range(0, count, _WIDENED):
-        some = slice(start, start + _WIDENED) if among is None else among[start : start + _WIDENED]
-        products[:, start : start + _WIDENED] = queries @ matrix[some].astype(np.float32).T
+    for start in range(0, count, _WIDEN_ROWS):
+        some = slice(start, start + _WIDEN_ROWS) if among is None else among[start : start + _WIDEN_ROWS]
+        products[:, start : start + _WIDEN_ROWS] = queries @ matrix[some].astype(np.float32).T
     if norms is not None:
         products /= norms if among is None else norms[among]
-    least = -np.partition(-products, k - 1, axis=1)[:, k - 1]
+    kth_best = -np.partition(-products, k - 1, axis=1)[:, k - 1]
     rows = np.empty((len(queries), k), dtype=np.int64)
     for query, scores in enumerate(products):
-        among_best = np.flatnonzero(scores >= least[query])  # all that tie for the last place, by row
-        rows[query] = among_best[np.argsort(-scores[among_best], kind="stable")[:k]]
+        candidates = np.flatnonzero(scores >= kth_best[query])  # includes all ties for the last place, in row order
+        rows[query] = candidates[np.argsort(-scores[candidates], kind="stable")[:k]]
     return np.take_along_axis(products, rows, axis=1), rows
 
 
 def nearest_by_torch(
     queries: Tensor, matrix: np.ndarray, k: int, among: np.ndarray | None, norms: np.ndarray | None
 ) -> tuple[Tensor, Tensor]:
-    """Scores and places among those searched, like `nearest_by_numpy`; on any device."""
+    """Return scores and positions (within ``among`` if given), like `nearest_by_numpy`; on the queries' device."""
     import torch
 
     count, device = len(matrix) if among is None else len(among), queries.device
@@ -148,23 +149,26 @@ def nearest_by_torch(
 
 
 def _products(queries: Tensor, rows: np.ndarray) -> Tensor:
-    """Of each query with each row. Half precision is widened a few rows at a time, which makes it faster than full
-    precision: half as much is read from memory."""
+    """Return the products of all queries and rows.
+
+    On the CPU, half-precision rows are converted a few at a time. This is faster than storing full precision, because
+    half as much memory is read.
+    """
     import torch
 
     if rows.dtype == np.float32 or queries.device.type != "cpu":
         return queries @ torch.from_numpy(rows).to(queries.device).float().T
     products = queries.new_empty(len(queries), len(rows))
-    for start in range(0, len(rows), _WIDENED):
-        wide = torch.from_numpy(rows[start : start + _WIDENED]).to(queries.device, torch.float32)
-        torch.mm(queries, wide.T, out=products[:, start : start + _WIDENED])
+    for start in range(0, len(rows), _WIDEN_ROWS):
+        wide = torch.from_numpy(rows[start : start + _WIDEN_ROWS]).to(queries.device, torch.float32)
+        torch.mm(queries, wide.T, out=products[:, start : start + _WIDEN_ROWS])
     return products
 
 
 def best_of(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """``scores.topk(k)`` where of equal scores the first comes first.
+    """Return ``scores.topk(k)`` with ties broken by column order.
 
-    Of long rows, one pass finds the maxima of groups, and only the k best groups are sorted.
+    For long rows, one pass computes the maxima of groups, and only the k best groups are sorted.
     """
     import torch
 
@@ -184,9 +188,9 @@ def best_of(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         best, order = inside.topk(k, dim=1)
         found = columns_of.gather(1, order)
         tied = ((inside >= best[:, -1:]).sum(1) > k) | ((maxima >= best[:, -1:]).sum(1) > k)
-    for query in tied.nonzero().flatten().tolist():  # several are equally good for the last place
-        all_of_them = (scores[query] >= scores[query, found[query]].min()).nonzero().flatten()
-        found[query] = all_of_them[scores[query, all_of_them].argsort(descending=True, stable=True)[:k]]
+    for query in tied.nonzero().flatten().tolist():  # topk chose arbitrarily among the ties for the last place
+        candidates = (scores[query] >= scores[query, found[query]].min()).nonzero().flatten()
+        found[query] = candidates[scores[query, candidates].argsort(descending=True, stable=True)[:k]]
     found = found.sort(dim=1).values
     best, order = scores.gather(1, found).sort(dim=1, descending=True, stable=True)
     return best, found.gather(1, order)

@@ -1,4 +1,4 @@
-"""Options are frozen dataclasses, read from a mapping such as a JSON or TOML file; and the choices several share."""
+"""Build frozen option dataclasses from mappings (JSON or TOML files), and choices shared by several of them."""
 
 import json
 import tomllib
@@ -16,12 +16,12 @@ Kind = Literal["caption", "label"]
 """What a text is: a free caption, or the wording of a class label."""
 
 Sampling = Literal["proportional", "equal", "debiased"]
-"""How a batch is divided over the sources: by their weights; half captions, half labels; or whole from one source."""
+"""How a batch is divided among sources: by weight; half captions, half labels; or entirely from one source."""
 
 Precision = Literal["float32", "tf32", "bfloat16", "float16"]
 """Arithmetic of the towers."""
 
-_IN_WORDS: Mapping[type, str] = {
+_TYPE_NAMES: Mapping[type, str] = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
@@ -31,38 +31,38 @@ _IN_WORDS: Mapping[type, str] = {
 
 
 def read_options_file(file: Path) -> Mapping[str, Any]:
-    """What a ``.toml`` file, or a JSON file of any other name, holds.
+    """Read a mapping from a TOML file (``.toml``) or a JSON file (any other name).
 
     Raises:
-        UserError: the file is missing or malformed, or does not hold a mapping.
+        UserError: the file is missing or malformed, or does not contain a mapping.
     """
     try:
         text = file.read_text(encoding="utf-8-sig")
-        held = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
+        options = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
     except FileNotFoundError:
         raise UserError(f"{file}: no such file") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{file}: cannot be read: {error}") from None
-    if not isinstance(held, Mapping):
-        raise UserError(f"{file}: holds no options. It should look like what --print-config prints.")
-    return held
+    if not isinstance(options, Mapping):
+        raise UserError(f"{file}: contains no options. Write it in the format that --print-config prints.")
+    return options
 
 
 OptionPath = tuple[str, ...]
-"""Field names from a command or recipe down to an option."""
+"""Field names that lead from a command or recipe to an option."""
 
 
 def build(kind: type[_T], default: _T | None, values: Mapping[OptionPath, Any], path: OptionPath = ()) -> _T:
-    """A dataclass with some of its fields set.
+    """Build a dataclass from some of its field values.
 
     Args:
-        kind: a dataclass, whose fields may be dataclasses again.
-        default: values of the other fields; the dataclass's own by default.
-        values: by path. For a field that holds a dataclass, True makes one and False means None.
-        path: of ``kind`` in ``values``.
+        kind: a dataclass; its fields may be dataclasses too.
+        default: instance that provides the other fields; their declared defaults if None.
+        values: field values by path. For a nested dataclass, True creates it and False means None.
+        path: path of ``kind`` in ``values``.
 
     Raises:
-        UserError: a required field is not set, or the dataclass refuses its values.
+        UserError: a required field is missing, or the dataclass rejects its values.
     """
     hints, parts = get_type_hints(kind), {}
     for each in fields(kind):  # type: ignore[arg-type]
@@ -87,23 +87,23 @@ def build(kind: type[_T], default: _T | None, values: Mapping[OptionPath, Any], 
 
 
 def default_of(field: "Field[Any]") -> Any:
-    """The default of a field; `dataclasses.MISSING` where it is required."""
+    """Return the default of a field, or `dataclasses.MISSING` if it is required."""
     return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 def without_none(hint: Any) -> tuple[Any, bool]:
-    """A type without its ``None``, and whether it had one."""
+    """Return a type without its ``None``, and whether it had one."""
     if get_origin(hint) not in (UnionType, Union):
         return hint, False
     members = tuple(member for member in get_args(hint) if member is not NoneType)
-    return Union[members], len(members) < len(get_args(hint))  # noqa: UP007  (made at run time)
+    return Union[members], len(members) < len(get_args(hint))  # noqa: UP007  (built at run time)
 
 
 def converted(hint: Any, value: Any, file: Path, name: str) -> Any:
-    """A value of an options file as the type of its field.
+    """Convert a value from an options file to the type of its field.
 
     Raises:
-        UserError: the value is of another type.
+        UserError: the value has another type.
     """
     kind, optional = without_none(hint)
     if optional and (value is None or value == "None"):  # TOML has no null
@@ -123,7 +123,7 @@ def converted(hint: Any, value: Any, file: Path, name: str) -> Any:
         fits = isinstance(value, sum(allowed, ())) and (not isinstance(value, bool) or bool in members)
     if not fits:
         words = (
-            f"one of {', '.join(map(repr, choices))}" if choices else " or ".join(_IN_WORDS[each] for each in members)
+            f"one of {', '.join(map(repr, choices))}" if choices else " or ".join(_TYPE_NAMES[each] for each in members)
         )
         raise UserError(f"{file}: {name} is {value!r}; it must be {words}")
     return kind(value) if kind in (float, Path) else value

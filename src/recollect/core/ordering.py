@@ -1,14 +1,14 @@
-"""Stable orders: by score, and by group."""
+"""Stable sorting by score and by group."""
 
 import numpy as np
 from jaxtyping import Int64, Num, Shaped
 
 
 def best_first(scores: Num[np.ndarray, "*shape"], axis: int = -1) -> Int64[np.ndarray, "*shape"]:
-    """Places of scores along an axis, best first; equal scores in their own order."""
+    """Return the indices that sort scores along an axis, best first; ties keep their order."""
     return np.argsort(-scores, axis=axis, kind="stable")
 
 
 def in_order(values: Shaped[np.ndarray, " rows"]) -> Int64[np.ndarray, " rows"]:
-    """Places of values in ascending order; equal values, such as the labels of a class, in their own order."""
+    """Return the indices that sort values in ascending order; ties (labels of a class) keep their order."""
     return np.argsort(values, kind="stable")

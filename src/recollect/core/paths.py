@@ -1,4 +1,4 @@
-"""Paths that users name: found, checked and listed."""
+"""Resolve, check and list paths given by users."""
 
 import os
 import stat
@@ -13,19 +13,19 @@ from recollect.core.errors import UserError
 
 
 def expanduser(place: str | Path) -> str:
-    """A place with ``~`` as the user's home folder, as shells do it, but not in ``--out=~/runs``."""
+    """Expand ``~`` to the user's home folder, which shells do not do in ``--out=~/runs``."""
     return os.path.expanduser(str(place))
 
 
 def beside(name: str, place: str | Path) -> str:
     """Resolve a relative path that was stored in a file or folder.
 
-    It was relative to the working directory at that time. If it does not exist relative to the current one, it is
-    looked up relative to ``place`` and its parents, nearest first.
+    The path was relative to the working directory at that time. If it does not exist relative to the current one, try
+    ``place`` and its parents, nearest first.
 
     Args:
-        name: a path; anything else is returned unchanged.
-        place: the file or folder that stores it.
+        name: the stored path; anything else (a hub id) is returned unchanged.
+        place: the file or folder that stores the path.
     """
     if not name or "://" in str(place) or os.path.isabs(name) or os.path.exists(name):
         return name
@@ -34,33 +34,33 @@ def beside(name: str, place: str | Path) -> str:
 
 
 def files_in(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The files in a folder and its sub-folders, without hidden ones; links to folders are not followed.
+    """List the files in a folder and its subfolders, without hidden ones; links to folders are not followed.
 
     Returns:
-        The files, sorted; and files and folders without read permission.
+        The files, sorted; and the files and folders without read permission, sorted.
 
     Raises:
         UserError: the folder itself cannot be read.
     """
-    files, closed = list[str](), list[Path]()
-    for place, folders, names in os.walk(folder, onerror=lambda error: closed.append(Path(error.filename))):
+    files, unreadable = list[str](), list[Path]()
+    for place, folders, names in os.walk(folder, onerror=lambda error: unreadable.append(Path(error.filename))):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for path in (os.path.join(place, name) for name in names if not name.startswith(".")):
             try:
                 if stat.S_ISREG(os.stat(path).st_mode):
                     files.append(path)
             except PermissionError:
-                closed.append(Path(path))
+                unreadable.append(Path(path))
             except OSError:
-                continue  # a link that leads nowhere, or to itself
-    if folder in closed:
-        raise UserError(f"{folder}: cannot be looked into. Name a folder that you may read.")
-    files.sort(key=lambda path: path.split(os.sep))  # as paths are sorted, which takes a minute for a million of them
-    return [Path(path) for path in files], sorted(closed)
+                continue  # a broken or circular link
+    if folder in unreadable:
+        raise UserError(f"{folder}: no permission to read this folder. Name another folder, or change its permissions.")
+    files.sort(key=lambda path: path.split(os.sep))  # the order of Path; sorting a million Paths takes a minute
+    return [Path(path) for path in files], sorted(unreadable)
 
 
 def may_be_there(path: Path) -> bool:
-    """Whether a file that was not found may exist in a folder without read permission."""
+    """Whether a file that was not listed may exist in a folder without read permission."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -71,7 +71,7 @@ def may_be_there(path: Path) -> bool:
 
 
 def near_names(path: Path) -> str:
-    """Similar names in the folder of a missing path: ``. Did you mean ...?``, or ""."""
+    """Return ``. Did you mean ...?`` with similar names in the folder of a missing path, or ""."""
     with suppress(OSError):
         close = get_close_matches(path.name, [other.name for other in path.parent.iterdir()], 3, 0.6)
         if close:
@@ -80,31 +80,32 @@ def near_names(path: Path) -> str:
 
 
 def refuse_slip(place: str, what: str) -> None:
-    """Refuse a missing path in an existing folder instead of looking it up on the hub: "data/pears" is probably a typo.
+    """Reject a missing path in an existing folder instead of looking it up on the hub: "data/pears" is probably a typo.
 
     Args:
         place: a path or a hub id.
-        what: kind of thing it should be.
+        what: kind of file or folder, for the error message.
 
     Raises:
         UserError: the path does not exist, but its folder does.
     """
     path = Path(expanduser(place))
     if not os.path.exists(path) and path.parent != Path() and os.path.isdir(path.parent):
-        here = f"'{path.parent}' is a folder here, so the hub is not asked"
+        here = f"'{path.parent}' is a local folder, so the hub is not searched"
         raise UserError(f"{place}: no such {what}{near_names(path)} ({here})")
 
 
 def check_writable(path: str | Path | None, option: str, kind: Literal["new file", "folder"] | None = None) -> None:
-    """Check before any work that a file or folder can be written; nothing is left there.
+    """Check before any work that a file or folder can be written, without leaving anything behind.
 
     Args:
-        path: what will be written; None is not checked.
-        option: that named it.
-        kind: what it will be. A file that exists is replaced only if someone at the terminal agrees; None allows both.
+        path: path that will be written; None is not checked.
+        option: option that gave the path.
+        kind: kind of the path. An existing file is replaced only if the user at the terminal agrees. None allows both
+            kinds and never asks.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the path cannot be written.
     """
     if path is None:
         return
@@ -114,16 +115,16 @@ def check_writable(path: str | Path | None, option: str, kind: Literal["new file
     if kind == "new file" and os.path.isdir(place):
         raise UserError(f"{option} {path}: is a folder. Name a file.")
     if kind == "new file" and os.path.lexists(place):
-        asked = sys.stdin is not None and sys.stdin.isatty()
-        if not (asked and input(f"{path} already exists. Replace it? [y/N] ").strip().lower() in ("y", "yes")):
+        interactive = sys.stdin is not None and sys.stdin.isatty()
+        if not (interactive and input(f"{path} already exists. Replace it? [y/N] ").strip().lower() in ("y", "yes")):
             raise UserError(f"{option} {path}: already exists. Name another file, or remove it.")
     # os.path treats folders without permission as missing; Path would raise.
     place = place if os.path.isdir(place) else place.parent
-    there = next(folder for folder in (place, *place.parents) if os.path.exists(folder))
-    if not os.path.isdir(there):
-        raise UserError(f"{option} {path}: {there} is a file, not a folder. Name another place.")
+    existing = next(folder for folder in (place, *place.parents) if os.path.exists(folder))
+    if not os.path.isdir(existing):
+        raise UserError(f"{option} {path}: {existing} is a file, not a folder. Name another place.")
     try:
-        with tempfile.TemporaryFile(dir=there):
+        with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
         raise UserError(f"{option} {path}: cannot be written there ({error.strerror}). Name another place.") from None
@@ -133,7 +134,7 @@ def new_folder(path: str | Path, what: str) -> Path:
     """Return ``path`` if it does not exist or is an empty folder.
 
     Raises:
-        UserError: it is a file, or not empty.
+        UserError: ``path`` is a file or a folder that is not empty.
     """
     path = Path(expanduser(path))
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -142,10 +143,10 @@ def new_folder(path: str | Path, what: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Folder for files that can be rebuilt: RECOLLECT_CACHE, or recollect in the user's cache folder.
+    """Return the folder for files that can be rebuilt: RECOLLECT_CACHE, or ``recollect`` in the user's cache folder.
 
     It may be emptied whenever no command is running.
     """
-    if own := os.environ.get("RECOLLECT_CACHE"):
-        return Path(own).expanduser()
+    if folder := os.environ.get("RECOLLECT_CACHE"):
+        return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "recollect"

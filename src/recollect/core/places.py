@@ -1,27 +1,27 @@
-"""What results call models, indexes and files: no folder of this machine, no user and no key."""
+"""Names of models, indexes and files in results, without local folders, user names and keys."""
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-_STARTS = ("/", "~", "../")
-"""How paths of this machine start; others are relative to where a command runs."""
+_LOCAL_PREFIXES = ("/", "~", "../")
+"""Prefixes of paths outside the working directory."""
 
 
 def public_place(place: str, parts: int = 1) -> str:
-    """A path of this machine by its last part, an address without user and query, any other name as it is.
+    """Shorten a local path to its last parts, remove user and query from an address, and keep any other name.
 
     Args:
         place: such as ``/data/pairs.parquet?split=train``, ``name=/data/pairs.parquet``, ``RUN/model`` or a hub id.
-        parts: how many of a path's last parts to keep; a folder ``model`` keeps that of its run too.
+        parts: number of trailing path components to keep; a folder ``model`` also keeps the name of its run.
     """
     if "://" in place:
         kind, _, rest = place.partition("?")[0].partition("://")
         host, slash, inside = rest.partition("/")
         return f"{kind}://{host.rpartition('@')[2]}{slash}{inside}"
     named, mark, query = place.partition("?")
-    name, equals, file = ("", "", named) if named.startswith(_STARTS) else named.partition("=")
-    if not file.startswith(_STARTS):
+    name, equals, file = ("", "", named) if named.startswith(_LOCAL_PREFIXES) else named.partition("=")
+    if not file.startswith(_LOCAL_PREFIXES):
         return place
     path = Path(file)
     last = [part for part in path.parts if part not in ("/", "~", "..")][-(parts + (path.name == "model")) :]
@@ -29,10 +29,10 @@ def public_place(place: str, parts: int = 1) -> str:
 
 
 def model_name(place: str, fingerprint: str) -> str:
-    """What results call a model, however its place was spelled: no folder of this machine.
+    """Return the name of a model in results, which reveals no local folder and does not depend on the path's spelling.
 
-    A folder in or below the one that a command runs in by its path from there; one elsewhere by its last part, and the
-    first eight digits of the model's fingerprint, since others may be called so too; a hub id as it is.
+    A folder below the working directory is named by its relative path; a folder elsewhere by its last component and
+    the first eight digits of the model's fingerprint, since several may share that name. A hub id is unchanged.
     """
     if not os.path.isdir(place):
         return place
@@ -43,7 +43,7 @@ def model_name(place: str, fingerprint: str) -> str:
 
 
 def public_names(places: Sequence[str]) -> dict[str, str]:
-    """A name for each place, by `public_place` of as many parts as tell them apart; each place with its name."""
+    """Map each place to its `public_place`, with as many path components as make the names unique."""
     for parts in range(1, max((len(Path(place).parts) for place in places), default=0) + 1):
         names = {place: public_place(place, parts) for place in places}
         if len(set(names.values())) == len(names):

@@ -1,4 +1,4 @@
-"""Tables that installed packages can extend through entry points of the group `recollect.plugins`."""
+"""Tables that installed packages can extend through the entry-point group `recollect.plugins`."""
 
 from collections import UserDict
 from collections.abc import Iterator, Mapping
@@ -13,12 +13,12 @@ _Entry = TypeVar("_Entry")
 class Table(UserDict[str, _Entry]):
     """A dictionary that plugins extend.
 
-    A plugin declares an entry point that is named after the table and points at a mapping of further names:
+    A plugin declares an entry point with the table's name that refers to a mapping of additional entries:
 
         [project.entry-points."recollect.plugins"]
         presets = "my_package:PRESETS"
 
-    Plugins are imported once, when a name is not found or all names are listed. They cannot replace existing names.
+    Plugins are imported once, when a name is missing or all names are listed. They cannot replace existing names.
     """
 
     def __init__(self, name: str, entries: Mapping[str, _Entry] | None = None) -> None:
@@ -26,7 +26,7 @@ class Table(UserDict[str, _Entry]):
         super().__init__(entries or {})
 
     def extend(self) -> None:
-        """Add the names of all installed plugins."""
+        """Add the entries of all installed plugins."""
         if self.extended:
             return
         self.extended = True

@@ -1,4 +1,4 @@
-"""One way to show progress: a bar with a rate and the time left, on standard error."""
+"""Progress on standard error: a bar with a rate and the time left, or lines in a log."""
 
 import math
 import threading
@@ -25,17 +25,17 @@ from rich.text import Text
 Step = TypeVar("Step")
 
 FIRST_LINE_SECONDS = 2.0
-"""When a log, which is not a terminal, gets its first line of progress; the pause then doubles from line to line."""
+"""Delay before the first progress line if standard error is not a terminal; the delay doubles after each line."""
 
 LINE_SECONDS = 30.0
-"""Longest pause between two lines of progress in a log."""
+"""Maximum delay between two progress lines."""
 
 
-class _AsItIs(Console):
-    """Prints strings literally, since nearly every line has a file, class or model name in it.
+class _LiteralConsole(Console):
+    """Console that prints strings literally, since nearly every line contains a file, class or model name.
 
     Markup is off ("[/b]" in a name does not end bold text, ":train:" is not an emoji), and control characters are
-    escaped, so that a name cannot send commands to the terminal.
+    escaped, so a name cannot send commands to the terminal.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -45,23 +45,23 @@ class _AsItIs(Console):
         return super().render_str(inert(text, keep="\n\t"), **options)
 
     def on_broken_pipe(self) -> None:
-        """Raise, so that `recollect.cli` handles it as for all other output; rich would end the process."""
+        """Raise, so `recollect.cli` handles it like all other output; rich would end the process."""
         self.quiet = True
         raise BrokenPipeError
 
 
-console = _AsItIs(stderr=True)
+console = _LiteralConsole(stderr=True)
 
 _watcher: ContextVar[Callable[[str, float, float | None], None] | None] = ContextVar("watcher", default=None)
 
 
 @contextmanager
 def watched(watcher: Callable[[str, float, float | None], None]) -> Iterator[None]:
-    """Report the progress of everything that this thread does in the block.
+    """Report the progress of all work that this thread does in the block.
 
     Args:
-        watcher: gets a description, how much is done, and the total (None if unknown) at every step; an error that it
-            raises ends the work.
+        watcher: called at every step with the description, the amount done and the total (None if unknown); an
+            exception that it raises stops the work.
     """
     before = _watcher.set(watcher)
     try:
@@ -71,17 +71,17 @@ def watched(watcher: Callable[[str, float, float | None], None]) -> Iterator[Non
 
 
 def output() -> Console:
-    """Standard output; wide enough for the widest table when it is not a terminal."""
-    return _AsItIs(width=None if Console().is_terminal else 160)
+    """Return a console for standard output, wide enough for the widest table if it is not a terminal."""
+    return _LiteralConsole(width=None if Console().is_terminal else 160)
 
 
 def printable(text: str) -> Text:
-    """Text from files or users, as one line that is safe to print on a terminal."""
+    """Return text from files or users as one line that is safe to print on a terminal."""
     return Text(inert(text))
 
 
 def inert(text: str, keep: str = "") -> str:
-    """Replace white space by spaces and escape other control characters, except those in ``keep``."""
+    """Replace whitespace by spaces and escape other control characters, except those in ``keep``."""
     return "".join(each if each.isprintable() or each in keep else _escaped(each) for each in text)
 
 
@@ -100,7 +100,7 @@ class _Rate(ProgressColumn):
 
 
 class Counter:
-    """Advances one bar, or writes lines to a log; made by `progress`."""
+    """Advances a progress bar or writes progress lines; created by `progress`."""
 
     def __init__(self, bar: Progress, task: TaskID, unit: str, lines: bool) -> None:
         self._bar = bar
@@ -111,7 +111,7 @@ class Counter:
         self._pause = FIRST_LINE_SECONDS
         self._next_line = self._start + self._pause if lines else math.inf
         self._writing = threading.Lock()
-        # A first step may take minutes; the timer shows that it has begun.
+        # The first step may take minutes; the timer shows that work has started.
         self._timer = threading.Timer(FIRST_LINE_SECONDS, self._write_line)
         self._timer.daemon = True
         if lines:
@@ -127,14 +127,14 @@ class Counter:
             self._write_line(note)
 
     def stop(self) -> None:
-        """Write no more lines."""
+        """Stop writing lines."""
         self._timer.cancel()
 
     def _write_line(self, note: str = "") -> None:
         with self._writing:
             now = time.monotonic()
             if now < self._next_line and self._bar.tasks[-1].completed > self._before:
-                return  # the timer and a step that ended at the same moment
+                return  # the timer and a step wrote at the same moment
             console.print(self._line(now - self._start, note), highlight=False, soft_wrap=True)
             self._pause = min(2 * self._pause, LINE_SECONDS)
             self._next_line = now + self._pause
@@ -144,8 +144,8 @@ class Counter:
         line = f"{task.description}: {task.completed:,.0f}"
         if task.total:
             line += f" of {task.total:,.0f} ({task.completed / task.total:.1%})"
-        if (made := task.completed - self._before) and seconds:
-            rate = made / seconds
+        if (done := task.completed - self._before) and seconds:
+            rate = done / seconds
             line += f", {rate:,.0f} {self._unit}/s" if rate >= 10 else f", {rate:.2g} {self._unit}/s"
             if task.total:
                 line += f", {timedelta(seconds=round((task.total - task.completed) / rate))} left"
@@ -159,7 +159,8 @@ def progress(
     """Show a bar on standard error while the block runs, or plain lines when standard error is not a terminal.
 
     Args:
-        shown: False in all but one of several processes that do the same work.
+        done: amount already done at the start.
+        shown: pass False in all but one of several processes that do the same work.
     """
     columns = (
         TextColumn("{task.description}", markup=False),

@@ -1,4 +1,4 @@
-"""A cache of the values used last."""
+"""A least-recently-used cache."""
 
 import threading
 from collections import OrderedDict
@@ -10,21 +10,21 @@ _Value = TypeVar("_Value")
 
 
 class Recent(Generic[_Key, _Value]):
-    """The values used last; safe to use from several threads.
+    """Thread-safe least-recently-used cache.
 
     Args:
-        most: weight of all values together; the least recently used are dropped beyond it, but never the latest.
-        weigh: weight of a value; 1 by default.
+        most: maximum total weight; beyond it the least recently used values are dropped, but never the newest one.
+        weigh: returns the weight of a value; 1 by default.
     """
 
     def __init__(self, most: int, weigh: Callable[[_Value], int] = lambda value: 1) -> None:
         self._most, self._weigh = most, weigh
         self._values: OrderedDict[_Key, _Value] = OrderedDict()
-        self._held = 0
+        self._weight = 0
         self._lock = threading.Lock()
 
     def get(self, key: _Key) -> _Value | None:
-        """A value, or None."""
+        """Return the value for a key, or None."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
@@ -37,17 +37,17 @@ class Recent(Generic[_Key, _Value]):
         return len(self._values)
 
     def put(self, key: _Key, value: _Value) -> _Value:
-        """Keep a value."""
+        """Store a value, and return it."""
         with self._lock:
             if key in self._values:
-                self._held -= self._weigh(self._values.pop(key))
+                self._weight -= self._weigh(self._values.pop(key))
             self._values[key] = value
-            self._held += self._weigh(value)
-            while self._held > self._most and len(self._values) > 1:
-                self._held -= self._weigh(self._values.popitem(last=False)[1])
+            self._weight += self._weigh(value)
+            while self._weight > self._most and len(self._values) > 1:
+                self._weight -= self._weigh(self._values.popitem(last=False)[1])
         return value
 
     def made(self, key: _Key, make: Callable[[], _Value]) -> _Value:
-        """A value, made where it is not kept; two threads may both make it."""
+        """Return the cached value, or call ``make`` and cache its result; two threads may both call ``make``."""
         found = self.get(key)
         return found if found is not None else self.put(key, make())

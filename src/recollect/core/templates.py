@@ -7,5 +7,5 @@ from jinja2 import Environment
 
 
 def render(template: Path, **values: Any) -> str:
-    """The page that ``template`` makes of ``values``."""
+    """Render the template file with ``values``."""
     return Environment(autoescape=True, trim_blocks=True).from_string(template.read_text("utf-8")).render(values)

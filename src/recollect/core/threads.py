@@ -1,4 +1,4 @@
-"""Threads of the libraries that compute."""
+"""Limit the threads of numerical libraries."""
 
 from contextlib import AbstractContextManager
 from functools import cache
@@ -7,12 +7,14 @@ from threadpoolctl import ThreadpoolController
 
 
 def one_thread() -> AbstractContextManager[object]:
-    """NumPy's and PyTorch's products stay in the thread that calls them: on small blocks their threads wait longer for
-    each other than they compute."""
+    """Run NumPy's and PyTorch's matrix products in the calling thread while the block runs.
+
+    On small blocks, their threads wait for each other longer than they compute.
+    """
     return _libraries().limit(limits=1)
 
 
 @cache
 def _libraries() -> ThreadpoolController:
-    """Cached, because finding them takes longer than a small task."""
+    """Cached, because finding the libraries takes longer than a small task."""
     return ThreadpoolController()

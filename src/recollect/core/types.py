@@ -27,10 +27,10 @@ NO_LABEL = -1
 """The label of a sample that has no class."""
 
 TEXT_SCALE = 100.0
-"""What cosines with a text are multiplied by where a model has no scale of its own: CLIP's learned one."""
+"""Default factor of image–text cosines for models without a learned scale: CLIP's learned value."""
 
 Metric = Literal["top-1", "mean per class"]
-"""What classification is judged by."""
+"""Metric of a classification task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ class Sample:
 
     Attributes:
         image: the picture, or the vector in the latent world.
-        texts: every text that describes it; may be empty for a labeled image, whose text is then made from
+        texts: every text that describes it; may be empty for a labeled image, whose text is then generated from
             the class name and a prompt template.
         label: index into the source's ``class_names``, or `NO_LABEL`.
-        source: name of the source it comes from.
+        source: name of its source.
         kind: whether its texts are captions or wordings of a label.
         id: unique within the source and the same in every run.
-        extra: what else the source knows (``domain``, ``ambiguous``, ...).
+        extra: additional values from the source (``domain``, ``ambiguous``, ...).
     """
 
     image: ImageLike
@@ -58,20 +58,20 @@ class Sample:
 
 
 BatchRead = tuple["Tensor", list[str], "Tensor"]
-"""What `Source.batch` returns: final images, one text each, int64 labels."""
+"""Result of `Source.batch`: transformed images, one text per image, int64 labels."""
 
 
 class Source(ABC):
     """A finite, indexable, deterministic set of samples.
 
-    A new source is a ``name`` and two methods, ``__len__`` and ``__getitem__``; everything else has a default,
-    right for any source, and is overridden where a source can do it faster, such as `texts` without opening pictures.
-    `recollect.testing.check_source` checks the result.
+    A new source needs a ``name`` and two methods, ``__len__`` and ``__getitem__``. The defaults of all other members
+    are correct for any source; override them where the source can be faster, for example `texts` without opening
+    images. `recollect.testing.check_source` checks the result.
 
     Attributes:
         name: unique within a run; appears in logs, reports and cache keys.
         kind: the kind of all its samples.
-        class_names: readable class names in label order; empty where samples have no label.
+        class_names: readable class names in label order; empty if samples have no label.
     """
 
     name: str
@@ -86,12 +86,12 @@ class Source(ABC):
 
     @property
     def endless(self) -> bool:
-        """True for generated sources without an end; their length has no meaning."""
+        """True for infinite generated sources, whose length has no meaning."""
         return False
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Every word that its texts may contain, if known; else empty."""
+        """Every word that the texts may contain; empty if unknown."""
         return ()
 
     @property
@@ -101,12 +101,12 @@ class Source(ABC):
 
     @property
     def makes_batches(self) -> bool:
-        """Whether it implements `batch`, which training then uses."""
+        """Whether the source implements `batch`, which training then uses."""
         return False
 
     @property
     def block_sizes(self) -> np.ndarray | None:
-        """Lengths of blocks of consecutive samples that should be read together; None if any order is as fast."""
+        """Lengths of blocks of consecutive samples to read together; None if any order is equally fast."""
         return None
 
     @cached_property
@@ -118,22 +118,22 @@ class Source(ABC):
 
     @property
     def content(self) -> str | None:
-        """A digest of the files behind it, cheap to take, which a copy of them shares; None for other sources.
+        """A quick digest of the underlying files, equal for copies; None for sources without files.
 
-        A checkpoint keeps it, so that a run goes on with the same data only.
+        Checkpoints store it, so a run resumes only with the same data.
         """
         return None
 
     @property
     def sampled_files(self) -> Sequence[Path]:
-        """All files behind it where `content` is of parts of them only, since they are large; else none."""
+        """All underlying files if they are so large that `content` covers only parts of them; else empty."""
         return ()
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes whenever any sample would; the part of the feature cache's key that names the data.
+        """Digest that changes whenever any sample changes; identifies the data in the key of the feature cache.
 
-        The default reads every sample, pictures included: right for any source, and slow for a large one.
+        The default reads every sample including its image: correct for any source, but slow for large ones.
         """
         digest = hashlib.blake2b(repr((self.name, self.kind, self.class_names, len(self))).encode(), digest_size=16)
         for index in range(len(self)):
@@ -145,80 +145,84 @@ class Source(ABC):
         return digest.hexdigest()
 
     def position(self, index: int) -> int:
-        """``index`` from the start; a negative one counts from the end.
+        """Return ``index`` as a non-negative position; negative indices count from the end.
 
         Raises:
-            IndexError: outside the source.
+            IndexError: the index is out of range.
         """
         if not -len(self) <= index < len(self):
             raise IndexError(f"{self.name}: sample {index} of {len(self)}")
         return index % len(self)
 
     def read(self, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
-        """``self[index]``, decoding and reading no more than is needed.
+        """Return ``self[index]``, reading and decoding only what the caller needs.
 
         Args:
-            needed: shorter side in pixels above which detail is of no use; 0 decodes all of it.
-            extra: also read what only evaluation needs.
+            needed: shorter side in pixels that the caller needs; larger images may be decoded at reduced size. 0 means
+                full size.
+            extra: also read the values that only evaluation needs.
         """
         return self[index]
 
     def read_block(self, indices: np.ndarray) -> list[Sample]:
-        """Many samples at once, in the order of ``indices``."""
+        """Read several samples, in the order of ``indices``."""
         return [self[index] for index in indices.tolist()]
 
     def texts(self, index: int) -> tuple[str, ...]:
-        """The texts of one sample, without opening its image where that can be."""
+        """Return the texts of a sample, without opening its image if possible."""
         return self[index].texts
 
     def example_texts(self, indices: np.ndarray) -> list[str]:
-        """One text of each of these samples as training may draw it, without making pictures."""
+        """Return one text per sample as training may draw it, without creating images."""
         return [text for index in indices.tolist() for text in self.texts(index)[:1]]
 
     def values(self, key: str) -> list[Any]:
-        """``extra[key]`` of every sample, None where absent."""
+        """Return ``extra[key]`` of every sample, None where missing."""
         return [self[index].extra.get(key) for index in range(len(self))]
 
     def original(self, index: int) -> bytes | Path | None:
-        """The picture as it is stored, encoded bytes or its file, not decoded; None where it is made or a vector."""
+        """Return the stored image as encoded bytes or a file; None if images are generated or vectors."""
         return None
 
     def picture_key(self, index: int, original: bytes | Path | None) -> str | None:
-        """A name that a picture keeps when samples are added, removed or sorted, and when the source is moved; two
-        samples of one file share it. None where the sample's id is as stable, as where the source makes its pictures;
-        empty where there is no picture.
+        """Return a key that identifies an image even if samples are added, removed or sorted, or the source is moved.
+
+        Samples of the same file share it.
 
         Args:
-            original: what `original` returned.
+            original: result of `original` for this sample.
+
+        Returns:
+            The key; None if the sample's id is just as stable (generated images); empty if there is no image.
         """
         return None
 
     def facts(self, index: int, sample: Sample | None = None) -> str:
-        """All that it says of a picture (texts, class, other columns), as a text that changes when any of it does.
+        """Return a string that changes whenever the texts, class or other values of a sample change.
 
         Args:
-            sample: as it was read; without it a source that knows its facts need not make the picture.
+            sample: the sample, if the caller has already read it; else a source may build the string without the image.
         """
         sample = self[index] if sample is None else sample
         return repr((sample.texts, sample.label, dict(sample.extra)))
 
     @property
     def place(self) -> str:
-        """Path or hub id; the name of sources without one."""
+        """Path or hub id; the name for sources that have neither."""
         return self.name
 
     @property
     def source_names(self) -> list[str]:
-        """The name of the source that each sample comes from: of several in a pool."""
+        """Name of the source of each sample; a pool has several."""
         return [self.name] * len(self)
 
     def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
-        """A whole batch by the source itself, where `makes_batches`: final images, texts and labels.
+        """Return a complete batch; only for sources with `makes_batches`.
 
         Args:
-            seed: decides the view of each sample.
+            seed: determines the augmented view of each sample.
         """
-        raise NotImplementedError(f"{self.name} makes no batches by itself")
+        raise NotImplementedError(f"{self.name} does not build batches")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +232,11 @@ class Batch:
     Attributes:
         images: float32 pixels (n, 3, height, width), transformed; or vectors (n, width) in the latent world.
         texts: one text drawn for each sample.
-        labels: int64 (n,), class ids that are unique across all sources of the run; `NO_LABEL` without one.
-        kinds: caption or label, per sample; chooses the prefix token.
+        labels: int64 (n,), class ids unique across all sources of the run, or `NO_LABEL`.
+        kinds: caption or label, per sample; selects the prefix token.
         sources: name of each sample's source.
-        ids: each sample's id within its source.
-        tokens: of the texts, where who made the batch was given a tokenizer.
+        ids: id of each sample within its source.
+        tokens: tokenized texts, if the batch was built with a tokenizer.
     """
 
     images: Tensor
@@ -255,14 +259,14 @@ class Batch:
 
 
 class Encoder(ABC):
-    """Anything that embeds: a plain model, a retrieval-enhanced one, an episode-adapted one.
+    """Embeds images and texts: a plain, a retrieval-enhanced or an episode-adapted model.
 
-    A new encoder has a width, a fingerprint and the two ways of embedding; everything else has a default.
+    A new encoder needs a width, a fingerprint, `embed_images` and `embed_texts`; everything else has a default.
     `recollect.testing.check_encoder` checks the result.
 
     Attributes:
-        width: number of entries of an embedding.
-        prefixes: for each kind of text that has prefix tokens, those tokens.
+        width: dimension of an embedding.
+        prefixes: prefix tokens of each kind of text that has any.
     """
 
     width: int
@@ -270,18 +274,18 @@ class Encoder(ABC):
 
     @property
     def scale(self) -> float | None:
-        """The factor of the cosines that the model learned; None if it stores none."""
+        """Learned factor of the cosines (logit scale); None if the model has none."""
         return None
 
     @property
     def base(self) -> Encoder | None:
-        """The encoder whose image embeddings this one refines, so that no image is embedded twice; else None."""
+        """Encoder whose image embeddings this one refines (see `refine_images`); None if there is none."""
         return None
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Changes whenever an embedding would: weights, image transform and dtype."""
+        """Digest that changes whenever embeddings change: of weights, image transform and dtype."""
 
     @abstractmethod
     def embed_images(self, images: Tensor | Sequence[ImageLike]) -> Tensor:
@@ -293,27 +297,30 @@ class Encoder(ABC):
 
     @abstractmethod
     def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Tensor:
-        """Embed texts, read as ``prefix`` says by a model that has prefix tokens (others ignore it).
+        """Embed texts.
+
+        Args:
+            prefix: kind whose prefix tokens are prepended; ignored by models without prefix tokens.
 
         Returns:
             (n, width), unit-norm float32, on the CPU, without graph.
         """
 
     def refine_images(self, embeddings: Tensor) -> Tensor:
-        """What this encoder makes of its ``base``'s image embeddings (n, width); the same ones where it has no base."""
+        """Refine image embeddings (n, width) of the `base`; returned unchanged if there is no base."""
         return embeddings
 
 
 def caption_prefix(encoder: Any) -> Kind | None:
-    """How captions, queries and an index's texts are read: as captions, by a model that has a prefix for them.
+    """Return the prefix for captions, queries and index texts: "caption" if the model has that prefix, else None.
 
-    One rule, because texts that are compared must have been read alike.
+    All texts that are compared must use the same prefix.
     """
     return "caption" if "caption" in encoder.prefixes else None
 
 
 def best_device() -> torch.device:
-    """CUDA if there is one, then Apple's MPS, then the CPU."""
+    """Return CUDA if available, else Apple's MPS, else the CPU."""
     import torch
 
     if torch.cuda.is_available():
@@ -324,10 +331,10 @@ def best_device() -> torch.device:
 
 
 def chosen_device(device: torch.device | str | None) -> torch.device:
-    """The named device, or the best one by default.
+    """Return the given device, or the best one by default.
 
     Raises:
-        UserError: this machine, or this build of torch, has no such device.
+        UserError: this machine or this build of torch does not have the device.
     """
     if device is None:
         return best_device()

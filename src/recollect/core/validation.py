@@ -1,4 +1,4 @@
-"""Checks of what users enter; inside the package values are trusted."""
+"""Checks of user input; inside the package, values are trusted."""
 
 import math
 from collections.abc import Iterable
@@ -11,29 +11,29 @@ from recollect.core.errors import UserError
 _Number = TypeVar("_Number", int, float)
 
 
-def refuse(*found: tuple[object, str]) -> None:
-    """Raise the message of the first pair whose condition is true.
+def refuse(*checks: tuple[object, str]) -> None:
+    """Raise a `UserError` with the message of the first pair whose condition is true.
 
     Args:
-        found: what is wrong if it is true, and the message.
+        checks: pairs of a condition that must be false and an error message.
 
     Raises:
         UserError: any condition is true.
     """
-    for wrong, message in found:
-        if wrong:
+    for condition, message in checks:
+        if condition:
             raise UserError(message)
 
 
 def check_choice(name: str, known: Iterable[str], what: str) -> str:
-    """Return ``name`` if it is known.
+    """Return ``name`` if it is in ``known``.
 
     Args:
-        known: every valid name, in the order in which to list them.
-        what: kind of thing, with its option or file if any: ``--methods: method``.
+        known: all valid names, in the order in which to list them.
+        what: what the name denotes, with its option or file if any: ``--methods: method``.
 
     Raises:
-        UserError: it is not; the message suggests a similar name, or lists them all.
+        UserError: the name is unknown; the message lists all names and suggests a similar one.
     """
     known = list(known)
     if name in known:
@@ -52,10 +52,10 @@ def check_number(
     least: float = -math.inf,
     most: float = math.inf,
 ) -> _Number:
-    """Return ``value`` if it is within the bounds: strictly ``above`` and ``below``, ``least`` and ``most`` inclusive.
+    """Return ``value`` if it is within the bounds: ``above`` and ``below`` exclusive, ``least`` and ``most`` inclusive.
 
     Raises:
-        UserError: it is not, or is infinite or NaN.
+        UserError: the value is out of bounds, infinite or NaN.
     """
     if math.isfinite(value) and above < value < below and least <= value <= most:
         return value
@@ -65,10 +65,10 @@ def check_number(
 
 
 def check_choices(options: Any) -> None:
-    """Check that every field of a dataclass that is declared as a `Literal` holds one of its values.
+    """Check that every `Literal` field of a dataclass has one of its allowed values.
 
     Raises:
-        ValueError: naming the field, its value and what it may be.
+        ValueError: a field has another value.
     """
     hints = get_type_hints(type(options))
     for field in fields(options):

@@ -1,10 +1,10 @@
-"""Numbers and names in words."""
+"""Format and normalize numbers, names and values for messages and tables."""
 
 import unicodedata
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun.
+    """Format a number with its noun.
 
     >>> counted(1, "row"), counted(2000, "row"), counted(3, "class")
     ('1 row', '2,000 rows', '3 classes')
@@ -13,7 +13,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def shortened(value: object) -> str:
-    """How Python shows a value, in at most 80 characters.
+    """Return the ``repr`` of a value, shortened to at most 80 characters.
 
     >>> shortened({"bytes": b"0123456789" * 1000})[-8:]
     "456789'}"
@@ -23,11 +23,11 @@ def shortened(value: object) -> str:
 
 
 def looks_of(name: str) -> str:
-    """Equal for names that differ only in case, spaces or Unicode form."""
+    """Normalize a name, so that names are equal if they differ only in case, spaces or Unicode form."""
     return unicodedata.normalize("NFKC", " ".join(name.split()).casefold())
 
 
 def no_formula(value: object) -> object:
-    """A cell that spreadsheets do not read as a formula."""
+    """Escape a value that spreadsheets would read as a formula."""
     text = str(value)
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else value
