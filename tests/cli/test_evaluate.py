@@ -54,7 +54,7 @@ def test_a_suite_of_captioned_sets_reads_ones_own_copies(recollect, trained, pai
     done = recollect(*words, "--out", tmp_path / "out.json")
     (result,) = json.loads((tmp_path / "out.json").read_text())
     assert result["protocol"] == "retrieval"
-    assert done.stdout.count("left out:") == 8
+    assert done.stdout.count("skipped:") == 8
 
 
 def test_a_suite_reads_ones_own_copies_and_names_what_is_left_out(recollect, trained, tmp_path):
@@ -71,8 +71,8 @@ def test_a_suite_reads_ones_own_copies_and_names_what_is_left_out(recollect, tra
     )  # fmt: skip
     (result,) = load_results(tmp_path / "out")
     assert (result.data, result.settings["classes"], result.settings["queries"]) == ("cassava", 5, 10)
-    assert done.stdout.count("left out: ") == 20
-    assert "left out: cub-200-2011: " in done.stdout
+    assert done.stdout.count("skipped: ") == 20
+    assert "skipped: cub-200-2011: " in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_what_an_index_cannot_be_joined_with_is_refused(recollect, model, traine
             "--index",
         ("evaluate", "zero-shot", *trained, "--data", shapes, *reading): "is another model",
         ("classify", "--support", shapes / "train", "--images", shapes / "test", "--model", model, *reading,
-         "--near", 0.9): "here nothing is tested",
+         "--near", 0.9): "only for evaluation",
     }  # fmt: skip
     for words, message in refusals.items():
         done = recollect(*words, check=False)

@@ -152,7 +152,7 @@ def test_hostile_captions_are_shown_and_do_nothing(run, make_index, model, tmp_p
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "no query was given"),
+        ([], "missing: QUERY"),
         (["  "], "empty"),
         (["queen", "--k", "0"], "--k 0"),
         (["queen", "--where", "source = 'none'"], "none"),

@@ -137,7 +137,7 @@ def test_labels_are_one_whatever_writes_them_and_small_classes_may_go(files, wor
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--features", "own.parquet", "--methods", "zero-shot"], "Name them with --texts"),
+        (["--features", "own.parquet", "--methods", "zero-shot"], "Give them with --texts"),
         (["--features", "own.parquet", "--methods", "coop"], "--features"),
         (["--features", "own.parquet", "--label-column", "kind"], "kind"),
         (["--features", "own.parquet", "--shots", "13"], "'ant'"),

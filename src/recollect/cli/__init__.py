@@ -1,4 +1,4 @@
-"""The command line: a table of commands, each a dataclass with a ``run`` method that is imported when chosen."""
+"""The command line: a table of commands. Each is a dataclass with a ``run`` method, imported only when it runs."""
 
 import os
 import sys
@@ -16,7 +16,13 @@ from recollect.core.errors import UserError
 
 @dataclass(frozen=True)
 class Command:
-    """Where a command's dataclass is, ``module:Class``, one line of help, and how to list it (default: its name)."""
+    """Entry of a command table.
+
+    Attributes:
+        place: dataclass of the command, as ``module:Class``.
+        help: one line of help.
+        listed: name in the list of commands (default: the name of the command).
+    """
 
     place: str
     help: str
@@ -24,47 +30,47 @@ class Command:
 
     @property
     def kind(self) -> type[Any]:
-        """The dataclass, imported now."""
+        """The dataclass; accessing it imports its module."""
         return named(self.place)
 
 
 COMMANDS: dict[str, Command] = {
     name: Command(f"recollect.cli.{place}", help)
     for name, place, help in (
-        ("train", "train:Train", "train or post-train a dual encoder by a recipe"),
-        ("train reco", "train_reco:TrainReco", "teach a frozen model to read an index"),
+        ("train", "train:Train", "train or post-train a dual encoder with a recipe"),
+        ("train reco", "train_reco:TrainReco", "train a fusion that reads an index, on a frozen model"),
         ("train starter", "train_starter:TrainStarter", "train the text head of the default model"),
-        ("evaluate zero-shot", "evaluate:ZeroShot", "classify by class names alone"),
-        ("evaluate few-shot", "evaluate:FewShot", "classify with a few labeled images, every method and draw"),
-        ("evaluate retrieval", "evaluate:Retrieval", "search captioned images both ways"),
-        ("evaluate entities", "evaluate:Entities", "name pictures among all entities, seen and unseen"),
-        ("evaluate multilabel", "evaluate:Multilabel", "pictures of several classes: mean average precision"),
-        ("evaluate probe", "evaluate:Probe", "logistic regression on frozen image embeddings"),
-        ("search", "search:Search", "pictures of an index by words, pictures or both"),
-        ("caption", "caption:Caption", "describe the pictures of an index, once, by a model"),
-        ("classify", "classify:Classify", "teach a classifier by examples or names, keep it, apply it"),
-        ("embed", "embed:Embed", "the embeddings of labeled sets, as Parquet or .npy"),
-        ("export", "export:Export", "a model as ONNX files, with its index and its classifier"),
-        ("index build", "index:Build", "index the pictures of a folder, table or hub id"),
-        ("index add", "index:Add", "add the pictures of another source, or update from one"),
-        ("index remove", "index:Remove", "preview and remove pictures; no file is touched"),
-        ("index restore", "index:Restore", "bring removed pictures back"),
+        ("evaluate zero-shot", "evaluate:ZeroShot", "classify images using only class names"),
+        ("evaluate few-shot", "evaluate:FewShot", "classify images from a few labeled examples, comparing methods"),
+        ("evaluate retrieval", "evaluate:Retrieval", "retrieve images by caption and captions by image"),
+        ("evaluate entities", "evaluate:Entities", "recognize entities, seen and unseen in training"),
+        ("evaluate multilabel", "evaluate:Multilabel", "classify images with several labels (mean average precision)"),
+        ("evaluate probe", "evaluate:Probe", "fit a logistic regression on frozen image embeddings"),
+        ("search", "search:Search", "search an index by words, pictures or both"),
+        ("caption", "caption:Caption", "caption the pictures of an index or source with a model"),
+        ("classify", "classify:Classify", "teach a classifier from examples or names, save it, apply it"),
+        ("embed", "embed:Embed", "save embeddings of labeled data as Parquet or .npy"),
+        ("export", "export:Export", "export a model to ONNX, with its index and classifier"),
+        ("index build", "index:Build", "index the pictures of a folder, table or hub dataset"),
+        ("index add", "index:Add", "add the pictures of another source, or update a source"),
+        ("index remove", "index:Remove", "preview and remove pictures; files are not touched"),
+        ("index restore", "index:Restore", "restore removed pictures"),
         ("index watch", "index:Watch", "keep an index up to date with a folder"),
-        ("index info", "index:Info", "what an index holds"),
-        ("index verify", "index:Verify", "compare every file with its checksum"),
-        ("index duplicates", "index:FindDuplicates", "identical files, near-identical and similar pictures"),
-        ("index export", "index:ExportIndex", "write an index to Parquet, CSV or COCO captions"),
-        ("index accelerate", "index:Accelerate", "make searches of a large index fast"),
+        ("index info", "index:Info", "show the contents of an index"),
+        ("index verify", "index:Verify", "check every file against its checksum"),
+        ("index duplicates", "index:FindDuplicates", "find identical files, near-identical and similar pictures"),
+        ("index export", "index:ExportIndex", "write an index to Parquet, CSV or COCO JSON"),
+        ("index accelerate", "index:Accelerate", "speed up searches of a large index"),
         ("index compact", "index:Compact", "free the space of deleted rows and old versions"),
-        ("serve", "serve:Serve", "a folder of pictures or an index in the browser: search, browse, label"),
-        ("demo", "demo:Demo", "find, name and sort real pictures: one page to look at"),
-        ("completion", "completion:Completion", "what bash, zsh or fish needs to complete commands and options"),
+        ("serve", "serve:Serve", "search, browse and label a folder or an index in the browser"),
+        ("demo", "demo:Demo", "search, classify and sort real pictures, and show the result on a page"),
+        ("completion", "completion:Completion", "print the completion script for bash, zsh or fish"),
     )
 }
 
 
 def usage(prog: str, commands: Mapping[str, Command], group: str = "") -> str:
-    """All commands, or those of one group."""
+    """Return the list of all commands, or of the commands in a group."""
     chosen = {name: command for name, command in commands.items() if not group or name.split()[0] == group}
     width = max(len(command.listed or name) for name, command in chosen.items())
     rows = "\n".join(f"  {command.listed or name:<{width}}  {command.help}" for name, command in chosen.items())
@@ -75,7 +81,7 @@ def usage(prog: str, commands: Mapping[str, Command], group: str = "") -> str:
 
 
 def choose(prog: str, commands: Mapping[str, Command], words: Sequence[str]) -> tuple[str, list[str]]:
-    """The command that ``words`` begin with, longest name first, and the words that are left for it.
+    """Split ``words`` into the longest matching command name and the remaining arguments.
 
     Raises:
         UserError: no such command.
@@ -96,34 +102,34 @@ def choose(prog: str, commands: Mapping[str, Command], words: Sequence[str]) -> 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command of `recollect`; the exit status is 0, 2 for bad input, 130 when interrupted."""
+    """Run a `recollect` command and return the exit status (see `run`)."""
     return run("recollect", COMMANDS, list(sys.argv[1:] if argv is None else argv))
 
 
 def run(prog: str, commands: Mapping[str, Command], words: list[str]) -> int:
-    """Run one of ``commands``; the exit status is 0, 2 for bad input, 130 when interrupted."""
+    """Run a command and return the exit status: 0, 1 for a bug, 2 for bad input, 130 if interrupted."""
     debug = "--debug" in words
     try:
         _dispatch(prog, commands, [word for word in words if word != "--debug"])
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of a pipe has gone (``| head``)
-        with open(os.devnull, "w") as nowhere:  # else Python complains at its end that it cannot write
+    except BrokenPipeError:  # the reader of a pipe has exited (``| head``)
+        with open(os.devnull, "w") as nowhere:  # else Python reports at exit that it cannot flush
             for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError, ValueError):  # closed, or no file
+                with suppress(OSError, ValueError):  # closed, or not a file
                     os.dup2(nowhere.fileno(), stream.fileno())
         return 0
     except (UserError, OSError) as error:
         if debug:
             traceback.print_exc()
-        _say_error(str(error))
+        _print_error(str(error))
         return 2
     except Exception as error:
         if debug:
             traceback.print_exc()
         else:
-            _say_error(f"{type(error).__name__}: {error} (a bug? --debug shows where)")
+            _print_error(f"{type(error).__name__}: {error} (probably a bug; --debug shows the traceback)")
         return 1
     return 0
 
@@ -139,16 +145,16 @@ def _dispatch(prog: str, commands: Mapping[str, Command], words: list[str]) -> N
 
         print(f"{prog} {__version__}")
     else:
-        warnings.filterwarnings("ignore", message=".*decompression bomb")  # Pillow's; our own line names the picture
+        warnings.filterwarnings("ignore", message=".*decompression bomb")  # we print our own, with the file name
         name, rest = choose(prog, commands, words)
         kind, full_name = commands[name].kind, f"{prog} {name}".strip()
         command = kind.parse(rest, full_name) if hasattr(kind, "parse") else parse(kind, rest, full_name)
         command.run()
-    print(end="", flush=True)  # what cannot be written is an error here, not at Python's end
+    print(end="", flush=True)  # report write errors here instead of at interpreter exit
 
 
-def _say_error(text: str) -> None:
-    """One line; names of files and rows in it are other people's, and an escape in one must not reach a terminal."""
+def _print_error(text: str) -> None:
+    """Print one line, with control characters in file or row names escaped."""
     from recollect.core.progress import inert
 
     print(f"error: {inert(' '.join(text.split()))}", file=sys.stderr)

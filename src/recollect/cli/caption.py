@@ -1,4 +1,4 @@
-"""``recollect caption``: captions for the pictures of an index, or of any source: by a model, or from a file."""
+"""``recollect caption``: caption the pictures of an index or source, with a model or from a file."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,65 +18,64 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Caption:
-    """Give pictures captions: written by an image-to-text model, or read from a file.
+    """Caption pictures with an image-to-text model, or read captions from a file.
 
-    Captions of an index can be searched and read by a fusion, and searches can learn from them (--adapt). Pictures
-    that have a caption keep it, unless a file has another one. The command can be stopped at any time; the same command
-    continues.
+    Captions in an index can be searched, read by a fusion, and used to adapt searches (--adapt). Existing captions are
+    kept unless a file replaces them. If interrupted, run the same command again to continue.
     """
 
     target: Annotated[str, Arg(place="INDEX|SOURCE")]
-    """An index; or a source, whose captions go into a file."""
+    """An index, or a source whose captions are written to --out."""
     model: str | None = None
-    """An image-to-text model of transformers: a folder or a hub id, such as llava-hf/llava-1.5-7b-hf or
+    """Image-to-text model of transformers: a folder or a hub id, e.g. llava-hf/llava-1.5-7b-hf or
     Salesforce/blip-image-captioning-base."""
     captions: Path | None = None
-    """Instead of a model: a .jsonl file of {"id": ..., "caption": ...}, or a .csv with the columns id (or path) and
-    caption. A picture is named by its id or by its file, relative to here or to the file's own folder; an empty
-    caption removes one."""
+    """File to read captions from instead: .jsonl with {"id": ..., "caption": ...} per line, or .csv with the columns id
+    (or path) and caption. An id is a picture's id or its file, relative to the working directory or to this file's
+    folder. An empty caption removes the existing one."""
     encoder: str | None = None
-    """Model of the index, which embeds the captions (default: where it was when the index was built)."""
+    """Model to embed the captions with (default: the model of the index)."""
     out: Path | None = None
-    """The .jsonl file for the captions of a source."""
+    """.jsonl file for the captions of a source."""
     asked: Annotated[CaptionerOptions, Arg(flat=True, rare=True)] = field(default_factory=CaptionerOptions)
     batch_size: int = 8
-    """Images described at a time."""
+    """Images per batch."""
     split: str | None = None
-    """Split of a source."""
+    """Split of the source."""
     device: str | None = None
-    """Where to compute, e.g. cpu or cuda (default: the fastest there is)."""
+    """Device, e.g. cpu or cuda (default: the fastest available)."""
 
     def run(self) -> None:
-        """Describe, and print what was done."""
+        """Caption, and print a summary."""
         from recollect.efsa.captioner import TransformersCaptioner, caption_index
         from recollect.index import Index
 
         check_number("--batch-size", self.batch_size, least=1)
         check_writable(self.out, "--out")
-        absent = not _is_index(self.target) and "/" in self.target and not Path(self.target).exists()
+        missing = not _is_index(self.target) and "/" in self.target and not Path(self.target).exists()
         refuse(
             (
                 (self.model is None) == (self.captions is None),
-                "name either a --model that describes the pictures, or a file of --captions",
+                "give either --model to caption the pictures, or --captions to read them from a file",
             ),
-            (absent, f"{self.target}: no such index or source. `recollect index build` makes an index."),
+            (missing, f"{self.target}: no such index or source. `recollect index build` creates an index."),
         )
         if not _is_index(self.target):
-            self._source()
+            self._caption_source()
             return
-        warn_unused(self, "split", "out", why="an index keeps its captions itself.")
+        warn_unused(self, "split", "out", why="captions of an index are stored in the index.")
         index = Index.open(self.target)
         index.model.open(self.encoder, self.device, "--encoder")
         if self.captions is not None:
-            warn_unused(self, "asked", "batch_size", why="--captions are read from a file.")
-            _take(index, self.captions)
+            warn_unused(self, "asked", "batch_size", why="--captions reads a file.")
+            _read_into_index(index, self.captions)
             return
         assert self.model is not None
         captioner = TransformersCaptioner(self.model, self.asked, self.device)
         _print(caption_index(index, captioner, self.model, self.batch_size), self.target)
 
-    def _source(self) -> None:
-        """Captions of a source, into a file."""
+    def _caption_source(self) -> None:
+        """Write captions of a source to a file."""
         from recollect.data.sources import open_source, split_of
         from recollect.efsa.caption_file import CaptionFile
         from recollect.efsa.captioner import TransformersCaptioner, caption_source
@@ -84,7 +83,7 @@ class Caption:
         unsuited = self.out is None or self.out.suffix != ".jsonl"
         refuse(
             (self.model is None, f"{self.target}: not an index. --captions can only be added to an index."),
-            (unsuited, f"{self.target}: name the file for its captions with --out FILE.jsonl"),
+            (unsuited, f"{self.target}: give the file for the captions with --out FILE.jsonl"),
         )
         assert self.model is not None
         assert self.out is not None
@@ -94,8 +93,8 @@ class Caption:
         _print(caption_source(source, captioner, CaptionFile(self.out), self.batch_size), str(self.out))
 
 
-def _take(index: "Index", path: Path) -> None:
-    """Captions of a file, by id or by the file of a picture, into the index."""
+def _read_into_index(index: "Index", path: Path) -> None:
+    """Read captions by picture id or picture file into the index."""
     from recollect.efsa.caption_file import read_captions
 
     captions = read_captions(path)
@@ -110,17 +109,15 @@ def _take(index: "Index", path: Path) -> None:
             raise UserError(f"{path}: no picture called {name!r} in {index.address}; nothing was changed")
         found.setdefault(id, []).append(text)
     changed = index.set_captions(found)
-    line = f"{changed:,} of {len(found):,} pictures have new captions; {index.texts:,} of {len(index):,} have one"
-    say(line)
+    say(f"{changed:,} of {len(found):,} pictures have new captions; {index.texts:,} of {len(index):,} have a caption")
 
 
 def _print(report: "CaptionReport", place: str) -> None:
-    line = f"{counted(report.written, 'caption')} written to {place}; {counted(report.known, 'picture')} had one"
-    say(line)
+    say(f"{counted(report.written, 'caption')} written to {place}; {counted(report.known, 'picture')} had one already")
     if report.gone:
-        say(f"{counted(report.gone, 'picture')} cannot be opened and got none", "yellow")
+        say(f"{counted(report.gone, 'picture')} skipped: the file cannot be opened", "yellow")
     if report.empty:
-        say(f"{counted(report.empty, 'empty caption')}: the model wrote nothing", "yellow")
+        say(f"{counted(report.empty, 'picture')} skipped: the model returned an empty caption", "yellow")
 
 
 def _is_index(address: str) -> bool:

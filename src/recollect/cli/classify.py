@@ -1,4 +1,4 @@
-"""``recollect classify``: examples or names in, a classifier that can be kept and predictions out."""
+"""``recollect classify``: teach a classifier from examples or names, save it, and apply it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,40 +18,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Classify:
-    """Teach a classifier from a few examples or from names alone, keep it, apply it; nothing is trained for long.
+    """Teach a classifier from a few examples or from class names, save it and apply it, without long training.
 
-    Teach and keep: --support examples/ --save cats/. Apply: --with cats/ --images new/. Extend: --with cats/
-    --support more/ --save cats/. With --images it writes OUT/predictions.csv, .json and .html, a sheet to look at with
-    the doubtful ones first.
+    Teach: --support examples/ --save cats/. Apply: --with cats/ --images new/. Extend: --with cats/ --support more/
+    --save cats/. With --images, predictions are written to OUT/predictions.csv, .json and .html (a gallery, least
+    certain first).
     """
 
     support: Path | None = None
-    """Examples: a folder with a folder of images for each class, named as the class (examples/cat/1.jpg), or a CSV with
-    columns file and label."""
+    """Examples: a folder with one subfolder of images per class, named after the class (examples/cat/1.jpg), or a CSV
+    with the columns file and label."""
     names: tuple[str, ...] = ()
-    """Class names, of classes with or without examples: cat dog "polka dot", a .txt file with one a line, or a .json
-    file of names with texts that describe them."""
+    """Names of classes, with or without examples: cat dog "polka dot", a .txt file with one name per line, or a .json
+    file that maps names to descriptions."""
     images: Path | None = None
     """Folder of images to classify."""
     kept: Annotated[Path | None, Arg(name="with")] = None
-    """A classifier that --save wrote: apply it, or add --support and --names to it."""
+    """Saved classifier to apply, or to extend by --support and --names."""
     save: Path | None = None
-    """Folder to keep the classifier in; the one named by --with may be replaced."""
+    """Folder to save the classifier to; may be the folder given to --with."""
     model: str | None = None
-    """RUN/model, any folder of a CLIP-type checkpoint, or a hub id (default: the model of --with or --index, else
-    the starter)."""
+    """RUN/model, the folder of a CLIP-type checkpoint, or a hub id (default: the model of --with or --index, else the
+    starter)."""
     method: str | None = None
-    """best (the default) chooses a method by leaving each example out; or tip-adapter-cv, prototype, ..."""
+    """best (the default) chooses a method by leave-one-out accuracy; or tip-adapter-cv, prototype, ..."""
     alpha: float = 0.1
-    """Error rate of the sets of classes that cannot be ruled out."""
+    """Error rate of the prediction sets (the classes that cannot be ruled out)."""
     out: Path = Path("predictions")
     """Folder for predictions."""
     device: str | None = None
-    """Where to compute, e.g. cpu or cuda (default: the fastest there is)."""
+    """Device, e.g. cpu or cuda (default: the fastest available)."""
     reading: Annotated[FusionOptions, Arg(flat=True)] = field(default_factory=FusionOptions)
 
     def run(self) -> None:
-        """Teach or open, keep, classify, print a summary and write."""
+        """Teach or open a classifier, save it, classify images, and print a summary."""
         from recollect.classifiers.classifier import Classifier
         from recollect.classifiers.heads.methods import BEST
         from recollect.classifiers.pictures import find_examples, find_images, read_names
@@ -64,8 +64,8 @@ class Classify:
         names = read_names(self.names) if self.names else {}
         images = find_images(self.images) if self.images else []
         opened = Classifier.load(self.kept) if self.kept else None
-        kept = beside(opened.model.name, self.kept or "") if opened else self.reading.model
-        name = self.model or kept or default_model()
+        recorded = beside(opened.model.name, self.kept or "") if opened else self.reading.model
+        name = self.model or recorded or default_model()
         encoder = self.reading.encoder(load_model(name, self.device))
         if opened is None:
             taught = Classifier.teach(encoder, examples, names, method=self.method or BEST, model_name=name)
@@ -86,7 +86,7 @@ class Classify:
             say(f"classifier: {self.save}")
 
     def _replaces(self) -> bool:
-        """Whether the classifier that is opened is the one that is written."""
+        """Whether the opened classifier is overwritten."""
         return self.kept is not None and self.save is not None and self.kept.resolve() == self.save.resolve()
 
     def _check(self) -> None:
@@ -94,15 +94,15 @@ class Classify:
 
         nothing = self.kept is None and self.support is None and not self.names
         refuse(
-            (nothing, "nothing to learn from: name --support examples/, --names cat dog, or a classifier --with cats/"),
+            (nothing, "nothing to learn from: give --support examples/, --names cat dog, or --with cats/"),
             (
                 self.images is None and self.save is None,
-                "nothing to do: name --images to classify, or --save to keep the classifier",
+                "nothing to do: give --images to classify, or --save to save the classifier",
             ),
-            (self.reading.near is not None, "--near: is for evaluation; here nothing is tested."),
+            (self.reading.near is not None, "--near: only for evaluation. Remove it."),
         )
         if self.images is None:
-            warn_unused(self, "alpha", "out", why="nothing is predicted without --images FOLDER")
+            warn_unused(self, "alpha", "out", why="there are no predictions without --images FOLDER")
         check_choice(self.method or BEST, (BEST, *FEW_SHOT_METHODS), "--method")
         check_number("--alpha", self.alpha, above=0, below=1)
         check_writable(self.save, "--save", "folder")
@@ -124,7 +124,7 @@ class Classify:
         model = self.reading.name(name, encoder)
         about = _about(taught) | {"model": model, "alpha": self.alpha}
         summary = f"{counted(len(found.predictions), 'image')}; {_sentence(taught)}; model {model}"
-        with told_if_full(self.out), ExitStack() as stack:  # all or none, so that the three files agree
+        with told_if_full(self.out), ExitStack() as stack:  # write all three files or none
             table, values, sheet = (
                 stack.enter_context(atomic_path(self.out / f"predictions.{kind}")) for kind in ("csv", "json", "html")
             )
@@ -148,8 +148,8 @@ def _about(taught: "Classifier") -> dict[str, Any]:
 
 
 def _sentence(taught: "Classifier") -> str:
-    said = f"{counted(len(taught.classes), 'class')}, {counted(len(taught.support), 'example')}, method {taught.method}"
-    return f"{said}; {taught.trust}"
+    classes, examples = counted(len(taught.classes), "class"), counted(len(taught.support), "example")
+    return f"{classes}, {examples}, method {taught.method}; {taught.trust}"
 
 
 def _show(found: "Classification") -> None:
@@ -158,10 +158,10 @@ def _show(found: "Classification") -> None:
     from recollect.classifiers.predictions import NONE_OF_THESE
     from recollect.core.progress import output
 
-    table = Table("class", "images", "least sure")
+    table = Table("class", "images", "lowest confidence")
     for name in found.class_names:
-        sure = [item.confidence for item in found.predictions if item.label == name and not item.unknown]
-        table.add_row(name, str(len(sure)), f"{min(sure):.2f}" if sure else "")
+        confidences = [item.confidence for item in found.predictions if item.label == name and not item.unknown]
+        table.add_row(name, str(len(confidences)), f"{min(confidences):.2f}" if confidences else "")
     if unknown := sum(item.unknown for item in found.predictions):
         table.add_row(NONE_OF_THESE, str(unknown), "")
     output().print(table)

@@ -1,4 +1,4 @@
-"""``recollect completion``: what a shell needs to complete commands, options and their values."""
+"""``recollect completion``: shell completion of commands, options and their values."""
 
 import argparse
 from collections.abc import Mapping
@@ -10,17 +10,17 @@ from recollect.cli.parser import Arg, build_parser
 
 @dataclass(frozen=True)
 class Completion:
-    """Print what a shell needs to complete commands, options, their values and files.
+    """Print the shell's completion script for commands, options, option values and files.
 
     `recollect completion bash > ~/.local/share/bash-completion/completions/recollect`
 
-    `recollect completion zsh > ~/.zfunc/_recollect`, a folder of $fpath
+    `recollect completion zsh > ~/.zfunc/_recollect` (any folder in $fpath)
 
     `recollect completion fish > ~/.config/fish/completions/recollect.fish`
     """
 
     shell: Annotated[Literal["bash", "zsh", "fish"], Arg(place="SHELL")]
-    """bash, zsh or fish."""
+    """The shell: bash, zsh or fish."""
 
     def run(self) -> None:
         """Print the script."""
@@ -33,11 +33,11 @@ class Completion:
 
 
 def command_tree(prog: str, commands: Mapping[str, tuple[type[Any], str]]) -> argparse.ArgumentParser:
-    """One parser of all commands, with a parser of each below it.
+    """Build a parser with a subparser per command.
 
     Args:
         prog: name of the program.
-        commands: dataclass and one line of help, by the words of the command.
+        commands: dataclass and one-line help of each command, by its full name.
     """
     root = argparse.ArgumentParser(prog)
     below = {"": root.add_subparsers()}
@@ -47,7 +47,7 @@ def command_tree(prog: str, commands: Mapping[str, tuple[type[Any], str]]) -> ar
         if group and group not in below:
             below[group] = below[""].add_parser(group, help=f"{group} commands").add_subparsers()
         own = build_parser(kind, f"{prog} {name}")
-        if name in groups:  # `train reco` is a command, and so is `train RECIPE`
+        if name in groups:  # `train` is a command and a group: `train RECIPE` and `train reco`
             below[name] = _recipes_below(below[""].add_parser(name, help=text), own)
         else:
             _complete_files(below[group].add_parser(last, help=text, parents=[own], add_help=False))
@@ -55,11 +55,11 @@ def command_tree(prog: str, commands: Mapping[str, tuple[type[Any], str]]) -> ar
 
 
 def _recipes_below(parser: argparse.ArgumentParser, own: argparse.ArgumentParser) -> Any:
-    """Recipes as commands below `train`, so that their names and their options are completed."""
+    """Add recipes as subcommands of `train`, so their names and options are completed."""
     from recollect.training.recipes import RECIPES
 
     below = parser.add_subparsers()
-    for recipe in RECIPES.data:  # without those of plugins, which load much
+    for recipe in RECIPES.data:  # without plugins, which are slow to import
         below.add_parser(recipe, help="recipe", parents=[own], add_help=False)
     return below
 

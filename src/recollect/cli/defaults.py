@@ -1,4 +1,4 @@
-"""The model and the split that commands use where no option names one."""
+"""Default model and split of commands."""
 
 import sys
 from functools import cache
@@ -8,22 +8,22 @@ from recollect.cli.parser import warn
 
 @cache
 def default_model() -> str:
-    """The starter; the first call says on standard error that there are better ones."""
+    """Return the starter; the first call prints on standard error that larger models are better."""
     print(
-        "model: starter, which comes with recollect. Where a model hub is reachable, "
-        "--model google/siglip2-base-patch16-224 finds more.",
+        "model: starter (small, included in recollect). With access to a model hub, "
+        "--model google/siglip2-base-patch16-224 gives better results.",
         file=sys.stderr,
     )
     return "starter"
 
 
 def split_for(spec: str, split: str | None, usual: str | None = None) -> str | None:
-    """The split to open a source with; None where its address names one (``photos.csv?split=val``), which goes first.
+    """Return the split to open a source with; None if its address has one (``photos.csv?split=val``), which wins.
 
     Args:
-        spec: the source's address.
-        split: the value of --split.
-        usual: the default of --split.
+        spec: address of the source.
+        split: value of --split.
+        usual: default of --split.
     """
     from recollect.data.sources import split_of
 
@@ -31,5 +31,5 @@ def split_for(spec: str, split: str | None, usual: str | None = None) -> str | N
     if named is None:
         return split
     if split not in (None, named, usual):
-        warn(f"--split {split} has no effect on {spec}, whose address names its split")
+        warn(f"--split {split} has no effect on {spec}, whose address has a split")
     return None

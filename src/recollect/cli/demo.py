@@ -1,4 +1,4 @@
-"""``recollect demo``: the main job on real pictures, in one page."""
+"""``recollect demo``: search, few-shot classification and sorting on real pictures, shown on one page."""
 
 import time
 from collections import Counter
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from recollect.index import Index
 
 SHOTS = 5
-_FOUND, _QUERIES, _SHOWN, _SIDE = 6, 4, 8, 160
+_HITS, _QUERIES, _SHOWN, _SIDE = 6, 4, 8, 160  # hits per query, queries, pictures per class, thumbnail size in pixels
 _NEIGHBORS = 10
 
 
 @dataclass(frozen=True)
 class Demo:
-    """Find pictures by words, teach classes from five examples each, sort a folder, and write one page about it.
+    """Search pictures by words, teach a classifier from five examples per class, and sort the rest.
 
-    Writes OUT/report.html and leaves an index, OUT/index, that `recollect serve` opens. The pictures are crops of
-    photographs that come with scikit-image, or those of your own folder, which is only read.
+    Writes a page, OUT/report.html, and an index, OUT/index, which `recollect serve` opens. The pictures are crops of
+    photographs included in scikit-image, or your own (--pictures), which are only read.
     """
 
     pictures: Path | None = None
-    """Folder of your own pictures; with a folder for each class, it also shows few-shot accuracy (default:
+    """Folder of your own pictures; with one subfolder per class, the page also shows few-shot accuracy (default:
     scikit-image's photographs)."""
     out: Path = Path("demo")
     """Folder for the page and the index."""
     model: str | None = None
-    """Model to embed with (default: the small one that comes with recollect)."""
+    """Model to embed with (default: the small model included in recollect)."""
 
     def run(self) -> None:
         """Index, search, teach, sort, and write the page."""
@@ -53,7 +53,7 @@ class Demo:
         encoder = load_model(name)
         index = Index.build(folder, encoder, out=self.out / "index", model_name=name)
         if not len(index):
-            raise UserError(f"{folder}: no pictures that can be read. Name another folder with --pictures.")
+            raise UserError(f"{folder}: contains no readable pictures. Name another folder with --pictures.")
         indexed = time.monotonic() - start
         serve = f"recollect serve {self.out / 'index'}"
         html = render(
@@ -62,7 +62,7 @@ class Demo:
             count=len(index),
             folder=str(folder),
             seconds=indexed,
-            searches=[_found(index, encoder, each) for each in (_common_words(index, encoder) if own else QUERIES)],
+            searches=[_search(index, encoder, each) for each in (_common_words(index, encoder) if own else QUERIES)],
             taught=_teach(index, encoder),
             sources=() if own else PHOTOGRAPHS,
             shots=SHOTS,
@@ -73,12 +73,12 @@ class Demo:
         )
         report = self.out / "report.html"
         write_text(report, html)
-        say(f"{report}, after {time.monotonic() - start:.0f} s")
-        say(f"open the index in the browser: {serve}")
+        say(f"report: {report} ({time.monotonic() - start:.0f} s)")
+        say(f"to open the index in the browser: {serve}")
 
 
 def _common_words(index: "Index", encoder: "Encoder") -> list[str]:
-    """The names of ImageNet's classes that most pictures are nearest to."""
+    """Return prompts for the ImageNet classes that are nearest to the most pictures."""
     from recollect.models.starter import class_names
 
     names = [each[0] for each in class_names()]
@@ -87,21 +87,21 @@ def _common_words(index: "Index", encoder: "Encoder") -> list[str]:
     return [f"a photo of a {names[number]}" for number, _ in nearest.most_common(_QUERIES)]
 
 
-def _found(index: "Index", encoder: "Encoder", words: str) -> dict[str, Any]:
+def _search(index: "Index", encoder: "Encoder", words: str) -> dict[str, Any]:
     from recollect.cli.gallery import thumbnail
 
-    hits = index.search(words, k=_FOUND, encoder=encoder)
+    hits = index.search(words, k=_HITS, encoder=encoder)
     return {"words": words, "hits": [(thumbnail(hit.picture, _SIDE), f"{hit.score:.2f}") for hit in hits]}
 
 
 def _labels(index: "Index") -> Mapping[str, str]:
-    """The innermost folder of each picture, as its class: `Index.values` gives its path and all parts of it."""
+    """Return the innermost folder of each picture as its class; `Index.values` lists its full path first."""
     folders = zip(index.ids, index.values("folder"), strict=True)
     return {id: each[0].rpartition("/")[2] for id, each in folders if each}
 
 
 def _teach(index: "Index", encoder: "Encoder") -> dict[str, Any] | None:
-    """Teach from ``SHOTS`` pictures of each class, and name the others; None without two classes of enough pictures."""
+    """Teach from ``SHOTS`` pictures per class and classify the others; None without two classes of enough pictures."""
     import numpy as np
 
     from recollect.classifiers.classifier import Classifier

@@ -1,4 +1,4 @@
-"""Pictures for the demo: crops of photographs that the package scikit-image carries."""
+"""Pictures for the demo: crops of photographs included in scikit-image."""
 
 from pathlib import Path
 
@@ -11,14 +11,13 @@ from recollect.core.seeding import numpy_generator
 
 CROPS = 24
 _SIDE = 320
-_SHARES = (0.35, 0.9)
-_MOST_TURNED = 12
-
+_AREA_SHARES = (0.35, 0.9)
+_MAX_ROTATION = 12  # degrees
 
 QUERIES = ("a cat", "a rocket at night", "a cup of coffee", "an astronaut")
 
 PHOTOGRAPHS = (
-    # file in scikit-image's data folder, what it shows, its source and license by scikit-image's documentation
+    # file in scikit-image's data folder, content, source and license according to scikit-image's documentation
     ("astronaut.png", "astronaut", "Eileen Collins, NASA; public domain"),
     ("camera.png", "photographer with a tripod", "Lav Varshney; CC0"),
     ("chelsea.png", "cat", "Stefan van der Walt; CC0"),
@@ -29,10 +28,12 @@ PHOTOGRAPHS = (
 
 
 def make_pictures(folder: Path) -> Path:
-    """Write ``CROPS`` crops of each photograph to a folder of its name; they are the same in every run.
+    """Write ``CROPS`` crops of each photograph to its own subfolder; the crops are the same in every run.
+
+    An existing folder is returned unchanged.
 
     Raises:
-        UserError: scikit-image is not installed, or something else is in the folder.
+        UserError: scikit-image is not installed, or ``folder`` is a file.
     """
     if folder.is_dir():
         return folder
@@ -40,7 +41,7 @@ def make_pictures(folder: Path) -> Path:
         import skimage
     except ImportError:
         raise UserError(
-            "the demo's photographs come with scikit-image: pip install 'recollect[demo]'. Or name a folder of your "
+            "the demo's photographs are part of scikit-image: pip install 'recollect[demo]', or give a folder of your "
             "own pictures with --pictures."
         ) from None
     data = Path(skimage.__file__).parent / "data"
@@ -55,10 +56,10 @@ def make_pictures(folder: Path) -> Path:
 
 
 def crop(picture: Image.Image, generator: np.random.Generator) -> Image.Image:
-    """A random part of a picture, turned a little, perhaps mirrored, with other light."""
-    turned = picture.rotate(generator.uniform(-_MOST_TURNED, _MOST_TURNED), Image.Resampling.BICUBIC)
+    """Return a random crop, slightly rotated, flipped half of the time, with jittered brightness and color."""
+    turned = picture.rotate(generator.uniform(-_MAX_ROTATION, _MAX_ROTATION), Image.Resampling.BICUBIC)
     shorter = min(picture.size)
-    side = int(shorter * generator.uniform(*_SHARES) ** 0.5)
+    side = int(shorter * generator.uniform(*_AREA_SHARES) ** 0.5)
     left, top = (int(generator.uniform(0, length - side)) for length in picture.size)
     part = turned.crop((left, top, left + side, top + side)).resize((_SIDE, _SIDE), Image.Resampling.BICUBIC)
     if generator.random() < 0.5:

@@ -1,4 +1,4 @@
-"""``recollect embed``: the embeddings of a task or of any pictures as .npy or Parquet."""
+"""``recollect embed``: save embeddings of labeled data as .npy or Parquet."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,24 +12,24 @@ from recollect.core.paths import check_writable, new_folder
 
 @dataclass(frozen=True)
 class Embed:
-    """Write the embeddings of labeled sets: examples, tested pictures and class texts, for any other program.
+    """Save embeddings of labeled data (support images, query images and class texts) for use in other programs.
 
     `recollect evaluate few-shot --features OUT/NAME/images.parquet --texts OUT/NAME/texts.parquet` reads them.
     """
 
     model: Annotated[str, Arg(place="MODEL")]
-    """RUN/model, any folder of a CLIP-type checkpoint, or a hub id."""
+    """RUN/model, the folder of a CLIP-type checkpoint, or a hub id."""
     data: Annotated[DataOptions, Arg(flat=True)] = field(default_factory=DataOptions)
     out: Path = Path("features")
-    """Folder with a subfolder for each set."""
+    """Output folder, with one subfolder per data set."""
     form: Literal["parquet", "npy"] = "parquet"
-    """images.parquet and texts.parquet, or .npy files of rows and of labels."""
+    """Write images.parquet and texts.parquet, or .npy files of vectors and of labels."""
     device: str | None = None
-    """Where to compute, e.g. cpu or cuda (default: the fastest there is)."""
+    """Device, e.g. cpu or cuda (default: the fastest available)."""
     reading: Annotated[FusionOptions, Arg(flat=True)] = field(default_factory=FusionOptions)
 
     def run(self) -> None:
-        """Embed, write, and print where."""
+        """Embed the data, write the files, and print their folders."""
         from recollect.cli.evaluations import open_data, prefix_for, require_data
         from recollect.core.places import model_name
         from recollect.evaluation.own_features import write_embedded

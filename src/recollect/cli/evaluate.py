@@ -1,4 +1,4 @@
-"""Options of ``recollect evaluate``; each command's code is in a file of its own."""
+"""Options of ``recollect evaluate``; the code is in `evaluations` and `evaluate_few_shot`."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,14 +14,14 @@ class LabeledData:
     """Labeled images."""
 
     data: Annotated[tuple[str, ...], Arg(metavar="SOURCE")] = ()
-    """Sources with labels and class names: a path, a hub id, or for the tasks of a built-in world glyphs:captions,
-    latents:captions, glyphs:labels (the label set's own classes, also in shifted styles and under synonyms)."""
+    """Sources with labels and class names: a path, a hub id, or the tasks of a built-in world: glyphs:captions,
+    latents:captions, or glyphs:labels (the labeled classes, also in shifted styles and under synonyms)."""
     templates: Path | None = None
-    """A text file of prompt templates, one a line with {} for the class name (default: CLIP's 80)."""
+    """Text file of prompt templates, one per line, with {} for the class name (default: CLIP's 80)."""
     label_column: str | None = None
-    """Column of the labels, if it is not named label."""
+    """Column of the labels, if not named label."""
     class_name_column: Annotated[str | None, Arg(rare=True)] = None
-    """Column of readable names of class numbers."""
+    """Column of class names, if labels are numbers."""
     image_column: Annotated[str | None, Arg(rare=True)] = None
     """Column of image bytes or paths."""
 
@@ -31,55 +31,58 @@ class DataOptions(LabeledData):
     """Labeled images."""
 
     suite: str | None = None
-    """A suite of benchmark sets instead, read from the hub: lixp-21, lixp-11-ablation, lixp-5 or prefix-11."""
+    """Suite of benchmark data sets from the hub, instead of --data: lixp-21, lixp-11-ablation, lixp-5 or prefix-11."""
     copies: Annotated[tuple[str, ...], Arg(rare=True)] = ()
-    """NAME=SOURCE: read a set of the suite from your own copy."""
+    """NAME=SOURCE: read a data set of the suite from a local copy."""
     support: Annotated[str, Arg(metavar="SPLIT")] = "train"
-    """Split that examples are drawn from."""
+    """Split to draw examples from."""
     query: Annotated[str | None, Arg(metavar="SPLIT")] = None
     """Split to test on (default: test, or else validation)."""
     within: Annotated[str | None, Arg(metavar="SPLIT")] = None
-    """Divide this one split into examples and tested images, class by class."""
+    """Split to divide into examples and test images, per class."""
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Models, and where the figures go."""
+    """Models and results."""
 
     models: Annotated[tuple[str, ...], Arg(place="MODEL")] = ()
-    """RUN/model, any folder of a CLIP-type checkpoint, or a hub id (default: the starter). With several, gains are over
-    the first."""
+    """RUN/model, the folder of a CLIP-type checkpoint, or a hub id (default: the starter). With several models, gains
+    over the first are reported."""
     out: Path | None = None
-    """Folder for one JSON file for each model and set, and for plots; or one .json file for all."""
+    """Folder for plots and one JSON file per model and data set; or a single .json file."""
     form: Annotated[Literal["recollect", "clip-benchmark"], Arg(rare=True)] = "recollect"
     """Format of the JSON files: recollect's, or that of LAION's CLIP_benchmark."""
     cache: Path | None = None
-    """Folder for embeddings, so that they are computed once for each model and set."""
+    """Cache folder for embeddings."""
     device: str | None = None
-    """Where to compute, e.g. cpu or cuda (default: the fastest there is)."""
+    """Device, e.g. cpu or cuda (default: the fastest available)."""
     prefix: Literal["auto", "caption", "label", "none"] = "auto"
     """Prefix of the texts, for models trained with prefix tokens. auto reads class names as captions, which is best for
-    classes that the training labels lack; label is for the training labels' own classes."""
+    classes missing from the training labels; use label for classes of the training labels."""
     seed: Annotated[int, Arg(rare=True)] = 0
-    """Seed that the model was trained with, kept in the JSON files for summaries over seeds."""
+    """Training seed of the model, recorded in the JSON files for summaries over seeds."""
     reading: Annotated[FusionOptions, Arg(flat=True)] = field(default_factory=FusionOptions)
 
 
 @dataclass(frozen=True)
 class ZeroShot:
-    """Classify by class names alone: 80 prompts a class, averaged; top-1 and mean per class, in percent."""
+    """Classify images by class names, with the average of 80 prompts per class.
+
+    Prints top-1 and mean-per-class accuracy in percent.
+    """
 
     model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)
     data: Annotated[DataOptions, Arg(flat=True)] = field(default_factory=DataOptions)
     synonyms_column: Annotated[str | None, Arg(rare=True)] = None
-    """Column of other names of a class: test the classes that have one under their names and under these."""
+    """Column of synonyms: test the classes that have one under their names and under their synonyms."""
 
     run = run_by("recollect.cli.evaluations:run_zero_shot")
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Logistic regression on frozen image embeddings; its regularization is chosen on held-out training images."""
+    """Fit a logistic regression on frozen image embeddings, regularized by the score on held-out training images."""
 
     model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)
     data: Annotated[DataOptions, Arg(flat=True)] = field(default_factory=DataOptions)
@@ -92,80 +95,82 @@ class FeatureOptions:
     """Your own embeddings instead of a model and images."""
 
     features: tuple[Path, ...] = ()
-    """Parquet files, each a set with columns vector, label and optionally split; or one or two .npy files of rows:
-    examples, and tested ones. Without splits, half of each class is tested."""
+    """Parquet files, one per data set, with the columns vector, label and optionally split; or one or two .npy files of
+    vectors (examples and test images). Without splits, half of each class is tested."""
     feature_labels: tuple[Path, ...] = ()
-    """A .npy file of labels for each .npy file of rows."""
+    """.npy file of labels for each .npy file of vectors."""
     texts: Path | None = None
-    """Class texts by the same model: .npy in sorted order of the labels, or Parquet with columns vector and label.
-    Without, class means of the examples take their place, and there is no zero-shot."""
+    """Class text embeddings from the same model: .npy in sorted order of the labels, or Parquet with the columns vector
+    and label. Without them, class means of the examples are used, and zero-shot is skipped."""
     scale: Annotated[float, Arg(rare=True)] = 100.0
-    """Inverse temperature that the model learned; CLIP's by default."""
+    """Learned inverse temperature of the model (default: CLIP's, 100)."""
 
 
 @dataclass(frozen=True)
 class FewShot:
-    """Classify with a few labeled images, mostly without training.
+    """Classify images from a few labeled examples per class, mostly without training.
 
-    Examples are drawn from the support split, nested over shots, once for each seed; nothing is chosen on tested
-    images. Prints mean and standard deviation over seeds, and with several models gains over the first.
+    Examples are drawn from the support split once per seed, nested over shots; nothing is tuned on test images. Prints
+    the mean and standard deviation over seeds, and with several models the gains over the first.
     """
 
     model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)
     data: Annotated[DataOptions, Arg(flat=True)] = field(default_factory=DataOptions)
     methods: Annotated[tuple[str, ...], Arg(metavar="METHOD")] = ()
-    """Names, paper for the paper's six (the default, with zero-shot), or all that read embeddings. clip-lora and 2sfs
-    tune the model itself, for minutes to hours."""
+    """Method names, "paper" for the paper's six (default: zero-shot and paper), or "all" for all that use embeddings.
+    clip-lora and 2sfs tune the model itself, which takes minutes to hours."""
     shots: tuple[int, ...] | None = None
-    """Examples of each class (default: 1 2 4 8 16 32, as far as every class has so many)."""
+    """Examples per class (default: 1 2 4 8 16 32, up to the size of the smallest class)."""
     seeds: int = 5
-    """Number of draws."""
+    """Number of draws of the examples."""
     effort: Annotated[float, Arg(rare=True)] = 1.0
-    """Share of the published number of steps, for methods that tune the model."""
+    """Number of steps as a fraction of the published one, for methods that tune the model."""
     flip: Annotated[bool, Arg(rare=True)] = True
     """Mirror half of the images that these methods learn from; not for letters, signs or maps."""
     held_out: Annotated[bool, Arg(rare=True)] = False
-    """Tune the model again without parts of the shots, so that these methods report left-out accuracy, calibrated
-    confidence and conformal sets too: with up to four shots once more for each shot, else three times more."""
+    """Repeat the tuning without parts of the shots, so these methods also report held-out accuracy, calibrated
+    confidence and conformal sets. Costs one more run per shot for up to four shots, else three more."""
     own: Annotated[FeatureOptions, Arg(flat=True)] = field(default_factory=FeatureOptions)
     small_classes: Annotated[Literal["refuse", "drop", "all"], Arg(rare=True)] = "refuse"
-    """Classes with fewer examples than the most shots: stop, leave them out of the set, or take all they have."""
+    """Classes with fewer examples than the largest number of shots: stop, drop the classes, or use all their examples.
+    """
 
     run = run_by("recollect.cli.evaluate_few_shot:run_few_shot")
 
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Search captioned images both ways: recall at 1, 5 and 10, with every true match counted.
+    """Retrieve images by caption and captions by image: recall at 1, 5 and 10, counting every true match.
 
-    With --methods, several ways of searching are compared on the same queries, with gains over the first and the cost
-    of a query. Intervals (95 %, in the JSON) are by bootstrap over images, whose captions stay together.
+    --methods compares search methods on the same queries, with gains over the first and the time per query. The JSON
+    has 95 % intervals, bootstrapped over images together with their captions.
     """
 
     model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)
     data: Annotated[tuple[str, ...], Arg(metavar="SOURCE")] = ()
     """Sources with captions."""
     suite: str | None = None
-    """Captioned sets of a paper as well: efsa-9, its nine sets, read from the hub where there is a copy."""
+    """Captioned data sets of a paper, in addition to --data: efsa-9 (nine sets, read from the hub if available)."""
     copies: Annotated[tuple[str, ...], Arg(rare=True)] = ()
-    """NAME=SOURCE: read a set of the suite from your own copy."""
+    """NAME=SOURCE: read a data set of the suite from a local copy."""
     pool: Literal["single", "merged"] = "single"
-    """Search every source by itself, or all as one pool of several domains."""
+    """Search each source separately, or all sources as one pool of several domains."""
     methods: Annotated[tuple[str, ...], Arg(metavar="METHOD")] = ("zero-shot",)
-    """Any of zero-shot, normalized, text-to-text, episode; or all."""
+    """Any of zero-shot, normalized, text-to-text and episode; or all."""
     captions: str | None = None
-    """Captions for methods that learn from them: held-out (an image's last text, which is then no query), true (its
-    first text, although it is a query: the upper bound), column:NAME (another column), or a .jsonl file of `recollect
-    caption`. One for each source, separated by commas, or one for all."""
+    """Captions for methods that learn from them: held-out (the last text of each image, which is then not a query),
+    true (the first text although it is a query, as an upper bound), column:NAME (another column), or a .jsonl file from
+    `recollect caption`. One for all sources, or one per source, separated by commas."""
     queries: int | None = None
-    """Ask at most this many texts of each domain; the pool stays whole."""
+    """Maximum number of query texts per domain; the pool is not reduced."""
     depths: tuple[int, ...] = (1, 5, 10)
-    """The k of R@k. An episode does not change R@k from its own k on: zero-shot R@16 is its upper bound."""
+    """Values of k in R@k. Episodes rerank their first k images, so they do not change R@k beyond: zero-shot R@16 is
+    their upper bound."""
     episode: Annotated[EpisodeOptions, Arg(rare=True)] = field(default_factory=EpisodeOptions)
     split: str = "test"
     """Split of each source."""
     caption_column: str | None = None
-    """Column of the captions, if it is not named caption."""
+    """Column of the captions, if not named caption."""
     image_column: Annotated[str | None, Arg(rare=True)] = None
     """Column of image bytes or paths."""
 
@@ -174,34 +179,34 @@ class Retrieval:
 
 @dataclass(frozen=True)
 class Entities:
-    """Name pictures among all entities: top-1 on those trained on, on the others, and the harmonic mean."""
+    """Recognize entities among all candidates: top-1 on seen and on unseen entities, and their harmonic mean."""
 
     model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)
     data: Annotated[LabeledData, Arg(flat=True)] = field(default_factory=LabeledData)
     seen: Annotated[str, Arg(metavar="SPLIT")] = "train"
-    """Split whose classes the model was trained on."""
+    """Split with the classes that the model was trained on."""
     unseen: Annotated[str, Arg(metavar="SPLIT")] = "test"
-    """Split of the other classes; images of both are tested, and the classes of both are candidates for each."""
+    """Split with the other classes. Images of both splits are tested, and the candidates are the classes of both."""
 
     run = run_by("recollect.cli.evaluations:run_entities")
 
 
 @dataclass(frozen=True)
 class Multilabel:
-    """Pictures that show several classes (VOC2007): mean average precision by class names, and by a linear probe.
+    """Classify images with several labels (VOC2007): mean average precision by class names, and with a linear probe.
 
-    The label column holds a list for each picture: class numbers, names, or one 0 or 1 for each class.
+    The label column contains a list per image: class numbers, class names, or a 0 or 1 for every class.
     """
 
     model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)
     data: Annotated[LabeledData, Arg(flat=True)] = field(default_factory=LabeledData)
     support: Annotated[str, Arg(metavar="SPLIT")] = "train"
-    """Split that the probe learns from."""
+    """Split to fit the probe on."""
     query: Annotated[str | None, Arg(metavar="SPLIT")] = None
     """Split to test on (default: test)."""
     probe: bool = True
-    """Do not learn a logistic regression for each class from --support."""
+    """Do not fit a linear probe (a logistic regression per class) on --support."""
     class_names: Path | None = None
-    """A text file of class names, one a line, in the order of their numbers, where the data has none."""
+    """Text file of class names, one per line, in the order of their numbers; for data without names."""
 
     run = run_by("recollect.cli.evaluations:run_multilabel")

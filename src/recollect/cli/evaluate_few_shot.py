@@ -1,4 +1,4 @@
-"""``recollect evaluate few-shot``: every method, number of shots and draw, of models or of embeddings from files."""
+"""``recollect evaluate few-shot``: all methods, shots and draws, for models or for embeddings from files."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +19,7 @@ from recollect.core.errors import UserError
 from recollect.core.progress import output
 from recollect.core.types import Encoder
 from recollect.core.validation import check_number, refuse
+from recollect.core.words import counted
 from recollect.data.sources.address import distinct_names
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.few_shot_protocol import SET_ALPHA, TRUST_COLUMNS, Protocol, ShortClasses
@@ -29,15 +30,15 @@ from recollect.evaluation.tables import gain_over_draws, sample_efficiency, tidy
 from recollect.evaluation.tasks.classification import ClassificationTask, Division
 from recollect.evaluation.tuned import TuningRequest
 
-_USUAL = ("zero-shot", *PAPER_METHODS)
-_SHOTS = (1, 2, 4, 8, 16, 32)
+_DEFAULT_METHODS = ("zero-shot", *PAPER_METHODS)
+_DEFAULT_SHOTS = (1, 2, 4, 8, 16, 32)
 
 
 def open_features(options: FeatureOptions, data: DataOptions) -> list[tuple[VectorEncoder, ClassificationTask]]:
-    """The sets, each with the encoder that reads it.
+    """Open embeddings from files as tasks, each with an encoder that returns them.
 
     Raises:
-        UserError: a file is missing or does not fit.
+        UserError: a file is missing or does not match the others.
     """
     check_number("--scale", options.scale, above=0)
     division = Division(data.support, data.query, data.within)
@@ -45,23 +46,24 @@ def open_features(options: FeatureOptions, data: DataOptions) -> list[tuple[Vect
         unpaired = len(options.features) > 2 or len(options.feature_labels) != len(options.features)
         refuse(
             (unpaired, "--features: give one or two .npy files, and as many --feature-labels"),
-            (_twice(options), f"--features {options.features[0]}: given twice; test rows would also be examples."),
+            (_repeated(options), f"--features {options.features[0]}: given twice; test rows would also be examples."),
         )
         parts = [read_arrays(*pair) for pair in zip(options.features, options.feature_labels, strict=True)]
         pair = (parts[0], parts[1]) if len(parts) == 2 else divided(parts[0], options.features[0], division)
         opened = [(options.features[0].stem, pair)]
     elif {path.suffix for path in options.features} == {".parquet"}:
-        refuse((twice := _twice(options), f"--features {', '.join(map(str, twice))}: given twice. Name each set once."))
+        repeated = _repeated(options)
+        refuse((repeated, f"--features {', '.join(map(str, repeated))}: given twice. Give each file once."))
         names = distinct_names([*map(str, options.features)], [path.stem for path in options.features])
         opened = [(name, divided(read_vectors(path, data.label_column), path, division))
                   for name, path in zip(names, options.features, strict=True)]  # fmt: skip
     else:
-        raise UserError("--features: name .parquet files, or one or two .npy files with their --feature-labels")
+        raise UserError("--features: give .parquet files, or one or two .npy files with their --feature-labels")
     return [vector_task(name, pair, options.texts, data.label_column, options.scale) for name, pair in opened]
 
 
-def _twice(options: FeatureOptions) -> list[Path]:
-    """Files that are named more than once."""
+def _repeated(options: FeatureOptions) -> list[Path]:
+    """Return the files that are given more than once."""
     places = [path.resolve() for path in options.features]
     return [path for number, path in enumerate(options.features) if places[number] in places[:number]]
 
@@ -69,7 +71,7 @@ def _twice(options: FeatureOptions) -> list[Path]:
 def run_few_shot(options: FewShot) -> None:
     """Evaluate, print, plot and write."""
     if not options.methods:
-        options = replace(options, methods=_USUAL)
+        options = replace(options, methods=_DEFAULT_METHODS)
     _warn_unused(options)
     if not options.own.features:
         require_data(options.data)
@@ -94,38 +96,38 @@ def run_few_shot(options: FewShot) -> None:
 def _warn_unused(options: FewShot) -> None:
     """Warn of options without effect."""
     if not any(name in TUNING_METHODS for name in options.methods):
-        why = f"it is for methods that tune the model: {', '.join(TUNING_METHODS)}"
+        why = f"only used by methods that tune the model: {', '.join(TUNING_METHODS)}"
         warn_unused(options, "effort", "flip", "held_out", why=why)
     if not options.own.features:
-        warn_unused(options.own, why="it is for embeddings of --features")
+        warn_unused(options.own, why="only used with --features")
         return
-    why = "the embeddings of --features are used as they are"
+    why = "--features are embedded already"
     warn_unused(options.data, "copies", "templates", "class_name_column", "image_column", why=why)
     warn_unused(options.model, "cache", "device", "prefix", why=why)
     warn_unused(options.model.reading, why=why)
     arrays = all(path.suffix == ".npy" for path in options.own.features)
     if not arrays:
-        warn_unused(options.own, "feature_labels", why="Parquet files hold their labels")
+        warn_unused(options.own, "feature_labels", why="Parquet files contain their labels")
     elif options.own.texts is None or options.own.texts.suffix == ".npy":
         warn_unused(options.data, "label_column", why=".npy files have no columns")
     if arrays:
-        warn_unused(options.data, "support", "query", "within", why=".npy files have no splits; name a second file")
+        warn_unused(options.data, "support", "query", "within", why=".npy files have no splits; give a second file")
 
 
 def _of_features(options: FewShot) -> tuple[list[Result], tuple[str, ...]]:
     tunes = any(name in TUNING_METHODS for name in options.methods)
     others = options.model.models or options.data.data or options.data.suite or tunes
-    refuse((others, "--features: cannot be combined with a model, --data or methods that tune a model."))
+    refuse((others, "--features: cannot be combined with a model, --data or methods that tune the model."))
     protocol = _protocol(options)
     if options.own.texts is None and "zero-shot" in protocol.methods:
-        asked = "zero-shot" in options.methods and options.methods != _USUAL
-        refuse((asked, "--methods zero-shot: needs class texts. Name them with --texts FILE."))
+        explicit = "zero-shot" in options.methods and options.methods != _DEFAULT_METHODS
+        refuse((explicit, "--methods zero-shot: needs class texts. Give them with --texts FILE."))
         protocol = replace(protocol, methods=tuple(name for name in protocol.methods if name != "zero-shot"))
     sets = open_features(options.own, options.data)
     protocol = _reachable(options, protocol, [task for _, task in sets])
     seed = options.model.seed
     return [
-        few_shot(encoder, _fitting(options, task, protocol), protocol, model="own embeddings", seed=seed)
+        few_shot(encoder, _without_small(options, task, protocol), protocol, model="own embeddings", seed=seed)
         for encoder, task in sets
     ], ()
 
@@ -135,7 +137,7 @@ def _of_models(options: FewShot) -> tuple[list[Result], tuple[str, ...]]:
     protocol, tuning = _protocol(options), TuningRequest(tuned, options.effort, options.flip, options.held_out)
     opened = open_data(options.data, "few-shot")
     protocol = _reachable(options, protocol, opened.tasks)
-    tasks = [_fitting(options, task, protocol) for task in opened.tasks]
+    tasks = [_without_small(options, task, protocol) for task in opened.tasks]
 
     def measured(encoder: Encoder, task: ClassificationTask, **given: Any) -> Result:
         return few_shot(encoder, task, replace(protocol, metric=task.metric), tuning=tuning, **given)
@@ -146,31 +148,31 @@ def _of_models(options: FewShot) -> tuple[list[Result], tuple[str, ...]]:
 def _protocol(options: FewShot) -> Protocol:
     check_number("--seeds", options.seeds, least=1)
     names = {"all": tuple(FEW_SHOT_METHODS), "paper": PAPER_METHODS}
-    asked = [name for name in options.methods if name not in TUNING_METHODS]
-    methods = tuple(dict.fromkeys(name for each in asked for name in names.get(each, (each,))))
-    shots = tuple(sorted(set(options.shots))) if options.shots else _SHOTS
+    reading = [name for name in options.methods if name not in TUNING_METHODS]
+    methods = tuple(dict.fromkeys(name for each in reading for name in names.get(each, (each,))))
+    shots = tuple(sorted(set(options.shots))) if options.shots else _DEFAULT_SHOTS
     short: ShortClasses = "all" if options.small_classes == "all" else "refuse"
     return Protocol(methods, shots, tuple(range(options.seeds)), short_classes=short)
 
 
-def _fitting(options: FewShot, task: ClassificationTask, protocol: Protocol) -> ClassificationTask:
+def _without_small(options: FewShot, task: ClassificationTask, protocol: Protocol) -> ClassificationTask:
     return with_enough_examples(task, protocol.shots[-1]) if options.small_classes == "drop" else task
 
 
 def _reachable(options: FewShot, protocol: Protocol, tasks: Sequence[ClassificationTask]) -> Protocol:
-    """Leave out numbers of shots that some class does not have, unless --shots names them."""
+    """Drop default numbers of shots that exceed the size of the smallest class."""
     if options.shots is not None or options.small_classes != "refuse":
         return protocol
     fewest = min(int(np.bincount(task.support.labels, minlength=len(task.class_names)).min()) for task in tasks)
     shots = tuple(k for k in protocol.shots if k <= fewest)
     if not shots or shots == protocol.shots:
         return protocol
-    say(f"shots up to {shots[-1]}: a class has {fewest} examples")
+    say(f"shots up to {shots[-1]}: the smallest class has {counted(fewest, 'example')}")
     return replace(protocol, shots=shots)
 
 
 def _print_gains(frame: pd.DataFrame, methods: list[str]) -> None:
-    """What each later model gains over the first."""
+    """Print the gains of the other models over the first."""
     models, every = list(dict.fromkeys(frame["model"])), sorted({int(k) for k in frame["shots"] if k > 0})
     for model in models[1:]:
         table = Table("method", *(f"{k} shots" for k in every), "fewer shots by")
@@ -181,14 +183,14 @@ def _print_gains(frame: pd.DataFrame, methods: list[str]) -> None:
         sets, draws = frame["data"].nunique(), frame[frame["shots"] > 0]["seed"].nunique()
         of = f"mean of {sets} sets" if sets > 1 else f"{frame['data'].iloc[0]}"
         say("")
-        say(f"{model} minus {models[0]}, {of}, ± over {draws} draws that both had")
+        say(f"{model} minus {models[0]}, {of}, ± over {draws} common draws")
         output().print(table)
 
 
 def _plot(frame: pd.DataFrame, methods: list[str], out: Path, identity: str) -> None:
-    """Accuracy over shots, and the gains of later models over the first; files are named by the evaluations."""
+    """Plot accuracy over shots and the gains of the other models over the first."""
     models, shots = list(dict.fromkeys(frame["model"])), int(frame["shots"].max())
-    # Error bars are over draws of the support here: one model is one training.
+    # With a single training run, error bars are over draws of the support.
     curves = frame.assign(training_seed=frame["seed"]) if frame["training_seed"].nunique() == 1 else frame
     zero = frame[frame["method"] == "zero-shot"].groupby("model")["value"].mean().to_dict()
     figures = {"few-shot": few_shot_curves(curves[curves["shots"] > 0], models, methods, zero)}
@@ -201,7 +203,7 @@ def _plot(frame: pd.DataFrame, methods: list[str], out: Path, identity: str) -> 
 
 
 def _few_shot_table(title: str, frame: pd.DataFrame) -> None:
-    """Methods by shots: the mean over sets, with the standard deviation over draws."""
+    """Print accuracy by method and shots: the mean over data sets, and the standard deviation over draws."""
     shots = sorted(k for k in frame["shots"].unique() if k)
     table = Table("method", *([f"{k} {'shot' if k == 1 else 'shots'}" for k in shots] or ["accuracy"]))
     for method in dict.fromkeys(frame["method"]):
@@ -220,11 +222,11 @@ def _few_shot_table(title: str, frame: pd.DataFrame) -> None:
 
 
 def _trust_table(frame: pd.DataFrame, shots: int) -> None:
-    """Calibration and conformal sets at the most shots."""
+    """Print calibration and conformal sets at the largest number of shots."""
     table = Table("method", "left-out accuracy", "calibration error", "coverage", "classes a set")
     for method in dict.fromkeys(frame["method"]):
         chosen = frame[(frame["method"] == method) & frame["shots"].isin((0, shots))]
-        means = chosen.reindex(columns=list(TRUST_COLUMNS)).mean()  # what no method of these measures has no column
+        means = chosen.reindex(columns=list(TRUST_COLUMNS)).mean()  # no column if no method measures it
         missing = "" if method == "zero-shot" else TOO_FEW
         cells = [missing if pd.isna(means[name]) else f"{means[name]:.1f}" for name in TRUST_COLUMNS]
         table.add_row(method, *cells)

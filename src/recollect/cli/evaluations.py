@@ -1,4 +1,4 @@
-"""``recollect evaluate``: open data and models, measure, print and write; few-shot has a file of its own."""
+"""``recollect evaluate``: open data and models, measure, print and write; few-shot is in `evaluate_few_shot`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -53,7 +53,7 @@ DataArgument = TypeVar("DataArgument")
 def open_data(
     options: DataOptions, purpose: Literal["zero-shot", "few-shot"], synonyms: str | None = None
 ) -> OpenedTasks:
-    """The tasks; with a column of synonyms, their classes under both names."""
+    """Open the tasks; with a column of synonyms, classes are tested under both names."""
     division = Division(options.support, options.query, options.within)
     return open_tasks(
         options.data,
@@ -72,24 +72,24 @@ def require_data(options: LabeledData, *unread: str, command: str = "") -> None:
 
     Args:
         unread: options that ``command`` does not read.
-        command: `recollect evaluate`'s.
+        command: subcommand of `recollect evaluate`.
 
     Raises:
-        UserError: no data was named.
+        UserError: no data is given.
     """
     suite = options.suite if isinstance(options, DataOptions) else None
-    refuse((not options.data and not suite, "missing: --data SOURCE. Name the data to evaluate on."))
+    refuse((not options.data and not suite, "missing: --data SOURCE. Give the data to evaluate on."))
     if unread:
-        warn_unused(options, *unread, why=f"`recollect evaluate {command}` does not read it")
+        warn_unused(options, *unread, why=f"`recollect evaluate {command}` does not use it")
     if isinstance(options, DataOptions):
         if suite is None:
-            warn_unused(options, "copies", why="it replaces sets of a --suite")
+            warn_unused(options, "copies", why="only used with --suite")
         if options.within is not None:
             warn_unused(options, "support", "query", why="--within divides one split into both")
 
 
 def columns_of(options: LabeledData, synonyms: str | None = None) -> Columns:
-    """The columns to read."""
+    """Return the columns to read."""
     return Columns(
         image=options.image_column,
         label=options.label_column,
@@ -99,19 +99,19 @@ def columns_of(options: LabeledData, synonyms: str | None = None) -> Columns:
 
 
 def prompt_templates(options: LabeledData) -> tuple[str, ...]:
-    """The prompt templates.
+    """Return the prompt templates.
 
     Raises:
-        UserError: one has no place for the name.
+        UserError: a template has no {} for the class name.
     """
     return GENERAL_TEMPLATES if options.templates is None else read_templates(options.templates)
 
 
 def check_models(options: ModelOptions, protocol: str) -> None:
-    """Reject models and places for the figures that cannot be used, before any work.
+    """Check models and output paths before any work.
 
     Raises:
-        UserError: naming the option.
+        UserError: a model or path cannot be used; the message names the option.
     """
     options.reading.check()
     check_writable(options.out, "--out")
@@ -124,17 +124,17 @@ def check_models(options: ModelOptions, protocol: str) -> None:
         refuse((one_file, f"--out {options.out}: CLIP_benchmark has one file per model and data set; name a folder."))
     if options.form == "clip-benchmark":
         check_choice(protocol, CLIP_BENCHMARK_TASKS, "--form clip-benchmark: task")
-    for name in options.models:  # of several, the last would be missed when the others are done
+    for name in options.models:  # now, not after the models before it are evaluated
         check_model_place(name)
 
 
 def evaluate_each(
     options: ModelOptions, tested: Iterable[tuple[DataArgument, Source]], evaluate: Callable[..., Result]
 ) -> list[Result]:
-    """``evaluate(encoder, data, model=…, seed=…, prefix=…, cache=…)`` of every model on every set.
+    """Call ``evaluate(encoder, data, model=…, seed=…, prefix=…, cache=…)`` for every model and data set.
 
     Args:
-        tested: sets, each with the images that are tested, whose near-duplicates are left out of an --index.
+        tested: data sets with their test images; near-duplicates of test images in an --index are left out.
     """
     sets, results = list(tested), []
     cache = FeatureCache(options.cache) if options.cache else None
@@ -142,33 +142,33 @@ def evaluate_each(
         encoder = load_model(name, options.device)
         for data, images in sets:
             read = options.reading.encoder(encoder, images, cache)
-            called = options.reading.name(model_name(name, encoder.fingerprint), read)
+            full_name = options.reading.name(model_name(name, encoder.fingerprint), read)
             prefix = prefix_for(options, read)
-            found = evaluate(read, data, model=called, seed=options.seed, prefix=prefix, cache=cache)
+            result = evaluate(read, data, model=full_name, seed=options.seed, prefix=prefix, cache=cache)
             about = reads(read)
-            results.append(replace(found, settings={**found.settings, "reads": about}) if about else found)
+            results.append(replace(result, settings={**result.settings, "reads": about}) if about else result)
     return results
 
 
 def prefix_for(options: ModelOptions, encoder: Encoder) -> Kind | None:
-    """The prefix that texts get; none for a model that has none."""
+    """Return the prefix for texts; None for models without prefixes."""
     if options.prefix == "auto":
         return caption_prefix(encoder)
     unknown = options.prefix != "none" and options.prefix not in encoder.prefixes and len(options.models) < 2
     name = "".join(options.models) or STARTER
-    refuse((unknown, f"--prefix {options.prefix}: {name} has no prefix for {options.prefix}s. Leave it out."))
+    refuse((unknown, f"--prefix {options.prefix}: {name} has no prefix for {options.prefix}s. Remove the option."))
     return None if options.prefix == "none" else options.prefix
 
 
 def finish(options: ModelOptions, results: Sequence[Result], left_out: Sequence[str] = ()) -> None:
-    """Name the sets of a suite that could not be opened, and write the JSON files."""
+    """List the data sets of a suite that could not be opened, and write the JSON files."""
     for reason in left_out:
-        say(f"left out: {reason}", "yellow")
+        say(f"skipped: {reason}", "yellow")
     if options.out is None:
         return
     if options.form == "recollect" and options.out.suffix == ".json":
         save_together(results, options.out)
-        say(f"figures: {options.out}")
+        say(f"results: {options.out}")
         return
     for result in results:
         if options.form == "clip-benchmark":
@@ -179,10 +179,10 @@ def finish(options: ModelOptions, results: Sequence[Result], left_out: Sequence[
 
 
 def print_figures(results: Sequence[Result], more: Mapping[str, str] = {}) -> None:
-    """A line for each model, set and method, with a column for each metric.
+    """Print a table with a row per model, data set and method, and a column per metric.
 
     Args:
-        more: further keys of rows, and the headings of their columns.
+        more: additional keys of result rows, with the headings of their columns.
     """
     rows = [row for result in results for row in result.rows]
     metrics, methods = dict.fromkeys(row["metric"] for row in rows), any("method" in row for row in rows)
@@ -213,7 +213,7 @@ def run_zero_shot(options: ZeroShot) -> None:
 def run_probe(options: Probe) -> None:
     """Evaluate, print and write."""
     require_data(options.data, "templates", command="probe")
-    warn_unused(options.model, "prefix", why="no texts are read")
+    warn_unused(options.model, "prefix", why="the probe uses no texts")
     check_models(options.model, "probe")
     opened = open_data(options.data, "few-shot")
 
@@ -245,7 +245,7 @@ def run_multilabel(options: Multilabel) -> None:
     """Evaluate, print and write."""
     require_data(options.data)
     if not options.probe:
-        warn_unused(options, "support", why="there is no probe")
+        warn_unused(options, "support", why="only used by the probe")
     check_models(options.model, "multilabel")
     names = tuple(read_lines(options.class_names, "class names")) if options.class_names else ()
     tasks = [
@@ -269,20 +269,19 @@ def run_retrieval(options: Retrieval) -> None:
     methods = tuple(SEARCH_METHODS) if options.methods == ("all",) else options.methods
     for name in methods:
         check_choice(name, (*SEARCH_METHODS, "all"), "--methods")
-    refuse((not options.depths, "--depths: name at least one."))
+    refuse((not options.depths, "--depths: give at least one."))
     check_number("--depths", min(options.depths), least=1)
     if options.queries is not None:
         check_number("--queries", options.queries, least=1)
     plain = methods == ("zero-shot",) and options.captions is None and options.queries is None
-    unread = options.model.reading.asked and not plain
-    refuse((unread, "--index: cannot be combined with --methods, --captions or --queries."))
+    conflict = options.model.reading.asked and not plain
+    refuse((conflict, "--index: cannot be combined with --methods, --captions or --queries."))
     if options.suite is None:
-        warn_unused(options, "copies", why="it is for --suite")
+        warn_unused(options, "copies", why="only used with --suite")
     if "episode" not in methods:
-        warn_unused(options, "episode", why="it is for --methods episode")
+        warn_unused(options, "episode", why="only used by --methods episode")
     if not plain:
-        why = "only the plain search reads it. Leave it out, or --methods, --captions and --queries."
-        warn_unused(options.model, "prefix", why=why)
+        warn_unused(options.model, "prefix", why="not used with --methods, --captions or --queries")
     for spec in options.data:
         split_for(spec, options.split, "test")
     check_models(options.model, "retrieval")
@@ -308,14 +307,14 @@ def run_retrieval(options: Retrieval) -> None:
 
 
 def _print_recalls(result: Result, depths: Sequence[int]) -> None:
-    """Recalls of each domain and method, and the time of a query where methods are compared."""
+    """Print the recalls by domain and method, and the time per query if methods are compared."""
     recalls = [row for row in result.rows if row["metric"] == "recall"]
     methods = list(dict.fromkeys(row["method"] for row in recalls))
     heads = [f"{direction} R@{k}" for direction in DIRECTIONS for k in depths]
     table = Table("domain", *(["method"] if len(methods) > 1 else []), *heads)
     cells = {(row["domain"], row["method"], row["direction"], row["k"]): _recall(row) for row in recalls}
     names = dict.fromkeys(row["domain"] for row in recalls)
-    if len(names) == 2:  # one domain and "all", which is the same
+    if len(names) == 2:  # a single domain, which equals "all"
         names.pop("all", None)
     for name in sorted(names, key=lambda name: (name in {"all", "mean of domains"}, name)):
         for method in methods:
@@ -325,7 +324,7 @@ def _print_recalls(result: Result, depths: Sequence[int]) -> None:
     seconds = {row["method"]: row["value"] for row in result.rows if row["metric"] == "seconds per query"}
     if not seconds:
         return
-    table = Table("method", "ms a query", "fell back")
+    table = Table("method", "ms per query", "fell back")
     for method, value in seconds.items():
         table.add_row(method, f"{1e3 * value:,.1f}", str(result.notes["methods"][method]["fell back"]))
     output().print(table)

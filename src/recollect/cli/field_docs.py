@@ -1,4 +1,4 @@
-"""What is written about the fields of a dataclass: help texts of options."""
+"""Help texts of options, read from the docstrings of dataclass fields."""
 
 import ast
 import inspect
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def field_docs(kind: type[Any]) -> dict[str, str]:
-    """What is written about each field of a dataclass: the string below it, or its line under ``Attributes:``."""
+    """Return the docstring of each dataclass field: the string below it, or its entry under ``Attributes:``."""
     docs: dict[str, str] = {}
     for each in reversed(kind.__mro__):
         if is_dataclass(each):
@@ -34,7 +34,7 @@ def _attributes(doc: str) -> dict[str, str]:
 
 @cache
 def _strings(module: str) -> dict[str, dict[str, str]]:
-    """The strings below the fields of the classes of a module."""
+    """Return the strings below the fields of all classes in a module."""
     found: dict[str, dict[str, str]] = {}
     for node in ast.parse(inspect.getsource(sys.modules[module])).body:
         if isinstance(node, ast.ClassDef):

@@ -1,4 +1,4 @@
-"""``--index INDEX --fusion F --mode both``: any command that embeds can embed with what is found in an index (RECO)."""
+"""``--index INDEX --fusion F --mode both``: options of all commands that embed with retrieval from an index (RECO)."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,37 +15,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FusionOptions:
-    """An index that embeddings read (RECO)."""
+    """Retrieval from an index (RECO)."""
 
     index: str | None = None
-    """Embed with what is found in this index: a folder, or milvus://host:port/collection."""
+    """Refine embeddings with rows retrieved from this index: a folder, or milvus://host:port/collection."""
     fusion: str | None = None
-    """With --index: the OUT/model of `recollect train reco`, or `mean`, the plain mean with what was found."""
+    """Fusion to use with --index: OUT/model of `recollect train reco`, or `mean`, the mean with the retrieved rows."""
     mode: Annotated[Literal["image", "text", "both"] | None, Arg(rare=True)] = None
-    """Which embeddings read the index: image, text, or both; by default all that the fusion refines."""
+    """Embeddings to refine: image, text, or both (default: all that the fusion supports)."""
     k: int | None = None
-    """Rows that each embedding reads; by default as many as the fusion was trained with, 10 for `mean`."""
+    """Rows to retrieve per embedding (default: as in the training of the fusion; 10 for `mean`)."""
     read_where: Annotated[str | None, Arg(rare=True)] = None
-    """Read only rows that satisfy a filter, e.g. "source = 'emoji' and domain != 'noto'"."""
+    """Retrieve only rows that match a filter, e.g. "source = 'emoji' and domain != 'noto'"."""
     near: Annotated[float | None, Arg(rare=True)] = None
-    """Leave out rows whose image has at least this cosine with a tested image; 0.94 in RECO."""
+    """Skip rows whose image has at least this cosine with a test image (RECO uses 0.94)."""
 
     @property
     def asked(self) -> bool:
-        """Whether an index is to be read."""
+        """Whether --index or --fusion is given."""
         return self.index is not None or self.fusion is not None
 
     def check(self) -> None:
-        """Reject one of --index and --fusion without the other.
+        """Check the options; --index and --fusion require each other.
 
         Raises:
-            UserError: naming the option.
+            UserError: an option is missing or out of range.
         """
-        one = self.asked and (self.index is None or self.fusion is None)
-        refuse((one, "--index and --fusion: give both, the index and what `recollect train reco` trained on it."))
+        incomplete = self.asked and (self.index is None or self.fusion is None)
+        refuse((incomplete, "--index and --fusion: give both, the index and the fusion trained on it."))
         if not self.asked:
-            why = "no index is read. Name one with --index."
-            warn_unused(self, "mode", "k", "read_where", "near", why=why)
+            warn_unused(self, "mode", "k", "read_where", "near", why="only used with --index")
         if self.near is not None:
             check_number("--near", self.near, above=0, most=1)
 
@@ -60,15 +59,15 @@ class FusionOptions:
         return beside(index.record.model_name, index.address)
 
     def encoder(self, encoder: "Encoder", tested: "Source | None" = None, cache: "FeatureCache | None" = None) -> Any:
-        """The encoder itself, or one that reads the index.
+        """Return the encoder, wrapped to read the index if one is given.
 
         Args:
             encoder: the frozen model.
-            tested: images whose near-duplicates in the index are left out if --near is given; their number is printed.
-            cache: of the model's own embeddings.
+            tested: test images; with --near, their near-duplicates in the index are left out and counted on the output.
+            cache: cache of the model's embeddings.
 
         Raises:
-            UserError: index or fusion cannot be opened, or they do not belong together.
+            UserError: the index or fusion cannot be opened, or they do not match.
         """
         if self.index is None or self.fusion is None:
             return encoder
@@ -78,22 +77,21 @@ class FusionOptions:
         from recollect.reco.encoder import RetrievalEnhancedEncoder
 
         index = Index.open(self.index)
-        mean = self.fusion == "mean"  # the plain mean, which is not learned
+        mean = self.fusion == "mean"
         fusion = FusionModule(FusionSettings(encoder.width, "mean")) if mean else FusionModule.open(self.fusion)
         mode = self.mode or fusion.settings.modalities
         k, left_out = fusion.trained.get("k", 10) if self.k is None else self.k, list[str]()
         if self.near is not None and tested is not None:
             left_out = index.near(image_features(encoder, tested, cache).images, self.near)
-            near = f"near-duplicates of tested images (cosine {self.near:g} or more)"
-            say(f"{tested.name}: {len(left_out):,} of {len(index):,} pictures of {index.address} are {near}, left out")
-            few = (
-                f"{index.address}: {len(index) - len(left_out):,} pictures are left without near-duplicates, fewer than"
-            )
-            refuse((len(left_out) > len(index) - k, f"{few} k = {k}. Use a smaller --k or a higher --near."))
+            count = f"{len(left_out):,} of {len(index):,} pictures in {index.address}"
+            say(f"{tested.name}: left out {count}: near-duplicates of test images (cosine {self.near:g} or more)")
+            left = f"only {len(index) - len(left_out):,} pictures are left without near-duplicates"
+            few = f"{index.address}: {left}, but k = {k}. Use a smaller --k or a higher --near."
+            refuse((len(left_out) > len(index) - k, few))
         return RetrievalEnhancedEncoder(encoder, index, fusion, mode, k, self.read_where, exclude_ids=left_out)
 
     def name(self, model: str, encoder: "Encoder") -> str:
-        """What results call a model: if it reads an index, with the index's version and the fusion's fingerprint."""
+        """Return the name of a model in results, with the index, its version and the fusion if it reads an index."""
         if (read := reads(encoder)) is None:
             return model
         extra = f", where {self.read_where}" if self.read_where else ""
@@ -103,7 +101,7 @@ class FusionOptions:
 
 
 def reads(encoder: "Encoder") -> dict[str, Any] | None:
-    """What an encoder reads and how; None if it reads no index."""
+    """Describe the index that an encoder reads, and how; None if it reads no index."""
     from recollect.reco.encoder import RetrievalEnhancedEncoder
 
     return encoder.description if isinstance(encoder, RetrievalEnhancedEncoder) else None

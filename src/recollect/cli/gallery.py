@@ -1,4 +1,4 @@
-"""What queries found, as a file for programs and a page of pictures for people."""
+"""Write search results as JSON or as an HTML page of pictures."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -12,13 +12,13 @@ from recollect.index import Hit, Hits, Picture
 from recollect.index.hits import MODEL
 
 GALLERY_FORMAT = 4
-"""Version of the JSON; in 4 only the notes of a query say what was not as it should be."""
+"""Version of the JSON format. Since 4, all warnings about a query are in its notes."""
 
 _SIDE = 224
 
 
 def hits_as_json(results: Sequence[Hits], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that was found."""
+    """Convert results to JSON."""
     return {
         "format": GALLERY_FORMAT,
         **about,
@@ -36,7 +36,7 @@ def hits_as_json(results: Sequence[Hits], about: Mapping[str, Any]) -> dict[str,
 
 
 def save_results(results: Sequence[Hits], about: Mapping[str, Any], path: str | Path) -> None:
-    """Write what was found to a ``.json`` file, or else to an HTML page that needs nothing else."""
+    """Write results to a ``.json`` file, or to a self-contained HTML page."""
     if Path(path).suffix == ".json":
         write_json(path, hits_as_json(results, about))
     else:
@@ -44,7 +44,7 @@ def save_results(results: Sequence[Hits], about: Mapping[str, Any], path: str | 
 
 
 def scored_parts(result: Hits) -> list[tuple[str, list[tuple[int, Hit]]]]:
-    """The ranked hits of a result in runs that one model scored, so that no list mixes two models' scores."""
+    """Split the ranked hits into runs scored by the same model, since scores of different models cannot be compared."""
     ranked = enumerate(result.hits, start=result.first_rank)
     return [(scored_by, list(run)) for scored_by, run in groupby(ranked, key=lambda pair: pair[1].scored_by)]
 
@@ -102,7 +102,7 @@ def _card(hit: Hit, rank: int, pictures: Mapping[str, str | None]) -> dict[str, 
 
 
 def thumbnail(picture: Picture, side: int = _SIDE) -> str | None:
-    """A picture as a small JPEG in a data URL; None if it cannot be opened."""
+    """Return a small JPEG of a picture as a data URL; None if the picture cannot be opened."""
     try:
         return jpeg_url(picture.open(side), side)
     except (UserError, OSError):

@@ -1,4 +1,4 @@
-"""``recollect index …``: build an index of pictures, keep it up to date, check it and export it."""
+"""``recollect index …``: build, update, check and export an index of pictures."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from recollect.core.types import Encoder, Source
     from recollect.index import Duplicates, Index, IngestOptions
 
-_SHOWN = 10
+_MAX_LISTED = 10
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class OnIndex:
     """A command on an index."""
 
     index: Annotated[str, Arg(place="INDEX")]
-    """Its folder, or milvus://host:port/collection."""
+    """Folder of the index, or milvus://host:port/collection."""
 
     def open(self, model: "Encoder | str | None" = None) -> "Index":
-        """Open it."""
+        """Open the index."""
         from recollect.index import Index
 
         return Index.open(self.index, model)
@@ -33,37 +33,37 @@ class OnIndex:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """How the samples of a source become pictures of an index."""
+    """Reading the source."""
 
     name: str = ""
-    """What the index calls the source (default: the name of its file or folder)."""
+    """Name of the source in the index (default: the name of its file or folder)."""
     split: str | None = None
     """Split of the source (default: all splits)."""
     limit: int | None = None
-    """Read only this many samples; needed for sources without an end."""
+    """Maximum number of samples to read; required for infinite sources."""
     captions: Literal["all", "first"] = "all"
-    """Captions of a sample to keep."""
+    """Captions to keep per sample."""
     pictures: Literal["source", "bytes", "path", "none"] = "source"
-    """What to store of a picture: bytes or path as the source has it, always one of them, or nothing."""
+    """What to store of each picture: its bytes, its path, whichever the source has (source), or nothing."""
     near: float | None = None
-    """Leave out pictures with at least this cosine to one in the index (RECO: 0.94)."""
+    """Skip pictures with at least this cosine to a picture in the index (RECO uses 0.94)."""
     engine: Literal["local", "ray"] = "local"
-    """Embed in this process, or on the Ray cluster named by RAY_ADDRESS (default: on this machine)."""
+    """Embed in this process, or on Ray: the cluster at RAY_ADDRESS, or this machine if not set (default: local)."""
     device: str | None = None
-    """Device to embed on (default: the best one)."""
+    """Device to embed on (default: the fastest available)."""
     template: Annotated[str | None, Arg(rare=True)] = None
-    """Make a caption of the class of a picture without captions, e.g. "a photo of a {}."."""
+    """Template for a caption from the class of pictures without captions, e.g. "a photo of a {}."."""
     broken_share: Annotated[float, Arg(rare=True)] = 0.5
-    """Share of unreadable pictures above which reading stops."""
+    """Maximum share of unreadable pictures before reading stops."""
     image_column: Annotated[str | None, Arg(rare=True)] = None
-    """Column of a table with the pictures, if it has an unusual name."""
+    """Column of the pictures in a table, if it has an unusual name."""
     caption_column: Annotated[str | None, Arg(rare=True)] = None
-    """Column of a table with the captions."""
+    """Column of the captions in a table."""
     label_column: Annotated[str | None, Arg(rare=True)] = None
-    """Column of a table with the classes."""
+    """Column of the classes in a table."""
 
     def check(self) -> None:
-        """Reject impossible values before anything is opened."""
+        """Reject invalid values before opening anything."""
         unfilled = self.template is not None and "{}" not in self.template
         refuse((unfilled, f"--template {self.template}: needs {{}} for the class name"))
         if self.near is not None:
@@ -72,7 +72,7 @@ class SourceOptions:
             check_number("--limit", self.limit, least=1)
         check_number("--broken-share", self.broken_share, least=0, most=1)
         if self.engine == "ray":
-            warn_unused(self, "device", why="with --engine ray each worker uses its best device.")
+            warn_unused(self, "device", why="with --engine ray, each worker uses its fastest device.")
 
     def open(self, source: str) -> "Source":
         """Open the source."""
@@ -82,11 +82,11 @@ class SourceOptions:
         columns = Columns(image=self.image_column, caption=self.caption_column, label=self.label_column)
         opened = open_pictures(source, self.split, columns)
         unlimited = opened.endless and self.limit is None
-        refuse((unlimited, f"{source}: is endless. Add --limit N, or write {source}?size=N."))
+        refuse((unlimited, f"{source}: is infinite. Add --limit N, or write {source}?size=N."))
         return opened
 
     def ingest(self) -> "IngestOptions":
-        """For `Index.add`."""
+        """Return the options for `Index.add`."""
         from recollect.index import IngestOptions
 
         return IngestOptions(
@@ -98,16 +98,16 @@ class SourceOptions:
 class Build:
     """Index the pictures of a source: a folder, a table, shards or a hub id.
 
-    The same command again continues a build that was interrupted, or brings the index up to date: pictures that are
-    there already are not embedded again. Identical pictures become one row, whatever their files are called.
+    Run the same command again to continue an interrupted build, or to update the index; existing pictures are not
+    embedded again. Identical pictures share one row, whatever their file names.
     """
 
     source: Annotated[str, Arg(place="SOURCE")]
-    """A folder of pictures; or a table, shards or a hub id with captions or classes."""
+    """Folder of pictures; or a table, shards or a hub id, with captions or classes."""
     out: str
-    """The index: a folder, or milvus://host:port/collection."""
+    """Index to write: a folder, or milvus://host:port/collection."""
     model: str | None = None
-    """Model to embed with: RUN/model, the folder of a checkpoint, or a hub id."""
+    """Model to embed with: RUN/model, the folder of a checkpoint, or a hub id (default: the starter)."""
     precision: Literal["float16", "float32"] = "float16"
     """Precision of the stored vectors; float16 changes a cosine by about 1e-5 and takes half the space."""
     reading: Annotated[SourceOptions, Arg(flat=True)] = field(default_factory=SourceOptions)
@@ -127,15 +127,15 @@ class Build:
 
 @dataclass(frozen=True)
 class Add(OnIndex):
-    """Add the pictures of a source to an index, or bring it up to date with a source that it has already.
+    """Add the pictures of a source to an index, or update a source that is in the index already.
 
-    The index can be used meanwhile.
+    The index can be searched meanwhile.
     """
 
     source: Annotated[str, Arg(place="SOURCE")]
-    """A folder of pictures; or a table, shards or a hub id with captions or classes."""
+    """Folder of pictures; or a table, shards or a hub id, with captions or classes."""
     model: str | None = None
-    """Model of the index (default: where it was when the index was built)."""
+    """Path or hub id of the index's model, if it has moved (default: as recorded in the index)."""
     reading: Annotated[SourceOptions, Arg(flat=True)] = field(default_factory=SourceOptions)
 
     def run(self) -> None:
@@ -148,19 +148,19 @@ class Add(OnIndex):
 
 @dataclass(frozen=True)
 class Watch(OnIndex):
-    """Keep an index up to date with a folder: new pictures are added, changed ones replaced, deleted ones dropped.
+    """Keep an index up to date with a folder: add new pictures, replace changed ones, remove deleted ones.
 
-    Stop with Ctrl-C; the next call continues. If the folder disappears or is empty, nothing is dropped.
+    Stop with Ctrl-C. If the folder disappears or is empty, nothing is removed.
     """
 
     folder: Annotated[Path, Arg(place="FOLDER")]
-    """The folder of pictures, with its subfolders."""
+    """Folder of pictures, including its subfolders."""
     model: str | None = None
-    """Model of the index (default: where it was when the index was built)."""
+    """Path or hub id of the index's model, if it has moved (default: as recorded in the index)."""
     name: str = ""
-    """What the index calls the folder (default: its own name)."""
+    """Name of the folder in the index (default: the folder's name)."""
     every: float = 2.0
-    """Polling interval in seconds; a change is read once nothing has changed between two polls."""
+    """Polling interval in seconds; changes are read once the folder is the same in two polls."""
 
     def run(self) -> None:
         """Watch until interrupted."""
@@ -177,28 +177,28 @@ class Watch(OnIndex):
 class Remove(OnIndex):
     """Show which pictures would be removed from an index; with --yes, remove them.
 
-    No file is touched. Removed pictures stay out when their source is read again; `recollect index restore` brings them
-    back. --source drops a source instead: its pictures come back when it is added again.
+    Files are not touched. Removed pictures stay removed when their source is read again; `recollect index restore`
+    restores them. A removed source (--source) comes back when it is added again.
     """
 
     ids: tuple[str, ...] = ()
-    """Pictures, by id or file."""
+    """Pictures to remove, by id or file."""
     where: Annotated[str | None, Arg(metavar="SQL")] = None
-    """Pictures that satisfy a filter, e.g. "folder = 'Norway' and taken < '2015'"."""
+    """Remove pictures that match a filter, e.g. "folder = 'Norway' and taken < '2015'"."""
     source: str | None = None
-    """A source of the index, by its name in `recollect index info`."""
+    """Source to remove, by its name in `recollect index info`."""
     yes: bool = False
     """Remove them instead of showing a preview."""
 
     def run(self) -> None:
         """Preview or remove."""
         chosen = [bool(self.ids), self.where is not None, self.source is not None]
-        refuse((sum(chosen) != 1, "name what to remove with one of --ids, --where and --source"))
+        refuse((sum(chosen) != 1, "give exactly one of --ids, --where and --source"))
         index = self.open()
         if self.source is not None:
             if self.yes:
                 gone = index.forget(self.source)
-                say(f"{self.index}: source {self.source} dropped; {gone:,} pictures are gone, {len(index):,} left")
+                say(f"{self.index}: source {self.source} removed with {gone:,} pictures; {len(index):,} left")
                 return
             sources = index.values("source")
             refuse((not any(self.source in own for own in sources), f"{self.index}: no source called {self.source!r}"))
@@ -212,10 +212,10 @@ class Remove(OnIndex):
 
 @dataclass(frozen=True)
 class Restore(OnIndex):
-    """Bring back pictures that were removed from an index: all of them, or those named by --ids."""
+    """Restore removed pictures of an index: all of them, or only --ids."""
 
     ids: tuple[str, ...] = ()
-    """Pictures, by id or file."""
+    """Pictures to restore, by id or file."""
     show: bool = False
     """Only list the removed pictures."""
 
@@ -233,13 +233,13 @@ class Restore(OnIndex):
 
 @dataclass(frozen=True)
 class Info(OnIndex):
-    """Show what an index holds: pictures, sources, columns for filters, model, and measured recall."""
+    """Show the contents of an index: pictures, sources, columns for filters, model and measured recall."""
 
     out: Path | None = None
-    """JSON file for the same."""
+    """Also write the information to this JSON file."""
 
     def run(self) -> None:
-        """Print."""
+        """Print, and write to --out."""
         from rich.table import Table
 
         from recollect.core.progress import output, printable
@@ -252,12 +252,12 @@ class Info(OnIndex):
             places = ", ".join(info.places.get(source, ()))
             rows.append((f"  from {source or 'no source'}", f"{count:,}" + (f" ({places})" if places else "")))
         if info.removed:
-            rows.append(("removed", f"{info.removed:,} (`recollect index restore` brings them back)"))
+            rows.append(("removed", f"{info.removed:,} (`recollect index restore` restores them)"))
         rows.append(("columns", ", ".join(info.columns)))
-        rows.append(("vectors", f"{info.record.width} numbers, {info.record.precision}"))
+        rows.append(("vectors", f"{info.record.width} dimensions, {info.record.precision}"))
         rows.append(("model", f"{info.record.model_name} ({info.record.model})"))
         if info.record.prefix:
-            rows.append(("texts are read", f"as {info.record.prefix}s"))
+            rows.append(("text prefix", info.record.prefix))
         rows.append(("version", str(info.version)))
         table = Table(show_header=False)
         for row in rows:
@@ -271,40 +271,40 @@ class Info(OnIndex):
 
 @dataclass(frozen=True)
 class Verify(OnIndex):
-    """Read every file of an index and compare it with its checksum; status 2 if anything is damaged."""
+    """Check every file of an index against its checksum; exit status 2 if any file is damaged."""
 
     def run(self) -> None:
-        """Print every damage."""
+        """Print damaged files."""
         from recollect.index import Index
 
         damaged = Index.examine(self.index)
-        for line in damaged[: 2 * _SHOWN]:
+        for line in damaged[: 2 * _MAX_LISTED]:
             say(line)
-        advice = "Delete damaged caches, they are rebuilt; restore other files from a copy, or rebuild the index."
+        advice = "Delete damaged caches (they are rebuilt); restore other files from a copy, or rebuild the index."
         refuse((damaged, f"{self.index}: {counted(len(damaged), 'damaged file')}. {advice}"))
-        say(f"{self.index}: nothing is damaged")
+        say(f"{self.index}: no damaged files")
 
 
 @dataclass(frozen=True)
 class FindDuplicates(OnIndex):
-    """Find identical files, near-identical pictures and similar pictures; with --remove --yes, remove near-identical.
+    """Find identical files, near-identical pictures and similar pictures, and optionally remove near-identical ones.
 
-    Near-identical pictures show the same shot, encoded again, resized, in gray or slightly cropped: decided by pixels,
-    each compared with the one that stays. Similar pictures are found by embedding and never removed. No file is
-    touched, and `recollect index restore` brings removed pictures back.
+    Near-identical pictures are the same shot re-encoded, resized, converted to gray or slightly cropped; the pixels of
+    each are compared with the picture that is kept. Similar pictures are found by embedding and never removed. Files
+    are not touched, and `recollect index restore` restores removed pictures.
     """
 
     threshold: float = 0.94
-    """Cosine from which two pictures are similar."""
+    """Minimum cosine of similar pictures."""
     remove: bool = False
-    """Show what would be removed: all but the first picture of each near-identical group."""
+    """Show which pictures would be removed: all but the first of each near-identical group."""
     yes: bool = False
     """With --remove: remove them."""
     out: Path | None = None
     """JSON file for all groups."""
 
     def run(self) -> None:
-        """Find, print, and remove where asked."""
+        """Find and print duplicates, and remove them if requested."""
         if not self.remove:
             warn_unused(self, "yes", why="it confirms --remove.")
         check_writable(self.out, "--out", "new file")
@@ -325,13 +325,10 @@ class FindDuplicates(OnIndex):
 
 @dataclass(frozen=True)
 class ExportIndex(OnIndex):
-    """Write an index to one file: .parquet with vectors, .csv, or .json.
-
-    The .json file has the format of COCO.
-    """
+    """Write an index to a file: .parquet (with vectors), .csv, or .json in COCO format."""
 
     out: Path
-    """File that ends in .parquet, .csv or .json."""
+    """Output file, ending in .parquet, .csv or .json."""
     coco: Literal["captions", "labels"] = "captions"
     """Annotations of a .json file."""
 
@@ -341,20 +338,20 @@ class ExportIndex(OnIndex):
 
         check_writable(self.out, "--out", "new file")
         if self.out.suffix != ".json":
-            warn_unused(self, "coco", why="it is for .json files.")
+            warn_unused(self, "coco", why="only used for .json files.")
         count = export_index(self.open(), self.out, self.coco)
         say(f"{counted(count, 'picture')}: {self.out}")
 
 
 @dataclass(frozen=True)
 class Accelerate(OnIndex):
-    """Make searches of a large index fast (faiss), and print the recall measured on the index's own pictures.
+    """Speed up searches of a large index with faiss, and print the recall measured on the index's own pictures.
 
-    Pictures that are added later are included. Searches with filters or exclusions stay exact.
+    Pictures added later are included. Searches with filters or exclusions remain exact.
     """
 
     recall: float = 0.999
-    """Share of the ten nearest pictures to find."""
+    """Target recall of the ten nearest pictures."""
     out: Path | None = None
     """JSON file for the measurements."""
 
@@ -364,26 +361,26 @@ class Accelerate(OnIndex):
 
         check_writable(self.out, "--out", "new file")
         index = self.open()
-        made = index.accelerate(self.recall)
-        refuse((not made, f"{self.index}: {len(index):,} pictures are too few to need an accelerator"))
-        output().print(_accelerator_table(made))
-        for each in made:
+        accelerators = index.accelerate(self.recall)
+        refuse((not accelerators, f"{self.index}: {len(index):,} pictures are too few to need an accelerator"))
+        output().print(_accelerator_table(accelerators))
+        for each in accelerators:
             if each.recall < self.recall:
-                line = f"{each.by}: recall {each.recall:.4f} is below {self.recall:g}; use --exact where that matters"
+                line = f"{each.by}: recall {each.recall:.4f} is below {self.recall:g}; search with --exact if needed"
                 say(line, "yellow")
         if self.out is not None:
-            write_json(self.out, [asdict(each) for each in made])
+            write_json(self.out, [asdict(each) for each in accelerators])
 
 
 @dataclass(frozen=True)
 class Compact(OnIndex):
-    """Join the small files of many additions, and free the space of deleted rows and old versions."""
+    """Merge small files, and free the space of deleted rows and old versions."""
 
     keep_days: float = 1.0
-    """Keep versions younger than this many days, for processes that still read them; 0 keeps only the newest."""
+    """Keep versions newer than this many days for processes that still read them; 0 keeps only the current version."""
 
     def run(self) -> None:
-        """Compact, and print what was freed."""
+        """Compact, and print the space freed."""
         freed = self.open().compact(self.keep_days)
         refuse((freed is None, f"{self.index}: Milvus compacts its collections itself"))
         assert freed is not None
@@ -396,13 +393,13 @@ def remove_pictures(index: "Index", ids: list[str], yes: bool) -> None:
     share = f"{len(ids):,} of {total:,} pictures ({len(ids) / max(1, total):.1%})"
     if not yes:
         say(f"{share} would be removed{' (add --yes to remove them)' if ids else ''}")
-        for each in index.pictures(ids[:_SHOWN]):
+        for each in index.pictures(ids[:_MAX_LISTED]):
             say(f"  {each.path or each.id}")
-        if len(ids) > _SHOWN:
+        if len(ids) > _MAX_LISTED:
             say("  …")
         return
     removed = index.remove(ids) if ids else 0
-    say(f"{share} removed, {total - removed:,} left. `recollect index restore {index.address}` brings them back.")
+    say(f"{share} removed, {total - removed:,} left. To restore them: `recollect index restore {index.address}`")
 
 
 def _print_duplicates(index: "Index", found: "Duplicates") -> dict[str, str]:
@@ -410,27 +407,27 @@ def _print_duplicates(index: "Index", found: "Duplicates") -> dict[str, str]:
     paths = {each.id: str(each.path or each.id) for each in index.pictures(ids)} if ids else {}
     levels = {
         "identical files (one picture of the index)": tuple(found.identical.values()),
-        "near-identical pictures (encoded again, resized, gray or slightly cropped)": found.near_identical,
+        "near-identical pictures (re-encoded, resized, gray or slightly cropped)": found.near_identical,
         "similar pictures (never removed)": found.similar,
     }
     for level, groups in levels.items():
         say(f"{level}: {counted(len(groups), 'group')}")
-        for group in groups[:_SHOWN]:
+        for group in groups[:_MAX_LISTED]:
             say("  " + "  ".join(paths.get(each, each) for each in group))
-        if len(groups) > _SHOWN:
-            say(f"  … and {len(groups) - _SHOWN:,} more (--out FILE.json has all)")
+        if len(groups) > _MAX_LISTED:
+            say(f"  … and {len(groups) - _MAX_LISTED:,} more (--out FILE.json lists all)")
     if found.unread:
-        say(f"{counted(found.unread, 'picture')} could not be read and compared by pixels")
+        say(f"{counted(found.unread, 'picture')} could not be read, so their pixels were not compared")
     for sentence in found.skipped:
         say(sentence)
     return paths
 
 
-def _accelerator_table(made: Any) -> Any:
+def _accelerator_table(accelerators: Any) -> Any:
     from rich.table import Table
 
-    table = Table("vectors", "recall@10", "cells read", "one look-up, exact", "accelerated", "measured at")
-    for each in made:
+    table = Table("vectors", "recall@10", "cells read", "time per lookup, exact", "accelerated", "measured with")
+    for each in accelerators:
         table.add_row(
             f"{each.by}s", f"{each.recall:.4f}", f"{each.probes:,} of {each.cells:,}",
             f"{each.exact_milliseconds:.2f} ms", f"{each.milliseconds:.2f} ms", f"{each.rows:,} vectors",

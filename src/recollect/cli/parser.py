@@ -1,7 +1,7 @@
-"""Commands from dataclasses: parsing, help, settings files, and warnings about options without effect.
+"""Command-line parsing from dataclasses: options, help, settings files, and warnings about options without effect.
 
-A command is a frozen dataclass with a docstring, a field for each option and a method ``run``. The file that defines it
-imports nothing heavy at its top, so that help and completion are fast; ``run`` imports what it needs.
+A command is a frozen dataclass with a docstring, one field per option and a method ``run``. To keep help and completion
+fast, its module imports nothing heavy at the top; ``run`` imports what it needs.
 """
 
 import argparse
@@ -28,13 +28,13 @@ _T = TypeVar("_T")
 
 
 def named(place: str) -> Any:
-    """What ``module:name`` names; the module is imported now."""
+    """Import and return the object at ``module:name``."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
 
 
 def run_by(place: str) -> Callable[[Any], None]:
-    """The method ``run`` of a command: it imports the module of ``module:name`` and calls that with the command."""
+    """Return a ``run`` method that imports ``module:name`` and calls it with the command."""
 
     def run(command: Any) -> None:
         named(place)(command)
@@ -48,17 +48,16 @@ MAX_WIDTH = 100
 
 @dataclass(frozen=True)
 class Arg:
-    """How a field appears on the command line: ``size: Annotated[int, Arg(rare=True)] = 3``.
+    """Command-line settings of a field: ``size: Annotated[int, Arg(rare=True)] = 3``.
 
     Attributes:
-        place: name in help of an argument that is given by position, e.g. ``MODEL``.
-        name: of the option, without ``--``; by default the field's, with hyphens.
-        metavar: how help calls the value.
-        rare: leave it out of ``--help``. It is set in the file of ``--config``, which ``--print-config`` prints, or as
-            any other option.
-        flat: of a field that holds a dataclass: its options have no prefix.
-        shown: of a field that holds a dataclass: its only options in ``--help``, by their dotted path, with the name
-            each has on the command line; all others are rare.
+        place: placeholder of a positional argument in the help, e.g. ``MODEL``.
+        name: name of the option, without ``--`` (default: the field's name with hyphens).
+        metavar: placeholder of the value in the help.
+        rare: hide the option from ``--help``; it still works, and is part of ``--config`` and ``--print-config``.
+        flat: for nested dataclasses: options have no prefix.
+        shown: for nested dataclasses: the only options in ``--help``, as dotted paths with their names on the command
+            line; all others are rare.
     """
 
     place: str | None = None
@@ -74,16 +73,16 @@ class Option:
     """One option or positional argument of a command.
 
     Attributes:
-        path: of field names from the command down to the option's.
-        name: on the command line, without ``--``.
-        kind: type of its value, without None.
+        path: field names from the command to the option.
+        name: name on the command line, without ``--``.
+        kind: type of the value, without None.
         optional: whether the value may be None.
-        default: `dataclasses.MISSING` where a value is required.
-        help: what the option does.
-        group: title of its part of the help.
-        arg: as declared.
-        rare: whether it is left out of ``--help``.
-        alias: its dotted name, where help lists it under a shorter one.
+        default: default value; `dataclasses.MISSING` if a value is required.
+        help: help text.
+        group: title of its section in the help.
+        arg: declared settings.
+        rare: whether it is hidden from ``--help``.
+        alias: dotted name, if the help lists a shorter one.
     """
 
     path: OptionPath
@@ -99,12 +98,12 @@ class Option:
 
     @property
     def key(self) -> str:
-        """Its dotted name in a settings file."""
+        """Dotted name in a settings file."""
         return (self.alias or self.name).replace("-", "_")
 
     @property
     def switch(self) -> bool:
-        """Whether it is on or off."""
+        """Whether it is an on/off option."""
         return self.kind is bool or is_dataclass(self.kind)
 
     @property
@@ -119,7 +118,7 @@ class Option:
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """All valid values, where they are few."""
+        """All valid values of a `Literal`; else empty."""
         return get_args(self.element) if get_origin(self.element) is Literal else ()
 
     @property
@@ -129,7 +128,7 @@ class Option:
 
     @property
     def metavar(self) -> str:
-        """How help calls its value."""
+        """Placeholder of the value in the help."""
         if self.arg.metavar or self.choices:
             return self.arg.metavar or f"{{{','.join(map(str, self.choices))}}}"
         kinds: dict[Any, str] = {int: "N", float: "X", Path: "PATH"}
@@ -137,7 +136,7 @@ class Option:
 
     @property
     def help_text(self) -> str:
-        """What help says about it, with the default."""
+        """Help text with the default."""
         text, value = self.help, self.default
         if value not in (None, MISSING, (), "", True, False) and not self.arg.place and "default" not in text:
             shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -145,10 +144,10 @@ class Option:
         return text.replace("%", "%%")
 
     def read(self, word: str) -> Any:
-        """The value that a word stands for.
+        """Convert a word of the command line to a value.
 
         Raises:
-            ArgumentTypeError: it is no such value.
+            ArgumentTypeError: the word is not a valid value.
         """
         if self.optional and word == "None":
             return _NONE
@@ -178,21 +177,21 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message}. `{self.prog} --help` lists the options.")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        print(end="", flush=True)  # help, whose reader may have gone
+        print(end="", flush=True)  # report a closed pipe here
         sys.exit(status)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """`Option.read` checks choices; here they are for completion only."""
+        """Do nothing: `Option.read` checks choices; argparse needs them only for completion."""
 
 
 class _Once(argparse.Action):
-    """Store a value; an option of several values collects those of every mention, any other is given once."""
+    """Store a value that may be given only once, or append to an option with several values."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
-        given = getattr(namespace, self.dest, None)
-        if given is not None and not isinstance(values, list):
+        previous = getattr(namespace, self.dest, None)
+        if previous is not None and not isinstance(values, list):
             raise argparse.ArgumentError(self, "given twice")
-        setattr(namespace, self.dest, [*(given or []), *values] if isinstance(values, list) else values)
+        setattr(namespace, self.dest, [*(previous or []), *values] if isinstance(values, list) else values)
 
 
 class _Help(argparse.HelpFormatter):
@@ -209,17 +208,17 @@ class _Help(argparse.HelpFormatter):
 
 
 def parse(kind: type[_T], words: Sequence[str], prog: str, default: _T | None = None) -> _T:
-    """The command ``kind`` with the options that ``words`` set.
+    """Parse a command line into an instance of ``kind``.
 
     Args:
-        kind: a dataclass.
-        words: the command line behind the command's name.
+        kind: dataclass of the command.
+        words: arguments after the command's name.
         prog: the command as a user types it.
-        default: values of the options that ``words`` do not set; the dataclass's own by default.
+        default: instance that provides the values of options not given (default: the fields' own defaults).
 
     Raises:
-        UserError: an unknown, repeated or missing option, or a wrong value.
-        SystemExit: help or the settings were asked for, and printed.
+        UserError: an option is unknown, repeated or missing, or a value is invalid.
+        SystemExit: help or settings were requested and printed.
     """
     known, values = list(options_of(kind, default)), dict[OptionPath, Any]()
     with_config = any(option.rare for option in known)
@@ -227,10 +226,10 @@ def parse(kind: type[_T], words: Sequence[str], prog: str, default: _T | None = 
         values = _values_in(Path(file), known)
         known = [replace(each, default=values[each.path]) if each.path in values else each for each in known]
     parser = build_parser(kind, prog, known)
-    words = [_spelled(word, parser) for word in words]
+    words = [_normalized(word, parser) for word in words]
     if print_config := with_config and "--print-config" in words:
         for action in parser._actions:
-            action.required = False  # so that only what was typed counts
+            action.required = False
     given = vars(parser.parse_intermixed_args(words))
     for option in known:
         if option.name in given:
@@ -244,7 +243,7 @@ def parse(kind: type[_T], words: Sequence[str], prog: str, default: _T | None = 
 
 
 def script_options(kind: type[_T]) -> _T:
-    """The options of a script from its command line; a wrong one ends it with one line and status 2."""
+    """Parse the command line of a script; on invalid options, print one line and exit with status 2."""
     try:
         return parse(kind, sys.argv[1:], Path(sys.argv[0]).name)
     except UserError as error:
@@ -253,7 +252,7 @@ def script_options(kind: type[_T]) -> _T:
 
 
 def build_parser(kind: type[Any], prog: str, known: Sequence[Option] | None = None) -> argparse.ArgumentParser:
-    """An `argparse` parser of the options of ``kind``."""
+    """Build an `argparse` parser for the options of ``kind``."""
     known = list(options_of(kind)) if known is None else known
     places = [f"{each.arg.place} ..." if each.many else str(each.arg.place) for each in known if each.arg.place]
     required = [each.required for each in known if each.arg.place]
@@ -277,7 +276,7 @@ def build_parser(kind: type[Any], prog: str, known: Sequence[Option] | None = No
     more = groups.get("options") or parser.add_argument_group("options")
     if any(option.rare for option in known):
         more.add_argument("--config", metavar="FILE", action=_Once, help="Read options from a file: " + _CONFIG)
-        text = "Print all options, also those not listed here, with their help."
+        text = "Print all options and their help, including those not listed here."
         more.add_argument("--print-config", action="store_true", help=text)
     more.add_argument("-h", "--help", action="help", help="Show this help.")
     return parser
@@ -307,14 +306,14 @@ def _add(group: Any, option: Option) -> None:
         group.add_argument(f"--{option.alias}", **settings | {"help": argparse.SUPPRESS})
 
 
-def _spelled(word: str, parser: argparse.ArgumentParser) -> str:
-    """The word, if it is no option, or an option that the parser knows; ``--batch_size`` is ``--batch-size``.
+def _normalized(word: str, parser: argparse.ArgumentParser) -> str:
+    """Normalize an option (``--batch_size`` to ``--batch-size``, ``~/`` in its value); return other words unchanged.
 
     Raises:
         UserError: no such option.
     """
     name, equals, value = word.partition("=")
-    if name.startswith("--") and value.startswith("~/"):  # shells do this only where a word begins
+    if name.startswith("--") and value.startswith("~/"):  # shells expand ~ only at the start of a word
         word = f"{name}={expanduser(value)}"
         value = expanduser(value)
     known = parser._option_string_actions
@@ -323,14 +322,14 @@ def _spelled(word: str, parser: argparse.ArgumentParser) -> str:
     if (hyphens := name.replace("_", "-")) in known:
         return hyphens + equals + value
     listed = [each for each in known if known[each].help is not argparse.SUPPRESS]
-    begun = [each for each in known if each.startswith(name)]
-    near = begun or get_close_matches(name, listed, 1) or get_close_matches(name, known, 1)
+    completed = [each for each in known if each.startswith(name)]
+    near = completed or get_close_matches(name, listed, 1) or get_close_matches(name, known, 1)
     guess = f"Did you mean {near[0]}?" if near else f"`{parser.prog} --help` lists the options."
     raise UserError(f"{name}: no such option of `{parser.prog}`. {guess}")
 
 
 def value_of(option: str, words: Sequence[str]) -> str | None:
-    """The value of an option, before the words are parsed."""
+    """Return the value of an option before parsing; None if it is not given."""
     for word, following in pairwise([*words, ""]):
         if word.startswith(f"{option}=") or (word == option and following):
             return word.partition("=")[2] or following
@@ -341,13 +340,13 @@ def value_of(option: str, words: Sequence[str]) -> str | None:
 
 
 def warn_unused(options: Any, *names: str, why: str, prefix: str = "") -> None:
-    """Warn in one line of each option among ``names`` that is not at its default, and has no effect.
+    """Warn, in one line each, that options not at their default have no effect.
 
     Args:
-        options: a dataclass of options.
-        names: of its fields; all of them by default.
-        why: behind "has no effect:".
-        prefix: of the options on the command line, e.g. ``episode.``.
+        options: dataclass of options.
+        names: fields to check; all by default.
+        why: reason, printed after "has no effect:".
+        prefix: prefix of the options on the command line, e.g. ``episode.``.
     """
     for each in fields(options):
         if (not names or each.name in names) and getattr(options, each.name) != default_of(each):
@@ -355,14 +354,14 @@ def warn_unused(options: Any, *names: str, why: str, prefix: str = "") -> None:
 
 
 def say(text: str, style: str | None = None) -> None:
-    """One line on standard output, in which names of files and classes are taken literally."""
+    """Print a line to standard output, with file and class names taken literally."""
     from recollect.core.progress import output, printable
 
     output().print(printable(text), style=style, highlight=False, soft_wrap=True)
 
 
 def warn(text: str) -> None:
-    """One line on standard error."""
+    """Print a warning line to standard error."""
     from recollect.core.progress import console
 
     console.print(f"warning: {text}", style="yellow", highlight=False, soft_wrap=True)
@@ -371,25 +370,25 @@ def warn(text: str) -> None:
 # ---------------------------------------------------------------- settings files
 
 
-_GONE = frozenset({"model.dropout"})
-"""Options that recipes of earlier versions list, unset."""
+_REMOVED = frozenset({"model.dropout"})
+"""Removed options that recipes of earlier versions contain as null."""
 
 
 def _values_in(file: Path, known: Sequence[Option]) -> dict[OptionPath, Any]:
-    """The values of options in a settings file, checked.
+    """Read and check the options in a settings file.
 
     Raises:
-        UserError: the file cannot be read, an unknown option, or a value of the wrong type.
+        UserError: the file cannot be read, an option is unknown, or a value has the wrong type.
     """
     options, values = {option.key: option for option in known}, {}
     for key, value in _dotted(read_options_file(file)):
         option = options.get(key)
-        if key in _GONE and value is None:
+        if key in _REMOVED and value is None:
             continue
         if option is None:
             near = get_close_matches(key, options, 1)
-            guess = f"Did you mean {near[0]}?" if near else "Was it written by another command or version?"
-            raise UserError(f"{file}: there is no option {key}. {guess}")
+            guess = f"Did you mean {near[0]}?" if near else "The file may be from another command or version."
+            raise UserError(f"{file}: no such option: {key}. {guess}")
         if is_dataclass(option.kind):
             values[option.path] = value is not None
         else:
@@ -398,16 +397,16 @@ def _values_in(file: Path, known: Sequence[Option]) -> dict[OptionPath, Any]:
     return values
 
 
-def _dotted(held: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in held.items():
+def _dotted(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in options.items():
         if isinstance(value, Mapping) and value:
-            yield from _dotted(value, f"{above}{name}.")
+            yield from _dotted(value, f"{prefix}{name}.")
         else:
-            yield f"{above}{name}", value
+            yield f"{prefix}{name}", value
 
 
 def settings_text(known: Sequence[Option], values: Mapping[OptionPath, Any] | None = None) -> str:
-    """All named options as TOML with their help, as ``--config`` reads it; options without a value are comments."""
+    """Format all options as TOML with their help, for ``--config``; options without a value are commented out."""
     values, lines, table = values or {}, [], ""
     switches = [each for each in known if is_dataclass(each.kind)]
     off = [each.path for each in switches if not (each.default or any(_within(key, each.path) for key in values))]
@@ -438,13 +437,13 @@ def _toml(value: Any) -> str:
 
 
 def options_of(kind: type[Any], default: Any = None, above: Option | None = None, prefix: str = "") -> Iterator[Option]:
-    """Every option of a command, in the order of its fields.
+    """Yield all options of a command, in the order of its fields.
 
     Args:
-        kind: a dataclass.
-        default: values of the options; the dataclass's own by default.
-        above: the option that holds ``kind``, if it is not the command itself.
-        prefix: of the options' names.
+        kind: dataclass of the command, or nested in it.
+        default: instance that provides the defaults (default: the fields' own defaults).
+        above: option whose value is ``kind``, if nested.
+        prefix: prefix of the option names.
     """
     hints, docs = get_type_hints(kind, include_extras=True), field_docs(kind)
     path, group, rare = (above.path, above.group, above.rare) if above else ((), "options", False)
@@ -464,7 +463,7 @@ def options_of(kind: type[Any], default: Any = None, above: Option | None = None
             yield option
             continue
         assert isinstance(bare, type)
-        if optional:  # None until it is switched on, or one of its options is given
+        if optional:  # None until it is switched on or one of its options is given
             yield replace(option, default=usual is not None, rare=True)
         inner = option
         if own.flat and own.shown is None:
@@ -476,7 +475,7 @@ def options_of(kind: type[Any], default: Any = None, above: Option | None = None
 
 
 def _shown(options: Sequence[Option], path: OptionPath, shown: Mapping[str, str]) -> Iterator[Option]:
-    """The options in ``shown`` in its order, under the names it gives; then the others, rare."""
+    """Yield the options in ``shown`` under their short names, then all others as rare."""
     dotted = {".".join(option.path[len(path) :]): option for option in options}
     for name, short in shown.items():
         option = dotted.pop(name)

@@ -1,4 +1,4 @@
-"""``recollect search``: pictures of an index by words, by pictures, or by both."""
+"""``recollect search``: search an index by words, by pictures, or by both."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Search(OnIndex):
-    """Find pictures of an index by words, by pictures, or by both.
+    """Search the pictures of an index by words, by pictures, or by both.
 
     recollect search INDEX 'a red boat' --where "folder = 'Norway'"
 
@@ -27,34 +27,34 @@ class Search(OnIndex):
     query: Annotated[tuple[str, ...], Arg(place="QUERY")] = ()
     """One or more queries, each in quotes."""
     image: tuple[Path, ...] = ()
-    """Pictures that are added to every query, or that are the query."""
+    """Pictures to add to every query, or to search for if there is no query."""
     minus: tuple[str, ...] = ()
-    """Words that are subtracted from every query."""
+    """Words to subtract from every query."""
     where: Annotated[str | None, Arg(metavar="SQL")] = None
-    """Search only pictures that satisfy a filter, e.g. "folder = 'Norway' and taken >= '2020'"."""
+    """Search only pictures that match a filter, e.g. "folder = 'Norway' and taken >= '2020'"."""
     k: int = 20
-    """Pictures of a page, for each query."""
+    """Results per page and query."""
     page: int = 1
-    """2 for the next k pictures, and so on."""
+    """Page of results."""
     min_score: Annotated[str | None, Arg(metavar="SCORE")] = None
-    """Leave out pictures with a lower cosine; `learned` takes what nine of ten captions of the index give their own
-    picture, for searches by words."""
+    """Minimum cosine of results; for searches by words, `learned` uses the value that nine of ten captions in the index
+    reach with their own picture."""
     among: Literal["images", "captions"] = "images"
-    """Compare queries with the pictures, or with their captions."""
+    """Search the pictures, or their captions."""
     adapt: bool = False
-    """Adapt the model to each query and rank its first pictures again (EFSA); needs captions."""
+    """Adapt the model to each query and rerank its top results (EFSA); needs captions."""
     normalize: bool = False
-    """Subtract from each score what the picture gets from any query, so that no picture is found by everything."""
+    """Subtract each picture's typical score over many queries, so pictures that match everything rank lower."""
     exact: bool = False
-    """Compare with every picture, even if the index is accelerated."""
+    """Search exactly, even if the index is accelerated."""
     out: Path | None = None
-    """A .json file, or an .html gallery."""
+    """Write the results to a .json file or an .html gallery."""
     queries: Path | None = None
-    """A text file of further queries, one per line."""
+    """Text file of additional queries, one per line."""
     model: str | None = None
-    """Model of the index (default: where it was when the index was built)."""
+    """Path or hub id of the index's model, if it has moved (default: as recorded in the index)."""
     device: str | None = None
-    """Device to embed on (default: the best one)."""
+    """Device to embed on (default: the fastest available)."""
     image_weight: Annotated[float, Arg(rare=True)] = 1.0
     """Weight of each --image (words have weight 1)."""
     minus_weight: Annotated[float, Arg(rare=True)] = 1.0
@@ -98,37 +98,37 @@ class Search(OnIndex):
         check_number("--page", self.page, least=1)
         check_number("--image-weight", self.image_weight, above=0)
         check_number("--minus-weight", self.minus_weight, above=0)
-        self._least_score()
+        self._fixed_min_score()
         out, captions = self.out, self.among == "captions"
         refuse(
             (out is not None and out.suffix not in (".json", ".html"),
-             f"--out {out}: results are written as .json or .html. Name a file that ends so."),
+             f"--out {out}: name a file that ends in .json or .html."),
             (self.adapt and (self.normalize or captions),
              "--adapt: cannot be combined with --normalize or --among captions. Remove one."),
             (self.normalize and captions,
-             "--normalize: is for searches among images. Remove it, or --among captions."),
+             "--normalize: cannot be combined with --among captions. Remove one."),
         )  # fmt: skip
         if not self.image:
             warn_unused(self, "image_weight", why="there is no --image.")
         if not self.minus:
             warn_unused(self, "minus_weight", why="there is no --minus.")
         if not self.adapt:
-            warn_unused(self, "episode", why="it is for --adapt.")
+            warn_unused(self, "episode", why="only used with --adapt.")
 
-    def _least_score(self) -> float | None:
-        """The lowest cosine; None for any, or where it is learned."""
+    def _fixed_min_score(self) -> float | None:
+        """Return --min-score as a number; None if it is not given or `learned`."""
         if self.min_score in (None, "learned"):
             other = self.normalize or self.among == "captions"
-            message = "--min-score learned: is for cosines of pictures with words. Name a score instead."
+            message = "--min-score learned: only for plain searches of pictures by words. Give a score instead."
             refuse((self.min_score is not None and other, message))
             return None
-        with user_errors(f"--min-score {self.min_score}: a number or `learned`", ValueError):
+        with user_errors(f"--min-score {self.min_score}: must be a number or `learned`", ValueError):
             score = float(self.min_score)
         return check_number("--min-score", score, least=-1, most=1)
 
     def _cut(self, index: "Index") -> "float | CutOff | None":
         if self.min_score != "learned":
-            return self._least_score()
+            return self._fixed_min_score()
         learned = index.cut_off()
         say(f"cut-off: {learned}")
         return learned
@@ -139,10 +139,10 @@ class Search(OnIndex):
 
         texts = list(self.query)
         if self.queries is not None:
-            texts += read_text(self.queries, "file of queries, one a line").splitlines()
-        none = "no query was given. Write it in quotes after the index, or name a picture with --image."
+            texts += read_text(self.queries, "file of queries, one per line").splitlines()
+        none = "missing: QUERY. Write it in quotes after the index, or give a picture with --image."
         empty = bool(texts) and not any(text.strip() for text in texts)
-        refuse((not texts and not self.image, none), (empty, "every query is empty. Say what to look for."))
+        refuse((not texts and not self.image, none), (empty, "all queries are empty. Write what to search for."))
         queries = [Query.words(text) for text in texts]
         added = [self.image_weight * Query.picture(path) for path in self.image]
         added += [-self.minus_weight * Query.words(words) for words in self.minus]
@@ -159,7 +159,7 @@ class Search(OnIndex):
 
 
 def print_results(results: "list[Hits]") -> None:
-    """Print what was found: a table for each run of hits that one model scored."""
+    """Print a table for each run of hits scored by the same model."""
     from rich.table import Table
 
     from recollect.cli.gallery import scored_parts
@@ -183,7 +183,6 @@ def print_results(results: "list[Hits]") -> None:
                 )  # fmt: skip
             console.print(table)
         if not result:
-            ended = f"the list ends before rank {result.first_rank:,}" if result.first_rank > 1 else "nothing found"
-            say(f"  {ended}")
+            say(f"  no results from rank {result.first_rank:,} on" if result.first_rank > 1 else "  no results")
         for note in result.notes:
             say(f"  {note}", "yellow")

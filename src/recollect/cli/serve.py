@@ -1,4 +1,4 @@
-"""``recollect serve``: an index in the browser."""
+"""``recollect serve``: search, browse and label pictures in the browser."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,26 +9,25 @@ from recollect.cli.parser import Arg
 
 @dataclass(frozen=True)
 class Serve:
-    """Open a folder of pictures, or an index, in the browser: search, browse, label pictures.
+    """Open a folder of pictures or an index in the browser, to search, browse and label pictures.
 
-    A folder of pictures is indexed while its page is open; pictures that are indexed already can be searched. Its index
-    is kept in your data directory, so that the same folder opens at once the next time, and it follows changes of the
-    folder.
+    A folder is indexed in the background, and the pictures indexed so far can be searched. The index is saved in your
+    data directory, so the folder opens immediately the next time, and it is updated when the folder changes.
 
-    Everything stays on this machine: nothing is fetched from elsewhere, and nothing is sent anywhere. Labels are saved
-    with every click.
+    Everything stays on this machine: the page loads nothing from the internet and sends nothing to it. Every label is
+    saved immediately.
     """
 
     index: Annotated[str, Arg(place="FOLDER|INDEX")]
-    """A folder of pictures, an index's folder, or milvus://host:port/collection."""
+    """Folder of pictures, folder of an index, or milvus://host:port/collection."""
     model: str | None = None
-    """Model to embed with (default: the one the index was built with; for a new folder the small one of recollect)."""
+    """Model to embed with (default: the model of the index, or the starter for a new folder)."""
     host: str = "127.0.0.1"
-    """Address to listen on; beyond this machine only with --token."""
+    """Address to listen on; any address that other machines can reach requires --token."""
     port: int = 8517
-    """Port to listen on; 0 takes any free port."""
+    """Port to listen on; 0 chooses a free port."""
     token: str | None = None
-    """A secret of at least 16 letters and digits that a browser must know; needed when others can reach the page."""
+    """Secret that browsers must send, at least 16 letters and digits; required if other machines can reach the page."""
     labels: Path | None = None
     """File for labels (default: INDEX/annotations.sqlite)."""
     out: Path | None = None
@@ -40,7 +39,7 @@ class Serve:
         """Serve until interrupted."""
         from recollect.web.folder import pictures_in
 
-        pictures_in(self.index)  # reports a wrong place before what takes seconds to import
+        pictures_in(self.index)  # reports a wrong path before the slow import
         from recollect.web import serve
 
         serve(self.index, self.model, host=self.host, port=self.port, token=self.token, labels=self.labels,

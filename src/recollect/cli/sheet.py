@@ -1,4 +1,4 @@
-"""Writes predictions as CSV, JSON and an HTML page."""
+"""Write predictions as CSV, JSON and an HTML page."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ SHEET_COLUMNS = (
 
 
 def save_csv(found: Classification, path: str | Path) -> None:
-    """One line per image: prediction, confidence, runner-up, possible classes, nearest example."""
+    """Write one line per image: prediction, confidence, runner-up, possible classes, nearest example."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(SHEET_COLUMNS)
@@ -35,7 +35,7 @@ def save_csv(found: Classification, path: str | Path) -> None:
 
 
 def save_json(found: Classification, path: str | Path, about: Mapping[str, Any]) -> None:
-    """Predictions with all neighbors; ``about`` describes model, method and measured accuracy."""
+    """Write predictions with all neighbors; ``about`` describes model, method and measured accuracy."""
     predictions = [
         {
             **asdict(item),
@@ -50,7 +50,7 @@ def save_json(found: Classification, path: str | Path, about: Mapping[str, Any])
 
 
 def _thumbnail(file: Path, size: int) -> str:
-    """The picture as a small JPEG data URL; empty if it cannot be read."""
+    """Return a small JPEG of a picture as a data URL; an empty URL if the picture cannot be read."""
     try:
         return jpeg_url(decode(file, str(file), needed=size), size)
     except BrokenImageError:  # an example of a saved classifier may have moved
@@ -58,10 +58,10 @@ def _thumbnail(file: Path, size: int) -> str:
 
 
 def save_sheet(found: Classification, path: str | Path, summary: str, folder: Path | None = None) -> None:
-    """An HTML page of pictures with their nearest examples, most doubtful first.
+    """Write an HTML page of pictures with their nearest examples, least certain first.
 
     Args:
-        folder: file names are shown relative to it.
+        folder: folder to show file names relative to.
     """
     small: Callable[[Path], str] = cache(lambda file: _thumbnail(file, 96))
     groups = {name: index for index, name in enumerate((NONE_OF_THESE, *found.class_names))}

@@ -1,4 +1,4 @@
-"""``recollect train``: train or post-train a dual encoder by a recipe."""
+"""``recollect train``: train or post-train a dual encoder with a recipe."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,21 +23,21 @@ SHOWN: Mapping[str, str] = {
         "optimizer.learning_rate", "precision", "checkpoint_every", "seed",
     )
 }  # fmt: skip
-"""Fields of a recipe that help lists, and their options; every other field is an option too, by its dotted name."""
+"""Recipe fields listed in the help, with their short option names; all other fields are options by dotted name."""
 
 _SOURCES = ("sources", "captions", "labels")
 
 
 @dataclass(frozen=True)
 class Train:
-    """Train or post-train a dual encoder by a recipe; without a recipe, list them.
+    """Train or post-train a dual encoder with a recipe; without a recipe, list all recipes.
 
-    OUT/model is a checkpoint that transformers opens, OUT/metrics.jsonl has a line for each logged step, and
-    OUT/recipe.json records the recipe. A run that was stopped or killed continues with the same command and --resume.
+    OUT/model is a checkpoint that transformers can open, OUT/metrics.jsonl has one line per logged step, and
+    OUT/recipe.json records the recipe. To continue an interrupted run, repeat the command with --resume.
 
-    The defaults below are those of the recipe named. Sources that are named (--data, --captions, --labels) replace the
-    recipe's own. --config takes the recipe.json of another run, or the settings of --print-config, edited; each of
-    these is an option too, e.g. --optimizer.warmup 0.1.
+    The recipe sets the defaults below. --data, --captions and --labels replace all sources of the recipe. --config
+    reads the recipe.json of another run, or an edited copy of the --print-config output; every setting in it is also an
+    option, e.g. --optimizer.warmup 0.1.
     """
 
     name: Annotated[str | None, Arg(place="RECIPE")] = None
@@ -48,25 +48,25 @@ class Train:
     resume: bool = False
     """Continue from the last checkpoint of --out."""
     device: str | None = None
-    """Where to compute, e.g. cpu or cuda (default: the fastest there is)."""
+    """Device, e.g. cpu or cuda (default: the fastest available)."""
     evaluate: Annotated[tuple[str, ...], Arg(metavar="PROTOCOL=SOURCE")] = ()
-    """What to measure while training: zero-shot=photos.parquet, few-shot=, probe= or retrieval=; the figures go to
-    metrics.jsonl."""
+    """Evaluations during training: zero-shot=SOURCE, few-shot=SOURCE, probe=SOURCE or retrieval=SOURCE. Results are
+    written to metrics.jsonl."""
     evaluate_every: int | None = None
-    """Steps between these measurements (default: --checkpoint-every)."""
+    """Steps between evaluations (default: --checkpoint-every)."""
     track: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Where else to show the metrics; TensorBoard's files go to OUT/tensorboard."""
+    """Also log metrics to these trackers; TensorBoard files are written to OUT/tensorboard."""
     push_to: Annotated[str | None, Arg(rare=True)] = None
-    """Repository of the Hugging Face hub, OWNER/NAME, to upload the finished model to."""
+    """Hugging Face repository, OWNER/NAME, to upload the finished model to."""
     public: Annotated[bool, Arg(rare=True)] = False
-    """Make a new repository of --push-to public."""
+    """Make the repository of --push-to public if it is new."""
 
     @classmethod
     def parse(cls, words: list[str], prog: str) -> "Train":
-        """Read the command line; its first word names the recipe, which sets the defaults of all other options.
+        """Parse the command line; its first word is the recipe, which sets the defaults of all other options.
 
         Raises:
-            UserError: no such recipe, or a wrong option.
+            UserError: an unknown recipe or an invalid option.
         """
         first = words[0] if words and not words[0].startswith("-") else None
         command = parse(cls, words, prog, cls(name=first, recipe=named_recipe(first)) if first else cls())
@@ -76,21 +76,21 @@ class Train:
             command = replace(command, name=Path(config).resolve().parent.name)
         short = {SHOWN[f"data.{name}"]: name for name in _SOURCES}
         typed = {word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")}
-        named = {name for option, name in short.items() if {option, f"data.{name}"} & typed}
-        if named:  # they replace the recipe's own sources
+        given = {name for option, name in short.items() if {option, f"data.{name}"} & typed}
+        if given:  # they replace all sources of the recipe
             data = command.recipe.data
-            kept = {name: getattr(data, name) if name in named else () for name in _SOURCES}
-            data = replace(data, **kept)  # type: ignore[arg-type]
+            sources = {name: getattr(data, name) if name in given else () for name in _SOURCES}
+            data = replace(data, **sources)  # type: ignore[arg-type]
             command = replace(command, recipe=replace(command.recipe, data=data))
         return command
 
     def hooks(self) -> "list[Hook]":
-        """What to measure while training: figures in percent, by protocol, task and name.
+        """Return the evaluations to run during training; they give percentages by protocol, task and metric.
 
-        Sources are opened here, so that a wrong one stops the run before its first step.
+        Sources are opened here, so a wrong one stops the run before its first step.
 
         Raises:
-            UserError: an unknown protocol, or a source that cannot be opened.
+            UserError: a protocol is unknown, or a source cannot be opened.
         """
         from recollect.evaluation.protocols import PROTOCOLS
         from recollect.training.checks import check_at_once
@@ -99,23 +99,23 @@ class Train:
         if self.evaluate_every is not None:
             check_number("--evaluate-every", self.evaluate_every, least=1)
         if not self.evaluate:
-            warn_unused(self, "evaluate_every", why="there is nothing to measure without --evaluate PROTOCOL=SOURCE")
+            warn_unused(self, "evaluate_every", why="only used with --evaluate PROTOCOL=SOURCE")
             return []
         self.recipe.check()
-        check_at_once(self.recipe, None, resumed=self.resume)  # before what is measured is opened
-        asked = []
+        check_at_once(self.recipe, None, resumed=self.resume)  # before the sources are opened
+        evaluations = []
         for word in self.evaluate:
             name, _, source = word.partition("=")
             refuse((not source, f"--evaluate {word}: write PROTOCOL=SOURCE"))
             check_choice(name, PROTOCOLS, f"--evaluate {word}: protocol")
-            asked += [(name, task) for task in PROTOCOLS[name].open(source)]
+            evaluations += [(name, task) for task in PROTOCOLS[name].open(source)]
 
         def measure(model: "Towers") -> dict[str, float]:
             encoder = model.encoder
             assert encoder is not None, "recipes train encoders"
             return {
                 f"{name}/{task.name}/{figure}": value
-                for name, task in asked
+                for name, task in evaluations
                 for figure, value in PROTOCOLS[name].figures(encoder, task).items()
             }
 
@@ -138,11 +138,11 @@ class Train:
             warn_unused(self, "public", why="nothing is uploaded without --push-to OWNER/NAME")
         out = self.out or Path("runs") / self.name
         check_writable(out, "--out", "folder")
-        first = int(os.environ.get("RANK", "0")) == 0  # of all processes of this launch, the one that writes
+        first = int(os.environ.get("RANK", "0")) == 0  # only the first process writes files
         if self.resume and first and not (out / "recipe.json").exists():
-            say(f"--resume: no run in {out} yet, so it starts from the beginning")
+            say(f"--resume: no run in {out} yet, starting a new one")
         check_trackers(self.track)
-        if first:  # the others may come when it has begun to write
+        if first:  # other processes may check after this one has started to write
             check_free(out, self.resume)
         if self.push_to and first:
             check_push(self.push_to)
@@ -156,10 +156,10 @@ class Train:
 
 
 def named_recipe(name: str) -> Recipe:
-    """The recipe of a name.
+    """Return the recipe with the given name.
 
     Raises:
-        UserError: there is none.
+        UserError: no such recipe.
     """
     from recollect.training.recipes import RECIPES
 
@@ -172,7 +172,7 @@ def _list_recipes() -> None:
     from recollect.core.progress import output
     from recollect.training.recipes import RECIPES
 
-    listing = Table("recipe", "what it trains")
+    listing = Table("recipe", "description")
     for name, make in RECIPES.items():
         listing.add_row(name, (make.__doc__ or "").strip().splitlines()[0])
     output().print(listing)

@@ -1,4 +1,4 @@
-"""``recollect train reco``: teach a frozen model to read an index."""
+"""``recollect train reco``: train a fusion that reads an index, on a frozen model."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ _SAME = (
     "index", "optimizer", "batch_size", "chunk", "seed", "log_every", "checkpoint_every", "k", "max_score", "limit",
     "epochs",
 )  # fmt: skip
-"""Options that are fields of the recipe."""
+"""Options with the same name as a field of the recipe."""
 
 
 def _optimizer() -> Optimizer:
@@ -26,52 +26,52 @@ def _optimizer() -> Optimizer:
 
 @dataclass(frozen=True)
 class TrainReco:
-    """Train the fusion that reads an index, on top of a frozen model (RECO).
+    """Train a fusion that refines the embeddings of a frozen model with rows retrieved from an index (RECO).
 
-    The training pairs are embedded once and their neighbors are found once; training then reads embeddings, so that
-    ten epochs take minutes. The fusion learns to read by --start, --mask and --newness; --preset paper trains as RECO
-    is printed. OUT/model is the fusion, OUT/metrics.jsonl has a line for each logged step, and OUT.toml has all
-    options, for --config of another run. A run that was stopped continues with the same command and --resume.
+    The training pairs are embedded once and their neighbors are retrieved once; training then reads only embeddings, so
+    ten epochs take minutes. OUT/model is the fusion, OUT/metrics.jsonl has one line per logged step, and OUT.toml
+    records all options for --config of another run. To continue an interrupted run, repeat the command with --resume.
     """
 
     index: str
-    """The index to read: a folder, or milvus://host:port/collection."""
+    """Index to retrieve from: a folder, or milvus://host:port/collection."""
     data: Annotated[tuple[str, ...], Arg(metavar="SOURCE")]
-    """Sources of training pairs. They may also be in the index: no pair reads itself."""
+    """Sources of training pairs. They may also be in the index: a pair never retrieves itself."""
     model: Annotated[str | None, Arg(place="MODEL")] = None
-    """The frozen model, which embedded the index: RUN/model, any folder of a CLIP-type checkpoint, or a hub id
-    (default: where it was then)."""
+    """Frozen model of the index: RUN/model, the folder of a CLIP-type checkpoint, or a hub id (default: as recorded in
+    the index)."""
     out: Path = Path("runs/reco")
     """Folder of the run."""
     split: str | None = None
     """Split of the sources (default: the training split)."""
     limit: int | None = None
-    """Maximum number of pairs of each source."""
+    """Maximum number of pairs per source."""
     preset: Literal["reading", "paper"] = "reading"
-    """Defaults of --start, --mask and --newness: what reads best on held-out concepts, or the paper's."""
+    """Defaults of --start, --mask and --newness: the best on held-out concepts (reading), or those of the paper."""
     start: Annotated[Literal["embedding", "mean", "gate"] | None, Arg(rare=True)] = None
-    """What the block corrects: the embedding (the paper), the mean of it and of what it reads, or a mixture of both
-    whose weight is learned (gate); by default as the preset says: gate, paper: embedding."""
+    """Starting point that the fusion block corrects: the embedding, its mean with the retrieved rows, or a mixture of
+    both with a learned weight (gate). Default: gate; embedding with --preset paper."""
     mask: Annotated[Literal["none", "caption", "id", "both"] | None, Arg(rare=True)] = None
-    """Pairs of a batch that are no negatives of each other: of equal caption, of one id with several captions, both, or
-    none; by default as the preset says: caption, paper: none."""
+    """Pairs that are not negatives of each other: those with equal captions, those with the same id and several
+    captions, both, or none. Default: caption; none with --preset paper."""
     newness: Annotated[Literal["none", "offsets"] | None, Arg(rare=True)] = None
-    """Make training pairs look new to the model by random offsets for each caption and modality; by default as the
-    preset says: offsets, paper: none."""
+    """Add random offsets per caption and modality, so training pairs look new to the model. Default: offsets; none with
+    --preset paper."""
     k: int = 10
-    """Rows that each embedding reads."""
+    """Rows to retrieve per embedding."""
     max_score: Annotated[float, Arg(rare=True)] = 0.94
-    """Pass over rows that are at least this near to the training pair, as near-duplicates."""
+    """Skip rows with at least this score to the training pair, as near-duplicates."""
     search: Annotated[Literal["uni", "cross"], Arg(rare=True)] = "uni"
-    """Find by the vectors of the query's own modality, or of the other (Table 3)."""
+    """Search by the vectors of the query's own modality (uni) or of the other one (Table 3)."""
     read: Annotated[Literal["cross", "uni", "both"], Arg(rare=True)] = "cross"
-    """Read the other modality of what was found, or the query's own (Table 3); or both, two tokens a row (RA-CLIP)."""
+    """Read the other modality of the retrieved rows (cross), the query's own (uni; Table 3), or both as two tokens per
+    row (RA-CLIP)."""
     epochs: int = 10
     """Passes over the training pairs."""
     batch_size: int = 4096
-    """Pairs of a step, over all processes."""
+    """Pairs per step, over all processes."""
     chunk: Annotated[int | None, Arg(rare=True)] = None
-    """Pairs fused at a time; all by default."""
+    """Pairs fused at a time (default: all)."""
     optimizer: Annotated[Optimizer, Arg(rare=True)] = field(default_factory=_optimizer)
     """AdamW and its schedule."""
     seed: int = 0
@@ -83,10 +83,10 @@ class TrainReco:
     resume: bool = False
     """Continue from the last checkpoint of --out."""
     device: str | None = None
-    """Where to compute, e.g. cpu or cuda (default: the fastest there is)."""
+    """Device, e.g. cpu or cuda (default: the fastest available)."""
 
     def run(self) -> None:
-        """Embed, look up, train."""
+        """Embed the pairs, retrieve their neighbors, and train."""
         from recollect.cli.defaults import split_for
         from recollect.core.files import write_text
         from recollect.data.sources import open_source
@@ -106,21 +106,21 @@ class TrainReco:
         check_free(self.out, self.resume)
         if not self.resume:
             check_writable(settings, "--out", "new file")
-        index = Index.open(self.index)  # what is wrong with it should show before anything is embedded
+        index = Index.open(self.index)  # report errors before anything is embedded
         check_k(index, self.k)
         encoder, name = index.model.open(self.model, self.device, option="MODEL")
         recipe = replace(recipe, model=Model(start=name))
         write_text(settings, settings_text(list(options_of(TrainReco, self))))
         sources = tuple(open_source(spec, split=split_for(spec, self.split)) for spec in self.data)
         unlimited = self.limit is None and any(source.endless for source in sources)
-        refuse((unlimited, "a generated source is endless. Set the number of pairs with --limit N."))
+        refuse((unlimited, "a generated source is infinite. Set the number of pairs with --limit N."))
         pairs = embed_pairs(encoder, sources, self.limit, recipe.data.broken_share)
         model = train_fusion(recipe, encoder, pairs, self.out, resume=self.resume, device=self.device)
         say(f"fusion: {model}")
         say(f"metrics: {self.out / 'metrics.jsonl'}")
 
     def recipe(self) -> "FusionRecipe":
-        """The recipe that these options describe."""
+        """Return the recipe that these options describe."""
         from recollect.reco.learning import FUSION_PRESETS
         from recollect.reco.newness import Newness
 

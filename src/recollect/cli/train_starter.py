@@ -11,22 +11,22 @@ from recollect.core.validation import refuse
 
 @dataclass(frozen=True)
 class TrainStarter:
-    """Train the text head of the starter, the model that recollect uses where none is named.
+    """Train the text head of the starter, recollect's default model.
 
-    The image tower stays as it is. `--model HEAD.safetensors` uses the result.
+    The image tower is not changed. Use the result with `--model HEAD.safetensors`.
     """
 
     pairs: Annotated[str, Arg(place="SOURCE")]
-    """Pictures with captions."""
+    """Source of pictures with captions."""
     out: Path = Path("head.safetensors")
-    """File to write."""
+    """Output file."""
     split: str | None = None
-    """Split to train on (default: train, where there is one)."""
+    """Split to train on (default: train, if it exists)."""
     seed: int = 0
     """Random seed."""
 
     def run(self) -> None:
-        """Train, and print where the head is."""
+        """Train, and print the path of the head."""
         from recollect.data.sources import open_source
         from recollect.models.parts import HEAD_SUFFIX
         from recollect.training.starter import HeadOptions, train_starter
