@@ -120,7 +120,7 @@ def test_small_classes_are_evaluated_at_the_shots_they_have(recollect, here, tmp
     out = tmp_path / "few.json"
     done = recollect("evaluate", "few-shot", "MODEL", "--data", "birds.parquet", "--seeds", 1,
                      "--methods", "prototype", "--out", out)  # fmt: skip
-    assert "shots up to 4: a class has 4 examples" in done.stdout
+    assert "shots up to 4: the smallest class has 4 examples" in done.stdout
     done = recollect("evaluate", "few-shot", "MODEL", "--data", "birds.parquet", "--shots", 8, check=False)
     assert done.returncode == 2
     assert "4 examples, fewer than 8" in done.stderr

@@ -55,7 +55,7 @@ def test_captions_are_the_reading_unless_another_is_asked_for(recollect, models,
     assert found == {"with": "caption", "without": None}
     none = recollect("evaluate", "zero-shot", models / "without", "--data", table, "--prefix", "label", check=False)
     assert none.returncode == 2
-    assert "without has no prefix for labels. Leave it out." in none.stderr
+    assert "without has no prefix for labels. Remove the option." in none.stderr
 
 
 def test_classes_under_their_names_and_under_synonyms(recollect, models, table, tmp_path):

@@ -201,7 +201,7 @@ def test_caption_fills_the_gaps_of_an_index_and_search_learns_from_them(run, ind
     assert status == 0, err
     assert "11 captions written" in out
     assert "12 pictures had one" in out
-    assert "1 picture cannot be opened" in out
+    assert "1 picture skipped" in out
     assert "0 captions written" in run("caption", index.address, "--model", "scribe")[1]
     words = ["--adapt", "--episode.k", 24, "--episode.rank", 2, "--k", 24, "--device", "cpu"]
     status, out, err = run("search", index.address, "queen", *words)

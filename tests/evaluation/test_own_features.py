@@ -115,7 +115,7 @@ def test_labels_are_one_whatever_writes_them_and_small_classes_may_go(files, wor
     for named in (("bytes", "test-labels"), ("number", "float"), ("letter", "composed")):
         run(*arrays, "--feature-labels", *(files / f"{name}.npy" for name in named), "--methods", "prototype",
             "--seeds", "1", "--out", files / named[0] / "out.json")  # fmt: skip
-        assert "shots up to 8: a class has 12 examples" in capsys.readouterr().out
+        assert "shots up to 8: the smallest class has 12 examples" in capsys.readouterr().out
         assert len(figures(files / named[0] / "out.json")[0]) == 4
     few = np.delete(np.arange(36), np.arange(0, 36, 3)[4:])  # four ants, twelve of the others
     np.save(files / "few.npy", rows[few] * 1e200)

@@ -1,4 +1,4 @@
-"""The page: an index in the browser, to search, sort and label."""
+"""The web page: search, browse and label an index in the browser."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What the page does with selected pictures: export, copy, move, remove and delete, and undo."""
+"""Actions on selected pictures: export, copy, move, remove and delete, with undo."""
 
 import filecmp
 import shutil
@@ -22,9 +22,9 @@ from recollect.web.library import Library
 
 ActionKind = Literal["copy", "move", "remove", "delete"]
 
-_KEPT = 50
-_FOLDERS = 5
-_AT_ONCE = 2_048
+_MAX_UNDO = 50
+_MAX_FOLDERS = 5  # folders listed in a plan
+_BATCH = 2_048  # pictures read at a time
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Done:
     """An action that can be undone.
 
     Attributes:
-        after: the latest change of labels then (`LabelStore.latest`); later ones are undone first.
-        at: when it was done, in seconds.
+        after: latest label change at that time (`LabelStore.latest`); later changes are undone first.
+        at: time of the action, in seconds since the epoch.
     """
 
     kind: ActionKind
@@ -44,7 +44,7 @@ class Done:
 
 
 class Actions:
-    """Changes to selected pictures; safe to call from several threads."""
+    """Thread-safe actions on selected pictures."""
 
     def __init__(self, library: Library, labels: LabelStore) -> None:
         self.library, self.labels = library, labels
@@ -52,42 +52,43 @@ class Actions:
         self._done: list[Done] = []
 
     def plan(self, ids: Sequence[str]) -> dict[str, Any]:
-        """What deleting or moving would touch: how many files, and in which folders."""
+        """Return the number of files that deleting or moving would affect, and their folders."""
         folders, trash = Counter[str](), set[str]()
-        for start in range(0, len(ids), _AT_ONCE):
-            for picture in self.library.index.pictures(ids[start : start + _AT_ONCE]):
-                there = picture.intact_files()
-                folders.update(str(Path(file.path).parent) for file in there)
-                trash |= {str(trash_of(file)) for file in there}
+        for start in range(0, len(ids), _BATCH):
+            for picture in self.library.index.pictures(ids[start : start + _BATCH]):
+                files = picture.intact_files()
+                folders.update(str(Path(file.path).parent) for file in files)
+                trash |= {str(trash_of(file)) for file in files}
         return {
             "pictures": len(ids),
             "files": sum(folders.values()),
-            "folders": folders.most_common(_FOLDERS),
-            "more_folders": max(0, len(folders) - _FOLDERS),
-            "trash": sorted(trash)[:_FOLDERS],
+            "folders": folders.most_common(_MAX_FOLDERS),
+            "more_folders": max(0, len(folders) - _MAX_FOLDERS),
+            "trash": sorted(trash)[:_MAX_FOLDERS],
         }
 
     def act(
         self, kind: ActionKind, ids: Sequence[str], folder: str = "", files: Sequence[str] | None = None
     ) -> dict[str, Any]:
-        """Change some pictures, and keep the action for `undo`, also one that an error ended in the middle.
+        """Run an action, and record it for `undo` even if an error interrupts it.
 
         Args:
-            kind: ``copy`` to a folder; ``move`` to a folder; ``remove`` from the index; ``delete``, which removes and
-                also moves the files to the trash, or to a folder.
-            files: of ``move``: only these files of the pictures; all by default.
+            kind: ``copy`` to a folder; ``move`` to a folder; ``remove`` from the index; ``delete``: remove from the
+                index and move the files to the trash or a folder.
+            folder: target folder.
+            files: with ``move``, the only files to move; by default all files of the pictures.
 
         Raises:
-            UserError: files are named for another kind, the folder is not an absolute path or cannot be written to, or
-                no picture is there any more.
+            UserError: ``files`` is given for another kind, the folder is not an absolute path or is not writable, or
+                none of the pictures is in the index.
         """
         if files is not None and kind != "move":
-            raise UserError(f"some files of a picture can be moved, but not chosen for {kind!r}. Leave them out.")
+            raise UserError(f"files can be chosen only to move them, not to {kind}. Remove the list of files.")
         index = self.library.index
         to = absolute(folder) if folder or kind in ("copy", "move") else None
         with self._lock:
-            here = self.library.refresh().row_of  # another tab may have removed some
-            ids = [id for id in ids if id in here]
+            existing = self.library.refresh().row_of  # another tab may have removed some
+            ids = [id for id in ids if id in existing]
             if not ids:
                 raise UserError("the selected pictures are no longer in the library")
             moved, removed = Transfer(), False
@@ -100,21 +101,21 @@ class Actions:
                     index.remove(ids)
             finally:
                 if moved.files or removed:
-                    self._done = [*self._done, Done(kind, list(ids), moved.files, self.labels.latest)][-_KEPT:]
+                    self._done = [*self._done, Done(kind, list(ids), moved.files, self.labels.latest)][-_MAX_UNDO:]
         pictures = len(ids) if kind == "remove" else moved.pictures
         return {"kind": kind, "pictures": pictures, "files": len(moved.files), "missing": len(moved.missing)}
 
     def pending(self) -> dict[str, Any] | None:
-        """What `undo` would take back; None if there is nothing, or if labels were changed since."""
+        """Describe what `undo` would undo; None if there is nothing, or if labels were changed later."""
         if not self._done or self._done[-1].after < self.labels.latest:
             return None
         return {"do": self._done[-1].kind, "pictures": len(self._done[-1].ids)}
 
     def undo(self) -> dict[str, Any] | None:
-        """Take the last action back; None as in `pending`.
+        """Undo the last action; None as in `pending`.
 
-        Copies are deleted unless they were changed or are the only ones left, moved files return, and removed pictures
-        are in the index again.
+        Copies are deleted unless they were changed or the original is gone, moved files are moved back, and removed
+        pictures are restored.
         """
         with self._lock:
             if (undone := self.pending()) is None:
@@ -133,7 +134,7 @@ class Actions:
             return undone
 
     def export(self, ids: Sequence[str], ending: str, coco: CocoKind = "captions") -> Path:
-        """Write pictures to a temporary file (see `export_index`), which the caller deletes with its folder."""
+        """Export pictures to a temporary file (see `export_index`); the caller deletes its folder."""
         folder = Path(tempfile.mkdtemp(prefix="recollect-"))
         try:
             export_index(self.library.index, folder / f"pictures{ending}", coco, ids)
@@ -144,7 +145,7 @@ class Actions:
 
 
 def _still_copy(old: str, new: str, at: float) -> bool:
-    """Whether a copy equals its file; one of a picture that the index stores was not written since."""
+    """Whether a copy equals the original; without an original file, whether it was not written since."""
     try:
         return filecmp.cmp(old, new, shallow=False) if old else Path(new).stat().st_mtime <= at
     except OSError:
@@ -152,7 +153,7 @@ def _still_copy(old: str, new: str, at: float) -> bool:
 
 
 def file_manager() -> list[str] | None:
-    """The command that shows a folder on this machine's screen; None if there is no such command."""
+    """Return the command that opens the file manager on this machine; None if there is none."""
     if sys.platform == "darwin":
         return ["open", "-R"]
     if sys.platform == "win32":
@@ -165,15 +166,15 @@ def file_manager() -> list[str] | None:
 
 
 def show_file(path: Path) -> None:
-    """Open the file manager at a file.
+    """Show a file in the file manager.
 
     Raises:
-        UserError: there is no file manager, or the file is gone.
+        UserError: there is no file manager, or the file is missing.
     """
     command = file_manager()
     if command is None:
         raise UserError("there is no file manager on this machine")
     if not path.is_file():
-        raise UserError(f"{path}: is gone")
+        raise UserError(f"{path}: no such file")
     what = str(path.parent) if command[-1].endswith("xdg-open") else str(path)
     subprocess.Popen([*command, what], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""The page's JSON API, and the front end's own files."""
+"""JSON API of the page, and its static files."""
 
 import csv
 import io
@@ -49,11 +49,11 @@ _WEEK = "private, max-age=604800, immutable"
 _LISTED = 20  # unreadable pictures, at most
 
 router = APIRouter()
-"""The page of one library: at ``/`` that of the first, at ``/library/KEY/`` that of another."""
+"""Routes of a library: the first one at ``/``, others at ``/library/KEY/``."""
 
 
 def create_app(libraries: Libraries) -> FastAPI:
-    """The pages of all libraries as an ASGI application, which needs a `Guard`."""
+    """Create the ASGI application for all libraries; it must be wrapped in a `Guard`."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.state.libraries = libraries
     app.include_router(router)
@@ -68,10 +68,10 @@ def create_app(libraries: Libraries) -> FastAPI:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part != "body")
-        said = f"{where or 'request'}: {first['msg']}"
-        if first["type"] == "value_error":  # raised by a check in `recollect.web.requests`
-            said = str(first["ctx"]["error"])
-        return JSONResponse({"error": said}, 422)
+        message = f"{where or 'request'}: {first['msg']}"
+        if first["type"] == "value_error":  # raised by a validator in `recollect.web.requests`
+            message = str(first["ctx"]["error"])
+        return JSONResponse({"error": message}, 422)
 
     @app.exception_handler(StarletteHTTPException)
     async def refused(request: Request, error: Exception) -> JSONResponse:
@@ -80,7 +80,7 @@ def create_app(libraries: Libraries) -> FastAPI:
 
     @app.exception_handler(OSError)
     async def gone(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"error": f"cannot be read ({type(error).__name__})"}, 503)
+        return JSONResponse({"error": f"a file cannot be read ({type(error).__name__})"}, 503)
 
     return app
 
@@ -99,7 +99,7 @@ def _opened(request: Request) -> Session:
 
 Known = Annotated[Libraries, Depends(_libraries)]
 Opened = Annotated[Session, Depends(_opened)]
-"""The library that the address names."""
+"""Session of the library in the request's address."""
 _Where = Annotated[WhereText, Query()]
 
 
@@ -113,7 +113,7 @@ def shell() -> Response:
 
 @router.get("/static/{name}")
 def static(name: str) -> Response:
-    """A file of the page: one of a table, so that no name of a request reaches the disk."""
+    """Serve a static file from memory, so no name in a request reaches the disk."""
     if name not in _STATIC:
         raise HTTPException(404, "no such file")
     headers = {"cache-control": "no-cache"}
@@ -125,7 +125,7 @@ def static(name: str) -> Response:
 
 @router.get("/api/info")
 def info(session: Opened) -> dict[str, Any]:
-    filling = session.additions.progress()  # before the pictures are counted: all are there when it says so
+    filling = session.additions.progress()  # read before counting, so "finished" implies that all pictures are counted
     view = session.library.refresh()
     session.prepare_later()
     index = view.index
@@ -147,7 +147,7 @@ def info(session: Opened) -> dict[str, Any]:
 
 @router.get("/api/filters")
 def filters(session: Opened) -> dict[str, Any]:
-    """What filters can name; apart from the rest, since it takes seconds with a million pictures."""
+    """Columns for filters; separate from `info`, since this takes seconds with a million pictures."""
     return {"filters": list(session.library.index.columns()), "cannot_adapt": session.cannot_adapt}
 
 
@@ -171,8 +171,8 @@ def ids(session: Opened, body: IdsBody) -> dict[str, Any]:
 def facets(
     session: Opened, where: _Where = "", names: Annotated[str, Query(max_length=200)] = ",".join(FACETS)
 ) -> dict[str, Any]:
-    asked = [name for name in names.split(",") if name]
-    return {"facets": session.ask(lambda: session.facets(asked, where))}
+    chosen = [name for name in names.split(",") if name]
+    return {"facets": session.ask(lambda: session.facets(chosen, where))}
 
 
 @router.get("/api/searches")
@@ -185,7 +185,7 @@ def save_search(session: Opened, body: SearchBody) -> dict[str, Any]:
     return {"searches": session.labels.save_search(body.name, body.address)}
 
 
-# ---------------------------------------------------------------- libraries and what is added
+# ---------------------------------------------------------------- libraries and added pictures
 
 
 @router.get("/api/libraries")
@@ -213,8 +213,8 @@ async def upload(session: Opened, request: Request) -> dict[str, str]:
 async def keep(
     session: Opened, request: Request, name: Annotated[str, Query(min_length=1, max_length=250)]
 ) -> dict[str, Any]:
-    kept = await run_in_threadpool(session.additions.keep, name, await request.body())
-    return {"file": str(kept), "folder": str(kept.parent), "watched": session.additions.watched is not None}
+    file = await run_in_threadpool(session.additions.keep, name, await request.body())
+    return {"file": str(file), "folder": str(file.parent), "watched": session.additions.watched is not None}
 
 
 # ---------------------------------------------------------------- one picture
@@ -265,14 +265,14 @@ def item(session: Opened, id: str) -> dict[str, Any]:
 def _exif(picture: Picture) -> dict[str, str]:
     try:
         return exif_table(picture.encoded() or b"")
-    except (UserError, OSError):  # its file is gone
+    except (UserError, OSError):  # the file is missing
         return {}
 
 
 def _picture(make: Any) -> Response:
     try:
         return Response(make(), media_type="image/jpeg", headers={"cache-control": _WEEK})
-    except (UserError, OSError):  # no picture, gone or damaged: the tile shows its name
+    except (UserError, OSError):  # missing or damaged: the tile shows the name
         return Response(status_code=404, headers={"cache-control": "no-store"})
 
 
@@ -349,7 +349,7 @@ def summary(session: Opened, key: int, where: _Where = "") -> dict[str, Any]:
 def mark(session: Opened, key: int, body: MarkBody) -> dict[str, Any]:
     listing = body.listing
     if listing is not None:
-        session.selection(listing.where)  # a wrong filter is reported before anything is marked
+        session.selection(listing.where)  # report an invalid filter before marking anything
     session.teacher.mark(key, session.chosen(body), body.mark)
     if listing is None:
         return _changes(session)
@@ -369,14 +369,14 @@ def redo(session: Opened) -> dict[str, Any]:
 
 @router.post("/api/save")
 def keep_classifier(session: Opened, name: Annotated[str, Body(embed=True, max_length=100)]) -> dict[str, Any]:
-    folder, kept, replaced = session.sorting.save(name)
+    folder, classifier, replaced = session.sorting.save(name)
     return {
         "folder": str(folder),
         "replaced": replaced,
-        "classes": list(kept.classes),
-        "method": kept.method,
-        "examples": len(kept.support),
-        "held_out": kept.calibration,
+        "classes": list(classifier.classes),
+        "method": classifier.method,
+        "examples": len(classifier.support),
+        "held_out": classifier.calibration,
     }
 
 

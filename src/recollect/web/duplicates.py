@@ -1,4 +1,4 @@
-"""Duplicates for the page: looked for in the background, with progress, until they are found or stopped."""
+"""Background search for duplicates, with progress."""
 
 import threading
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ from recollect.web.library import Library
 KINDS = ("identical", "near-identical", "similar")
 
 SHOWN_GROUPS = 40
-"""Groups in one answer."""
+"""Groups per answer."""
 
 MOST_OF_GROUP = 48
-"""Pictures of a group that are shown; the answer says how many more there are."""
+"""Maximum number of pictures shown per group; the answer has the number of the others."""
 
 
 @dataclass
 class _Search:
-    """A search for duplicates: to come, under way or over."""
+    """State and results of a search for duplicates."""
 
     version: int
-    state: str  # idle, running, and then done, stopped or failed
+    state: str  # idle, running, done, stopped or failed
     what: str = ""
     done: float = 0
     total: float | None = None
@@ -33,7 +33,7 @@ class _Search:
     skipped: tuple[str, ...] = ()
 
     def step(self, what: str, done: float, total: float | None) -> None:
-        """Note progress; ends the search if it was stopped."""
+        """Record progress; ends the search if it was stopped."""
         if self.state == "stopped":
             raise _StoppedError
         self.what, self.done, self.total = what, done, total
@@ -44,7 +44,7 @@ class _StoppedError(Exception):
 
 
 class DuplicateFinder:
-    """Looks for the duplicates of a library; safe to call from several threads."""
+    """Thread-safe search for the duplicates in a library."""
 
     def __init__(self, library: Library) -> None:
         self.library = library
@@ -52,7 +52,7 @@ class DuplicateFinder:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Look for duplicates in a thread, unless one is doing so."""
+        """Start a search in a thread, unless one is running."""
         with self._lock:
             if self._search.state == "running":
                 return
@@ -60,7 +60,7 @@ class DuplicateFinder:
             threading.Thread(target=self._run, args=[self._search], name="duplicates", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop looking; the thread ends at its next step."""
+        """Stop the search; the thread ends at its next step."""
         with self._lock:
             if self._search.state == "running":
                 self._search.state = "stopped"
@@ -71,7 +71,7 @@ class DuplicateFinder:
                 groups, skipped = find_groups(self.library.index)
         except _StoppedError:
             return
-        except Exception as error:  # of whatever kind: the page would wait for ever
+        except Exception as error:  # any error; otherwise the page would wait forever
             search.state, search.error = "failed", " ".join(str(error).split())
             return
         with self._lock:
@@ -79,29 +79,31 @@ class DuplicateFinder:
                 search.state, search.groups, search.skipped = "done", groups, skipped
 
     def progress(self) -> dict[str, Any]:
-        """How far the latest search is: ``idle``, ``running``, ``done``, ``stopped`` or ``failed``."""
+        """Return the state (``idle``, ``running``, ``done``, ``stopped`` or ``failed``) and progress of the search."""
         search = self._search
         facts = {name: getattr(search, name) for name in ("state", "what", "done", "total", "error", "skipped")}
         return {**facts, "changed": search.version != self.library.version}
 
-    def answer(self, here: set[str], kind: str, start: int) -> dict[str, Any]:
-        """Progress, how many groups and pictures of each kind were found, and some groups of one kind.
+    def answer(self, shown: set[str], kind: str, start: int) -> dict[str, Any]:
+        """Return progress, the number of groups and pictures of each kind, and a page of groups of one kind.
 
         Args:
-            here: ids of the pictures to show; those that were removed since the search are not among them.
+            shown: ids of the pictures to show, without pictures removed since the search.
+            kind: kind of the groups to return.
+            start: number of the first group to return.
         """
         groups: dict[str, list[list[str]]] = {each: [] for each in KINDS}
         for name, found in self._search.groups.items():
-            some = ([id for id in ids if id in here] for ids in found)
+            some = ([id for id in ids if id in shown] for ids in found)
             groups[name] = [ids for ids in some if len(ids) > (name != "identical")]
         return {
             **self.progress(),
             "counts": {each: {"groups": len(of), "pictures": sum(map(len, of))} for each, of in groups.items()},
-            "groups": [self._shown(kind, ids) for ids in groups.get(kind, [])[start : start + SHOWN_GROUPS]],
+            "groups": [self._group(kind, ids) for ids in groups.get(kind, [])[start : start + SHOWN_GROUPS]],
         }
 
-    def _shown(self, kind: str, ids: Sequence[str]) -> dict[str, Any]:
-        """A group with what is known about its pictures; copies are usually called like the original and more."""
+    def _group(self, kind: str, ids: Sequence[str]) -> dict[str, Any]:
+        """Return the facts about a group; files with short names come first, since copies usually have longer ones."""
         pictures = self.library.pictures(ids[:MOST_OF_GROUP])
         return {
             "kind": kind,
@@ -131,12 +133,12 @@ class DuplicateFinder:
 
 
 def find_groups(index: Index) -> tuple[dict[str, list[list[str]]], tuple[str, ...]]:
-    """Groups of duplicates as `Index.duplicates` finds them, by kind, the largest first.
+    """Return the groups of `Index.duplicates` by kind, largest first.
 
-    Pictures with equal pixels are one picture of the index with several files, so an ``identical`` group has one id.
+    Files with equal pixels are one picture in the index, so an ``identical`` group has a single id.
 
     Returns:
-        Ids of each group, the picture to keep first, and what was not compared, a sentence each.
+        Ids of each group, with the picture to keep first; and a sentence for each kind of comparison that was skipped.
     """
     found = index.duplicates()
     files = sorted(found.identical.items(), key=lambda each: (-len(each[1]), each[0]))
@@ -148,7 +150,7 @@ def find_groups(index: Index) -> tuple[dict[str, list[list[str]]], tuple[str, ..
 
 
 def _size(path: str) -> int:
-    """Bytes of a file; 0 where it is gone."""
+    """Return the size of a file in bytes; 0 if it is missing."""
     try:
         return Path(path).stat().st_size if path else 0
     except OSError:

@@ -1,4 +1,4 @@
-"""Folders of pictures: the index of one, kept in the user's data directory and up to date, and what the page adds."""
+"""Indexes of folders, stored in the user's data directory and kept up to date; and pictures added from the page."""
 
 import hashlib
 import os
@@ -22,41 +22,42 @@ from recollect.index.watch import FolderWatch, pictures_below
 from recollect.web.library import Library
 
 POLL = 3.0
-"""Seconds between two polls of the folder, at least."""
+"""Minimum number of seconds between two polls of a folder."""
 
 _POLL_SHARE = 0.05
-"""Share of the time that polling may take; a scan of a million files takes many seconds."""
+"""Maximum share of time spent on polling; scanning a million files takes many seconds."""
 
 _SHOWN_SECONDS = 20.0
-"""Seconds that the result of adding a folder is shown."""
+"""Seconds to show the result of adding a folder."""
 
-_SAMPLE = 200  # files looked for to recognize a renamed folder
+_SAMPLE = 200  # files checked to recognize a renamed folder
 _OPTIONS = IngestOptions(broken_share=1.0, early=True)
-_UNSAFE, _NOT_IN_NAMES = re.compile(r"[^\w.-]+"), re.compile(r"[\x00-\x1f/\\:]")
+_UNSAFE, _INVALID_IN_NAMES = re.compile(r"[^\w.-]+"), re.compile(r"[\x00-\x1f/\\:]")
 _DIGEST = re.compile(r"-[0-9a-f]{10}$")
 
 
 def data_directory() -> Path:
-    """Where indexes of folders are kept: ``$RECOLLECT_HOME``, else the user's data directory of this system."""
+    """Return the directory of folder indexes: ``$RECOLLECT_HOME``, or the user's data directory on this system."""
     import platformdirs
 
     return Path(os.environ.get("RECOLLECT_HOME") or platformdirs.user_data_dir("recollect", appauthor=False))
 
 
 def index_of_folder(folder: Path, model: str = "") -> Path:
-    """Where the index of a folder is: the same place for the same folder and model."""
+    """Return the path of a folder's index, determined by folder and model."""
     place = folder.resolve()
     return data_directory() / "indexes" / _distinct(place.name, f"{place}\n{model}")
 
 
 def _distinct(name: str, what: str) -> str:
-    """A folder's name that differs for things of the same name."""
+    """Return a file-system name that is unique for ``what``."""
     digest = hashlib.blake2b(what.encode(), digest_size=5).hexdigest()
     return f"{_UNSAFE.sub('-', name)[:60] or 'folder'}-{digest}"
 
 
 def library_name(address: str) -> str:
-    """What to call an index: its folder without the digest that `index_of_folder` adds, or the one above ``index``."""
+    """Return the display name of an index: its folder without the digest of `index_of_folder`, or the parent of
+    ``index``."""
     if "://" in address:
         return address.rstrip("/").rsplit("/", 1)[-1]
     path = Path(address).resolve()
@@ -66,23 +67,22 @@ def library_name(address: str) -> str:
 
 
 def absolute(place: str) -> Path:
-    """The path that a user named.
+    """Expand a path given by the user.
 
     Raises:
-        UserError: it is not an absolute path.
+        UserError: the path is not absolute.
     """
     path = Path(expanduser(place))
     if not (place and path.is_absolute()):
-        raise UserError(f"{place or 'no folder'}: name a folder from the top, such as {Path.home() / 'Pictures'}")
+        raise UserError(f"{place or 'no folder'}: give an absolute path, such as {Path.home() / 'Pictures'}")
     return path
 
 
 def pictures_in(place: str) -> Path | None:
-    """The folder of pictures at a place; None where it is an index.
+    """Return the folder of pictures at a path; None if it is an index.
 
     Raises:
-        UserError: nothing is there, it cannot be read, or it has no picture that can be read; of a large folder only
-            the first pictures are looked for.
+        UserError: the folder is missing, unreadable, or contains no pictures.
     """
     if "://" in place:
         return None
@@ -93,19 +93,19 @@ def pictures_in(place: str) -> Path | None:
     if (folder / "pictures.lance").is_dir():
         return None
     if next(pictures_below(folder), None) is None:
-        pictures_among(files_below(folder), folder)  # raises the error that says what is there
+        pictures_among(files_below(folder), folder)  # raises an error that describes the folder's contents
     return folder
 
 
 def open_folder(folder: Path, model: Record, encoder: Encoder | None = None) -> Index:
-    """The index of a folder, made if it does not exist yet.
+    """Open the index of a folder, creating it if it does not exist.
 
-    The index of another model, such as an earlier version of the starter, is kept; the new one is made next to it and
-    starts with its labels.
+    An existing index of a different model, such as an earlier version of the starter, is kept; the new index is created
+    next to it with a copy of its labels.
 
     Args:
-        model: what the index is to remember of its model.
-        encoder: the model; opened when first needed if None.
+        model: record of the model for a new index.
+        encoder: the model; opened on first use if None.
     """
     address, labels = index_of_folder(folder, model.model_name), None
     if not Index.exists(address):
@@ -126,7 +126,7 @@ def open_folder(folder: Path, model: Record, encoder: Encoder | None = None) -> 
             precision="float16",
         )
     except (UserError, OSError):
-        if not Index.exists(address):  # else another process made it at the same time
+        if not Index.exists(address):  # else another process created it at the same time
             raise
     opened = Index.open(address, encoder)
     copy_annotations(labels, opened.annotations)
@@ -134,13 +134,13 @@ def open_folder(folder: Path, model: Record, encoder: Encoder | None = None) -> 
 
 
 def _adopt_renamed(folder: Path, model: str, address: Path) -> None:
-    """Take over the index, labels and classifiers of a folder that was renamed or moved here."""
-    name = Path(folder.name).stem  # as `open_source` calls it
+    """Reuse the index, labels and classifiers of a folder that was renamed or moved."""
+    name = Path(folder.name).stem  # the name that `open_source` gives it
     for earlier in sorted(address.parent.glob("*")):
         if not Index.exists(earlier):
             continue
         index = Index.open(earlier)
-        names = dict[str, str]()  # that `index_of_folder` gives the place of each source
+        names = dict[str, str]()  # index name of each source's folder, by `index_of_folder`
         for file in _files(index):
             before = names.setdefault(file.place, index_of_folder(Path(file.place), model).name)
             if earlier.name.startswith(before):
@@ -166,11 +166,11 @@ def _files(index: Index) -> Iterator[File]:
 
 
 class FolderFiller:
-    """Adds the pictures of a folder to an index in a thread, then watches the folder.
+    """Thread that adds the pictures of a folder to an index, then watches the folder.
 
     Args:
-        index: is opened a second time, since the page reads this one.
-        watch: False ends after the first pass, and reports it for `_SHOWN_SECONDS` seconds.
+        index: the index; opened a second time for writing, since the page reads this one.
+        watch: if False, stop after the first pass, and report its result for `_SHOWN_SECONDS` seconds.
 
     Attributes:
         unreadable: a message for each unreadable picture of the last pass.
@@ -191,13 +191,13 @@ class FolderFiller:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop watching; a picture that is being read is finished first."""
+        """Stop watching, after the current picture."""
         self._stop.set()
 
     def progress(self) -> dict[str, Any] | None:
-        """How many of how many pictures were read; None when there is nothing to report."""
-        old = not self._watches and time.monotonic() - self._ended > _SHOWN_SECONDS
-        if not self.busy and (old or not self._note):
+        """Return the number of pictures read and the total; None if there is nothing to report."""
+        expired = not self._watches and time.monotonic() - self._ended > _SHOWN_SECONDS
+        if not self.busy and (expired or not self._note):
             return None
         return {"done": self._done, "total": self._total, "note": self._note, "busy": self.busy}
 
@@ -216,11 +216,11 @@ class FolderFiller:
                 first, self._note = False, "" if self._watches else new
             except _StoppedError:
                 return
-            except Exception as error:  # of whatever kind: watching goes on, and the page says what was wrong
+            except Exception as error:  # any error: report it on the page and keep watching
                 self._note = " ".join(str(error).split())
             if not self.folder.is_dir():
-                stay = "Its pictures stay in the library; indexing goes on when it is back."
-                self._note = f"{self.folder} cannot be read now. {stay}"
+                stay = "Its pictures stay in the library, and indexing resumes when the folder is available again."
+                self._note = f"{self.folder} cannot be read at the moment. {stay}"
             self._ended, self.busy = time.monotonic(), False
             if not self._watches:
                 return
@@ -232,13 +232,13 @@ class _StoppedError(Exception):
 
 
 class Additions:
-    """Pictures that are added to a library from the page: of a folder, or files that were dropped on it.
+    """Pictures added to a library from the page: folders, and files dropped on the page.
 
     Args:
-        folder: what the library is filled from and follows, if anything.
+        folder: folder that the library is filled from and watches, if any.
 
     Attributes:
-        watched: fills the library from this folder.
+        watched: thread that fills the library from ``folder``; None without a folder.
     """
 
     def __init__(self, library: Library, folder: Path | None = None) -> None:
@@ -251,14 +251,14 @@ class Additions:
         """Add the pictures of a folder in a thread.
 
         Raises:
-            UserError: there is no such folder, it has no pictures, or a folder is being added.
+            UserError: the folder is missing or has no pictures, or another folder is being added.
         """
         path = pictures_in(str(absolute(folder)))
         if path is None:
-            raise UserError(f"{folder}: an index. Open it as a library of its own.")
+            raise UserError(f"{folder}: is an index. Open it as a separate library.")
         with self._lock:
             if self._added is not None and self._added.busy:
-                raise UserError("another folder is being added. Wait until it is done.")
+                raise UserError("another folder is being added. Wait until it is finished.")
             self._added = FolderFiller(self._library.index, path, watch=False)
             self._added.start()
 
@@ -269,8 +269,7 @@ class Additions:
 
     @property
     def place(self) -> Path:
-        """Where files that were dropped are kept: in the watched folder, else in one of this library in the data
-        directory."""
+        """Folder for dropped files: inside the watched folder, or in the data directory."""
         if self.watched is not None:
             return self.watched.folder.absolute() / "Added"
         address = self._library.index.address
@@ -278,25 +277,25 @@ class Additions:
         return data_directory() / "pictures" / _distinct(self._library.name, address)
 
     def keep(self, name: str, data: bytes) -> Path:
-        """Write a picture that was dropped to `place`; a name that is taken gets a number.
+        """Save a dropped picture to `place`, with a number appended if the name is taken.
 
-        A watched folder is read again by itself; any other is to be added by `start` once all files are there.
+        A watched folder picks up the file automatically; for any other, call `start` after saving all files.
 
         Raises:
-            UserError: it is not a picture, or cannot be written.
+            UserError: the data is not a picture, or the file cannot be written.
         """
         decode(data, name)
-        file = Path(_NOT_IN_NAMES.sub("-", name))
+        file = Path(_INVALID_IN_NAMES.sub("-", name))
         ending = file.suffix if file.suffix.lower() in PICTURE_ENDINGS else ".jpg"
         return write_new(self.place / f"{file.stem.strip('. ') or 'picture'}{ending}", data)
 
     def progress(self) -> dict[str, Any] | None:
-        """Progress of the folder that is being added or watched; None when there is nothing to report."""
+        """Return the progress of the folder being added or watched; None if there is nothing to report."""
         return next((found for each in self._fillers if (found := each.progress()) is not None), None)
 
     @property
     def unreadable(self) -> list[str]:
-        """A message for each picture that could not be read."""
+        """A message for each unreadable picture."""
         return [message for each in self._fillers for message in each.unreadable]
 
     @property

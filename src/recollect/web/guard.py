@@ -1,4 +1,4 @@
-"""Keep the page to its own user: checks of host, origin, token and request size, and headers of every answer."""
+"""Access control for the page: checks of host, origin, token and request size, and security headers."""
 
 import hmac
 import json
@@ -11,9 +11,9 @@ from starlette.responses import Response
 ASGI = Any
 
 COOKIE = "recollect_token"
-"""Before the port: a browser sends the cookies of all ports of a host to each of them."""
+"""Cookie name, followed by the port: browsers share the cookies of a host among all its ports."""
 OWN_HEADER = "x-recollect"
-"""A header that another site's page cannot send without asking first, which it may not."""
+"""Custom header required for changes: other sites cannot send it without a CORS preflight, which fails."""
 
 JSON_LIMIT = 4 * 2**20  # the ids of all pictures on a map
 PICTURE_LIMIT = 32 * 2**20
@@ -24,7 +24,7 @@ _POLICY = (
 )
 _PAGE = re.compile(r"/(library/\w+/)?")
 NOTEBOOKS = "http://localhost:* http://127.0.0.1:*"
-"""Who may show an embedded page in a frame."""
+"""Origins that may show an embedded page in a frame."""
 
 HEADERS = {
     "content-security-policy": f"{_POLICY}; frame-ancestors 'none'",
@@ -40,13 +40,12 @@ class _TooLargeError(Exception):
 
 
 class Guard:
-    """ASGI middleware in front of everything, static files included.
+    """ASGI middleware that checks all requests, including those for static files.
 
     Args:
-        hosts: host names, without port, by which the page may be called (against DNS rebinding); empty for any, where
-            the token guards.
-        token: what a browser must know; None on loopback.
-        embedded: let pages of this machine, such as a notebook, show the page in a frame.
+        hosts: allowed host names without port (against DNS rebinding); empty allows any, with a token.
+        token: secret that browsers must send; None on loopback.
+        embedded: let pages on this machine, such as notebooks, show the page in a frame.
     """
 
     def __init__(self, app: ASGI, hosts: frozenset[str], token: str | None = None, embedded: bool = False) -> None:
@@ -55,7 +54,7 @@ class Guard:
         self.headers = {**HEADERS, "content-security-policy": f"{_POLICY}; frame-ancestors {ancestors}"}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Refuse a request, or pass it to the application."""
+        """Reject the request, or pass it to the application."""
         if scope["type"] != "http":
             return
         request = Request(scope)
@@ -69,33 +68,33 @@ class Guard:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if self.hosts and _name(host) not in self.hosts:
             known = " or ".join(sorted(self.hosts))
-            more = "to allow other names, serve it with --host 0.0.0.0 --token SECRET"
-            return _answer(400, f"this page answers to {known} only; {more}")
+            more = "to allow other names, run `recollect serve` with --host 0.0.0.0 --token SECRET"
+            return _answer(400, f"this page can be opened only as {known}; {more}")
         elsewhere = request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
         foreign = origin is not None and origin.split("://")[-1] != host
         if foreign or (elsewhere and not _followed(request, self.embedded)):
-            return _answer(403, "another site may not use this page")
+            return _answer(403, "requests from other sites are not allowed")
         if request.method not in ("GET", "HEAD", "POST", "DELETE"):
-            return _answer(405, "no such method")
+            return _answer(405, "method not allowed")
         if request.method in ("POST", "DELETE") and OWN_HEADER not in request.headers:
-            return _answer(403, f"requests that change something carry the header {OWN_HEADER}")
+            return _answer(403, f"requests that change data need the header {OWN_HEADER}")
         return None
 
     def _without_token(self, request: Request) -> Response | None:
-        """The answer to a request that does not know the token, or that has it in its address."""
+        """Return the response to a request without the token, or with the token in its address; else None."""
         if self.token is None:
             return None
         cookie = f"{COOKIE}_{(request.scope.get('server') or (None, 0))[1]}"  # pages on two ports have separate cookies
         if given := request.query_params.get("token"):
             if not self._is_token(given):
                 return _answer(401, "wrong token")
-            # not Strict, which is not sent where the page is opened by a link of another site
-            kept = f"{cookie}={self.token}; HttpOnly; SameSite=Lax; Path=/"
-            return _answer(303, "", {"location": request.scope["path"], "set-cookie": kept})
+            # Not Strict: such a cookie is not sent if the page is opened by a link on another site.
+            set_cookie = f"{cookie}={self.token}; HttpOnly; SameSite=Lax; Path=/"
+            return _answer(303, "", {"location": request.scope["path"], "set-cookie": set_cookie})
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self._is_token(bearer) or self._is_token(request.cookies.get(cookie, "")):
             return None
-        return _answer(401, "this page needs its token: open the address that `recollect serve` printed")
+        return _answer(401, "token required: open the address that `recollect serve` printed")
 
     def _is_token(self, given: str) -> bool:
         return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
@@ -135,7 +134,7 @@ class Guard:
 
 
 async def _drain(receive: Any, most: int) -> None:
-    """Let a browser finish sending: until then it reads no answer, and would report a lost connection."""
+    """Read and discard the request: browsers read no response before that, and would report a lost connection."""
     read = 0
     while read < most:
         message = await receive()
@@ -145,7 +144,7 @@ async def _drain(receive: Any, most: int) -> None:
 
 
 def _followed(request: Request, embedded: bool) -> bool:
-    """Whether the page is opened by a link, or in a frame that may show it; that changes nothing."""
+    """Whether a request opens the page by a link or in an allowed frame, which is safe from any site."""
     into = request.headers.get("sec-fetch-dest")
     shown = into == "document" or (embedded and into == "iframe")
     window = shown and request.headers.get("sec-fetch-mode") == "navigate"
@@ -153,7 +152,7 @@ def _followed(request: Request, embedded: bool) -> bool:
 
 
 def _name(host: str) -> str:
-    """The host without its port."""
+    """Return the host without its port."""
     if host.startswith("["):
         return host[1 : host.find("]")]
     return host.rsplit(":", 1)[0] if host.rpartition(":")[2].isdigit() else host

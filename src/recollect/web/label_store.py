@@ -1,4 +1,4 @@
-"""Labels, marks and saved searches in SQLite: every change is on disk before it is answered; undo and redo."""
+"""Labels, marks and saved searches in SQLite, with undo and redo; every change is on disk before the call returns."""
 
 import json
 import os
@@ -21,26 +21,26 @@ from recollect.index.annotations import LABELED
 LONGEST_NAME = 200
 MOST_CLASSES = 200
 MOST_SEARCHES = 100
-_GAP = 1_000  # unreadable changes in a row after which a damaged file is taken to end
+_MAX_GAP = 1_000  # consecutive unreadable changes after which reading a damaged file stops
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS changes (number INTEGER PRIMARY KEY, entry TEXT NOT NULL, crc INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS labels (name TEXT NOT NULL, id TEXT NOT NULL, value TEXT NOT NULL, class INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS labels_of_class ON labels (class, id);
 """
-"""``changes`` is the truth, in order; ``labels`` follows from it and is what filters read."""
+"""``changes`` is the ordered log and source of truth; ``labels`` is derived from it for filters."""
 
 LabelEntry = dict[str, Any]
 
 
 @dataclass(eq=False)
 class ClickedClass:
-    """One class.
+    """A label taught by marks.
 
     Attributes:
-        name: what people call it.
-        text: words that describe it; they order the pictures before any are marked.
-        marks: +1 or -1 by the id of the picture, in click order; other threads may change it.
+        name: display name.
+        text: description; ranks the pictures before any are marked.
+        marks: +1 or -1 by picture id, in click order; other threads may change it.
     """
 
     key: int
@@ -49,29 +49,29 @@ class ClickedClass:
     marks: dict[str, int] = field(default_factory=dict)
 
     def count(self, mark: int) -> int:
-        """How many pictures have this mark."""
-        return list(self.marks.values()).count(mark)  # a copy: other threads may mark meanwhile
+        """Return the number of pictures with this mark."""
+        return list(self.marks.values()).count(mark)  # copied first, because other threads may add marks
 
 
 class LabelStore:
-    """Labels and saved searches in one SQLite file, which several threads and processes may change at once.
+    """Labels and saved searches in a SQLite file that several threads and processes may change concurrently.
 
-    A change is one row of the table ``changes`` and one transaction, so that a kill or a full disk leaves all of it or
-    nothing. Every row has a checksum; damaged rows are skipped and counted. A file that SQLite cannot read is moved
-    aside, and its readable rows are copied, together with those of the backup made when it was last opened.
+    A change is one row of the table ``changes``, written in one transaction, so a kill or a full disk leaves all of it
+    or nothing. Every row has a checksum; damaged rows are skipped and counted. A file that SQLite cannot read is moved
+    aside, and a new one is created from its readable rows and those of the backup made when it was last opened.
 
     Attributes:
-        damaged: changes that could not be read.
+        damaged: number of changes that could not be read.
 
     Raises:
-        UserError: the file cannot be written, or is not a file of labels.
+        UserError: the file cannot be written, or is not a label file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path, self.damaged = path, 0
         self._lock = threading.RLock()
-        self._bad: set[int] = set()
-        self._seen = 0
+        self._bad: set[int] = set()  # numbers of damaged changes
+        self._seen = 0  # number of the last change read
         self._forget()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,9 +82,9 @@ class LabelStore:
             self._file = os.stat(path)
         except (OSError, sqlite3.Error) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise UserError(f"{path}: labels cannot be kept there ({reason}). Name a file with --labels.") from None
+            raise UserError(f"{path}: labels cannot be saved there ({reason}). Name a file with --labels.") from None
         _ = self.revision
-        with suppress(OSError, sqlite3.Error):  # a disk without room for it: the labels themselves are fine
+        with suppress(OSError, sqlite3.Error):  # the backup is optional, for example on a full disk
             _back_up(self._database, path)
 
     @property
@@ -96,14 +96,14 @@ class LabelStore:
 
     @property
     def revision(self) -> int:
-        """Grows with every change, by whatever process."""
+        """Number that grows with every change by any process."""
         with self._lock:
             self._catch_up()
             return self._seen
 
     @property
     def latest(self) -> int:
-        """Number of the latest change that was not taken back; 0 if there is none."""
+        """Number of the latest change that is not undone; 0 if there is none."""
         with self._lock:
             self._catch_up()
             return self._done[-1] if self._done else 0
@@ -116,15 +116,15 @@ class LabelStore:
         """
         name, text = (" ".join(unicodedata.normalize("NFC", words).split()) for words in (name, text))
         if not any(each.isprintable() for each in name.replace(" ", "")):
-            raise UserError("a label needs a name")
+            raise UserError("missing: name of the label")
         if max(len(name), len(text)) > LONGEST_NAME:
             raise UserError(f"the name or text is longer than {LONGEST_NAME} characters")
         with self._change() as write:
             for each in self._classes.values():
-                if looks_of(each.name) == looks_of(name):  # they could not be told apart in a filter
-                    raise UserError(f"there is a label {each.name!r} already")
+                if looks_of(each.name) == looks_of(name):  # a filter could not distinguish them
+                    raise UserError(f"the label {each.name!r} already exists")
             if len(self._classes) >= MOST_CLASSES:
-                raise UserError(f"there can be at most {MOST_CLASSES} labels")
+                raise UserError(f"at most {MOST_CLASSES} labels are possible. Remove one first.")
             key = 1 + max((entry["class"] for entry in self._entries.values() if entry["do"] == "class"), default=0)
             write({"do": "class", "class": key, "name": name, "text": text})
         return self._classes[key]
@@ -132,13 +132,13 @@ class LabelStore:
     def mark(self, key: int, ids: list[str], mark: int) -> ClickedClass:
         """Mark pictures as belonging (+1) or not belonging (-1) to a class, or remove their mark (0).
 
-        Those that have this mark already are left out, so that every undo takes something back.
+        Pictures that already have this mark are skipped, so every undo has an effect.
 
         Raises:
             UserError: no such class or mark, or the change could not be saved.
         """
         if mark not in (-1, 0, 1):
-            raise UserError(f"{mark!r}: a mark is 1, -1, or 0 for none")
+            raise UserError(f"{mark!r}: a mark must be 1, -1 or 0 (none)")
         with self._change() as write:
             found = self.get(key)
             if ids := [id for id in ids if found.marks.get(id, 0) != mark]:
@@ -152,7 +152,7 @@ class LabelStore:
             write({"do": "drop", "class": key})
 
     def undo(self) -> LabelEntry | None:
-        """Take the last change back; None if there is none."""
+        """Undo the last change and return it; None if there is none."""
         with self._change() as write:
             if not self._done:
                 return None
@@ -160,7 +160,7 @@ class LabelStore:
             return self._entries[self._undone[-1]]
 
     def redo(self) -> LabelEntry | None:
-        """Make the change again that was taken back last; None if there is none."""
+        """Redo the change that was undone last and return it; None if there is none."""
         with self._change() as write:
             if not self._undone:
                 return None
@@ -168,7 +168,7 @@ class LabelStore:
             return self._entries[self._done[-1]]
 
     def pending(self) -> dict[str, LabelEntry | None]:
-        """What `undo` and `redo` would change: the kind of change, its label's name, and its mark."""
+        """Describe what `undo` and `redo` would change: the kind of change, the label and the mark."""
         with self._lock:
             self._catch_up()
             return {"undo": self._described(self._done), "redo": self._described(self._undone)}
@@ -181,31 +181,31 @@ class LabelStore:
         return about | ({"mark": entry["mark"], "pictures": len(entry["ids"])} if entry["do"] == "mark" else {})
 
     def get(self, key: int) -> ClickedClass:
-        """A class.
+        """Return a class.
 
         Raises:
-            UserError: it was removed.
+            UserError: the class was removed.
         """
         if (found := self.classes.get(key)) is None:
             raise UserError("this label was removed")
         return found
 
     def labels_of(self, id: str) -> list[str]:
-        """Names of the classes that a picture belongs to."""
+        """Return the names of the classes that a picture belongs to."""
         return sorted(each.name for each in list(self.classes.values()) if each.marks.get(id, 0) > 0)
 
     @property
     def searches(self) -> dict[str, str]:
-        """The page address of each saved search by name, in the order they were saved."""
+        """Page address of each saved search by name, in the order of saving."""
         with self._lock:
             self._catch_up()
             return dict(self._searches)
 
     def save_search(self, name: str, address: str | None) -> dict[str, str]:
-        """Save a search, or remove it if the address is None; returns all.
+        """Save a search, or remove it if the address is None; return all searches.
 
         Raises:
-            UserError: there are too many, or the file cannot be written.
+            UserError: there are too many searches, or the file cannot be written.
         """
         with self._change() as write:
             if address is not None and len({*self._searches, name}) > MOST_SEARCHES:
@@ -222,9 +222,9 @@ class LabelStore:
 
     @contextmanager
     def _change(self) -> Iterator[Any]:
-        """A transaction in which this process sees the latest state and may add entries; all of it or nothing."""
+        """Open a transaction: read the latest state, yield a function that adds entries, and commit all or nothing."""
         with self._lock:
-            self._check_there()
+            self._check_file()
             try:
                 self._database.execute("BEGIN IMMEDIATE")
                 try:
@@ -243,16 +243,16 @@ class LabelStore:
         number, text = self._seen + 1, json.dumps(entry, ensure_ascii=False, separators=(",", ":"))
         self._database.execute("INSERT INTO changes VALUES (?, ?, ?)", (number, text, _crc(number, text)))
         self._replay(number, entry)
-        changed = self._entries[entry["of"]] if entry["do"] in ("undo", "redo") else entry
-        if "class" in changed:
-            self._write_labels(changed)
+        change = self._entries[entry["of"]] if entry["do"] in ("undo", "redo") else entry
+        if "class" in change:
+            self._write_labels(change)
 
-    def _write_labels(self, changed: LabelEntry) -> None:
-        """Bring the table that filters read up to date with what an entry changed."""
-        key = changed["class"]
+    def _write_labels(self, change: LabelEntry) -> None:
+        """Update the table ``labels`` after a change."""
+        key = change["class"]
         marks = self._classes[key].marks if key in self._classes else {}
-        if changed["do"] == "mark":
-            ids = set(changed["ids"])
+        if change["do"] == "mark":
+            ids = set(change["ids"])
             self._database.executemany("DELETE FROM labels WHERE class = ? AND id = ?", [(key, id) for id in ids])
         else:
             ids = set(marks)
@@ -261,10 +261,10 @@ class LabelStore:
         self._database.executemany("INSERT INTO labels VALUES (?, ?, ?, ?)", rows)
 
     def _catch_up(self) -> None:
-        """Replay what this or another process has added."""
+        """Replay changes that this or another process has added."""
         try:
-            asked = "SELECT number, entry, crc FROM changes WHERE number > ? ORDER BY number"
-            for number, text, crc in self._database.execute(asked, (self._seen,)).fetchall():
+            query = "SELECT number, entry, crc FROM changes WHERE number > ? ORDER BY number"
+            for number, text, crc in self._database.execute(query, (self._seen,)).fetchall():
                 if crc == _crc(number, text):
                     self._replay(number, json.loads(text))
                 else:
@@ -274,14 +274,13 @@ class LabelStore:
         except sqlite3.Error as error:
             raise UserError(f"{self.path}: the labels cannot be read ({error})") from None
 
-    def _check_there(self) -> None:
-        """Refuse to write into a file that will not be read again."""
+    def _check_file(self) -> None:
+        """Refuse to write into a file that was removed or replaced."""
         with suppress(OSError):
             if os.path.samestat(os.stat(self.path), self._file):
                 return
         raise UserError(
-            f"{self.path}: was removed or replaced while the page is open, so no label can be saved. Start the page "
-            "again."
+            f"{self.path}: was removed or replaced while the page is open, so labels cannot be saved. Restart the page."
         )
 
     # ------------------------------------------------------------------ the state
@@ -292,7 +291,7 @@ class LabelStore:
         self._done: list[int] = []
         self._undone: list[int] = []
         self._classes: dict[int, ClickedClass] = {}
-        self._names: dict[int, str] = {}  # of removed classes as well
+        self._names: dict[int, str] = {}  # including removed classes
         self._searches: dict[str, str] = {}
 
     def _replay(self, number: int, entry: LabelEntry) -> None:
@@ -332,7 +331,7 @@ class LabelStore:
 
 
 def _crc(number: int, text: str) -> int:
-    """Of a row's other columns, as `recollect.index` checks it."""
+    """Return the checksum of a row, as `recollect.index` checks it."""
     return zlib.crc32(repr((number, text)).encode())
 
 
@@ -340,18 +339,18 @@ def _connect(path: Path) -> sqlite3.Connection:
     database = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = FULL")
-    database.execute("PRAGMA wal_autocheckpoint = 1")  # a flipped bit in the log would hide all that follows it
+    database.execute("PRAGMA wal_autocheckpoint = 1")  # a flipped bit in the write-ahead log hides all later changes
     return database
 
 
 def _sound(path: Path) -> bool:
-    """Whether SQLite can read a file, or there is none."""
+    """Whether SQLite can read the file, or the file is missing or empty."""
     if not path.exists() or not path.stat().st_size:
         return True
     try:
         with closing(sqlite3.connect(path, timeout=30)) as database:
             return bool(database.execute("PRAGMA quick_check").fetchone() == ("ok",))
-    except sqlite3.OperationalError:  # locked, or a disk that can only be read: not damage
+    except sqlite3.OperationalError:  # locked or read-only, not damaged
         raise
     except sqlite3.DatabaseError:
         return False
@@ -362,13 +361,13 @@ def _backup_of(path: Path) -> Path:
 
 
 def _back_up(database: sqlite3.Connection, path: Path) -> None:
-    """Keep a copy of a file that was just read without errors."""
+    """Back up a file that was just read without errors."""
     with atomic_path(_backup_of(path)) as new, closing(sqlite3.connect(new)) as copy:
         database.backup(copy)
 
 
 def _salvage(path: Path) -> int:
-    """Move a damaged file aside and take over what it and its backup still hold; returns how many changes are lost."""
+    """Move a damaged file aside, recover changes from it and its backup, and return the number of lost changes."""
     rows = {**_readable(_backup_of(path)), **_readable(path)}
     move_file(path, path.with_name(f"{path.stem}.damaged{path.suffix}"))
     for suffix in ("-wal", "-shm"):
@@ -382,7 +381,7 @@ def _salvage(path: Path) -> int:
 
 
 def _readable(path: Path) -> dict[int, tuple[str, int]]:
-    """The changes of a damaged file that are whole, read one by one."""
+    """Read the intact changes of a damaged file one by one."""
     rows: dict[int, tuple[str, int]] = {}
     if not path.exists():
         return rows
@@ -396,6 +395,6 @@ def _readable(path: Path) -> dict[int, tuple[str, int]]:
                 rows[number], missed = row, 0
             else:
                 missed += 1
-            if missed > _GAP:
+            if missed > _MAX_GAP:
                 return rows
     return rows

@@ -1,4 +1,4 @@
-"""The map: two dimensions of embeddings."""
+"""Two-dimensional layout of embeddings for the map."""
 
 from dataclasses import dataclass
 
@@ -7,18 +7,18 @@ import numpy as np
 from recollect.core.nearest import exact_neighbors
 
 MOST_POINTS = 100_000
-"""Pictures on a map; of a larger index a random part."""
+"""Maximum number of pictures on a map; a larger index is sampled at random."""
 
 ANCHORS = 2_000
-"""Pictures that are laid out by t-SNE, in seconds; the others are placed next to those that are most alike."""
+"""Number of pictures laid out by t-SNE, which takes seconds; the others are placed near their most similar anchors."""
 
-_NEAR = 3
-_SPREAD = 0.004  # so that equal pictures do not hide one another, as a share of the map
+_NEAREST = 3
+_JITTER = 0.004  # noise as a fraction of the map, so equal pictures do not hide one another
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Places of some rows in the unit square, and the method that made them."""
+    """Positions of rows in the unit square, and the method that computed them."""
 
     rows: np.ndarray
     points: np.ndarray
@@ -26,10 +26,11 @@ class Layout:
 
 
 def lay_out(vectors: np.ndarray, seed: int = 0) -> Layout:
-    """Two dimensions of embeddings by t-SNE; of many only some are laid out, the others next to those most alike.
+    """Lay out embeddings in two dimensions by t-SNE of up to `ANCHORS` rows; place the others near similar anchors.
 
     Args:
         vectors: unit-norm (rows, width).
+        seed: seed of the sample and of t-SNE.
     """
     rows = np.arange(len(vectors))
     if len(rows) < 2:
@@ -38,30 +39,30 @@ def lay_out(vectors: np.ndarray, seed: int = 0) -> Layout:
         rows = np.sort(np.random.default_rng(seed).choice(len(vectors), MOST_POINTS, replace=False))
     rng = np.random.default_rng(seed)
     anchors = np.sort(rng.choice(len(rows), ANCHORS, replace=False)) if len(rows) > ANCHORS else np.arange(len(rows))
-    points, method = _laid_out(vectors[rows[anchors]], seed)
+    points, method = _lay_out_anchors(vectors[rows[anchors]], seed)
     if len(rows) > ANCHORS:
-        points = _next_to(vectors[rows], vectors[rows[anchors]], points)
-        points += rng.normal(0, _SPREAD, points.shape) * (points.max(axis=0) - points.min(axis=0))
-        method += f" of {ANCHORS:,}, the others next to those most alike"
+        points = _place_near_anchors(vectors[rows], vectors[rows[anchors]], points)
+        points += rng.normal(0, _JITTER, points.shape) * (points.max(axis=0) - points.min(axis=0))
+        method += f" of {ANCHORS:,}, the others near the most similar ones"
     low, high = points.min(axis=0), points.max(axis=0)
     return Layout(rows, ((points - low) / np.maximum(high - low, 1e-9)).astype(np.float32), method)
 
 
-def _laid_out(vectors: np.ndarray, seed: int) -> tuple[np.ndarray, str]:
-    """Two dimensions of up to `ANCHORS` vectors, and the method."""
-    some = vectors - vectors.mean(axis=0)
-    if len(some) >= 10:
+def _lay_out_anchors(vectors: np.ndarray, seed: int) -> tuple[np.ndarray, str]:
+    """Return two-dimensional positions of up to `ANCHORS` vectors, and the method."""
+    centered = vectors - vectors.mean(axis=0)
+    if len(centered) >= 10:
         from sklearn.manifold import TSNE
 
-        flat = TSNE(init="pca", perplexity=min(30.0, (len(some) - 1) / 3), random_state=seed, max_iter=500)
-        return flat.fit_transform(some), "t-SNE"
-    axes = np.linalg.svd(some, full_matrices=False)[2][:2]
-    return np.pad(some @ axes.T, ((0, 0), (0, 2 - len(axes)))), "principal components"
+        tsne = TSNE(init="pca", perplexity=min(30.0, (len(centered) - 1) / 3), random_state=seed, max_iter=500)
+        return tsne.fit_transform(centered), "t-SNE"
+    axes = np.linalg.svd(centered, full_matrices=False)[2][:2]
+    return np.pad(centered @ axes.T, ((0, 0), (0, 2 - len(axes)))), "principal components"
 
 
-def _next_to(vectors: np.ndarray, anchors: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """The weighted mean of the places of the anchors that each vector is most alike."""
-    near = exact_neighbors(np.ascontiguousarray(vectors), np.ascontiguousarray(anchors), _NEAR)
+def _place_near_anchors(vectors: np.ndarray, anchors: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Return the weighted mean position of the nearest anchors of each vector."""
+    near = exact_neighbors(np.ascontiguousarray(vectors), np.ascontiguousarray(anchors), _NEAREST)
     weight = np.exp(20.0 * (np.asarray(near.scores) - np.asarray(near.scores).max(axis=1, keepdims=True)))
     weight /= weight.sum(axis=1, keepdims=True)
     return (points[np.asarray(near.rows)] * weight[..., None]).sum(axis=1)

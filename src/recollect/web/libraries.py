@@ -1,4 +1,4 @@
-"""The libraries of one page: the one it was started with, and those that a user switches to."""
+"""Libraries of a page: the one it was started with, and those that the user switches to."""
 
 import hashlib
 import threading
@@ -13,10 +13,10 @@ from recollect.web.session import Session, open_session
 
 
 class Libraries:
-    """What one page shows: the first library at ``/``, others at ``/library/KEY/``.
+    """Open libraries of a page: the first one at ``/``, others at ``/library/KEY/``.
 
-    Two tabs may show two libraries. A library stays open until `close`. Those that can be switched to are the indexes
-    of folders in the user's data directory, indexes next to the first one, and whatever was opened by its path.
+    Different tabs may show different libraries. A library stays open until `close`. The user can switch to the folder
+    indexes in the data directory, to indexes next to the first one, and to any index or folder by its path.
     """
 
     def __init__(self, first: Session) -> None:
@@ -25,7 +25,7 @@ class Libraries:
         self._lock = threading.RLock()
 
     def session(self, key: str) -> Session:
-        """The library of a key, which is opened if it is not open.
+        """Return the session of a library, opening it if needed.
 
         Raises:
             UserError: there is no such library, or it cannot be opened.
@@ -36,12 +36,12 @@ class Libraries:
             if key not in self._open:
                 places = self._places()
                 if key not in places:
-                    raise UserError("this library is not known here. Open it by its folder.")
-                self._open[key] = self._opened(places[key][1])
+                    raise UserError("unknown library. Open it by its folder.")
+                self._open[key] = self._open_session(places[key][1])
             return self._open[key]
 
     def known(self, session: Session) -> list[dict[str, Any]]:
-        """Key, name and place of every library, and whether it is the one of a session."""
+        """Return key, name and path of every library, and whether it is the session's."""
         current = self._key(session.library.index.address)
         return [
             {"key": key, "name": name, "place": place, "current": key == current}
@@ -49,10 +49,10 @@ class Libraries:
         ]
 
     def open(self, place: str) -> str:
-        """Open an index, or the index of a folder of pictures, which is filled and watched; returns its key.
+        """Open an index, or index and watch a folder of pictures; return the library's key.
 
         Raises:
-            UserError: there is neither, or its model cannot be opened.
+            UserError: the path is neither, or the model cannot be opened.
         """
         address, folder = str(absolute(place)), pictures_in(place)
         with self._lock:
@@ -60,7 +60,7 @@ class Libraries:
                 address = open_folder(folder, self.first.library.index.record).address
             key = self._key(address)
             if key and key not in self._open:
-                self._open[key] = self._opened(address, folder)
+                self._open[key] = self._open_session(address, folder)
             return key
 
     def close(self) -> None:
@@ -71,14 +71,14 @@ class Libraries:
             self._open.clear()
 
     def _key(self, address: str) -> str:
-        """Of the library at an address; empty for the first."""
+        """Return the key of the library at an address; empty for the first library."""
         first = self.first.library.index.address
         if "://" in address or Path(address).resolve() == Path(first).resolve():
             return ""
         return hashlib.blake2b(str(Path(address).resolve()).encode(), digest_size=5).hexdigest()
 
     def _places(self) -> dict[str, tuple[str, str]]:
-        """Name and address of each key."""
+        """Return the name and address of every library by key."""
         open_now = {"": self.first, **self._open}
         found = {key: (each.library.name, each.library.index.address) for key, each in open_now.items()}
         index = self.first.library.index
@@ -87,7 +87,7 @@ class Libraries:
             found.setdefault(self._key(place), (library_name(place), place))
         return found
 
-    def _opened(self, address: str, folder: Path | None = None) -> Session:
+    def _open_session(self, address: str, folder: Path | None = None) -> Session:
         index = Index.open(address, self.first.library.index.model)
         session = open_session(index, folder or _folder_of(index), local=self.first.local)
         session.start()
@@ -101,7 +101,7 @@ def _indexes_in(folders: list[Path]) -> Iterator[str]:
 
 
 def _folder_of(index: Index) -> Path | None:
-    """The folder of pictures that an index in the data directory was made of."""
+    """Return the folder of pictures that an index in the data directory was built from."""
     if index.folder is None or index.folder.resolve().parent != (data_directory() / "indexes").resolve():
         return None
     places = (Path(row["files"][0]["place"]) for row in index.store.dicts(["files"]) if row["files"])

@@ -1,4 +1,4 @@
-"""The index as the page reads it: its newest version, and small copies of pictures."""
+"""Read access to the index for the page: the current version, and resized pictures."""
 
 import os
 import threading
@@ -20,20 +20,21 @@ from recollect.index.facets import aspect_ratios
 THUMB_SIDE = 256
 VIEW_SIDE = 1600
 FULL_SIDE = 8192
-"""Longer side of a picture that is zoomed in."""
+"""Maximum longer side of a zoomed picture, in pixels."""
 
 _CACHE_BYTES = 128 * 2**20
-_CHECK_EVERY = 0.3  # seconds between two looks for changes by other processes
-_GONE = "no longer in the library"
+_CHECK_INTERVAL = 0.3  # seconds between checks for changes by other processes
+_REMOVED = "no longer in the library"
 
 
 @dataclass(eq=False)
 class View:
-    """One version of an index.
+    """A version of an index.
 
     Attributes:
-        index: which index; it may have moved on to a later version.
-        ids: of the pictures, in the order of the rows.
+        index: the index; it may have advanced to a later version.
+        version: the version of this view.
+        ids: ids of the pictures, in row order.
     """
 
     index: Index
@@ -43,7 +44,7 @@ class View:
 
     @cached_property
     def row_of(self) -> dict[str, int]:
-        """The row of each id."""
+        """Row of each id."""
         return {id: row for row, id in enumerate(self.ids)}
 
     @cached_property
@@ -53,34 +54,34 @@ class View:
 
     @cached_property
     def shapes(self) -> UInt8[np.ndarray, " rows"]:
-        """A byte for the aspect ratio of each row: 128 + 48 log2(width / height), within 0 to 255."""
+        """Aspect ratio of each row as a byte: 128 + 48 log2(width / height), clipped to 0–255."""
         return np.clip(np.round(128 + 48 * np.log2(self._read(aspect_ratios))), 0, 255).astype(np.uint8)
 
     def _read(self, read: Callable[[Index], np.ndarray]) -> np.ndarray:
-        """Read from this version, also when the index has moved on."""
+        """Read from this version, even if the index has advanced."""
         with self._lock:
-            here = self.index.version == self.version
-            return read(self.index if here else Index.open(self.index.address, version=self.version))
+            current = self.index.version == self.version
+            return read(self.index if current else Index.open(self.index.address, version=self.version))
 
     def shapes_of(self, ids: Sequence[str], most: int | None = None) -> bytes:
-        """`shapes` of the first pictures of a list; square for those that this version lacks."""
+        """Return `shapes` of the first ``most`` pictures of a list; square for pictures missing in this version."""
         if ids is self.ids:
             return self.shapes[:most].tobytes()
         shapes, row_of = self.shapes, self.row_of
         return bytes(int(shapes[row_of[id]]) if id in row_of else 128 for id in ids[:most])
 
     def rows(self, ids: Sequence[str]) -> Int64[np.ndarray, " some"]:
-        """Rows of ids; those that this version lacks are left out."""
+        """Return the rows of ids, skipping ids missing in this version."""
         row_of = self.row_of
         return np.array([row_of[id] for id in ids if id in row_of], dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class ShownRows:
-    """The rows of a version of the index that satisfy a filter.
+    """Rows of a view that match a filter.
 
     Attributes:
-        where: the filter; empty for everything.
+        where: the filter; empty for all rows.
     """
 
     view: View
@@ -89,7 +90,7 @@ class ShownRows:
 
     @classmethod
     def all(cls, view: View) -> "ShownRows":
-        """Every row."""
+        """Return all rows of a view."""
         return cls(view, np.arange(len(view.ids)))
 
     @cached_property
@@ -99,10 +100,10 @@ class ShownRows:
 
 
 class Library:
-    """An index that other processes may change while its page is open; safe to call from several threads.
+    """Thread-safe access to an index that other processes may change while its page is open.
 
     Attributes:
-        name: what the page calls it.
+        name: display name.
     """
 
     def __init__(self, index: Index, name: str) -> None:
@@ -115,25 +116,25 @@ class Library:
 
     @property
     def version(self) -> int:
-        """Of the latest view."""
+        """Version of the latest view."""
         return self._view.version
 
     def view(self) -> View:
-        """The newest version.
+        """Return a view of the current version; other processes' changes show after at most `_CHECK_INTERVAL`.
 
         Raises:
-            UserError: the index is gone, or holds vectors of another model now.
+            UserError: the index is missing, or was rebuilt with another model.
         """
         with self._lock:
-            if time.monotonic() - self._checked > _CHECK_EVERY:
+            if time.monotonic() - self._checked > _CHECK_INTERVAL:
                 self.refresh()
             return self._view
 
     def refresh(self) -> View:
-        """The newest version, without waiting."""
+        """Return a view of the current version, always checking for changes."""
         with self._lock:
             place = _place_of(self.index)
-            if place != self._place:  # built again at the same address
+            if place != self._place:  # rebuilt at the same address
                 other = Index.open(self.index.address, self.index.model)
                 other.model.check_fingerprint(self.index.record.model, "the model of this page")
                 self.index, self._place = other, place
@@ -145,40 +146,40 @@ class Library:
 
     def _read(self) -> View:
         view = View(self.index, self.index.version, self.index.ids, self._lock)
-        if self.index.folder is None:  # its earlier versions cannot be read
+        if self.index.folder is None:  # without a folder, earlier versions cannot be read later
             _ = view.vectors
         return view
 
     def pictures(self, ids: Sequence[str]) -> list[Picture]:
-        """Facts about pictures; the caption of one that was removed since says so."""
+        """Return the pictures with the given ids; a removed picture has a caption that says so."""
         known = set(self.index.store.rows(list(ids), ["id"])["id"].to_pylist())
         found = {each.id: each for each in self.index.pictures([id for id in ids if id in known])}
-        return [found.get(id) or Picture(id, captions=(_GONE,)) for id in ids]
+        return [found.get(id) or Picture(id, captions=(_REMOVED,)) for id in ids]
 
     def thumbnail(self, id: str) -> bytes:
-        """A small JPEG of a picture.
+        """Return a small JPEG of a picture.
 
         Raises:
-            UserError: there is no such picture, or its file is gone, changed or damaged.
+            UserError: there is no such picture, or its file is missing, changed or damaged.
         """
         return self._thumbnails.made(id, lambda: self.picture(id, THUMB_SIDE))
 
     def original(self, id: str) -> tuple[str, bytes]:
-        """The name and the bytes of a picture's own file, or of the picture that the index stores.
+        """Return name and bytes of a picture's original file, or of the copy stored in the index.
 
         Raises:
-            UserError: there is no such picture, or its file is gone.
+            UserError: there is no such picture, or its file is missing.
         """
         (picture,) = self.index.pictures([id])
         if picture.path is not None and picture.path.is_file():
             return picture.path.name, picture.path.read_bytes()
         data = picture.encoded()
         if data is None:
-            raise UserError(f"{picture.where}: the index stores no picture for it")
+            raise UserError(f"{picture.where}: the picture is not stored in the index")
         return (Path(picture.files[0].key).name if picture.files else id), data
 
     def picture(self, id: str, side: int = VIEW_SIDE) -> bytes:
-        """A JPEG of a picture no larger than ``side``.
+        """Return a JPEG of a picture with a longer side of at most ``side`` pixels.
 
         Raises:
             UserError: as in `thumbnail`.
@@ -187,7 +188,7 @@ class Library:
 
 
 def _place_of(index: Index) -> tuple[int, int]:
-    """Changes when an index on disk was deleted and built again."""
+    """Return an identifier that changes if an index on disk is deleted and rebuilt."""
     if index.folder is None:
         return (0, 0)
     try:

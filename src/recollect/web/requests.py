@@ -1,4 +1,4 @@
-"""What the page asks for, checked by pydantic."""
+"""Request models of the API, validated by pydantic."""
 
 from typing import Annotated, Literal
 
@@ -9,7 +9,7 @@ MOST_TILES = 400
 
 
 class Strict(BaseModel):
-    """A part of a request; what it does not define is an error."""
+    """Base of all request models; unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -25,7 +25,7 @@ Words = Annotated[str, StringConstraints(strip_whitespace=True, max_length=2000)
 
 
 class SearchTerm(Strict):
-    """A part of a query: words, a picture of the index, or an uploaded one; a negative weight pushes away."""
+    """Part of a query: words, a picture in the index, or an uploaded picture; a negative weight excludes."""
 
     words: Words | None = None
     id: Id | None = None
@@ -40,17 +40,18 @@ class SearchTerm(Strict):
 
 
 class Ask(Strict):
-    """Which list the page asks for.
+    """Definition of a list of pictures.
 
     Attributes:
-        terms: of a search; a list without terms has all pictures in the order of the index.
-        adapt: rank the first results again by a model adapted to this query (EFSA).
-        order: ``search``; for a label ``likely``, ``next``, ``cut`` or ``clicked`` (see `Teaching.ranked`); ``sorted``
-            for all pictures by the classifier that all labels make.
-        label: the label to rank for; in the other orders the one whose marks tiles show.
-        show: of ``sorted``: ``doubtful``, ``none``, or ``class:NAME`` (see `Sorting.ranked`).
-        arrange: of ``search``: by score, or by date or file name. A search is arranged among its likely matches, or
-            among its best `MOST_ARRANGED` where no cut-off was learned.
+        terms: terms of the search; without terms, all pictures in index order.
+        where: filter.
+        adapt: rerank the top results with a model adapted to this query (EFSA).
+        order: ``search``; ``likely``, ``next``, ``cut`` or ``clicked`` for a label (see `Teaching.ranked`); or
+            ``sorted`` for all pictures by the classifier over all labels.
+        label: label to rank for; in the other orders, the label whose marks are shown on tiles.
+        show: for ``sorted``: ``doubtful``, ``none``, or ``class:NAME`` (see `Sorting.ranked`).
+        arrange: for ``search``: sort by score, date or file name. Sorting by date or name covers the likely matches, or
+            the best `MOST_ARRANGED` results if no cut-off was learned.
     """
 
     terms: Annotated[tuple[SearchTerm, ...], Field(max_length=MOST_TERMS, strict=False)] = ()
@@ -63,11 +64,11 @@ class Ask(Strict):
 
 
 class Slice(Ask):
-    """Part of a list.
+    """Range of a list.
 
     Attributes:
-        version, revision: of the index and the labels when the first tiles of this list were shown. Later tiles come
-            from the same list while it is kept, else from the list as it is now.
+        version, revision: version of the index and revision of the labels when the list was first shown. Later tiles
+            come from the same list while it is cached, else from the current one.
     """
 
     start: Annotated[int, Field(ge=0)] = 0
@@ -77,12 +78,12 @@ class Slice(Ask):
 
     @property
     def ask(self) -> Ask:
-        """The list."""
+        """Definition of the list, without the range."""
         return Ask.model_construct(**{name: getattr(self, name) for name in Ask.model_fields})
 
 
 class IdsBody(Slice):
-    """Which ids of a list."""
+    """Range of ids of a list."""
 
     count: Annotated[int, Field(ge=1, le=20_000)] = 60
 
@@ -95,7 +96,7 @@ class LabelBody(Strict):
 
 
 class PicturesBody(Strict):
-    """Some pictures: by id, or the first of a list."""
+    """Selected pictures: by id, or the first ones of a list."""
 
     ids: Annotated[tuple[Id, ...], Field(max_length=100_000, strict=False)] = ()
     of: Slice | None = None
@@ -103,14 +104,14 @@ class PicturesBody(Strict):
 
 
 class MarkBody(PicturesBody):
-    """A mark for some pictures, and the list to answer with."""
+    """Mark for selected pictures, and the list to return."""
 
     mark: Literal[-1, 0, 1]
     listing: Slice | None = None
 
 
 class ActBody(PicturesBody):
-    """What to do with some pictures; see `Actions.act`."""
+    """Action on selected pictures; see `Actions.act`."""
 
     kind: Literal["copy", "move", "remove", "delete"]
     folder: LocalPath = ""
@@ -118,13 +119,13 @@ class ActBody(PicturesBody):
 
 
 class ExportBody(PicturesBody):
-    """Which file to write about some pictures."""
+    """Export of selected pictures to a file."""
 
     kind: Literal["csv", "parquet", "coco", "coco-labels"]
 
 
 class SearchBody(Strict):
-    """A search to save, by its address in the page; without an address it is removed."""
+    """Search to save, as an address of the page; without an address, the search is removed."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     address: Annotated[str, Field(min_length=1, max_length=8000)] | None = None

@@ -1,4 +1,4 @@
-"""The page of one index: open it, listen, and stop in time."""
+"""Server of the page: open the index, listen, and shut down promptly."""
 
 import errno
 import os
@@ -35,23 +35,23 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PORT = 8517
 
 PATIENCE = 5.0
-"""Seconds to wait for requests under way before the process ends; finding duplicates may take a minute."""
+"""Seconds to wait for running requests before the process ends; finding duplicates may take a minute."""
 
 
 class Page:
-    """The page of an index, which starts to listen when it is made.
+    """Web page of an index; creating it binds the port.
 
     Args:
-        host: where to listen; on an address that others can reach only with a token.
-        port: where to listen; 0 takes any free port.
-        token: a secret of at least 16 letters and digits that a browser must know.
+        host: address to listen on; an address that other machines can reach requires a token.
+        port: port to listen on; 0 chooses a free port.
+        token: secret that browsers must send, at least 16 letters and digits.
         labels: SQLite file for labels; in the folder of the index by default.
         out: folder for saved classifiers; in the folder of the index by default.
-        folder: pictures that the index is filled with and follows.
-        embedded: let a notebook on this machine show it in a cell.
+        folder: folder of pictures to add to the index and watch.
+        embedded: let a notebook on this machine show the page in a cell.
 
     Raises:
-        UserError: an option is wrong, the port is in use, or there is no place for labels.
+        UserError: an option is invalid, the port is in use, or labels cannot be saved.
     """
 
     def __init__(
@@ -78,20 +78,20 @@ class Page:
         hosts = frozenset(LOOPBACK) if host in LOOPBACK else frozenset[str]()
         self.libraries = Libraries(self.session)
         app = Guard(create_app(self.libraries), hosts, token, embedded)
-        self.listening.listen(128)  # so that a browser that opens the address now is answered
+        self.listening.listen(128)  # from now on, a browser that opens the address waits for the server
         config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off")
         self._server = uvicorn.Server(config)
         self._thread: threading.Thread | None = None
 
     @property
     def address(self) -> str:
-        """What to open in a browser."""
+        """Address to open in a browser, with the token."""
         host = "127.0.0.1" if self.host == "localhost" else f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}/{f'?token={self.token}' if self.token else ''}"
 
     @property
     def url(self) -> str:
-        """The address by the name ``localhost``, as notebooks are opened: a frame keeps its cookies then."""
+        """Address with the host name ``localhost`` like notebooks, so a frame in a notebook keeps its cookies."""
         return self.address.replace("127.0.0.1", "localhost")
 
     def _repr_html_(self) -> str:
@@ -145,26 +145,29 @@ def serve(
     open_browser: bool = False,
     wait: bool | None = None,
 ) -> "Page | None":
-    """Show an index, or a folder of pictures, in the browser until interrupted; see `Page`.
+    """Show an index or a folder of pictures in the browser until interrupted.
 
-    In a notebook the page is shown below the cell, which ends at once: ``page = recollect.serve(index)`` has
-    ``page.url`` and ``page.stop()``.
+    In a notebook, the call returns immediately and the page appears below the cell: ``page = recollect.serve(index)``
+    has ``page.url`` and ``page.stop()``.
 
-    A folder of pictures is indexed while its page is open, and watched from then on; the same folder opens the same
-    index (`recollect.web.folder`). Nothing is fetched from elsewhere, and nothing is sent anywhere.
+    A folder is indexed in the background and then watched; the same folder always opens the same index
+    (`recollect.web.folder`). The page loads nothing from the internet and sends nothing to it.
 
     Args:
         index: an index, its address, or a folder of pictures.
-        model: the model of the index, where that is not what the index remembers; of a new folder the model to use.
-        wait: serve until interrupted, and return None; otherwise return the running page. In a notebook the default is
-            False, elsewhere True.
+        model: model for a new folder, or the model of the index if it has moved; by default the starter, or the model
+            recorded in the index.
+        host, port, token, labels, out: see `Page`.
+        open_browser: open the page in the default browser.
+        wait: serve until interrupted and return None; if False, return the running page. True by default, except in
+            notebooks.
 
     Raises:
-        UserError: there is no such index or folder, the folder has no pictures, or as `Page`.
+        UserError: the index or folder does not exist, the folder has no pictures, or as in `Page`.
     """
     wait = not _in_notebook() if wait is None else wait
     check_address(host, port, token)
-    port = 0 if port == PORT and not wait else port  # several cells may each show a page
+    port = 0 if port == PORT and not wait else port  # several cells may each show their own page
     folder = None if isinstance(index, Index) else pictures_in(str(index))
     if folder is not None:
         index = open_folder(folder, *_model_of_folder(model))
@@ -185,7 +188,7 @@ def serve(
 
 
 def _model_of_folder(model: Encoder | str | None) -> tuple[Record, Encoder | None]:
-    """What a new index is to remember of a model, and the model; the starter is opened when first needed, if known."""
+    """Return the model's record for a new index, and the model; None to open the starter on first use, if possible."""
     if model is None and (words := starter_words(known := noted_fingerprint())) is not None:
         return Record(words.width, str(known), STARTER, caption_prefix(words)), None
     encoder, name = encoder_and_name(model)
@@ -193,40 +196,40 @@ def _model_of_folder(model: Encoder | str | None) -> tuple[Record, Encoder | Non
 
 
 def _in_notebook() -> bool:
-    """Whether this runs in a Jupyter kernel."""
+    """Whether the code runs in a Jupyter kernel."""
     shell = sys.modules.get("IPython")
     return shell is not None and getattr(shell.get_ipython(), "kernel", None) is not None
 
 
 def _has_screen() -> bool:
-    """Whether a browser can open a window; a text browser would take over the terminal."""
+    """Whether a browser can open a window; without a screen, a text browser would take over the terminal."""
     return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def check_address(host: str, port: int, token: str | None) -> None:
-    """Reject a place to listen that is impossible, or unsafe.
+    """Reject an invalid or unsafe address to listen on.
 
     Raises:
-        UserError: naming the option.
+        UserError: an option is invalid, or --token is missing.
     """
     if not 0 <= port <= 65535:
-        raise UserError(f"--port {port}: between 0 and 65535")
+        raise UserError(f"--port {port}: must be between 0 and 65535")
     if token is not None and (len(token) < 16 or not token.isascii() or not token.isalnum()):
-        raise UserError("--token: at least 16 letters and digits, for example from `openssl rand -hex 16`")
+        raise UserError("--token: must have at least 16 letters and digits, e.g. from `openssl rand -hex 16`")
     if host not in LOOPBACK and token is None:
-        raise UserError(f"--host {host}: others could open the page. Set a secret with --token as well.")
+        raise UserError(f"--host {host}: other machines could open the page. Also set a secret with --token.")
 
 
 def end_in_time(server: Any, patience: float = PATIENCE) -> list[threading.Timer]:
-    """End the process ``patience`` seconds after a uvicorn server gets a signal, and at once after a second signal.
+    """End the process ``patience`` seconds after a uvicorn server gets a signal, or immediately after a second signal.
 
-    The threads that answer requests cannot be stopped, so the process ends with them. Nothing is lost: every mark is on
-    disk before it is answered, and other files are written whole or not at all.
+    Threads that answer requests cannot be stopped, so the process is ended with them. No data is lost: every mark is on
+    disk before the response, and all other files are written atomically.
 
     Returns:
-        Timers, to be canceled when the server has ended by itself.
+        Timers, to be canceled when the server has stopped by itself.
     """
-    usual, timers = server.handle_exit, list[threading.Timer]()
+    handle_exit, timers = server.handle_exit, list[threading.Timer]()
 
     def leave(number: int) -> None:
         sys.stderr.write("interrupted\n")
@@ -239,7 +242,7 @@ def end_in_time(server: Any, patience: float = PATIENCE) -> list[threading.Timer
         timers.append(threading.Timer(patience, leave, [number]))
         timers[0].daemon = True
         timers[0].start()
-        usual(number, frame)
+        handle_exit(number, frame)
 
     server.handle_exit = handle
     return timers
@@ -254,6 +257,6 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         if error.errno == errno.EADDRINUSE:
-            raise UserError(f"--port {port}: in use. Choose another, or 0 for any free one.") from None
+            raise UserError(f"--port {port}: in use. Choose another port, or 0 for any free port.") from None
         raise UserError(f"--host {host} --port {port}: {error.strerror}") from None
     return listening

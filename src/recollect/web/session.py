@@ -1,4 +1,4 @@
-"""What the page does, without the web: lists, searches, labels. A script can call every action."""
+"""The page's actions without the web server: lists, searches and labels. Scripts can call all of them."""
 
 import base64
 import secrets
@@ -40,23 +40,24 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-_UPLOADS, _UPLOADED = 32, 2**27  # pictures that were dropped on the page, and their bytes
-_LISTS, _FILTERS = 16, 8  # that are kept
-_FIRST = 5_000  # pictures that a search ranks at first; all of them once someone scrolls further
+_MAX_UPLOADS, _MAX_UPLOAD_BYTES = 32, 2**27  # cached uploads
+_MAX_LISTS, _MAX_FILTERS = 16, 8  # cached
+_FIRST = 5_000  # pictures that a search ranks at first; the others follow when the user scrolls further
 MOST_ARRANGED = 500
 _WARM_AFTER = 1.0  # seconds
 
 
 @dataclass
 class Listing:
-    """An answer to `Ask`.
+    """List of pictures for an `Ask`.
 
     Attributes:
-        ids: of the pictures, best first; of a long search only the first ones.
-        scores: of these pictures; None if the order has no score.
-        total: pictures of the whole list.
-        before: ranks by the plain model of pictures that an adapted model ranked again.
-        vector: of a search: the unit-norm query (width,), which finds the rest of a long list.
+        ids: ids of the pictures, best first; only the first ones of a long search.
+        scores: scores of these pictures; None if the order has no score.
+        total: number of pictures in the complete list.
+        about: additional facts for the page.
+        before: rank before reranking, for pictures reranked by an adapted model.
+        vector: for a search, the unit-norm query (width,), used to extend a long list.
     """
 
     ids: Sequence[str]
@@ -67,7 +68,7 @@ class Listing:
     vector: np.ndarray | None = None
 
     def after(self, ids: Sequence[str], scores: np.ndarray) -> "Listing":
-        """This list with some pictures before all others."""
+        """Return this list with the given pictures moved to the front."""
         assert self.scores is not None
         first = set(ids)
         rest = [place for place, id in enumerate(self.ids) if id not in first]
@@ -76,15 +77,15 @@ class Listing:
 
 
 ListKey = tuple[Ask, int | None, int | None]
-"""A list, and the version of the index and the labels that it was made with."""
+"""Definition of a list, with the version of the index and the revision of the labels it was computed from."""
 
 
 class Session:
-    """One index, its model and its labels; safe to call from several threads.
+    """Thread-safe session of an index, its model and its labels.
 
     Args:
-        out: where classifiers are saved.
-        folder: what the index is filled from and follows, if anything.
+        out: folder for saved classifiers.
+        folder: folder of pictures to add to the index and watch, if any.
         local: whether only this machine can open the page.
     """
 
@@ -93,18 +94,18 @@ class Session:
     ) -> None:
         name = library_name(index.address) if folder is None else folder.resolve().name
         self.library, self.labels, self.local = Library(index, name), labels, local
-        self._lock = threading.RLock()  # of the model
-        self._slow = threading.Lock()  # of the map
+        self._lock = threading.RLock()  # for the model
+        self._layout_lock = threading.Lock()
         self._out = out
         self.duplicates = DuplicateFinder(self.library)
         self.additions = Additions(self.library, folder)
         self.actions = Actions(self.library, labels)
         self._uploads: Recent[str, tuple[np.ndarray, bytes]] = Recent(
-            _UPLOADED, lambda upload: max(len(upload[1]), _UPLOADED // _UPLOADS)
+            _MAX_UPLOAD_BYTES, lambda upload: max(len(upload[1]), _MAX_UPLOAD_BYTES // _MAX_UPLOADS)
         )
-        self._lists: Recent[ListKey, Listing] = Recent(_LISTS)
-        self._selections: Recent[tuple[Any, ...], ShownRows] = Recent(_FILTERS)
-        self._facets: Recent[tuple[Any, ...], dict[str, list[tuple[str, int]]]] = Recent(_FILTERS)
+        self._lists: Recent[ListKey, Listing] = Recent(_MAX_LISTS)
+        self._selections: Recent[tuple[Any, ...], ShownRows] = Recent(_MAX_FILTERS)
+        self._facets: Recent[tuple[Any, ...], dict[str, list[tuple[str, int]]]] = Recent(_MAX_FILTERS)
         self._layout: tuple[int, Layout] | None = None
         self._cut: tuple[tuple[int, int], CutOff | None] | None = None
         self._preparing = threading.Lock()
@@ -112,23 +113,23 @@ class Session:
 
     @cached_property
     def teacher(self) -> "Teaching":
-        """Models of the labels. PyTorch and SciPy are imported here, after the first pictures are shown."""
+        """Models of the labels. Imports PyTorch and SciPy, which happens after the first pictures are shown."""
         from recollect.web.teaching import Teaching
 
         return Teaching(self.library, self.labels, self._lock)
 
     @cached_property
     def sorting(self) -> "Sorting":
-        """A classifier of all labels."""
+        """Classifier over all labels."""
         from recollect.web.sorting import Sorting
 
         return Sorting(self.library, self.teacher, self._out, self._lock)
 
     def ask(self, question: Callable[[], Answer]) -> Answer:
-        """Answer a question; once more if the files of the open version were cleared away meanwhile.
+        """Call ``question``, and call it again if it fails because the open version was deleted meanwhile.
 
         Raises:
-            UserError: the question is wrong.
+            UserError: the call fails for another reason.
         """
         version = self.library.version
         try:
@@ -141,12 +142,12 @@ class Session:
     # ---------------------------------------------------------------- lists
 
     def answer(self, part: Slice) -> dict[str, Any]:
-        """Some tiles of a list, and what is known about the whole list.
+        """Return a range of tiles of a list, and facts about the complete list.
 
         Raises:
-            UserError: the filter, a term or the label is wrong, or nothing satisfies the filter.
+            UserError: the filter, a term or the label is invalid, or nothing matches the filter.
         """
-        began = time.perf_counter()
+        start = time.perf_counter()
         view, (_, version, revision), listing = self._listing(part, part.start + part.count)
         self._warm_later()
         return {
@@ -158,23 +159,23 @@ class Session:
             "tiles": self._tiles(part, listing),
             "shapes": base64.b64encode(view.shapes_of(listing.ids, _FIRST)).decode() if not part.start else "",
             **listing.about,
-            "milliseconds": round(1000 * (time.perf_counter() - began), 1),
+            "milliseconds": round(1000 * (time.perf_counter() - start), 1),
         }
 
     def shapes(self, part: Slice) -> bytes:
-        """A byte for the aspect ratio of each picture of a list (see `View.shapes`)."""
+        """Return the aspect ratio of each picture in a list as a byte (see `View.shapes`)."""
         view, _, listing = self._listing(part, None)
         return view.shapes_of(listing.ids)
 
     def ids(self, part: Slice, end: int | None) -> list[str]:
-        """Ids of a list from ``part.start`` to a place, or to its end."""
+        """Return the ids of a list from ``part.start`` to ``end``, or to the end of the list if None."""
         return list(self._listing(part, end)[2].ids[part.start : end])
 
     def chosen(self, some: PicturesBody) -> list[str]:
-        """Ids of selected pictures.
+        """Return the ids of the selected pictures.
 
         Raises:
-            UserError: none are selected.
+            UserError: no pictures are selected.
         """
         ids = list(some.ids) if some.of is None else self.ids(some.of, some.first)
         if not ids:
@@ -182,7 +183,7 @@ class Session:
         return ids
 
     def _listing(self, part: Slice, end: int | None) -> tuple[View, ListKey, Listing]:
-        """The list with at least ``end`` ids, or all of them."""
+        """Return the list with at least ``end`` ids, or with all of them if None."""
         view, ask = self.library.view(), part.ask
         key: ListKey = (ask, part.version, part.revision)
         listing = self._lists.get(key)
@@ -190,7 +191,7 @@ class Session:
             key = (ask, view.version, self.labels.revision)
             listing = self._lists.made(key, lambda: self._make(ask, view))
         if len(listing.ids) < listing.total and (end is None or end > len(listing.ids)):
-            listing = self._lists.put(key, self._whole(ask, listing))
+            listing = self._lists.put(key, self._extended(ask, listing))
         return view, key, listing
 
     def _make(self, ask: Ask, view: View) -> Listing:
@@ -212,7 +213,7 @@ class Session:
             ids = self.selection(ask.where, view).ids
         else:
             ids = arranged(self.library.index, ask.arrange, ask.where or None)
-            ids = view.ids if ids == view.ids else ids  # without dates
+            ids = view.ids if ids == view.ids else ids  # unchanged order: share the list
         return Listing(ids, None, len(ids))
 
     def _search(self, ask: Ask) -> Listing:
@@ -221,7 +222,7 @@ class Session:
         return listing if ask.arrange == "score" else self._arranged(ask.arrange, listing)
 
     def _ranked(self, ask: Ask) -> Listing:
-        """What `Index.search` ranks; pictures are read once they are shown."""
+        """Rank pictures as `Index.search` does, without reading them."""
         where, cut = ask.where or None, self._cut[1] if self._cut is not None else None
         (found,) = rank_pictures(
             self.library.index, [self.query(ask.terms)], _FIRST, where=where, min_score=cut, lock=self._lock
@@ -235,52 +236,53 @@ class Session:
         return Listing(found.ids, found.scores, total, about, vector=found.vector)
 
     def _arranged(self, by: Arrangement, listing: Listing) -> Listing:
-        """The likely matches of a search by date or name; without a cut-off its best `MOST_ARRANGED`."""
-        some = listing.about["cut"]["above"] if "cut" in listing.about else MOST_ARRANGED
-        rank = {id: place for place, id in enumerate(listing.ids[:some])}
+        """Sort the likely matches of a search by date or name; without a cut-off, the best `MOST_ARRANGED` results."""
+        count = listing.about["cut"]["above"] if "cut" in listing.about else MOST_ARRANGED
+        rank = {id: place for place, id in enumerate(listing.ids[:count])}
         ids = arranged(self.library.index, by, ids_in(rank)) if rank else []
         assert listing.scores is not None
         about = {"notes": listing.about["notes"], "arranged": len(ids)}
         return Listing(ids, listing.scores[[rank[id] for id in ids]], len(ids), about, listing.before)
 
-    def _whole(self, ask: Ask, listing: Listing) -> Listing:
+    def _extended(self, ask: Ask, listing: Listing) -> Listing:
+        """Extend a search to all its results, keeping the order of those already shown."""
         assert listing.scores is not None
         assert listing.vector is not None
         found = self.library.index.lookup(listing.vector[None], listing.total, where=ask.where or None)
         ids = [id for id in found.ids[0].tolist() if id]
-        whole = replace(listing, ids=ids, scores=found.scores[0, : len(ids)])
-        whole = whole.after(listing.ids, listing.scores)  # an adapted model has changed their order
-        return replace(whole, total=len(whole.ids))
+        complete = replace(listing, ids=ids, scores=found.scores[0, : len(ids)])
+        complete = complete.after(listing.ids, listing.scores)  # an adapted model may have reordered them
+        return replace(complete, total=len(complete.ids))
 
     @property
     def ends(self) -> str:
-        """What tells where searches by words end, or an empty text."""
+        """Identifier of the cut-off of searches by words; changes when the cut-off changes, empty without one."""
         cut = self._cut[1] if self._cut is not None else None
         return f"{cut.basis} {cut.texts}" if cut is not None else ""
 
     @property
     def cannot_adapt(self) -> str | None:
-        """Why this model cannot adapt to these pictures, in one sentence; None if it can."""
+        """Reason why this model cannot adapt to these pictures, as a sentence; None if it can."""
         if not self.library.index.texts:
             return "Refining learns from captions, and these pictures have none."
         from recollect.models import DualEncoder
         from recollect.models.lora import adapter_sites
 
         encoder = self.library.index.encoder
-        with suppress(UserError):  # such as the starter
+        with suppress(UserError):  # raised for the starter, for example
             if isinstance(encoder, DualEncoder) and adapter_sites(encoder):
                 return None
         return "This model cannot refine results."
 
     @cached_property
     def reranker(self) -> "EpisodeReranker":
-        """Adapts the model, and ranks again."""
+        """Reranker that adapts the model to a query."""
         from recollect.efsa.rerank import episode_reranker
 
         return episode_reranker(self.library.index)
 
     def _adapted(self, ask: Ask, plain: Listing) -> Listing:
-        """The first results, ranked again by the model adapted to the query (EFSA)."""
+        """Rerank the top results with the model adapted to the query (EFSA)."""
         from recollect.efsa.rerank import EPISODE
 
         if missing := self.cannot_adapt:
@@ -321,17 +323,17 @@ class Session:
     def _sorted_as(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         try:
             return self.sorting.sorted_as(ids)
-        except UserError:  # marks were taken away since the list was made
+        except UserError:  # marks were removed since the list was computed
             return {}
 
     def selection(self, where: str | None = None, view: View | None = None) -> ShownRows:
-        """What satisfies a filter, or everything.
+        """Return the rows that match a filter, or all rows.
 
         Raises:
-            UserError: the filter is malformed, or nothing satisfies it.
+            UserError: the filter is malformed, or nothing matches it.
         """
         where, view = (where or "").strip(), view or self.library.view()
-        key = (where, view.version, self.labels.revision if where else 0)  # a filter may ask for labels
+        key = (where, view.version, self.labels.revision if where else 0)  # filters may depend on labels
 
         def make() -> ShownRows:
             rows = view.rows(self.library.index.ids_where(where)) if where else np.arange(len(view.ids))
@@ -342,20 +344,20 @@ class Session:
     # ---------------------------------------------------------------- queries
 
     def query(self, terms: Sequence[SearchTerm], pixels: bool = False) -> Query:
-        """The query that the command line and Python would write with these terms.
+        """Convert terms to a query, as the command line and Python do.
 
         Args:
-            pixels: pictures as such, which an adapted model can embed again, and not their vectors.
+            pixels: include pictures instead of their vectors, so an adapted model can embed them.
 
         Raises:
-            UserError: a term cannot be used.
+            UserError: a term is invalid.
         """
         return Query(tuple(self._term(term, pixels) for term in terms))
 
     def _term(self, term: SearchTerm, pixels: bool) -> Term:
         if term.words is not None:
             if not term.words:
-                raise UserError("one of the terms is empty. Type what to look for, or remove it.")
+                raise UserError("a search term is empty. Type what to search for, or remove the term.")
             return Term(words=term.words, weight=term.weight)
         if term.id is not None:
             if pixels:
@@ -374,10 +376,10 @@ class Session:
         return found
 
     def upload(self, data: bytes) -> str:
-        """Embed a picture to search by; only the latest few are kept, in memory.
+        """Embed a picture to search with, and return its key; only the most recent uploads are cached, in memory.
 
         Raises:
-            UserError: it is not a picture.
+            UserError: the data is not a picture.
         """
         picture = decode(data, "the upload")
         with self._lock:
@@ -387,7 +389,7 @@ class Session:
         return key
 
     def prepare(self) -> None:
-        """Learn from captions, marks or scores where searches by words end; until then lists have no end."""
+        """Learn the cut-off of searches by words from captions, marks or scores; until then, lists have no cut-off."""
         with self._preparing:
             state = self._taught_by
             if self._cut is not None and self._cut[0] == state:
@@ -397,33 +399,33 @@ class Session:
                 cut = self.library.index.cut_off()
                 cut = (self._cut_of_marks() or cut) if cut.basis == "scores" else cut
             self._cut = state, cut
-            self._lists = Recent(_LISTS)  # those made before do not say where they end
+            self._lists = Recent(_MAX_LISTS)  # existing lists lack the new cut-off
 
     def _cut_of_marks(self) -> CutOff | None:
-        """Learned from the pictures that the user marked, each with the words of its label; None from too few."""
+        """Learn a cut-off from marked pictures and the words of their labels; None if there are too few."""
         view, texts, rows = self.library.view(), list[np.ndarray](), list[int]()
         for each in list(self.labels.classes.values()):
-            mine = view.rows([id for id, mark in list(each.marks.items()) if mark > 0]).tolist()
-            texts += [self.library.index.query_vector(each.text or each.name)] * len(mine)
-            rows += mine
+            marked = view.rows([id for id, mark in list(each.marks.items()) if mark > 0]).tolist()
+            texts += [self.library.index.query_vector(each.text or each.name)] * len(marked)
+            rows += marked
         if len(rows) < LEAST_CAPTIONS:
             return None
         return learn_cut_off(view.vectors, np.stack(texts), np.array(rows, dtype=np.int64), basis="marks")
 
     @property
     def _taught_by(self) -> tuple[int, int]:
-        """The version, and the bits of the number of marks: a cut-off is learned again when that has doubled."""
+        """Version and bit length of the number of marks: the cut-off is learned again when the marks have doubled."""
         marks = sum(each.count(1) for each in list(self.labels.classes.values()))
         return self.library.index.version, marks.bit_length() if marks >= LEAST_CAPTIONS else 0
 
     def prepare_later(self) -> None:
-        """`prepare` in a thread, if there is something new, no folder is being indexed and no thread is at it."""
+        """Call `prepare` in a thread if there is new data, no folder is being indexed and no such thread is running."""
         busy = (self.additions.progress() or {}).get("busy")
         if not busy and not self._preparing.locked() and (self._cut is None or self._cut[0] != self._taught_by):
             threading.Thread(target=self.prepare, name="prepare", daemon=True).start()
 
     def _warm_later(self) -> None:
-        """Import what labels need, and open the model, once the first pictures are shown: it takes some seconds."""
+        """Import the packages for labels and open the model after the first pictures are shown; this takes seconds."""
         if not self._warmed:
             self._warmed = True
             timer = threading.Timer(_WARM_AFTER, self._warm)
@@ -437,12 +439,12 @@ class Session:
     # ---------------------------------------------------------------- undo
 
     def pending(self) -> dict[str, Any]:
-        """What `undo` would take back, and what redo would make again: labels and marks."""
+        """Describe what undo and redo would change."""
         pending = self.labels.pending()
         return {**pending, "undo": self.actions.pending() or pending["undo"]}
 
     def undo(self) -> dict[str, Any] | None:
-        """Undo the latest change, whether of labels or of pictures and their files."""
+        """Undo the latest change of labels, or of pictures and their files."""
         if self.actions.pending() is None:
             return self.labels.undo()
         undone = self.actions.undo()
@@ -450,7 +452,7 @@ class Session:
         return undone
 
     def start(self) -> None:
-        """Start watching the folder of the library, if any, and learning where searches end."""
+        """Start watching the folder of the library, if any, and learning the cut-off of searches."""
         if self.additions.watched is not None:
             self.additions.watched.start()
         self.prepare_later()
@@ -463,10 +465,10 @@ class Session:
     # ---------------------------------------------------------------- overviews
 
     def facets(self, names: Sequence[str], where: str | None = None) -> dict[str, list[tuple[str, int]]]:
-        """How many pictures of a filter each folder, month, camera, label and source has; kept per version.
+        """Count pictures by folder, month, camera, label and source under a filter; cached per version.
 
         Raises:
-            UserError: the filter is malformed, nothing satisfies it, or there is no such facet.
+            UserError: the filter is malformed, nothing matches it, or there is no such facet.
         """
         if unknown := set(names) - {*FACETS, LABELED}:
             raise UserError(f"no facet {sorted(unknown)[0]!r}; there are {', '.join((*FACETS, LABELED))}")
@@ -474,13 +476,13 @@ class Session:
         return self._facets.made(key, lambda: self.library.index.facets(names, where or None))
 
     def layout(self, where: str | None = None) -> tuple[list[str], np.ndarray, str]:
-        """Ids of the pictures on the map, their places (pictures, 2) in the unit square, and the method.
+        """Return the ids of the pictures on the map, their positions (pictures, 2) in the unit square, and the method.
 
-        The map is computed once per version; a filter leaves pictures where they are.
+        The map is computed once per version; filters do not move pictures.
         """
         shown = self.selection(where)
         view = shown.view
-        with self._slow:
+        with self._layout_lock:
             if self._layout is None or self._layout[0] != view.version:
                 self._layout = view.version, lay_out(view.vectors)
             found = self._layout[1]
@@ -488,9 +490,9 @@ class Session:
         return [view.ids[row] for row in found.rows[kept].tolist()], found.points[kept], found.method
 
     def map_groups(self, by: Literal["folder", "label"], where: str | None = None) -> tuple[list[str], list[int]]:
-        """Folders or labels, the most frequent first, and for each picture on the map the number of its own.
+        """Return folders or labels, most frequent first, and for each picture on the map the number of its group.
 
-        A folder is the first part of a path. A picture with several labels has the one marked last; -1 is none.
+        Folders are top-level folders. A picture with several labels belongs to the one created last; -1 means none.
         """
         ids, _, _ = self.layout(where)
         if by == "folder":
@@ -508,14 +510,16 @@ class Session:
 def open_session(
     index: Index, folder: Path | None = None, labels: Path | None = None, out: Path | None = None, local: bool = False
 ) -> Session:
-    """The session of an index, with its labels.
+    """Open the session of an index, with its labels.
 
     Args:
+        folder: folder of pictures to add to the index and watch, if any.
         labels: SQLite file for labels; in the folder of the index by default.
         out: folder for saved classifiers; in the folder of the index by default.
+        local: whether only this machine can open the page.
 
     Raises:
-        UserError: there is no place for labels, or the model of the index cannot be opened.
+        UserError: labels cannot be saved, or the model of the index cannot be opened.
     """
     file = labels or index.annotations
     if file is None:
@@ -523,7 +527,7 @@ def open_session(
     check_writable(labels, "--labels")
     check_writable(out, "--out")
     store = LabelStore(file)
-    index.model.open_words()  # a model that cannot be opened is reported now
+    index.model.open_words()  # report a model that cannot be opened now
     if index.folder is not None and labels is not None:
         _note_read_only(index.folder, labels)
     page = labels.parent if labels else file.parent / "page"
@@ -534,5 +538,5 @@ def _note_read_only(folder: Path, labels: Path) -> None:
     try:
         check_writable(folder, "INDEX")
     except UserError:
-        text = f"note: {folder} cannot be written to: labels are kept in {labels}, and filters do not know them"
+        text = f"note: {folder} is not writable: labels are saved in {labels}, and filters cannot use them"
         output().print(printable(text), style="yellow", highlight=False, soft_wrap=True)

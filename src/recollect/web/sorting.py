@@ -1,4 +1,4 @@
-"""All pictures sorted by a classifier learned from the labels; the classifier and tables can be saved."""
+"""Sort all pictures with a classifier learned from the labels, and save the result."""
 
 import re
 import threading
@@ -20,24 +20,27 @@ from recollect.web.library import Library, ShownRows, View
 from recollect.web.teaching import Teaching
 
 _NAME = re.compile(r"[^\W_][\w .-]{0,80}")
-_LONGEST = 200  # bytes of a folder's name
-_AT_ONCE = 8_192
+_MAX_NAME_BYTES = 200  # of a folder
+_BATCH = 8_192  # pictures classified at a time
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
 class Sorted:
-    """Every picture by label.
+    """All pictures by label.
 
-    A label with a cut-off has the pictures above it, which are the likely matches that the panel counts; the classifier
-    decides about the others.
+    If a label has a cut-off, its pictures are those above it, which are also the likely matches counted in the panel.
+    The classifier assigns the other pictures.
 
     Attributes:
-        classifier: as `Sorting.classifier` makes it.
+        view: version of the index.
+        revision: revision of the labels.
+        classifier: classifier over all labels.
         members: whether each row has each label (rows, labels).
-        best: index of the likeliest label of each row, among those it has if any.
-        reportable: whether there are enough marks to report that probability.
-        certainty: probability by the classifier, which compares the labels with one another.
+        best: index of the most likely label of each row, among its labels if it has any.
+        probability: probability of that label.
+        reportable: whether there are enough marks to report the probability.
+        certainty: highest class probability by the classifier, which compares the labels with one another.
     """
 
     view: View
@@ -51,12 +54,12 @@ class Sorted:
 
     @property
     def unknown(self) -> np.ndarray:
-        """Rows that no label fits."""
+        """Rows that match no label."""
         return np.logical_not(self.members.any(axis=1))
 
 
 class Sorting:
-    """A classifier from all labels, and what it gives; safe to call from several threads."""
+    """Thread-safe classifier over all labels, and its results."""
 
     def __init__(self, library: Library, teacher: Teaching, out: Path, lock: threading.RLock) -> None:
         self.library, self.teacher, self.out = library, teacher, out
@@ -68,10 +71,10 @@ class Sorting:
     # ---------------------------------------------------------------- a classifier
 
     def classifier(self, view: View) -> Classifier:
-        """One classifier with a class for each label; a single label is separated from the pictures marked ✗.
+        """Teach a classifier with one class per label; a single label is separated from the pictures marked ✗.
 
         Raises:
-            UserError: fewer than two kinds of pictures.
+            UserError: there are examples of fewer than two classes.
         """
         labels = [each for each in list(self.teacher.labels.classes.values()) if each.count(1)]
         known = [(id, each.name) for each in labels for id, mark in list(each.marks.items()) if mark > 0]
@@ -97,7 +100,7 @@ class Sorting:
         return Classifier(names, texts, self._class_texts(names, texts), support, model)
 
     def _class_texts(self, names: Sequence[str], texts: Mapping[str, tuple[str, ...]]) -> np.ndarray:
-        """Unit-norm class texts; each is embedded once, so that later marks need not wait for it."""
+        """Return unit-norm class texts; each text is embedded only once, so later marks are fast."""
         encoder = self.library.index.encoder
         with self._lock:
             keys = [(name, texts.get(name, ())) for name in names]
@@ -107,25 +110,25 @@ class Sorting:
             return np.stack([self._texts[key] for key in keys])
 
     def save(self, name: str) -> tuple[Path, Classifier, bool]:
-        """Save the classifier in a folder of this name below ``out``, replacing an earlier one.
+        """Save the classifier to the folder ``name`` below ``out``, replacing an earlier one.
 
         Returns:
             The folder, the classifier, and whether an earlier one was replaced.
 
         Raises:
-            UserError: the name cannot be a folder's, or as in `classifier`.
+            UserError: the name is not a valid folder name, or as in `classifier`.
         """
-        if not _NAME.fullmatch(name) or name.endswith((".", " ")) or len(name.encode()) > _LONGEST:
-            raise UserError("a name has at most 80 letters, digits, spaces, dots, - and _")
-        kept, there = self.classifier(self.library.view()), (self.out / name).exists()
-        files = tuple(str(each.path or each.id) for each in self.library.pictures(kept.support.files))
-        kept = replace(kept, support=replace(kept.support, files=files))
-        return kept.save(self.out / name, replace=True), kept, there
+        if not _NAME.fullmatch(name) or name.endswith((".", " ")) or len(name.encode()) > _MAX_NAME_BYTES:
+            raise UserError("a name can have up to 80 letters, digits, spaces, dots, - and _")
+        classifier, replaced = self.classifier(self.library.view()), (self.out / name).exists()
+        files = tuple(str(each.path or each.id) for each in self.library.pictures(classifier.support.files))
+        classifier = replace(classifier, support=replace(classifier.support, files=files))
+        return classifier.save(self.out / name, replace=True), classifier, replaced
 
     # ---------------------------------------------------------------- all pictures sorted
 
     def sorted(self, view: View) -> Sorted:
-        """Every picture by the classifier; computed once for each change, however many ask at a time.
+        """Sort all pictures; computed once per change, even with concurrent calls.
 
         Raises:
             UserError: as in `classifier`.
@@ -134,30 +137,31 @@ class Sorting:
             revision, found = self.teacher.labels.revision, self._sorted
             if found is not None and (found.view, found.revision) == (view, revision):
                 return found
-            kept = self.classifier(view)
+            classifier = self.classifier(view)
+            names = classifier.classes
             cuts = {each.name: taught.cut(ShownRows.all(view)) for each, taught in self.teacher.answers(view)}
-            blocks = [view.vectors[start : start + _AT_ONCE] for start in range(0, len(view.vectors), _AT_ONCE)]
-            p = np.concatenate([kept.predict_proba(block) for block in blocks])
+            blocks = [view.vectors[start : start + _BATCH] for start in range(0, len(view.vectors), _BATCH)]
+            p = np.concatenate([classifier.predict_proba(block) for block in blocks])
             best, certainty = p.argmax(axis=1), p.max(axis=1)
-            unknown = np.concatenate([kept.is_unknown(block) for block in blocks])
-            members = (best[:, None] == np.arange(len(kept.classes))) & ~unknown[:, None]
-            reportable = np.full(len(kept.classes), kept.enough_examples)
-            with_cut = {place: cut for place, name in enumerate(kept.classes) if (cut := cuts.get(name)) is not None}
+            unknown = np.concatenate([classifier.is_unknown(block) for block in blocks])
+            members = (best[:, None] == np.arange(len(names))) & ~unknown[:, None]
+            reportable = np.full(len(names), classifier.enough_examples)
+            with_cut = {place: cut for place, name in enumerate(names) if (cut := cuts.get(name)) is not None}
             if with_cut:
                 members &= ~np.any([cut.above for cut in with_cut.values()], axis=0)[:, None]
             for place, cut in with_cut.items():
                 members[:, place], p[:, place], reportable[place] = cut.above, cut.probability, cut.enough_clicks
             best = np.where(members.any(axis=1), np.where(members, p, -1).argmax(axis=1), best)
             probability = p[np.arange(len(p)), best]
-            self._sorted = Sorted(view, revision, kept, members, best, probability, reportable[best], certainty)
+            self._sorted = Sorted(view, revision, classifier, members, best, probability, reportable[best], certainty)
             return self._sorted
 
     def ranked(self, show: str, shown: ShownRows) -> tuple[list[str], np.ndarray, dict[str, Any]]:
-        """Ids and probabilities of a selection, and what is known about the classifier.
+        """Rank the pictures of a selection; return ids, probabilities, and facts about the classifier.
 
         Args:
-            show: ``doubtful``: pictures that a label fits, those first that could as well have another label;
-                ``none``: those that no label fits; ``class:NAME``: those of one label, the most certain first.
+            show: ``doubtful``: pictures that match a label, least certain first; ``none``: pictures that match no
+                label; ``class:NAME``: pictures of one label, most certain first.
 
         Raises:
             UserError: no such class, or as in `classifier`.
@@ -182,24 +186,24 @@ class Sorting:
         return [view.ids[row] for row in best.tolist()], found.probability[best], self._counts(found, shown.rows)
 
     def _counts(self, found: Sorted, rows: np.ndarray) -> dict[str, Any]:
-        """How many pictures each class has, and how far that can be trusted."""
-        kept, unknown = found.classifier, found.unknown[rows]
-        known = found.members[rows].sum(axis=0).tolist()
+        """Return the number of pictures per class, and held-out figures of the classifier."""
+        classifier, unknown = found.classifier, found.unknown[rows]
+        counts = zip(classifier.classes, found.members[rows].sum(axis=0).tolist(), strict=True)
         return {
-            "classes": [{"name": name, "pictures": count} for name, count in zip(kept.classes, known, strict=True)],
+            "classes": [{"name": name, "pictures": count} for name, count in counts],
             "none": int(unknown.sum()),
-            "none_rate": kept.unknown_rule.rejected,
-            "method": kept.method,
-            "held_out": dict(kept.calibration),
+            "none_rate": classifier.unknown_rule.rejected,
+            "method": classifier.method,
+            "held_out": dict(classifier.calibration),
         }
 
     def sorted_as(self, ids: Sequence[str], alpha: float = 0.1) -> dict[str, dict[str, Any]]:
-        """For each id its label (None where none fits), probability if there are enough marks to report one, and the
-        labels that cannot be ruled out."""
+        """Return for each id its label (None if no label matches), its probability if there are enough marks to report
+        one, and the labels that cannot be ruled out at error rate ``alpha``."""
         found = self.sorted(self.library.view())
         names, row_of = found.classifier.classes, found.view.row_of
-        here = [id for id in ids if id in row_of]
-        rows = [row_of[id] for id in here]
+        known = [id for id in ids if id in row_of]
+        rows = [row_of[id] for id in known]
         possible: np.ndarray | None = None
         if found.classifier.enough_examples and rows:
             possible = found.classifier.predict_set(found.view.vectors[rows], alpha)
@@ -209,13 +213,13 @@ class Sorting:
                 "p": float(found.probability[row]) if found.reportable[row] else None,
                 "possible": [] if possible is None else [names[c] for c in np.flatnonzero(possible[place])],
             }
-            for place, (id, row) in enumerate(zip(here, rows, strict=True))
+            for place, (id, row) in enumerate(zip(known, rows, strict=True))
         }
 
     # ---------------------------------------------------------------- tables
 
     def table(self, shown: ShownRows) -> pa.Table:
-        """Every mark and, where a label has a cut-off, what it says about every other picture of a selection."""
+        """Return all marks and, for labels with a cut-off, predictions for the other pictures of a selection."""
         columns: dict[str, list[Any]] = {"id": [], "file": [], "class": [], "clicked": [], "probability": [], "yes": []}
         files = {each.id: str(each.path or "") for each in self.library.pictures(shown.ids)}
         for each, taught in self.teacher.answers(shown.view):

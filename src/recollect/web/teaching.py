@@ -1,4 +1,4 @@
-"""Labels by clicks: every mark scores all other pictures."""
+"""Teach labels by clicks: every mark updates the scores of all pictures."""
 
 import threading
 from collections.abc import Sequence
@@ -16,18 +16,21 @@ from recollect.web.label_store import ClickedClass, LabelStore
 from recollect.web.library import Library, ShownRows, View
 
 SUGGESTED = 12
-"""Pictures that *Suggest pictures to mark* shows at once."""
+"""Number of pictures that *Suggest pictures to mark* shows."""
 
 MOST_HELD = 2**30
-"""Bytes that the models of all labels but the active one may keep between clicks."""
+"""Maximum number of bytes cached between clicks by the models of all labels except the active one."""
 
 
 @dataclass
 class Taught:
-    """A label's model and its answer to the marks so far.
+    """Model of a label, fitted to the marks so far.
 
     Attributes:
-        view: version of the index whose rows it scores.
+        view: version of the index whose rows are scored.
+        revision: revision of the labels.
+        model: the model.
+        fit: scores of all rows.
         latest: marked rows, latest first.
     """
 
@@ -39,14 +42,14 @@ class Taught:
     _cuts: dict[str, ClickCutOff | None] = field(default_factory=dict, repr=False)
 
     def cut(self, shown: ShownRows) -> ClickCutOff | None:
-        """The cut-off, with figures about a selection."""
+        """Return the cut-off with its figures for a selection; None if there is no cut-off."""
         if shown.where not in self._cuts:
             self._cuts[shown.where] = cut_off(self.fit, shown.rows)
         return self._cuts[shown.where]
 
 
 class Teaching:
-    """Models of the labels, fitted to the marks; safe to call from several threads."""
+    """Thread-safe models of the labels, fitted to the marks."""
 
     def __init__(self, library: Library, labels: LabelStore, lock: threading.RLock) -> None:
         self.library, self.labels = library, labels
@@ -54,10 +57,10 @@ class Teaching:
         self._taught: dict[int, Taught] = {}
 
     def mark(self, key: int, ids: Sequence[str], mark: int) -> None:
-        """Mark pictures; on disk when this returns.
+        """Mark pictures; the marks are on disk when this returns.
 
         Raises:
-            UserError: no such label or picture; then nothing is marked.
+            UserError: no such label or picture; nothing is marked.
         """
         distinct = list(dict.fromkeys(ids))
         known = self.library.view().row_of
@@ -72,10 +75,10 @@ class Teaching:
             self._taught.pop(key, None)
 
     def ranked(self, key: int, order: str, shown: ShownRows) -> tuple[list[str], np.ndarray]:
-        """Ids and scores of a selection for a label.
+        """Rank the pictures of a selection for a label; return ids and scores.
 
         Args:
-            order: ``likely``: best first, marked pictures at the end; ``next``: what to mark next, a screenful;
+            order: ``likely``: best first, marked pictures at the end; ``next``: the `SUGGESTED` pictures to mark next;
                 ``cut``: nearest to the cut-off first; ``clicked``: marked pictures, latest first.
 
         Raises:
@@ -96,12 +99,12 @@ class Teaching:
         return [taught.view.ids[row] for row in best.tolist()], scores[best]
 
     def summary(self, key: int, shown: ShownRows) -> dict[str, Any]:
-        """Facts about a label: marks, its cut-off with left-out precision and coverage, whether to stop.
+        """Return facts about a label: marks, cut-off with held-out precision and coverage, and whether to stop.
 
-        The figures of the cut-off are about the selection and the marks in it.
+        The figures of the cut-off cover the selection and the marks in it.
         """
         found, taught = self.answer(key, shown.view)
-        yes, no = found.count(1), found.count(-1)  # pictures that have left the library since are counted as well
+        yes, no = found.count(1), found.count(-1)  # including pictures that have left the library
         cut = taught.cut(shown)
         about: dict[str, Any] = {"class": key, "name": found.name, "text": found.text, "yes": yes, "no": no}
         if cut is not None:
@@ -120,12 +123,12 @@ class Teaching:
         return about
 
     def known(self, key: int, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """For each id its mark, and its probability if there are enough marks to check it."""
+        """Return for each id its mark, and its probability if there are enough marks to check it."""
         view = self.library.view()
         found, taught = self.answer(key, view)
         cut = taught.cut(ShownRows.all(view))
-        sure = cut is not None and cut.enough_clicks
-        rows = {id: view.row_of[id] for id in ids if id in view.row_of} if sure else {}
+        reportable = cut is not None and cut.enough_clicks
+        rows = {id: view.row_of[id] for id in ids if id in view.row_of} if reportable else {}
         return {
             id: {
                 "mark": found.marks.get(id, 0),
@@ -135,7 +138,7 @@ class Teaching:
         }
 
     def answers(self, view: View) -> list[tuple[ClickedClass, Taught]]:
-        """Every label with its fitted model; labels that are removed meanwhile are left out."""
+        """Return all labels with their fitted models, skipping labels removed meanwhile."""
         with self._lock:
             found = list[tuple[ClickedClass, Taught]]()
             for key in list(self.labels.classes):
@@ -147,13 +150,13 @@ class Teaching:
             return found
 
     def answer(self, key: int, view: View) -> tuple[ClickedClass, Taught]:
-        """A label, and the scores of every row by its marks; computed once for each change.
+        """Return a label and its fitted model; computed once per change.
 
         Raises:
             UserError: no such label.
         """
         with self._lock:
-            revision = self.labels.revision  # before the label: a change in between is fitted by the next answer
+            revision = self.labels.revision  # read before the label, so a change in between is fitted next time
             found, taught = self.labels.get(key), self._taught.pop(key, None)
             if taught is None or (taught.view, taught.revision) != (view, revision):
                 if taught is not None and taught.view is view:
@@ -164,12 +167,12 @@ class Teaching:
                 marks = {view.row_of[id]: mark for id, mark in list(found.marks.items()) if id in view.row_of}
                 latest = np.array(list(reversed(marks)), dtype=np.int64)
                 taught = Taught(view, revision, model, model.fit(marks), latest)
-            self._taught[key] = taught  # the last one is the latest used
-            self._forget()
+            self._taught[key] = taught  # reinserted last: the dictionary is ordered by last use
+            self._free_memory()
             return found, taught
 
-    def _forget(self) -> None:
-        """Free what models hold between clicks beyond `MOST_HELD`, the least recently used first."""
+    def _free_memory(self) -> None:
+        """Free memory cached by models between clicks beyond `MOST_HELD`, least recently used first."""
         others = [taught.model for taught in list(self._taught.values())[:-1]]
         held = sum(model.held for model in others)
         for model in others:
