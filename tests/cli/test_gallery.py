@@ -46,7 +46,7 @@ def test_a_page_shows_every_hit_and_escapes_what_strangers_wrote(tmp_path):
     assert "cannot be opened" in page
     assert "▲ 3" in page
     assert "▼ 1" in page
-    assert "nothing found" in page
+    assert "no results" in page
     assert not re.search(r'src="(?!data:)', page)  # nothing is loaded from anywhere else
     assert set(re.findall(r'href="([^#"][^"]*)"', page)) == {"file:///p/a%20tree.png"}
 

@@ -317,7 +317,7 @@ def test_all_pictures_of_a_filter_can_be_deleted_and_come_back(browser, album):
     tab.tab.click(".tile.focus .check")
     selected(tab, 8)
     tab.tab.click("#show-map")
-    tab.tab.click(".map-tools button:has-text('Select what is in view')")  # also before the map is there
+    tab.tab.click(".map-tools button:has-text('Select visible pictures')")  # also before the map is there
     assert tab.tab.is_hidden("#selected"), "the map has a selection of its own"
     tab.tab.click("#show-grid")
     tab.tab.click("#selected-delete")

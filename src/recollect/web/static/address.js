@@ -1,11 +1,11 @@
-// What the page shows, in its address: Back, reload and copied links work.
+// Stores the state of the page in its address, so Back, reload and copied links work.
 
 const LISTS = ["likely", "next", "cut", "clicked"];
 
 export function write({ words, terms, where, facets, arrange, adapt, view, label, order, show, open }) {
   const params = new URLSearchParams();
   if (words) params.set("q", words);
-  for (const { words: text, id, weight } of terms) if (text || id) params.append("t", `${weight < 0 ? "-" : "+"}${text ? `w:${text}` : `p:${id}`}`); // dropped pictures have no address
+  for (const { words: text, id, weight } of terms) if (text || id) params.append("t", `${weight < 0 ? "-" : "+"}${text ? `w:${text}` : `p:${id}`}`); // uploads cannot be part of an address
   if (where) params.set("where", where);
   for (const [name, value] of Object.entries(facets)) params.append("in", `${name}:${value}`);
   if (arrange) params.set("sort", arrange);
@@ -34,5 +34,5 @@ export function read() {
   };
 }
 
-// the same apart from the open picture
+// removes the open picture from an address
 export const base = (address) => { const params = new URLSearchParams(address.includes("?") ? address.slice(address.indexOf("?")) : ""); params.delete("open"); return params.toString(); };

@@ -1,10 +1,10 @@
-// Calls of the server's API: every action of the page is one that a script could make too.
+// Client of the server's JSON API. Every action of the page is an API call that scripts can make too.
 import { t } from "./strings.js";
 
-let there = true;
-function reached(now) { // the page says so above everything, until the server answers again
-  if (now !== there) document.dispatchEvent(new CustomEvent("server", { detail: now }));
-  there = now;
+let online = true;
+function setOnline(now) { // the page shows a banner while the server is not responding
+  if (now !== online) document.dispatchEvent(new CustomEvent("server", { detail: now }));
+  online = now;
 }
 
 async function call(method, path, body, type = "application/json") {
@@ -14,22 +14,22 @@ async function call(method, path, body, type = "application/json") {
   try {
     answer = await fetch(path, { method, headers, body: body === undefined ? undefined : type === "application/json" ? JSON.stringify(body) : body });
   } catch {
-    reached(false);
+    setOnline(false);
     throw Object.assign(new Error(t("server.gone")), { gone: true });
   }
-  reached(true);
+  setOnline(true);
   if (answer.ok && answer.headers.get("content-disposition")) return answer.blob();
   if (answer.ok && answer.headers.get("content-type") === "application/octet-stream") return new Uint8Array(await answer.arrayBuffer());
   let value = {};
-  try { value = await answer.json(); } catch { /* an answer without JSON is an error below */ }
+  try { value = await answer.json(); } catch { /* reported as an error below */ }
   if (!answer.ok) throw Object.assign(new Error(value.error || t("server.status", { status: String(answer.status) })), { status: answer.status });
   return value;
 }
 
-// a filter in an address
+// returns a filter as a URL parameter
 export const only = (where, first = "?") => (where ? `${first}where=${encodeURIComponent(where)}` : "");
 
-export const PAGE = 60; // tiles of a page of a list
+export const PAGE = 60; // tiles per request
 
 export const api = {
   info: () => call("GET", "api/info"),
@@ -72,20 +72,20 @@ export const original = (id) => `api/originals/${encodeURIComponent(id)}`;
 export const named = (tile) => tile.caption || tile.name || tile.id;
 
 export function element(kind, className, text) {
-  const made = document.createElement(kind);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text; // never as HTML: captions and names may be anyone's texts
-  return made;
+  const node = document.createElement(kind);
+  if (className) node.className = className;
+  if (text !== undefined) node.textContent = text; // never as HTML: captions and names are untrusted
+  return node;
 }
 
-// replaces the contents of a place; the button that had the focus keeps it
+// replaces the contents of an element, keeping the focus on the same button
 export function fill(place, contents) {
   const at = [...place.querySelectorAll("button")].indexOf(document.activeElement);
   place.replaceChildren(...contents);
   if (at >= 0) place.querySelectorAll("button")[at]?.focus();
 }
 
-// a picture that can be opened by mouse and by keys
+// makes an image open on click, Enter and Space
 export function opens(image, open) {
   Object.assign(image, { tabIndex: 0, role: "button" });
   image.addEventListener("click", open);
@@ -102,7 +102,7 @@ export function notice(text) {
   hide = setTimeout(() => { place.hidden = true; }, 6000);
 }
 
-// a notice with a button that does something
+// shows a notice with a button
 export function offer(text, label, act) {
   notice(`${text} `);
   const button = element("button", "", label);

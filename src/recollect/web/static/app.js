@@ -1,4 +1,4 @@
-// The page: state in one place, every action a call of the API.
+// Main module: holds the state of the page; every action is an API call.
 import * as address from "./address.js";
 import { api, element, guarded, named, notice, only } from "./api.js";
 import { Browse, Timeline, monthName } from "./browse.js";
@@ -14,22 +14,22 @@ import { Sorted } from "./sorted.js";
 import { percent, t, translate } from "./strings.js";
 import { Viewer } from "./viewer.js";
 
-const FAVORITES = "Favorites"; // a label like any other, so that filters and exports know it
+const FAVORITES = "Favorites"; // an ordinary label, so filters and exports include it
 const get = (id) => document.getElementById(id);
-const kept = (name) => { try { return localStorage.getItem(`recollect.${name}`); } catch { return null; } }; // storage may be blocked
-const keep = (name, value) => { try { localStorage.setItem(`recollect.${name}`, value); } catch { /* for this visit only */ } };
+const stored = (name) => { try { return localStorage.getItem(`recollect.${name}`); } catch { return null; } }; // storage may be blocked
+const store = (name, value) => { try { localStorage.setItem(`recollect.${name}`, value); } catch { /* not persisted */ } };
 translate(document);
 const narrow = matchMedia("(max-width: 700px)");
-// list: what the grid shows (what was asked, the answer, and the status line of an answer); searched: the latest search;
-// where: its filter, which limits every list and count
+// list: contents of the grid (the request, the answer, and a function that describes the answer); searched: the latest
+// search; where: its filter, which applies to all lists and counts
 const state = { arrange: "", version: 0, searched: null, list: null, listing: "search", left: 0, stale: false, where: "" };
 const where = () => state.where;
-// about: what few people need, when the mouse rests on the text
+// about: details, shown as a tooltip
 const status = (text, about = "") => { get("status").textContent = text; get("status").title = about; };
-const told = (list) => (list ? status(list.said(list.answer), [cutOff(list.answer), t("status.time", list.answer)].filter(Boolean).join("; ")) : status(""));
+const showStatus = (list) => (list ? status(list.describe(list.answer), [cutOff(list.answer), t("status.time", list.answer)].filter(Boolean).join("; ")) : status(""));
 
 let turn = 0;
-function begin(waiting) { // starts a question; returns whether it is still the latest one
+function begin(waiting) { // starts a request; returns a function that tells whether it is still the latest one
   const mine = ++turn;
   if (waiting) status(waiting);
   return () => mine === turn;
@@ -39,10 +39,10 @@ const viewer = new Viewer(guarded((tile, weight) => search.like(tile, weight)), 
 const look = guarded(async (tile) => {
   if (!tile) return;
   const opened = viewer.dialog.open, shown = viewer.open(tile);
-  remember(opened); // one step back closes the picture, however many were looked at
+  remember(opened); // Back closes the viewer, however many pictures were viewed
   await shown;
 });
-viewer.dialog.addEventListener("close", () => { // the address follows, whoever closed it
+viewer.dialog.addEventListener("close", () => { // update the address however the viewer was closed
   const rest = address.base(location.search);
   if (new URLSearchParams(location.search).has("open")) history.replaceState(null, "", rest ? `?${rest}` : location.pathname);
   if (viewer.marked) { viewer.marked = false; guarded(changed)(); }
@@ -52,7 +52,7 @@ const timeline = new Timeline(grid);
 const map = new PictureMap(get("map"), look);
 const duplicates = new Duplicates(get("duplicates"), { where, look, changed: () => renew(), classes: () => classes });
 
-// the neighbor of a picture that was opened from the visible list
+// returns the neighbor of a picture opened from the visible list
 function beside(tile, by) {
   return get("grid").hidden || tile.id !== grid.current?.id ? undefined : grid.at(grid.focus + by);
 }
@@ -64,8 +64,8 @@ function stepped(by) {
   return look(tile);
 }
 
-// the address shows what the page shows
-let following = false; // while the page follows the address, it does not change it
+// keeps the address in sync with the page
+let following = false; // true while the page is restored from the address, which must then not change
 let shownView = "grid";
 function remember(replace = false) {
   if (following) return;
@@ -77,7 +77,7 @@ function remember(replace = false) {
   if (shownView === "grid" && state.listing === "search") searches.note(); else searches.draw();
 }
 
-async function follow() { // what the address says
+async function follow() { // restores the page from the address
   const wanted = address.read();
   following = true;
   try {
@@ -107,50 +107,50 @@ addEventListener("popstate", guarded(follow));
 function present(list, options = {}) {
   if (["search", "sorted"].includes(list.ask.order) && list.ask.label !== classes.active) {
     list.ask = { ...list.ask, label: classes.active };
-    list.answer = { ...list.answer, tiles: null }; // they show marks of another label
+    list.answer = { ...list.answer, tiles: null }; // these tiles show the marks of another label
   }
   Object.assign(state, { list, version: list.answer.version, stale: false });
   grid.show(list.answer, { ask: list.ask, ...options });
-  list.answer = { ...list.answer, tiles: null }; // marks may change before the list is shown again
+  list.answer = { ...list.answer, tiles: null }; // marks may change until the list is shown again
   for (const button of document.querySelectorAll("[data-show]")) {
     button.classList.toggle("chosen", button.dataset.show === state.listing);
     button.setAttribute("aria-pressed", button.dataset.show === state.listing);
   }
   empty(list.answer.total || list.ask.order !== "search" ? "" : list.answer.of ? t("empty.filter", { filter: list.ask.where ?? "" }) : t(get("filling").hidden ? "empty.library" : "empty.indexing"));
-  told(list);
+  showStatus(list);
   for (const id of ["sort", "show-scores"]) get(id).parentElement.hidden = list.ask.order !== "search";
   timeline.show(dates(list));
   remember();
 }
 
-// months of the list, for the timeline: only of pictures by date
+// returns the months of a list sorted by date, for the timeline
 function dates({ ask }) {
   if (ask.order !== "search" || ask.terms.length || !["newest", "oldest"].includes(ask.arrange) || !browse.counts) return [];
   const months = browse.counts.month.filter(([name]) => name.startsWith(browse.chosen.month ?? ""));
   return ask.arrange === "newest" ? months : months.toReversed();
 }
 
-// the same list as it is now: pictures came or went
+// reloads the list after pictures were added or removed
 async function renew() {
   const { list } = state;
   let answer;
   try { answer = list && await api.list(list.ask); } catch (error) { if (error.status !== 400) throw error; }
   if (list !== state.list) return;
-  if (!answer) { await search.run(); return; } // nothing was shown, or nothing is left of it: the search says why
+  if (!answer) { await search.run(); return; } // no list, or an empty one: the search reports why
   list.answer = answer;
   if (list.ask.order === "search") limit(state.where, answer);
   if (get("grid").hidden) Object.assign(state, { stale: true, version: answer.version });
   else present(list, { keep: true });
 }
 
-get("grid").addEventListener("changed", ({ detail: answer }) => { // noticed while scrolling
+get("grid").addEventListener("changed", ({ detail: answer }) => { // the grid noticed a change while scrolling
   state.list.answer = answer;
   state.version = answer.version;
   limit(state.where, answer);
-  if (!get("grid").hidden) told(state.list);
+  if (!get("grid").hidden) showStatus(state.list);
 });
 
-// says why there are no pictures, and offers a way on
+// shows why there are no pictures, with a button for the next step
 function empty(text) {
   get("empty").hidden = !text;
   get("list").hidden = Boolean(text);
@@ -160,7 +160,7 @@ function empty(text) {
 }
 get("empty-off").addEventListener("click", () => (state.list?.answer.of === 0 ? openSettings() : get("scope-off").click()));
 
-function back(options) { // to the latest search
+function back(options) { // shows the latest search
   state.listing = "search";
   view("grid");
   if (state.searched) present(state.searched, options);
@@ -170,10 +170,10 @@ const classes = new Classes(begin, (answer, mode, ask, options) => {
   Object.assign(state, { listing: mode, left: answer.total });
   view("grid");
   const none = ["next", "clicked"].includes(mode);
-  present({ answer, ask, said: (found) => t(found.total || !none ? `status.${mode}` : `status.${mode}.none`, { n: found.total }) }, options);
+  present({ answer, ask, describe: (found) => t(found.total || !none ? `status.${mode}` : `status.${mode}.none`, { n: found.total }) }, options);
 }, guarded(async (undone) => { await changed(); if (undone && undone.class === undefined) await returned(); }), where);
 
-// pictures came back by an undo
+// updates the page after an undo restored pictures
 async function returned() {
   await renew();
   if (!get("duplicates").hidden) await duplicates.refresh();
@@ -182,7 +182,7 @@ async function returned() {
 const selection = new Selection({ classes, changed: async () => { await changed(); await renew(); } });
 selection.attach(grid);
 
-// a mark given in the viewer: the list behind it changes when the viewer closes
+// marks a picture in the viewer; the list behind it is updated when the viewer closes
 async function labeled(tile, mark, key) {
   if (key === null) { notice(t("labels.choose")); return; }
   await api.mark(key, [tile.id], mark);
@@ -192,7 +192,7 @@ async function labeled(tile, mark, key) {
   await Promise.all([classes.load(), viewer.load()]);
 }
 
-// the label Favorites, made when it is first used
+// toggles the label Favorites, which is created on first use
 const favorite = guarded(async (tile) => {
   if (!tile) return;
   const key = await classes.named(FAVORITES), { labels } = await api.item(tile.id), on = labels.includes(FAVORITES);
@@ -208,10 +208,10 @@ const episode = new Episode(look);
 const sorted = new Sorted(begin, (answer, ask, options) => {
   state.listing = "sorted";
   view("sorted");
-  present({ answer, ask, said: (found) => t("pictures", { n: found.total }) }, options);
+  present({ answer, ask, describe: (found) => t("pictures", { n: found.total }) }, options);
 }, where);
 
-// saved and recent searches; a picture that was dropped has no address
+// saved and recent searches; searches by an uploaded picture have no address
 const searches = new Searches({
   now: () => {
     const { words, terms, where: typed } = search.asked(), named = terms.map(({ name, weight }) => `${weight < 0 ? "−" : ""}${name || t("search.picture")}`);
@@ -222,28 +222,28 @@ const searches = new Searches({
 
 const browse = new Browse(() => get("where").value.trim(), () => search.run());
 const search = new SearchBox(begin, (answer, { ask, where: filter, current }) => {
-  const said = (found) => [t(found.arranged !== undefined ? "status.arranged" : ask.terms.length ? "status.best" : "pictures", { n: found.total }), ...found.cut ? [t("status.end", { n: found.cut.above })] : [], ...found.notes ?? []].join("; ");
-  state.searched = { answer, ask, said };
+  const describe = (found) => [t(found.arranged !== undefined ? "status.arranged" : ask.terms.length ? "status.best" : "pictures", { n: found.total }), ...found.cut ? [t("status.end", { n: found.cut.above })] : [], ...found.notes ?? []].join("; ");
+  state.searched = { answer, ask, describe };
   limit(filter, answer);
   arrangement(ask);
   counted();
   episode.show(answer);
   if (current || state.listing === "search" && !get("grid").hidden) back();
-}, () => told(state.list), {
+}, () => showStatus(state.list), {
   label: () => classes.active,
   filter: () => browse.filter,
   arrange: (searched) => (searched ? state.arrange || "score" : ["oldest", "name"].includes(state.arrange) ? state.arrange : "newest"),
   failed: (reason) => {
     const known = reason.match(/; there are ([^;]+)$/)?.[1], none = [t("empty.filter", { filter: browse.filter }), known ? t("empty.names", { names: known }) : ""].join(" ");
     state.list = state.searched = null;
-    grid.show({ total: 0 }, { ask: {} }); // no key marks what is not shown
+    grid.show({ total: 0 }, { ask: {} }); // keys must not mark hidden pictures
     view("grid"); empty(reason.includes("no picture satisfies") ? none.trim() : reason); status("");
   },
   add: addFiles,
   fresh: () => { state.arrange = ""; if (narrow.matches) sidebar(false); },
 });
 
-// what the sort menu offers and says
+// updates the sort menu
 function arrangement({ terms, arrange }) {
   get("sort").querySelector("[value=score]").hidden = !terms.length;
   get("sort").value = arrange;
@@ -251,7 +251,7 @@ function arrangement({ terms, arrange }) {
 }
 get("sort").addEventListener("change", guarded(() => { state.arrange = get("sort").value; return search.run(); }));
 
-// counts in the sidebar, once the pictures are shown
+// loads the counts in the sidebar after the pictures are shown
 const counted = guarded(async () => {
   await browse.load(`${state.searched.answer.version}/${classes.revision}`);
   if (state.list) timeline.show(dates(state.list));
@@ -260,14 +260,14 @@ const counted = guarded(async () => {
 function sidebar(shown) {
   get("browse").hidden = !shown;
   get("toggle-browse").setAttribute("aria-expanded", shown);
-  if (!narrow.matches) keep("sidebar", shown ? "1" : "0");
+  if (!narrow.matches) store("sidebar", shown ? "1" : "0");
 }
 get("toggle-browse").addEventListener("click", () => { if (narrow.matches) panel(false); sidebar(get("browse").hidden); });
 get("close-browse").addEventListener("click", () => sidebar(false));
-get("size").addEventListener("input", () => { grid.resize(Number(get("size").value)); keep("size", get("size").value); });
-get("show-scores").addEventListener("change", () => { grid.scores = get("show-scores").checked; keep("scores", grid.scores ? "1" : "0"); grid.refresh(); });
+get("size").addEventListener("input", () => { grid.resize(Number(get("size").value)); store("size", get("size").value); });
+get("show-scores").addEventListener("change", () => { grid.scores = get("show-scores").checked; store("scores", grid.scores ? "1" : "0"); grid.refresh(); });
 
-// the filter limits everything that is listed, counted and exported; the page says so above each view
+// the filter applies to all lists, counts and exports, and is shown above every view
 function limit(filter, { total, of }) {
   const other = filter !== state.where;
   state.where = filter;
@@ -286,7 +286,7 @@ function limit(filter, { total, of }) {
 }
 get("scope-off").addEventListener("click", () => { get("where").value = ""; browse.chosen = {}; search.run(); });
 
-// where the likely matches of a search end, and why; the others are shown dimmed
+// describes the cut-off of the likely matches; pictures below it are dimmed
 function cutOff({ cut, episode }) {
   if (!cut) return "";
   const why = t(`status.end.${cut.basis}`, { share: percent(cut.share), texts: cut.texts });
@@ -294,7 +294,7 @@ function cutOff({ cut, episode }) {
 }
 
 async function clicked(tile, mark, key = classes.active) {
-  if (!tile || tile.busy === key) return; // pressed again before the answer
+  if (!tile || tile.busy === key) return; // pressed again before the response
   const earlier = tile.mark;
   tile.busy = key;
   let answer;
@@ -306,12 +306,12 @@ async function clicked(tile, mark, key = classes.active) {
   if (state.listing === "next" && !(earlier === 0 && --state.left <= 0)) { grid.refresh(); step(true); return; }
   if (state.listing === "next") { state.left = answer.listing.total; present(list); return; }
   if (state.listing === "clicked") { grid.refresh(); return; }
-  present({ ...list, said: (found) => t("status.likely", { n: found.total }) }, { keep: true }); // the next picture takes the same place
+  present({ ...list, describe: (found) => t("status.likely", { n: found.total }) }, { keep: true }); // the next picture moves to this position
 }
 
 const step = (on) => { if (on) grid.move(grid.focus + 1); };
 
-// labels or marks changed, but not by a click in the list: update the list now if it is visible, else when it is shown
+// updates the list after a change of labels or marks elsewhere: now if the list is visible, else when it is shown
 async function changed() {
   state.stale = get("grid").hidden;
   if (state.stale) return;
@@ -342,7 +342,7 @@ get("show-grid").addEventListener("click", guarded(async () => {
   if (state.listing === "sorted" || state.listing === "search" && state.list !== state.searched) { back(); return; }
   view("grid");
   remember();
-  told(state.list);
+  showStatus(state.list);
   if (state.stale) await changed();
 }));
 get("show-sorted").addEventListener("click", guarded(() => { if (narrow.matches) panel(false); return sorted.load("doubtful"); }));
@@ -352,11 +352,11 @@ const overview = (which, waiting, work) => {
   overviews[which] = guarded(async () => {
     const current = begin(waiting);
     status(waiting);
-    if (narrow.matches) panel(false); // a phone has no room for both
+    if (narrow.matches) panel(false); // no room for both on a phone
     view(which);
     remember();
-    let said = "";
-    try { said = await work(); } finally { if (current()) status(said); }
+    let text = "";
+    try { text = await work(); } finally { if (current()) status(text); }
   });
   get(`show-${which}`).addEventListener("click", overviews[which]);
 };
@@ -403,7 +403,7 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
-// keys while a picture is open
+// handles keys while a picture is open
 function viewed(event) {
   const { key, target } = event;
   if (event.ctrlKey || event.metaKey || event.altKey || target.matches("input")) return;
@@ -417,24 +417,24 @@ function viewed(event) {
   event.preventDefault();
 }
 
-// does nothing for a picture that is not shown yet: nobody can have judged it
+// does nothing for a picture that is not loaded yet, since the user cannot have judged it
 const clickedByKey = guarded((mark, key) => clicked(grid.current, mark, key));
 
-// another tab may have marked pictures, and another process may have changed the index
+// checks for marks from other tabs and index changes by other processes
 async function synchronize() {
   if (document.hidden) return;
   const active = classes.active, marked = await classes.load();
-  if (marked && state.list && classes.active === active && ["next", "sorted"].includes(state.listing)) present(state.list, { keep: true }); // nothing moves under the hand
+  if (marked && state.list && classes.active === active && ["next", "sorted"].includes(state.listing)) present(state.list, { keep: true }); // keep the pictures in place under the pointer
   else if (marked && (active !== null || classes.active !== null)) await changed();
   const info = await api.info();
   fillingShown(info);
-  const learned = info.ends !== state.ends; // where the results end
+  const learned = info.ends !== state.ends; // a new cut-off of searches
   state.ends = info.ends;
   if (info.version !== state.version || learned && state.list?.ask.order === "search") await renew();
   if (!state.list) state.version = info.version;
 }
 
-// progress while a folder is indexed
+// shows progress while a folder is indexed
 function fillingShown({ filling, unreadable }) {
   if (!filling && !get("filling").hidden && unreadable) notice(t("unreadable", { n: unreadable }));
   get("filling").hidden = !filling;
@@ -444,10 +444,10 @@ function fillingShown({ filling, unreadable }) {
   get("filling-note").textContent = note || (total ? t("indexing", { done, total }) : t("indexing.start"));
 }
 
-document.addEventListener("server", ({ detail: there }) => {
-  get("banner").hidden = there;
+document.addEventListener("server", ({ detail: online }) => {
+  get("banner").hidden = online;
   get("banner").textContent = t("server.gone");
-  if (there) { notice(t("server.back")); grid.retry(); if (search.missed) search.run(); }
+  if (online) { notice(t("server.back")); grid.retry(); if (search.missed) search.run(); }
 });
 
 for (const id of ["memory", "open-libraries"]) get(id).addEventListener("click", guarded(libraries));
@@ -462,9 +462,9 @@ async function watch() {
 
 guarded(async () => {
   panel(!narrow.matches);
-  sidebar(!narrow.matches && kept("sidebar") !== "0");
-  grid.size = Number(get("size").value = kept("size") ?? get("size").value);
-  grid.scores = get("show-scores").checked = kept("scores") === "1";
+  sidebar(!narrow.matches && stored("sidebar") !== "0");
+  grid.size = Number(get("size").value = stored("size") ?? get("size").value);
+  grid.scores = get("show-scores").checked = stored("scores") === "1";
   const info = await api.info();
   get("memory").textContent = info.name;
   document.title = `${info.name} · recollect`;

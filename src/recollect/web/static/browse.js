@@ -1,10 +1,10 @@
-// Browsing: facets with counts in a sidebar, the order of pictures, their size, and a timeline to drag.
+// Browsing: facets with counts in a sidebar, and a timeline.
 import { api, element, fill, guarded } from "./api.js";
 import { language, number, t } from "./strings.js";
 
 const SHOWN = 8, MOST = 300;
 const FACETS = ["folder", "month", "camera", "label", "source"];
-const PAIR = { label: "clicked", clicked: "label" }; // labels of the sources, and those given by hand
+const PAIR = { label: "clicked", clicked: "label" }; // labels from sources, and labels from marks
 const quoted = (text) => `'${text.replaceAll("'", "''")}'`;
 const CONDITIONS = {
   folder: (value) => `folder = ${quoted(value)}`, month: (value) => `taken like ${quoted(`${value}%`)}`,
@@ -14,7 +14,7 @@ const CONDITIONS = {
 const month = new Intl.DateTimeFormat(language, { month: "long", year: "numeric", timeZone: "UTC" });
 export const monthName = (text) => (text.length < 7 ? text : month.format(new Date(`${text}-01T00:00:00Z`)));
 
-// a filter from what was typed and what was chosen, without the facet of a name
+// builds a filter from the typed filter and the chosen facets, except the facet ``without``
 export function filterOf(typed, chosen, without = "") {
   const parts = Object.entries(chosen).filter(([name]) => name !== without).map(([name, value]) => CONDITIONS[name](value));
   if (!parts.length) return typed;
@@ -22,7 +22,7 @@ export function filterOf(typed, chosen, without = "") {
 }
 
 export class Browse {
-  // typed: the filter that was typed; changed: called when a facet was chosen or given up
+  // typed: returns the typed filter; changed: called when a facet is chosen or cleared
   constructor(typed, changed) {
     Object.assign(this, { typed, changed, chosen: {}, open: new Set(), place: document.getElementById("facets"), asked: "" });
     this.load = guarded(this.load.bind(this));
@@ -38,7 +38,7 @@ export class Browse {
     return this.changed();
   }
 
-  // counts under the filter; those of a chosen facet as if nothing were chosen in it, so that another value can be
+  // loads the counts under the filter; counts of a chosen facet ignore that facet, so the user can choose another value
   async load(stamp) {
     const { filter, chosen } = this, asked = JSON.stringify([filter, chosen, stamp]);
     if (asked === this.asked) return;
@@ -82,7 +82,7 @@ export class Browse {
     }));
   }
 
-  // top folders, and the folders below the chosen one and its parents
+  // returns top-level folders, and the subfolders of the chosen folder and its parents
   folders() {
     const chosen = this.chosen.folder ?? "", counts = this.counts.folder;
     const above = (folder) => folder.slice(0, Math.max(0, folder.lastIndexOf("/")));
@@ -91,10 +91,10 @@ export class Browse {
       ...(chosen === folder || chosen.startsWith(`${folder}/`) ? children(folder) : []),
     ]);
     const top = children("");
-    return top.length === 1 && !chosen ? [...top, ...children(top[0][1])] : top; // a single folder says nothing
+    return top.length === 1 && !chosen ? [...top, ...children(top[0][1])] : top; // expand a single top-level folder
   }
 
-  // years, and the months of the chosen one
+  // returns years, and the months of the chosen year
   months() {
     const years = new Map(), chosen = this.chosen.month ?? "";
     for (const [value, count] of this.counts.month) years.set(value.slice(0, 4), (years.get(value.slice(0, 4)) ?? 0) + count);
@@ -102,7 +102,7 @@ export class Browse {
   }
 }
 
-// A bar of all dates at the edge of the list: drag to go to a month.
+// A bar of dates at the edge of the list: drag to jump to a month.
 export class Timeline {
   constructor(grid) {
     const get = (id) => document.getElementById(id);
@@ -117,7 +117,7 @@ export class Timeline {
     new ResizeObserver(() => this.draw()).observe(place);
   }
 
-  // months: [month, pictures] in the order of the list; none hides the bar
+  // months: [month, pictures] in list order; fewer than two hide the bar
   show(months) {
     let start = 0;
     this.months = months.map(([name, count]) => { start += count; return { name, start: start - count }; });

@@ -1,10 +1,10 @@
-// Labels by clicks: yes and no, what that says about other pictures, what to mark next.
+// The labels panel: create labels, mark pictures, and show what the marks say about other pictures.
 import { api, element, fill, guarded, notice } from "./api.js";
 import { confirmed } from "./dialogs.js";
 import { percent, t } from "./strings.js";
 
 export class Classes {
-  // changed: called after labels changed, and after an undo with what was undone; where: the filter that pictures are shown by
+  // changed: called after labels changed, with the undone change after an undo; where: returns the current filter
   constructor(begin, show, changed, where) {
     Object.assign(this, { begin, show, changed, where, list: [], active: null, mode: "likely", revision: -1, pending: {} });
     const get = (id) => document.getElementById(id);
@@ -22,13 +22,13 @@ export class Classes {
     const changed = revision !== this.revision;
     Object.assign(this, { list: classes, revision });
     this.offer(pending);
-    const lost = this.active !== null && !classes.some((each) => each.class === this.active); // by another tab, or undone
+    const lost = this.active !== null && !classes.some((each) => each.class === this.active); // removed in another tab, or undone
     if (lost) { this.active = null; this.about.hidden = true; }
     if (changed || lost) this.draw();
     return changed;
   }
 
-  // the key of the label with a name, which is made where there is none
+  // returns the key of the label with a name, creating the label if needed
   async named(name) {
     const known = this.list.find((each) => each.name === name)?.class ?? (await api.create(name, "")).class;
     await this.load();
@@ -38,7 +38,7 @@ export class Classes {
   async create() {
     if (!this.name.value.trim()) { this.name.focus(); return; }
     this.creating = true;
-    document.getElementById("grid").focus(); // the next keys mark pictures; they are not part of a name
+    document.getElementById("grid").focus(); // so the next keys mark pictures instead of editing the name
     try {
       const { class: key } = await api.create(this.name.value, this.text.value);
       this.name.value = this.text.value = "";
@@ -47,7 +47,7 @@ export class Classes {
     } catch (error) { this.name.focus(); throw error; } finally { this.creating = false; }
   }
 
-  // says on the buttons what they would undo and redo
+  // shows on the buttons what they would undo and redo
   offer(pending) {
     this.pending = pending;
     document.getElementById("panel").classList.toggle("unused", !pending.undo && !pending.redo && !this.list.length);
@@ -71,7 +71,7 @@ export class Classes {
     await this.rank("likely");
   }
 
-  // makes a label the active one without listing anything
+  // makes a label active without changing the list
   select(key) {
     this.active = this.list.some((each) => each.class === key) ? key : null;
     if (this.active === null) this.about.hidden = true;
@@ -85,20 +85,20 @@ export class Classes {
     this.mode = mode;
     const key = this.active, where = this.where(), ask = this.ask(), current = this.begin(), answer = await api.list(ask);
     if (!current() || this.active !== key) return;
-    this.told(answer, where);
+    this.showSummary(answer, where);
     this.show(answer, mode, ask, options);
   }
 
-  // what is known about the active label, next to a list of something else
+  // updates the summary of the active label without changing the list
   async tell() {
     const key = this.active, where = this.where();
     if (key === null) return;
     const answer = await api.summary(key, where);
-    if (this.active === key && where === this.where()) this.told(answer, where);
+    if (this.active === key && where === this.where()) this.showSummary(answer, where);
   }
 
-  // shows what is known about the active label
-  told({ summary, revision }, where) {
+  // shows the summary of the active label
+  showSummary({ summary, revision }, where) {
     this.revision = revision;
     const known = this.list.find((each) => each.class === summary.class);
     if (known) Object.assign(known, { yes: summary.yes, no: summary.no });
@@ -113,23 +113,23 @@ export class Classes {
   }
 
   async mark(tile, mark, key = this.active) {
-    if (this.creating) return undefined; // a key pressed before the new label is ready
+    if (this.creating) return undefined; // key pressed before the new label is ready
     if (key === null) { notice(t("labels.choose")); return undefined; }
     const now = key === this.active && tile.mark === mark ? 0 : mark;
     const where = this.where(), answer = await api.mark(key, [tile.id], now, this.ask(this.mode, key));
     const known = this.list.find((each) => each.class === key);
     if (known) Object.assign(known, { yes: answer.summary.yes, no: answer.summary.no });
-    document.getElementById("notice").hidden = true; // the undo that it may offer would take this mark back
+    document.getElementById("notice").hidden = true; // its undo button would now undo this mark
     this.revision = answer.revision;
     this.offer(answer);
-    if (key === this.active) { tile.mark = now; this.told(answer, where); } else this.draw();
+    if (key === this.active) { tile.mark = now; this.showSummary(answer, where); } else this.draw();
     return answer;
   }
 
   async undo() {
     const { undone, redo } = await api.undo();
     if (!undone) { notice(t("undo.none")); return; }
-    await this.tellChange("undo.done", undone.class === undefined ? undone : redo); // of labels, the one that knows names
+    await this.tellChange("undo.done", undone.class === undefined ? undone : redo); // for labels, only the pending redo has the name
   }
 
   async redo() {
@@ -137,7 +137,7 @@ export class Classes {
     await (redone ? this.tellChange("redo.done", undo) : notice(t("redo.none")));
   }
 
-  async tellChange(key, change) { // name the change that was undone or redone
+  async tellChange(key, change) { // reports the change that was undone or redone
     await this.load();
     notice(t(key, { what: this.described(change) }));
     await this.changed(change);
@@ -153,11 +153,11 @@ export class Classes {
   }
 
   async save() {
-    const kept = await api.save(this.file.value.trim());
-    const right = kept.held_out.accuracy === undefined ? "" : t("classifier.right", { share: percent(kept.held_out.accuracy) });
-    const said = t(kept.replaced ? "classifier.replaced" : "classifier.saved", { folder: kept.folder, names: kept.classes.join(", ") });
-    notice(`${said}${right}${this.where() ? t("classifier.all") : ""}`);
-    this.saved.replaceChildren(`${t("classifier.use")} `, element("code", "", kept.folder));
+    const { folder, replaced, classes, held_out: held } = await api.save(this.file.value.trim());
+    const right = held.accuracy === undefined ? "" : t("classifier.right", { share: percent(held.accuracy) });
+    const text = t(replaced ? "classifier.replaced" : "classifier.saved", { folder, names: classes.join(", ") });
+    notice(`${text}${right}${this.where() ? t("classifier.all") : ""}`);
+    this.saved.replaceChildren(`${t("classifier.use")} `, element("code", "", folder));
     this.saved.hidden = false;
   }
 

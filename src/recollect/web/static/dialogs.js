@@ -1,13 +1,13 @@
-// Questions that must be answered before something is removed or changed.
+// Modal dialogs for confirmation and text input.
 import { element } from "./api.js";
 import { t } from "./strings.js";
 
-// a question with Cancel and one button that does it; whether that button was pressed
+// asks for confirmation; returns whether the user confirmed
 export async function confirmed(question, doIt, ...contents) {
   return await open(question, doIt, contents) === "yes";
 }
 
-// asks for a text as well; null if nothing is to be done
+// asks for a text; returns null if canceled
 export async function asked(question, label, doIt, { value = "", contents = [] } = {}) {
   const field = element("label", "asked", label), input = element("input");
   input.required = true; input.value = value;
@@ -20,7 +20,7 @@ function open(question, doIt, contents) {
   const cancel = element("button", "", t("cancel")), yes = element("button", "main", doIt);
   form.method = "dialog";
   yes.value = "yes"; cancel.formNoValidate = true;
-  cancel.type = "button"; // so that Enter in a field presses the other one
+  cancel.type = "button"; // so Enter in a field presses the other button
   cancel.addEventListener("click", () => dialog.close());
   text.id = "question-text";
   dialog.setAttribute("aria-labelledby", text.id);

@@ -1,4 +1,4 @@
-// Duplicates side by side: choose what to keep, see what would go, then remove or move it.
+// Duplicates side by side: choose which to keep, preview, then remove or move the others.
 import { api, element, guarded, named, offer, opens, thumb } from "./api.js";
 import { asked, confirmed } from "./dialogs.js";
 import { bytes, number, t } from "./strings.js";
@@ -6,7 +6,7 @@ import { bytes, number, t } from "./strings.js";
 const KINDS = ["identical", "near-identical", "similar"], POLL = 400;
 
 export class Duplicates {
-  // where: the filter that pictures are shown by; look: opens a picture; changed: pictures left; classes: they know what can be undone
+  // where: returns the filter; look: opens a picture; changed: called after removals; classes: returns the labels panel, for undo
   constructor(place, { where, look, changed, classes }) {
     Object.assign(this, { place, where, look, changed, classes, kind: null, groups: [], gone: new Map() });
     this.head = element("div", "found"); this.list = element("div", "groups"); this.bar = element("div", "resolve");
@@ -17,7 +17,7 @@ export class Duplicates {
     this.more.hidden = true;
   }
 
-  // starts a search where none was made, and shows what was found; answers with a sentence about it
+  // shows the duplicates, starting a search if there was none
   async load() {
     let found = await api.duplicates(this.where());
     if (found.state === "idle") { await api.findDuplicates(); found = await api.duplicates(this.where()); }
@@ -46,8 +46,8 @@ export class Duplicates {
     bar.setAttribute("aria-label", t("duplicates.looking"));
     if (total) Object.assign(bar, { max: total, value: done });
     stop.addEventListener("click", this.stop);
-    const said = what && total ? t("duplicates.comparing", { done, total }) : t("duplicates.looking");
-    this.head.replaceChildren(bar, element("span", "", said), stop);
+    const text = what && total ? t("duplicates.comparing", { done, total }) : t("duplicates.looking");
+    this.head.replaceChildren(bar, element("span", "", text), stop);
     this.list.replaceChildren(); this.bar.hidden = this.more.hidden = true;
   }
 
@@ -85,7 +85,7 @@ export class Duplicates {
     if (this.rest > this.groups.length) {
       const list = this.groups, start = list.length;
       const { groups } = await api.duplicates(this.where(), this.kind, start);
-      if (list !== this.groups || start !== list.length) return; // another kind was chosen, or these groups are here
+      if (list !== this.groups || start !== list.length) return; // another kind was chosen, or these groups are loaded already
       this.groups.push(...groups);
       this.list.append(...groups.map((group, place) => this.group(group, start + place)));
     }
@@ -93,7 +93,7 @@ export class Duplicates {
     this.tell();
   }
 
-  // the cards of a group: pictures, or the files of one picture; of near-identical ones the first is kept at first
+  // builds the cards of a group: pictures, or the files of one picture; by default only the first is kept
   group({ kind, pictures, more }, place) {
     const box = element("section", "alike");
     box.setAttribute("aria-label", t("duplicates.group", { n: place + 1, of: this.rest }));
@@ -135,14 +135,14 @@ export class Duplicates {
     return figure;
   }
 
-  tell() { // what is chosen, and what can be done with it
+  tell() { // updates the bar with the selection and its actions
     const chosen = [...this.gone.values()], n = chosen.length, weight = chosen.flatMap(({ files }) => files).reduce((sum, file) => sum + file.bytes, 0);
     const say = element("span", "", n ? t(this.kind === "identical" ? "duplicates.chosen.files" : "duplicates.chosen", { n, size: bytes(weight) }) : t("duplicates.chosen.none"));
     const button = (key, action, enabled, main = "") => {
-      const made = element("button", main, t(key));
-      made.disabled = !enabled;
-      made.addEventListener("click", action);
-      return made;
+      const node = element("button", main, t(key));
+      node.disabled = !enabled;
+      node.addEventListener("click", action);
+      return node;
     };
     this.bar.replaceChildren(say, ...[
       this.kind === "identical" ? null : button("duplicates.remove", this.remove, n, "main"),
@@ -151,7 +151,7 @@ export class Duplicates {
     this.bar.hidden = !this.groups.length;
   }
 
-  // every picture or file that would go, next to the one that stays
+  // lists all pictures or files to remove, each with the one that is kept
   preview() {
     const list = element("ul", "preview");
     list.append(...[...this.gone.values()].map(({ tile, files, kept }) => {
@@ -173,7 +173,7 @@ export class Duplicates {
     if (!folder) return;
     const chosen = [...this.gone.values()];
     if (this.kind === "identical") await this.resolve({ kind: "move", ids: [...new Set(chosen.map(({ tile }) => tile.id))], files: chosen.map(({ key }) => key), folder });
-    else await this.resolve({ kind: "delete", ids: [...this.gone.keys()], folder }); // from the library; the files go to the folder
+    else await this.resolve({ kind: "delete", ids: [...this.gone.keys()], folder }); // removed from the library; the files are moved to the folder
   }
 
   async resolve(what) {

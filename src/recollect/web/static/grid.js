@@ -1,19 +1,20 @@
-// Justified rows of any number of tiles. Only visible tiles exist; pages of the list are fetched as they come near.
+// Justified rows of any number of tiles. Only visible tiles exist; pages of the list are fetched before they are visible.
 import { PAGE, api, element, named, notice, thumb } from "./api.js";
 import { t } from "./strings.js";
 
 const KEPT_PAGES = 40, FOOT = 22, GAP = 4;
-const TALLEST = 8_000_000; // pixels; browsers end near 16 or 33 million, and a million rows need more
-const UNKNOWN = 148; // 4:3, until the shape of a picture is known
+const TALLEST = 8_000_000; // pixels; browsers are limited to 16 or 33 million, and a million rows need more
+const UNKNOWN = 148; // 4:3, until the shape of a picture is loaded
 const RATIOS = Float32Array.from({ length: 256 }, (_, code) => Math.min(3, Math.max(0.45, 2 ** ((code - 128) / 48))));
 
 const sorted = ({ says, possible }) => (says === null ? t("tile.none") : possible.length > 1 ? t("tile.or", { name: says, others: possible.filter((name) => name !== says).join(", ") }) : says);
 const decoded = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
-let made = 0; // numbers the tiles, so that screen readers can name the active one
+let tileCount = 0; // numbers the tiles, for aria-activedescendant
 
 export class Grid {
-  // open: shows a tile; mark: gives it a mark; pick: takes a click that selects, and says so; picked: whether an id is selected
+  // open: opens a tile; mark: marks a tile; pick: handles a click that may select, returns whether it did; picked: whether
+  // an id is selected
   constructor(place, { open, mark, pick, picked }) {
     Object.assign(this, { place, open, mark, pick, picked, total: 0, size: 190, focus: 0, tiles: new Map(), free: [], pages: new Map(), shapes: new Uint8Array(0), rows: 0 });
     this.space = element("div", "space");
@@ -23,7 +24,7 @@ export class Grid {
     new ResizeObserver(() => { if (place.clientWidth !== this.width) this.layout(); else this.draw(); }).observe(place);
   }
 
-  // ask: the list that `answer` has the first tiles of; keep: stay at the same place, as after a mark that changes the order
+  // ask: the request whose answer has the first tiles; keep: keep the scroll position, for example after a mark
   show(answer, { ask, keep = false } = {}) {
     const label = ask.label ?? null;
     Object.assign(this, { ask, label, version: answer.version, revision: answer.revision, total: answer.total, end: answer.cut?.above ?? Infinity, pages: new Map(), shapesAsked: false });
@@ -40,7 +41,7 @@ export class Grid {
     this.layout();
   }
 
-  // rows whose pictures together are as wide as the grid, each near the wanted height
+  // computes rows that fill the width, with heights close to the requested one
   layout(toTop = false) {
     const width = this.width = this.place.clientWidth;
     if (!width) return;
@@ -72,7 +73,7 @@ export class Grid {
     this.place.dispatchEvent(new CustomEvent("laid"));
   }
 
-  // the row at a height of the whole list
+  // returns the row at a vertical position of the list
   rowAt(top) {
     let low = 0, high = this.rows - 1;
     while (low < high) { const middle = (low + high + 1) >> 1; if (this.tops[middle] <= top) low = middle; else high = middle - 1; }
@@ -85,7 +86,7 @@ export class Grid {
     return low;
   }
 
-  // places of the pictures of a row: [index, left, width], all of the same height
+  // returns the pictures of a row as [index, left, width]; all have the same height
   cells(row) {
     const { starts, tops, shapes } = this, height = tops[row + 1] - tops[row] - FOOT - GAP, found = [];
     let left = 0;
@@ -97,7 +98,7 @@ export class Grid {
     return found;
   }
 
-  get scale() { // pixels of the whole list for one pixel of the scroll bar
+  get scale() { // pixels of the list per pixel of the scroll bar
     const seen = this.place.clientHeight;
     return this.shown > seen ? (this.height - seen) / (this.shown - seen) : 1;
   }
@@ -124,7 +125,7 @@ export class Grid {
 
   wheel(event) {
     if (this.height <= TALLEST || event.ctrlKey) return;
-    event.preventDefault(); // a scaled scroll bar would leap; a wheel moves as in any other list
+    event.preventDefault(); // with a scaled scroll bar, the list would jump
     this.offset += event.deltaY * (event.deltaMode === 1 ? 40 : 1);
     this.draw();
   }
@@ -165,10 +166,10 @@ export class Grid {
   make() {
     const box = element("div", "tile"), card = element("div", "card"), image = element("img"), words = element("div", "words");
     const foot = element("div", "foot"), before = element("span", "before"), score = element("span", "score"), caption = element("span", "caption"), marks = element("div", "marks"), check = element("span", "check", "✓");
-    const yes = element("span", "yes", "✓"), no = element("span", "no", "✗"); // not buttons: an option may not hold any, and every mark has a key
+    const yes = element("span", "yes", "✓"), no = element("span", "no", "✗"); // not buttons: an option must not contain any, and every mark has a key
     for (const each of [yes, no, check]) each.setAttribute("aria-hidden", "true");
     yes.title = t("tile.yes"); no.title = t("tile.no"); check.title = t("tile.select");
-    box.setAttribute("role", "option"); box.id = `tile-${++made}`;
+    box.setAttribute("role", "option"); box.id = `tile-${++tileCount}`;
     foot.append(before, score, caption); marks.append(yes, no); card.append(image, words, check, marks); box.append(card, foot);
     const tile = { box, image, words, before, score, caption, index: -1 };
     image.decoding = "async"; image.draggable = false;
@@ -189,7 +190,7 @@ export class Grid {
   fill(tile) {
     const known = this.at(tile.index);
     const { box, image, words, before, score, caption } = tile;
-    box.classList.toggle("below", (known?.before ?? tile.index + 1) > this.end); // the cut is of the model as it is
+    box.classList.toggle("below", (known?.before ?? tile.index + 1) > this.end); // the cut-off applies to the ranks before reranking
     box.classList.toggle("yes", known?.mark === 1);
     box.classList.toggle("no", known?.mark === -1);
     this.tick(tile);
@@ -201,8 +202,8 @@ export class Grid {
     }
     image.alt = known ? named(known) : "";
     words.textContent = known ? named(known) : "";
-    const said = known?.p ?? null;
-    score.textContent = said !== null ? `${Math.round(100 * said)}%` : this.scores && typeof known?.score === "number" ? known.score.toFixed(3) : "";
+    const probability = known?.p ?? null;
+    score.textContent = probability !== null ? `${Math.round(100 * probability)}%` : this.scores && typeof known?.score === "number" ? known.score.toFixed(3) : "";
     before.textContent = known?.before && known.before !== tile.index + 1 ? `${tile.index + 1} ← ${known.before}` : "";
     if (known && known.says !== undefined) caption.textContent = sorted(known);
     else caption.textContent = known ? known.name || named(known) : "";
@@ -211,7 +212,7 @@ export class Grid {
     box.title = known?.possible?.length ? t("tile.possible", { file: where, names: known.possible.join(", ") }) : where;
   }
 
-  // whether the tile is selected
+  // shows whether the tile is selected
   tick(tile) {
     const known = this.at(tile.index);
     tile.box.classList.toggle("picked", Boolean(known) && this.picked(known.id));
@@ -224,7 +225,7 @@ export class Grid {
     this.free.push(tile);
   }
 
-  // written only where it changes: every frame of scrolling comes by here
+  // called in every frame of scrolling, so it writes only changes
   point(tile, chosen) {
     if (tile.chosen === chosen) return;
     tile.chosen = chosen;
@@ -245,7 +246,7 @@ export class Grid {
       while (pages.size > KEPT_PAGES) pages.delete(pages.keys().next().value);
       api.list({ ...ask, start: page * PAGE, version, revision }).then((answer) => {
         if (pages !== this.pages) return;
-        if (answer.total !== this.total) { this.show({ ...answer, shapes: page ? undefined : answer.shapes }, { ask, keep: true }); this.place.dispatchEvent(new CustomEvent("changed", { detail: answer })); return; } // pictures came or went
+        if (answer.total !== this.total) { this.show({ ...answer, shapes: page ? undefined : answer.shapes }, { ask, keep: true }); this.place.dispatchEvent(new CustomEvent("changed", { detail: answer })); return; } // pictures were added or removed
         entry.tiles = answer.tiles;
         for (const tile of this.tiles.values()) if (Math.floor(tile.index / PAGE) === page) this.fill(tile);
         this.place.dispatchEvent(new CustomEvent("filled"));
@@ -257,13 +258,13 @@ export class Grid {
     }
   }
 
-  // the shapes of a long list come once it is scrolled beyond its first pictures
+  // fetches the shapes of a long list once the user scrolls beyond its first pictures
   async fetchShapes() {
     if (this.shapesAsked) return;
     this.shapesAsked = true;
     const { ask, pages, version, revision } = this;
     let shapes;
-    try { shapes = await api.shapes({ ...ask, version, revision }); } catch { return; } // the rows stay as they are
+    try { shapes = await api.shapes({ ...ask, version, revision }); } catch { return; } // keep the current rows
     if (pages !== this.pages) return;
     this.shapes = shapes;
     this.layout();
@@ -278,7 +279,7 @@ export class Grid {
     this.draw();
   }
 
-  // the picture some rows further up or down that is nearest to the middle of this one
+  // returns the picture some rows up or down that is horizontally closest to the current one
   beyond(rows) {
     if (!this.rows) return 0;
     const row = this.rowOf(this.focus), [, left, width] = this.cells(row)[this.focus - this.starts[row]], middle = left + width / 2;
@@ -287,7 +288,7 @@ export class Grid {
     return this.cells(other).reduce((best, cell) => (near(cell) < near(best) ? cell : best))[0];
   }
 
-  // indices of the pictures in a rectangle of the whole list
+  // returns the indices of the pictures in a rectangle of the list
   within({ left, top, right, bottom }) {
     const found = [];
     if (!this.rows) return found;
@@ -295,7 +296,7 @@ export class Grid {
     return found;
   }
 
-  // pictures and pages that failed while the server was gone
+  // reloads pictures and pages that failed while the server was not responding
   retry() {
     for (const tile of this.tiles.values()) if (tile.image.hidden) tile.source = undefined;
     this.refresh();

@@ -1,17 +1,17 @@
-// The map: two dimensions of the embeddings. Dots in the colors of folders or labels, thumbnails where there is room.
+// The map: a two-dimensional layout of the embeddings, with dots colored by folder or label, and thumbnails where they fit.
 import { api, element, guarded, notice, thumb } from "./api.js";
 import { asked } from "./dialogs.js";
 import { t } from "./strings.js";
 
-const SIDE = 44, LARGE = 132, MOST = 400, KEPT = 1500, CLOSE = 2500; // SIDE to LARGE: of a thumbnail, in pixels
+const SIDE = 44, LARGE = 132, MOST = 400, KEPT = 1500, CLOSE = 2500; // thumbnails are SIDE to LARGE pixels wide
 const COLORS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#b8a900", "#8c6bb1"]; // Okabe and Ito; the last two darker
 
-// red, green, blue and full opacity as a pixel of an ImageData has them
+// converts a color to an opaque ImageData pixel
 const pixel = (color) => { const [r, g, b] = [1, 3, 5].map((at) => Number.parseInt(color.slice(at, at + 2), 16)); return (255 << 24 | b << 16 | g << 8 | r) >>> 0; };
 const PIXELS = COLORS.map(pixel);
 
 export class PictureMap {
-  // selected: called with the places (in `ids`) of the points inside a loop
+  // selected: called with the positions (in `ids`) of the points inside a loop
   constructor(canvas, open, selected = () => {}) {
     Object.assign(this, { canvas, open, selected, ids: [], points: [], groups: null, chosen: new Set(), lasso: null, lassoing: false, zoom: 1, x: 0, y: 0, images: new Map(), fingers: new Map() });
     canvas.addEventListener("wheel", (event) => { event.preventDefault(); this.zoomAt(event.offsetX, event.offsetY, Math.exp(-event.deltaY / 400)); }, { passive: false });
@@ -27,7 +27,7 @@ export class PictureMap {
       const to = { x: event.offsetX, y: event.offsetY }, other = [...this.fingers].find(([id]) => id !== event.pointerId)?.[1];
       this.fingers.set(event.pointerId, to);
       this.moved += Math.abs(to.x - from.x) + Math.abs(to.y - from.y);
-      if (other) { // two fingers: what is between them grows as they part
+      if (other) { // pinch zoom
         const apart = ({ x, y }) => Math.max(8, Math.hypot(x - other.x, y - other.y));
         this.zoomAt((to.x + other.x) / 2, (to.y + other.y) / 2, apart(to) / apart(from));
       } else if (this.lasso) { this.lasso.push(to.x, to.y); this.schedule(); } else { this.x += to.x - from.x; this.y += to.y - from.y; this.schedule(); }
@@ -57,7 +57,7 @@ export class PictureMap {
     return this.method;
   }
 
-  color(groups) { // for each point the number of its color; -1 for none
+  color(groups) { // groups: color number of each point; -1 for none
     this.groups = groups;
     this.schedule();
   }
@@ -69,7 +69,7 @@ export class PictureMap {
   }
 
   zoomAt(x, y, factor) {
-    x -= this.canvas.clientWidth / 2; y -= this.canvas.clientHeight / 2; // places count from the middle
+    x -= this.canvas.clientWidth / 2; y -= this.canvas.clientHeight / 2; // relative to the center
     this.x = x - (x - this.x) * factor; this.y = y - (y - this.y) * factor; this.zoom *= factor;
     this.schedule();
   }
@@ -84,7 +84,7 @@ export class PictureMap {
     return [left + this.points[2 * index] * size, top + this.points[2 * index + 1] * size];
   }
 
-  visible(margin = 0) { // numbers of the points in view
+  visible(margin = 0) { // returns the indices of the visible points
     const { width, height, size, left, top } = this.frame, { points } = this, found = [];
     for (let index = 0; index < this.ids.length; index++) {
       const x = left + points[2 * index] * size, y = top + points[2 * index + 1] * size;
@@ -93,7 +93,7 @@ export class PictureMap {
     return found;
   }
 
-  inside(loop) { // numbers of the points inside a loop of x and y
+  inside(loop) { // returns the indices of the points inside a polygon [x, y, x, y, …]
     const { size, left, top } = this.frame, { points } = this, found = [];
     for (let index = 0; index < this.ids.length; index++) {
       const x = left + points[2 * index] * size, y = top + points[2 * index + 1] * size;
@@ -116,7 +116,7 @@ export class PictureMap {
     ink.setTransform(1, 0, 0, 1, 0, 0);
     const seen = this.visible(LARGE / 2), close = seen.length <= CLOSE, quiet = this.quiet();
     this.drawn = [];
-    this.side = Math.round(Math.min(LARGE, Math.max(SIDE, Math.sqrt(frame.width * frame.height / Math.max(1, seen.length)) / 2))); // larger where there are few
+    this.side = Math.round(Math.min(LARGE, Math.max(SIDE, Math.sqrt(frame.width * frame.height / Math.max(1, seen.length)) / 2))); // larger if there are few
     const dots = close ? this.cells(seen) : seen;
     this.forget();
     this.dots(ink, dots, width, height, ratio, quiet);
@@ -129,7 +129,7 @@ export class PictureMap {
     }
   }
 
-  cells(seen) { // gives thumbnails to free cells; answers with the points that stay dots
+  cells(seen) { // assigns thumbnails to free cells; returns the points drawn as dots
     const taken = new Set(), dots = [];
     for (const index of seen) {
       const [x, y] = this.place(index), cell = Math.floor(x / this.side) * 100_003 + Math.floor(y / this.side);
@@ -140,7 +140,7 @@ export class PictureMap {
     return dots;
   }
 
-  // written as pixels: a hundred thousand rectangles would take longer than a frame
+  // draws dots as pixels: a hundred thousand rectangles would take longer than a frame
   dots(ink, dots, width, height, ratio, quiet) {
     this.image2 ??= new ImageData(width, height);
     const pixels = new Uint32Array(this.image2.data.buffer), { size, left, top } = this.frame, { points, groups, chosen } = this;
@@ -171,7 +171,7 @@ export class PictureMap {
     if (edge) { ink.strokeStyle = edge; ink.lineWidth = 2; ink.strokeRect(x - width / 2 - 1, y - height / 2 - 1, width + 2, height + 2); }
   }
 
-  // pictures that left the view before they came are not waited for
+  // cancels loading of thumbnails that are no longer visible
   forget() {
     const seen = new Set(this.drawn.map(([, , index]) => this.ids[index]));
     for (const [id, image] of this.images) if (!image.complete && !seen.has(id)) { image.src = ""; this.images.delete(id); }
@@ -199,9 +199,9 @@ export class PictureMap {
   }
 }
 
-// Above the map: what colors mean, and what can be done with a selection.
+// Toolbar above the map: legend, and actions on a selection.
 export class MapTools {
-  // classes: the labels; where: the filter
+  // classes: the labels panel; where: returns the filter
   constructor(place, map, { classes, where }) {
     Object.assign(this, { map, classes, where });
     this.by = element("select"); this.legend = element("ul", "legend"); this.chosen = element("span");

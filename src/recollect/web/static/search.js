@@ -1,10 +1,10 @@
-// One box: words, pictures dropped or pasted, each towards or away.
+// The search box: words and dropped or pasted pictures, each with a positive or negative weight.
 import { api, element, fill, guarded, named, notice, opens, thumb } from "./api.js";
 import { t } from "./strings.js";
 
 export class SearchBox {
-  // begin: starts a question; returns whether it is still the latest one. label: whose marks tiles show; filter: which
-  // pictures; arrange: their order; fresh: called before a new search; add: takes pictures dropped to be added
+  // begin: see app.js; label: label whose marks tiles show; filter: returns the filter; arrange: returns the order;
+  // fresh: called before a new search; add: adds dropped pictures to the library
   constructor(begin, show, idle, { label, filter, arrange, fresh, failed, add }) {
     Object.assign(this, { begin, show, idle, label, filter, arrange, fresh, failed, add, terms: [], questions: 0 });
     const get = (id) => document.getElementById(id);
@@ -20,11 +20,11 @@ export class SearchBox {
     get("picture").addEventListener("click", () => this.file.click());
     this.file.addEventListener("change", () => { this.upload(this.file.files); this.file.value = ""; });
     for (const kind of ["dragover", "dragleave", "drop"]) document.addEventListener(kind, (event) => {
-      if (!event.dataTransfer?.types.includes("Files")) return; // words go where they are dropped
+      if (!event.dataTransfer?.types.includes("Files")) return; // dropped text is handled by the browser
       event.preventDefault();
       const toAdd = event.target === this.zone, over = kind === "dragover";
       this.box.classList.toggle("over", over && !toAdd); this.zone.classList.toggle("over", over && toAdd);
-      this.zone.hidden = kind === "drop" || kind === "dragleave" && !event.relatedTarget; // it stays while the pointer is in the window
+      this.zone.hidden = kind === "drop" || kind === "dragleave" && !event.relatedTarget; // visible while the pointer is in the window
       if (kind === "drop" && toAdd) this.add([...event.dataTransfer.files]);
       else if (kind === "drop") this.upload(event.dataTransfer.files);
     });
@@ -40,7 +40,7 @@ export class SearchBox {
     this.adapt.classList.toggle("chosen", on);
   }
 
-  // reason: what adapting needs and is not there, or null
+  // reason: why adapting is unavailable, or null
   canAdapt(reason) {
     this.missing = reason;
     this.adapt.setAttribute("aria-disabled", Boolean(reason));
@@ -48,7 +48,7 @@ export class SearchBox {
   }
 
   async upload(chosen) {
-    const files = [...chosen], before = this.terms.length; // a list of chosen files empties itself when the field is cleared
+    const files = [...chosen], before = this.terms.length; // copied, because the list is emptied when the field is cleared
     for (const file of files) {
       try {
         const { upload } = await api.upload(file);
@@ -59,7 +59,7 @@ export class SearchBox {
     if (this.terms.length > before) await this.run();
   }
 
-  // what is asked for, as the address has it
+  // the current search, for the address
   asked() { return { words: this.words.value.trim(), terms: this.terms, where: this.where.value.trim(), adapt: this.adapts }; }
 
   restore({ words, terms, where, adapt }) {
@@ -110,18 +110,18 @@ export class SearchBox {
     let answer;
     this.missed = false;
     try { answer = await api.list(ask); } catch (error) {
-      this.missed = Boolean(error.gone); // asked again once the server is back
-      if (adapts && mine === this.questions) { // show the plain results instead, and do not fail again in the next search
+      this.missed = Boolean(error.gone); // retried when the server is back
+      if (adapts && mine === this.questions) { // fall back to plain results, also for later searches
         this.switchAdapt(false);
         await this.run();
       } else if (current() && where && error.status === 400) { this.failed(error.message); return; } else if (current()) this.idle();
       throw error;
     }
-    if (mine === this.questions) this.show(answer, { ask, where, current: current() }); // the answer to the latest question, however late others come
+    if (mine === this.questions) this.show(answer, { ask, where, current: current() }); // ignore late answers to earlier requests
   }
 }
 
-// What an episode learned from: each picture with its caption, and its rank before and after.
+// The pictures and captions that an episode learned from, with the ranks before and after.
 export class Episode {
   constructor(look) {
     this.look = look;

@@ -1,4 +1,4 @@
-// Saved searches, which the server keeps, and recent ones, which this browser keeps. Each is an address of the page.
+// Saved searches (stored by the server) and recent searches (stored by this browser). Each is an address of the page.
 import { api, element, fill, guarded, notice, offer } from "./api.js";
 import { asked } from "./dialogs.js";
 import { t } from "./strings.js";
@@ -8,22 +8,22 @@ const key = `recollect.recent.${location.pathname}`;
 const read = () => { try { return JSON.parse(localStorage.getItem(key)) ?? []; } catch { return []; } }; // storage may be blocked
 
 export class Searches {
-  // go: shows an address; now: the address of what is shown, and what to call it ("" where nothing is searched)
+  // go: opens an address; now: returns the current address and its name ("" without a search)
   constructor({ go, now }) {
     Object.assign(this, { go, now, saved: {}, recent: read(), place: document.getElementById("searches") });
     for (const action of ["load", "save", "drop"]) this[action] = guarded(this[action].bind(this));
   }
 
-  async load() { this.told(await api.searches()); }
+  async load() { this.update(await api.searches()); }
 
-  told({ searches }) { this.saved = searches; this.draw(); }
+  update({ searches }) { this.saved = searches; this.draw(); }
 
-  // a search was shown
+  // records the search that is shown
   note() {
     const { address, name } = this.now();
     if (name && !Object.values(this.saved).includes(address)) {
       this.recent = [{ address, name }, ...this.recent.filter((each) => each.address !== address && each.name !== name)].slice(0, RECENT);
-      try { localStorage.setItem(key, JSON.stringify(this.recent)); } catch { /* for this visit only */ }
+      try { localStorage.setItem(key, JSON.stringify(this.recent)); } catch { /* not persisted */ }
     }
     this.draw();
   }
@@ -31,14 +31,14 @@ export class Searches {
   async save() {
     const { address, name } = this.now(), chosen = await asked(t("searches.save.ask"), t("searches.name"), t("searches.save.do"), { value: name });
     if (!chosen) return;
-    this.told(await api.saveSearch(chosen, address));
+    this.update(await api.saveSearch(chosen, address));
     notice(t("searches.saved", { name: chosen }));
   }
 
   async drop(name) {
     const address = this.saved[name];
-    this.told(await api.saveSearch(name, null));
-    offer(t("searches.removed", { name }), t("undo"), guarded(async () => this.told(await api.saveSearch(name, address))));
+    this.update(await api.saveSearch(name, null));
+    offer(t("searches.removed", { name }), t("undo"), guarded(async () => this.update(await api.saveSearch(name, address))));
   }
 
   draw() {

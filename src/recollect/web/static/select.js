@@ -1,14 +1,14 @@
-// Selecting pictures, and what can be done with them: label, export, copy, move, remove, delete.
+// Selection of pictures, and its actions: label, export, copy, move, remove, delete.
 import { api, element, guarded, notice, offer } from "./api.js";
 import { asked, confirmed } from "./dialogs.js";
 import { number, t } from "./strings.js";
 
-const MOST = 20_000; // pictures one by one; all results can be any number
-const LONG = 500; // milliseconds of a long press
-const DRAG = 8; // pixels before a press becomes a rectangle
+const MOST = 20_000; // pictures selected individually; "all results" has no limit
+const LONG = 500; // duration of a long press in milliseconds
+const DRAG = 8; // pixels before a press becomes a drag
 
 export class Selection {
-  // grid: whose pictures; classes: labels; changed: called when pictures left the library or labels changed
+  // classes: the labels panel; changed: called when pictures were removed or labels changed
   constructor({ classes, changed }) {
     Object.assign(this, { classes, changed, ids: new Set(), whole: null, last: null });
     const get = (id) => document.getElementById(id);
@@ -60,7 +60,7 @@ export class Selection {
       this.draw();
     });
     addEventListener("pointerup", () => {
-      if (from && !box.hidden) addEventListener("click", (event) => event.stopPropagation(), { capture: true, once: true }); // not a click on the picture as well
+      if (from && !box.hidden) addEventListener("click", (event) => event.stopPropagation(), { capture: true, once: true }); // suppress the click on the picture
       setTimeout(() => { from = null; });
       box.hidden = true;
     });
@@ -70,7 +70,8 @@ export class Selection {
 
   has(id) { return Boolean(this.whole) || this.ids.has(id); }
 
-  // a click on a picture: with a key, on its tick, or while others are selected; whether it selected
+  // handles a click on a picture that may select it (with a modifier key, on its check mark, or with an existing
+  // selection); returns whether it did
   pick(index, event, tick) {
     const tile = this.grid.at(index);
     if (!tile) return false;
@@ -101,7 +102,7 @@ export class Selection {
 
   listed() { const { ask, version, revision } = this.grid; return { ...ask, version, revision }; }
 
-  async all() { // of a search only the likely matches, where it is known how many they are
+  async all() { // selects all pictures; only the likely matches of a search with a cut-off
     const total = Math.min(this.grid.total, this.grid.end), few = total <= MOST;
     const { ids } = few ? await api.ids({ ...this.listed(), count: Math.max(1, total) }) : { ids: [] };
     this.ids = new Set(ids);
@@ -115,7 +116,7 @@ export class Selection {
     this.draw();
   }
 
-  // what the server is told
+  // the selection for API requests
   get chosen() { return this.whole ? { of: this.whole.of, first: this.whole.total } : { ids: [...this.ids] }; }
 
   draw() {
@@ -164,7 +165,7 @@ export class Selection {
     if (await confirmed(t("select.remove.ask", { n: this.size }), t("select.remove"))) await this.done(await api.act({ ...this.chosen, kind: "remove" }));
   }
 
-  // files on disk: how many and where is shown before a second question
+  // deletes files after two confirmations; the second one shows how many files and where
   async destroy() {
     if (!await confirmed(t("select.delete.ask", { n: this.size }), t("select.delete.next"))) return;
     const plan = await api.plan(this.chosen);

@@ -1,4 +1,4 @@
-// Settings and help, and what they change on this browser.
+// Settings, help, libraries and adding pictures.
 import { api, element, guarded, notice } from "./api.js";
 import { asked } from "./dialogs.js";
 import { language, languages, t } from "./strings.js";
@@ -14,7 +14,7 @@ const KEYS = [
 const THEMES = ["system", "light", "dark"];
 
 const read = (name) => { try { return localStorage.getItem(`recollect.${name}`); } catch { return null; } }; // storage may be blocked
-const write = (name, value) => { try { localStorage.setItem(`recollect.${name}`, value); } catch { /* holds until the page is closed */ } };
+const write = (name, value) => { try { localStorage.setItem(`recollect.${name}`, value); } catch { /* not persisted */ } };
 
 function theme(which) {
   if (THEMES.includes(which) && which !== "system") document.documentElement.dataset.theme = which; else delete document.documentElement.dataset.theme;
@@ -77,7 +77,7 @@ export function help() {
   dialog(t("help"), box);
 }
 
-// which library to show: those that are known, or another by its path
+// lets the user switch to a known library, or to another one by its path
 export async function libraries() {
   if (document.querySelector("dialog[open]")) return;
   const { libraries: known } = await api.libraries(), list = element("ul", "libraries"), other = element("button", "", t("libraries.other"));
@@ -97,16 +97,16 @@ export async function libraries() {
   dialog(t("libraries"), list, other);
 }
 
-// pictures from this browser become files in a folder of the library
+// uploads files to a folder of the library
 export const addFiles = guarded(async (files) => {
-  let kept = null, n = 0;
-  const refused = [];
+  let added = null, n = 0;
+  const errors = [];
   for (const file of files) {
     notice(t("add.busy", { n: n + 1, of: files.length }));
-    try { kept = await api.addFile(file); n++; } catch (error) { if (error.gone) throw error; refused.push(error.message); }
+    try { added = await api.addFile(file); n++; } catch (error) { if (error.gone) throw error; errors.push(error.message); }
   }
-  if (kept && !kept.watched) await api.addFolder(kept.folder);
-  notice([kept ? t("add.done", { n, folder: kept.folder }) : "", ...refused].filter(Boolean).join(" "));
+  if (added && !added.watched) await api.addFolder(added.folder);
+  notice([added ? t("add.done", { n, folder: added.folder }) : "", ...errors].filter(Boolean).join(" "));
 });
 
 async function addFolder() {

@@ -1,4 +1,4 @@
-// Every picture sorted by what the clicks taught: least certain first, by label, no label fits.
+// All pictures sorted by the classifier learned from marks: least certain first, by label, or without a matching label.
 import { api, element, fill, guarded } from "./api.js";
 import { number, percent, t } from "./strings.js";
 

@@ -1,6 +1,6 @@
-// Every word of the page: English, then German. To add a language, add its code and one more text to each row.
-// {n} is replaced by a value; {n:picture|pictures} by the first text where n is 1, else by the second.
-// Messages that the server writes (errors, and notes about a search) are English.
+// All texts of the page: English, then German. To add a language, add its code and one more text to each row.
+// {n} is replaced by a value; {n:picture|pictures} by the first text if n is 1, else by the second.
+// Messages from the server (errors, and notes about a search) are in English.
 
 const LANGUAGES = { en: "English", de: "Deutsch" };
 
@@ -10,19 +10,19 @@ const STRINGS = {
   "search.box": ["Search your photos", "Fotos durchsuchen"],
   "search.box.title": ["Type words, or drop or paste a picture", "Wörter eingeben oder ein Bild ablegen oder einfügen"],
   "search.add": ["Keep these words and add more", "Diese Wörter behalten und weitere hinzufügen"],
-  "search.exclude": ["Leave out what these words mean", "Ausschließen, was diese Wörter bedeuten"],
+  "search.exclude": ["Show less of what these words describe", "Weniger von dem zeigen, was diese Wörter beschreiben"],
   "search.picture": ["picture", "Bild"],
   "search.picture.title": ["Search by a picture", "Mit einem Bild suchen"],
   "search.refine": ["Refine results", "Ergebnisse verfeinern"],
-  "search.refine.title": ["Let the model learn from the first results and rank them again", "Das Modell aus den ersten Ergebnissen lernen lassen und neu sortieren"],
+  "search.refine.title": ["Let the model learn from the top results and reorder them", "Das Modell aus den ersten Ergebnissen lernen lassen und sie neu sortieren"],
   "search.filter": ["Filter", "Filter"],
   "search.filter.example": ["Filter: folder = 'Norway'", "Filter: folder = 'Norwegen'"],
   "search.filter.title": ["Filter by {names}", "Filtern nach {names}"],
   "term.switch": ["More like this, or less", "Mehr davon oder weniger"],
   "term.remove": ["Remove", "Entfernen"],
   "term.remove.named": ["Remove {name}", "{name} entfernen"],
-  "term.towards": ["{name}: more like it; switch", "{name}: mehr davon; umschalten"],
-  "term.away": ["{name}: less like it; switch", "{name}: weniger davon; umschalten"],
+  "term.towards": ["{name}: more like this (switch)", "{name}: mehr davon (umschalten)"],
+  "term.away": ["{name}: less like this (switch)", "{name}: weniger davon (umschalten)"],
   "views": ["Views", "Ansichten"],
   "view.pictures": ["Pictures", "Bilder"],
   "view.sorted": ["By label", "Nach Label"],
@@ -43,25 +43,25 @@ const STRINGS = {
   "status.end": ["{n} likely {n:match|matches}", "{n} {n:wahrscheinlicher|wahrscheinliche} Treffer"],
   "status.end.score": ["Likely matches score above {score}, {why}", "Wahrscheinliche Treffer haben einen Wert über {score}, {why}"],
   "status.end.refined": ["Likely matches scored above {score} before refining, {why}", "Wahrscheinliche Treffer hatten vor dem Verfeinern einen Wert über {score}, {why}"],
-  "status.end.captions": ["as {share} of {texts} captions score with their own picture", "wie bei {share} von {texts} Bildunterschriften mit dem eigenen Bild"],
-  "status.end.marks": ["as {share} of {texts} marked pictures score with the name of their label", "wie bei {share} von {texts} markierten Bildern mit dem Namen ihres Labels"],
+  "status.end.captions": ["as do {share} of {texts} captions with their own picture", "wie bei {share} von {texts} Bildunterschriften mit dem eigenen Bild"],
+  "status.end.marks": ["as do {share} of {texts} marked pictures with the name of their label", "wie bei {share} von {texts} markierten Bildern mit dem Namen ihres Labels"],
   "status.end.scores": ["halfway between the average and the best match", "auf halbem Weg zwischen Durchschnitt und bestem Treffer"],
   "status.refining": ["Refining …", "Verfeinern …"],
   "scope": ["Only where {filter}: {n} of {of}. Lists, counts and exports cover only these.", "Nur {filter}: {n} von {of}. Listen, Zahlen und Exporte umfassen nur diese."],
   "scope.off": ["Show all", "Alle zeigen"],
   "scope.filtered": ["(filtered)", "(gefiltert)"],
-  "indexing": ["Indexing: {done} of {total} pictures. You can search those already.", "Einlesen: {done} von {total} Bildern. Diese können Sie schon durchsuchen."],
+  "indexing": ["Indexing: {done} of {total} pictures. You can already search these.", "Einlesen: {done} von {total} Bildern. Diese können Sie schon durchsuchen."],
   "indexing.start": ["Looking for pictures …", "Bilder werden gesucht …"],
 
   // pictures
   "tile.select": ["select", "auswählen"],
   "tile.yes": ["yes", "ja"],
   "tile.no": ["no", "nein"],
-  "tile.none": ["no label fits", "kein Label passt"],
+  "tile.none": ["no matching label", "kein Label passt"],
   "tile.or": ["{name} (or {others})", "{name} (oder {others})"],
   "tile.possible": ["{file}: could be {names}", "{file}: möglich ist {names}"],
   "viewer": ["Picture", "Bild"],
-  "viewer.missing": ["This picture cannot be shown: its file is gone or cannot be read.", "Dieses Bild kann nicht angezeigt werden: Die Datei ist weg oder nicht lesbar."],
+  "viewer.missing": ["This picture cannot be shown: the file is missing or unreadable.", "Dieses Bild kann nicht angezeigt werden: Die Datei fehlt oder ist nicht lesbar."],
   "viewer.previous": ["Previous picture", "Voriges Bild"],
   "viewer.next": ["Next picture", "Nächstes Bild"],
   "viewer.captions": ["Captions", "Bildunterschriften"],
@@ -84,7 +84,7 @@ const STRINGS = {
   "viewer.labels": ["labels", "Labels"],
   "cancel": ["Cancel", "Abbrechen"],
   "close": ["Close", "Schließen"],
-  "episode": ["The model learned from these {n} results and their captions, then ranked them again; {moved} changed places.", "Das Modell hat aus diesen {n} Ergebnissen und ihren Bildunterschriften gelernt und sie neu sortiert; {moved} haben den Platz gewechselt."],
+  "episode": ["The model learned from these {n} results and their captions, then reordered them; {moved} changed places.", "Das Modell hat aus diesen {n} Ergebnissen und ihren Bildunterschriften gelernt und sie neu sortiert; {moved} haben den Platz gewechselt."],
   "episode.failed": ["The results could not be refined.", "Die Ergebnisse konnten nicht verfeinert werden."],
 
   // labels
@@ -122,7 +122,7 @@ const STRINGS = {
   "undo.none": ["Nothing to undo.", "Nichts rückgängig zu machen."],
   "undo.what": ["Undo: {what}", "Rückgängig: {what}"],
   "undo.done": ["Undone: {what}.", "Rückgängig gemacht: {what}."],
-  "undo.removed": ["Removed. Undo brings it back.", "Entfernt. „Rückgängig“ holt es zurück."],
+  "undo.removed": ["Removed. You can undo this.", "Entfernt. Das lässt sich rückgängig machen."],
   "redo": ["Redo", "Wiederholen"],
   "redo.none": ["Nothing to redo.", "Nichts zu wiederholen."],
   "redo.what": ["Redo: {what}", "Wiederholen: {what}"],
@@ -143,20 +143,20 @@ const STRINGS = {
   "classifier.replaced": ["Saved {folder}, replacing an earlier one: {names}", "{folder} gespeichert, ein früherer wurde ersetzt: {names}"],
   "classifier.right": ["; {share} of held-out examples right", "; {share} der zurückgehaltenen Beispiele richtig"],
   "classifier.all": ["; from all marks, not only the filtered ones", "; aus allen Markierungen, nicht nur den gefilterten"],
-  "classifier.use": ["The classifier is in", "Der Klassifikator liegt in"],
+  "classifier.use": ["The classifier is saved in", "Der Klassifikator liegt in"],
 
   // by label
   "sorted.classes": ["Pictures by label", "Bilder nach Label"],
   "sorted.doubtful": ["Least certain first", "Unsicherste zuerst"],
-  "sorted.none": ["No label fits", "Kein Label passt"],
+  "sorted.none": ["No matching label", "Kein Label passt"],
   "sorted.by": ["Sorted by a classifier learned from your marks.", "Sortiert von einem Klassifikator aus Ihren Markierungen."],
   "sorted.by.all": ["Sorted by a classifier learned from all your marks.", "Sortiert von einem Klassifikator aus all Ihren Markierungen."],
   "sorted.few": ["{n} held-out {n:mark|marks}: too few examples to tell how often it is right.", "{n} zurückgehaltene {n:Markierung|Markierungen}: zu wenige, um zu sagen, wie oft er recht hat."],
   "sorted.right": ["{share} of {n} held-out marks right. In brackets: other labels that may fit.", "{share} von {n} zurückgehaltenen Markierungen richtig. In Klammern: andere Labels, die passen könnten."],
-  "sorted.rejected": ["About {share} of the pictures that have a label are under “No label fits” by mistake.", "Etwa {share} der Bilder mit Label stehen irrtümlich unter „Kein Label passt“."],
+  "sorted.rejected": ["About {share} of labeled pictures are listed under “No matching label” by mistake.", "Etwa {share} der Bilder mit Label stehen irrtümlich unter „Kein Label passt“."],
 
   // map and duplicates
-  "map": ["Map of the pictures: arrows move it, + and − zoom, Enter opens the picture nearest to the middle", "Karte der Bilder: Pfeile verschieben sie, + und − zoomen, Enter öffnet das Bild, das der Mitte am nächsten ist"],
+  "map": ["Map of the pictures: arrows move it, + and − zoom, Enter opens the picture closest to the center", "Karte der Bilder: Pfeile verschieben sie, + und − zoomen, Enter öffnet das Bild, das der Mitte am nächsten ist"],
   "map.drawing": ["Drawing the map …", "Karte wird gezeichnet …"],
   "map.status": ["Map of {n} {n:picture|pictures}. Similar ones are close together.", "Karte von {n} {n:Bild|Bildern}. Ähnliche liegen nah beieinander."],
   "map.status.part": ["Map of {n} of {of} pictures, drawn at random. Similar ones are close together.", "Karte von {n} der {of} Bilder, zufällig gezogen. Ähnliche liegen nah beieinander."],
@@ -167,8 +167,8 @@ const STRINGS = {
   "map.others": ["all others", "alle anderen"],
   "map.nofolder": ["no folder", "kein Ordner"],
   "map.loop": ["Draw around pictures", "Bilder umkreisen"],
-  "map.loop.title": ["Draw a loop to select pictures; holding Shift does the same", "Eine Schleife zeichnen, um Bilder auszuwählen; mit gedrückter Umschalttaste geht es auch"],
-  "map.select": ["Select what is in view", "Sichtbare auswählen"],
+  "map.loop.title": ["Draw a loop to select pictures; or hold Shift and drag", "Eine Schleife zeichnen, um Bilder auszuwählen; oder mit gedrückter Umschalttaste ziehen"],
+  "map.select": ["Select visible pictures", "Sichtbare auswählen"],
   "map.unselect": ["Clear selection", "Auswahl aufheben"],
   "map.selected": ["{n} selected", "{n} ausgewählt"],
   "map.label": ["Label these …", "Diese labeln …"],
@@ -203,7 +203,7 @@ const STRINGS = {
   "duplicates.comparing": ["Comparing pixels: {done} of {total} pictures", "Pixel werden verglichen: {done} von {total} Bildern"],
   "duplicates.stop": ["Stop", "Abbrechen"],
   "duplicates.stopped": ["Stopped before everything was compared.", "Abgebrochen, bevor alles verglichen war."],
-  "duplicates.again": ["Look again", "Erneut suchen"],
+  "duplicates.again": ["Search again", "Erneut suchen"],
   "duplicates.changed": ["The library has changed since.", "Die Sammlung hat sich seitdem geändert."],
   "duplicates.kinds": ["Kinds of duplicates", "Arten von Duplikaten"],
   "duplicates.group": ["Group {n} of {of}", "Gruppe {n} von {of}"],
@@ -223,9 +223,9 @@ const STRINGS = {
   "duplicates.kept.none": ["No picture of this group is kept.", "Kein Bild dieser Gruppe bleibt."],
   "duplicates.removed": ["Removed {n} {n:picture|pictures} from the library.", "{n} {n:Bild|Bilder} aus der Sammlung entfernt."],
   "duplicates.moved": ["Moved {n} {n:file|files}.", "{n} {n:Datei|Dateien} verschoben."],
-  "duplicates.missing": ["{n} {n:picture has|pictures have} no file here, or one that was changed.", "{n} {n:Bild hat|Bilder haben} hier keine Datei oder eine geänderte."],
+  "duplicates.missing": ["{n} {n:picture|pictures} skipped: file missing or changed.", "{n} {n:Bild|Bilder} übersprungen: Datei fehlt oder wurde geändert."],
   "kind.identical": ["Identical", "Identisch"],
-  "kind.identical.title": ["The same pixels in several files.", "Dieselben Pixel in mehreren Dateien."],
+  "kind.identical.title": ["Several files with the same pixels.", "Dieselben Pixel in mehreren Dateien."],
   "kind.near-identical": ["Near-identical", "Fast identisch"],
   "kind.near-identical.title": ["The same picture in another size, quality or crop, compared by pixels. The best one is kept.", "Dasselbe Bild in anderer Größe, Qualität oder anderem Ausschnitt, nach Pixeln verglichen. Das beste bleibt."],
   "kind.similar": ["Similar", "Ähnlich"],
@@ -236,7 +236,7 @@ const STRINGS = {
   "select.count": ["{n} selected", "{n} ausgewählt"],
   "select.all": ["Select all", "Alle auswählen"],
   "select.none": ["Clear selection", "Auswahl aufheben"],
-  "select.most": ["Select at most {n} pictures one by one, or all results.", "Einzeln höchstens {n} Bilder auswählen, oder alle Ergebnisse."],
+  "select.most": ["You can select up to {n} pictures individually, or all results.", "Sie können bis zu {n} Bilder einzeln auswählen, oder alle Ergebnisse."],
   "select.label": ["Label …", "Label …"],
   "select.label.new": ["New label …", "Neues Label …"],
   "select.marked": ["{n} {n:picture|pictures} labeled {name}.", "{n} {n:Bild|Bilder} mit {name} gelabelt."],
@@ -247,7 +247,7 @@ const STRINGS = {
   "select.move.do": ["Move", "Verschieben"],
   "select.copy.ask": ["Copy {n} {n:picture|pictures} to which folder?", "In welchen Ordner {n} {n:Bild|Bilder} kopieren?"],
   "select.move.ask": ["Move the files of {n} {n:picture|pictures} to which folder? They are now in:", "In welchen Ordner die Dateien von {n} {n:Bild|Bildern} verschieben? Sie sind jetzt in:"],
-  "select.move.out": ["Pictures that you move out of {folder} leave this library.", "Bilder, die Sie aus {folder} heraus verschieben, verlassen diese Bibliothek."],
+  "select.move.out": ["Pictures moved out of {folder} are removed from this library.", "Bilder, die Sie aus {folder} heraus verschieben, werden aus dieser Sammlung entfernt."],
   "select.folder": ["Folder", "Ordner"],
   "select.folders.more": ["and {n} more {n:folder|folders}", "und {n} weitere Ordner"],
   "select.remove": ["Remove from library", "Aus der Sammlung entfernen"],
@@ -261,14 +261,14 @@ const STRINGS = {
   "select.done.move": ["{n} {n:picture|pictures} moved.", "{n} {n:Bild|Bilder} verschoben."],
   "select.done.remove": ["{n} {n:picture|pictures} removed.", "{n} {n:Bild|Bilder} entfernt."],
   "select.done.delete": ["{n} {n:picture|pictures} deleted.", "{n} {n:Bild|Bilder} gelöscht."],
-  "select.missing": ["{n} more {n:picture has|pictures have} no file, or one that was changed.", "{n} weitere {n:Bild hat|Bilder haben} keine Datei oder eine geänderte."],
+  "select.missing": ["{n} {n:picture|pictures} skipped: file missing or changed.", "{n} {n:Bild|Bilder} übersprungen: Datei fehlt oder wurde geändert."],
   "select.coco": ["COCO, captions", "COCO, Bildunterschriften"],
   "select.coco.labels": ["COCO, labels", "COCO, Labels"],
 
   // settings, help, adding a folder, nothing to show
   "settings": ["Settings", "Einstellungen"],
   "settings.theme": ["Appearance", "Erscheinungsbild"],
-  "settings.theme.system": ["same as system", "wie das System"],
+  "settings.theme.system": ["system", "System"],
   "settings.theme.light": ["light", "hell"],
   "settings.theme.dark": ["dark", "dunkel"],
   "settings.language": ["Language", "Sprache"],
@@ -280,15 +280,15 @@ const STRINGS = {
   "settings.adds": ["Added pictures go to", "Hinzugefügte Bilder kommen nach"],
   "libraries": ["Libraries", "Sammlungen"],
   "libraries.other": ["Open another folder …", "Anderen Ordner öffnen …"],
-  "libraries.ask": ["Open a folder of pictures, or an index. A folder is indexed while you look at it; its files stay as they are.", "Einen Ordner mit Bildern oder einen Index öffnen. Ein Ordner wird eingelesen, während Sie ihn ansehen; seine Dateien bleiben, wie sie sind."],
+  "libraries.ask": ["Open a folder of pictures or an index. A folder is indexed in the background; its files are not changed.", "Einen Ordner mit Bildern oder einen Index öffnen. Ein Ordner wird im Hintergrund eingelesen; seine Dateien werden nicht verändert."],
   "libraries.open": ["Open", "Öffnen"],
-  "add.drop": ["Drop here to add to the library, anywhere else to search by it", "Hier ablegen, um hinzuzufügen; anderswo, um damit zu suchen"],
+  "add.drop": ["Drop here to add to the library; drop anywhere else to search", "Hier ablegen, um hinzuzufügen; anderswo, um damit zu suchen"],
   "add.files": ["Add pictures …", "Bilder hinzufügen …"],
   "add.busy": ["Adding picture {n} of {of} …", "Bild {n} von {of} wird hinzugefügt …"],
   "add.done": ["{n} {n:picture|pictures} copied to {folder}. {n:It appears|They appear} in the library in a moment.", "{n} {n:Bild|Bilder} nach {folder} kopiert. {n:Es erscheint|Sie erscheinen} gleich in der Sammlung."],
   "searches": ["Searches", "Suchen"],
   "searches.save": ["Save this search …", "Diese Suche speichern …"],
-  "searches.save.ask": ["Save what is shown now: words, filters and order.", "Speichern, was jetzt gezeigt wird: Wörter, Filter und Reihenfolge."],
+  "searches.save.ask": ["Save the current words, filters and order.", "Die aktuellen Wörter, Filter und die Reihenfolge speichern."],
   "searches.save.do": ["Save", "Speichern"],
   "searches.name": ["Name", "Name"],
   "searches.saved": ["Saved: {name}", "Gespeichert: {name}"],
@@ -298,9 +298,9 @@ const STRINGS = {
   "folder.ask": ["Add the pictures of a folder to this library. The files stay where they are.", "Die Bilder eines Ordners zu dieser Sammlung hinzufügen. Die Dateien bleiben, wo sie sind."],
   "folder.name": ["Folder, such as /home/me/Pictures", "Ordner, etwa /home/ich/Bilder"],
   "folder.add.do": ["Add", "Hinzufügen"],
-  "folder.adding": ["The folder is being added. You can go on searching.", "Der Ordner wird hinzugefügt. Sie können weiter suchen."],
+  "folder.adding": ["The folder is being added. You can keep searching.", "Der Ordner wird hinzugefügt. Sie können weiter suchen."],
   "empty.filter": ["No picture matches the filter {filter}.", "Kein Bild passt zum Filter {filter}."],
-  "empty.names": ["A name in it is unknown. There are {names}.", "Ein Name darin ist unbekannt. Es gibt {names}."],
+  "empty.names": ["The filter contains an unknown name. Known names: {names}.", "Der Filter enthält einen unbekannten Namen. Bekannt sind {names}."],
   "empty.indexing": ["Pictures appear here as they are indexed.", "Hier erscheinen die Bilder, sobald sie erfasst sind."],
   "empty.library": ["There are no pictures yet. Add a folder in the settings.", "Es gibt noch keine Bilder. Fügen Sie in den Einstellungen einen Ordner hinzu."],
   "help": ["Shortcuts", "Tastenkürzel"],
@@ -316,7 +316,7 @@ const STRINGS = {
   "help.no": ["Mark ✗ for the chosen label", "✗ für das gewählte Label"],
   "help.label": ["Mark ✓ for the label with this number", "✓ für das Label mit dieser Nummer"],
   "help.zoom": ["Zoom", "Zoomen"],
-  "help.middle": ["Open the picture in the middle", "Das Bild in der Mitte öffnen"],
+  "help.middle": ["Open the picture in the center", "Das Bild in der Mitte öffnen"],
   "help.favorite": ["Add to or remove from favorites", "Favorit an oder aus"],
   "help.select": ["Select or deselect", "Auswählen oder abwählen"],
   "help.select.all": ["Select all results", "Alle Ergebnisse auswählen"],
@@ -325,22 +325,22 @@ const STRINGS = {
   "help.loop": ["Hold Shift and drag to draw around pictures", "Mit gedrückter Umschalttaste ziehen, um Bilder zu umkreisen"],
 
   // the server
-  "server.gone": ["The server does not answer. Start it again; your marks are saved.", "Der Server antwortet nicht. Starten Sie ihn neu; Ihre Markierungen sind gespeichert."],
+  "server.gone": ["The server is not responding. Restart it; your marks are saved.", "Der Server antwortet nicht. Starten Sie ihn neu; Ihre Markierungen sind gespeichert."],
   "server.back": ["The server is back.", "Der Server ist wieder da."],
   "server.status": ["The server reported error {status}.", "Der Server meldet Fehler {status}."],
 };
 
-const kept = () => { try { return localStorage.getItem("recollect.language"); } catch { return null; } }; // storage may be blocked
+const stored = () => { try { return localStorage.getItem("recollect.language"); } catch { return null; } }; // storage may be blocked
 
 export const languages = Object.entries(LANGUAGES);
-export const language = [kept(), ...navigator.languages].map((each) => each?.slice(0, 2)).find((each) => each in LANGUAGES) ?? "en";
+export const language = [stored(), ...navigator.languages].map((each) => each?.slice(0, 2)).find((each) => each in LANGUAGES) ?? "en";
 const column = Object.keys(LANGUAGES).indexOf(language);
 
 export const number = (value) => value.toLocaleString(language);
 export const bytes = (value) => (value < 1e6 ? `${number(Math.ceil(value / 1e3))} kB` : `${number(Math.round(value / 1e5) / 10)} MB`);
 export const percent = (share) => (share === null || share === undefined ? "–" : `${Math.round(100 * share)} %`);
 
-// the text of a key, with values filled in
+// returns the text of a key, with values filled in
 export function t(key, values = {}) {
   return STRINGS[key][column].replace(/\{(\w+)(?::([^|}]*)\|([^}]*))?\}/g, (_, name, one, many) => {
     const value = values[name];
@@ -349,7 +349,7 @@ export function t(key, values = {}) {
   });
 }
 
-// fills the texts that the HTML asks for: data-t names the text of an element, data-t-title and so on its attributes
+// fills in the texts of the HTML: data-t is the key of an element's text; data-t-title etc. are keys of its attributes
 export function translate(root) {
   document.documentElement.lang = language;
   for (const place of root.querySelectorAll("[data-t]")) place.textContent = t(place.dataset.t);

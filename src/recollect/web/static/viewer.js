@@ -1,25 +1,25 @@
-// One picture in the full window, with everything known about it.
+// A single picture in the full window, with its details.
 import { api, element, guarded, named, notice, original, picture } from "./api.js";
 import { language, t } from "./strings.js";
 
-// a date as people write it; files may have dates that are none
+// formats a date; invalid dates in files are returned unchanged
 const when = (text) => { const date = new Date(text); return Number.isNaN(date.getTime()) ? text : date.toLocaleString(language, { dateStyle: "medium", timeStyle: text.includes("T") ? "short" : undefined }); };
 
 const MOST_ZOOM = 12, DOUBLE = 2.5, SWIPE = 60;
 
 export class Viewer {
-  // like: searches for more or less like it; beside: its neighbor in the list; step: opens that neighbor; labels: all
-  // labels; mark: marks a picture for a label
+  // like: searches for more or less like the picture; beside: returns its neighbor in the list; step: opens the
+  // neighbor; labels: returns all labels; mark: marks a picture for a label
   constructor(like, beside, step, { labels, mark }) {
     Object.assign(this, { beside, step, labels, mark, scale: 1, x: 0, y: 0, pointers: new Map(), item: null });
     const get = (id) => document.getElementById(id);
     Object.assign(this, { dialog: get("viewer"), stage: get("view-stage"), image: get("view"), none: get("view-none"), caption: get("view-caption"), about: get("view-about"), chips: get("view-labels"), side: get("view-side"), steps: [[get("before"), -1], [get("behind"), 1]] });
     for (const [button, by] of this.steps) button.addEventListener("click", () => step(by));
-    this.image.addEventListener("error", () => { this.image.hidden = true; this.none.hidden = false; }); // gone, damaged, or none was kept
-    this.image.addEventListener("load", () => { if (!this.large) this.image.style.maxWidth = `${2.5 * this.image.naturalWidth}px`; }); // small pictures are enlarged, but not until they blur
+    this.image.addEventListener("error", () => { this.image.hidden = true; this.none.hidden = false; }); // missing, damaged, or not stored
+    this.image.addEventListener("load", () => { if (!this.large) this.image.style.maxWidth = `${2.5 * this.image.naturalWidth}px`; }); // limits how much small pictures are enlarged
     this.copy = get("copy"); this.download = get("download"); this.show = get("show-file");
     this.copy.addEventListener("click", async () => {
-      try { await navigator.clipboard.writeText(this.path); notice(t("viewer.copied")); } catch { notice(this.path); } // a page that is not encrypted may not copy
+      try { await navigator.clipboard.writeText(this.path); notice(t("viewer.copied")); } catch { notice(this.path); } // browsers forbid copying on unencrypted pages
     });
     this.show.addEventListener("click", guarded(() => api.showFile(this.tile.id)));
     get("close").addEventListener("click", () => this.dialog.close());
@@ -38,7 +38,7 @@ export class Viewer {
       this.started = { x: event.clientX, y: event.clientY, moved: false, alone: pointers.size === 1, again: false };
       stage.setPointerCapture(event.pointerId);
     });
-    stage.addEventListener("mousedown", (event) => { if (this.started) this.started.again = event.detail > 1; }); // of the double click that opened the picture
+    stage.addEventListener("mousedown", (event) => { if (this.started) this.started.again = event.detail > 1; }); // second click of the double click that opened the picture
     stage.addEventListener("pointermove", (event) => {
       const before = pointers.get(event.pointerId);
       if (!before) return;
@@ -54,18 +54,18 @@ export class Viewer {
     for (const kind of ["pointerup", "pointercancel"]) stage.addEventListener(kind, (event) => {
       if (!pointers.delete(event.pointerId) || kind === "pointercancel" || pointers.size) return;
       const { x, y, moved, alone, again } = this.started, across = event.clientX - x;
-      if (!moved && !again && !this.hits(event)) this.dialog.close(); // a click outside of the picture
+      if (!moved && !again && !this.hits(event)) this.dialog.close(); // a click outside the picture
       else if (alone && this.scale === 1 && event.pointerType === "touch" && Math.abs(across) > SWIPE && Math.abs(across) > 2 * Math.abs(event.clientY - y)) this.step(across > 0 ? -1 : 1);
     });
   }
 
-  // whether a point is on the picture; its element is wider or higher than what it shows
+  // returns whether a point is on the picture, whose element may be larger than the picture
   hits({ clientX, clientY }) {
     const { image } = this, box = image.getBoundingClientRect(), by = Math.min(box.width / image.naturalWidth, box.height / image.naturalHeight);
     return !image.hidden && Math.abs(clientX - box.left - box.width / 2) <= by * image.naturalWidth / 2 && Math.abs(clientY - box.top - box.height / 2) <= by * image.naturalHeight / 2;
   }
 
-  // zoom, keeping what is at a point of the window there; a factor of 0 shows the whole picture
+  // zooms around a point of the window; a factor of 0 shows the whole picture
   zoomAt(clientX, clientY, factor) {
     const box = this.stage.getBoundingClientRect(), x = clientX - box.left - box.width / 2, y = clientY - box.top - box.height / 2;
     const scale = factor ? Math.min(MOST_ZOOM, Math.max(1, this.scale * factor)) : 1, by = scale / this.scale;
@@ -84,7 +84,7 @@ export class Viewer {
     stage.classList.toggle("zoomed", this.scale > 1);
   }
 
-  // a key that zooms or shows facts; whether it was one
+  // handles a key that zooms or toggles details; returns whether it did
   key(key) {
     const box = this.stage.getBoundingClientRect(), middle = [box.left + box.width / 2, box.top + box.height / 2];
     if (key === "+" || key === "=") this.zoomAt(...middle, 1.5);
@@ -101,7 +101,7 @@ export class Viewer {
     this.place();
   }
 
-  say(captions) { // all that a picture has
+  say(captions) { // shows all captions
     this.caption.replaceChildren(...captions.map((text) => element("li", "", text)));
     this.caption.hidden = !captions.length;
   }
@@ -118,7 +118,7 @@ export class Viewer {
     for (const [place, [button]] of this.steps.entries()) {
       button.hidden = !near.some(Boolean);
       button.disabled = !near[place];
-      if (near[place]) new Image().src = picture(near[place].id); // so that it is there at once
+      if (near[place]) new Image().src = picture(near[place].id); // preload
     }
     if (!this.dialog.open) { this.dialog.showModal(); this.stage.focus(); }
     this.place();
@@ -127,7 +127,7 @@ export class Viewer {
 
   async load() {
     const { tile } = this, item = await api.item(tile.id);
-    if (this.tile !== tile) return; // another was opened meanwhile
+    if (this.tile !== tile) return; // another picture was opened meanwhile
     this.item = item;
     const { captions, files, facts, exif, metadata } = item;
     this.say(captions);
@@ -142,7 +142,7 @@ export class Viewer {
     this.draw();
   }
 
-  // a button for each label, pressed where the picture has it
+  // draws a button per label, pressed if the picture has the label
   draw() {
     const mine = this.item?.labels ?? [], all = this.labels(), known = new Set(all.map(({ name }) => name));
     this.chips.replaceChildren(
