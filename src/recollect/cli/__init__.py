@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from recollect.cli.parser import named, parse
+from recollect.cli.parser import import_object, parse
 from recollect.core.errors import UserError
 
 
@@ -31,7 +31,7 @@ class Command:
     @property
     def kind(self) -> type[Any]:
         """The dataclass; accessing it imports its module."""
-        return named(self.place)
+        return import_object(self.place)
 
 
 COMMANDS: dict[str, Command] = {

@@ -37,7 +37,7 @@ class Caption:
     """Model to embed the captions with (default: the model of the index)."""
     out: Path | None = None
     """.jsonl file for the captions of a source."""
-    asked: Annotated[CaptionerOptions, Arg(flat=True, rare=True)] = field(default_factory=CaptionerOptions)
+    captioner: Annotated[CaptionerOptions, Arg(flat=True, rare=True)] = field(default_factory=CaptionerOptions)
     batch_size: int = 8
     """Images per batch."""
     split: str | None = None
@@ -67,11 +67,11 @@ class Caption:
         index = Index.open(self.target)
         index.model.open(self.encoder, self.device, "--encoder")
         if self.captions is not None:
-            warn_unused(self, "asked", "batch_size", why="--captions reads a file.")
+            warn_unused(self, "captioner", "batch_size", why="--captions reads a file.")
             _read_into_index(index, self.captions)
             return
         assert self.model is not None
-        captioner = TransformersCaptioner(self.model, self.asked, self.device)
+        captioner = TransformersCaptioner(self.model, self.captioner, self.device)
         _print(caption_index(index, captioner, self.model, self.batch_size), self.target)
 
     def _caption_source(self) -> None:
@@ -89,7 +89,7 @@ class Caption:
         assert self.out is not None
         split = None if split_of(self.target) else self.split
         source = open_source(self.target, split=split, keep_textless=True)
-        captioner = TransformersCaptioner(self.model, self.asked, self.device)
+        captioner = TransformersCaptioner(self.model, self.captioner, self.device)
         _print(caption_source(source, captioner, CaptionFile(self.out), self.batch_size), str(self.out))
 
 

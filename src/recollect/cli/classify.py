@@ -118,13 +118,13 @@ class Classify:
 
         from recollect.classifiers.predictions import classify
         from recollect.cli.sheet import save_csv, save_json, save_sheet
-        from recollect.core.files import atomic_path, told_if_full
+        from recollect.core.files import atomic_path, full_disk_errors
 
         found = classify(taught, encoder, images, alpha=self.alpha)
         model = self.reading.name(name, encoder)
         about = _about(taught) | {"model": model, "alpha": self.alpha}
         summary = f"{counted(len(found.predictions), 'image')}; {_sentence(taught)}; model {model}"
-        with told_if_full(self.out), ExitStack() as stack:  # write all three files or none
+        with full_disk_errors(self.out), ExitStack() as stack:  # write all three files or none
             table, values, sheet = (
                 stack.enter_context(atomic_path(self.out / f"predictions.{kind}")) for kind in ("csv", "json", "html")
             )

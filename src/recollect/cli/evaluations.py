@@ -274,7 +274,7 @@ def run_retrieval(options: Retrieval) -> None:
     if options.queries is not None:
         check_number("--queries", options.queries, least=1)
     plain = methods == ("zero-shot",) and options.captions is None and options.queries is None
-    conflict = options.model.reading.asked and not plain
+    conflict = options.model.reading.given and not plain
     refuse((conflict, "--index: cannot be combined with --methods, --captions or --queries."))
     if options.suite is None:
         warn_unused(options, "copies", why="only used with --suite")

@@ -31,7 +31,7 @@ class FusionOptions:
     """Skip rows whose image has at least this cosine with a test image (RECO uses 0.94)."""
 
     @property
-    def asked(self) -> bool:
+    def given(self) -> bool:
         """Whether --index or --fusion is given."""
         return self.index is not None or self.fusion is not None
 
@@ -41,9 +41,9 @@ class FusionOptions:
         Raises:
             UserError: an option is missing or out of range.
         """
-        incomplete = self.asked and (self.index is None or self.fusion is None)
+        incomplete = self.given and (self.index is None or self.fusion is None)
         refuse((incomplete, "--index and --fusion: give both, the index and the fusion trained on it."))
-        if not self.asked:
+        if not self.given:
             warn_unused(self, "mode", "k", "read_where", "near", why="only used with --index")
         if self.near is not None:
             check_number("--near", self.near, above=0, most=1)

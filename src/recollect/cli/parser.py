@@ -27,7 +27,7 @@ from recollect.core.paths import expanduser
 _T = TypeVar("_T")
 
 
-def named(place: str) -> Any:
+def import_object(place: str) -> Any:
     """Import and return the object at ``module:name``."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
@@ -37,7 +37,7 @@ def run_by(place: str) -> Callable[[Any], None]:
     """Return a ``run`` method that imports ``module:name`` and calls it with the command."""
 
     def run(command: Any) -> None:
-        named(place)(command)
+        import_object(place)(command)
 
     return run
 

@@ -41,7 +41,7 @@ class FullDiskError(UserError, OSError):
 
 
 @contextmanager
-def told_if_full(place: object) -> Iterator[None]:
+def full_disk_errors(place: object) -> Iterator[None]:
     """Convert disk-full errors from any library into `FullDiskError`.
 
     Args:
@@ -104,7 +104,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         FullDiskError: the disk is full.
     """
     path = Path(expanduser(path))
-    with told_if_full(path):
+    with full_disk_errors(path):
         make_folder(path.parent)
         temporary = _sibling(path, path.suffix)
         temporary.touch(exist_ok=False)
@@ -130,7 +130,7 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
         FullDiskError: the disk is full.
     """
     path = Path(expanduser(path))
-    with told_if_full(path):
+    with full_disk_errors(path):
         make_folder(path.parent)
         temporary = _sibling(path)
         temporary.mkdir()

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from recollect.core.errors import UserError
-from recollect.core.files import told_if_full
+from recollect.core.files import full_disk_errors
 from recollect.core.plugins import Table
 from recollect.index.arrow import caption_matrix, vector_matrix
 from recollect.index.filters import Filter, FilterColumns
@@ -198,7 +198,7 @@ def library_errors(address: str, message: str) -> Iterator[None]:
         message: has ``{reason}`` for the first line of the error.
     """
     try:
-        with told_if_full(address):
+        with full_disk_errors(address):
             yield
     except (UserError, GeneratorExit):
         raise

@@ -18,7 +18,7 @@ from jaxtyping import Int64
 
 from recollect.core.checksums import CHECKSUMS, damaged_files, note_checksums, read_checksums
 from recollect.core.errors import UserError, user_errors
-from recollect.core.files import atomic_folder, fresh_folder, held, told_if_full, write_json
+from recollect.core.files import atomic_folder, fresh_folder, full_disk_errors, held, write_json
 from recollect.index.arrow import string_array
 from recollect.index.rows import COLUMNS, FACTS, By, Record, schema
 from recollect.index.stores.base import library_errors
@@ -84,7 +84,7 @@ class LanceStore(LocalStore):
     @classmethod
     def create(cls, address: str, record: Record) -> "LanceStore":
         """Make an empty index; the folder must be empty or missing."""
-        with told_if_full(address), fresh_folder(address, "index") as unfinished:
+        with full_disk_errors(address), fresh_folder(address, "index") as unfinished:
             open_database(unfinished).create_table(TABLE, schema=schema(record))
         return cls(address)
 
