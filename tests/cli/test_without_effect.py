@@ -26,7 +26,7 @@ def test_an_option_without_effect_is_a_warning(recollect, command, option, tmp_p
     monkeypatch.chdir(tmp_path)
     data = ("--data", "none.csv") if command[0] == "evaluate" else ()
     *warnings, error = recollect(*command, *data, *option, check=False).stderr.splitlines()
-    assert any(line.startswith(f"warning: {option[0].partition('.')[0]}") and "no effect" in line for line in warnings)
+    assert any(line.startswith(f"warning: {option[0]} ") and "no effect" in line for line in warnings)
     assert error.startswith("error: "), "there is no such model, picture or file"
     plain = recollect(*command, *data, check=False).stderr.splitlines()
     assert len(plain) == len(warnings), "one line more"

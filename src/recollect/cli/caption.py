@@ -67,7 +67,9 @@ class Caption:
         index = Index.open(self.target)
         index.model.open(self.encoder, self.device, "--encoder")
         if self.captions is not None:
-            warn_unused(self, "captioner", "batch_size", why="--captions reads a file.")
+            why = "--captions reads a file."
+            warn_unused(self.captioner, why=why)
+            warn_unused(self, "batch_size", why=why)
             _read_into_index(index, self.captions)
             return
         assert self.model is not None

@@ -279,7 +279,7 @@ def run_retrieval(options: Retrieval) -> None:
     if options.suite is None:
         warn_unused(options, "copies", why="only used with --suite")
     if "episode" not in methods:
-        warn_unused(options, "episode", why="only used by --methods episode")
+        warn_unused(options.episode, why="only used by --methods episode", prefix="episode.")
     if not plain:
         warn_unused(options.model, "prefix", why="not used with --methods, --captions or --queries")
     for spec in options.data:

@@ -113,7 +113,7 @@ class Search(OnIndex):
         if not self.minus:
             warn_unused(self, "minus_weight", why="there is no --minus.")
         if not self.adapt:
-            warn_unused(self, "episode", why="only used with --adapt.")
+            warn_unused(self.episode, why="only used with --adapt.", prefix="episode.")
 
     def _fixed_min_score(self) -> float | None:
         """Return --min-score as a number; None if it is not given or `learned`."""
