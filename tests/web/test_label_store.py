@@ -109,7 +109,7 @@ def test_names_are_checked(tmp_path):
         labels.create("tones", "x" * 201)
     with pytest.raises(UserError):
         labels.mark(7, ["a"], 1)
-    with pytest.raises(UserError, match="a mark is"):
+    with pytest.raises(UserError, match="a mark must be"):
         labels.mark(1, ["a"], 2)
     assert list(state(labels)) == [1, 2]
     assert state(labels)[1] == ("two words", "in words", [])
@@ -245,7 +245,7 @@ def test_a_file_that_is_removed_while_it_is_open_takes_no_clicks(tmp_path):
     labels = LabelStore(tmp_path / "labels.sqlite")
     labels.create("reds")
     os.replace(tmp_path / "labels.sqlite", tmp_path / "elsewhere")
-    with pytest.raises(UserError, match="Start the page again"):
+    with pytest.raises(UserError, match="Restart the server"):
         labels.mark(1, ["a"], 1)
 
 

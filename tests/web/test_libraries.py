@@ -53,7 +53,7 @@ def test_each_library_has_an_address_and_labels_of_its_own(photos):
     for path in ("", "api/info", "static/app.js"):
         status, answer = photos.call(f"/library/0123456789/{path}")
         assert status == 404
-        assert "not known" in answer["error"]
+        assert "unknown library" in answer["error"]
 
 
 def test_a_folder_of_pictures_is_opened_filled_and_watched(photos, tmp_path):
@@ -65,7 +65,7 @@ def test_a_folder_of_pictures_is_opened_filled_and_watched(photos, tmp_path):
     paint(folder / "green.png", COLORS["green"], 9)
     until(lambda: photos.call(f"{opened}/api/info")[1]["pictures"] == 5)
     assert photos.call("/api/info")[1]["pictures"] == 60
-    for place, said in (("relative", "from the top"), (str(tmp_path / "none"), "no such folder")):
+    for place, said in (("relative", "absolute path"), (str(tmp_path / "none"), "no such folder")):
         status, answer = photos.call("/api/libraries", {"place": place})
         assert status == 400
         assert said in answer["error"]

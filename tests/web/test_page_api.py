@@ -384,7 +384,7 @@ def test_an_index_that_was_built_again_in_its_place_is_shown_and_lost_labels_are
     assert page.call("/api/info")[1]["pictures"] == 9
     assert len(search(page, {"words": "red"})) == 9
     status, answer = mark(page, 1, [0], 1)
-    assert (status, "Start the page again" in answer["error"]) == (400, True), "the labels went with the index"
+    assert (status, "Restart the server" in answer["error"]) == (400, True), "the labels went with the index"
 
 
 def test_a_page_goes_on_where_its_version_of_the_index_was_compacted_away(page):

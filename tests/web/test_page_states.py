@@ -21,7 +21,7 @@ def test_a_filter_without_pictures_is_named_and_can_be_taken_off(browser, shared
     assert tab.tab.input_value("#where") == ""
     tab.tab.fill("#where", "nmuber = 9")
     tab.tab.press("#where", "Enter")
-    tab.wait("document.querySelector('#empty-note').textContent.includes('There are id, ')")
+    tab.wait("document.querySelector('#empty-note').textContent.includes('Known names: id, ')")
     tab.problems.clear()  # the browser notes the refusal
     tab.clean()
 
