@@ -46,7 +46,7 @@ _STATIC = {
     if each.name.rsplit(".")[-1] in _TYPES
 }
 _WEEK = "private, max-age=604800, immutable"
-_LISTED = 20  # unreadable pictures, at most
+_MAX_LISTED = 20  # unreadable pictures listed
 
 router = APIRouter()
 """Routes of a library: the first one at ``/``, others at ``/library/KEY/``."""
@@ -138,7 +138,7 @@ def info(session: Opened) -> dict[str, Any]:
         "damaged": session.labels.damaged,
         "filling": filling,
         "unreadable": len(session.additions.unreadable),
-        "unreadable_first": session.additions.unreadable[:_LISTED],
+        "unreadable_first": session.additions.unreadable[:_MAX_LISTED],
         "ends": session.ends,
         "adds_to": str(session.additions.place),
         "address": index.address,

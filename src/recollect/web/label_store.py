@@ -280,7 +280,7 @@ class LabelStore:
             if os.path.samestat(os.stat(self.path), self._file):
                 return
         raise UserError(
-            f"{self.path}: was removed or replaced while the page is open, so labels cannot be saved. Restart the server."
+            f"{self.path}: was removed or replaced while the page is open; labels cannot be saved. Restart the server."
         )
 
     # ------------------------------------------------------------------ the state
