@@ -17,7 +17,7 @@ from recollect.core.files import read_lines, read_text
 from recollect.core.paths import expanduser
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, ImageLike
-from recollect.core.words import counted
+from recollect.core.words import counted, is_utf8
 from recollect.data.sources.images import (
     BrokenImageError,
     PictureInput,
@@ -93,7 +93,7 @@ def find_examples(place: Path, least: int = 2) -> list[tuple[Path, str]]:
             f"{place}: {len(classes)} sub-folders; a classifier needs one folder of examples for each of two or more "
             "classes, e.g. examples/cat/1.jpg and examples/dog/1.jpg"
         )
-    if odd := next((path for path in classes if any("\ud800" <= sign <= "\udfff" for sign in path.name)), None):
+    if odd := next((path for path in classes if not is_utf8(path.name)), None):
         raise UserError(
             f"{place}: {os.fsencode(odd.name)!r} is the name of a class, and not UTF-8. Rename that folder."
         )

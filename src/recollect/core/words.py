@@ -1,6 +1,9 @@
 """Format and normalize numbers, names and values for messages and tables."""
 
+import re
 import unicodedata
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def counted(number: int, noun: str) -> str:
@@ -20,6 +23,15 @@ def shortened(value: object) -> str:
     """
     shown = repr(value)
     return shown if len(shown) <= 80 else f"{shown[:70]}…{shown[-9:]}"
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text can be encoded as UTF-8, that is, has no lone surrogates.
+
+    >>> is_utf8("Zürich"), is_utf8("Z\\udcfcrich")
+    (True, False)
+    """
+    return text.isascii() or not _SURROGATE.search(text)
 
 
 def looks_of(name: str) -> str:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -23,7 +22,7 @@ from recollect.core.files import fresh_folder, write_json
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, ImageLike, Kind
 from recollect.core.validation import check_number, refuse
-from recollect.core.words import shortened
+from recollect.core.words import is_utf8, shortened
 from recollect.data.sources.images import PictureInput, as_images, opened
 from recollect.data.sources.reader import blocks_ahead
 from recollect.data.transforms import ImageTransform
@@ -32,8 +31,6 @@ RECORD = "recollect.json"
 MODEL_FORMAT = 1
 
 Tower = Literal["image", "text"]
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 # Channel values per block: 512 images of 32 × 32, 55 of 224 × 224; enough to keep a core or a GPU busy.
 _BLOCK_VALUES = 2**23
@@ -223,8 +220,8 @@ class DualEncoder(nn.Module, Encoder):
         texts = [texts] if isinstance(texts, str) else list(texts)
         other = [shortened(text) for text in texts if not isinstance(text, str)]
         refuse((other, f"{''.join(other[:1])} is not a text. Give a text, or a list of texts."))
-        wrong = next((text for text in texts if not text.isascii() and _SURROGATE.search(text)), None)
-        refuse((wrong is not None, f"{wrong!r} is not text in UTF-8. Check the encoding of the terminal or the file."))
+        broken = next((text for text in texts if not is_utf8(text)), None)
+        refuse((broken is not None, f"{broken!r} is not valid UTF-8. Check the encoding of the terminal or the file."))
         if len(texts) == 0:
             return torch.empty(0, self.width, dtype=torch.float32)
         return torch.cat([_unit(block) for block in self._encode_text_blocks(texts, prefix, self.encode_texts)])

@@ -20,6 +20,7 @@ from threadpoolctl import threadpool_limits
 from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_json
 from recollect.core.paths import cache_folder
+from recollect.core.words import is_utf8
 from recollect.models.pretrained import PRETRAINED, tower_folder
 from recollect.models.starter import NAME_GAIN, NAME_PULL
 
@@ -70,7 +71,7 @@ class StarterWords:
         Raises:
             UserError: a text is not valid UTF-8.
         """
-        if broken := next((text for text in texts if not text.isascii() and _has_surrogates(text)), None):
+        if broken := next((text for text in texts if not is_utf8(text)), None):
             raise UserError(f"{broken!r} is not valid UTF-8. Check the encoding of the terminal or the file.")
         with threadpool_limits(1, "blas"):  # with matrices this small, OpenBLAS threads mostly wait
             rows = [self._embed(self._truncate(self._tokenizer.encode(text).ids)) for text in texts]
@@ -139,10 +140,6 @@ def _note_file() -> Path:
     head = hashlib.sha256(_HEAD.read_bytes()).hexdigest()
     key = hashlib.blake2b(json.dumps([towers, packages, head, _FORMAT]).encode(), digest_size=8).hexdigest()
     return cache_folder() / "pretrained" / f"starter-{key}.json"
-
-
-def _has_surrogates(text: str) -> bool:
-    return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _bert(ids: np.ndarray, weights: Weights) -> Float32[np.ndarray, "tokens features"]:
