@@ -1,4 +1,4 @@
-"""What `__init__.py` imports when it is first used."""
+"""Names that `__init__.py` imports on first use."""
 
 from .dual import DualEncoder as DualEncoder
 from .loading import load_model as load_model

@@ -1,4 +1,4 @@
-"""What `__init__.py` imports when it is first used."""
+"""Names that `__init__.py` imports on first use."""
 
 from .address import split_of as split_of
 from .specs import open_source as open_source
