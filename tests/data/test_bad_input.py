@@ -42,7 +42,7 @@ def test_a_place_where_nothing_is(spec):
         ({"Bild (alt)": [b"x"], "image": None}, {}, "--image-column 'Bild (alt)'"),
         ({"text": ["a"]}, {"columns": Columns(caption="captoin")}, "--caption-column text"),
         ({"caption": ["a"]}, {"kind": "label"}, "--label-column"),
-        ({"image": [1, 2], "caption": ["a", "b"]}, {}, "'image' holds int64"),
+        ({"image": [1, 2], "caption": ["a", "b"]}, {}, "'image' contains int64"),
         ({"label": [0.5, 1.0]}, {}, "0.5"),
         ({"label": [b"a", b"b"]}, {}, "'label'"),
         ({"label": [0, 0], "class_name": ["cat", "dog"]}, {}, "label 0"),
@@ -150,7 +150,7 @@ def test_files_cut_short_or_damaged_are_named(make):
     ("metadata", "why"),
     [
         ("file,caption\na.png,x\n", "metadata.csv: no column 'file_name'"),
-        ("file_name,image,caption\na.png,x,y\n", "'image' is taken"),
+        ("file_name,image,caption\na.png,x,y\n", "a column 'image'"),
         ("file_name,label\na.png,0\n", "metadata.csv and metadata.jsonl"),  # each picture would come twice
     ],
 )

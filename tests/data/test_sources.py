@@ -252,7 +252,7 @@ def test_a_folder_without_metadata_counts_for_splits(make):
 def test_a_folder_of_images_alone_has_neither_captions_nor_labels(make, monkeypatch, capsys):
     """Nor need it have a home that one can write to, as in a container of somebody else's."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", "/proc/none/x")
-    monkeypatch.setattr(files, "_room", files._room.__wrapped__)
+    monkeypatch.setattr(files, "_cache_dir", files._cache_dir.__wrapped__)
     source = open_source(str(make.pictures(["a.png", "b.png"])))
     assert [(sample.texts, sample.label) for sample in source] == [((), NO_LABEL)] * 2
     assert "/proc/none/x" not in capsys.readouterr().err, "pictures alone need no cache"

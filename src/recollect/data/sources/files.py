@@ -1,4 +1,4 @@
-"""Tables of a path or a hub id, opened with the ``datasets`` library."""
+"""Opening tables from a path or a hub id with the ``datasets`` library."""
 
 import atexit
 import hashlib
@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from glob import has_magic
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from recollect.core.files import read_text
 from recollect.core.paths import check_writable, expanduser, near_names, refuse_slip
 from recollect.core.progress import note
 from recollect.core.validation import refuse
-from recollect.core.words import counted
+from recollect.core.words import counted, is_utf8
 from recollect.data.sources.file_lists import HUB_ID, by_top_folder, local_files, refuse_of_hub, split_groups
 from recollect.data.sources.images import (
     BROKEN_SHARE,
@@ -52,17 +53,17 @@ _TABLES = {
     ".jsonl": "json",
     ".ndjson": "json",
 }
-_CHAIN = "::"
-"""``datasets`` reads this as a file within another: ``zip://inside.png::archive.zip``."""
+_CHAIN_SEPARATOR = "::"
+"""Separator that ``datasets`` interprets as a file inside an archive: ``zip://inside.png::archive.zip``."""
 
 _WORDNET_ID = re.compile(r"n\d{8}")  # ImageNet's folders
 _HUB_SECONDS = 5.0
-_LONGEST_CAPTION = 4096  # bytes of a text file next to a picture
-_CELLS = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")  # pandas
+_MAX_CAPTION_BYTES = 4096  # larger text files next to pictures are not captions
+_CELL_COUNT_ERROR = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")  # pandas
 
 
 Tables = tuple[dict[str, datasets.Dataset], Origin]
-"""The rows of each split, and where they came from."""
+"""The rows of each split, and their origin."""
 
 
 def open_tables(
@@ -71,15 +72,15 @@ def open_tables(
     """Open a file, a folder, a glob or brace pattern, or a hub id.
 
     Args:
-        place: a Parquet, CSV, TSV, JSON or JSON-lines file; captions as COCO writes them (`_coco`); a WebDataset tar,
-            or a pattern such as ``shard-{000..099}.tar``; a folder of Parquet, CSV, TSV or JSON lines, tars or images,
-            or written by ``save_to_disk``; or ``owner/name`` on the hub.
+        place: a Parquet, CSV, TSV, JSON or JSON-lines file; captions in COCO's format (`_coco`); a WebDataset tar, or a
+            pattern such as ``shard-{000..099}.tar``; a folder of Parquet, CSV, TSV, JSON-lines, tar or image files, or
+            written by ``save_to_disk``; or ``owner/name`` on the hub.
         config: configuration of a hub data set that has several.
         revision: branch or commit of a hub data set.
-        lost_share: largest share of the files in tars that may be lost to damage.
+        lost_share: maximum fraction of the files in tars that may be lost to damage.
 
     Raises:
-        UserError: not found, or not readable.
+        UserError: the place does not exist or cannot be read.
     """
     path = Path(expanduser(place))
     refuse((is_address(place), f"{place}: a URL can only be streamed. Write {place}?stream=yes"))
@@ -98,15 +99,15 @@ def open_tables(
 
 
 def _open_hub(name: str, config: str | None, revision: str | None) -> Tables:
-    with user_errors(f"{name}: neither a local path nor a data set on the hub"), _quiet(), _hub_answers(name, revision):
+    with user_errors(f"{name}: neither a local path nor a hub data set"), _quiet(), _hub_or_cache(name, revision):
         splits = datasets.load_dataset(name, config, revision=revision)
     files = [Path(file["filename"]) for split in splits.values() for file in split.cache_files]
     return dict(splits), Origin(name, tuple(files))
 
 
 @contextmanager
-def _hub_answers(name: str, revision: str | None) -> Iterator[None]:
-    """Ask the hub once; if it does not answer, use only files downloaded before instead of retrying for minutes."""
+def _hub_or_cache(name: str, revision: str | None) -> Iterator[None]:
+    """Query the hub once; if it does not answer, use only cached files instead of retrying for minutes."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -116,8 +117,8 @@ def _hub_answers(name: str, revision: str | None) -> Iterator[None]:
             HfApi().dataset_info(name, revision=revision, timeout=_HUB_SECONDS)
         except (HfHubHTTPError, OfflineModeIsEnabled):
             raise
-        except Exception as error:  # whatever the network's libraries raise: no route, no name, no answer
-            note(f"{name}: the hub does not answer ({one_line(error)}); using files downloaded before")
+        except Exception as error:  # anything a network library may raise: no route, DNS failure, timeout
+            note(f"{name}: the hub does not answer ({one_line(error)}); using cached files")
             offline = True
     before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = offline
@@ -130,7 +131,7 @@ def _hub_answers(name: str, revision: str | None) -> Iterator[None]:
 def _open_folder(folder: Path, lost_share: float) -> Tables:
     if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
         return _open_saved(folder)
-    files = _readable_names(folder, files_below(folder))
+    files = _with_utf8_names(folder, files_below(folder))
     for suffixes in ({".tar"}, {".parquet"}, PICTURE_ENDINGS, {".csv", ".tsv", ".jsonl"}):
         chosen = [file for file in files if file.suffix.lower() in suffixes]
         if chosen and suffixes is PICTURE_ENDINGS:
@@ -138,38 +139,37 @@ def _open_folder(folder: Path, lost_share: float) -> Tables:
         if chosen and not (suffixes == {".parquet"} and all(file.name in METADATA for file in chosen)):
             return _open_files(chosen, folder, folder.name, lost_share)
     unread = f"; {kinds}" if (kinds := unread_among(files)) else ""
-    raise UserError(f"{folder}: an empty source; it holds no images, Parquet, tar, CSV or JSON-lines files{unread}")
+    raise UserError(f"{folder}: empty source; no images, Parquet, tar, CSV or JSON-lines files{unread}")
 
 
-def _readable_names(folder: Path, files: list[Path]) -> list[Path]:
-    """Files whose names are valid UTF-8, as the texts of a table must be. The others are reported."""
-    # Asked of every file, of which there may be a million.
-    odd = {file for file in files if not (name := str(file)).isascii() and any("\ud800" <= c <= "\udfff" for c in name)}
+def _with_utf8_names(folder: Path, files: list[Path]) -> list[Path]:
+    """Return the files whose names are valid UTF-8, as texts of a table must be, and report the others."""
+    odd = {file for file in files if not is_utf8(str(file))}
     if odd:
         shown = ", ".join(repr(os.fsencode(file.relative_to(folder))) for file in sorted(odd)[:3])
         more = " …" if len(odd) > 3 else ""
-        left_out = f"{counted(len(odd), 'file')} left out, because their names are not UTF-8"
-        note(f"{folder}: {left_out}: {shown}{more}. Rename them to include them.")
+        skipped = f"skipped {counted(len(odd), 'file')} with names that are not UTF-8"
+        note(f"{folder}: {skipped}: {shown}{more}. Rename them to include them.")
     return [file for file in files if file not in odd] if odd else files
 
 
 def _open_saved(folder: Path) -> Tables:
-    with _one_line(folder.name, [folder]):
+    with _table_errors(folder.name, [folder]):
         saved = datasets.load_from_disk(str(folder))
     splits = dict(saved) if isinstance(saved, datasets.DatasetDict) else {str(saved.split or "train"): saved}
     return splits, Origin(folder.name, tuple(sorted(folder.rglob("*.arrow"))), folder)
 
 
 def _open_pictures(folder: Path, files: list[Path]) -> Tables:
-    """Images in one folder per class, or with metadata files; top folders may name splits."""
+    """Open images in one folder per class or with metadata files; top folders may be splits."""
     pictures = pictures_among(files, folder)
     described = [file for file in files if file.name in METADATA]
-    # Pictures without metadata count too: one folder called "test" next to others is no split.
+    # Include pictures without metadata, because a folder "test" next to other folders is not a split.
     groups = by_top_folder({str(file): file.relative_to(folder) for file in (*pictures, *described)})
     listed = _class_list(folder)
     captions = {} if described else _caption_files(pictures, files)
     if described:
-        splits = _described_pictures(groups, described, folder)
+        splits = _pictures_by_metadata(groups, described, folder)
     else:
         splits = _pictures_by_folder(groups, len(listed), captions)
     return splits, Origin(folder.name, (*pictures, *described, *captions.values()), folder, listed)
@@ -178,7 +178,7 @@ def _open_pictures(folder: Path, files: list[Path]) -> Tables:
 def _caption_files(pictures: Sequence[Path], files: Sequence[Path]) -> dict[str, Path]:
     """Map absolute picture paths to their caption files (``photo.jpg``, ``photo.txt``); empty if most have none.
 
-    Long text files are taken for documents, and files without letters for bounding boxes (YOLO).
+    Long text files are treated as documents, and files without letters as bounding boxes (YOLO).
     """
     texts = {file.with_suffix(""): file for file in files if file.suffix.lower() == ".txt"}
     if not texts:
@@ -189,94 +189,93 @@ def _caption_files(pictures: Sequence[Path], files: Sequence[Path]) -> dict[str,
 
 
 def _is_caption(file: Path) -> bool:
-    return file.stat().st_size <= _LONGEST_CAPTION and any(map(str.isalpha, _sidecar_text(file)))
+    return file.stat().st_size <= _MAX_CAPTION_BYTES and any(map(str.isalpha, _sidecar_text(file)))
 
 
 def _sidecar_text(file: Path) -> str:
     return file.read_bytes().decode("utf-8-sig", errors="replace")
 
 
-def _described_pictures(
+def _pictures_by_metadata(
     groups: Mapping[str, list[str]], described: Sequence[Path], folder: Path
 ) -> dict[str, datasets.Dataset]:
-    """The pictures that metadata files name in a column ``file_name``, relative to the file's own folder."""
-    for above, files in groupby(sorted(described, key=_folder_of), _folder_of):
+    """Open the pictures listed in metadata files by a column ``file_name``, relative to the file's own folder."""
+    by_parent = attrgetter("parent")
+    for parent, files in groupby(sorted(described, key=by_parent), by_parent):
         names = [file.name for file in files]
-        refuse((len(names) > 1, f"{above}: {' and '.join(names)} describe the same pictures. Keep one of them."))
-    parts = dict(zip(map(str, described), _alike([_described_by(file, folder) for file in described]), strict=True))
+        refuse((len(names) > 1, f"{parent}: {' and '.join(names)} describe the same pictures. Keep one of them."))
+    listings = _unify_types([_read_metadata(file, folder) for file in described])
+    parts = dict(zip(map(str, described), listings, strict=True))
     tables = {}
     for split, names in groups.items():
-        found = [parts[name] for name in names if name in parts]
-        with _one_line(folder.name, described), _quiet():
-            # A split that no file describes is empty: its pictures must not be taken from another split.
-            tables[split] = datasets.concatenate_datasets(found or [next(iter(parts.values())).select(range(0))])
+        own = [parts[name] for name in names if name in parts]
+        with _table_errors(folder.name, described), _quiet():
+            # A split without a metadata file is empty; it must not get another split's pictures.
+            tables[split] = datasets.concatenate_datasets(own or [next(iter(parts.values())).select(range(0))])
     return tables
 
 
-def _folder_of(file: Path) -> Path:
-    return file.parent
-
-
-def _described_by(file: Path, folder: Path) -> datasets.Dataset:
+def _read_metadata(file: Path, folder: Path) -> datasets.Dataset:
     (table,) = _load({"train": [str(file)]}, folder.name).values()
     name = next((each for each in ("file_name", "image_file_name") if each in table.column_names), None)
     if name is None:
         raise UserError(f"{file}: no column 'file_name'; it has {', '.join(map(repr, table.column_names))}")
     taken = "image" in table.column_names
-    refuse((taken, f"{file}: the name of column 'image' is taken by the pictures of '{name}'. Rename the column."))
-    with _one_line(folder.name, [file]):
+    refuse((taken, f"{file}: has both '{name}' and a column 'image'. Rename column 'image'."))
+    with _table_errors(folder.name, [file]):
         paths, below = table.data.column(name).cast(pa.string()), file.parent.relative_to(folder)
         paths = pc.binary_join_element_wise(below.as_posix(), paths, "/") if below.parts else paths
         return table.remove_columns(name).add_column("image", paths).cast_column("image", datasets.Image())
 
 
-def _alike(parts: list[datasets.Dataset]) -> list[datasets.Dataset]:
-    """Tables of several files with the same type of each column.
+def _unify_types(parts: list[datasets.Dataset]) -> list[datasets.Dataset]:
+    """Give each column the same type in the tables of several files.
 
-    ``datasets`` derives types from the values of each file: a column may be empty in one, and whole in another.
+    ``datasets`` infers types from each file's values, which may be empty in one file and integers in another.
     """
     for name in dict.fromkeys(name for part in parts for name in part.column_names):
-        holders = [number for number, part in enumerate(parts) if name in part.column_names]
-        if len({repr(parts[number].features[name]) for number in holders}) == 1:
+        owners = [number for number, part in enumerate(parts) if name in part.column_names]
+        if len({repr(parts[number].features[name]) for number in owners}) == 1:
             continue
-        empty = [number for number in holders if (column := parts[number].data.column(name)).null_count == len(column)]
-        holders = [number for number in holders if number not in empty] or empty[:1]
-        for number in set(empty) - set(holders):
-            parts[number] = parts[number].remove_columns(name)  # filled in by concatenation
-        types = [parts[number].data.column(name).type for number in holders]
+        empty = [number for number in owners if (column := parts[number].data.column(name)).null_count == len(column)]
+        owners = [number for number in owners if number not in empty] or empty[:1]
+        for number in set(empty) - set(owners):
+            parts[number] = parts[number].remove_columns(name)  # concatenation fills it with nulls
+        types = [parts[number].data.column(name).type for number in owners]
         if any(map(pa.types.is_nested, types)) or len(set(types)) == 1:
             continue
         numbers = all(pa.types.is_integer(type) or pa.types.is_floating(type) for type in types)
-        wider = "int64" if all(map(pa.types.is_integer, types)) else "float64" if numbers else "string"
+        common = "int64" if all(map(pa.types.is_integer, types)) else "float64" if numbers else "string"
         with _quiet():
-            for number in holders:
-                parts[number] = parts[number].cast_column(name, datasets.Value(wider))
+            for number in owners:
+                parts[number] = parts[number].cast_column(name, datasets.Value(common))
     return parts
 
 
 def _pictures_by_folder(
     groups: Mapping[str, list[str]], listed: int, captions: Mapping[str, Path]
 ) -> dict[str, datasets.Dataset]:
-    """The tables that ``imagefolder`` of ``datasets`` makes of pictures alone, where a million of them take minutes.
+    """Build the tables that ``imagefolder`` of ``datasets`` builds, which takes minutes for a million pictures.
 
-    The folders of the pictures are their labels if there are several, all on the same level.
+    Folders are labels if there are several of them, all on the same level.
 
     Args:
-        listed: number of class names in a list of their own (`_class_list`), in the order of the folders.
+        groups: picture files by split.
+        listed: number of names in the class list (`_class_list`), in the order of the folders.
         captions: see `_caption_files`.
     """
     paths = {split: [os.path.abspath(name) for name in names] for split, names in groups.items()}
-    every = [path for some in paths.values() for path in some]
-    names = sorted({os.path.basename(os.path.dirname(path)) for path in every})
-    labeled = len(names) > 1 and len({path.count(os.sep) for path in every}) == 1
+    all_paths = [path for some in paths.values() for path in some]
+    names = sorted({os.path.basename(os.path.dirname(path)) for path in all_paths})
+    labeled = len(names) > 1 and len({path.count(os.sep) for path in all_paths}) == 1
     number = {name: place for place, name in enumerate(names)}
     kind = datasets.Value("int64") if listed == len(names) else datasets.ClassLabel(names=names)
     label = {"label": kind} if labeled else {}
     if labeled and listed not in (0, len(names)):
-        note(f"classnames.txt has {counted(listed, 'name')} for {len(names)} folders, and is not used")
+        note(f"ignored classnames.txt: it has {counted(listed, 'name')} for {len(names)} folders")
     elif labeled and not listed and all(map(_WORDNET_ID.fullmatch, names)):
-        note("classes have WordNet ids for names. List readable ones in classnames.txt, in the order of the folders.")
-    texts = {"txt": datasets.Value("string")} if captions else {}  # a caption on each line, as in a WebDataset
+        note("classes are named by WordNet ids. List readable names in classnames.txt, in the order of the folders.")
+    texts = {"txt": datasets.Value("string")} if captions else {}  # one caption per line, as in a WebDataset
     features = datasets.Features({"image": datasets.Image(), **label, **texts})
     tables = {}
     for split, some in paths.items():
@@ -300,7 +299,7 @@ def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: flo
     kinds = {file.suffix.lower() for file in files}
     empty = next((file for file in files if file.stat().st_size == 0), None)
     refuse(
-        (len(kinds) > 1, f"{where}: files of different kinds ({', '.join(sorted(kinds))}). Name those of one kind."),
+        (len(kinds) > 1, f"{where}: files of different formats ({', '.join(sorted(kinds))}). Name only one format."),
         (empty, f"{empty}: an empty file"),
     )
     suffix = kinds.pop()
@@ -311,8 +310,8 @@ def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: flo
     refuse((suffix not in _TABLES, f"{where}: not Parquet, CSV, JSON, JSON lines, tar or a folder"))
     coco = {str(file): _coco(file) for file in files} if suffix == ".json" else {}
     if any(coco.values()):
-        odd = next((name for name, table in coco.items() if table is None), None)
-        refuse((odd, f"{odd}: not captions as COCO writes them, as the other files are"))
+        other = next((name for name, table in coco.items() if table is None), None)
+        refuse((other, f"{other}: not captions in COCO's format, unlike the other files"))
         tables = {
             split: datasets.concatenate_datasets([coco[name] for name in names]) for split, names in groups.items()
         }
@@ -322,8 +321,8 @@ def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: flo
 
 
 def _coco(file: Path) -> datasets.Dataset | None:
-    """The pictures and captions of a JSON file in the form of COCO, or of Karpathy's splits; None for other JSON."""
-    with _one_line(file.name, [file]):
+    """Read pictures and captions from JSON in the format of COCO or of Karpathy's splits; None for other JSON."""
+    with _table_errors(file.name, [file]):
         content = json.loads(file.read_bytes())
         if not isinstance(content, dict) or not isinstance(content.get("images"), list):
             return None
@@ -340,62 +339,62 @@ def _coco(file: Path) -> datasets.Dataset | None:
 
 
 def _load(groups: Mapping[str, list[str]], where: str) -> dict[str, datasets.Dataset]:
-    """Tables, all of one kind, as `datasets` keeps them in its cache."""
+    """Load tables of one format with `datasets`, which caches them."""
     files = [Path(name) for names in groups.values() for name in names]
-    chained = next((path for file in files if _CHAIN in (path := os.path.abspath(file))), None)
-    refuse((chained, f"{chained}: a path with '{_CHAIN}' in it cannot be read. Rename it."))
+    chained = next((path for file in files if _CHAIN_SEPARATOR in (path := os.path.abspath(file))), None)
+    refuse((chained, f"{chained}: paths with '{_CHAIN_SEPARATOR}' cannot be read. Rename the file or folder."))
     suffix, options = files[0].suffix.lower(), dict[str, Any]()
     if _TABLES[suffix] == "csv":
-        # Only empty cells are missing values; by default "None" and "NA" are too. Without index_col=False, a row with
-        # one cell too many shifts all columns.
+        # Treat only empty cells as missing, not "None" and "NA". Without index_col=False, a row with one extra cell
+        # would shift all columns.
         separators = {separator_of(file) for file in files}
-        refuse((len(separators) > 1, f"{where}: cells of its files are separated by different characters"))
+        refuse((len(separators) > 1, f"{where}: its files use different cell separators"))
         sep = separators.pop()
         filled = [check_cells(file, sep) for file in files]
-        refuse((not any(filled), f"{where}: a header, and no rows"))
+        refuse((not any(filled), f"{where}: has a header but no rows"))
         options = {"keep_default_na": False, "na_values": [""], "sep": sep, "index_col": False}
 
     def load(groups: Mapping[str, list[str]]) -> dict[str, datasets.Dataset]:
-        data_files = {split: _as_named(names) for split, names in groups.items()}
-        return dict(datasets.load_dataset(_TABLES[suffix], data_files=data_files, cache_dir=_room(), **options))
+        data_files = {split: _data_files(names) for split, names in groups.items()}
+        return dict(datasets.load_dataset(_TABLES[suffix], data_files=data_files, cache_dir=_cache_dir(), **options))
 
-    with _one_line(where, files), _quiet():
+    with _table_errors(where, files), _quiet():
         try:
             return load(groups)
         except Exception as error:
             if getattr(error, "errno", None) is not None:
                 raise
-        # Perhaps a column has other values further down than in the rows that decided on its type.
+        # The type of a column may have been inferred from rows unlike later ones: infer it from whole files.
         if _TABLES[suffix] != "parquet":
             options |= {"chunksize": max(file.stat().st_size for file in files)}
         options |= {"engine": "python"} if _TABLES[suffix] == "csv" else {}
-        parts = iter(_alike([load({"train": [str(file)]})["train"] for file in files]))
+        parts = iter(_unify_types([load({"train": [str(file)]})["train"] for file in files]))
         return {split: datasets.concatenate_datasets([next(parts) for _ in names]) for split, names in groups.items()}
 
 
 @cache
-def _room() -> str | None:
-    """Cache folder for ``datasets``: its own (None), or a temporary one if that is not writable."""
-    own = Path(datasets.config.HF_DATASETS_CACHE)
+def _cache_dir() -> str | None:
+    """Return the cache folder for ``datasets``: None for its default, or a temporary one if that is not writable."""
+    default = Path(datasets.config.HF_DATASETS_CACHE)
     with suppress(UserError):
-        check_writable(own, "HF_HOME")
+        check_writable(default, "HF_HOME")
         return None
     folder = tempfile.mkdtemp(prefix="recollect-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    note(f"{own}: not writable, so tables are cached only until this command ends. Set HF_HOME to another folder.")
+    note(f"{default}: not writable, so tables are cached only until this command ends. Set HF_HOME to another folder.")
     return folder
 
 
-def _as_named(names: Sequence[str]) -> DataFilesList:
-    """Files with version stamps. ``datasets`` would take plain names for patterns, and skip "image[1].jpg"."""
+def _data_files(names: Sequence[str]) -> DataFilesList:
+    """Return files with version stamps; ``datasets`` would treat plain names as patterns and skip "image[1].jpg"."""
     paths = [os.path.abspath(name) for name in names]
-    facts = [os.stat(path) for path in paths]
-    # Unpacking or copying a file may keep its mtime, so ctime is included.
-    return DataFilesList(paths, [(f"{each.st_mtime_ns} {each.st_ctime_ns} {each.st_size}",) for each in facts])
+    stats = [os.stat(path) for path in paths]
+    # Unpacking or copying a file may preserve its mtime, so ctime is included.
+    return DataFilesList(paths, [(f"{each.st_mtime_ns} {each.st_ctime_ns} {each.st_size}",) for each in stats])
 
 
 def _load_shards(groups: Mapping[str, list[str]], columns: set[str], where: str) -> dict[str, datasets.Dataset]:
-    """WebDataset tars as tables; a sample may lack fields."""
+    """Load WebDataset tars as tables; fields may be missing in some samples."""
     kinds = {"json": "string", "txt": "string", "text": "string", "cls": "int64"}
     features = datasets.Features({name: datasets.Value(kinds[name]) for name in sorted(columns & kinds.keys())})
     for name in sorted(columns - kinds.keys()):
@@ -405,12 +404,12 @@ def _load_shards(groups: Mapping[str, list[str]], columns: set[str], where: str)
     features["__key__"] = features[DAMAGE] = datasets.Value("string")
     tables = {}
     for split, names in groups.items():
-        stamps = repr((_as_named(names).origin_metadata, names, features))
-        with _one_line(where, [Path(name) for name in names]), _quiet():
+        stamps = repr((_data_files(names).origin_metadata, names, features))
+        with _table_errors(where, [Path(name) for name in names]), _quiet():
             table = datasets.Dataset.from_generator(
                 _shard_rows,
                 features,
-                _room(),
+                _cache_dir(),
                 gen_kwargs={"files": names, "columns": tuple(features)},
                 split=datasets.NamedSplit(split),
                 fingerprint=hashlib.blake2b(stamps.encode(errors="surrogateescape"), digest_size=8).hexdigest(),
@@ -437,8 +436,10 @@ def _shard_rows(files: Sequence[str], columns: tuple[str, ...]) -> Iterator[dict
 
 
 def _class_list(folder: Path) -> tuple[str, ...]:
-    """Class names from ``classnames.txt`` in the folder or its parent, as in CLIP_benchmark, in the order of the labels
-    or of the folders."""
+    """Return the class names in ``classnames.txt`` in the folder or its parent, as in CLIP_benchmark.
+
+    They are in the order of the labels or folders.
+    """
     for file in (folder / "classnames.txt", folder.parent / "classnames.txt"):
         if file.exists():
             return tuple(line.strip() for line in read_text(file).splitlines() if line.strip())
@@ -446,21 +447,21 @@ def _class_list(folder: Path) -> tuple[str, ...]:
 
 
 @contextmanager
-def _one_line(where: str, files: Sequence[Path]) -> Iterator[None]:
-    """Turn a library's exception about a damaged file into one line that names the file."""
+def _table_errors(where: str, files: Sequence[Path]) -> Iterator[None]:
+    """Convert a library's exception about a damaged file into a one-line error that names the file."""
     try:
         yield
     except Exception as error:
-        if isinstance(error, UserError) or getattr(error, "errno", None) is not None:  # no space, no permission
+        if isinstance(error, UserError) or getattr(error, "errno", None) is not None:  # e.g. disk full, no permission
             raise
         name = next((file for file in files if len(files) == 1 or _is_damaged(file)), where)
         while error.__cause__ is not None:
             error = error.__cause__  # type: ignore[assignment]
         if isinstance(error, UnicodeDecodeError):
             raise UserError(not_utf8(Path(name))) from error
-        if cells := _CELLS.search(str(error)):
-            expected, line, saw = cells.groups()
-            what = f"line {line} has {counted(int(saw), 'cell')}, and the lines above {expected}"
+        if cells := _CELL_COUNT_ERROR.search(str(error)):
+            expected, line, count = cells.groups()
+            what = f"line {line} has {counted(int(count), 'cell')}, and the lines above {expected}"
             raise UserError(f"{name}: {what}. Put double quotes around texts that contain the separator.") from error
         raise UserError(f"{name}: damaged, cut short or not what its name says ({one_line(error)})") from error
 
@@ -475,7 +476,7 @@ def _is_damaged(file: Path) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Show progress bars only on terminals, and no log: errors become user errors."""
+    """Show progress bars only on terminals, and silence logging, because errors become user errors."""
     bars, level = datasets.is_progress_bar_enabled() and not sys.stderr.isatty(), datasets.logging.get_verbosity()
     with ExitStack() as undo:
         undo.callback(datasets.logging.set_verbosity, level)

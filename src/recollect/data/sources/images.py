@@ -1,4 +1,4 @@
-"""Reading pictures of any format; a picture that cannot be read is one line that says why."""
+"""Decoding pictures of any format, with one-line errors."""
 
 import base64
 import hashlib
@@ -28,41 +28,41 @@ with suppress(ImportError):  # iPhones write HEIC
     pillow_heif.register_heif_opener()
 
 MAX_PIXELS = 89_478_485
-"""Pillow's own limit (a quarter of a gigabyte of RGB); larger pictures may be decompression bombs."""
+"""Pillow's default limit (a quarter of a gigabyte of RGB); larger pictures may be decompression bombs."""
 
 BROKEN_SHARE = 0.01
-"""Web crawls lose well under 1 % of their pictures to damage; a larger share is a mistake (a wrong column, a failed
-copy) that should stop a run at once."""
+"""Maximum fraction of broken pictures. Web crawls have well under 1 %; more indicates a mistake, such as a wrong column
+or a failed copy, that should stop a run at once."""
 
-_NOT_OPENED = frozenset({"BUFR", "GRIB", "HDF5", "MPEG"})
-"""Formats that Pillow recognizes but cannot open: weather data, measurements, films."""
+_DETECT_ONLY = frozenset({"BUFR", "GRIB", "HDF5", "MPEG"})
+"""Formats that Pillow recognizes but cannot open: weather data, measurements, video."""
 
 PICTURE_ENDINGS = frozenset(
     ending
     for ending, form in Image.registered_extensions().items()
-    if form in {*Image.OPEN, "MPO"} - _NOT_OPENED  # an MPO opens as the JPEG that it begins with
+    if form in {*Image.OPEN, "MPO"} - _DETECT_ONLY  # an MPO is opened as its first JPEG
 )
-"""File name endings of pictures that can be read."""
+"""File name extensions of supported pictures."""
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 """Files that describe the pictures of their folder."""
 
 _PHONES = {".heic", ".heif", ".hif", ".jxl", ".svg", ".avif"}
 _CAMERAS = {".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".pef"}
-_UNREAD_ENDINGS = frozenset(_PHONES | _CAMERAS) - PICTURE_ENDINGS
-"""Endings of pictures that Pillow does not open (AVIF only in older versions)."""
-_UNREAD = "this image format is not supported. Convert it to JPEG."
-_NO_HEIF = "HEIC needs pillow-heif: pip install 'recollect[web]'"
+_UNSUPPORTED = frozenset(_PHONES | _CAMERAS) - PICTURE_ENDINGS
+"""Extensions of pictures that Pillow cannot open (AVIF only in older versions)."""
+_UNSUPPORTED_HINT = "this image format is not supported. Convert it to JPEG."
+_HEIF_HINT = "HEIC needs pillow-heif: pip install 'recollect[web]'"
 
-_STRIP = 64  # rows
+_STRIP_ROWS = 64
 _ORIENTATION = 0x0112  # the EXIF tag
-_BITS, _ZERO, _FORM = 258, 262, 339
-"""Tags of a TIFF: bits of a number, what its zero looks like, and what kind of number it is."""
-_WHITE, _UNSIGNED, _SIGNED = 0, 1, 2
+_BITS_TAG, _ZERO_TAG, _FORMAT_TAG = 258, 262, 339
+"""TIFF tags BitsPerSample, PhotometricInterpretation and SampleFormat."""
+_WHITE_IS_ZERO, _UNSIGNED, _SIGNED = 0, 1, 2
 
 _RANGES = (2.0**8 - 1, 2.0**16 - 1)
 _OVERSHOOT = 1.1
-"""How far beyond their range sharpened or resized floats may reach."""
+"""Factor by which sharpened or resized floats may exceed their range."""
 
 
 class BrokenImageError(UserError):
@@ -70,16 +70,16 @@ class BrokenImageError(UserError):
 
 
 def decode(data: bytes | Path, where: str, *, needed: int = 0) -> Image.Image:
-    """Decode a picture to RGB, upright.
+    """Decode a picture to upright RGB.
 
     Args:
-        data: the encoded bytes, or the file that holds them.
+        data: encoded bytes, or a file.
         where: name of the picture, for errors.
-        needed: shorter side in pixels above which detail is of no use; a JPEG at least twice as large is decoded at
-            1/2, 1/4 or 1/8 of its size, several times faster. 0 decodes all of it.
+        needed: shorter side in pixels that the caller needs; a JPEG at least twice as large is decoded at 1/2, 1/4 or
+            1/8 of its size, which is several times faster. 0 decodes at full size.
 
     Raises:
-        BrokenImageError: not a picture, cut short, too large, or the file cannot be opened.
+        BrokenImageError: the data is not a picture, truncated or too large, or the file cannot be opened.
     """
     try:
         with Image.open(io.BytesIO(data) if isinstance(data, bytes) else data) as picture:
@@ -92,52 +92,52 @@ def decode(data: bytes | Path, where: str, *, needed: int = 0) -> Image.Image:
         raise BrokenImageError(f"{where}: more than {MAX_PIXELS:,} pixels (a decompression bomb?)") from None
     except FileNotFoundError:
         raise BrokenImageError(f"{where}: no such file") from None
-    except Exception as error:  # Pillow's decoders raise nearly anything on damaged bytes
+    except Exception as error:  # Pillow's decoders raise almost any exception on damaged data
         why = "not a picture" if isinstance(error, Image.UnidentifiedImageError) else f"cannot be read ({error})"
-        if isinstance(data, Path) and data.suffix.lower() in _UNREAD_ENDINGS:
-            why = _NO_HEIF if data.suffix.lower() in {".heic", ".heif", ".hif"} else _UNREAD
+        if isinstance(data, Path) and data.suffix.lower() in _UNSUPPORTED:
+            why = _HEIF_HINT if data.suffix.lower() in {".heic", ".heif", ".hif"} else _UNSUPPORTED_HINT
         raise BrokenImageError(f"{where}: {why}") from None
 
 
 def pixel_digest(image: ImageLike) -> str:
-    """Equal for equal pixels, in any encoding."""
+    """Return a digest of the pixels, independent of the file format."""
     strips = _strips(image) if isinstance(image, Image.Image) else iter([np.asarray(image)])
     first = next(strips)
     shape = (image.height, *first.shape[1:]) if isinstance(image, Image.Image) else first.shape
-    made = hashlib.blake2b(f"{shape} {first.dtype}".encode(), digest_size=16)
+    digest = hashlib.blake2b(f"{shape} {first.dtype}".encode(), digest_size=16)
     for strip in chain([first], strips):
-        made.update(np.ascontiguousarray(strip).data)
-    return made.hexdigest()
+        digest.update(np.ascontiguousarray(strip).data)
+    return digest.hexdigest()
 
 
 def _strips(image: Image.Image) -> Iterator[np.ndarray]:
-    """A picture's rows, some at a time: as one array, a photograph takes longer to copy than to hash."""
+    """Yield a few rows at a time; copying a whole photograph to an array takes longer than hashing it."""
     width, height = image.size
-    for top in range(0, max(height, 1), _STRIP):
-        yield np.asarray(image.crop((0, top, width, min(top + _STRIP, height))))
+    for top in range(0, max(height, 1), _STRIP_ROWS):
+        yield np.asarray(image.crop((0, top, width, min(top + _STRIP_ROWS, height))))
 
 
 class PreparedPixels(np.ndarray):
-    """Pixels that were cropped and resized for an encoder; its `ImageTransform` leaves them as they are."""
+    """Pixels already cropped and resized for an encoder; its `ImageTransform` returns them unchanged."""
 
 
 def prepared(encoder: Encoder, image: ImageLike) -> ImageLike:
-    """A picture cropped and resized for an encoder, which embeds it as it would the picture itself.
+    """Crop and resize a picture for an encoder without changing its embedding.
 
-    Done in the thread that decodes a picture, it keeps a block of photographs from taking gigabytes.
+    Doing this in the decoding thread keeps a block of photographs from taking gigabytes.
     """
     transform: Any = getattr(encoder, "transform", None)
     if not hasattr(transform, "pixels") or (isinstance(image, np.ndarray) and image.ndim == 1):
-        return image  # an encoder with preprocessing of its own, or a vector
+        return image  # the encoder has its own preprocessing, or the image is a vector
     pixels: np.ndarray = transform.pixels(image)
     return pixels.view(PreparedPixels)
 
 
 def reduced(encoder: Encoder, image: ImageLike) -> ImageLike:
-    """A large picture averaged over squares of pixels, to no less than an encoder needs (`ImageTransform.needed`).
+    """Downscale a large picture by averaging pixels, to no less than an encoder needs (`ImageTransform.needed`).
 
-    Bicubic resizing of a whole photograph takes half as long as decoding it. Changes a cosine by 0.0005 to 0.001 (64
-    pictures of 12 megapixels).
+    This saves bicubic resizing of a whole photograph, which takes half as long as decoding it, and changes cosines by
+    0.0005 to 0.001 (64 pictures of 12 megapixels).
     """
     needed = getattr(getattr(encoder, "transform", None), "needed", 0)
     if needed and isinstance(image, Image.Image) and (factor := min(image.size) // needed) >= 2:
@@ -146,15 +146,15 @@ def reduced(encoder: Encoder, image: ImageLike) -> ImageLike:
 
 
 def find_images(folder: Path) -> list[Path]:
-    """Every image file under ``folder``, sorted, without hidden ones; an image file is returned as it is.
+    """Return all image files below ``folder``, sorted, without hidden files; ``folder`` may also be an image file.
 
     Raises:
-        UserError: no such folder, or no image in it.
+        UserError: the folder does not exist or contains no images.
     """
     if folder.is_file():
         ending = folder.suffix.lower()
         refuse(
-            (ending in _UNREAD_ENDINGS, f"{folder}: {_UNREAD}"),
+            (ending in _UNSUPPORTED, f"{folder}: {_UNSUPPORTED_HINT}"),
             (ending not in PICTURE_ENDINGS, f"{folder}: not an image file (.jpg, .png, .webp, ...)"),
         )
         return [folder]
@@ -163,30 +163,30 @@ def find_images(folder: Path) -> list[Path]:
 
 
 def pictures_among(files: Sequence[Path], folder: Path) -> list[Path]:
-    """The pictures among a folder's files; the number of unsupported ones is printed.
+    """Return the pictures among a folder's files, and print the number of unsupported pictures.
 
     Raises:
-        UserError: no file is a picture.
+        UserError: none of the files is a supported picture.
     """
     pictures = [path for path in files if path.suffix.lower() in PICTURE_ENDINGS]
     unread = unread_among(files)
     refuse((not pictures, f"{folder}: contains no image files (.jpg, .png, .webp, ...){unread and f'; {unread}'}"))
     if unread:
-        note(f"{folder}: passed over: {unread}")
+        note(f"{folder}: skipped {unread}")
     return pictures
 
 
 def unread_among(files: Sequence[Path]) -> str:
-    """How many pictures have unsupported formats, and what to do; empty if none."""
-    unread = Counter(ending for path in files if (ending := path.suffix.lower()) in _UNREAD_ENDINGS)
-    kinds = ", ".join(f"{count:,} {ending}" for ending, count in unread.most_common())
-    if unread and set(unread) <= {".heic", ".heif", ".hif"}:
-        return f"{kinds}: {_NO_HEIF}"
-    return f"{kinds}: {_UNREAD}" if unread else ""
+    """Describe the pictures with unsupported formats and what to do about them; empty if there are none."""
+    counts = Counter(ending for path in files if (ending := path.suffix.lower()) in _UNSUPPORTED)
+    kinds = ", ".join(f"{count:,} {ending}" for ending, count in counts.most_common())
+    if counts and set(counts) <= {".heic", ".heif", ".hif"}:
+        return f"{kinds}: {_HEIF_HINT}"
+    return f"{kinds}: {_UNSUPPORTED_HINT}" if counts else ""
 
 
 def files_below(folder: Path) -> list[Path]:
-    """The files of a folder and its sub-folders, sorted, without hidden ones; unreadable folders are reported.
+    """Return the files of a folder and its subfolders, sorted, without hidden files; report unreadable folders.
 
     Raises:
         UserError: the folder itself cannot be read.
@@ -194,24 +194,24 @@ def files_below(folder: Path) -> list[Path]:
     files, closed = files_in(folder)
     if closed:
         shown = ", ".join(str(path.relative_to(folder)) for path in closed[:3]) + (" …" if len(closed) > 3 else "")
-        note(f"{folder}: left out, since they cannot be read: {shown}")
+        note(f"{folder}: skipped because they cannot be read: {shown}")
     return files
 
 
 PictureInput = ImageLike | bytes | io.BufferedIOBase | str | Path
-"""A picture in memory, encoded or open to read, its file, or a folder of pictures."""
+"""A picture in memory, encoded bytes, an open file, a path, or a folder of pictures."""
 
 
 def as_images(pictures: PictureInput | Sequence[PictureInput]) -> Sequence[ImageLike | Path]:
-    """One picture or many, in any usual form, as a sequence of pictures; files are not opened yet.
+    """Convert one or more pictures to a sequence of pictures; paths are not opened.
 
     Args:
         pictures: a PIL image; a uint8 array (height, width) or ([n,] height, width, channels) with 1, 3 or 4 channels;
-            a vector or a matrix of vectors; an encoded picture as bytes, or open to read; a file; a folder, for all
-            pictures in it, sorted; or several of these.
+            a vector or a matrix of vectors; an encoded picture as bytes or an open file; a path; a folder, for all its
+            pictures, sorted; or several of these.
 
     Raises:
-        UserError: no such file or folder, or not a picture.
+        UserError: a file or folder does not exist, or an item is not a picture.
     """
     if isinstance(pictures, str | Path):
         refuse(("://" in str(pictures), f"{pictures}: a URL; pictures are read from files. Download it first."))
@@ -225,10 +225,10 @@ def as_images(pictures: PictureInput | Sequence[PictureInput]) -> Sequence[Image
         return [decode(pictures, "the picture")]
     if isinstance(pictures, io.BufferedIOBase):
         return [decode(pictures.read(), "the picture")]
-    if hasattr(pictures, "detach"):  # torch is not imported for this
+    if hasattr(pictures, "detach"):  # a tensor; avoids importing torch
         raise UserError(
-            "a tensor in a list is not a picture. Give arrays, uint8 (height, width, 3); transformed pixels are one "
-            "tensor, (n, 3, height, width)."
+            "a tensor in a list is not a picture. Pass uint8 arrays (height, width, 3), or transformed pixels as a "
+            "single tensor (n, 3, height, width)."
         )
     if isinstance(pictures, Mapping) or not isinstance(pictures, Iterable):
         what = shortened(pictures)
@@ -255,20 +255,20 @@ def _from_array(array: np.ndarray) -> list[ImageLike]:
         return [array] if array.ndim == 1 else list(array)
     raise UserError(
         f"an array of {array.dtype} {array.shape} is not a picture. Give uint8 (height, width, 3) or (n, height, "
-        "width, 3); from values between 0 and 1 make (255 * array).round().astype('uint8')."
+        "width, 3); convert values between 0 and 1 with (255 * array).round().astype('uint8')."
     )
 
 
 def opened(picture: ImageLike | Path) -> ImageLike:
-    """The picture; a file is decoded at full size, so that it equals the same picture in memory."""
+    """Return the picture, decoding a file at full size so that it equals the same picture in memory."""
     return decode(picture, str(picture)) if isinstance(picture, Path) else picture
 
 
 def as_picture(image: ImageLike) -> Image.Image:
-    """One picture in memory as RGB (see `as_rgb`).
+    """Convert a picture in memory to RGB (see `as_rgb`).
 
     Raises:
-        ValueError: an array of another shape or type than uint8 (height, width, 3).
+        ValueError: an array is not uint8 (height, width, 3).
     """
     if isinstance(image, Image.Image):
         return as_rgb(image)
@@ -278,18 +278,20 @@ def as_picture(image: ImageLike) -> Image.Image:
 
 
 def as_rgb(picture: Image.Image) -> Image.Image:
-    """A picture as RGB, rotated by its EXIF tag, 16-bit and 32-bit gray scaled to 8 bits, transparent parts white.
-    Idempotent."""
+    """Convert a picture to RGB: apply EXIF rotation, scale 16-bit and 32-bit gray to 8 bits, composite on white.
+
+    Idempotent.
+    """
     tags: Mapping[int, Any] = dict(picture.tag_v2) if isinstance(picture, TiffImageFile) else {}
-    turned = 1
-    with suppress(SyntaxError, struct.error):  # damaged EXIF costs only its rotation
-        turned = picture.getexif().get(_ORIENTATION, 1)
-    if turned != 1:
+    orientation = 1
+    with suppress(SyntaxError, struct.error):  # with damaged EXIF, only the rotation is lost
+        orientation = picture.getexif().get(_ORIENTATION, 1)
+    if orientation != 1:
         picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith("I;16") or picture.mode in {"I", "F"}:  # Pillow would clip them to white
         return Image.fromarray(_eight_bits(np.asarray(picture), tags)).convert("RGB")
     if picture.mode in {"RGBA", "LA", "PA", "La", "RGBa"} or "transparency" in picture.info:
-        # Composited on white: the color of transparent pixels is arbitrary.
+        # The color of fully transparent pixels is arbitrary, so composite on white.
         picture = picture.convert("RGBA")
         page = Image.new("RGBA", picture.size, (255, 255, 255, 255))
         return Image.alpha_composite(page, picture).convert("RGB")
@@ -310,21 +312,21 @@ def _eight_bits(values: np.ndarray, tags: Mapping[int, Any]) -> np.ndarray:
         values: int32, uint16 or float32, as Pillow returns them.
         tags: TIFF tags, which define the format; empty for other files.
     """
-    bits = tags.get(_BITS, (8 * values.itemsize,))[0]
-    signed = tags.get(_FORM, (_UNSIGNED,))[0] == _SIGNED if tags else values.dtype.kind == "i"
+    bits = tags.get(_BITS_TAG, (8 * values.itemsize,))[0]
+    signed = tags.get(_FORMAT_TAG, (_UNSIGNED,))[0] == _SIGNED if tags else values.dtype.kind == "i"
     if values.dtype.kind == "f":
         numbers = np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0)
-        shades = _in_least(numbers, [1.0, *_RANGES, 2.0**32 - 1], _OVERSHOOT)
-    elif bits <= 16:  # the upper eight bits, as Pillow takes of colors
+        shades = _scale_to_bytes(numbers, [1.0, *_RANGES, 2.0**32 - 1], _OVERSHOOT)
+    elif bits <= 16:  # the upper eight bits, as Pillow does for colors
         shades = (values.clip(0) >> (bits - (8 if values.dtype.kind == "u" else 9))).astype(np.uint8)
     elif signed:
-        shades = _in_least(values, [*_RANGES, 2.0**31 - 1])
-    else:  # Pillow has no unsigned 32-bit mode: the upper half has turned negative
-        shades = _in_least(values.astype(np.int32).view(np.uint32), [*_RANGES, 2.0**32 - 1])
-    return 255 - shades if tags.get(_ZERO) == _WHITE else shades
+        shades = _scale_to_bytes(values, [*_RANGES, 2.0**31 - 1])
+    else:  # Pillow has no unsigned 32-bit mode, so the upper half is negative
+        shades = _scale_to_bytes(values.astype(np.int32).view(np.uint32), [*_RANGES, 2.0**32 - 1])
+    return 255 - shades if tags.get(_ZERO_TAG) == _WHITE_IS_ZERO else shades
 
 
-def _in_least(values: np.ndarray, ranges: Sequence[float], overshoot: float = 1.0) -> np.ndarray:
+def _scale_to_bytes(values: np.ndarray, ranges: Sequence[float], overshoot: float = 1.0) -> np.ndarray:
     """Scale values to bytes by the smallest of ``ranges`` (from 0) that contains them."""
     top = float(values.max(initial=0))
     full = next((limit for limit in ranges if top <= limit * overshoot), top)
@@ -332,7 +334,7 @@ def _in_least(values: np.ndarray, ranges: Sequence[float], overshoot: float = 1.
 
 
 def small_jpeg(picture: Image.Image, side: int) -> bytes:
-    """The picture as a new JPEG no larger than ``side``. Files of the user are never sent as they are."""
+    """Encode a picture as a JPEG of at most ``side`` pixels, so that original files are never sent."""
     picture = picture.convert("RGB")
     picture.thumbnail((side, side))
     buffer = io.BytesIO()
@@ -341,5 +343,5 @@ def small_jpeg(picture: Image.Image, side: int) -> bytes:
 
 
 def jpeg_url(picture: Image.Image, side: int) -> str:
-    """`small_jpeg` as a data URL, for pages that are one file."""
+    """Return `small_jpeg` as a data URL, for single-file pages."""
     return "data:image/jpeg;base64," + base64.b64encode(small_jpeg(picture, side)).decode()

@@ -1,4 +1,4 @@
-"""Samples of a memory-mapped table, decoded on demand."""
+"""Source of samples in a memory-mapped table, decoded on demand."""
 
 import hashlib
 import os
@@ -23,28 +23,28 @@ from recollect.data.sources.tars import DAMAGE
 if TYPE_CHECKING:
     import datasets
 
-_LOOKED_AT = 1000
-"""Number of image files that are hashed for the content of a table of paths."""
+_HASHED_IMAGES = 1000
+"""Number of image files hashed for the content of a table of paths."""
 
-_STAMPED = 100_000
-"""Number of image files that are checked for changes."""
+_CHECKED_IMAGES = 100_000
+"""Number of image files checked for changes."""
 
 _EMPTY = {"bytes": None, "path": None}
 
-_ROWS_OF_HUB = 256
-"""Number of rows that are hashed for the content of a hub data set."""
+_HASHED_ROWS = 256
+"""Number of rows hashed for the content of a hub data set."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a table came from.
+    """Origin of a table.
 
     Attributes:
-        where: what to call it in errors.
-        files: the files that hold its content; empty for a hub set that is not in the cache.
-        base: folder that relative image paths start from; None if the table holds the images' bytes.
-        class_names: from the ``classnames.txt`` of WebDataset shards, in label order.
-        anywhere: whether the table may name pictures outside of its folder.
+        where: name for error messages.
+        files: files with the table's content; empty for a hub data set that is not cached.
+        base: folder that image paths are relative to; None if the table contains image bytes.
+        class_names: names from the ``classnames.txt`` of WebDataset shards, in label order.
+        anywhere: whether the table may refer to pictures outside its folder.
     """
 
     where: str
@@ -56,18 +56,18 @@ class Origin:
 
 @dataclass(eq=False)
 class TableSource(Source):
-    """Chosen rows of a table, as a `Source`.
+    """Selected rows of a table as a `Source`.
 
     Attributes:
         name: unique within a run.
         kind: whether texts are captions, or synonyms of a class.
         class_names: readable class names in label order.
         table: all rows, memory-mapped.
-        rows: int64, the rows of the table that are samples, in order.
-        labels: int64, the label of every sample.
-        columns: which column is which.
-        origin: where the table came from.
-        repeats: by row, all rows that show its picture, where there are several; each has captions.
+        rows: table row of each sample, int64.
+        labels: label of each sample, int64.
+        columns: the columns to use.
+        origin: origin of the table.
+        repeats: all rows with the same picture, by the first of them; each has captions.
     """
 
     name: str
@@ -84,14 +84,14 @@ class TableSource(Source):
         where, columns = self.origin.where, self.columns
         for name in self._image_columns:
             image = self.table.data.column(name).type
-            other = not (is_bytes(image) or is_text(image) or pa.types.is_struct(image))
-            refuse((other, f"{where}: column '{name}' holds {image}, not pictures"))
+            unsupported = not (is_bytes(image) or is_text(image) or pa.types.is_struct(image))
+            refuse((unsupported, f"{where}: column '{name}' contains {image}, not pictures"))
         if columns.id is not None:
-            twice = f"{where}: column '{columns.id}' has duplicates; ids must be unique"
-            refuse((not unique(self.table, columns.id), twice))
+            duplicates = f"{where}: column '{columns.id}' has duplicates; ids must be unique"
+            refuse((not unique(self.table, columns.id), duplicates))
         if not self.origin.anywhere and self.origin.base is not None:
             for name in self._image_columns:
-                self._refuse_paths_elsewhere(name, self.origin.base)
+                self._refuse_outside_paths(name, self.origin.base)
 
     def __repr__(self) -> str:
         classes = f", {len(self.class_names):,} classes" if self.class_names else ""
@@ -99,12 +99,12 @@ class TableSource(Source):
 
     @property
     def _image_columns(self) -> list[str]:
-        """Each row's picture is in the first of these that is not empty."""
+        """Image columns; each row's picture is in the first nonempty one."""
         assert self.columns.image is not None  # by Columns.resolve
         return self.columns.image.split(",")
 
-    def _refuse_paths_elsewhere(self, name: str, base: Path) -> None:
-        """A downloaded table must not be able to open and show private files."""
+    def _refuse_outside_paths(self, name: str, base: Path) -> None:
+        """Reject paths outside the table's folder: a downloaded table must not be able to show private files."""
         column = self.table.data.column(name)
         if pa.types.is_struct(column.type):
             if column.type.get_field_index("path") < 0 or column.type.get_field_index("bytes") < 0:
@@ -113,10 +113,10 @@ class TableSource(Source):
             column = pc.if_else(inside, None, pc.struct_field(column, "path"))
         if not is_text(column.type):
             return
-        column = column.take(pa.array(self.rows))  # not of pictures: that would copy them, and fails from 2 GiB on
-        may_leave = pc.fill_null(pc.match_substring_regex(column, r"^[/\\]|^[A-Za-z]:|\.\."), False)
+        column = column.take(pa.array(self.rows))  # only paths; taking image bytes would copy them and fail from 2 GiB
+        suspicious = pc.fill_null(pc.match_substring_regex(column, r"^[/\\]|^[A-Za-z]:|\.\."), False)
         folder = os.path.abspath(base)
-        for place in np.flatnonzero(may_leave.to_numpy()).tolist():
+        for place in np.flatnonzero(suspicious.to_numpy()).tolist():
             text = column[place].as_py()
             path = os.path.abspath(os.path.join(folder, text))
             if "://" not in text and os.path.commonpath([folder, path]) != folder:
@@ -132,14 +132,14 @@ class TableSource(Source):
         return self.read(index)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Arrow columns would travel to a worker by value; the table travels as a path.
+        # Drop cached Arrow columns, which would be copied to workers; the table is sent as a path.
         return {key: value for key, value in self.__dict__.items() if not key.startswith("_")}
 
     def read(self, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
         """See `Source.read`.
 
         Raises:
-            IndexError: outside the source.
+            IndexError: the index is out of range.
             BrokenImageError: the picture cannot be read; the message names its row and file.
         """
         index = self.position(index)
@@ -150,25 +150,28 @@ class TableSource(Source):
         return Sample(image, self.texts(index), int(self.labels[index]), self.name, self.kind, id, more)
 
     def original(self, index: int) -> bytes | Path | None:
-        named = self._named(index)
-        return named.resolve() if isinstance(named, Path) else named
+        picture = self._unresolved(index)
+        return picture.resolve() if isinstance(picture, Path) else picture
 
-    def _named(self, index: int) -> bytes | Path | None:
-        """As `original`, but links are not resolved."""
+    def _unresolved(self, index: int) -> bytes | Path | None:
+        """Same as `original`, but without resolving links."""
         value = self._readers["image"](int(self.rows[index]))
         if isinstance(value, dict):
             value = value.get("bytes") or value.get("path")
         return (self.origin.base or Path()) / value if isinstance(value, str) else value
 
     def picture_key(self, index: int, original: bytes | Path | None) -> str | None:
-        """The row's id if there is a column of ids, else the path of the file below the source's folder, else a digest
-        of the picture's bytes; empty without a picture."""
+        """Return a key of the picture that is stable across runs.
+
+        It is the id if there is an id column, else the file's path relative to the source's folder, else a digest of
+        the image bytes; empty without a picture.
+        """
         if self.columns.id:
             return str(self._readers["id"](int(self.rows[index])))
         if isinstance(original, Path):
-            base, named = self.origin.base or Path(), self._named(index)
-            assert isinstance(named, Path)
-            for path, folder in ((os.path.abspath(named), os.path.abspath(base)), map(os.path.realpath, (named, base))):
+            base, file = self.origin.base or Path(), self._unresolved(index)
+            assert isinstance(file, Path)
+            for path, folder in ((os.path.abspath(file), os.path.abspath(base)), map(os.path.realpath, (file, base))):
                 below = Path(os.path.relpath(path, folder))
                 if below.parts[0] != "..":
                     return below.as_posix()
@@ -194,18 +197,18 @@ class TableSource(Source):
         return str(folder / where) if (folder / where).exists() else str(folder)
 
     def texts(self, index: int) -> tuple[str, ...]:
-        """The texts of one sample, without opening its image: captions, or synonyms of its class."""
+        """Return the captions, or synonyms of the class, of one sample without opening its image."""
         reader, row = self._readers.get("texts"), int(self.rows[index])
         return tuple(text for each in self.repeats.get(row, (row,)) for text in reader(each)) if reader else ()
 
     def values(self, key: str) -> list[Any]:
-        """``extra[key]`` of every sample, without opening images; None where there is no such column."""
+        """Return ``extra[key]`` of all samples without opening images; None if there is no such column."""
         column = self._extra.get(key)
         return [None] * len(self) if column is None else column.take(pa.array(self.rows)).to_pylist()
 
     @cached_property
     def fingerprint(self) -> str:
-        digest = hashlib.blake2b(content_hash([*self.origin.files, *self._pictures()]).encode(), digest_size=16)
+        digest = hashlib.blake2b(content_hash([*self.origin.files, *self._image_files()]).encode(), digest_size=16)
         digest.update(repr((self.kind, self.class_names, self.columns)).encode())
         digest.update(self.rows.tobytes())
         digest.update(self.labels.tobytes())
@@ -214,26 +217,26 @@ class TableSource(Source):
 
     @property
     def content(self) -> str:
-        if self._of_hub:
-            return self._some_rows()  # of the hub: another machine may write its local copy differently
-        return portable_hash([*self.origin.files, *self._pictures(_LOOKED_AT)])
+        if self._from_hub:
+            return self._sample_digest()  # file contents of local copies may differ between machines
+        return portable_hash([*self.origin.files, *self._image_files(_HASHED_IMAGES)])
 
     @property
     def sampled_files(self) -> list[Path]:
         files = self.origin.files
-        if self._of_hub:  # a revision's files do not change
+        if self._from_hub:  # a revision's files do not change
             return []
-        looked_at, pictures = self._pictures(_LOOKED_AT), self._pictures(_STAMPED)
-        whole = len(looked_at) == len(pictures) and reads_whole([*files, *pictures])
+        hashed, pictures = self._image_files(_HASHED_IMAGES), self._image_files(_CHECKED_IMAGES)
+        whole = len(hashed) == len(pictures) and reads_whole([*files, *pictures])
         return [] if whole else [*files, *pictures]
 
     @property
-    def _of_hub(self) -> bool:
+    def _from_hub(self) -> bool:
         return self.origin.base is None and all(file.suffix == ".arrow" for file in self.origin.files)
 
-    def _some_rows(self) -> str:
-        """A digest of some rows, spread evenly."""
-        places = np.unique(np.linspace(0, len(self) - 1, min(len(self), _ROWS_OF_HUB)).astype(np.int64))
+    def _sample_digest(self) -> str:
+        """Return a digest of some evenly spread rows."""
+        places = np.unique(np.linspace(0, len(self) - 1, min(len(self), _HASHED_ROWS)).astype(np.int64))
         digest = hashlib.blake2b(digest_size=16)
         for name in sorted(self.table.column_names):
             column = self.table.data.column(name)
@@ -241,12 +244,12 @@ class TableSource(Source):
             digest.update(repr((name, values)).encode(errors="surrogatepass"))
         return digest.hexdigest()
 
-    def _pictures(self, most: int | None = None) -> list[Path]:
-        """Image files that the table names: of about ``most`` rows spread evenly, or of all."""
+    def _image_files(self, limit: int | None = None) -> list[Path]:
+        """Return the image files of all rows, or of about ``limit`` evenly spread rows."""
         base, columns = self.origin.base, [self.table.data.column(name) for name in self._image_columns]
         if base is None:
             return []
-        rows = pa.array(self.rows[:: max(1, len(self.rows) // most) if most else 1])
+        rows = pa.array(self.rows[:: max(1, len(self.rows) // limit) if limit else 1])
         texts = [text for column in columns if is_text(column.type) for text in column.take(rows).to_pylist() if text]
         return [path for path in (base / text for text in texts) if path.is_file()]
 
@@ -256,7 +259,7 @@ class TableSource(Source):
 
     @cached_property
     def _readers(self) -> dict[str, Callable[[int], Any]]:
-        """Readers of Arrow cells, at a microsecond each; a row through ``datasets`` takes forty."""
+        """Readers of Arrow cells, which take 1 µs per cell; reading a row through ``datasets`` takes 40 µs."""
         table, columns = self.table.data, self.columns
         images = [table.column(name) for name in self._image_columns]
 
@@ -304,8 +307,8 @@ class TableSource(Source):
         return decode(self._path(value, where) if isinstance(value, str) else value, where, needed=needed)
 
     def _path(self, text: str, where: str) -> Path:
-        url, loose = "://" in text, self.origin.base is None and not Path(text).is_absolute()
-        if url or loose:
+        url, relative = "://" in text, self.origin.base is None and not Path(text).is_absolute()
+        if url or relative:
             raise BrokenImageError(f"{where}: a {'URL' if url else 'relative path'}. Download the picture first.")
         return (self.origin.base or Path()) / text
 
@@ -317,5 +320,5 @@ def _holds_bytes(type: pa.DataType) -> bool:
 
 
 def unique(table: "datasets.Dataset", name: str) -> bool:
-    """Whether a column has another value in each row."""
+    """Whether all values of a column are distinct."""
     return bool(pc.count_distinct(table.data.column(name)).as_py() == len(table))
