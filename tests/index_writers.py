@@ -30,7 +30,7 @@ def die_at(moment):
 
 
 def write(folder, photos, moment):
-    ingest._COMMIT = samples.BLOCK = 4
+    ingest._MAX_PENDING = samples.BLOCK = 4
     index = Index.open(folder, HashEncoder())
     die_at(moment)
     index.add(photos)

@@ -56,7 +56,7 @@ def test_rows_are_grouped_and_paired_as_by_comparing_all_of_them(seed, count, th
         hashes = hashes ^ (np.uint64(1) << generator.integers(0, 64, count).astype(np.uint64))
     hashes[generator.random(count) < 0.2] = 0
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("_STRIPE", 16), ("_BLOCK", 48), ("_MOST_PENDING", 200)):
+        for name, value in (("_STRIPE", 16), ("_BLOCK", 48), ("_MAX_PENDING", 200)):
             patch.setattr(duplicates, name, value)
         found = near_rows(vectors, hashes, threshold)
     wide = vectors.astype(np.float64)

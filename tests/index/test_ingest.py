@@ -357,7 +357,7 @@ class VectorEncoder(HashEncoder):
 
 def test_near_duplicates_are_those_of_one_loop_over_all_pictures(monkeypatch):
     monkeypatch.setattr("recollect.index.samples.BLOCK", 16)
-    monkeypatch.setattr("recollect.index.ingest._COMMIT", 24)
+    monkeypatch.setattr("recollect.index.ingest._MAX_PENDING", 24)
     index, kept = Index.create(width=8, model="model-a"), list[np.ndarray]()
     index.model.use(VectorEncoder(), "the model")
     for seed in range(2):

@@ -76,7 +76,7 @@ def done(page):
 
 def test_pictures_can_be_searched_while_others_are_indexed(photos, opened, monkeypatch):
     monkeypatch.setattr("recollect.index.samples.BLOCK", 10)
-    monkeypatch.setattr("recollect.index.ingest._EARLY", 0.0)
+    monkeypatch.setattr("recollect.index.ingest._MIN_INTERVAL", 0.0)
     encoder = Slow()
     page = opened(photos, encoder)
     info = page.call("/api/info")[1]
@@ -173,7 +173,7 @@ def test_a_folder_that_vanishes_costs_no_picture_and_is_reported(photos, opened)
 @pytest.mark.parametrize("gone", ["red", ""])
 def test_pictures_or_the_folder_that_vanish_while_being_indexed_are_reported(photos, opened, gone, monkeypatch):
     monkeypatch.setattr("recollect.index.samples.BLOCK", 10)
-    monkeypatch.setattr("recollect.index.ingest._EARLY", 0.0)
+    monkeypatch.setattr("recollect.index.ingest._MIN_INTERVAL", 0.0)
     encoder = Slow()
     page = opened(photos, encoder)
     until(lambda: encoder.blocks > 1)

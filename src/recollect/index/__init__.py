@@ -1,4 +1,4 @@
-"""The index: pictures that can be looked up, searched, filtered and kept up to date."""
+"""Index of pictures: search, filter, look up nearest neighbors, and keep in sync with a source."""
 
 from recollect.index.cutoff import CutOff
 from recollect.index.duplicates import Duplicates

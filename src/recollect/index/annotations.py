@@ -1,4 +1,4 @@
-"""Labels given by hand, which the page keeps in SQLite next to the index, as filters read them."""
+"""Read access to manual labels, which the web page stores in SQLite next to the index."""
 
 import sqlite3
 import zlib
@@ -10,14 +10,14 @@ from typing import Any
 from recollect.core.files import atomic_path
 
 ANNOTATIONS = "annotations.sqlite"
-"""The file in the folder of an index. Filters read its table or view ``labels(name, id, value)``."""
+"""File name in the index folder. Filters read its table or view ``labels(name, id, value)``."""
 
 LABELED = "clicked"
-"""The label column of the page: ``clicked = 'cat'``."""
+"""Label column written by the web page: ``clicked = 'cat'``."""
 
 
 def labels_named(path: Path | None, name: str) -> Mapping[str, list[str]] | None:
-    """The labels of each id in one label column; None if the column does not exist."""
+    """Return the labels per id in one label column; None if the column does not exist."""
     found: dict[str, list[str]] = {}
     for id, value in _selected(path, "SELECT id, value FROM labels WHERE name = ? ORDER BY id, value", name):
         found.setdefault(str(id), []).append(str(value))
@@ -25,19 +25,19 @@ def labels_named(path: Path | None, name: str) -> Mapping[str, list[str]] | None
 
 
 def label_names(path: Path | None) -> list[str]:
-    """The names of all label columns."""
+    """Return the names of all label columns."""
     return [str(name) for (name,) in _selected(path, "SELECT DISTINCT name FROM labels ORDER BY name")]
 
 
 def labeled_ids(path: Path | None) -> set[str]:
-    """The ids of all pictures with a label."""
+    """Return the ids of all pictures with a label."""
     return {str(id) for (id,) in _selected(path, "SELECT DISTINCT id FROM labels")}
 
 
 def annotation_damage(path: Path | None) -> list[str]:
-    """One line for each fault that SQLite finds, and for each row that differs from its column ``crc``.
+    """Return one line per fault that SQLite reports, and one per table with rows that do not match their ``crc``.
 
-    The column holds the CRC-32 of the ``repr`` of the tuple of the row's other columns, in their order.
+    ``crc`` is the CRC-32 of ``repr(row)``, where row is the tuple of all other columns in order.
     """
     if path is None or not path.exists():
         return []
@@ -54,7 +54,7 @@ def annotation_damage(path: Path | None) -> list[str]:
 
 
 def copy_annotations(path: Path | None, target: Path | None) -> None:
-    """Copy the clicks and labels of an index to the file of another; nothing where one of them keeps none."""
+    """Copy the clicks and labels of one index to another; do nothing if there is no source file or no target."""
     if path is None or target is None or not path.is_file():
         return
     with atomic_path(target) as temporary, _read_only(path) as old, closing(sqlite3.connect(temporary)) as new:
@@ -72,7 +72,7 @@ def _rows_damaged(database: sqlite3.Connection, path: Path, table: str) -> list[
 
 
 def _selected(path: Path | None, query: str, *values: str) -> list[tuple[Any, ...]]:
-    """Rows of the labels; none without a file, or without labels in it."""
+    """Return the result rows of a query; empty if the file or its ``labels`` table is missing."""
     if path is None or not path.exists():
         return []
     with _read_only(path) as database:

@@ -1,7 +1,7 @@
-"""Arrow arrays to and from NumPy.
+"""Conversions between Arrow and NumPy arrays.
 
-Those of texts and integers do without ``pyarrow.array``, ``pyarrow.scalar`` and ``to_numpy``, which import pandas: most
-of a second.
+The string and integer functions avoid ``pyarrow.array``, ``pyarrow.scalar`` and ``to_numpy``, which import pandas (most
+of a second).
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from jaxtyping import Int64
 
 
 def string_array(values: Sequence[str]) -> Any:
-    """An Arrow array of texts."""
+    """Return an Arrow array of strings."""
     import pyarrow as pa
 
     encoded = [value.encode() for value in values]
@@ -22,7 +22,7 @@ def string_array(values: Sequence[str]) -> Any:
 
 
 def integer_array(values: Int64[np.ndarray, " n"]) -> Any:
-    """An Arrow array of integers; it shares their memory."""
+    """Return an Arrow array of integers that shares their memory."""
     import pyarrow as pa
 
     values = np.ascontiguousarray(values, dtype=np.int64)
@@ -30,7 +30,7 @@ def integer_array(values: Int64[np.ndarray, " n"]) -> Any:
 
 
 def integer_values(column: Any) -> Int64[np.ndarray, " n"]:
-    """The inverse of `integer_array` for integers of any size; missing ones are -1."""
+    """Return the int64 values of an Arrow column of any integer type; nulls become -1."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -43,14 +43,14 @@ def integer_values(column: Any) -> Int64[np.ndarray, " n"]:
 
 
 def vector_matrix(column: Any) -> np.ndarray:
-    """A column of fixed-size lists as a (rows, width) array in its stored precision."""
+    """Return a column of fixed-size lists as a (rows, width) array in its stored precision."""
     array = _one_array(column)
     width = array.type.list_size
     return array.flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
 
 
 def caption_matrix(column: Any) -> tuple[np.ndarray, Int64[np.ndarray, " rows"]]:
-    """A column of lists of vectors as (all captions, width) and the number of captions per row."""
+    """Return a column of lists of vectors as one (captions, width) array, and the number of captions per row."""
     import pyarrow.compute as pc
 
     array = _one_array(column)
@@ -58,7 +58,7 @@ def caption_matrix(column: Any) -> tuple[np.ndarray, Int64[np.ndarray, " rows"]]
 
 
 def vector_array(vectors: np.ndarray, type: Any) -> Any:
-    """The inverse of `vector_matrix`: an Arrow array of a type of fixed-size lists."""
+    """Return vectors as an Arrow array of the given fixed-size list type; inverse of `vector_matrix`."""
     import pyarrow as pa
 
     flat = np.ascontiguousarray(vectors, dtype=type.value_type.to_pandas_dtype()).reshape(-1)

@@ -1,4 +1,4 @@
-"""Changes of rows that exist: what the user sets, removes and restores, and files that move or go."""
+"""Changes to existing rows: removed flags, captions, and files that are renamed or dropped."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +12,11 @@ from recollect.core.validation import refuse
 from recollect.index.picture import File
 from recollect.index.rows import COLUMNS, Rows, merged_facts
 
-_ROWS_OF_A_COMMIT = 2_048
+_COMMIT_ROWS = 2_048
 
 
 def set_removed(index: Any, ids: Sequence[str], removed: bool) -> int:
-    """Note whether the user removed some pictures; returns how many differ."""
+    """Set the ``removed`` flag of pictures; return the number of rows changed."""
 
     def rewrite(rows: Rows) -> int:
         places = [place for place, before in enumerate(rows.removed) if before != removed]
@@ -28,7 +28,7 @@ def set_removed(index: Any, ids: Sequence[str], removed: bool) -> int:
 
 
 def set_captions(index: Any, texts: Mapping[str, Sequence[str]], by: str) -> int:
-    """See `Index.set_captions`; the ids exist."""
+    """Implement `Index.set_captions`; all ids must exist."""
 
     def changed(id: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
         kept = {key: value for key, value in own.items() if key not in ("captions", "by")}
@@ -45,7 +45,7 @@ def set_captions(index: Any, texts: Mapping[str, Sequence[str]], by: str) -> int
 
 
 def drop_source(index: Any, source: str) -> int:
-    """See `Index.forget`."""
+    """Implement `Index.forget`."""
     with index.store.writing():
         rows = list(index.store.dicts(["id", "files"], removed=None))
         mine = [row["id"] for row in rows if any(file["source"] == source for file in row["files"])]
@@ -55,9 +55,9 @@ def drop_source(index: Any, source: str) -> int:
 
 
 def drop_files(index: Any, ids: Sequence[str], dropped: Callable[[File], bool]) -> int:
-    """Take files from pictures, and delete those that are left without one; returns how many were deleted.
+    """Drop files from pictures and delete pictures left without files; return the number deleted.
 
-    A picture that the user removed stays, so that it is known wherever it turns up again.
+    Pictures that the user removed are never deleted, so they stay excluded if they reappear in any source.
     """
 
     def drop(rows: Rows) -> int:
@@ -65,21 +65,21 @@ def drop_files(index: Any, ids: Sequence[str], dropped: Callable[[File], bool]) 
         kept = {place for place, each in enumerate(files) if each or rows.removed[place]}
         if kept:
             upsert_merged(index, with_files(rows, files).take(sorted(kept)))
-        lost = [id for place, id in enumerate(rows.ids) if place not in kept]
-        if lost:
-            index.store.delete(lost)
-        return len(lost)
+        deleted = [id for place, id in enumerate(rows.ids) if place not in kept]
+        if deleted:
+            index.store.delete(deleted)
+        return len(deleted)
 
     return _in_commits(index, ids, drop)
 
 
 def rename_files(index: Any, ids: Sequence[str], renamed: Mapping[str, str]) -> None:
-    """Note where files of some pictures are now, after they were moved on disk.
+    """Update the paths of files that were moved on disk.
 
-    Their keys stay, by which a table may name them; the next reading of a folder tells.
+    Keys do not change, since a table may refer to files by key; the next `Index.add` of a folder updates them.
 
     Args:
-        renamed: the new path of each old one.
+        renamed: new path by old path.
     """
 
     def rename(rows: Rows) -> int:
@@ -113,13 +113,13 @@ def relocate_source(index: Any, source: str, name: str, folder: Path) -> None:
 
 
 def _at_path(file: File) -> File:
-    """A file with the key that a folder gives it where it is now."""
+    """Return the file with its key set to its current path relative to the source folder."""
     below = Path(file.path).is_relative_to(file.place) if file.path and file.place else False
     return replace(file, key=Path(file.path).relative_to(file.place).as_posix()) if below else file
 
 
 def with_files(rows: Rows, files: Sequence[Sequence[File]]) -> Rows:
-    """Rows with other files: their folder is that of the first one, unless they had a folder of none of their files."""
+    """Replace the files of rows; ``folder`` follows the first file unless it was set independently of the files."""
     folder = [
         after[0].folder if after and (not before or old in {file.folder for file in before}) else old
         for after, before, old in zip(files, rows.files, rows.folder, strict=True)
@@ -128,19 +128,19 @@ def with_files(rows: Rows, files: Sequence[Sequence[File]]) -> Rows:
 
 
 def upsert_merged(index: Any, rows: Rows) -> None:
-    """Write rows whose captions, labels, metadata, dates and cameras follow from their files and what the user set.
+    """Recompute captions, labels, metadata, dates and cameras from files and user values, and write the rows.
 
-    Vectors of captions that a row had are kept, others are embedded.
+    Existing caption vectors are reused; new captions are embedded.
     """
     facts = [merged_facts(files, own) for files, own in zip(rows.files, rows.own, strict=True)]
     known = [dict(zip(*each, strict=True)) for each in zip(rows.captions, rows.caption_vectors, strict=True)]
     wanted = [(text, old) for each, old in zip(facts, known, strict=True) for text in each["captions"]]
-    made: dict[str, np.ndarray] = {}
+    new: dict[str, np.ndarray] = {}
     if missing := list(dict.fromkeys(text for text, old in wanted if text not in old)):
         embedded = index.encoder.embed_texts(missing, index.record.prefix).numpy()
-        made = dict(zip(missing, embedded, strict=True))
+        new = dict(zip(missing, embedded, strict=True))
     vectors = [
-        np.array([old[text] if text in old else made[text] for text in each["captions"]], dtype=np.float32)
+        np.array([old[text] if text in old else new[text] for text in each["captions"]], dtype=np.float32)
         for each, old in zip(facts, known, strict=True)
     ]
     merged: dict[str, Any] = {name: [each[name] for each in facts] for name in ("captions", "labels", "metadata")}
@@ -150,9 +150,12 @@ def upsert_merged(index: Any, rows: Rows) -> None:
 
 
 def _exif(files: Sequence[File], known: str, place: int) -> str:
-    """What the first file says that says anything; ``known`` where one was read before files said it, or none is."""
-    said = [exif[place] for file in files if (exif := json.loads(file.said).get("exif"))]
-    return next(filter(None, said), "" if files and len(said) == len(files) else known)
+    """Return the first EXIF value among the files; ``known`` if there is none and some file has no EXIF record.
+
+    Files indexed by older versions have no EXIF record, so ``known`` may come from them.
+    """
+    values = [exif[place] for file in files if (exif := json.loads(file.said).get("exif"))]
+    return next(filter(None, values), "" if files and len(values) == len(files) else known)
 
 
 def _upsert(index: Any, rows: Rows) -> None:
@@ -160,9 +163,9 @@ def _upsert(index: Any, rows: Rows) -> None:
 
 
 def _in_commits(index: Any, ids: Sequence[str], write: Callable[[Rows], int]) -> int:
-    """Pass rows to ``write``, 2,048 at a time while other writers wait; returns the sum of its counts."""
+    """Pass rows to ``write`` in chunks of 2,048, each under the writer lock; return the sum of its counts."""
     total = 0
-    for start in range(0, len(ids), _ROWS_OF_A_COMMIT):
+    for start in range(0, len(ids), _COMMIT_ROWS):
         with index.store.writing():
-            total += write(Rows.of_table(index.store.rows(ids[start : start + _ROWS_OF_A_COMMIT], COLUMNS)))
+            total += write(Rows.of_table(index.store.rows(ids[start : start + _COMMIT_ROWS], COLUMNS)))
     return total

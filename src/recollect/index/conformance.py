@@ -1,4 +1,4 @@
-"""What a store has to do, checked against the store in RAM."""
+"""Conformance test for `Store` implementations, with `RamStore` as the reference."""
 
 from collections.abc import Callable, Sequence
 
@@ -26,74 +26,75 @@ _FILTERS = (
 
 
 def check_store(create: Callable[[Record], Store], reopen: Callable[[], Store]) -> None:
-    """Check that a store keeps what `recollect.index.stores.base.Store` promises.
+    """Check that a store satisfies the contract of `recollect.index.stores.base.Store`.
 
     >>> store = RamStore(Record(8, "model"))
     >>> check_store(lambda record: store.__init__(record) or store, lambda: store)
 
     Args:
-        create: makes an empty store with a record; there is one at a time.
-        reopen: opens the store that ``create`` made last, as another process would.
+        create: creates an empty store with the given record; called once.
+        reopen: opens the created store again, as another process would.
 
     Raises:
-        AssertionError: naming the promise that is broken.
+        AssertionError: the message names the violated requirement.
     """
     store, reference = create(_RECORD), RamStore(_RECORD)
     assert isinstance(store, Store), f"{type(store).__name__} does not inherit from Store"
-    index, wanted = Index(store), Index(reference)
-    _check_equal(index, wanted, "an empty store")
+    index, expected = Index(store), Index(reference)
+    _check_equal(index, expected, "empty store")
     before = index.version
-    for each in (index, wanted):
+    for each in (index, expected):
         each.insert(_rows(25))
-        with each.store.writing():  # a writer may enter it again
+        with each.store.writing():  # must be reentrant
             each.insert(_rows(15, first=25))
         each.insert(Rows(ids=list(_ODD_IDS), image_vectors=_unit(np.random.default_rng(9), len(_ODD_IDS))))
     assert index.version > before, "version grows with every change"
-    _check_equal(index, wanted, "rows that were inserted")
-    for each in (index, wanted):
+    _check_equal(index, expected, "after inserting rows")
+    for each in (index, expected):
         each.insert(_rows(10, first=20, seed=1))
         each.remove([*_ODD_IDS[:4], "row 3"])
         each.restore([_ODD_IDS[0]])
-        each.store.delete(["row 7", _ODD_IDS[5], "never there"])
-    _check_equal(index, wanted, "rows that were replaced, removed, restored and deleted")
-    again = Index(reopen())
-    assert again.record == _RECORD, "the record is kept"
-    _check_equal(again, wanted, "a store that was opened again")
-    assert again.verify() == [], "an intact store reports no damage"
+        each.store.delete(["row 7", _ODD_IDS[5], "unknown id"])
+    _check_equal(index, expected, "after replacing, removing, restoring and deleting rows")
+    reopened = Index(reopen())
+    assert reopened.record == _RECORD, "the record is stored"
+    _check_equal(reopened, expected, "after reopening")
+    assert reopened.verify() == [], "an intact store reports no damage"
 
 
-def _check_equal(index: Index, wanted: Index, what: str) -> None:
-    assert len(index) == len(wanted), f"{what}: count"
-    assert index.texts == wanted.texts, f"{what}: count of those with a caption"
-    assert sorted(index.ids) == sorted(wanted.ids), f"{what}: scan visits every visible row once"
-    assert index.ids == index.ids, f"{what}: scan has one order"
-    ids = sorted(wanted.ids)
-    stored = [*ids, *(each.id for each in wanted.removed())]
+def _check_equal(index: Index, expected: Index, what: str) -> None:
+    assert len(index) == len(expected), f"{what}: count"
+    assert index.texts == expected.texts, f"{what}: count of rows with a caption"
+    assert sorted(index.ids) == sorted(expected.ids), f"{what}: scan visits every visible row once"
+    assert index.ids == index.ids, f"{what}: scan order is stable"
+    ids = sorted(expected.ids)
+    stored = [*ids, *(each.id for each in expected.removed())]
     columns = [name for name in COLUMNS if "vector" not in name]
-    found, right = (each.store.rows(ids, columns).to_pylist() for each in (index, wanted))
+    found, right = (each.store.rows(ids, columns).to_pylist() for each in (index, expected))
     assert found == right, f"{what}: rows"
-    assert {each.id for each in index.removed()} == {each.id for each in wanted.removed()}, f"{what}: removed rows"
+    assert {each.id for each in index.removed()} == {each.id for each in expected.removed()}, f"{what}: removed rows"
     kinds: tuple[By, ...] = ("image", "text")
     queries = _unit(np.random.default_rng(3), 5)
     for by in kinds:
-        assert np.allclose(index.vectors(stored, by), wanted.vectors(stored, by), atol=1e-5), f"{what}: vectors by {by}"
-        for where in (None, *(each for each in _FILTERS if _matches(wanted, each))):
+        mine, theirs = (each.vectors(stored, by) for each in (index, expected))
+        assert np.allclose(mine, theirs, atol=1e-5), f"{what}: vectors by {by}"
+        for where in (None, *(each for each in _FILTERS if _matches(expected, each))):
             for read in kinds:
-                found, right = (each.lookup(queries, 9, by, read, where=where) for each in (index, wanted))
+                found, right = (each.lookup(queries, 9, by, read, where=where) for each in (index, expected))
                 name = f"{what}: nearest by {by} where {where}"
                 assert found.ids.tolist() == right.ids.tolist(), name
                 assert np.allclose(found.scores, right.scores, atol=1e-5), f"{name}: scores"
                 mine, theirs = (np.asarray(each.vectors) for each in (found, right))
-                assert np.allclose(mine, theirs, atol=1e-5), f"{name}: {read} vectors that are read"
+                assert np.allclose(mine, theirs, atol=1e-5), f"{name}: returned {read} vectors"
     for where in _FILTERS:
-        if _matches(wanted, where):
-            chosen = set(wanted.ids_where(where))
+        if _matches(expected, where):
+            chosen = set(expected.ids_where(where))
             assert set(index.ids_where(where)) == chosen, f"{what}: where {where}"
             tables = index.store.scan(["id", "image_vector"], parse_filter(where))
             scanned = {id for table in tables for id in table["id"].to_pylist()}
             assert scanned == chosen, f"{what}: scan of vectors where {where}"
             assert index.count_where(where) == len(chosen), f"{what}: count where {where}"
-            with_caption = wanted.store.count(spoken=True, where=parse_filter(where))
+            with_caption = expected.store.count(spoken=True, where=parse_filter(where))
             assert index.store.count(spoken=True, where=parse_filter(where)) == with_caption, f"{what}: count {where}"
 
 

@@ -1,4 +1,4 @@
-"""Where the results of a search by words end: a cut-off learned from captions or marks, or estimated from scores."""
+"""Score cut-offs for text search: learned from captions or marks, or estimated from a query's scores."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,38 +13,40 @@ CAPTION_SHARE = 0.9
 LEAST_CAPTIONS = 20
 MOST_CAPTIONS = 2_048
 _ROUNDING = 1e-6
-"""Of float32 cosines: a caption's own picture must not fall below the cut-off because of it."""
+"""Tolerance for float32 cosines: rounding must not push a caption's own picture below the cut-off."""
 
 LEAST_PICTURES = 50
-"""To estimate a cut-off from."""
+"""Minimum number of pictures for an estimated cut-off."""
 
 STANDS_OUT, HALFWAY = 3.0, 0.5
-"""Where nothing taught a cut-off, results end halfway between a query's mean score and its best one, and have no end
-unless the best is three standard deviations above the mean. Chosen with the starter and the names of classes
-(imagenette, dtd10 and 4,000 pictures of COCO, the first two alone and among other pictures; a query without an end
-keeps everything): F1 0.49, recall 0.68. Without any end F1 0.12; 2.5 deviations above the mean (the rule before) 0.39,
-recall 0.32; a mixture of two normals 0.41; Otsu's threshold, the largest gap and the knee of the sorted scores 0.16 to
-0.45. On sets that decided nothing (butterfly10, resisc12, and words in the captions of flickr8k): F1 0.27, recall 0.55;
-without any end 0.13; before 0.20, recall 0.17."""
+"""Estimated cut-off: halfway between a query's mean score and its best score; no cut-off unless the best score is at
+least three standard deviations above the mean. Chosen with the starter model and class names as queries (imagenette,
+dtd10 and 4,000 COCO pictures; the first two alone and mixed with other pictures): F1 0.49, recall 0.68. Alternatives:
+no cut-off F1 0.12; 2.5 deviations above the mean (the previous rule) 0.39, recall 0.32; a mixture of two normals 0.41;
+Otsu's threshold, the largest gap and the knee of the sorted scores 0.16 to 0.45. On sets not used for the choice
+(butterfly10, resisc12, and words in the captions of flickr8k): F1 0.27, recall 0.55; no cut-off 0.13; the previous rule
+0.20, recall 0.17."""
 
-_AMONG, _MOMENTS, _FEW_MOMENTS = 4_096, 16_384, 2_048
+_COMPARED = 4_096  # pictures sampled to measure how many score above a cut-off
+_MOMENT_PICTURES, _ESTIMATE_PICTURES = 16_384, 2_048  # pictures sampled for mean and covariance
 
 Basis = Literal["captions", "marks", "scores"]
 
 
 @dataclass(frozen=True)
 class CutOff:
-    """A score that a share of texts give to their own picture, or one estimated from the scores of each query alone.
+    """Score below which results are cut off: learned from texts with known pictures, or estimated per query.
 
     Attributes:
-        threshold: of the cosine, or of the standardized cosine; if estimated, what the best one must reach.
-        share: of new texts whose own picture scores above it, at least (split conformal prediction); 0 if estimated.
-        texts: from how many it was learned; 0 if estimated.
-        above: share of all pictures that score above it for a text, on average; 0 if estimated.
-        standardized: whether the query's mean over the pictures is subtracted, and its deviation divided out, first.
-        mean: of the pictures' vectors (width,).
-        covariance: of the pictures' vectors (width, width).
-        basis: captions; pictures that the user marked, with the names of their labels; or the scores of a query alone.
+        threshold: on the cosine or the standardized cosine; if estimated, the score that the best result must reach.
+        share: minimum share of new texts whose own picture scores above it (split conformal prediction); 0 if
+            estimated.
+        texts: number of texts it was learned from; 0 if estimated.
+        above: average share of all pictures that score above it for a text; 0 if estimated.
+        standardized: whether cosines are standardized with the query's mean and standard deviation over the pictures.
+        mean: mean of the picture vectors (width,).
+        covariance: covariance of the picture vectors (width, width).
+        basis: ``captions``; ``marks``, pictures marked by the user with their label names; or ``scores`` of each query.
     """
 
     threshold: float
@@ -57,16 +59,16 @@ class CutOff:
     basis: Basis = "captions"
 
     def limit(self, query: Float32[np.ndarray, " width"]) -> float:
-        """The cosine at which the results of a query end; if estimated, that the best result must reach."""
+        """Return the cosine at which a query's results end; if estimated, the cosine the best result must reach."""
         if not self.standardized:
             return self.threshold - _ROUNDING
         mean, deviation = moments(query[None], self.mean, self.covariance)
         return float(mean[0] + self.threshold * deviation[0]) - _ROUNDING
 
     def limit_among(self, query: Float32[np.ndarray, " width"], best: float) -> float | None:
-        """The cosine at which results end of which ``best`` is the highest; None where they have no end.
+        """Return the cosine at which results with the top score ``best`` end; None for no cut-off.
 
-        Where a third of the pictures match, none stands out from the mean, and an estimate would leave nothing.
+        An estimated cut-off applies only if the best result stands out: when a third of the pictures match, none does.
         """
         limit = self.limit(query)
         if self.basis != "scores":
@@ -75,7 +77,6 @@ class CutOff:
         return None if best < limit else mean + HALFWAY * (best - mean) - _ROUNDING
 
     def __str__(self) -> str:
-        """For a reader."""
         if self.basis == "scores":
             return "halfway between the mean score and the best; there is too little to learn it from"
         leaves = f"it leaves {self.above:.1%} of the pictures on average"
@@ -83,15 +84,15 @@ class CutOff:
 
 
 def index_cut_off(index: Any, share: float = CAPTION_SHARE, seed: int = 0) -> CutOff:
-    """See `Index.cut_off`."""
+    """Implement `Index.cut_off`."""
     images = index.vectors()
     if index.texts >= LEAST_CAPTIONS:
         drawn = numpy_generator("captions", seed).permutation(len(images))[: 4 * MOST_CAPTIONS]
         ids = index.ids
         texts = index.vectors([ids[row] for row in drawn.tolist()], "text")
-        spoken = np.flatnonzero(texts.any(axis=1) & images[drawn].any(axis=1))[:MOST_CAPTIONS]
-        if len(spoken) >= LEAST_CAPTIONS:
-            return learn_cut_off(images, texts[spoken], drawn[spoken].astype(np.int64), share, seed)
+        usable = np.flatnonzero(texts.any(axis=1) & images[drawn].any(axis=1))[:MOST_CAPTIONS]
+        if len(usable) >= LEAST_CAPTIONS:
+            return learn_cut_off(images, texts[usable], drawn[usable].astype(np.int64), share, seed)
     images = images[images.any(axis=1)]
     few = f"{index.address}: {len(images)} pictures and {index.texts} captions"
     with user_errors(few, ValueError, then=". Name a score instead."):
@@ -103,7 +104,7 @@ def moments(
     mean: Float[np.ndarray, " width"],
     covariance: Float[np.ndarray, "width width"],
 ) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
-    """Mean and standard deviation of each query's cosines over the pictures, from the pictures' own moments."""
+    """Return mean and standard deviation of each query's cosines, from the mean and covariance of the pictures."""
     wide = queries.astype(np.float64)
     variance = np.einsum("nw,wv,nv->n", wide, covariance, wide)
     return wide @ mean, np.sqrt(np.maximum(variance, 1e-12))
@@ -117,18 +118,18 @@ def learn_cut_off(
     seed: int = 0,
     basis: Basis = "captions",
 ) -> CutOff:
-    """The score that a share of captions give at least to their own picture.
+    """Learn the score that at least a ``share`` of texts give to their own picture.
 
-    It is the ``floor((1 - share)(n + 1))``-th smallest of n own scores: a new caption of the same kind gives its
-    picture at least that with probability ``share``. Two cut-offs are learned, one of the cosine and one of the cosine
-    standardized over the pictures, since some words score high with everything; the one that leaves fewer pictures
-    wins.
+    It is the ``floor((1 - share)(n + 1))``-th smallest of the n scores between a text and its own picture: a new text
+    of the same kind reaches it with probability ``share``. Two cut-offs are learned, one on the cosine and one on the
+    cosine standardized over the pictures (some words score high with every picture); the one that leaves fewer
+    pictures is returned.
 
     Args:
         images, texts: unit norm.
-        owners: the picture of each text.
+        owners: row of each text's picture.
         share: needs at least ``1/(1 - share) - 1`` texts.
-        basis: what the texts are.
+        basis: stored in the result.
 
     Raises:
         ValueError: too few texts.
@@ -137,32 +138,32 @@ def learn_cut_off(
     if rank < 1:
         raise ValueError(f"{len(texts)} texts cannot show a share of {share:g}")
     generator = numpy_generator("cut-off", seed)
-    mean, covariance = _picture_moments(images[np.sort(generator.permutation(len(images))[:_MOMENTS])])
+    mean, covariance = _picture_moments(images[np.sort(generator.permutation(len(images))[:_MOMENT_PICTURES])])
     middle, spread = moments(texts, mean, covariance)
     own = np.einsum("nw,nw->n", texts.astype(np.float64), images[owners].astype(np.float64))
-    among = images[np.sort(generator.permutation(len(images))[:_AMONG])]
-    every = (texts @ among.T).astype(np.float64)
+    sample = images[np.sort(generator.permutation(len(images))[:_COMPARED])]
+    all_scores = (texts @ sample.T).astype(np.float64)
     candidates = []
     for standardized in (False, True):
         scores = (own - middle) / spread if standardized else own
         threshold = float(np.sort(scores)[rank - 1])
         limits = middle + threshold * spread if standardized else np.full(len(texts), threshold)
-        candidates.append((float((every >= limits[:, None]).mean()), standardized, threshold))
+        candidates.append((float((all_scores >= limits[:, None]).mean()), standardized, threshold))
     above, standardized, threshold = min(candidates)
     return CutOff(threshold, share, len(texts), above, standardized, mean, covariance, basis)
 
 
 def estimate_cut_off(images: Float32[np.ndarray, "images width"], seed: int = 0) -> CutOff:
-    """A cut-off from the scores of a query alone: `HALFWAY` from their mean over the (unit-norm) pictures to the best.
+    """Return a cut-off computed per query: `HALFWAY` from its mean score over the (unit-norm) pictures to its best.
 
-    Unlike a learned one it promises nothing, and leaves some pictures for words that fit none.
+    Unlike a learned cut-off it has no guarantee, and it keeps some pictures even if none match the query.
 
     Raises:
         ValueError: fewer than `LEAST_PICTURES` pictures.
     """
     if len(images) < LEAST_PICTURES:
         raise ValueError(f"too few; {LEAST_PICTURES} pictures or {LEAST_CAPTIONS} captions tell where results end")
-    drawn = numpy_generator("cut-off", seed).permutation(len(images))[:_FEW_MOMENTS]
+    drawn = numpy_generator("cut-off", seed).permutation(len(images))[:_ESTIMATE_PICTURES]
     return CutOff(STANDS_OUT, 0.0, 0, 0.0, True, *_picture_moments(images[np.sort(drawn)]), "scores")
 
 

@@ -1,4 +1,4 @@
-"""Duplicates in an index: identical files, near-identical pictures (by pixels), and similar ones (by embedding)."""
+"""Duplicates in an index: identical files, near-identical pictures (by pixels), and similar pictures (by embedding)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,31 +22,30 @@ from recollect.index.same_picture import PreparedPicture, may_be_near_identical,
 HASH_BITS = 7
 """Pictures whose perceptual hashes differ in at most this many bits are compared by pixels."""
 
-_NEIGHBORS, _LEAST_COSINE = 8, 0.9
-"""So are pictures with their nearest neighbors by embedding, down to this cosine."""
+_NEIGHBORS, _MIN_COSINE = 8, 0.9
+"""Each picture is also compared by pixels with this many nearest neighbors by embedding, down to this cosine."""
 
 MOST_HASHED = 10**7
-"""Pairs of pictures with near hashes that are compared by pixels, at most."""
+"""Maximum number of pairs with near hashes that are compared by pixels."""
 
-_STRIPE, _BLOCK = 512, 4_096  # rows that are multiplied with one another at a time
-_MOST_PENDING = 2**20  # pairs that are kept before they are reduced
-_PREPARED = 64  # pictures kept in memory, at most 4 MB each
-_AT_ONCE = 256
+_STRIPE, _BLOCK = 512, 4_096  # rows and columns of one matrix product
+_MAX_PENDING = 2**20  # neighbor pairs collected before they are pruned
+_MAX_PREPARED = 64  # pictures cached in memory, at most 4 MB each
+_CHUNK = 256
 
 
 @dataclass(frozen=True)
 class Duplicates:
-    """What is in an index more than once.
+    """Duplicates in an index.
 
     Attributes:
-        identical: the files of each picture with several files: their pixels are equal, and the index has one row for
-            them.
-        near_identical: groups of ids; the first is the one to keep, and every other one was compared with it by pixels.
-            One with a caption or a label of the user's is kept first, then color before gray, then the largest.
-        similar: groups of ids of pictures whose embeddings are near to one another, directly or through others. Groups
-            that only repeat a near-identical one are left out.
-        skipped: what was not compared, one sentence each.
-        unread: pictures with near neighbors that could not be read, so that their pixels were not compared.
+        identical: files by id, for pictures with several files: the files have equal pixels and share one row.
+        near_identical: groups of ids; the first is the picture to keep, and each of the others was compared with it by
+            pixels. Pictures with a caption or a user's label are preferred, then color over gray, then the largest.
+        similar: groups of ids connected by near embeddings, directly or through other pictures. Groups that equal a
+            near-identical group are omitted.
+        skipped: one sentence for each comparison that was skipped.
+        unread: number of unreadable pictures among the candidates; their pixels were not compared.
     """
 
     identical: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -62,7 +61,7 @@ class Duplicates:
 
 
 def find_duplicates(index: Any, threshold: float) -> Duplicates:
-    """Compare the pictures of an index with one another; see `Index.duplicates`."""
+    """Implement `Index.duplicates`."""
     check_number("--threshold", threshold, above=0, most=1)
     rows, vectors = list(index.store.dicts(["id", "phash", "captions", "files"])), index.vectors()
     if len(vectors) != len(rows):  # a store without versions
@@ -109,12 +108,12 @@ def _file_name(file: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class NearRows:
-    """What `near_rows` found.
+    """Result of `near_rows`.
 
     Attributes:
-        pairs: numbers of pictures that may be near-identical: near hashes, or neighbors by embedding.
-        groups: a number for each picture, shared by those that are similar, directly or through others.
-        cut: whether some near hashes were left out.
+        pairs: rows of pictures that may be near-identical: near hashes, or neighbors by embedding.
+        groups: group number of each picture; pictures connected by near embeddings share a number.
+        cut: whether pairs with near hashes were dropped because there are more than `MOST_HASHED`.
     """
 
     pairs: Int64[np.ndarray, "pairs 2"]
@@ -125,17 +124,17 @@ class NearRows:
 def near_rows(
     vectors: Float32[np.ndarray, "pictures width"], hashes: UInt64[np.ndarray, " pictures"], threshold: float
 ) -> NearRows:
-    """Compare every picture with every other one, by embedding and by perceptual hash, in bounded memory.
+    """Compare all pairs of pictures by embedding and by perceptual hash, in bounded memory.
 
     Args:
-        vectors: none of them zero; norms are divided out.
-        hashes: 0 where unknown.
+        vectors: nonzero; they are normalized here.
+        hashes: 0 if unknown.
         threshold: cosine from which two pictures are similar.
     """
     import torch  # a search does not need it
 
     count = len(vectors)
-    least = np.full(count, np.nextafter(np.float32(_LEAST_COSINE), np.float32(0)))
+    least = np.full(count, np.nextafter(np.float32(_MIN_COSINE), np.float32(0)))
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = torch.from_numpy(np.asarray(vectors / norms, dtype=np.float32)).to(best_device())
     groups = np.arange(count)
@@ -151,7 +150,7 @@ def near_rows(
                 if not cut and len(ones):
                     hashed.append(np.stack([ones, others], axis=1))
                 products = unit[stripe] @ unit[block].T
-                if float(products.max()) < min(threshold, _LEAST_COSINE):
+                if float(products.max()) < min(threshold, _MIN_COSINE):
                     continue
                 cosines = products.cpu().numpy()
                 near = np.nonzero((cosines >= threshold) & (groups[stripe, None] != groups[block]))
@@ -159,7 +158,7 @@ def near_rows(
                 close = np.nonzero(cosines > np.minimum(least[stripe, None], least[block]))
                 pairs = np.stack([close[0] + start, close[1] + first], axis=1)
                 neighbors = np.concatenate([neighbors[0], pairs]), np.concatenate([neighbors[1], cosines[close]])
-                if len(neighbors[0]) > _MOST_PENDING:
+                if len(neighbors[0]) > _MAX_PENDING:
                     neighbors = _nearest_of_each(*neighbors, least)
             counter.advance((stripe.stop - start) * (count - (start + stripe.stop) / 2) / 1e6)
     pairs = np.concatenate([*hashed, _nearest_of_each(*neighbors, least)[0]])
@@ -167,7 +166,7 @@ def near_rows(
 
 
 def _hash_pairs(hashes: np.ndarray, stripe: slice, block: slice) -> tuple[np.ndarray, np.ndarray]:
-    """Places of near hashes; each pair once."""
+    """Return the row pairs with near hashes, each pair once."""
     ours, theirs = hashes[stripe, None], hashes[block]
     near = np.bitwise_count(ours ^ theirs) <= HASH_BITS
     ones, others = np.nonzero(near & (ours > 0) & (theirs > 0)) if near.any() else np.zeros((2, 0), dtype=np.int64)
@@ -176,7 +175,7 @@ def _hash_pairs(hashes: np.ndarray, stripe: slice, block: slice) -> tuple[np.nda
 
 
 def _joined(groups: np.ndarray, ones: np.ndarray, others: np.ndarray) -> Int64[np.ndarray, " pictures"]:
-    """Groups after the pictures of each pair were put into one."""
+    """Return the group numbers after merging the groups of each pair."""
     if not len(ones):
         return groups
     from scipy.sparse import coo_array
@@ -188,7 +187,10 @@ def _joined(groups: np.ndarray, ones: np.ndarray, others: np.ndarray) -> Int64[n
 
 
 def _nearest_of_each(pairs: np.ndarray, cosines: np.ndarray, least: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs in which one picture is among the nearest of the other; ``least`` becomes the cosine of the last one."""
+    """Return the pairs in which one picture is among the nearest of the other.
+
+    ``least`` is raised in place to the cosine of each picture's farthest neighbor kept.
+    """
     kept = np.zeros(len(pairs), dtype=bool)
     apart = np.flatnonzero(pairs[:, 0] < pairs[:, 1])
     rows, scores = pairs[apart].T.reshape(-1), np.tile(cosines[apart], 2)
@@ -206,25 +208,23 @@ def near_identical_groups(
     pictures: Callable[[Sequence[int]], Sequence[Callable[[], ImageLike]]],
     prefer: Mapping[int, tuple[object, ...]],
 ) -> tuple[list[list[int]], int]:
-    """Group pictures around the one to keep: every other member is near-identical to that one.
+    """Group pictures around a picture to keep, to which all other members are near-identical.
 
     Args:
-        pairs: which pictures to compare, by number.
-        pictures: finds pictures by number; each result decodes one, or raises `BrokenImageError`.
-        prefer: sort key of each picture; of equal first entries, color is kept before gray, more pixels before fewer.
+        pairs: rows of the pictures to compare.
+        pictures: returns a loader per row; a loader decodes the picture, or raises `BrokenImageError`.
+        prefer: sort key of each row; ties of the first entry prefer color over gray, then more pixels.
 
     Returns:
-        The groups, the picture to keep first; and how many pictures could not be read.
+        The groups, each with the picture to keep first; and the number of unreadable pictures.
     """
     places = np.unique(pairs)
     sketches = np.zeros((len(places), 32, 32), dtype=np.uint8)
     readable, unread = np.zeros(len(places), dtype=bool), 0
     order: list[tuple[tuple[object, ...], int]] = []
-    prepared = lru_cache(_PREPARED)(lambda place: PreparedPicture(pictures([place])[0]()))
+    prepared = lru_cache(_MAX_PREPARED)(lambda place: PreparedPicture(pictures([place])[0]()))
     with progress("read pictures", len(places), "pictures") as counter:
-        found = (
-            each for start in range(0, len(places), _AT_ONCE) for each in pictures(places[start:][:_AT_ONCE].tolist())
-        )
+        found = (each for start in range(0, len(places), _CHUNK) for each in pictures(places[start:][:_CHUNK].tolist()))
         for number, (place, read) in enumerate(zip(places.tolist(), found, strict=True)):
             counter.advance(1)
             try:
@@ -233,7 +233,7 @@ def near_identical_groups(
                 unread += 1
                 continue
             if isinstance(picture, np.ndarray) and picture.ndim != 3:
-                continue  # a vector of a generated world
+                continue  # generated data may consist of vectors
             small = PreparedPicture(picture)
             sketches[number] = sketch(small)
             readable[number] = True
@@ -264,7 +264,7 @@ def near_identical_groups(
 
 
 def _members(groups: Int64[np.ndarray, " pictures"]) -> list[list[int]]:
-    """The places of each group with several members."""
+    """Return the rows of each group with several members."""
     order = in_order(groups)
     edges = np.flatnonzero(np.diff(groups[order], prepend=-1, append=-1))
     parts = (order[start:end] for start, end in pairwise(edges) if end - start > 1)

@@ -1,4 +1,4 @@
-"""What a picture's file says about it: size, when it was taken, and with which camera."""
+"""Facts from a picture's file: size, date taken and camera."""
 
 import io
 import re
@@ -15,7 +15,7 @@ _TIME = re.compile(r"(\d{4})[:-](\d\d)[:-](\d\d)[ T](\d\d):(\d\d):(\d\d)")
 
 
 def picture_facts(image: ImageLike, encoded: bytes | None) -> dict[str, Any]:
-    """Width, height, taken and camera of a decoded, upright picture, and of the bytes it was decoded from."""
+    """Return width, height, taken and camera of a decoded, upright picture; EXIF is read from the encoded bytes."""
     vector = not isinstance(image, Image.Image) and image.ndim != 3
     height, width = (0, 0) if vector else image.size[::-1] if isinstance(image, Image.Image) else image.shape[:2]
     taken, camera = _exif(encoded) if encoded and not vector else ("", "")
@@ -27,7 +27,7 @@ def _exif(encoded: bytes) -> tuple[str, str]:
         with Image.open(io.BytesIO(encoded)) as picture:
             exif = picture.getexif()
             inner = exif.get_ifd(_EXIF)
-    except Exception:  # Pillow raises nearly anything on odd EXIF, which costs nothing but these facts
+    except Exception:  # Pillow raises many types on malformed EXIF; the picture itself is fine
         return "", ""
     found = _TIME.match(str(inner.get(_ORIGINAL) or exif.get(_CHANGED) or ""))
     taken = "{}-{}-{}T{}:{}:{}".format(*found.groups()) if found and found[1] != "0000" else ""
@@ -37,7 +37,7 @@ def _exif(encoded: bytes) -> tuple[str, str]:
 
 
 def exif_table(encoded: bytes) -> dict[str, str]:
-    """Lens, exposure, aperture, ISO, focal length and place of a photograph, as far as its file has them."""
+    """Return lens, exposure, aperture, ISO, focal length and place of a photograph, omitting missing values."""
     found: dict[str, str] = {}
     with suppress(Exception):  # as in `_exif`
         with Image.open(io.BytesIO(encoded)) as picture:
@@ -55,7 +55,7 @@ def exif_table(encoded: bytes) -> dict[str, str]:
 
 
 def _number(value: Any) -> float:
-    """A value of EXIF; 0 if it is missing or not a number."""
+    """Convert an EXIF value to float; 0 if it is missing or not a number."""
     try:
         return float(value)
     except (TypeError, ValueError, ZeroDivisionError):

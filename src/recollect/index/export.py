@@ -1,4 +1,4 @@
-"""Write an index for other tools: Parquet with vectors, CSV, or COCO (JSON)."""
+"""Export an index as Parquet with vectors, CSV, or COCO (JSON)."""
 
 import csv
 import json
@@ -25,25 +25,25 @@ _FACTS = tuple(PICTURE_FACTS)
 
 
 def export_index(index: Index, out: Path, coco: CocoKind = "captions", ids: Sequence[str] | None = None) -> int:
-    """Write the pictures of an index to one file; its ending says the format. Labels include those given by hand.
+    """Write the pictures of an index to one file in the format of its suffix. Labels include manual labels.
 
     ``.parquet``: id, captions, labels, source, path, width, height, taken, camera, folder, phash, metadata (JSON),
-    image_vector and text_vector (null without a caption); tools such as embedding-atlas draw a map of the vectors.
-    ``.csv``: the same without vectors; captions and labels are JSON lists. The path is of the first file.
-    ``.json``: COCO captions (``images`` and ``annotations``), or COCO labels: ``categories``, and an annotation for
-    each label of a picture, whose box is the whole picture. Tools that read boxes reject captions among them.
+    image_vector and text_vector (null without a caption), e.g. for a map in embedding-atlas.
+    ``.csv``: the same without vectors; captions and labels are JSON lists. The path is that of the first file.
+    ``.json``: COCO captions (``images`` and ``annotations``); or COCO labels: ``categories``, and one annotation per
+    label with the whole picture as its box. They are separate formats since tools that read boxes reject captions.
 
     Args:
-        index: pictures that are changed meanwhile are written as they were, except on Milvus.
-        out: the file.
-        coco: what the annotations of ``.json`` are.
-        ids: only these pictures, in this order.
+        index: exported as a snapshot, except on Milvus, where concurrent changes may be included.
+        out: output file.
+        coco: type of the annotations in ``.json``.
+        ids: export only these pictures, in this order.
 
     Returns:
-        How many pictures were written.
+        Number of pictures written.
 
     Raises:
-        UserError: an empty index, no pictures named, or an unknown ending.
+        UserError: an empty index, empty ``ids``, an unknown suffix, or a missing folder.
     """
     endings = (".parquet", ".csv", ".json")
     index = index.snapshot()
@@ -101,7 +101,7 @@ def _cell(value: Any) -> Any:
 
 
 def _facts(picture: Picture) -> dict[str, Any]:
-    """What the files say of a picture."""
+    """Return the exported columns of a picture, without vectors."""
     facts = {name: getattr(picture, name) for name in ("id", "captions", "labels", "source", *_FACTS)}
     return {**facts, "path": str(picture.path or "") or None, **_json(metadata=dict(picture.metadata))}
 
@@ -115,18 +115,16 @@ def _write_coco(index: Index, wanted: Sequence[str], out: Path, kind: CocoKind) 
     numbers: dict[str, int] = {}  # of labels; COCO counts categories from 1
     for pictures in _blocks(index, wanted):
         for each in pictures:
-            number = len(images)
-            about = {"id": number, "file_name": str(each.path or each.id), "width": each.width, "height": each.height}
-            images.append(about)
+            number, width, height = len(images), each.width, each.height
+            images.append({"id": number, "file_name": str(each.path or each.id), "width": width, "height": height})
             if kind == "captions":
-                found: list[dict[str, Any]] = [{"caption": caption} for caption in each.captions]
+                new: list[dict[str, Any]] = [{"caption": caption} for caption in each.captions]
             else:
-                width, height = each.width or 0, each.height or 0
                 box = {"bbox": [0, 0, width, height], "area": width * height, "iscrowd": 0}
                 labels = dict.fromkeys(each.labels)
-                found = [{"category_id": numbers.setdefault(name, len(numbers) + 1), **box} for name in labels]
+                new = [{"category_id": numbers.setdefault(name, len(numbers) + 1), **box} for name in labels]
             annotations += [
-                {"id": len(annotations) + place, "image_id": number, **one} for place, one in enumerate(found, start=1)
+                {"id": id, "image_id": number, **one} for id, one in enumerate(new, start=len(annotations) + 1)
             ]
     categories = {"categories": [{"id": id, "name": name} for name, id in numbers.items()]} if numbers else {}
     write_json(out, {"images": images, "annotations": annotations, **categories})
@@ -139,10 +137,10 @@ def _blocks(index: Index, ids: Sequence[str]) -> Iterator[list[Picture]]:
         yield [replace(each, labels=(*each.labels, *given.get(each.id, ()))) for each in pictures]
 
 
-def _lists_or_null(vectors: np.ndarray, there: np.ndarray) -> Any:
-    """Lists of any size: pyarrow before 26 cannot read fixed-size lists with gaps."""
+def _lists_or_null(vectors: np.ndarray, valid: np.ndarray) -> Any:
+    """Return lists, null where not ``valid``; variable size, since pyarrow < 26 cannot read fixed size with nulls."""
     import pyarrow as pa
 
-    flat = pa.array(np.ascontiguousarray(vectors[there], dtype=np.float32).reshape(-1))
-    offsets = np.concatenate([[0], np.cumsum(there * vectors.shape[1])]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), flat, mask=pa.array(~there))
+    flat = pa.array(np.ascontiguousarray(vectors[valid], dtype=np.float32).reshape(-1))
+    offsets = np.concatenate([[0], np.cumsum(valid * vectors.shape[1])]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), flat, mask=pa.array(~valid))

@@ -1,4 +1,4 @@
-"""What an index can be browsed by: counts of folders, months, cameras, labels and sources, and orders."""
+"""Facets of an index (counts per folder, month, camera, label and source), and sort orders for browsing."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from recollect.index import annotations
 from recollect.index.filters import Filter
 
 FACETS = ("folder", "month", "camera", "label", "source")
-"""Built-in facets. A folder's count includes the folders below it; a month is ``2022-07``."""
+"""Built-in facets. A folder's count includes its subfolders; a month is ``2022-07``."""
 
 Arrangement = Literal["newest", "oldest", "name"]
 
@@ -19,7 +19,7 @@ _COLUMN = {"folder": "folder", "month": "taken", "camera": "camera", "label": "l
 
 
 def count_facets(index: Any, names: Sequence[str], where: str | Filter | None) -> dict[str, list[tuple[str, int]]]:
-    """See `Index.facets`."""
+    """Implement `Index.facets`."""
     columns = list(dict.fromkeys(_COLUMN[name] for name in names if name in _COLUMN))
     counts: dict[str, Counter[str]] = {name: Counter() for name in names}
     for table in index.scan(columns, where) if columns else ():
@@ -27,7 +27,7 @@ def count_facets(index: Any, names: Sequence[str], where: str | Filter | None) -
             if name in _COLUMN:
                 counts[name].update(dict(_counted(name, table[_COLUMN[name]])))
     by_hand = {name: annotations.labels_named(index.annotations, name) or {} for name in names if name not in _COLUMN}
-    if any(by_hand.values()) or (where is not None and not columns):  # else nothing has checked the filter
+    if any(by_hand.values()) or (where is not None and not columns):  # without columns, no scan checked the filter
         known = {*(index.ids if where is None else index.ids_where(where))}
         for name, labels in by_hand.items():
             counts[name].update(value for id, values in labels.items() if id in known for value in set(values))
@@ -39,9 +39,9 @@ def count_facets(index: Any, names: Sequence[str], where: str | Filter | None) -
 
 
 def arranged(index: Any, by: Arrangement, where: str | Filter | None = None) -> list[str]:
-    """Ids of all pictures, or of those that satisfy a filter, by date or file name; without a date they come last.
+    """Return the ids of all pictures, or those matching a filter, sorted by date or file name.
 
-    Pictures of the same date or name stay in the order of the rows.
+    Pictures without a date come last. Ties keep the row order.
 
     Raises:
         UserError: the filter is malformed, or nothing satisfies it.
@@ -64,17 +64,17 @@ def arranged(index: Any, by: Arrangement, where: str | Filter | None = None) -> 
 
 
 def aspect_ratios(index: Any) -> Float32[np.ndarray, " rows"]:
-    """Width over height of each picture in the order of `Index.ids`; 1 where unknown."""
+    """Return width / height of each picture in the order of `Index.ids`; 1 if unknown."""
     sizes = ((row["width"], row["height"]) for row in index.store.dicts(["width", "height"]))
     return np.array([width / height if width > 0 < height else 1.0 for width, height in sizes], dtype=np.float32)
 
 
 def _counted(name: str, column: Any) -> Iterable[tuple[str, int]]:
-    """The values of a facet in one batch."""
+    """Count the values of a facet in one batch."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if name == "source":  # a picture counts once for each of its sources, however many files it has there
+    if name == "source":  # count a picture once per source, not once per file
         column = column.combine_chunks()
         sources = pc.struct_field(pc.list_flatten(column), "source")
         pairs = pa.table({"row": pc.list_parent_indices(column), "source": sources})

@@ -1,10 +1,10 @@
-"""One filter language for every store.
+"""Filter language shared by all stores.
 
 ``folder = 'Norway' and taken > '2022' and label in ('boat', 'harbor') and not caption like '%flag%'``
 
-A name is one of `NAMES`, a column of labels given by hand, or a key of the picture's own metadata. Missing values never
-match, and neither do values of another type. Where a picture has several values (captions, labels, sources, paths), a
-comparison holds if it holds for any of them; ``!=`` and ``not like`` hold if it holds for all.
+A name is one of `NAMES`, a manual label column, or a metadata key. Missing values and values of another type never
+match. If a picture has several values (captions, labels, sources, paths), one matching value is enough, except that
+``!=`` and ``not like`` must hold for all values.
 """
 
 import ast
@@ -20,7 +20,7 @@ from jaxtyping import Bool, Int64
 from recollect.core.errors import UserError
 
 Value = str | int | float | bool | frozenset[str]
-"""What a name is compared with; a set of texts for ``in`` and ``not in``."""
+"""Right-hand side of a comparison; a set of strings for ``in`` and ``not in``."""
 
 Operator = Literal["=", "!=", "<", "<=", ">", ">=", "like", "not like", "in", "not in"]
 ValueKind = Literal["text", "number", "bool"]
@@ -28,16 +28,16 @@ ValueKind = Literal["text", "number", "bool"]
 TEXTS = ("id", "caption", "label", "source", "path", "folder", "camera", "taken")
 NUMBERS = ("width", "height")
 NAMES = (*TEXTS, *NUMBERS)
-"""Names that every picture has; other names are labels given by hand, or keys of the metadata."""
+"""Built-in names; all other names are manual label columns or metadata keys."""
 
 SEVERAL = frozenset({"caption", "label", "source", "path", "folder"})
 """Names that may have several values per picture."""
 
 PHYSICAL = {"caption": "captions", "label": "labels", "source": "files", "path": "files"}
-"""The column behind a filter's name, where they differ; names that are none of `NAMES` are in ``metadata``."""
+"""Table column of a built-in name, if they differ; names not in `NAMES` are read from ``metadata``."""
 
 
-_SHOWN = 30
+_MAX_LISTED = 30
 
 _OPPOSITE: dict[Operator, Operator] = {
     "=": "!=", "!=": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">", "like": "not like", "not like": "like",
@@ -46,7 +46,7 @@ _OPPOSITE: dict[Operator, Operator] = {
 
 
 def asked_value(name: str, value: Any) -> Any:
-    """A value of the column behind a name as filters see it: None where missing, a list where there may be several."""
+    """Convert a table column's value to its filter value: None if missing, a list for names with several values."""
     if name in ("source", "path"):
         return [file[name] for file in value if file[name]]
     if name == "folder":
@@ -55,35 +55,35 @@ def asked_value(name: str, value: Any) -> Any:
 
 
 def _folder_names(folder: str) -> list[str]:
-    """What a filter may call a folder: each of its parts, and each folder above it."""
+    """Return the names that match a folder in a filter: its path, its parent paths, and each path component."""
     parts = folder.split("/")
     return list(dict.fromkeys([folder, *parts, *("/".join(parts[:depth]) for depth in range(2, len(parts)))]))
 
 
 class FilterColumns:
-    """The values that filters ask about, of the rows of one version; a column is read when it is first needed.
+    """Column values for filters, over the rows of one version; columns are read on first use.
 
     Args:
-        count: rows.
-        read: returns one value per row for each of `NAMES` (a list where there may be several), and for ``metadata`` a
-            mapping per row, which has all other names.
+        count: number of rows.
+        read: returns one value per row for a name in `NAMES` (a list if there may be several values), and one mapping
+            per row for ``metadata``, which holds all other names.
     """
 
     def __init__(self, count: int, read: Callable[[str], Iterable[Any]]) -> None:
         self.count, self._read = count, read
-        self._kept: dict[tuple[str, ValueKind], tuple[Any, Int64[np.ndarray, " values"]]] = {}
+        self._cache: dict[tuple[str, ValueKind], tuple[Any, Int64[np.ndarray, " values"]]] = {}
         self._metadata: list[Mapping[str, Any]] | None = None
 
     @property
     def metadata(self) -> list[Mapping[str, Any]]:
-        """The user's own columns of each row."""
+        """User-defined columns of each row."""
         if self._metadata is None:
             self._metadata = list(self._read("metadata"))
         return self._metadata
 
     def of(self, name: str, kind: ValueKind) -> tuple[Any, Int64[np.ndarray, " values"]]:
-        """All values of a name that are of a type, with the row of each."""
-        if (name, kind) not in self._kept:
+        """Return all values of a name that have the given type, and the row of each value."""
+        if (name, kind) not in self._cache:
             column = self._read(name) if name in NAMES else (each.get(name) for each in self.metadata)
             found: dict[ValueKind, tuple[list[Any], list[int]]] = {key: ([], []) for key in _KINDS}
             for row, value in enumerate(column):
@@ -92,13 +92,13 @@ class FilterColumns:
                         found[which][0].append(each)
                         found[which][1].append(row)
             for key, (values, rows) in found.items():
-                exact = any(isinstance(each, int) and abs(each) > _WHOLE for each in values)  # by Python, not as floats
-                dtype = object if exact else _KINDS[key]
-                self._kept[name, key] = np.array(values, dtype=dtype), np.array(rows, dtype=np.int64)
-        return self._kept[name, kind]
+                inexact = any(isinstance(each, int) and abs(each) > _MAX_EXACT_INT for each in values)
+                dtype = object if inexact else _KINDS[key]  # objects are compared as Python integers
+                self._cache[name, key] = np.array(values, dtype=dtype), np.array(rows, dtype=np.int64)
+        return self._cache[name, kind]
 
     def keys(self) -> dict[str, str]:
-        """Every key of the metadata with the type of its values."""
+        """Return the metadata keys with the type of their values."""
         found: dict[str, str] = {}
         for each in self.metadata:
             for key, value in each.items():
@@ -107,7 +107,7 @@ class FilterColumns:
         return dict(sorted(found.items()))
 
 
-_WHOLE = 2**53  # larger whole numbers are not all floats
+_MAX_EXACT_INT = 2**53  # larger integers may not have an exact float64
 _KINDS: dict[ValueKind, Any] = {"text": object, "number": np.float64, "bool": bool}
 
 
@@ -118,17 +118,17 @@ class Condition:
     name: str
     operator: Operator
     value: Value
-    kind: ValueKind | None = field(init=False)  # 1 and true are equal in Python, and no equal conditions
+    kind: ValueKind | None = field(init=False)  # distinguishes 1 from True, which are equal in Python
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", _kind(self.value))
 
     def negated(self) -> "Condition":
-        """What holds instead, where there is a value."""
+        """Return the opposite condition; like all conditions, it is false for missing values."""
         return replace(self, operator=_OPPOSITE[self.operator])
 
     def mask(self, columns: FilterColumns) -> Bool[np.ndarray, " rows"]:
-        """Which rows satisfy it."""
+        """Return which rows satisfy the condition."""
         assert self.kind is not None
         values, rows = columns.of(self.name, self.kind)
         found, negative = np.zeros(columns.count, dtype=bool), self.operator in ("!=", "not like", "not in")
@@ -148,29 +148,29 @@ class Condition:
 
     @property
     def names(self) -> frozenset[str]:
-        """What it asks about."""
+        """Names used in the condition."""
         return frozenset({self.name})
 
 
 @dataclass(frozen=True)
 class Junction:
-    """All of several filters, or any of them."""
+    """Conjunction or disjunction of filters."""
 
     word: Literal["and", "or"]
     parts: "tuple[Filter, ...]"
 
     def negated(self) -> "Junction":
-        """By De Morgan's laws, so that no store's notion of ``not`` matters."""
+        """Return the negation by De Morgan's laws, which avoids ``not`` since stores define it differently."""
         return Junction("or" if self.word == "and" else "and", tuple(part.negated() for part in self.parts))
 
     def mask(self, columns: FilterColumns) -> Bool[np.ndarray, " rows"]:
-        """Which rows satisfy it."""
+        """Return which rows satisfy the filter."""
         join = np.logical_and if self.word == "and" else np.logical_or
         return np.asarray(join.reduce([part.mask(columns) for part in self.parts]))
 
     @property
     def names(self) -> frozenset[str]:
-        """What its parts ask about."""
+        """Names used in any part."""
         return frozenset[str]().union(*(part.names for part in self.parts))
 
 
@@ -178,10 +178,10 @@ Filter = Condition | Junction
 
 
 def with_labels(where: Filter, labels: Callable[[str], Mapping[str, Collection[str]] | None]) -> Filter:
-    """A filter whose conditions on labels given by hand are replaced by the ids of the pictures that satisfy them.
+    """Replace conditions on manual labels by conditions on the ids of the matching pictures.
 
     Args:
-        labels: for the name of a label column the labels of each id; None for every other name.
+        labels: returns the labels per id for the name of a label column; None for any other name.
     """
     if isinstance(where, Junction):
         return replace(where, parts=tuple(with_labels(part, labels) for part in where.parts))
@@ -193,18 +193,18 @@ def with_labels(where: Filter, labels: Callable[[str], Mapping[str, Collection[s
 
 
 def ids_in(ids: Iterable[str]) -> Condition:
-    """The filter for any number of ids."""
+    """Return a filter that matches the given ids."""
     return Condition("id", "in", frozenset(ids))
 
 
 def unknown_names(where: Filter, known: Iterable[str]) -> str:
-    """The end of a message that nothing matches a filter: names in it that no picture has; "" if all are known."""
+    """Return the end of a "nothing matches" message that lists unknown names; "" if all names are known."""
     names = [*NAMES, *sorted(set(known) - {*NAMES})]
     missing = [f"'{name}'" for name in sorted(where.names - {*names})]
     if not missing:
         return ""
-    more = " …" if len(names) > _SHOWN else ""
-    return f": no column {' or '.join(missing)}; there are {', '.join(names[:_SHOWN])}{more}"
+    more = " …" if len(names) > _MAX_LISTED else ""
+    return f": no column {' or '.join(missing)}; there are {', '.join(names[:_MAX_LISTED])}{more}"
 
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
@@ -233,13 +233,14 @@ _COMPARISONS: dict[type[ast.cmpop], Operator] = {
 
 
 def parse_filter(where: "str | Filter") -> Filter:
-    """Read a filter; one that was read already is returned as it is.
+    """Parse a filter; a parsed filter is returned unchanged.
 
-    The grammar is that of Python's comparisons in the words of SQL, so Python's parser reads it: ``=`` becomes ``==``,
-    ``like`` an operator, and each name a number in a list of names, since names may be any text.
+    The grammar is that of Python comparisons with SQL operators. Tokens are translated and parsed by `ast`: ``=``
+    becomes ``==``, ``like`` becomes ``@`` and ``not like`` ``//``; each name becomes ``_0``, ``_1``, ..., since names
+    may contain any characters.
 
     Raises:
-        UserError: it is malformed; the message says where.
+        UserError: the filter is malformed; the message says where.
     """
     if not isinstance(where, str):
         return where
@@ -254,17 +255,17 @@ def parse_filter(where: "str | Filter") -> Filter:
         place = found.end()
     try:
         return _filter_of(ast.parse(" ".join(words), mode="eval").body, names)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two of thousands of words
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two for thousands of tokens
         raise _malformed(
             where, str(error) if isinstance(error, _WrongTypeError) else "cannot be read; texts have single quotes"
         ) from None
 
 
 def _in_python(found: "re.Match[str]", names: list[str]) -> str:
-    """One word of a filter in Python; a name is added to ``names``."""
+    """Translate a token to Python; names are appended to ``names``."""
     word = str(found[str(found.lastgroup)])
     if found["string"]:
-        return f"({word[1:-1].replace(chr(39) * 2, chr(39))!r})"  # Python would join two texts in a row
+        return f"({word[1:-1].replace(chr(39) * 2, chr(39))!r})"  # parentheses prevent implicit concatenation
     if found["number"]:
         return repr(int(word) if re.fullmatch(r"-?\d{1,20}", word) else float(word))
     if found["sign"] or (found["name"] and word.lower() in _IN_PYTHON):
@@ -274,10 +275,10 @@ def _in_python(found: "re.Match[str]", names: list[str]) -> str:
 
 
 def _filter_of(node: ast.expr, names: Sequence[str]) -> Filter:
-    """The filter of a part of the parsed text.
+    """Convert a parsed expression to a filter.
 
     Raises:
-        ValueError: something else than a comparison of a name with a value.
+        ValueError: anything but comparisons of a name with a value.
     """
     match node:
         case ast.BoolOp(op, values):
@@ -310,7 +311,7 @@ def _checked(found: Condition) -> Condition:
     if not isinstance(value, str | int | float):
         raise ValueError
     if (name in TEXTS and not text) or (name in NUMBERS and text):
-        raise _WrongTypeError(f"{name} is {'a text' if name in TEXTS else 'a number'}, and is compared with {value!r}")
+        raise _WrongTypeError(f"{name} is {'a text' if name in TEXTS else 'a number'}, but is compared with {value!r}")
     if isinstance(value, bool) and found.operator not in {"=", "!="}:
         raise _WrongTypeError("true and false have no order")
     if found.operator == "like" and "\\" in str(value):

@@ -1,4 +1,4 @@
-"""What a search returns: a list of hits that notebooks and pandas can show."""
+"""Search results: lists of hits with notebook and pandas support."""
 
 import html
 from collections.abc import Sequence
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MODEL = "model"
-"""What scores a hit by default: the model that embedded the index, as it is."""
+"""Default ``scored_by``: cosine with the picture by the model of the index."""
 
 CAPTIONS = "captions"
-"""What scores a hit of a search among captions."""
+"""``scored_by`` of hits of a search among captions."""
 
-_SHOWN, _SIDE = 24, 128
+_MAX_TILES, _SIDE = 24, 128
 
 
 @dataclass(frozen=True)
 class Hit:
-    """One picture that a query found.
+    """One picture in the results of a query.
 
     Attributes:
-        picture: what was found.
-        score: what ranked it; only scores with the same ``scored_by`` can be compared.
-        scored_by: whose score it is: `MODEL`, ``episode``, ``captions``, ...
-        model_score: its cosine by the model as it is, which a cut-off refers to; None where unknown.
-        zero_shot_rank: its rank by the model as it is, from 1; None if it was not among the candidates.
+        picture: the picture.
+        score: score it is ranked by; only scores with the same ``scored_by`` are comparable.
+        scored_by: origin of the score: `MODEL`, ``episode``, ``captions``, ...
+        model_score: score before re-ranking, to which cut-offs apply; None if unknown.
+        zero_shot_rank: rank before re-ranking, from 1; None if it was not among the candidates.
     """
 
     picture: Picture
@@ -45,22 +45,22 @@ class Hit:
 
     @property
     def id(self) -> str:
-        """Of the picture."""
+        """Id of the picture."""
         return self.picture.id
 
     @property
     def caption(self) -> str:
-        """The first caption, or an empty string."""
+        """First caption, or an empty string."""
         return self.picture.caption
 
     @property
     def path(self) -> Path | None:
-        """The file of the picture, if it has one."""
+        """File of the picture, if it has one."""
         return self.picture.path
 
     @property
     def image(self) -> Image.Image:
-        """The decoded picture (see `Picture.open`)."""
+        """Decoded picture (see `Picture.open`)."""
         return self.open()
 
     def open(self) -> Image.Image:
@@ -79,12 +79,12 @@ class Hits(Sequence[Hit]):
     >>> len(hits), hits[0].path, [hit.score for hit in hits]                      # doctest: +SKIP
 
     Args:
-        hits: of one page of results.
-        query: as the user wrote it.
-        notes: what a reader should know: what was cut off, a query that is too long, ...
+        hits: one page of results.
+        query: the query as text.
+        notes: notes for the user, e.g. on results cut off or a query that is too long.
         first_rank: rank of the first hit; above 1 from the second page on.
-        searched: pictures that were compared.
-        cut: how many of them a cut-off left out; None where it left out none.
+        searched: number of pictures compared.
+        cut: number of pictures below the cut-off; None if there are none.
     """
 
     def __init__(
@@ -100,16 +100,16 @@ class Hits(Sequence[Hit]):
         self.first_rank, self.searched, self.cut = first_rank, searched, cut
 
     def with_hits(self, hits: Sequence[Hit], notes: Sequence[str] = ()) -> "Hits":
-        """The same query with other hits, and further notes."""
+        """Return a copy with other hits and additional notes."""
         return Hits(hits, self.query, (*self.notes, *notes), self.first_rank, self.searched, self.cut)
 
     def page(self, number: int, k: int, min_score: float | None = None) -> "Hits":
-        """One page of ``k`` hits, after those below a cut-off were left out."""
+        """Return one page of ``k`` hits, without hits below ``min_score``."""
         kept, notes, cut = self.hits, self.notes, None
         if min_score is not None:
             scores = [hit.score if hit.model_score is None else hit.model_score for hit in self.hits]
             kept = tuple(hit for hit, score in zip(self.hits, scores, strict=True) if score >= min_score)
-            if below := [score for score in scores if score < min_score]:  # whatever was not found scores lower still
+            if below := [score for score in scores if score < min_score]:  # pictures not among the hits score lower
                 cut = self.searched - len(kept)
                 what = f"{cut:,} of {self.searched:,} pictures score below {min_score:.4g} and are left out"
                 notes = (*notes, f"{what} (best {max(below):.3f})")
@@ -135,7 +135,7 @@ class Hits(Sequence[Hit]):
         return f"Hits({shorten(self.query, 60)!r}: {len(self)} of {self.searched:,} pictures{best})"
 
     def to_pandas(self) -> "pd.DataFrame":
-        """One row per hit: rank, score, path, caption, id, what else is known, and the user's columns."""
+        """Return a data frame with one row per hit: rank, score, path, caption, other facts, and the user's columns."""
         import pandas as pd
 
         rows: list[dict[str, Any]] = []
@@ -143,12 +143,12 @@ class Hits(Sequence[Hit]):
             row = {"rank": rank, "score": hit.score, "path": str(hit.path or ""), "caption": hit.caption}
             row |= {name: getattr(hit.picture, name) for name in ("id", "source", "width", "height", "taken", "folder")}
             row["labels"] = list(hit.picture.labels)
-            rows.append(row | {**hit.picture.metadata, **row})  # these names stay what they are
+            rows.append(row | {**hit.picture.metadata, **row})  # built-in columns come first and win over metadata
         return pd.DataFrame(rows)
 
     def _repr_html_(self) -> str:
-        tiles = "".join(_tile(rank, hit) for rank, hit in enumerate(self.hits[:_SHOWN], start=self.first_rank))
-        more = f"<p>and {len(self) - _SHOWN:,} more</p>" if len(self) > _SHOWN else ""
+        tiles = "".join(_tile(rank, hit) for rank, hit in enumerate(self.hits[:_MAX_TILES], start=self.first_rank))
+        more = f"<p>and {len(self) - _MAX_TILES:,} more</p>" if len(self) > _MAX_TILES else ""
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
         title = f"<p><b>{html.escape(self.query)}</b>: {len(self)} of {self.searched:,} pictures</p>"
         return f"{title}{notes}<div style='display:flex;flex-wrap:wrap;gap:8px'>{tiles}</div>{more}"
@@ -156,20 +156,20 @@ class Hits(Sequence[Hit]):
 
 @runtime_checkable
 class Reranker(Protocol):
-    """Ranks the first hits of a search again, such as a model that adapts to the query.
+    """Re-ranks the first hits of a search, e.g. with a model that adapts to the query.
 
     Attributes:
-        depth: how many hits it wants to see.
+        depth: number of hits needed per query.
     """
 
     depth: int
 
     def rerank(self, queries: Sequence[Query], found: Sequence[Hits]) -> list[Hits]:
-        """The same hits in a new order, with their new scores; one list for each query.
+        """Return the same hits with new order and scores, one list per query.
 
         Args:
-            queries: none of them empty.
-            found: the hits of each query, best first: at least ``depth``, or all hits.
+            queries: nonempty queries.
+            found: hits of each query, best first: at least ``depth``, or all pictures.
         """
         ...
 

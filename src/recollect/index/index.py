@@ -1,4 +1,4 @@
-"""`Index`: pictures embedded by one model, which can be searched, looked up, filtered and changed."""
+"""`Index`: pictures embedded by one model, with search, nearest-neighbor lookup, filters and updates."""
 
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NEAR = 0.94
-"""Cosine from which two pictures count as near-duplicates (RECO, section 4.1)."""
+"""Minimum cosine of near-duplicates (RECO, section 4.1)."""
 
 Vectors = Any
-"""A tensor or an array (queries, width)."""
+"""Tensor or array (queries, width)."""
 
-_AT_ONCE = 1_024  # pictures that are read together
+_BLOCK = 1_024  # pictures read at a time
 
 
 class Index:
@@ -62,19 +62,19 @@ class Index:
     >>> found = index.lookup(vectors, k=10, by="image", read="text")                   # doctest: +SKIP
 
     Args:
-        store: keeps the rows.
-        model: the model that made the vectors, opened when first needed if None; or `Index.model` of another index,
-            which is shared if that model made these vectors too.
-        read: returns the picture of an id, where pictures are not files or bytes in the index.
+        store: holds the rows.
+        model: model that computed the vectors; None opens it on first use. Or `Index.model` of another index, which is
+            shared if it is the same model.
+        read: returns the picture for an id, if pictures are neither files nor stored in the index.
 
     Attributes:
-        address: what the user calls it.
-        folder: of an index on disk, else None.
+        address: folder or URL as given by the user.
+        folder: folder of an index on disk, else None.
         record: width, model and precision.
-        width: entries of a vector.
-        model: what opens and checks the model.
-        scored_by: what hits say about their scores.
-        report: what became of the samples of the last `add`.
+        width: vector dimension.
+        model: opens and checks the model.
+        scored_by: `Hit.scored_by` of search results.
+        report: outcome of the last `add`.
     """
 
     scored_by = MODEL
@@ -88,7 +88,7 @@ class Index:
     ) -> None:
         if isinstance(store, str | Path):
             raise TypeError(
-                f"Index({str(store)!r}): Index.open(INDEX) opens an index, Index.build(PICTURES) makes one."
+                f"Index({str(store)!r}): Index.open(INDEX) opens an index, Index.build(PICTURES) creates one."
             )
         self.store, self.address, self.folder = store, store.address, store.folder
         self.record, self.width, self._read = store.record, store.record.width, read
@@ -97,7 +97,7 @@ class Index:
         else:
             self.model = IndexModel(self.record, self.address, None if isinstance(model, IndexModel) else model)
         self._labels: Path | None = None
-        self._cut: tuple[int, float, int, CutOff] | None = None
+        self._cut_off: tuple[int, float, int, CutOff] | None = None
 
     @classmethod
     def build(
@@ -111,21 +111,21 @@ class Index:
         precision: VectorPrecision = "float16",
         model_name: str = "",
     ) -> "Index":
-        """Index the pictures of a source; the same call again continues, or brings the index up to date.
+        """Index the pictures of a source. Repeating the call resumes an interrupted build or updates the index.
 
         Args:
-            source: a folder, a file, a hub id, or an opened source.
-            model: an encoder, or what opens one; the starter by default (`recollect.load_model`).
-            out: a folder, or ``milvus://host:port/collection``; in RAM by default.
-            name: what the index calls the source; its own name by default.
+            source: a folder, a file, a hub id, or an open source.
+            model: an encoder, or its name (see `recollect.load_model`); default: the starter.
+            out: a folder, or ``milvus://host:port/collection``; default: in RAM.
+            name: name of the source in the index; default: the source's own name.
             options: how samples become rows.
-            precision: of the stored vectors.
-            model_name: path or hub id that opens an encoder again, which the index remembers.
+            precision: precision of the stored vectors.
+            model_name: path or hub id stored in the index to reopen the encoder.
 
         Raises:
             UserError: the model or source cannot be opened, or ``out`` is an index of another model.
         """
-        source = source if isinstance(source, Source) else open_pictures(str(source))  # a wrong one leaves no index
+        source = source if isinstance(source, Source) else open_pictures(str(source))  # fail before creating an index
         encoder, name_of_model = encoder_and_name(model)
         if out is not None and cls.exists(out):
             index = cls.open(out, encoder)
@@ -153,18 +153,18 @@ class Index:
         prefix: Kind | None = None,
         precision: VectorPrecision = "float32",
     ) -> "Index":
-        """Make an empty index.
+        """Create an empty index.
 
         Args:
-            address: a folder, or ``milvus://host:port/collection``; in RAM by default.
-            width: entries of a vector.
-            model: fingerprint of the model whose vectors it will hold.
-            model_name: path or hub id that opens this model.
-            prefix: how captions and queries are read by a model with prefix tokens.
-            precision: of the stored vectors.
+            address: a folder, or ``milvus://host:port/collection``; default: in RAM.
+            width: vector dimension.
+            model: fingerprint of the model.
+            model_name: path or hub id of the model.
+            prefix: text kind of captions and queries, for models with prefix tokens.
+            precision: precision of the stored vectors.
 
         Raises:
-            UserError: something exists at the address.
+            UserError: something already exists at the address.
         """
         record = Record(width, model, model_name, prefix, precision, uuid.uuid4().hex)
         if address is None:
@@ -179,16 +179,16 @@ class Index:
         model: Encoder | IndexModel | str | Path | None = None,
         version: int | None = None,
     ) -> "Index":
-        """Open an index; each thread needs an object of its own.
+        """Open an index. An `Index` object is not thread-safe: open one per thread.
 
         Args:
             address: its folder, or ``milvus://host:port/collection``.
-            model: the model that made it, where that is not what the index remembers; or `Index.model` of another
-                index, which is shared if it made this index too.
-            version: an earlier version of an index on disk.
+            model: the model or its name; default: the model name stored in the index. Or `Index.model` of another
+                index, which is shared if it is the same model.
+            version: earlier version of an index on disk; default: the newest.
 
         Raises:
-            UserError: no index is there, it is damaged, or the model is another one.
+            UserError: the index is missing or damaged, or was built with another model.
         """
         place = expanduser(address)
         store = store_class(place)(place, version)
@@ -196,44 +196,44 @@ class Index:
 
     @staticmethod
     def exists(address: str | Path) -> bool:
-        """Whether something is at this address, an index or not."""
+        """Return whether anything exists at this address, index or not."""
         place = expanduser(address)
         return bool(store_class(place).exists(place))
 
     def save(self, address: str | Path) -> "Index":
-        """Copy this index, such as one in RAM, with labels given by hand to a new place.
+        """Copy this index, including manual labels, to a new address, e.g. from RAM to disk; return the copy.
 
         Raises:
-            UserError: something exists at the address.
+            UserError: something already exists at the address.
         """
         record = replace(self.record, key=uuid.uuid4().hex)
         place = expanduser(address)
-        made = Index(store_class(place).create(place, record), self.model)
+        copy = Index(store_class(place).create(place, record), self.model)
         for table in self.store.scan(COLUMNS, removed=None):
-            made.store.upsert(table)
-        annotations.copy_annotations(self.annotations, made.annotations)
-        return made
+            copy.store.upsert(table)
+        annotations.copy_annotations(self.annotations, copy.annotations)
+        return copy
 
-    # ---------------------------------------------------------------- what it holds
+    # ---------------------------------------------------------------- contents
 
     @property
     def annotations(self) -> Path | None:
-        """The SQLite file for clicks and labels, in the folder of an index on disk; it need not exist."""
+        """SQLite file for clicks and labels in the folder of an index on disk; it may not exist."""
         return self._labels if self.folder is None else self.folder / annotations.ANNOTATIONS
 
     @property
     def version(self) -> int:
-        """Grows with every change."""
+        """Version number; increases with every change."""
         return self.store.version()
 
     @property
     def fingerprint(self) -> str:
-        """Changes whenever the rows do."""
+        """Identifies this index and version."""
         return f"{self.record.key}-{self.version}"
 
     @property
     def ids(self) -> list[str]:
-        """All pictures that the user did not remove, in the order of the rows."""
+        """Ids of all pictures in row order, without those the user removed."""
         return self.store.ids()
 
     def __len__(self) -> int:
@@ -246,46 +246,46 @@ class Index:
     def __getitem__(self, place: slice) -> list[Picture]: ...
 
     def __getitem__(self, place: int | slice) -> Picture | list[Picture]:
-        """The picture at a place of `ids`, or those of a slice; negative places count from the end."""
+        """Return the picture at a position of `ids`, or the pictures of a slice."""
         if isinstance(place, slice):
             return self.pictures(self.ids[place])
         return self.pictures([self.ids[place]])[0]
 
     def __iter__(self) -> Iterator[Picture]:
-        """All pictures, in the order of `ids`."""
+        """Yield all pictures in the order of `ids`."""
         ids = self.ids
-        for start in range(0, len(ids), _AT_ONCE):
-            yield from self.pictures(ids[start : start + _AT_ONCE])
+        for start in range(0, len(ids), _BLOCK):
+            yield from self.pictures(ids[start : start + _BLOCK])
 
     @property
     def texts(self) -> int:
-        """How many pictures have a caption."""
+        """Number of pictures with a caption."""
         return self.store.count(spoken=True)
 
     def __repr__(self) -> str:
         return f"Index({self.address!r}, {len(self):,} pictures, width {self.width})"
 
     def info(self) -> IndexInfo:
-        """Count what it holds."""
+        """Return counts of pictures, captions and sources."""
         return index_info(self)
 
     def columns(self) -> dict[str, str]:
-        """Every name that filters know, with the type of its values."""
+        """Return all names that filters accept, with the type of their values."""
         built_in = {name: "number" if name in NUMBERS else "text" for name in NAMES}
         labels = dict.fromkeys(annotations.label_names(self.annotations), "text")
         return built_in | self.store.filter_keys() | labels | built_in
 
     def refresh(self) -> bool:
-        """Read what other processes have written since; returns whether anything changed."""
+        """Switch to the newest version, including changes by other processes; return whether anything changed."""
         before = self.version
         return self.store.version(newest=True) != before
 
     def accelerators(self) -> tuple[Accelerator, ...]:
-        """What was measured of approximate indexes (see `Index.accelerate`)."""
+        """Return the measurements of existing approximate indexes (see `Index.accelerate`)."""
         return self.store.accelerators()
 
     def pictures(self, ids: Sequence[str]) -> list[Picture]:
-        """Pictures in the order of their ids; removed ones too.
+        """Return the pictures in the order of ``ids``, including removed ones.
 
         Raises:
             UserError: an id does not exist.
@@ -293,17 +293,17 @@ class Index:
         wanted = [str(id) for id in ids]
         rows = {row["id"]: row for row in self.store.rows(list(dict.fromkeys(wanted)), FACTS).to_pylist()}
         self._check_known(wanted, rows)
-        made = {id: picture_of(row, self.address, self._stored_bytes, self._read) for id, row in rows.items()}
-        return [made[id] for id in wanted]
+        pictures = {id: picture_of(row, self.address, self._stored_bytes, self._read) for id, row in rows.items()}
+        return [pictures[id] for id in wanted]
 
     def _stored_bytes(self, id: str) -> bytes | None:
         rows = self.store.rows([id], ["image"])
         return rows["image"][0].as_py() if rows.num_rows else None
 
     def vectors(self, ids: Sequence[str] | None = None, by: By = "image") -> Float32[np.ndarray, "n width"]:
-        """Unit-norm vectors in the order of ``ids``, or of `ids` of the whole index.
+        """Return unit-norm vectors in the order of ``ids``; default: `Index.ids`.
 
-        A picture with several captions has their normalized mean; one without a caption or image has zeros.
+        Several captions of a picture are averaged and normalized; a missing image or caption gives zeros.
 
         Raises:
             UserError: an id does not exist.
@@ -317,19 +317,19 @@ class Index:
         return self.store.vectors(by, distinct.tolist())[places]
 
     def values(self, name: str, ids: Sequence[str] | None = None) -> list[Any]:
-        """A column that filters know: a value per picture, a list where there may be several, None where missing."""
+        """Return a filter column: one value per picture, a list for names with several values, None if missing."""
         known: Mapping[str, Any] | None = None
         if name not in NAMES:
             known = annotations.labels_named(self.annotations, name)
         if known is None:
             column = PHYSICAL.get(name, name) if name in NAMES else "metadata"
-            some = self.store.dicts(["id", column]) if ids is None else self.store.rows(list(ids), [column]).to_pylist()
-            values = ((row["id"], asked_value(name if name in NAMES else column, row[column])) for row in some)
+            rows = self.store.dicts(["id", column]) if ids is None else self.store.rows(list(ids), [column]).to_pylist()
+            values = ((row["id"], asked_value(name if name in NAMES else column, row[column])) for row in rows)
             known = {id: value.get(name) if column == "metadata" else value for id, value in values}
         return [known.get(id) for id in (self.ids if ids is None else ids)]
 
     def ids_where(self, where: str | Filter) -> list[str]:
-        """The ids of all pictures that satisfy a filter, in the order of the rows.
+        """Return the ids of all pictures that satisfy a filter, in row order.
 
         Raises:
             UserError: the filter is malformed, or nothing satisfies it.
@@ -337,15 +337,15 @@ class Index:
         return [id for table in self.scan(["id"], where) for id in table["id"].to_pylist()]
 
     def count_where(self, where: str | Filter) -> int:
-        """How many pictures satisfy a filter.
+        """Return the number of pictures that satisfy a filter.
 
         Raises:
             UserError: the filter is malformed, or nothing satisfies it.
         """
-        return self.store.count(where=self._filter(where)) or len(self.ids_where(where))  # which says why it is none
+        return self.store.count(where=self._filter(where)) or len(self.ids_where(where))  # raises the error for 0
 
     def scan(self, columns: Sequence[str], where: str | Filter | None = None) -> "Iterator[pa.Table]":
-        """Columns of all pictures, or of those that satisfy a filter, in batches; always in the same order.
+        """Yield columns of all pictures, or those matching a filter, in batches of row order.
 
         Raises:
             UserError: the filter is malformed, or nothing satisfies it.
@@ -359,32 +359,33 @@ class Index:
             raise UserError(f"{self.address}: no picture satisfies {where}{why}")
 
     def removed(self) -> list[Picture]:
-        """Pictures that the user removed."""
+        """Return the pictures that the user removed."""
         return self.pictures(self.store.ids(removed=True))
 
     def find(self, names: Sequence[str], removed: bool = False) -> list[str]:
-        """The ids of pictures named by id, by the first letters of one (8 or more), or by a file of theirs.
+        """Return the id of the picture for each name: an id, an id prefix (8 or more characters), or a file.
 
-        A file is named by its path, or by its path within the source.
+        A file is given by its path, or by its path within the source.
 
         Args:
-            removed: look for the files of pictures that the user removed, instead of those that are left.
+            removed: resolve prefixes and files among removed pictures instead.
 
         Raises:
-            UserError: a name fits no picture, or several.
+            UserError: a name matches no picture, or several.
         """
         known = set(self.store.rows(list(names), ["id"])["id"].to_pylist()) if names else set()
-        named: dict[str, set[str]] = {}
+        ids_by_name: dict[str, set[str]] = {}
         for row in self.store.dicts(["id", "files"], removed=removed) if known < set(names) else ():
-            here = {each for file in row["files"] for each in (file["path"], file["key"]) if each}
-            for name in here | {name for name in names if len(name) >= 8 and row["id"].startswith(name)}:
-                named.setdefault(name, set()).add(row["id"])
+            files = {each for file in row["files"] for each in (file["path"], file["key"]) if each}
+            for name in files | {name for name in names if len(name) >= 8 and row["id"].startswith(name)}:
+                ids_by_name.setdefault(name, set()).add(row["id"])
         found = list[str]()
         for name in names:
-            here = {name} if name in known else named.get(name) or named.get(str(Path(name).resolve()), set())
-            what = f"{len(here)} pictures" if here else "no picture"
-            refuse((len(here) != 1, f"{self.address}: {what} called {name!r}. Use an id or the path of a file."))
-            found += here
+            resolved = str(Path(name).resolve())
+            ids = {name} if name in known else ids_by_name.get(name) or ids_by_name.get(resolved, set())
+            what = f"{len(ids)} pictures" if ids else "no picture"
+            refuse((len(ids) != 1, f"{self.address}: {what} called {name!r}. Use an id or the path of a file."))
+            found += ids
         return found
 
     def _filter(self, where: str | Filter | None) -> Filter | None:
@@ -394,7 +395,7 @@ class Index:
         return with_labels(parse_filter(where), lambda name: annotations.labels_named(path, name))
 
     def _check_known(self, ids: Sequence[str], known: Collection[str] | None = None) -> None:
-        """Reject ids that no picture has."""
+        """Raise `UserError` for ids that do not exist."""
         if ids and known is None:
             known = set(self.store.rows(list(ids), ["id"])["id"].to_pylist())
         if missing := [id for id in ids if id not in (known or ())]:
@@ -403,10 +404,10 @@ class Index:
 
     @property
     def encoder(self) -> Encoder:
-        """The model that made the vectors.
+        """Model that computed the vectors.
 
         Raises:
-            UserError: it cannot be opened, or is another model now.
+            UserError: it cannot be opened, or its fingerprint differs from the index.
         """
         return self.model.encoder
 
@@ -423,34 +424,34 @@ class Index:
         max_score: float | None = None,
         exact: bool = False,
     ) -> Found:
-        """The k pictures nearest to each query, many queries at a time.
+        """Find the k nearest pictures for each of many query vectors.
 
         Args:
             vectors: (queries, width), unit norm.
-            k: pictures for each query; a picture counts once, however many captions it has.
-            by: compare with the pictures themselves, or with their captions: then a picture's score is that of its best
-                caption, and only pictures with a caption are searched.
-            read: also return vectors of the pictures: their own, or those of their captions (only pictures with a
-                caption are searched then). By ``text`` that is the caption that matched; by ``image`` the caption, or
-                the normalized mean of several.
+            k: number of pictures per query; a picture counts once even if several of its captions match.
+            by: compare with image vectors, or with captions: a picture's score is then that of its best caption, and
+                only pictures with a caption are searched.
+            read: also return image vectors, or caption vectors (then only pictures with a caption are searched). With
+                ``by="text"`` that is the matching caption; with ``by="image"`` the normalized mean of all captions.
             where: search only pictures that satisfy a filter (see `recollect.index.filters`).
-            exclude: a set of ids that no query may find, or a sequence with one entry per query: an id, several, None.
-            max_score: pass over pictures with at least this score, such as near-duplicates of the query.
-            exact: do not use an approximate index; exclusions and filters never do.
+            exclude: a set of ids to exclude for all queries, or a sequence with one entry per query: an id, a
+                collection of ids, or None.
+            max_score: skip pictures with this score or more, e.g. near-duplicates of the query.
+            exact: do not use an approximate index; with exclusions or filters it is never used.
 
         Returns:
-            Ids, scores and vectors of shape (queries, k), best first; equal scores in the order of the rows. Empty
-            places at the end where fewer pictures are left.
+            Ids, scores and vectors of shape (queries, k), best first; ties in row order. Padded at the end if fewer
+            pictures are left.
 
         Raises:
-            UserError: k below 1, vectors of another width or norm, a malformed filter, or one that nothing satisfies.
+            UserError: k below 1, wrong width or norm of vectors, or a filter that is malformed or matches nothing.
         """
         check_number("k", k, least=1)
         queries = self._queries(vectors)
         condition = self._filter(where)
         found = look_up(self.store, queries, k, by, read, condition, exclude, max_score, exact)
         if where is not None and len(queries) and not (found.scores > -np.inf).any():
-            self.ids_where(where)  # raises the error that says why
+            self.ids_where(where)  # raises if nothing satisfies the filter
         return found
 
     def search(
@@ -467,20 +468,20 @@ class Index:
         by: By = "image",
         rerank: Reranker | None = None,
     ) -> Hits:
-        """The k best pictures for a query.
+        """Return the k best pictures for a query.
 
         Args:
             query: words, a `Path`, a PIL image, an image array (height, width, 3), a vector (width,), a `Query`, or a
-                list of these, which are added: ``["a red boat", Path("like-this.jpg"), Minus("people")]``.
-            k: pictures of a page.
+                list of these to be summed: ``["a red boat", Path("like-this.jpg"), Minus("people")]``.
+            k: pictures per page.
             where: search only pictures that satisfy a filter, e.g. ``folder = 'Norway' and taken > '2022'``.
-            exclude: ids that may not be found.
-            min_score: leave out pictures with a lower score; a `CutOff` has its own score for each query.
+            exclude: ids to exclude.
+            min_score: drop pictures with a lower score; a `CutOff` computes the score for each query.
             page: 1 for the k best, 2 for the next k, ...
-            encoder: embeds the query; the model of the index by default.
+            encoder: embeds the query; default: the model of the index.
             exact: do not use an approximate index.
-            by: compare the query with the pictures, or with their captions.
-            rerank: ranks the first pictures again, such as `recollect.efsa.EpisodeReranker`.
+            by: compare the query with image vectors or with captions.
+            rerank: re-ranks the first pictures, e.g. `recollect.efsa.EpisodeReranker`.
 
         Raises:
             UserError: the filter is malformed or nothing satisfies it, a picture cannot be opened, or the terms of the
@@ -490,32 +491,32 @@ class Index:
                                encoder=encoder, exact=exact, by=by, rerank=rerank)[0]  # fmt: skip
 
     def search_many(self, queries: Sequence[Asked | Sequence[Asked]], k: int = 10, **options: Any) -> list[Hits]:
-        """`search` for several queries, which are embedded and looked up together; its options hold for all."""
+        """Run `search` for several queries in one batch, with the same options."""
         return search_pictures(self, queries, k, **options)
 
     def query_vector(self, query: Asked | Sequence[Asked]) -> Float32[np.ndarray, " width"]:
-        """The unit-norm vector that `search` looks up for a query."""
+        """Return the unit-norm vector that `search` looks up for a query."""
         return self.model.embed([as_query(query)])[0]
 
     def near(self, vectors: Vectors, threshold: float = NEAR, by: By = "image") -> list[str]:
-        """The ids of all pictures with a cosine of at least ``threshold`` to any of the vectors.
+        """Return the ids of all pictures with a cosine of at least ``threshold`` to any of the vectors.
 
-        The comparison is exact. A cosine that rounding to half precision can have lowered below the threshold counts.
+        The search is exact. The threshold is lowered by the maximum error of half-precision vectors.
         """
         return ids_near(self.store, self._queries(vectors), threshold, by)
 
     def cut_off(self, share: float = CAPTION_SHARE, seed: int = 0) -> CutOff:
-        """Where the results of a search by words end.
+        """Return a score cut-off for text search.
 
-        With 20 captions or more it is the score that ``share`` of them give to their own picture, learned from at most
-        2,048; with fewer it is estimated from the scores of each query (`estimate_cut_off`).
+        With 20 captions or more it is the score that a ``share`` of them give to their own picture, learned from at
+        most 2,048; with fewer it is estimated from the scores of each query (`estimate_cut_off`).
 
         Raises:
-            UserError: fewer than 20 captions, and fewer than 50 pictures.
+            UserError: fewer than 20 captions and fewer than 50 pictures.
         """
-        if self._cut is None or self._cut[:3] != (self.version, share, seed):
-            self._cut = self.version, share, seed, index_cut_off(self, share, seed)
-        return self._cut[3]
+        if self._cut_off is None or self._cut_off[:3] != (self.version, share, seed):
+            self._cut_off = self.version, share, seed, index_cut_off(self, share, seed)
+        return self._cut_off[3]
 
     def _queries(self, vectors: Vectors) -> Float32[np.ndarray, "queries width"]:
         queries = vectors.detach().cpu().numpy() if hasattr(vectors, "detach") else np.asarray(vectors)
@@ -531,30 +532,30 @@ class Index:
         options: IngestOptions | None = None,
         on_block: Callable[[IngestReport, int], None] | None = None,
     ) -> IngestReport:
-        """Add the pictures of a source, or bring the index up to date with it (see `recollect.index.ingest`).
+        """Add the pictures of a source, or update the index from it (see `recollect.index.ingest`).
 
-        Pictures that the source no longer has leave the index once the source was read to its end. A file in a folder
-        that may not be read now is not a file that is gone. Pictures that the user removed stay removed.
+        Once the whole source has been read, pictures that it no longer has are deleted from the index, except for
+        files in folders that are currently unreadable. Pictures that the user removed stay removed.
 
         Args:
-            name: what the index calls the source; its own name by default.
+            name: name of the source in the index; default: the source's own name.
             options: how samples become rows.
-            on_block: called after each block of samples, with the counts so far and the number of samples.
+            on_block: called after each block of samples, with the report so far and the total number of samples.
 
         Raises:
-            UserError: the source cannot be read, its name belongs to another source, or too many pictures are broken.
+            UserError: the source cannot be read, its name is used by another source, or too many pictures are broken.
         """
         self.report = ingest(self, source, name, options or IngestOptions(), on_block)
         return self.report
 
     def insert(self, rows: Rows) -> int:
-        """Insert rows given as arrays, or replace those with the same ids; all or none.
+        """Insert rows, replacing rows with the same ids, in one commit.
 
         Returns:
-            How many were replaced.
+            Number of rows replaced.
 
         Raises:
-            UserError: vectors of another width or norm, or an id used twice.
+            UserError: wrong width or norm of vectors, or a duplicate id.
         """
         if not len(rows):
             return 0
@@ -565,15 +566,13 @@ class Index:
         return int(known)
 
     def remove(self, ids: Collection[str] | None = None, *, where: str | Filter | None = None) -> int:
-        """Remove pictures from the index, and keep them out when their source is read again; no file is touched.
-
-        `restore` brings them back as they were.
+        """Remove pictures from the index until `restore`, even if their source is added again. Files are not touched.
 
         Returns:
-            How many were removed.
+            Number of pictures removed.
 
         Raises:
-            UserError: an id does not exist, or nothing satisfies the filter; then nothing is removed.
+            UserError: an id does not exist, or nothing satisfies the filter; no picture is removed.
         """
         if (ids is None) == (where is None):
             raise ValueError("give ids or a filter, not both")
@@ -582,10 +581,10 @@ class Index:
         return changes.set_removed(self, wanted, True)
 
     def restore(self, ids: Collection[str] | None = None) -> int:
-        """Bring back pictures that were removed: some, or all of them.
+        """Restore removed pictures; default: all of them. Return the number restored.
 
         Raises:
-            UserError: a picture was not removed; then none is brought back.
+            UserError: a picture was not removed; no picture is restored.
         """
         removed = self.store.ids(removed=True)
         known = {*removed}
@@ -595,10 +594,10 @@ class Index:
         return changes.set_removed(self, wanted, False)
 
     def forget(self, source: str) -> int:
-        """Drop a source: its files, and the pictures that have no other file. They come back if it is added again.
+        """Drop a source: its files, and all pictures without other files. Adding the source again restores them.
 
         Returns:
-            How many pictures are gone.
+            Number of pictures deleted.
 
         Raises:
             UserError: the source does not exist.
@@ -606,33 +605,32 @@ class Index:
         return changes.drop_source(self, source)
 
     def set_captions(self, captions: Mapping[str, str | Sequence[str]], by: str = "") -> int:
-        """Give pictures captions of the user's own, or of a model; those of their sources stay behind them.
+        """Set captions written by the user or a model; they come before the captions from sources.
 
         Args:
-            captions: a text, or several, for each id; an empty text takes the user's captions away.
-            by: the model that wrote them.
+            captions: one or several texts per id; an empty text deletes the captions set before.
+            by: model that wrote them.
 
         Returns:
-            How many pictures have changed.
+            Number of pictures changed.
 
         Raises:
-            UserError: an id does not exist; then nothing is changed.
+            UserError: an id does not exist; nothing is changed.
         """
-        given = {id: [each] if isinstance(each, str) else list(each) for id, each in captions.items()}
-        texts = {id: [text.strip() for text in each if text.strip()] for id, each in given.items()}
-
+        lists = {id: [each] if isinstance(each, str) else each for id, each in captions.items()}
+        texts = {id: [text.strip() for text in each if text.strip()] for id, each in lists.items()}
         self._check_known(list(texts))
         return changes.set_captions(self, texts, by)
 
-    # ---------------------------------------------------------------- upkeep
+    # ---------------------------------------------------------------- maintenance
 
     def facets(
         self, names: Sequence[str] = FACETS, where: str | Filter | None = None
     ) -> dict[str, list[tuple[str, int]]]:
-        """How many pictures each folder, month, camera, label and source has, the most first; months the latest first.
+        """Return picture counts per folder, month, camera, label and source, largest first; months latest first.
 
         Args:
-            names: some of these facets, or columns of labels given by hand, such as ``clicked``.
+            names: built-in facets, or manual label columns such as ``clicked``.
             where: count only pictures that satisfy a filter.
 
         Raises:
@@ -641,63 +639,62 @@ class Index:
         return count_facets(self, names, where)
 
     def duplicates(self, threshold: float = NEAR) -> Duplicates:
-        """Find pictures that are in the index more than once.
+        """Find duplicate pictures, without changing the index.
 
-        Files with equal pixels are *identical* and share one row. Pictures are *near-identical* if
-        `recollect.index.same_picture.near_identical` says so of their pixels, and *similar* if their embeddings agree.
-        Only pictures with near hashes or embeddings are decoded. Nothing is changed: `remove` takes pictures out, and
-        `restore` brings them back.
+        Files with equal pixels are *identical* and share one row. Pictures are *near-identical* by
+        `recollect.index.same_picture.near_identical` on their pixels, and *similar* if their embeddings are close. Only
+        pictures with near hashes or embeddings are decoded. Use `remove` to remove duplicates.
 
         Args:
-            threshold: cosine from which two pictures are similar.
+            threshold: minimum cosine of similar pictures.
 
         Raises:
-            UserError: a threshold outside of (0, 1].
+            UserError: a threshold outside (0, 1].
         """
         return find_duplicates(self.snapshot(), threshold)
 
     def snapshot(self) -> "Index":
-        """This version, to read from while others write; the index itself where its store keeps no versions."""
+        """Return a read-only view of this version; the index itself if its store has no versions."""
         store = self.store.snapshot()
         return self if store is self.store else Index(store, self.model)
 
     @staticmethod
     def examine(address: str | Path) -> list[str]:
-        """`verify` of an index that may not open.
+        """Run `verify` on an index that may be too damaged to open.
 
         Raises:
-            UserError: no index is there.
+            UserError: there is no index.
         """
         folder = Path(address)
-        here = "://" not in str(address) and (folder / f"{TABLE}.lance").is_dir()
-        if here and (found := verify_folder(folder)):
-            return found
+        on_disk = "://" not in str(address) and (folder / f"{TABLE}.lance").is_dir()
+        if on_disk and (damage := verify_folder(folder)):
+            return damage
         return Index.open(address).verify()
 
     def verify(self) -> list[str]:
-        """Read everything, and report what is damaged: one line for each file or picture."""
+        """Read all data and return one line per damaged file or picture."""
         return [*self.store.verify(), *annotations.annotation_damage(self.annotations)]
 
     def accelerate(self, target: float = 0.999) -> list[Accelerator]:
-        """Make look-ups in a large index fast, at a recall that is measured on its own rows.
+        """Build approximate indexes for fast lookup in a large index, with recall measured on its own rows.
 
-        As few cells of an inverted file (faiss) are read as find the ``target`` share of the ten nearest. What they
-        hold is scored exactly. Filters, exclusions, ``exact=True`` and many queries at a time never use it; rows that
-        are added later are in it without training.
+        A lookup reads the fewest cells of an inverted file (faiss) that give the ``target`` recall of the ten nearest,
+        and scores the candidates exactly. It is not used with filters, exclusions, ``exact=True`` or large query
+        batches. Rows added later are included without retraining.
 
         Returns:
-            What was measured, for pictures and for captions; nothing for fewer than 20,000 vectors.
+            Measurements for pictures and captions; those with fewer than 20,000 vectors are skipped.
 
         Raises:
-            UserError: the index is not on disk, faiss is not installed, or an impossible target.
+            UserError: the index is not on disk, faiss is not installed, or ``target`` is outside (0, 1].
         """
         return accelerate(self.store, target)
 
     def compact(self, keep_days: float = 1.0) -> int | None:
-        """Join small files, and free what deleted rows and versions older than ``keep_days`` take up.
+        """Merge small files, and free the space of deleted rows and of versions older than ``keep_days``.
 
         Returns:
-            How many bytes were freed; None for stores that do this themselves.
+            Number of bytes freed; None for stores that compact themselves.
 
         Raises:
             UserError: a negative number of days.

@@ -1,4 +1,4 @@
-"""What an index holds, counted."""
+"""Summary of an index."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from recollect.index.stores.ivf import Accelerator
 
 @dataclass(frozen=True)
 class IndexInfo:
-    """What an index holds.
+    """Counts and settings of an index.
 
     Attributes:
-        pictures, texts: how many pictures, and how many of them have a caption.
-        captions: how many captions there are.
-        sources: pictures of each source.
-        places: folders, files or hub ids of each source.
-        columns: names that filters know, with their type.
-        removed: pictures that the user removed.
+        pictures, texts: number of pictures, and of pictures with a caption.
+        captions: number of captions.
+        sources: number of pictures per source.
+        places: folders, files or hub ids per source.
+        columns: filter names with their type.
+        removed: number of pictures that the user removed.
     """
 
     address: str
@@ -35,7 +35,7 @@ class IndexInfo:
 
 
 def index_info(index: Any) -> IndexInfo:
-    """See `Index.info`."""
+    """Implement `Index.info`."""
     sources, places, captions = Counter[str](), dict[str, dict[str, None]](), 0
     for table in index.store.scan(["files", "captions"]):
         captions += sum(map(len, table["captions"].to_pylist()))

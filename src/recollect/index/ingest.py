@@ -1,8 +1,8 @@
-"""From a source to rows: an upsert by the digest of the pixels, and by the set of (source, key).
+"""Ingest a source into an index: upsert by pixel digest and by (source, key).
 
-`Index.build`, `Index.add` and `Index.watch` all come here. A picture that is there already, under any name and from any
-source, gets another file and is not embedded again; a file that holds another picture now leaves its old row. Rows are
-written in commits of whole blocks, so that a call that was killed continues where it was when it is made again.
+Used by `Index.build`, `Index.add` and `FolderWatch`. A picture already in the index gains a file entry and is not
+embedded again. A file whose content changed moves to a different row. Rows are committed in whole blocks, so an
+interrupted call resumes where it stopped.
 """
 
 import time
@@ -28,25 +28,26 @@ from recollect.index.samples import BLOCK, Failed, IngestOptions, IngestOutcome,
 if TYPE_CHECKING:
     from recollect.data.sources.columns import Columns
 
-_COMMIT = 16 * BLOCK  # rows of a commit, at most: what a kill can lose
-_EARLY, _LATER = 1.0, 0.1  # seconds between early commits, at least, and as a share of the time so far
-_NAMED = 20  # unreadable pictures that are named
+_MAX_PENDING = 16 * BLOCK  # samples per commit; an interruption loses at most these
+_MIN_INTERVAL = 1.0  # minimum seconds between early commits
+_INTERVAL_SHARE = 0.1  # minimum time between early commits as a fraction of the time elapsed
+_MAX_LISTED = 20  # unreadable pictures listed by name
 
 
 @dataclass
 class IngestReport:
-    """What became of the samples of one call.
+    """Outcome of one ingest call.
 
     Attributes:
-        read: samples.
+        read: samples read.
         added: new pictures.
-        updated: pictures that were there and changed: another file, caption, label or value.
-        unchanged: samples that are as they were.
-        copies: samples whose picture was there already, under another name or from another source.
-        gone: pictures that no source has any more.
+        updated: existing pictures with a new file, caption, label or value.
+        unchanged: unchanged samples.
+        copies: samples whose picture is already in the index under another name or source.
+        gone: pictures no longer in any source.
         kept_out: samples whose picture the user removed.
-        near: pictures left out because a near-duplicate was there.
-        broken: what was wrong with pictures that could not be read.
+        near: pictures skipped as near-duplicates.
+        broken: error messages of unreadable pictures.
     """
 
     read: int = 0
@@ -60,7 +61,7 @@ class IngestReport:
     broken: list[str] = field(default_factory=list)
 
     def summary(self) -> str:
-        """One line for a reader."""
+        """Return a one-line summary."""
         parts = {
             "added": self.added, "updated": self.updated, "unchanged": self.unchanged, "copies": self.copies,
             "gone": self.gone, "removed by you and kept out": self.kept_out, "near-duplicates left out": self.near,
@@ -76,21 +77,21 @@ def ingest(
     options: IngestOptions | None = None,
     on_block: Callable[[IngestReport, int], None] | None = None,
 ) -> IngestReport:
-    """See `Index.add`."""
+    """Implement `Index.add`."""
     options = options or IngestOptions()
     if not isinstance(source, Source):
         source = open_pictures(str(source))
-    called = name or source.name.removesuffix(":all")
-    writer = _Writer(index, options, called)
+    source_name = name or source.name.removesuffix(":all")
+    writer = _Writer(index, options, source_name)
     other = next(iter(writer.places), "") or "an earlier source"
     refuse((
         not name and writer.places and source.place not in writer.places,
-        f"{index.address}: another source is called '{called}' already, read from {other}. Give this one another name "
-        f"with --name NAME; if it is a newer version of that one, say so with --name '{called}'.",
+        f"{index.address}: the name '{source_name}' is already used by a source read from {other}. Choose another name "
+        f"with --name NAME, or replace that source by this one with --name '{source_name}'.",
     ))  # fmt: skip
     stop = len(source) if options.limit is None else min(options.limit, len(source))
-    reader = SampleReader(index.encoder, source, called, options, writer.files, frozenset(writer.ids))
-    counted = BrokenCounter(options.broken_share, "--broken-share", shown=_NAMED)
+    reader = SampleReader(index.encoder, source, source_name, options, writer.files, frozenset(writer.ids))
+    counted = BrokenCounter(options.broken_share, "--broken-share", shown=_MAX_LISTED)
     with progress(f"embed {source.name}", stop, "pictures") as counter:
         try:
             for block in _blocks(reader, stop, options.engine):
@@ -100,7 +101,7 @@ def ingest(
                 if on_block is not None:
                     on_block(writer.report, stop)
         except KeyboardInterrupt:
-            writer.commit()  # the next call goes on from here
+            writer.commit()  # the next call resumes here
             raise
         writer.commit()
     writer.drop_unseen(whole=stop == len(source))
@@ -108,13 +109,13 @@ def ingest(
 
 
 def open_pictures(spec: str, split: str | None = None, columns: "Columns | None" = None) -> Source:
-    """Open a source for an index: all its splits where none is named, pictures without texts included.
+    """Open a source for an index: all splits by default, including pictures without texts.
 
     Raises:
         UserError: the source, split or column does not exist.
     """
     from recollect.data.sources import (
-        open_source,  # loads datasets, which a search does not need
+        open_source,  # imports datasets, which a search does not need
         split_of,
     )
     from recollect.data.sources.generated import is_generated
@@ -133,45 +134,41 @@ def _blocks(reader: SampleReader, stop: int, engine: str) -> Iterator[list[Inges
 
 
 class _Writer:
-    """Writes what was read in commits.
-
-    Args:
-        index: to write to.
-        options: of the call.
-        called: the name of the source.
+    """Collects ingest outcomes and commits them to the index.
 
     Attributes:
-        report: counts.
-        files: what the index knew of this source before: by key and stamp, with the id of the picture.
-        ids: of all pictures; True for those that the user removed.
-        places: of this source.
+        source_name: name of the source in the index.
+        report: counts so far.
+        files: existing files of this source, with their picture's id, by key and stamp.
+        ids: all ids in the index; True for pictures that the user removed.
+        places: existing places of this source.
     """
 
-    def __init__(self, index: Any, options: IngestOptions, called: str) -> None:
-        self.index, self.options, self.called, self.report = index, options, called, IngestReport()
+    def __init__(self, index: Any, options: IngestOptions, source_name: str) -> None:
+        self.index, self.options, self.source_name, self.report = index, options, source_name, IngestReport()
         self.files: dict[str, dict[str, tuple[str, File]]] = {}
         self.ids: dict[str, bool] = {}
         for row in index.store.dicts(["id", "files", "removed"], removed=None):
             self.ids[row["id"]] = row["removed"]
-            for file in (File(**each) for each in row["files"] if each["source"] == called):
+            for file in (File(**each) for each in row["files"] if each["source"] == source_name):
                 self.files.setdefault(file.key, {})[file.stamp] = (row["id"], file)
         self.places = {file.place for entries in self.files.values() for _, file in entries.values()}
         self._seen: dict[str, set[str]] = {}  # stamps by key
-        self._nameless = False  # whether a picture broke before its name was known: it may be any that is not seen
-        self._waiting: dict[str, list[ReadPicture]] = {}
+        self._key_unknown = False  # a picture failed before its key was known: it may be any key not yet seen
+        self._pending: dict[str, list[ReadPicture]] = {}
         self._moved: dict[str, list[File]] = {}
-        self._count = 0  # of samples that are waiting
-        self._began = self._committed = time.monotonic()
+        self._pending_samples = 0
+        self._started = self._committed = time.monotonic()
 
     def take(self, block: list[IngestOutcome]) -> None:
-        """Count samples, and write when enough are waiting."""
+        """Count the outcomes of a block, and commit if enough samples are pending."""
         near = self._near(block)
         for outcome in block:
             self.report.read += 1
             if isinstance(outcome, Failed):
                 self.report.broken.append(outcome.message)
                 if outcome.key is None:
-                    self._nameless = True
+                    self._key_unknown = True
                 else:
                     self._seen.setdefault(outcome.key, set()).update(self.files.get(outcome.key, ()))
                 continue
@@ -181,59 +178,60 @@ class _Writer:
                 self.report.unchanged += 1
                 id, before = self.files[file.key][file.stamp]
                 self.report.kept_out += self.ids[id]
-                if before != file:  # the same picture in another place, or written again
+                if before != file:  # moved or rewritten, with the same content
                     self._moved.setdefault(id, []).append(file)
             elif outcome.id in near:
                 self.report.near += 1
             else:
-                self._waiting.setdefault(outcome.id, []).append(outcome)
-                self._count += 1
-        if self._count >= _COMMIT:
+                self._pending.setdefault(outcome.id, []).append(outcome)
+                self._pending_samples += 1
+        if self._pending_samples >= _MAX_PENDING:
             self.commit()
         self._commit_early()
 
     def _commit_early(self) -> None:
-        """Write what is waiting if it is due: ever less often, since each commit is a new part."""
+        """Commit pending samples if due, at growing intervals since each commit adds a part to the matrix."""
         now = time.monotonic()
-        if self.options.early and now - self._committed > max(_EARLY, _LATER * (now - self._began)):
+        interval = max(_MIN_INTERVAL, _INTERVAL_SHARE * (now - self._started))
+        if self.options.early and now - self._committed > interval:
             self.commit()
 
     def _near(self, block: list[IngestOutcome]) -> set[str]:
-        """Ids of new pictures of a block with a near-duplicate in the index, waiting, or before them in the block."""
-        read = (each for each in block if isinstance(each, ReadPicture) and each.id not in self._waiting)
-        news = {each.id: each.vector for each in read if each.vector is not None and each.id not in self.ids}
-        if self.options.near is None or not news:
+        """Return ids of new pictures with a near-duplicate in the index, pending, or earlier in the block."""
+        read = (each for each in block if isinstance(each, ReadPicture) and each.id not in self._pending)
+        new = {each.id: each.vector for each in read if each.vector is not None and each.id not in self.ids}
+        if self.options.near is None or not new:
             return set()
-        vectors, limit = np.stack([*news.values()]), self.options.near - 2 * ROUNDING  # half and single precision
+        vectors, limit = np.stack([*new.values()]), self.options.near - 2 * ROUNDING  # half and single precision
         near = look_up(self.index.store, vectors, 1, exact=True).scores[:, 0] >= limit
-        if waiting := [vector for reads in self._waiting.values() if (vector := reads[0].vector) is not None]:
-            near |= (vectors @ np.stack(waiting).T >= limit).any(axis=1)
+        if pending := [vector for reads in self._pending.values() if (vector := reads[0].vector) is not None]:
+            near |= (vectors @ np.stack(pending).T >= limit).any(axis=1)
         alike = vectors @ vectors.T >= limit
         for row in range(len(near)):
             near[row] |= (alike[row, :row] & ~near[:row]).any()
-        return {id for id, left_out in zip(news, near.tolist(), strict=True) if left_out}
+        return {id for id, skipped in zip(new, near.tolist(), strict=True) if skipped}
 
     def commit(self) -> None:
-        """Write what is waiting, all of it or nothing."""
-        ids = list(dict.fromkeys((*self._waiting, *self._moved)))
+        """Write all pending samples in one commit."""
+        ids = list(dict.fromkeys((*self._pending, *self._moved)))
         if not ids:
             return
         with self.index.store.writing():
             changed = self._changed(Rows.of_table(self.index.store.rows(ids, COLUMNS)))
             known = {*changed.ids}
-            new = self._new([reads for id, reads in self._waiting.items() if id not in known])
+            new = self._new([reads for id, reads in self._pending.items() if id not in known])
             upsert_merged(self.index, Rows.joined([changed, new]))
         self.report.updated += len(changed)
         self.report.added += len(new)
-        self.ids |= {id: self.ids.get(id, False) for id in self._waiting}
-        self._waiting, self._moved, self._count = {}, {}, 0
+        self.ids |= {id: self.ids.get(id, False) for id in self._pending}
+        self._pending, self._moved, self._pending_samples = {}, {}, 0
         self._committed = time.monotonic()
 
-    def _changed(self, there: Rows) -> Rows:
-        """Rows that exist, with the files that were read; one that was written again keeps its place among them."""
-        files, images = list(there.files), list(there.images)
-        for row, id in enumerate(there.ids):
-            reads, known = self._waiting.get(id, []), {each.name for each in files[row]}
+    def _changed(self, existing: Rows) -> Rows:
+        """Return existing rows with the files read; a rewritten file keeps its position."""
+        files, images = list(existing.files), list(existing.images)
+        for row, id in enumerate(existing.ids):
+            reads, known = self._pending.get(id, []), {each.name for each in files[row]}
             again = [each for each in reads if each.file.name in known]
             new = [each for each in reads if each.file.name not in known]
             every = (*files[row], *(each.file for each in reads), *self._moved.get(id, []))
@@ -242,16 +240,16 @@ class _Writer:
             files[row] = sorted(distinct.values(), key=lambda each: place[each.name])
             stored = (*(each.stored for each in again), images[row], *(each.stored for each in new))
             images[row] = next(filter(None, stored), None)
-            self.report.copies += len(new) if not there.removed[row] else 0
-            self.report.kept_out += len(reads) if there.removed[row] else 0
-        return replace(with_files(there, files), images=images)
+            self.report.copies += len(new) if not existing.removed[row] else 0
+            self.report.kept_out += len(reads) if existing.removed[row] else 0
+        return replace(with_files(existing, files), images=images)
 
     def _new(self, pictures: list[list[ReadPicture]]) -> Rows:
-        """New pictures, each read from one file or several."""
+        """Return rows for new pictures, each read from one or several files."""
         firsts, vectors = [reads[0] for reads in pictures], list[np.ndarray]()
         for first in firsts:
-            gone = f"{self.index.address}: picture {first.id} was deleted meanwhile. Run the command again."
-            refuse((first.vector is None, gone))  # another process deleted the row that made embedding unnecessary
+            gone = f"{self.index.address}: another process deleted picture {first.id}. Run the command again."
+            refuse((first.vector is None, gone))  # not embedded, since it was in the index when it was read
             vectors.append(np.asarray(first.vector))
         self.report.copies += sum(len(reads) - 1 for reads in pictures)
         count, none = len(firsts), np.zeros((0, self.index.width), dtype=np.float32)
@@ -265,12 +263,13 @@ class _Writer:
         )  # fmt: skip
 
     def drop_unseen(self, whole: bool) -> None:
-        """Drop files that changed, and after a whole reading those that the source no longer has.
+        """Drop outdated versions of files, and files that the source no longer has if all of it was read (``whole``).
 
-        A table may name a picture in several rows: where only some of them were read, the others may come later.
+        A table may list a picture in several rows. After a partial read, versions are dropped only if as many were
+        seen as are stored, since the remaining rows may still follow.
         """
         gone: dict[str, set[tuple[str, str]]] = {}
-        hidden, whole = 0, whole and not self._nameless
+        hidden, whole = 0, whole and not self._key_unknown
         for key, entries in self.files.items():
             seen = self._seen.get(key, set())
             for stamp, (id, file) in entries.items():
@@ -281,8 +280,8 @@ class _Writer:
                     continue
                 gone.setdefault(id, set()).add((key, stamp))
         if hidden:
-            note(f"{self.index.address}: {hidden:,} files are in folders that cannot be read now; their pictures stay")
-        unwanted = set[tuple[str, str]]().union(*gone.values())
+            note(f"{self.index.address}: kept the pictures of {hidden:,} files in folders that cannot be read now")
+        stale = set[tuple[str, str]]().union(*gone.values())
         self.report.gone += drop_files(
-            self.index, list(gone), lambda file: file.source == self.called and (file.key, file.stamp) in unwanted
+            self.index, list(gone), lambda file: file.source == self.source_name and (file.key, file.stamp) in stale
         )

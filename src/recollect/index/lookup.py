@@ -1,4 +1,4 @@
-"""The look-up: the only place that ranks the pictures of an index."""
+"""Nearest-neighbor lookup: all ranking of pictures in an index happens here."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -13,23 +13,23 @@ from recollect.index.rows import ROUNDING, By
 from recollect.index.stores.base import Nearest, Store
 
 Excluded = Collection[str] | Sequence[str | Collection[str] | None]
-"""Ids that no query may find (a set), or one entry per query: an id, several, or None (a sequence)."""
+"""Ids excluded for all queries (a set), or one entry per query (a sequence): an id, a collection of ids, or None."""
 
-_MORE = 32  # vectors asked for beyond k where some of them may not count
+_EXTRA = 32  # vectors requested beyond k if some may be filtered out
 _GROWTH = 4
-_UNSURE = 2.0**-12  # far more than single precision and rounding can be off by
-_FEW = 1_000  # names that are made without importing pandas
+_TOLERANCE = 2.0**-12  # far above the errors of single precision and rounding
+_MAX_WITHOUT_PANDAS = 1_000  # ids converted by the slower method that does not import pandas
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a look-up returns, best first.
+    """Result of a lookup, best first; rows are padded if fewer than k pictures are left.
 
     Attributes:
-        ids: of the pictures; "" where nothing is left.
-        scores: cosines; -inf there.
-        vectors: what was read from the pictures, unit norm, zeros there; None if nothing was to be read.
-        captions: by text, which caption of the picture matched, from 0; 0 elsewhere.
+        ids: picture ids; "" as padding.
+        scores: cosines; -inf as padding.
+        vectors: unit-norm vectors chosen by ``read``; zeros as padding; None if ``read`` is None.
+        captions: position of the matching caption if ``by`` is ``text``; else 0.
     """
 
     ids: Shaped[np.ndarray, "queries k"]
@@ -52,11 +52,11 @@ def look_up(
     max_score: float | None = None,
     exact: bool = False,
 ) -> Found:
-    """The k pictures nearest to each query; see `Index.lookup`.
+    """Return the k pictures nearest to each query; see `Index.lookup`.
 
-    Vectors of the store become pictures here: the captions of one picture are folded into it, so that it is found once,
-    by its best caption; then pictures that are excluded or too near are passed over. As long as a query has fewer than
-    k pictures, more vectors are asked for. Equal scores are in the order of the store's rows.
+    The store returns vectors; this function reduces them to pictures. Only the best caption of a picture counts, and
+    excluded or too similar pictures are skipped. More vectors are requested while a query has fewer than k pictures.
+    Ties are in row order.
     """
     excluded = _exclusions(exclude, len(queries))
     spoken = by == "text" or read == "text"
@@ -66,52 +66,51 @@ def look_up(
     vectors = None if read is None else np.zeros((len(queries), k, queries.shape[1]), dtype=np.float32)
     filtered = max_score is not None or bool(excluded)
     exact = exact or filtered
-    waiting, asked = np.arange(len(queries)), k + (_MORE if filtered else k if by == "text" else 0)
-    while len(waiting):
-        found = store.nearest(queries[waiting], asked, by, where, spoken, exact)
-        counts = found.rows >= 0
+    open_queries, requested = np.arange(len(queries)), k + (_EXTRA if filtered else k if by == "text" else 0)
+    while len(open_queries):
+        found = store.nearest(queries[open_queries], requested, by, where, spoken, exact)
+        valid = found.rows >= 0
         if by == "text":
-            counts &= _first_of_each(found.rows)
+            valid &= _first_of_each(found.rows)
         if max_score is not None:
-            counts &= found.scores < max_score
+            valid &= found.scores < max_score
         if excluded:
-            counts &= _allowed(found, [excluded[query] for query in waiting.tolist()])
-        order = np.argsort(~counts, axis=1, kind="stable")[:, :k]
-        kept, width = np.take_along_axis(counts, order, 1), order.shape[1]
+            valid &= _allowed(found, [excluded[query] for query in open_queries.tolist()])
+        order = np.argsort(~valid, axis=1, kind="stable")[:, :k]
+        kept, width = np.take_along_axis(valid, order, 1), order.shape[1]
         rows = np.where(kept, np.take_along_axis(found.rows, order, 1), -1)
-        ids[waiting, :width] = _names(found.ids, rows)
-        scores[waiting, :width] = np.where(kept, np.take_along_axis(found.scores, order, 1), -np.inf)
+        ids[open_queries, :width] = _ids_of(found.ids, rows)
+        scores[open_queries, :width] = np.where(kept, np.take_along_axis(found.scores, order, 1), -np.inf)
         entries = np.take_along_axis(found.entries, order, 1)
-        captions[waiting, :width] = np.where(kept, entries, 0)
-        if vectors is not None and read is not None:
-            there = rows >= 0
-            if there.any():
-                some = np.zeros((*rows.shape, queries.shape[1]), dtype=np.float32)
-                some[there] = found.read(rows[there], read, entries[there] if by == read == "text" else None)
-                vectors[waiting, :width] = some
-        exhausted = found.rows.shape[1] < asked or (found.rows[:, -1] < 0).all()
-        waiting, asked = waiting[counts.sum(1) < k] if not exhausted else waiting[:0], _GROWTH * asked
+        captions[open_queries, :width] = np.where(kept, entries, 0)
+        if vectors is not None and read is not None and kept.any():
+            block = np.zeros((*rows.shape, queries.shape[1]), dtype=np.float32)
+            block[kept] = found.read(rows[kept], read, entries[kept] if by == read == "text" else None)
+            vectors[open_queries, :width] = block
+        exhausted = found.rows.shape[1] < requested or (found.rows[:, -1] < 0).all()
+        open_queries = open_queries[valid.sum(1) < k] if not exhausted else open_queries[:0]
+        requested *= _GROWTH
     return Found(ids, scores, vectors, captions)
 
 
 def ids_near(
     store: Store, queries: Float32[np.ndarray, "queries width"], threshold: float, by: By = "image"
 ) -> list[str]:
-    """The ids of all pictures with a cosine of at least ``threshold`` to any query; see `Index.near`."""
+    """Implement `Index.near`."""
     near, k, count = dict[str, None](), 32, store.count()
     while len(queries) and count:
         found = look_up(store, queries, min(k, count), by, by, exact=True)
         assert found.vectors is not None
         wide = np.einsum("qw,qkw->qk", queries.astype(np.float64), found.vectors.astype(np.float64))
-        reach = (found.scores >= threshold - _UNSURE) & (wide >= threshold - ROUNDING)
+        reach = (found.scores >= threshold - _TOLERANCE) & (wide >= threshold - ROUNDING)
         near |= dict.fromkeys(found.ids[reach].tolist())
-        queries = queries[found.scores[:, -1] >= threshold - _UNSURE] if k < count else queries[:0]
+        queries = queries[found.scores[:, -1] >= threshold - _TOLERANCE] if k < count else queries[:0]
         k *= 8
     return list(near)
 
 
 def _first_of_each(rows: np.ndarray) -> Bool[np.ndarray, "queries k"]:
-    """Where a row appears for the first time in the list of its query."""
+    """Return where a row number appears for the first time in its query's results."""
     order = np.argsort(rows, axis=1, kind="stable")
     ordered = np.take_along_axis(rows, order, 1)
     first = np.ones(rows.shape, dtype=bool)
@@ -119,26 +118,26 @@ def _first_of_each(rows: np.ndarray) -> Bool[np.ndarray, "queries k"]:
     return first
 
 
-def _names(ids: Any, rows: np.ndarray) -> Shaped[np.ndarray, "queries k"]:
-    """The ids of rows, "" for -1."""
+def _ids_of(ids: Any, rows: np.ndarray) -> Shaped[np.ndarray, "queries k"]:
+    """Return the ids of row numbers; "" for -1."""
     flat = rows.reshape(-1).astype(np.int64)
-    names = np.full(len(flat), "", dtype=object)
+    out = np.full(len(flat), "", dtype=object)
     taken = ids.take(integer_array(flat[flat >= 0]))
-    names[flat >= 0] = taken.to_pylist() if len(flat) <= _FEW else taken.to_numpy(zero_copy_only=False)
-    return names.reshape(rows.shape)
+    out[flat >= 0] = taken.to_pylist() if len(flat) <= _MAX_WITHOUT_PANDAS else taken.to_numpy(zero_copy_only=False)
+    return out.reshape(rows.shape)
 
 
 def _allowed(found: Nearest, excluded: list[frozenset[str]]) -> Bool[np.ndarray, "queries k"]:
-    """Which places may stay: all but those with an id that this query may not find."""
-    names = _names(found.ids, found.rows)
+    """Return which results are not excluded for their query."""
+    ids = _ids_of(found.ids, found.rows)
     if all(len(each) == 1 for each in excluded):
-        return np.asarray(names != np.array([next(iter(each)) for each in excluded], dtype=object)[:, None])
-    rows = [[id not in each for id in row] for row, each in zip(names.tolist(), excluded, strict=True)]
-    return np.array(rows, dtype=bool).reshape(names.shape)
+        return np.asarray(ids != np.array([next(iter(each)) for each in excluded], dtype=object)[:, None])
+    rows = [[id not in each for id in row] for row, each in zip(ids.tolist(), excluded, strict=True)]
+    return np.array(rows, dtype=bool).reshape(ids.shape)
 
 
 def _exclusions(exclude: Excluded | None, queries: int) -> list[frozenset[str]]:
-    """The ids that each query may not find; an empty list if nothing is excluded."""
+    """Return the excluded ids of each query; an empty list if nothing is excluded."""
     if exclude is None or not len(exclude):
         return []
     if isinstance(exclude, set | frozenset):

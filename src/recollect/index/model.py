@@ -1,4 +1,4 @@
-"""The model of an index: opened when first needed, and checked against the one that made the vectors."""
+"""Model of an index: opened on first use and checked against the stored fingerprint."""
 
 import sys
 import threading
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 class IndexModel:
-    """The model that made the vectors of an index; objects of several threads may share it.
+    """Thread-safe access to the model that computed the vectors of an index.
 
     Args:
-        record: of the index.
-        address: of the index.
-        encoder: the model, if it is open already.
+        record: record of the index.
+        address: address of the index, for messages.
+        encoder: the model, if already open.
     """
 
     def __init__(self, record: Record, address: str, encoder: Encoder | None = None) -> None:
@@ -42,15 +42,15 @@ class IndexModel:
             self.use(encoder, "the model")
 
     def made(self, record: Record) -> bool:
-        """Whether it made the vectors of an index too, and reads texts in the same way."""
+        """Return whether the record names the same model and text prefix."""
         return (record.model, record.prefix) == (self.record.model, self.record.prefix)
 
     @property
     def encoder(self) -> Encoder:
-        """The open model.
+        """Open model.
 
         Raises:
-            UserError: it cannot be opened, or is another model now.
+            UserError: it cannot be opened, or its fingerprint differs from the index.
         """
         with self._opening:
             if self._encoder is None:
@@ -64,67 +64,59 @@ class IndexModel:
         """Open the model.
 
         Args:
-            named: where it is now; where it was when the index was made by default.
-            device: where to compute; the best there is by default.
-            option: what names the model on the command line, for messages.
+            named: path or hub id; default: the name stored in the index.
+            device: default: the best available.
+            option: command-line option for the model, for messages.
 
         Returns:
-            The model, and what opened it.
+            The model and its name.
 
         Raises:
-            UserError: it cannot be opened, or is another model.
+            UserError: it cannot be opened, or its fingerprint differs from the index.
         """
         name = named or beside(self.record.model_name, self.address)
-        refuse((not name, f"{self.address}: does not say which model embedded it. Name it with {option}."))
-        chosen_device(device)  # a wrong device is no missing model
-        gone = f"{self.address}: its model {name} cannot be opened; say where it is with {option}"
+        refuse((not name, f"{self.address}: does not record which model embedded it. Pass the model with {option}."))
+        chosen_device(device)  # report an invalid device before reporting a missing model
+        gone = f"{self.address}: cannot open its model {name}; pass its path or hub id with {option}"
         with nullcontext() if named else user_errors(gone, UserError):
             encoder = encoder_and_name(name, device)[0]
         self.use(encoder, name)
         return encoder, name
 
     def use(self, encoder: Encoder, what: str) -> None:
-        """Take an open model.
+        """Use an open model.
 
         Raises:
-            UserError: as `check`.
+            UserError: see `check`.
         """
         self.check(encoder, what)
         self._encoder = encoder
 
     def check(self, encoder: Encoder, what: str) -> None:
-        """Reject a model other than the one that made the vectors, or one that reads texts differently.
-
-        Raises:
-            UserError: naming both.
-        """
+        """Raise `UserError` if the model's fingerprint or text prefix differs from the index."""
         self.check_fingerprint(encoder.fingerprint, what)
         before, now = (
             f"prefix {each}" if each else "no prefix" for each in (self.record.prefix, caption_prefix(encoder))
         )
-        differ = f"{self.address}: its texts were read with {before}, but {what} reads them with {now}"
-        refuse((before != now, f"{differ}, so they cannot be compared. Build the index again."))
+        differ = f"{self.address}: its texts were embedded with {before}, but {what} uses {now}"
+        refuse((before != now, f"{differ}. Build the index again."))
 
     def check_fingerprint(self, fingerprint: str, what: str) -> None:
-        """Reject a model other than the one that made the vectors.
-
-        Raises:
-            UserError: naming both.
-        """
+        """Raise `UserError` if the fingerprint differs from the index."""
         before, now = f"{self.record.model_name or 'a model'} ({self.record.model[:12]})", fingerprint[:12]
         other = f"{self.address}: embedded by {before}, but {what} is another model ({now})"
         refuse((fingerprint != self.record.model, f"{other}. Use that model, or build another index with this one."))
 
     def embed(self, queries: Sequence[Query], encoder: Encoder | None = None) -> Float32[np.ndarray, "queries width"]:
-        """Unit-norm vectors of queries, by another encoder where one is given.
+        """Return unit-norm vectors of queries; ``encoder`` overrides the model.
 
         Raises:
-            UserError: as `recollect.index.query.embed_queries`.
+            UserError: see `recollect.index.query.embed_queries`.
         """
         return embed_queries(encoder or self.part_for(queries), queries, self.record.prefix)
 
     def part_for(self, queries: Sequence[Query]) -> QueryEncoder | None:
-        """What embeds these queries; None where all their terms are vectors."""
+        """Return the cheapest encoder for these queries; None if all their terms are vectors."""
         terms = [term for query in queries for term in query.terms if term.vector is None]
         if not terms:
             return None
@@ -132,18 +124,18 @@ class IndexModel:
         return words or self.encoder
 
     def open_words(self) -> None:
-        """Open what embeds words: all of the model, or only a part of the starter, which takes no PyTorch.
+        """Open the text encoder: for the starter a part that needs no PyTorch, else the whole model.
 
         Raises:
-            UserError: it cannot be opened, or is another model now.
+            UserError: it cannot be opened, or its fingerprint differs from the index.
         """
         if self._words is None:
             _ = self.encoder
 
     @property
     def _words(self) -> "StarterWords | None":
-        """Embeds words without PyTorch, in an index of the starter whose model is not open."""
-        known = "_starter" in self.__dict__  # once open it stays in use, whatever is imported meanwhile
+        """Text encoder without PyTorch, for an index built with the starter while the full model is not open."""
+        known = "_starter" in self.__dict__  # once open, it stays in use even if torch is imported later
         if self._encoder is not None or self.record.model_name != STARTER or ("torch" in sys.modules and not known):
             return None
         return self._starter
@@ -158,7 +150,7 @@ class IndexModel:
 def encoder_and_name(
     model: Encoder | str | Path | None, device: "torch.device | str | None" = None
 ) -> tuple[Encoder, str]:
-    """A model, and the name that opens it again; the starter by default."""
+    """Return the model, opened if given by name, and the name to reopen it; default: the starter."""
     if not isinstance(model, str | Path | None):
         return model, str(getattr(model, "name", ""))
     from recollect.models import load_model

@@ -1,4 +1,4 @@
-"""A picture of an index as a reader sees it, and the files it comes from."""
+"""Pictures of an index and the files they come from."""
 
 import io
 import json
@@ -15,23 +15,23 @@ from recollect.core.types import ImageLike
 from recollect.data.sources.images import BrokenImageError, decode, pixel_digest
 
 PICTURE_FACTS: Mapping[str, Any] = {"width": 0, "height": 0, "taken": "", "camera": "", "folder": "", "phash": ""}
-"""What an index knows of every picture, with the values that mean unknown."""
+"""Facts stored for every picture, with the values for "unknown"."""
 
 
 @dataclass(frozen=True)
 class File:
-    """One place that a picture comes from.
+    """One sample of a source that contains a picture.
 
     Attributes:
         source: name of the source.
         key: stable name of the sample within the source: a relative path, an id, or a digest.
-        path: the file; empty where the source is not a folder of files.
-        place: the folder, file or hub id of the source.
-        size: of the file in bytes, 0 where unknown.
-        mtime: modification time in nanoseconds, 0 where unknown.
-        ctime: when the file itself last changed (its name, place or bytes), in nanoseconds.
-        stamp: changes when the file or what the source says about it changes.
-        said: JSON of the captions, labels, metadata, date and camera that this sample contributed.
+        path: path of the file; empty if the source is not a folder of files.
+        place: folder, file or hub id of the source.
+        size: file size in bytes, 0 if unknown.
+        mtime: modification time in nanoseconds, 0 if unknown.
+        ctime: time of the last change to the file's name, location or content, in nanoseconds.
+        stamp: changes when the file or its annotations in the source change.
+        said: JSON with the captions, labels, metadata, date and camera from this sample.
     """
 
     source: str
@@ -46,35 +46,35 @@ class File:
 
     @property
     def name(self) -> tuple[str, str]:
-        """Its source and key."""
+        """Source and key."""
         return self.source, self.key
 
     @property
     def folder(self) -> str:
-        """Its folder within the source; the source's own name for a file at its top, "" for what is not a file."""
+        """Folder within the source; for a top-level file the name of the source folder; "" without a file."""
         folder = Path(self.key).parent.as_posix() if self.path else ""
         return Path(self.place).name if folder == "." else folder
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One row as a reader sees it; the pixels are read by `open`.
+    """One row of an index; `open` reads the pixels.
 
     Attributes:
-        id: digest of the decoded pixels (of the vector or text where there are no pixels).
-        captions: every caption, the user's own first.
-        labels: class names that its sources give.
-        files: where it comes from.
-        width, height: in pixels; 0 where unknown.
-        taken: when the picture was taken (EXIF), as ``2022-07-01T12:00:00``; empty where unknown.
+        id: digest of the decoded pixels (of the vector or text if there are no pixels).
+        captions: all captions; those set with `Index.set_captions` first.
+        labels: class names from its sources.
+        files: samples with this picture.
+        width, height: in pixels; 0 if unknown.
+        taken: date taken (EXIF), as ``2022-07-01T12:00:00``; empty if unknown.
         camera: maker and model (EXIF).
-        folder: the folder of its first file within the source, such as ``Norway/Bergen``; a filter may name any part,
-            or a folder above it.
+        folder: folder of its first file within the source, such as ``Norway/Bergen``; filters also match each path
+            component and parent folder.
         phash: perceptual hash, 16 hexadecimal digits.
-        metadata: the user's own columns.
-        captioned_by: model that wrote the user's captions, if one did.
+        metadata: user-defined columns.
+        captioned_by: model that wrote the captions set with `Index.set_captions`, if any.
         removed: whether the user removed it.
-        where: what to call it in messages.
+        where: how messages refer to it.
     """
 
     id: str
@@ -96,22 +96,22 @@ class Picture:
 
     @property
     def caption(self) -> str:
-        """The first caption, or an empty string."""
+        """First caption, or an empty string."""
         return self.captions[0] if self.captions else ""
 
     @property
     def source(self) -> str:
-        """The source of its first file, or an empty string."""
+        """Source of its first file, or an empty string."""
         return self.files[0].source if self.files else ""
 
     @property
     def path(self) -> Path | None:
-        """Its first file that exists; the first one if none does; None if it has none."""
+        """First file that exists, else the first file; None without files."""
         paths = [Path(file.path) for file in self.files if file.path]
         return next((path for path in paths if path.exists()), paths[0] if paths else None)
 
     def encoded(self) -> bytes | None:
-        """The encoded picture as stored in the index or in its file, not decoded; None if it has none."""
+        """Return the encoded bytes from the index or from the file; None if there are none."""
         stored = self._bytes()
         return self._file_bytes() if stored is None else stored
 
@@ -122,10 +122,10 @@ class Picture:
             raise BrokenImageError(f"{self.where}: cannot be read ({error.strerror})") from None
 
     def read(self) -> ImageLike:
-        """What an image tower reads: the decoded picture, or the array that the source of the index gives.
+        """Return the input of an image tower: the decoded picture, or an array from the source of the index.
 
         Raises:
-            BrokenImageError: as `open`.
+            BrokenImageError: see `open`.
         """
         return self.open() if self._read is None else self._read()
 
@@ -133,12 +133,12 @@ class Picture:
         """Decode the picture.
 
         Args:
-            needed: shorter side in pixels above which detail is of no use; large JPEGs are then decoded faster, smaller
-                than they are. 0 decodes all of it.
+            needed: shorter side in pixels that the caller needs; larger JPEGs are decoded faster at reduced size. 0
+                decodes at full size.
 
         Raises:
-            BrokenImageError: the index stores no picture, its file is gone or damaged, or holds other pixels now; or it
-                is a vector of a world without pictures.
+            BrokenImageError: there is no stored picture and its file is missing, damaged or has different pixels now;
+                or it is a vector, not a picture.
         """
         if self._read is not None:
             image = self._read()
@@ -160,11 +160,11 @@ class Picture:
 
     @property
     def distinct_files(self) -> list[File]:
-        """Its files, a file and links to it only once."""
+        """Files without duplicate paths."""
         return list({(each.path or (each.source, each.key)): each for each in self.files}.values())
 
     def intact_files(self) -> list[File]:
-        """Its files on disk that have these pixels, also where they were written since they were indexed."""
+        """Return the files on disk that still contain these pixels, including files rewritten since indexing."""
         return [file for file in self.distinct_files if self._still_in(file)]
 
     def _still_in(self, file: File) -> bool:
@@ -178,7 +178,7 @@ class Picture:
 
 
 def _written_since(file: File) -> bool:
-    """Whether a file was written after it was indexed, so that it may hold other pixels."""
+    """Return whether a file was modified after it was indexed, so its pixels may differ."""
     now = Path(file.path).stat()
     return bool(file.mtime) and (now.st_size, now.st_mtime_ns) != (file.size, file.mtime)
 
@@ -189,13 +189,13 @@ def picture_of(
     stored: Callable[[str], bytes | None],
     read: Callable[[str], ImageLike] | None = None,
 ) -> Picture:
-    """A row of `FACTS` as a reader sees it.
+    """Return the `Picture` for a row.
 
     Args:
-        row: by column name.
-        address: of the index, for messages.
-        stored: returns the encoded picture that the index stores for an id, or None.
-        read: returns the picture of an id, where the index reads pictures from a source.
+        row: values of `FACTS` by column name.
+        address: address of the index, for messages.
+        stored: returns the encoded picture stored in the index for an id, or None.
+        read: returns the picture for an id, if the index reads pictures from a source.
     """
     id, own = row["id"], json.loads(row["own"])
     files = tuple(File(**file) for file in row["files"])
@@ -216,7 +216,7 @@ def picture_of(
 
 
 def as_png(image: ImageLike) -> bytes:
-    """A picture of a source that has no encoded bytes, encoded without loss."""
+    """Encode a picture as PNG."""
     picture = Image.fromarray(image) if isinstance(image, np.ndarray) else image
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")
@@ -224,12 +224,13 @@ def as_png(image: ImageLike) -> bytes:
 
 
 def phash_of(image: ImageLike) -> str:
-    """Which of the 64 lowest cosine frequencies of the gray picture are above their median (pHash; Zauner, 2010).
+    """Compute the perceptual hash of a picture (pHash; Zauner, 2010).
 
-    Resizing a picture and encoding it again change few of these bits.
+    Its bits tell which of the 64 lowest cosine frequencies of the gray picture are above their median. Resizing and
+    re-encoding change few bits.
 
     Returns:
-        16 hexadecimal digits; empty for what is not a picture, or where all pixels are equal.
+        16 hexadecimal digits; empty if all pixels are equal, or for a vector.
     """
     from scipy.fft import dctn  # slow to import
 

@@ -1,4 +1,4 @@
-"""Queries: words, pictures and vectors, each with a weight, added and subtracted."""
+"""Queries: weighted sums of words, pictures and vectors."""
 
 import math
 import sys
@@ -17,7 +17,7 @@ from recollect.core.validation import refuse
 from recollect.data.sources.images import PICTURE_ENDINGS, decode
 
 _ZERO = 1e-6
-"""A sum of terms with a smaller norm has no direction: float32 embeddings cancel no further."""
+"""Sums of terms with a smaller norm count as zero: float32 embeddings do not cancel more exactly."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,11 +25,11 @@ class Term:
     """One summand of a query: words, a picture or a vector.
 
     Attributes:
-        words: taken exactly as they are.
-        picture: a file, or an opened picture.
-        vector: a unit-norm embedding, such as that of a picture in the index.
-        weight: factor of the unit embedding; negative for what should not appear, never 0.
-        name: what to call a vector in messages.
+        words: literal text, not parsed.
+        picture: a file or an open picture.
+        vector: a unit-norm embedding, e.g. of a picture in the index.
+        weight: factor of the unit embedding; negative to avoid the term, never 0.
+        name: name of a vector in messages.
     """
 
     words: str | None = None
@@ -41,11 +41,11 @@ class Term:
     def __post_init__(self) -> None:
         if sum(each is not None for each in (self.words, self.picture, self.vector)) != 1:
             raise ValueError("a term is words, a picture or a vector")
-        useless = not math.isfinite(self.weight) or self.weight == 0
-        refuse((useless, f"weight {self.weight:g} of {self}: must be a finite number other than 0"))
+        invalid = not math.isfinite(self.weight) or self.weight == 0
+        refuse((invalid, f"weight {self.weight:g} of {self}: must be a finite number other than 0"))
 
     def __str__(self) -> str:
-        """What a query calls it, without its weight."""
+        """Return the term as shown in a query, without its weight."""
         if self.words is not None:
             return f'"{self.words}"'
         if self.vector is not None:
@@ -53,13 +53,13 @@ class Term:
         return str(self.picture) if isinstance(self.picture, Path) else "image"
 
     def picture_key(self) -> tuple[str, str]:
-        """Equal for terms with the same file, the same opened picture or the same vector."""
+        """Return a key that is equal for terms with the same file, picture object or vector object."""
         if isinstance(self.picture, Path):
             return ("file", str(self.picture))
         return ("object", str(id(self.picture if self.vector is None else self.vector)))
 
     def open(self) -> ImageLike:
-        """The picture.
+        """Return the decoded picture.
 
         Raises:
             UserError: its file does not exist or is not a picture.
@@ -79,8 +79,8 @@ class Query:
     >>> Query.words("red boat") + Query.picture("harbor.jpg") - 0.5 * Query.words("sunset")
     Query('"red boat" + harbor.jpg - 0.5 * "sunset"')
 
-    Its embedding is the unit vector along the weighted sum of the unit embeddings of its terms. A picture's score is
-    the cosine with it: the weighted sum of its cosines with the terms, up to a factor that all pictures share.
+    Its embedding is the normalized weighted sum of the unit embeddings of its terms. A picture's score is the cosine
+    with it: the weighted sum of the cosines with the terms, up to a factor common to all pictures.
 
     Attributes:
         terms: at least one.
@@ -94,48 +94,48 @@ class Query:
 
     @classmethod
     def words(cls, text: str) -> "Query":
-        """Words exactly as they are, including quotes and signs."""
+        """Query for literal text, including quotes and signs."""
         return cls((Term(words=text),))
 
     @classmethod
     def picture(cls, image: str | Path | ImageLike) -> "Query":
-        """A picture: a file, a PIL image, or a (height, width, 3) uint8 array."""
+        """Query by a picture: a file, a PIL image, or a (height, width, 3) uint8 array."""
         return cls((Term(picture=Path(image) if isinstance(image, str) else image),))
 
     @classmethod
     def vector(cls, vector: Any, name: str = "vector") -> "Query":
-        """An embedding of the index's model, an array or tensor (width,); its norm is divided out."""
-        made = np.asarray(vector, dtype=np.float32)
-        useless = made.ndim != 1 or not np.linalg.norm(made) > 0
-        refuse((useless, f"{name}: a query vector is one row of numbers, not all zero"))
-        return cls((Term(vector=made / np.linalg.norm(made), name=name),))
+        """Query by an embedding of the index's model, an array or tensor (width,); it is normalized."""
+        array = np.asarray(vector, dtype=np.float32)
+        invalid = array.ndim != 1 or not np.linalg.norm(array) > 0
+        refuse((invalid, f"{name}: a query vector must be one-dimensional and not all zero"))
+        return cls((Term(vector=array / np.linalg.norm(array), name=name),))
 
     @property
     def text(self) -> str | None:
-        """The words of a query that has nothing else; None for every other query."""
+        """Words of a query with a single text term of weight 1; None for any other query."""
         (first, *rest) = self.terms
         return first.words if not rest and first.weight == 1 else None
 
     @property
     def words_alone(self) -> bool:
-        """Whether all its terms are words."""
+        """Whether all terms are words."""
         return all(term.words is not None for term in self.terms)
 
     @property
     def empty(self) -> bool:
-        """Whether all its terms are words without a letter."""
+        """Whether all terms are blank words."""
         return all(term.words is not None and not term.words.strip() for term in self.terms)
 
     @property
     def hint(self) -> str | None:
-        """A hint where the words look like the file of a picture."""
+        """Hint for a text query that is the path of a picture; else None."""
         words = self.text
         if words is None or Path(words).suffix.lower() not in PICTURE_ENDINGS or not Path(words).is_file():
             return None
         return f'searched for the words "{words}"; to search with that picture, pass Path("{words}") or --image {words}'
 
     def __str__(self) -> str:
-        """Words alone as they are; a sum with its words in quotes."""
+        """Return plain text for a text query, else the sum of terms with words in quotes."""
         if self.text is not None:
             return self.text
         parts = []
@@ -163,19 +163,19 @@ Asked = Any
 """Words, a `Path`, a PIL image, an array, a tensor, a `Query`, a `Term`, or a list of such things (`as_query`)."""
 
 
-def Minus(part: Asked, weight: float = 1.0) -> Query:  # reads as a type in a list of terms
-    """What a search should stay away from, in a list of terms: ``["a red boat", Minus("people")]``."""
+def Minus(part: Asked, weight: float = 1.0) -> Query:  # capitalized since it reads like a type in a list of terms
+    """Subtract a term in a list of terms: ``["a red boat", Minus("people")]``."""
     return -weight * as_query(part)
 
 
 def as_query(asked: Asked | Sequence[Asked]) -> Query:
-    """One query from words, a picture, a vector, a term, a query, or a list of these, which are added.
+    """Convert words, a picture, a vector, a term, a query, or a list of these (summed) to a query.
 
-    A string is taken as words. A one-dimensional array, one of a single row, or a list of numbers is a vector; an array
-    (height, width, 3) is a picture. So are a hit or a picture of an index, and the bytes of an image file.
+    A string means words. A 1-d array, a float array with a single row, or a list of numbers is a vector; an array
+    (height, width, 3), a hit or picture of an index, or the bytes of an image file is a picture.
 
     Raises:
-        UserError: something else.
+        UserError: any other type.
     """
     if isinstance(asked, Query):
         return asked
@@ -202,20 +202,20 @@ def as_query(asked: Asked | Sequence[Asked]) -> Query:
 
 
 QueryEncoder = Any
-"""The part of an `Encoder` that embeds queries (`width`, `prefixes`, `embed_texts`, `embed_images`); arrays will do."""
+"""`Encoder` members for queries (`width`, `prefixes`, `embed_texts`, `embed_images`); results may be NumPy arrays."""
 
 
 def embed_queries(
     encoder: QueryEncoder | None, queries: Sequence[Query], kind: Kind | None = None
 ) -> Float32[np.ndarray, "queries width"]:
-    """Unit-norm float32 embeddings of queries; words and files that occur several times are embedded once.
+    """Return unit-norm float32 embeddings of queries; repeated words and files are embedded once.
 
     Args:
-        encoder: may be None where all terms are vectors.
-        kind: how words are read, by a model with prefix tokens.
+        encoder: may be None if all terms are vectors.
+        kind: text kind of words, for models with prefix tokens.
 
     Raises:
-        UserError: a picture cannot be opened, a term has no words, or the terms of a query cancel out.
+        UserError: a picture cannot be opened, a term is blank, or the terms of a query cancel out.
     """
     words = list(dict.fromkeys(term.words for query in queries for term in query.terms if term.words is not None))
     pictures = {term.picture_key(): term for query in queries for term in query.terms if term.picture is not None}
@@ -248,10 +248,6 @@ def _embedding(query: Query, vectors: list[np.ndarray]) -> np.ndarray:
 
 
 def check_terms(query: Query) -> None:
-    """Reject a sum with a term that has no words.
-
-    Raises:
-        UserError: naming the query.
-    """
+    """Raise `UserError` for a sum with a blank term."""
     empty = len(query.terms) > 1 and any(term.words is not None and not term.words.strip() for term in query.terms)
     refuse((empty, f"{query}: one of its terms is empty. Write what to look for, or remove it."))

@@ -1,4 +1,4 @@
-"""Embed a large source on a Ray cluster: the blocks of `SampleReader.blocks`, in the same order."""
+"""Embed a large source on a Ray cluster: same blocks and order as `SampleReader.blocks`."""
 
 import logging
 import os
@@ -19,23 +19,23 @@ from recollect.core.types import best_device
 from recollect.index.samples import BLOCK, IngestOutcome, SampleReader
 
 _ENVIRONMENT = {
-    "GRPC_VERBOSITY": "NONE",  # otherwise Ray's parts warn about too many pings on a busy machine
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # otherwise it warns of a future change
-    "RAY_BACKEND_LOG_LEVEL": "fatal",  # its core writes errors to the terminal whatever its other logs are set to
-    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # and reports workers that died although they are replaced
+    "GRPC_VERBOSITY": "NONE",  # warnings about too many pings on a busy machine
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a warning about a future change
+    "RAY_BACKEND_LOG_LEVEL": "fatal",  # errors of the core process, which ignores other log settings
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # reports of dead workers that were replaced
 }
-"""Settings that Ray reads from the environment when it is imported; the user's own values stay."""
+"""Environment variables that silence Ray, read when it is imported; variables set by the user are not changed."""
 
 _AHEAD = 2
-"""Blocks per worker that are embedded before the first of them is written."""
+"""Blocks in flight per worker."""
 
 
 def ray_blocks(reader: SampleReader, stop: int) -> Iterator[list[IngestOutcome]]:
-    """What ``reader.blocks(range(stop))`` yields, embedded by the workers of a Ray cluster.
+    """Yield the blocks of ``reader.blocks(range(stop))``, embedded by the workers of a Ray cluster.
 
-    The cluster is the one that ``RAY_ADDRESS`` names, or one on this machine's cores. Encoder and source are sent to
-    each worker once; the files of the source must have the same path on every machine. A worker that dies is replaced,
-    and its block embedded again.
+    Uses the cluster at ``RAY_ADDRESS``, or starts one on this machine. Encoder and source are sent to each worker once;
+    the files of the source must have the same path on every machine. Dead workers are replaced and their blocks
+    embedded again.
 
     Raises:
         UserError: the cluster does not exist, or a worker failed.
@@ -57,21 +57,21 @@ def ray_blocks(reader: SampleReader, stop: int) -> Iterator[list[IngestOutcome]]
             raise UserError(str(cause)) from error
         raise UserError(f"Ray: {str(cause).strip().splitlines()[-1][:200]}") from error
     finally:
-        if ours:  # also after an interruption: no worker is left behind
+        if ours:
             ray.shutdown()
             if handler is not None and current_thread() is main_thread():
-                signal.signal(signal.SIGTERM, handler)  # Ray had replaced it
+                signal.signal(signal.SIGTERM, handler)  # Ray replaces it
 
 
 def _start(ray: Any) -> None:
-    """Start or join the cluster, without Ray's own warnings."""
+    """Start or join the cluster without Ray's warnings."""
     with warnings.catch_warnings(action="ignore"), _no_stderr():
         ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.CRITICAL)
 
 
 @contextmanager
 def _no_stderr() -> Iterator[None]:
-    """Discard what native code writes to the terminal: Ray's core reports there that it was told to be silent."""
+    """Discard stderr output of native code: Ray's core logs that its logging is disabled."""
     try:
         kept = os.dup(2)
     except OSError:  # no terminal
@@ -107,7 +107,7 @@ def _blocks(ray: Any, reader: SampleReader, stop: int) -> Iterator[list[IngestOu
 
 
 class _Worker:
-    """An encoder and a source in a process of their own."""
+    """Ray actor with its own encoder and source."""
 
     def __init__(self, reader: Any) -> None:
         self.reader = reader
@@ -115,5 +115,5 @@ class _Worker:
             self.reader = replace(reader, encoder=reader.encoder.to(best_device()))
 
     def embed(self, start: int, stop: int) -> list[IngestOutcome]:
-        """The outcomes of one block of samples."""
+        """Return the outcomes of one block of samples."""
         return [outcome for block in self.reader.blocks(range(start, stop)) for outcome in block]

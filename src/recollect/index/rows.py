@@ -1,4 +1,4 @@
-"""One row of an index is one picture: its files, captions, vectors and everything else known about it."""
+"""Rows of an index. One row is one picture with its files, captions, vectors and facts."""
 
 import hashlib
 import json
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 By = Literal["image", "text"]
-"""Which vectors of a picture: that of the picture itself, or those of its captions."""
+"""Vectors to use: of the picture itself, or of its captions."""
 
 VectorPrecision = Literal["float32", "float16"]
-"""How vectors are stored. Half precision halves the space and changes a cosine by about 1e-5."""
+"""Precision of stored vectors. Half precision halves the space and changes a cosine by about 1e-5."""
 
 ROUNDING = 2.0**-21
-"""What rounding to half precision can take from the cosine of two equal vectors, at most.
+"""Maximum loss in the cosine of two equal vectors by rounding to half precision.
 
-An entry is off by at most 2^-11 of itself, so a vector turns by an angle of at most 2^-11 (the norm is divided out),
-and by twice that if the other vector was rounded too: 1 - cos <= 2^-21.
+The relative error of an entry is at most 2^-11, so a normalized vector turns by an angle of at most 2^-11, and by
+twice that if both vectors are rounded: 1 - cos <= 2^-21.
 """
 
 FORMAT = 3
-"""Of an index on disk. Formats 1 and 2 were memories of pairs."""
+"""Format version of an index on disk. Formats 1 and 2 stored image-text pairs."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What an index says about itself; written once, when it is created.
+    """Settings of an index, written once when it is created.
 
     Attributes:
-        width: entries of a vector.
-        model: fingerprint of the model that made the vectors.
-        model_name: path or hub id that opens this model.
-        prefix: how the model reads captions and queries, for models with prefix tokens.
-        precision: of the stored vectors.
-        key: random; tells two indexes apart.
-        format: of the files.
+        width: vector dimension.
+        model: fingerprint of the model.
+        model_name: path or hub id of the model.
+        prefix: text kind of captions and queries, for models with prefix tokens.
+        precision: precision of the stored vectors.
+        key: random identifier of the index.
+        format: format version of the files.
     """
 
     width: int
@@ -60,12 +60,12 @@ class Record:
     format: int = FORMAT
 
     def to_json(self) -> str:
-        """The inverse of `from_json`."""
+        """Return the record as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str, where: str) -> "Record":
-        """Read a record.
+        """Parse a record.
 
         Raises:
             UserError: not a record, or written by a newer version.
@@ -84,14 +84,15 @@ class Rows:
     """Pictures by column; every field is empty or has one entry per picture.
 
     Attributes:
-        ids: unique; by default digests of the pictures, vectors or texts.
-        image_vectors: unit norm, zeros for a picture without a vector.
-        captions: the captions of each picture.
-        caption_vectors: for each picture an array (captions, width), unit norm.
+        ids: unique; default: digests of the vectors, or of the captions without a vector.
+        image_vectors: unit norm; zeros for a picture without a vector.
+        captions: captions of each picture.
+        caption_vectors: array (captions, width) of each picture, unit norm.
         files, labels, width, height, taken, camera, folder, phash: as in `Picture`.
         images: encoded bytes, or None.
-        metadata: the user's own columns, mappings that JSON can hold.
-        own: the user's ``captions``, and ``by``, the model that wrote them; and ``said``, what no file says.
+        metadata: user-defined columns, as JSON-serializable mappings.
+        own: values not from files: the user's ``captions``, ``by`` (model that wrote them), and ``said`` (captions,
+            labels and metadata of rows inserted as arrays).
         removed: whether the user removed the picture.
     """
 
@@ -116,10 +117,10 @@ class Rows:
         return max((len(value) for each in fields(self) if (value := getattr(self, each.name)) is not None), default=0)
 
     def complete(self, record: Record, where: str) -> "Rows":
-        """The same rows with every field filled and vectors of exact unit norm.
+        """Return the rows with all fields filled and vectors normalized exactly.
 
         Raises:
-            UserError: vectors of another width or not of unit norm; an id that is empty, too long or used twice.
+            UserError: vectors of wrong width or norm, or an id that is empty, too long or duplicated.
             ValueError: fields of different lengths.
         """
         count = len(self)
@@ -144,7 +145,7 @@ class Rows:
         ]
         for row, own in enumerate(filled["own"]):
             given = {"captions": captions[row], "labels": filled["labels"][row], "metadata": filled["metadata"][row]}
-            if given != merged_facts(filled["files"][row], own):  # rows given as arrays, which no file speaks for
+            if given != merged_facts(filled["files"][row], own):  # rows inserted as arrays: the values are in no file
                 filled["own"][row] = {**own, "said": plain(given)}
         for name, values in filled.items():
             if len(values) != count:
@@ -153,19 +154,19 @@ class Rows:
         return Rows(**filled)
 
     def table(self, record: Record, where: str) -> "pa.Table":
-        """As an Arrow table in `schema`.
+        """Return an Arrow table with the columns of `schema`.
 
         Raises:
-            UserError, ValueError: as `complete`.
+            UserError, ValueError: see `complete`.
         """
         import pyarrow as pa
 
-        kept, rows = schema(record), self.complete(record, where)
-        vector = kept.field("image_vector").type
+        target, rows = schema(record), self.complete(record, where)
+        vector = target.field("image_vector").type
         assert rows.image_vectors is not None
         flat = np.concatenate([np.zeros((0, record.width), dtype=np.float32), *rows.caption_vectors])
         offsets = np.concatenate([[0], np.cumsum([len(each) for each in rows.caption_vectors])]).astype(np.int32)
-        made: dict[str, Any] = {
+        converted: dict[str, Any] = {
             "image_vector": vector_array(rows.image_vectors, vector),
             "caption_vectors": pa.ListArray.from_arrays(pa.array(offsets), vector_array(flat, vector)),
             "id": rows.ids,
@@ -175,14 +176,14 @@ class Rows:
             "own": [_dumped(each) for each in rows.own],
         }
         arrays = []
-        for each in kept:
-            values = made.get(each.name, getattr(rows, each.name, None))
+        for each in target:
+            values = converted.get(each.name, getattr(rows, each.name, None))
             arrays.append(values if isinstance(values, pa.Array) else pa.array(values, each.type))
-        return pa.table(arrays, schema=kept)
+        return pa.table(arrays, schema=target)
 
     @classmethod
     def of_table(cls, table: "pa.Table") -> "Rows":
-        """The inverse of `table`."""
+        """Return the rows of a `table`."""
         columns = {name: table[name].to_pylist() for name in table.column_names if "vector" not in name}
         flat, counts = caption_matrix(table["caption_vectors"])
         return cls(
@@ -199,13 +200,13 @@ class Rows:
 
     @classmethod
     def joined(cls, parts: "Sequence[Rows]") -> "Rows":
-        """One after the other; all must have the same fields."""
+        """Concatenate rows; all parts must have the same fields filled."""
         lists = (each.name for each in fields(cls) if each.name != "image_vectors")
         vectors = np.concatenate([each.image_vectors for each in parts if each.image_vectors is not None])
         return cls(vectors, **{name: [one for each in parts for one in getattr(each, name)] for name in lists})
 
     def take(self, places: Sequence[int]) -> "Rows":
-        """Some rows, in the order given."""
+        """Return the rows at the given positions, in that order."""
 
         def pick(value: Any) -> Any:
             if isinstance(value, np.ndarray):
@@ -227,11 +228,11 @@ COLUMNS = (
 """Columns of an index, in order."""
 
 FACTS = tuple(name for name in COLUMNS if name not in {"caption_vectors", "image_vector", "image"})
-"""Columns that make a `Picture`: everything but vectors and pixels."""
+"""Columns of a `Picture`: all but vectors and pixels."""
 
 
 def schema(record: Record) -> "pa.Schema":
-    """The Arrow schema of an index, with its record as metadata."""
+    """Return the Arrow schema of an index, with its record as metadata."""
     import pyarrow as pa
 
     vector = pa.list_(pa.float32() if record.precision == "float32" else pa.float16(), record.width)
@@ -245,30 +246,30 @@ def schema(record: Record) -> "pa.Schema":
 
 
 def merged_facts(files: Sequence[File], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Captions, labels and metadata of a row: the union over its files; the user's captions come first."""
+    """Return captions, labels and metadata of a row: the union over its files, with the user's captions first."""
     captions, labels = dict.fromkeys(own.get("captions", ())), dict[str, None]()
     metadata: dict[str, Any] = {}
     for said in (own.get("said", {}), *(json.loads(file.said) for file in files)):
         captions |= dict.fromkeys(said.get("captions", ()))
         labels |= dict.fromkeys(said.get("labels", ()))
         metadata = {**said.get("metadata", {}), **metadata}
-    metadata |= own.get("values", {})  # of indexes made before sources alone brought columns
+    metadata |= own.get("values", {})  # written by older versions
     metadata = {key: value for key, value in metadata.items() if value is not None}
     return {"captions": tuple(captions), "labels": tuple(labels), "metadata": metadata}
 
 
 def _digest(vector: np.ndarray, captions: Sequence[str]) -> str:
-    """Id of a picture without pixels: digest of its vector, or of its captions where the vector is zero."""
+    """Return the id of a picture without pixels: a digest of its vector, or of its captions if the vector is zero."""
     if vector.any():
         return pixel_digest(np.ascontiguousarray(vector, dtype=np.float32))
     return hashlib.blake2b("\0".join(captions).encode(), digest_size=16).hexdigest()
 
 
 def unit_vectors(vectors: np.ndarray, width: int, what: str) -> Float32[np.ndarray, "rows width"]:
-    """Vectors with their norm divided out; rows of zeros stay.
+    """Normalize vectors; zero rows stay zero.
 
     Raises:
-        UserError: another width, not finite, or not close to unit norm.
+        UserError: wrong width, not finite, or norm not within 0.01 of 1.
     """
     vectors = np.ascontiguousarray(vectors, dtype=np.float32)
     shape = f"{what}: vectors of shape {tuple(vectors.shape)}, but the index has vectors of {width} entries"
@@ -283,7 +284,7 @@ def unit_vectors(vectors: np.ndarray, width: int, what: str) -> Float32[np.ndarr
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold of a value: NumPy numbers become numbers, other objects their text, NaN None."""
+    """Convert a value to JSON types: NumPy to Python numbers, NaN and infinity to None, other objects to strings."""
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | np.ndarray):

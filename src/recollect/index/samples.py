@@ -1,4 +1,4 @@
-"""Reads and embeds the samples of a source for an index."""
+"""Read and embed the samples of a source for an index."""
 
 import hashlib
 import json
@@ -20,14 +20,13 @@ from recollect.index.picture import File, as_png, phash_of
 from recollect.index.rows import plain
 
 BLOCK = 256
-"""Samples that are embedded together."""
+"""Samples per batch."""
 
 _BROKEN_SHARE = 0.5
-"""A folder of photos may have any number of damaged files; where most cannot be read, a disk failed or a column is
-wrong."""
+"""A folder of photos may have many damaged files; if most are unreadable, a disk failed or the column is wrong."""
 
 KeptPictures = Literal["source", "bytes", "path", "none"]
-"""What an index stores of a picture: bytes or path as the source has it, always one of them, or nothing."""
+"""How an index stores pictures: bytes or path as in the source, always bytes, always the path, or not at all."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +34,15 @@ class IngestOptions:
     """How samples become rows.
 
     Attributes:
-        captions: all captions of a sample, or only the first.
-        template: makes a caption of a class name, for samples with a label and no caption; None makes none.
-        pictures: what to store of them.
-        limit: read only so many samples; then nothing is dropped because the source lacks it.
-        near: leave out pictures with at least this cosine to one that is there (RECO: 0.94); None keeps them.
-        broken_share: stop when more than this share of the pictures cannot be read.
+        captions: use all captions of a sample, or only the first.
+        template: caption template filled with the class name, for samples with a label and no caption; None adds no
+            caption.
+        pictures: how pictures are stored.
+        limit: maximum number of samples to read; pictures missing from the source are then not deleted.
+        near: skip new pictures with at least this cosine to an indexed one (RECO: 0.94); None keeps them.
+        broken_share: stop if more than this share of the pictures is unreadable.
         engine: embed in this process, or on a Ray cluster.
-        early: commit within seconds at first, so that pictures can be searched while others are still read.
+        early: commit every few seconds at first, so pictures can be searched during a long ingest.
     """
 
     captions: Literal["all", "first"] = "all"
@@ -57,7 +57,14 @@ class IngestOptions:
 
 @dataclass(frozen=True)
 class ReadPicture:
-    """A sample whose picture was decoded; ``facts`` are `PICTURE_FACTS`, and ``vector`` is None if it is known."""
+    """A sample with a decoded picture.
+
+    Attributes:
+        facts: values of `PICTURE_FACTS`.
+        stored: encoded picture to store in the index, or None.
+        image: input of the image tower, until it is embedded.
+        vector: None if the picture is already in the index.
+    """
 
     id: str
     file: File
@@ -69,17 +76,17 @@ class ReadPicture:
 
 @dataclass(frozen=True)
 class Unchanged:
-    """A sample that is as it was; ``file`` says where it is now."""
+    """An unchanged sample; ``file`` has its current path and times."""
 
     file: File
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A sample that cannot be read.
+    """An unreadable sample.
 
     Attributes:
-        key: what its source calls the picture; None where only reading would have told.
+        key: key of the sample in its source; None if it is unknown without reading the sample.
     """
 
     message: str
@@ -91,15 +98,15 @@ IngestOutcome = ReadPicture | Unchanged | Failed
 
 @dataclass(frozen=True)
 class SampleReader:
-    """Reads and embeds the samples of a source; it can be sent to another process.
+    """Reads and embeds the samples of a source; can be pickled.
 
     Attributes:
         encoder: embeds pictures.
-        source: where samples come from.
-        called: what the index calls it.
+        source: source of the samples.
+        called: name of the source in the index.
         options: how samples become rows.
-        known: files of the source that the index has, by key and stamp.
-        ids: of all pictures that need not be embedded.
+        known: files of the source in the index, with their picture's id, by key and stamp.
+        ids: ids of pictures that are not embedded again.
     """
 
     encoder: Encoder
@@ -110,7 +117,7 @@ class SampleReader:
     ids: frozenset[str] = frozenset()
 
     def blocks(self, indices: Sequence[int]) -> Iterator[list[IngestOutcome]]:
-        """Embedded blocks in order; pictures are decoded in threads while the encoder has the block before."""
+        """Yield embedded blocks in order; threads decode the next block while the encoder runs."""
         for block in blocks_ahead(self._read, indices, BLOCK):
             yield self._embedded(block)
 
@@ -141,11 +148,13 @@ class SampleReader:
             if file.stamp in self.known.get(name, ()):
                 return Unchanged(replace(file, said=self.known[name][file.stamp][1].said))
             sample = sample or self.source.read(index)
-            return self._taken(sample, file, original, encoded)
+            return self._read_picture(sample, file, original, encoded)
         except BrokenImageError as error:
             return Failed(str(error), key)
 
-    def _taken(self, sample: Sample, file: File, original: bytes | Path | None, encoded: bytes | None) -> ReadPicture:
+    def _read_picture(
+        self, sample: Sample, file: File, original: bytes | Path | None, encoded: bytes | None
+    ) -> ReadPicture:
         id = pixel_digest(sample.image)
         stored = self._stored(original, encoded, sample.image)
         small = reduced(self.encoder, sample.image)
@@ -155,7 +164,7 @@ class SampleReader:
         return ReadPicture(id, replace(file, said=json.dumps(said, ensure_ascii=False)), facts, stored, image)
 
     def _by_stat(self, index: int, key: str, path: Path) -> Unchanged | None:
-        """The file as the index knows it, where neither it nor what the source says about it has changed."""
+        """Return the indexed file if its size, times, path and annotations are unchanged, else None."""
         with _broken_if_unreadable():
             now = path.stat()
         for _, file in self.known.get(key, {}).values():
@@ -166,9 +175,9 @@ class SampleReader:
         return None
 
     def _facts(self, index: int, sample: Sample | None) -> str:
-        """Changes whenever what the source says about a sample, or what is made of it, does."""
-        made = (self.options.captions, self.options.template, self.options.pictures)
-        return _hash(f"{made} {self.source.facts(index, sample)}".encode())
+        """Return a hash of the sample's annotations in the source and of the options applied to them."""
+        options = (self.options.captions, self.options.template, self.options.pictures)
+        return _hash(f"{options} {self.source.facts(index, sample)}".encode())
 
     def _file(self, index: int, key: str, original: bytes | Path | None, content: str, sample: Sample | None) -> File:
         file = File(self.called, key, place=self.source.place, stamp=f"{content}-{self._facts(index, sample)}")
@@ -182,24 +191,24 @@ class SampleReader:
         return "" if self.options.pictures == "none" else str(path)
 
     def _stored(self, original: bytes | Path | None, encoded: bytes | None, image: ImageLike) -> bytes | None:
-        """The encoded picture that the index stores; None where a file has it, or none is wanted."""
-        keep, named = self.options.pictures, isinstance(original, Path)
+        """Return the encoded picture to store in the index; None if it is in a file or not stored."""
+        keep, is_file = self.options.pictures, isinstance(original, Path)
         if keep == "none" or (isinstance(image, np.ndarray) and image.ndim == 1):
             return None
-        if keep == "path" and not named:
+        if keep == "path" and not is_file:
             raise UserError(f"{self.source.name}: its pictures are not files. Use --pictures bytes or none.")
-        if named:
+        if is_file:
             return encoded if keep == "bytes" else None
         return encoded or as_png(image)
 
     def _said(self, sample: Sample) -> dict[str, Any]:
-        """What a sample says: captions, label and other columns."""
+        """Return captions, label and metadata of a sample, without empty values."""
         texts = tuple(text.strip() for text in sample.texts if text.strip())
         labeled = sample.label != NO_LABEL and bool(self.source.class_names)
         label = self.source.class_names[sample.label] if labeled else ""
         if sample.kind == "label" or not texts:
-            made = labeled and self.options.template is not None
-            texts = (fill(str(self.options.template), label),) if made else () if sample.kind == "label" else texts
+            filled = labeled and self.options.template is not None
+            texts = (fill(str(self.options.template), label),) if filled else () if sample.kind == "label" else texts
         if self.options.captions == "first":
             texts = texts[:1]
         metadata = {key: plain(value) for key, value in sample.extra.items() if value is not None}

@@ -1,4 +1,4 @@
-"""From queries to hits: embed them, look them up, and cut, rank again and page what was found."""
+"""Search pipeline: embed queries, look them up, re-rank, cut off and page the results."""
 
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,14 +19,14 @@ from recollect.index.rows import By
 
 @dataclass(frozen=True)
 class Ranking:
-    """What a query found, before any picture is read.
+    """Results of a query as ids, before any picture is read.
 
     Attributes:
         ids, scores: best first.
-        notes: what a reader should know about the query.
-        searched: pictures that were compared.
-        limit: score where the results end; None where they have no end.
-        vector: unit-norm embedding of the query (width,); None where nothing was compared.
+        notes: notes on the query for the user.
+        searched: number of pictures compared.
+        limit: score at which the results end; None for no cut-off.
+        vector: unit-norm embedding of the query (width,); None if nothing was compared.
     """
 
     query: Query
@@ -50,30 +50,31 @@ def rank_pictures(
     by: By = "image",
     lock: AbstractContextManager[Any] | None = None,
 ) -> list[Ranking]:
-    """The ids of the k best pictures for each query; the page asks this, and `search_pictures` reads the pictures.
+    """Return the ids and scores of the k best pictures for each query; `search_pictures` also reads the pictures.
 
     Args:
-        lock: is held while the model is used, and not while pictures are looked up.
+        lock: held while the model is used, but not during the lookup.
     """
-    asked = [as_query(query) for query in queries]
-    for query in asked:
+    parsed = [as_query(query) for query in queries]
+    for query in parsed:
         check_terms(query)
-    real = [query for query in asked if not query.empty]
-    pictures_by = len(index) if by == "image" else index.texts
-    searched = pictures_by if where is None else index.count_where(where)
-    if not real or not searched:
-        return [Ranking(query, notes=query_notes(query, None), searched=searched) for query in asked]
+    nonempty = [query for query in parsed if not query.empty]
+    total = len(index) if by == "image" else index.texts
+    searched = total if where is None else index.count_where(where)
+    if not nonempty or not searched:
+        return [Ranking(query, notes=query_notes(query, None), searched=searched) for query in parsed]
     with lock or nullcontext():
-        embeds = encoder or index.model.part_for(real)
-        vectors, notes = index.model.embed(real, embeds), [query_notes(query, embeds) for query in real]
+        encoder = encoder or index.model.part_for(nonempty)
+        vectors, notes = index.model.embed(nonempty, encoder), [query_notes(query, encoder) for query in nonempty]
     found = index.lookup(vectors, min(k, searched), by, where=where, exclude=frozenset(exclude) or None, exact=exact)
     ranked = []
-    for query, vector, noted, names, scores in zip(real, vectors, notes, found.ids, found.scores, strict=True):
-        ids = [id for id in names.tolist() if id]
+    for query, vector, noted, row, scores in zip(nonempty, vectors, notes, found.ids, found.scores, strict=True):
+        ids = [id for id in row.tolist() if id]
         limit = _limit(query, min_score, vector, float(scores[0]))
         ranked.append(Ranking(query, ids, scores[: len(ids)], noted, searched, limit, vector))
     each = iter(ranked)
-    return [Ranking(query, notes=("empty query",), searched=searched) if query.empty else next(each) for query in asked]
+    empty = ("empty query",)
+    return [Ranking(query, notes=empty, searched=searched) if query.empty else next(each) for query in parsed]
 
 
 def search_pictures(
@@ -87,7 +88,7 @@ def search_pictures(
     min_score: float | CutOff | None = None,
     **options: Any,
 ) -> list[Hits]:
-    """The k best pictures for each query; see `Index.search`."""
+    """Return the k best pictures for each query; see `Index.search`."""
     check_number("k", k, least=1)
     check_number("page", page, least=1)
     wanted = max(page * k, rerank.depth if rerank else 0)
@@ -101,9 +102,9 @@ def search_pictures(
         notes = (*one.notes, *_no_limit_notes(one, min_score))
         found.append(Hits(hits, str(one.query), notes, 1, one.searched))
     if rerank is not None:
-        real = [place for place, each in enumerate(found) if each]
-        again = rerank.rerank([ranked[place].query for place in real], [found[place] for place in real])
-        for place, reordered in zip(real, again, strict=True):
+        nonempty = [place for place, hits in enumerate(found) if hits]
+        reranked = rerank.rerank([ranked[place].query for place in nonempty], [found[place] for place in nonempty])
+        for place, reordered in zip(nonempty, reranked, strict=True):
             found[place] = reordered
     return [each.page(page, k, one.limit) for each, one in zip(found, ranked, strict=True)]
 
@@ -115,7 +116,7 @@ def _limit(query: Query, min_score: float | CutOff | None, vector: np.ndarray, b
 
 
 def _no_limit_notes(ranking: Ranking, min_score: float | CutOff | None) -> tuple[str, ...]:
-    """Why a learned cut-off leaves nothing out."""
+    """Return a note on why a `CutOff` does not apply."""
     if not isinstance(min_score, CutOff) or ranking.limit is not None or not ranking.ids:
         return ()
     if ranking.query.words_alone:
@@ -124,12 +125,12 @@ def _no_limit_notes(ranking: Ranking, min_score: float | CutOff | None) -> tuple
 
 
 def query_notes(query: Query, encoder: QueryEncoder | None) -> tuple[str, ...]:
-    """What to say about words that the model reads only in part, or that name a file."""
+    """Return notes on words that exceed the model's maximum length or are the path of a picture."""
     notes = [query.hint] if query.hint else []
     words = [term.words for term in query.terms if term.words is not None]
-    most = getattr(encoder, "longest_text", None)
-    if words and most is not None:
+    limit = getattr(encoder, "longest_text", None)
+    if words and limit is not None:
         longest = max(encoder.text_lengths(words, caption_prefix(encoder)))  # type: ignore[union-attr]
-        if longest > most:
-            notes.append(f"the query has {longest} tokens; the model reads the first {most} and ignores the rest")
+        if longest > limit:
+            notes.append(f"the query has {longest} tokens; the model reads the first {limit} and ignores the rest")
     return tuple(notes)

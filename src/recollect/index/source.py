@@ -1,4 +1,4 @@
-"""Indexes in RAM for evaluations: over a source, or over pictures of another index. Pictures stay where they are."""
+"""Temporary indexes in RAM, over a source or over pictures of another index, without copying the pictures."""
 
 import uuid
 from collections.abc import Sequence
@@ -24,18 +24,18 @@ def source_index(
     captions: Sequence[str | None] | None = None,
     vectors: Float32[np.ndarray, "n width"] | None = None,
 ) -> Index:
-    """The pictures of a source in RAM, for evaluations: a row for each sample, equal pictures included.
+    """Index a source in RAM for evaluations, with one row per sample, including duplicate pictures.
 
-    Ids are the samples' numbers as text. Pictures that cannot be read are left out. Filters know ``domain``.
+    Ids are sample numbers as strings. Unreadable pictures are skipped. Filters can use ``domain``.
 
     Args:
-        encoder: embeds captions, and pictures unless their ``vectors`` are given.
-        captions: one for each sample, None for a sample without one; no captions by default.
-        vectors: unit norm, if they are known.
+        encoder: embeds captions, and pictures unless ``vectors`` are given.
+        captions: caption of each sample, or None for a sample without one; default: no captions.
+        vectors: unit-norm vectors of the samples, if known.
 
     Raises:
-        ValueError: as many captions or vectors as samples are needed.
-        UserError: no picture can be embedded, or too many cannot be read.
+        ValueError: the number of captions or vectors differs from the number of samples.
+        UserError: no picture is readable, or too many are unreadable.
     """
     for name, given in (("captions", captions), ("vectors", vectors)):
         if given is not None and len(given) != len(source):
@@ -72,15 +72,15 @@ def with_vectors(
     encoder: Encoder | None = None,
     scored_by: str = MODEL,
 ) -> Index:
-    """Some pictures of an index in RAM under other vectors, such as those of a fine-tuned model.
+    """Return an index in RAM of some pictures with other vectors, e.g. from a fine-tuned model.
 
-    Everything else about the pictures stays the same, but their captions cannot be searched.
+    All other facts are the same, but captions cannot be searched.
 
     Args:
-        ids: of the pictures.
-        vectors: unit norm.
-        encoder: the model that made them; the model of the index by default.
-        scored_by: what hits say about their scores.
+        ids: ids of the pictures.
+        vectors: unit norm, in the order of ``ids``.
+        encoder: the model that computed them; default: the model of the index.
+        scored_by: `Hit.scored_by` of search results.
     """
     model: dict[str, Any] = {}
     if encoder is not None:
@@ -92,15 +92,15 @@ def with_vectors(
         table = table.set_column(table.column_names.index(name), table.schema.field(name), facts[name])
     store = RamStore(record)
     store.upsert(table)
-    made = Index(store, encoder or index.model, index._read or (lambda id: index.pictures([id])[0].open()))
-    made._labels, made.scored_by = index.annotations, scored_by
-    return made
+    result = Index(store, encoder or index.model, index._read or (lambda id: index.pictures([id])[0].open()))
+    result._labels, result.scored_by = index.annotations, scored_by
+    return result
 
 
 def _embedded(
     encoder: Encoder, source: Source, block: int = 256
 ) -> tuple[Int64[np.ndarray, " n"], Float32[np.ndarray, "n width"]]:
-    """The number and vector of every sample whose picture can be read."""
+    """Return the number and vector of every sample with a readable picture."""
     numbers: list[int] = []
     blocks = [np.empty((0, encoder.width), dtype=np.float32)]
     for read in readable_blocks(source, block, encoder=encoder, share=MOST_BROKEN):

@@ -1,4 +1,4 @@
-"""Copy or move the files of pictures to a folder, or to a trash folder; nothing is ever overwritten."""
+"""Copy or move picture files to a folder or to the trash; existing files are never overwritten."""
 
 import shutil
 from collections.abc import Collection, Iterator, Sequence
@@ -14,7 +14,7 @@ from recollect.index.index import Index
 from recollect.index.picture import File, Picture
 
 TRASH = ".recollect-trash"
-"""Folder for deleted files, at the top of their source; sources do not read hidden folders."""
+"""Folder for deleted files at the top level of their source; sources skip hidden folders."""
 
 _BLOCK = 2_048
 _ENDINGS = {b"\xff\xd8": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp", b"GIF8": ".gif", b"BM": ".bmp"}
@@ -22,12 +22,12 @@ _ENDINGS = {b"\xff\xd8": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp", b"GIF8": 
 
 @dataclass
 class Transfer:
-    """What was copied or moved.
+    """Outcome of copying or moving.
 
     Attributes:
-        pictures: how many.
-        files: pairs of the old place and the new one; the old place of a picture that was no file is empty.
-        missing: ids of pictures whose files are gone or changed, and that the index does not store.
+        pictures: number of pictures copied or moved.
+        files: (old path, new path) pairs; the old path is empty for a picture stored only in the index.
+        missing: ids of pictures without an existing file (when moving: an unchanged one) or stored bytes.
     """
 
     pictures: int = 0
@@ -36,25 +36,25 @@ class Transfer:
 
 
 def copy_pictures(index: Index, ids: Sequence[str], folder: Path, done: Transfer | None = None) -> Transfer:
-    """Copy one file of each picture to a folder, or write the picture that the index stores.
+    """Copy one file of each picture to a folder, or write the picture stored in the index.
 
-    A name that is taken gets a number: ``boat (2).jpg``.
+    If a file name exists, a number is added: ``boat (2).jpg``.
 
     Args:
-        done: is filled and returned; has what was copied before an error as well.
+        done: filled in place and returned, so it is valid even after an error.
 
     Raises:
-        UserError: the folder cannot be made or written to; what was copied before stays.
+        UserError: the folder cannot be created or written to; files already copied stay.
     """
     done = Transfer() if done is None else done
-    with _told(folder):
+    with _write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for picture in _pictures(index, ids):
             path, stored = picture.path, None
-            there = path is not None and path.is_file()
+            exists = path is not None and path.is_file()
             with suppress(BrokenImageError):
-                stored = None if there else picture.encoded()
-            if stored is None and not there:
+                stored = None if exists else picture.encoded()
+            if stored is None and not exists:
                 done.missing.append(picture.id)
                 continue
             with free_file(folder / (path.name if path is not None else _name(picture, stored or b""))) as target:
@@ -74,29 +74,29 @@ def move_pictures(
     files: Collection[str] | None = None,
     done: Transfer | None = None,
 ) -> Transfer:
-    """Move every file of some pictures to a folder, and note their new places in the index.
+    """Move all files of pictures to a folder, and update their paths in the index.
 
-    A file that holds other pixels than when it was indexed stays where it is.
+    Files whose pixels have changed since indexing are not moved.
 
     Args:
-        folder: where to; None for the trash folder of each file's source.
-        files: paths of the files to move; all by default.
-        done: as in `copy_pictures`.
+        folder: target folder; None for the trash folder of each file's source.
+        files: paths of the files to move; default: all.
+        done: see `copy_pictures`.
 
     Raises:
-        UserError: a folder cannot be made or written to, or a file cannot be moved; what was moved before stays moved,
-            and the index knows.
+        UserError: a folder cannot be created or written to, or a file cannot be moved; files already moved stay there,
+            with their paths updated.
     """
     done, chosen = Transfer() if done is None else done, None if files is None else set(files)
     try:
         for picture in _pictures(index, ids):
-            there = [file for file in picture.intact_files() if chosen is None or file.path in chosen]
-            for file in there:
-                to = folder or trash_of(file)
-                with user_errors(f"{file.path}: cannot be moved to {to}", OSError):
-                    to.mkdir(parents=True, exist_ok=True)
-                    done.files.append((file.path, str(move_file(Path(file.path), to / Path(file.path).name))))
-            if there:
+            movable = [file for file in picture.intact_files() if chosen is None or file.path in chosen]
+            for file in movable:
+                target = folder or trash_of(file)
+                with user_errors(f"{file.path}: cannot be moved to {target}", OSError):
+                    target.mkdir(parents=True, exist_ok=True)
+                    done.files.append((file.path, str(move_file(Path(file.path), target / Path(file.path).name))))
+            if movable:
                 done.pictures += 1
             else:
                 done.missing.append(picture.id)
@@ -107,10 +107,10 @@ def move_pictures(
 
 
 def move_back(index: Index, ids: Sequence[str], files: Sequence[tuple[str, str]]) -> int:
-    """Undo `move_pictures`: each file returns to its old place, under another name if that is taken now.
+    """Undo `move_pictures`: move each file back, under another name if the old path exists.
 
     Returns:
-        How many files were moved back; the others are gone.
+        Number of files moved back; missing files are skipped.
     """
     back: dict[str, str] = {}
     try:
@@ -125,12 +125,12 @@ def move_back(index: Index, ids: Sequence[str], files: Sequence[tuple[str, str]]
 
 
 def write_new(target: Path, data: bytes) -> Path:
-    """Write a file without ever replacing another; returns where it is.
+    """Write a file under a free name, never replacing an existing file; return its path.
 
     Raises:
         UserError: its folder cannot be written to.
     """
-    with _told(target.parent):
+    with _write_errors(target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)
         with free_file(target) as free:
             free.write_bytes(data)
@@ -138,7 +138,7 @@ def write_new(target: Path, data: bytes) -> Path:
 
 
 def trash_of(file: File) -> Path:
-    """Where a deleted file goes: on the same disk, at the top of its source."""
+    """Return the trash folder of a file: at the top level of its source, so on the same disk."""
     path, place = Path(file.path), Path(file.place)
     return (place if file.place and path.is_relative_to(place) else path.parent) / TRASH
 
@@ -154,6 +154,6 @@ def _name(picture: Picture, stored: bytes) -> str:
     return name if Path(name).suffix else f"{name}{ending}"
 
 
-def _told(folder: Path) -> AbstractContextManager[None]:
-    """Turn an error of the disk into one line that names the folder."""
+def _write_errors(folder: Path) -> AbstractContextManager[None]:
+    """Convert `OSError` to a `UserError` that names the folder."""
     return user_errors(f"{folder}: cannot be written to", OSError)

@@ -1,4 +1,4 @@
-"""Watch a folder: new pictures are added, changed ones replaced, and deleted ones leave the index."""
+"""Watch a folder and keep an index in sync with it."""
 
 import hashlib
 import os
@@ -15,23 +15,24 @@ from recollect.index.ingest import IngestReport
 from recollect.index.samples import IngestOptions
 
 FolderState = tuple[int, int]
-"""Number of pictures and a digest: equal for a folder whose pictures have not changed."""
+"""Number of pictures and a digest that changes with them."""
 
 
 @dataclass
 class FolderWatch:
-    """Keeps an index up to date with a folder of pictures, by the same upsert as `Index.add`.
+    """Keeps an index in sync with a folder of pictures, by `Index.add`.
 
-    A change is read once nothing has changed between two polls, so that files that are still being copied are not read.
-    If the folder disappears, becomes unreadable or is empty, nothing is removed: disks are unmounted by mistake more
-    often than collections are emptied.
+    A change is ingested once the folder is unchanged between two polls, so files still being copied are not read. If
+    the folder disappears, becomes unreadable or is empty, nothing is removed: an unmounted disk is more likely than an
+    emptied collection.
 
     Args:
-        index: what is kept up to date.
-        folder: what is watched, with its subfolders.
-        name: what the index calls the folder; the folder's own name by default.
-        options: how files become rows; by default broken files are passed over, since half-written ones are read later.
-        on_block: as in `Index.add`.
+        index: the index to update.
+        folder: the folder to watch, including subfolders.
+        name: name of the source in the index; default: the folder's name.
+        options: how files become rows; by default any number of broken files is allowed, since half-written files are
+            read at a later poll.
+        on_block: see `Index.add`.
     """
 
     index: Index
@@ -40,7 +41,7 @@ class FolderWatch:
     options: IngestOptions = field(default_factory=lambda: IngestOptions(broken_share=1.0))
     on_block: Callable[[IngestReport, int], None] | None = None
     scan_seconds: float = field(default=0.0, init=False)
-    """What the last scan of the folder took."""
+    """Duration of the last scan of the folder."""
     _before: FolderState = (0, 0)
     _done: FolderState = (0, 0)
 
@@ -48,20 +49,20 @@ class FolderWatch:
         refuse((not self.folder.is_dir(), f"{self.folder}: no such folder to watch"))
 
     def poll(self, settled: bool = False) -> IngestReport | None:
-        """Update the index if the folder has changed and the change has settled.
+        """Update the index if the folder has changed since the last update but not since the last poll.
 
         Args:
-            settled: do not wait for another poll.
+            settled: update immediately, without waiting for another poll.
 
         Returns:
-            What was done; None if there was nothing to do yet.
+            The ingest report; None if there was nothing to update yet.
 
         Raises:
-            UserError: as `Index.add`.
+            UserError: see `Index.add`.
         """
-        began = time.monotonic()
+        start = time.monotonic()
         state = folder_state(self.folder)
-        self.scan_seconds = time.monotonic() - began
+        self.scan_seconds = time.monotonic() - start
         if not state[0] or state == self._done or (state != self._before and not settled):
             self._before = state
             return None
@@ -72,7 +73,7 @@ class FolderWatch:
         return report
 
     def follow(self, every: float, report: Callable[[IngestReport], None]) -> None:
-        """Poll every so many seconds until interrupted; the first poll takes everything as settled."""
+        """Poll every ``every`` seconds until interrupted; the first poll updates immediately."""
         first = True
         while True:
             try:
@@ -81,23 +82,23 @@ class FolderWatch:
                 first = False
             except (UserError, FileNotFoundError) as error:
                 if first and folder_state(self.folder) == self._before:
-                    raise  # of a folder that does not change meanwhile
-                note(str(error))  # a file that vanished while the folder was read; the next poll sees it
+                    raise  # the folder has not changed, so retrying does not help
+                note(str(error))  # e.g. a file vanished during the scan; the next poll picks up the change
             time.sleep(every)
 
 
 def folder_state(folder: Path) -> FolderState:
-    """The state of the pictures of a folder and of what describes them, from paths, sizes and times; no file is opened.
+    """Return the state of a folder's pictures and metadata files from paths, sizes and times; no file is opened.
 
-    The digest is a sum, so the order of reading does not matter. The change time counts as well as the modification
-    time: programs that copy or unpack files cannot set it, so it tells two files apart that exchanged their names.
+    The digest is a sum, so it does not depend on the scan order. It includes ctime, which programs cannot set, so it
+    detects two files that swapped names.
     """
     count = total = 0
     for path in _files_below(folder):
         try:
             facts = os.stat(path)
         except OSError:
-            continue  # deleted meanwhile
+            continue  # deleted during the scan
         stamp = f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns} {path}"
         total += int.from_bytes(hashlib.blake2b(os.fsencode(stamp), digest_size=16).digest(), "big")
         count += _is_picture(path)
@@ -105,12 +106,12 @@ def folder_state(folder: Path) -> FolderState:
 
 
 def pictures_below(folder: Path) -> Iterator[str]:
-    """Paths of the pictures of a folder, in any order; hidden files and folders and links to folders are ignored."""
+    """Yield the paths of a folder's pictures in any order, skipping hidden files and folders and links to folders."""
     return filter(_is_picture, _files_below(folder))
 
 
 def _files_below(folder: Path) -> Iterator[str]:
-    """Paths of pictures, their captions and metadata files."""
+    """Yield the paths of pictures, their caption files and metadata files."""
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
