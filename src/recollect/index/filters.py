@@ -185,11 +185,11 @@ def with_labels(where: Filter, labels: Callable[[str], Mapping[str, Collection[s
     """
     if isinstance(where, Junction):
         return replace(where, parts=tuple(with_labels(part, labels) for part in where.parts))
-    if not isinstance(where, Condition) or where.name in NAMES or (given := labels(where.name)) is None:
+    if where.name in NAMES or (by_id := labels(where.name)) is None:
         return where
-    ids = list(given)
-    held = where.mask(FilterColumns(len(ids), lambda _: [{where.name: list(given[id])} for id in ids]))
-    return ids_in(np.array(ids, dtype=object)[held].tolist())
+    ids = list(by_id)
+    matching = where.mask(FilterColumns(len(ids), lambda _: [{where.name: list(by_id[id])} for id in ids]))
+    return ids_in(np.array(ids, dtype=object)[matching].tolist())
 
 
 def ids_in(ids: Iterable[str]) -> Condition:

@@ -1,1 +1,1 @@
-"""Places that keep the rows of an index: RAM, Lance on disk, or Milvus."""
+"""Storage backends of an index: RAM, Lance on disk, or Milvus."""

@@ -1,4 +1,4 @@
-"""What an index asks of the place that keeps its rows."""
+"""Interface of the storage backends of an index."""
 
 import json
 import threading
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Nearest:
-    """The vectors nearest to each query, best first; captions of one picture are not folded yet.
+    """The vectors nearest to each query, best first; a row may occur once per caption.
 
     Attributes:
-        rows: whose vector it is: a place in ``ids``; -1 where nothing more was found.
-        entries: which caption of the row, from 0; 0 for images.
-        scores: cosines, -inf where nothing more was found.
+        rows: row of each vector, as a position in ``ids``; -1 as padding.
+        entries: position of the caption within the row; 0 for images.
+        scores: cosines; -inf as padding.
         ids: Arrow array of ids.
-        read: unit-norm vectors of some rows; for texts of the given captions, or the mean of all where None.
+        read: returns unit-norm vectors of rows; for text, of the given captions, or the mean of all captions if None.
     """
 
     rows: Int64[np.ndarray, "queries k"]
@@ -44,16 +44,16 @@ class Nearest:
 
 
 class Store(ABC):
-    """Rows in RAM, on disk or on a server. Every method raises `UserError` where the place itself is at fault.
+    """Rows in RAM, on disk or on a server. All methods raise `UserError` for failures of the backend.
 
-    Rows that the user removed stay in the store with ``removed`` set; `scan`, `nearest` and `vectors` leave them out.
-    A new store has the seven abstract methods; those after them have defaults that are right for any store. Where all
-    vectors fit on this machine, `recollect.index.stores.local.LocalStore` has two of the seven already.
+    Rows that the user removed stay in the store with ``removed`` set; by default they are omitted from results.
+    Subclasses implement the seven abstract methods; all other methods have defaults that work for any store. If all
+    vectors fit on this machine, subclass `recollect.index.stores.local.LocalStore`, which implements two of the seven.
 
     Attributes:
-        address: what the user calls it.
-        record: what the index says about itself.
-        folder: of an index on disk.
+        address: folder or URL as given by the user.
+        record: settings of the index.
+        folder: folder of an index on disk, else None.
     """
 
     address: str
@@ -63,30 +63,37 @@ class Store(ABC):
 
     @abstractmethod
     def version(self, newest: bool = False) -> int:
-        """Grows with every change. Reads are of one version until ``newest`` moves on to what others wrote."""
+        """Return the version, which increases with every change.
+
+        All reads use the same version until ``newest=True`` switches to the newest one, including other processes'
+        changes.
+        """
 
     @abstractmethod
     def lock(self) -> AbstractContextManager[None]:
-        """Held by one writer at a time, of all threads and processes; it is not entered twice."""
+        """Return the writer lock, exclusive across threads and processes; not reentrant."""
 
     @abstractmethod
     def upsert(self, rows: "pa.Table") -> None:
-        """Insert rows, or replace those with the same ids; on disk all of them or none."""
+        """Insert rows, replacing rows with the same ids; atomic on disk."""
 
     @abstractmethod
     def delete(self, ids: Sequence[str]) -> None:
-        """Delete rows; ids that do not exist are ignored."""
+        """Delete rows; unknown ids are ignored."""
 
     @abstractmethod
     def rows(self, ids: Sequence[str], columns: Sequence[str]) -> "pa.Table":
-        """Columns of the rows that exist, in the order of ``ids``, with ``id`` first; removed rows included."""
+        """Return ``id`` and the given columns in the order of ``ids``, including removed rows; skip unknown ids."""
 
     @abstractmethod
     def scan(
         self, columns: Sequence[str], where: Filter | None = None, removed: bool | None = False
     ) -> "Iterator[pa.Table]":
-        """Columns of all rows in batches, always in the same order; ``removed`` None includes removed rows, True only
-        these."""
+        """Yield columns in batches, always in the same order.
+
+        Args:
+            removed: False for visible rows, True for removed rows, None for all rows.
+        """
 
     @abstractmethod
     def nearest(
@@ -98,24 +105,21 @@ class Store(ABC):
         spoken: bool = False,
         exact: bool = False,
     ) -> Nearest:
-        """The k nearest image vectors or captions.
+        """Return the k nearest image or caption vectors of visible rows.
 
         Args:
-            spoken: only rows with a caption.
-            exact: use no approximate index.
+            spoken: search only rows with a caption.
+            exact: do not use an approximate index.
         """
 
     @property
     def is_writing(self) -> bool:
-        """Whether this thread holds the lock."""
+        """Whether this thread holds the writer lock."""
         return self._writer == threading.get_ident()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Held while rows are looked up and changed: one writer at a time, who sees the newest version.
-
-        A writer may enter it again.
-        """
+        """Hold the writer lock and switch to the newest version; reentrant."""
         if self.is_writing:
             yield
             return
@@ -128,8 +132,10 @@ class Store(ABC):
                 self._writer = None
 
     def vectors(self, by: By, ids: Sequence[str] | None = None) -> Float32[np.ndarray, "rows width"]:
-        """Unit-norm vectors in the order of ``ids``, or of `scan`; a mean where a row has several captions, zeros where
-        it has none."""
+        """Return unit-norm vectors in the order of ``ids``, or of `scan`.
+
+        Several captions are averaged and normalized; a missing vector is zero.
+        """
         name = "image_vector" if by == "image" else "caption_vectors"
         found = [np.zeros((0, self.record.width), dtype=np.float32)]
         for table in self.scan([name]) if ids is None else [self.rows(ids, [name])]:
@@ -143,37 +149,37 @@ class Store(ABC):
     def dicts(
         self, columns: Sequence[str], where: Filter | None = None, removed: bool | None = False
     ) -> Iterator[dict[str, Any]]:
-        """What `scan` reads, row by row."""
+        """Yield the rows of `scan` as dictionaries."""
         for table in self.scan(columns, where, removed):
             yield from table.to_pylist()
 
     def ids(self, where: Filter | None = None, removed: bool | None = False) -> list[str]:
-        """The ids of what `scan` reads, in its order."""
+        """Return the ids of `scan`, in its order."""
         return [id for table in self.scan(["id"], where, removed) for id in table["id"].to_pylist()]
 
     def count(self, spoken: bool = False, where: Filter | None = None) -> int:
-        """How many rows are visible; only those with a caption, or those that satisfy a filter."""
+        """Return the number of visible rows; with ``spoken`` only rows with a caption."""
         return sum(bool(row["captions"]) or not spoken for row in self.dicts(["captions"], where))
 
     def filter_keys(self) -> dict[str, str]:
-        """Keys of the metadata with the type of their values."""
+        """Return the metadata keys with the type of their values."""
         values = (json.loads(row["metadata"]) for row in self.dicts(["metadata"]))
         return FilterColumns(0, lambda _: values).keys()
 
     def snapshot(self) -> "Store":
-        """A store that keeps reading this version while others write; itself where there are no versions."""
+        """Return a store pinned to this version; the store itself if it has no versions."""
         return self
 
     def compact(self, keep_days: float) -> int | None:
-        """Free what deleted rows and old versions take up; see `Index.compact`."""
+        """Free the space of deleted rows and old versions; see `Index.compact`."""
         return None
 
     def accelerators(self) -> tuple[Any, ...]:
-        """What was measured of approximate indexes (see `recollect.index.stores.ivf.Accelerator`)."""
+        """Return the measurements of approximate indexes (see `recollect.index.stores.ivf.Accelerator`)."""
         return ()
 
     def verify(self) -> list[str]:
-        """One line for each damaged file or row; by default for rows whose vectors cannot be right."""
+        """Return one line per damaged file or row; by default per row with vectors that are not unit norm."""
         found = list[str]()
         try:
             for table in self.scan(["id", "image_vector", "caption_vectors"], removed=None):
@@ -191,18 +197,18 @@ class Store(ABC):
 
 @contextmanager
 def library_errors(address: str, message: str) -> Iterator[None]:
-    """Turn the errors of a library into one line.
+    """Convert the errors of a library to a one-line `UserError`.
 
     Args:
-        address: of the index.
-        message: has ``{reason}`` for the first line of the error.
+        address: address of the index.
+        message: message with ``{reason}`` for the first line of the original error.
     """
     try:
         with full_disk_errors(address):
             yield
     except (UserError, GeneratorExit):
         raise
-    except BaseException as error:  # OSError, ValueError, RuntimeError or a panic, for the same fault
+    except BaseException as error:  # the same fault raises OSError, ValueError, RuntimeError or PanicException
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         lines = str(getattr(error, "message", error)).strip().splitlines() or [type(error).__name__]
@@ -212,11 +218,11 @@ def library_errors(address: str, message: str) -> Iterator[None]:
 def mean_of_captions(
     vectors: Float32[np.ndarray, "captions width"], counts: Int64[np.ndarray, " rows"]
 ) -> Float32[np.ndarray, "rows width"]:
-    """One unit-norm vector per row: its only caption as it is, the normalized mean of several, zeros for none.
+    """Return one unit-norm vector per row: a single caption unchanged, the normalized mean of several, zeros for none.
 
     Args:
-        vectors: captions of the rows, one row after the other.
-        counts: captions of each row.
+        vectors: caption vectors of all rows, concatenated.
+        counts: number of captions per row.
     """
     out = np.zeros((len(counts), vectors.shape[1]), dtype=np.float32)
     first = np.cumsum(counts) - counts
@@ -229,15 +235,15 @@ def mean_of_captions(
 
 
 STORES: Table[str] = Table("stores", {"milvus": "recollect.index.stores.milvus:MilvusStore"})
-"""The class of the store behind an address such as ``milvus://...``; any other address is the folder of a `LanceStore`.
+"""Store classes by URL scheme, e.g. ``milvus``; an address without a scheme is the folder of a `LanceStore`.
 
-Besides the methods of `Store` such a class has ``create(address, record)`` and ``exists(address)``, and is made from
-an address and a version (None for the newest).
+In addition to the methods of `Store`, a class has ``create(address, record)`` and ``exists(address)``, and its
+constructor takes an address and a version (None for the newest).
 """
 
 
 def store_class(address: str) -> Any:
-    """The class of the store that an address names."""
+    """Return the store class for an address."""
     scheme, mark, _ = address.partition("://")
     if not mark:
         return resolve_name("recollect.index.stores.lance:LanceStore")

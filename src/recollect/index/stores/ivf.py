@@ -1,4 +1,4 @@
-"""Approximate look-up by faiss: an inverted file, whose recall is measured on the index's own rows."""
+"""Approximate lookup with a faiss inverted file whose recall is measured on the index's own rows."""
 
 import json
 import shutil
@@ -21,27 +21,27 @@ from recollect.index.lookup import look_up
 from recollect.index.rows import By
 from recollect.index.stores.matrix import Matrix, within
 
-_CAPTIONS = 2**12  # of a row, at most: with the row number they make the number of a vector
-_SPARE = 10  # more are scored exactly than are wanted, since half precision changes the order of near ones
-_MOST_DEAD = 64
-_ADDED = 20_000  # vectors that are added at a time
-_FEWEST = 20_000  # vectors, below which exact look-up is fast enough
-_QUERIES, _TIMED, _NEAREST = 500, 40, 10
+_MAX_CAPTIONS = 2**12  # searchable captions per row; row number and caption position form a vector's key
+_EXTRA = 10  # additional candidates scored exactly, since half precision changes the order of close ones
+_MAX_DEAD = 64  # additional candidates to compensate for deleted vectors
+_ADD_BLOCK = 20_000  # vectors added at a time
+_MIN_VECTORS = 20_000  # with fewer vectors, exact lookup is fast enough
+_QUERIES, _TIMED, _NEAREST = 500, 40, 10  # queries and neighbors for measurements
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """What was measured of an approximate index.
+    """Measurements of an approximate index.
 
     Attributes:
-        by: which vectors it searches.
-        rows: how many vectors it was trained for.
-        cells: of the inverted file.
-        probes: cells that a query reads.
-        recall: share of the ten nearest that it finds, for pictures and captions of this index as queries, which never
-            count themselves.
-        milliseconds: of a look-up of one query, the whole call.
-        exact_milliseconds: of the same look-up without it.
+        by: vectors it searches.
+        rows: number of vectors when it was trained.
+        cells: number of cells of the inverted file.
+        probes: cells read per query.
+        recall: recall of the ten nearest, with pictures and captions of this index as queries; a query's own vector is
+            excluded.
+        milliseconds: median time of a lookup with one query.
+        exact_milliseconds: median time of the same lookup without the approximate index.
     """
 
     by: By
@@ -54,12 +54,12 @@ class Accelerator:
 
 
 class InvertedFile:
-    """An inverted file of half-precision vectors (faiss); what it finds is scored again exactly.
+    """Faiss inverted file of half-precision vectors; candidates are rescored exactly.
 
     Args:
-        folder: where it is on disk.
-        about: what was measured of it.
-        index: of faiss.
+        folder: its folder on disk.
+        about: its measurements.
+        index: the faiss index.
     """
 
     def __init__(self, folder: Path, about: Accelerator, index: Any) -> None:
@@ -69,11 +69,11 @@ class InvertedFile:
         self._known = _all_keys(self.index)
 
     def search(self, matrix: Matrix, queries: np.ndarray, k: int, probes: int | None = None) -> ExactNeighbors | None:
-        """The k nearest vectors of a version, by place as in `Matrix.nearest`; None where it finds too few."""
+        """Return the k nearest vectors by position as in `Matrix.nearest`; None if fewer than k are found."""
         self._follow(matrix)
         parameters = import_faiss().SearchParametersIVF(nprobe=probes or self.about.probes)
-        dead = min(len(self._known) - len(self._keys), _MOST_DEAD)
-        _, keys = self.index.search(queries, min(k + _SPARE + dead, self.index.ntotal), params=parameters)
+        dead = min(len(self._known) - len(self._keys), _MAX_DEAD)
+        _, keys = self.index.search(queries, min(k + _EXTRA + dead, self.index.ntotal), params=parameters)
         found = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         rows = np.where(self._keys[found] == keys, self._places[found], -1)
         if (rows >= 0).sum(axis=1).min(initial=k) < k:
@@ -85,7 +85,7 @@ class InvertedFile:
         return ExactNeighbors(np.take_along_axis(rows, best, 1), np.take_along_axis(scores, best, 1))
 
     def fill(self, matrix: Matrix) -> None:
-        """Replace its vectors by those of a version, and write it; what was trained and measured stays."""
+        """Replace its vectors by those of ``matrix`` and save it, keeping the trained cells and the measurements."""
         self.index.reset()
         self._known, self._version = np.empty(0, dtype=np.int64), -1
         self._follow(matrix)
@@ -95,33 +95,33 @@ class InvertedFile:
             _write_about(unfinished, self.about)
 
     def _follow(self, matrix: Matrix) -> None:
-        """Add what is new in a version, and note what is gone."""
+        """Update to the version of ``matrix``: add new vectors, and keep the keys of those that still exist."""
         if self._version == matrix.version:
             return
         keys = vector_keys(matrix, self.about.by)
-        there = np.flatnonzero(keys >= 0)
-        self._places = there[in_order(keys[there])]
+        visible = np.flatnonzero(keys >= 0)
+        self._places = visible[in_order(keys[visible])]
         self._keys = keys[self._places]
         missing = np.flatnonzero(~within(self._keys, self._known))
-        for start in range(0, len(missing), _ADDED):
-            some = missing[start : start + _ADDED]
-            self.index.add_with_ids(matrix.unit(self.about.by, self._places[some]), self._keys[some])
+        for start in range(0, len(missing), _ADD_BLOCK):
+            block = missing[start : start + _ADD_BLOCK]
+            self.index.add_with_ids(matrix.unit(self.about.by, self._places[block]), self._keys[block])
         self._known = np.sort(np.concatenate([self._known, self._keys[missing]]))
         self._version = matrix.version
 
 
 def vector_keys(matrix: Matrix, by: By) -> Int64[np.ndarray, " vectors"]:
-    """A number for each vector that stays the same in later versions, -1 for vectors of rows that are gone."""
+    """Return a key per vector that is stable across versions; -1 for vectors of deleted rows."""
     numbers = matrix.numbers if matrix.alive is None else np.where(matrix.alive, matrix.numbers, -1)
     if by == "image":
         return np.where(matrix.has_image, numbers, -1)
     entries = np.arange(len(matrix.owners)) - matrix.first[matrix.owners]
     owners = numbers[matrix.owners]
-    return np.where((owners >= 0) & (entries < _CAPTIONS), owners * _CAPTIONS + entries, -1)
+    return np.where((owners >= 0) & (entries < _MAX_CAPTIONS), owners * _MAX_CAPTIONS + entries, -1)
 
 
 def open_inverted_file(cache: Path | None, by: By) -> InvertedFile | None:
-    """The approximate index on disk; None where it does not exist or is damaged, or faiss is missing."""
+    """Open the approximate index on disk; None if it is missing or damaged, or faiss is not installed."""
     folder = None if cache is None else cache / f"ann-{by}"
     if folder is None or not folder.is_dir():
         return None
@@ -136,7 +136,7 @@ def open_inverted_file(cache: Path | None, by: By) -> InvertedFile | None:
 
 
 def _all_keys(index: Any) -> Int64[np.ndarray, " vectors"]:
-    """The numbers of all vectors of an inverted file, rising."""
+    """Return the sorted keys of all vectors of an inverted file."""
     faiss, lists = import_faiss(), index.invlists
     sizes = [lists.list_size(cell) for cell in range(lists.nlist)]
     keys = [faiss.rev_swig_ptr(lists.get_ids(cell), size).copy() for cell, size in enumerate(sizes) if size]
@@ -144,41 +144,41 @@ def _all_keys(index: Any) -> Int64[np.ndarray, " vectors"]:
 
 
 def import_faiss() -> Any:
-    """The module, or one line that says how to install it."""
+    """Import faiss, with installation instructions if it is missing."""
     try:
         import faiss
     except ImportError:
-        raise UserError("fast look-up needs faiss: pip install 'recollect[index]'") from None
+        raise UserError("approximate lookup needs faiss: pip install 'recollect[index]'") from None
     return faiss
 
 
 def accelerate(store: Any, target: float) -> list[Accelerator]:
-    """Make look-ups fast; see `Index.accelerate`."""
+    """Implement `Index.accelerate`."""
     if (cache := getattr(store, "cache", None)) is None:
-        raise UserError(f"{store.address}: only an index on disk is accelerated; others have their own")
+        raise UserError(f"{store.address}: only an index on disk can be accelerated")
     check_number("recall", target, above=0, most=1)
     parts = store.matrix().parts
-    large = [by for by in get_args(By) if sum(len(part.stored[by]) for part in parts) >= _FEWEST]
-    made = [_make(store, cache, by, target) for by in large]
-    store.use_inverted_files(*made)
-    return [each.about for each in made]
+    large = [by for by in get_args(By) if sum(len(part.stored[by]) for part in parts) >= _MIN_VECTORS]
+    built = [_build(store, cache, by, target) for by in large]
+    store.use_inverted_files(*built)
+    return [each.about for each in built]
 
 
-def _make(store: Any, cache: Path, by: By, target: float) -> InvertedFile:
+def _build(store: Any, cache: Path, by: By, target: float) -> InvertedFile:
     faiss, matrix, width = import_faiss(), store.matrix(), store.record.width
     places = np.flatnonzero(vector_keys(matrix, by) >= 0)
     cells = int(2 ** np.round(np.log2(4 * np.sqrt(len(places)))))
     sample = np.sort(numpy_generator("ann", 0).permutation(places)[: 64 * cells])
-    made = faiss.IndexIVFScalarQuantizer(
+    index = faiss.IndexIVFScalarQuantizer(
         faiss.IndexFlatIP(width), width, cells, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
     )
-    made.by_residual = False
-    made.train(matrix.unit(by, sample))
-    opened = InvertedFile(cache / f"ann-{by}", Accelerator(by, len(places), cells, cells, 1.0), made)
-    opened.fill(matrix)
-    opened.about = _measured(store, opened, places, target)
-    _write_about(opened.folder, opened.about)
-    return opened
+    index.by_residual = False
+    index.train(matrix.unit(by, sample))
+    built = InvertedFile(cache / f"ann-{by}", Accelerator(by, len(places), cells, cells, 1.0), index)
+    built.fill(matrix)
+    built.about = _measured(store, built, places, target)
+    _write_about(built.folder, built.about)
+    return built
 
 
 def _write_about(folder: Path, about: Accelerator) -> None:
@@ -187,16 +187,16 @@ def _write_about(folder: Path, about: Accelerator) -> None:
 
 
 def _measured(store: Any, ann: InvertedFile, places: np.ndarray, target: float) -> Accelerator:
-    """The fewest probes that reach the target on half of the queries of each kind; recall is that on the other half."""
+    """Choose the fewest probes that reach the target on half of the queries; measure recall on the other half."""
     by, draw, matrix = ann.about.by, numpy_generator("ann queries", 0), store.matrix()
     selves = draw.permutation(places)[:_QUERIES]
     queries = matrix.unit(by, selves)
     other: By = "text" if by == "image" else "image"
     across = np.flatnonzero(vector_keys(matrix, other) >= 0)
-    if len(across):  # most queries are words that look for pictures
-        some = draw.permutation(across)[:_QUERIES]
-        queries = np.concatenate([queries, matrix.unit(other, some)])
-        selves = np.concatenate([selves, np.full(len(some), -1)])
+    if len(across):  # most real queries search pictures by text
+        drawn = draw.permutation(across)[:_QUERIES]
+        queries = np.concatenate([queries, matrix.unit(other, drawn)])
+        selves = np.concatenate([selves, np.full(len(drawn), -1)])
     exact = matrix.nearest(queries, _NEAREST + 1, by, matrix.searchable(by, None, False))
     choosing, kinds = np.arange(len(queries)) % 2 == 0, selves < 0
     probes, recall = 1, 0.0
@@ -220,7 +220,7 @@ def _measured(store: Any, ann: InvertedFile, places: np.ndarray, target: float) 
 def recall_of(
     found: ExactNeighbors, exact: ExactNeighbors, selves: Int64[np.ndarray, " queries"]
 ) -> Float32[np.ndarray, " queries"]:
-    """Share of the ten nearest that were found, without the query itself; of equal scores any counts."""
+    """Return each query's recall of the ten nearest, excluding the query's own vector; tied scores are equivalent."""
     out = []
     for row, own in enumerate(selves.tolist()):
         wanted = exact.scores[row][exact.rows[row] != own][:_NEAREST]
@@ -230,12 +230,12 @@ def recall_of(
 
 
 def lowest_mean(recalls: Float32[np.ndarray, " queries"], kinds: np.ndarray) -> float:
-    """The recall of the kind of queries that is found worst: pictures that look for words may be, or the reverse."""
+    """Return the mean recall of the kind of queries (same-modality or cross-modal) with the lowest recall."""
     return min(float(recalls[kinds == kind].mean()) for kind in np.unique(kinds))
 
 
 def _milliseconds(store: Any, queries: np.ndarray, by: By, exact: bool) -> float:
-    """Median time of a look-up of one query."""
+    """Return the median time of a lookup with one query."""
     times = []
     for query in queries:
         start = time.perf_counter()

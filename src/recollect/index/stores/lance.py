@@ -1,4 +1,4 @@
-"""An index on disk: one Lance table in a folder. Every change is a version, published last, whole or not at all."""
+"""Index on disk: one Lance table in a folder. Every change is an atomic commit that creates a new version."""
 
 import hashlib
 import json
@@ -30,16 +30,16 @@ CACHE = "cache"
 HINT = "_versions/latest_version_hint.json"
 _VIEW = "view-"
 LOCK = ".writers"
-_SCAN = 8_192
-_IDS = 2_048  # ids of one SQL condition
+_BATCH_ROWS = 8_192
+_MAX_IDS = 2_048  # ids per SQL condition
 
 
 class LanceStore(LocalStore):
-    """See `recollect.index.stores.base.Store`.
+    """Lance implementation of `Store`.
 
     Args:
-        address: the folder of the index.
-        version: reads this version and writes nothing; the newest by default.
+        address: folder of the index.
+        version: open this version read-only; default: the newest, for reading and writing.
 
     Raises:
         UserError: not an index, or damaged.
@@ -49,13 +49,13 @@ class LanceStore(LocalStore):
 
     def __init__(self, address: str, version: int | None = None) -> None:
         self.address, self.folder, self.pinned = address, Path(address), version is not None
-        self._asked = version
+        self._requested = version
         self.cache, self.tidy = self.folder / CACHE, not self.pinned
         if not self.folder.is_dir():
             raise UserError(f"{address}: no such index. Build one with `recollect index build SOURCE --out {address}`.")
         if not (self.folder / f"{TABLE}.lance").is_dir():
-            held = ", ".join(sorted(entry.name for entry in self.folder.iterdir())[:5]) or "nothing"
-            raise UserError(f"{address}: not an index (it holds {held}). Name the folder that holds {TABLE}.lance.")
+            entries = ", ".join(sorted(entry.name for entry in self.folder.iterdir())[:5]) or "nothing"
+            raise UserError(f"{address}: not an index (it holds {entries}). Name the folder that holds {TABLE}.lance.")
         self._view = None if self.pinned else TableView.read(self.folder)
         if self._view is not None:
             self.record = self._view.record
@@ -64,43 +64,43 @@ class LanceStore(LocalStore):
 
     @cached_property
     def table(self) -> Any:
-        """Lance's table, opened when something needs more than the view of the newest version."""
+        """Lance table, opened when the `TableView` is not enough."""
         with self._reported():
             table = open_database(self.folder).open_table(TABLE)
-            if self._asked is not None:
-                table.checkout(self._asked)
-            elif self._view is not None and self._view.version != table.version:  # others wrote meanwhile
-                with suppress(Exception):  # its version was compacted away
+            if self._requested is not None:
+                table.checkout(self._requested)
+            elif self._view is not None and self._view.version != table.version:  # another process has written since
+                with suppress(Exception):  # the version was compacted away
                     table.checkout(self._view.version)
-            count = sum(batch.num_rows for batch in _batches(table, ["id"]))  # finds missing files now
+            count = sum(batch.num_rows for batch in _batches(table, ["id"]))  # detects missing files early
         if b"recollect" not in (table.schema.metadata or {}) or count != table.count_rows():
             raise UserError(f"{self.address}: not an index of recollect, though it holds a Lance table")
         return table
 
-    def _viewed(self) -> "TableView | None":
-        """The view, as long as the table is not open."""
+    def _current_view(self) -> "TableView | None":
+        """Return the view unless the table is open."""
         return None if "table" in self.__dict__ else self._view
 
     @classmethod
     def create(cls, address: str, record: Record) -> "LanceStore":
-        """Make an empty index; the folder must be empty or missing."""
+        """Create an empty index; the folder must be empty or missing."""
         with full_disk_errors(address), fresh_folder(address, "index") as unfinished:
             open_database(unfinished).create_table(TABLE, schema=schema(record))
         return cls(address)
 
     def snapshot(self) -> "LanceStore":
-        """This version."""
+        """Open the current version read-only."""
         return LanceStore(self.address, self.version())
 
     @staticmethod
     def exists(address: str) -> bool:
-        """Whether something is in the folder."""
+        """Return whether the address exists, other than as an empty folder."""
         path = Path(address)
         return path.exists() and (not path.is_dir() or any(path.iterdir()))
 
     def version(self, newest: bool = False) -> int:
-        """Lance's own number."""
-        if (view := self._viewed()) is not None:
+        """Return the version number of the Lance table."""
+        if (view := self._current_view()) is not None:
             if newest and view.files != _files_digest(self.folder):
                 view = self._view = TableView.read(self.folder)
             if view is not None:
@@ -112,7 +112,7 @@ class LanceStore(LocalStore):
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Other writers on this machine wait; checksums of the new files are noted at the end."""
+        """Lock out other writers on this machine; record checksums of new files at the end."""
         if self.pinned:
             raise UserError(f"{self.address}: version {self.version()} is a snapshot and cannot be changed")
         with user_errors(f"{self.address}: cannot be written to", OSError, then="; it can be searched"):
@@ -124,14 +124,14 @@ class LanceStore(LocalStore):
                 self._note_checksums()
 
     def _note_checksums(self) -> None:
-        """A full disk costs only the checksums; the next change notes them."""
+        """Record checksums of new files; if the disk is full, the next change records them."""
         table = self.folder / f"{TABLE}.lance"
         hint, files = table / HINT, (file for file in sorted(table.rglob("*")) if file.is_file())
         with suppress(OSError):
             note_checksums(self.folder, [file for file in files if file != hint and ".tmp" not in file.name], [hint])
 
     def upsert(self, rows: Any) -> None:
-        """One commit."""
+        """Insert or replace rows in one commit."""
         with self.writing(), self._reported():
             table = rows.select(list(COLUMNS))
             conditions = _conditions(rows["id"].to_pylist())
@@ -142,18 +142,18 @@ class LanceStore(LocalStore):
                 self.table.add(table)
 
     def delete(self, ids: Sequence[str]) -> None:
-        """One commit for every 2,048 ids."""
+        """Delete rows, one commit per 2,048 ids."""
         with self.writing(), self._reported():
             for condition in _conditions(ids):
                 self.table.delete(condition)
 
     def rows(self, ids: Sequence[str], columns: Sequence[str]) -> Any:
-        """Facts from the matrix; else by row number where the matrix knows it, which reads these rows alone."""
+        """Return rows: facts from the matrix, other columns by row number if the matrix is current, else by id."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         names, distinct = list(dict.fromkeys(["id", *columns])), list(dict.fromkeys(ids))
-        matrix = self.matrix() if self._viewed() is not None else self._matrix
+        matrix = self.matrix() if self._current_view() is not None else self._matrix
         tables, unknown = list[Any](), distinct
         if matrix is not None and matrix.version == self.version() and matrix.parts and distinct:
             slots = matrix.slots_of(distinct)
@@ -173,8 +173,8 @@ class LanceStore(LocalStore):
         return found.take(places)
 
     def row_numbers(self) -> Int64[np.ndarray, " rows"]:
-        """From the view, or read and noted for the view of the next process."""
-        if (view := self._viewed()) is not None:
+        """Return sorted row numbers from the view; without one, read them and write a view for other processes."""
+        if (view := self._current_view()) is not None:
             return view.numbers
         numbers = super().row_numbers()
         if not self.pinned and not self.is_writing:
@@ -182,7 +182,7 @@ class LanceStore(LocalStore):
         return numbers
 
     def batches(self, columns: Sequence[str], first: int = 0, removed: bool | None = False) -> Iterator[Any]:
-        """In the order of row numbers."""
+        """Yield batches in the order of row numbers."""
         import pyarrow as pa
 
         conditions = [f"_rowid >= {first}"] if first else []
@@ -197,12 +197,15 @@ class LanceStore(LocalStore):
             yield from _batches(self.table, names, where)
 
     def compact(self, keep_days: float) -> int:
-        """Join small files and drop deleted rows and old versions; returns how many bytes were freed."""
+        """Merge small files and drop deleted rows and old versions; return the number of bytes freed."""
         with self.writing():
             before, approximate = self._size(), [self.inverted_file(by) for by in get_args(By)]
-            with self._reported(), warnings.catch_warnings(action="ignore"):  # it warns readers of old versions
+            with (
+                self._reported(),
+                warnings.catch_warnings(action="ignore"),
+            ):  # about readers of old versions
                 self.table.optimize(cleanup_older_than=timedelta(days=keep_days), delete_unverified=False)
-            shutil.rmtree(self.folder / CACHE, ignore_errors=True)  # rows have other numbers now
+            shutil.rmtree(self.folder / CACHE, ignore_errors=True)  # the rows have new numbers
             self._matrix = None
             for each in approximate:
                 if each is not None:
@@ -214,7 +217,7 @@ class LanceStore(LocalStore):
         return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
 
     def verify(self) -> list[str]:
-        """One line for each file that differs from its checksum, and for rows and vectors that cannot be right."""
+        """Return one line per file that does not match its checksum; if there is none, one per invalid row."""
         return verify_folder(self.folder) or super().verify()
 
     def _reported(self) -> AbstractContextManager[None]:
@@ -226,15 +229,15 @@ class LanceStore(LocalStore):
 
 @dataclass(frozen=True)
 class TableView:
-    """What a search needs to know of the newest version, so that it need not import lancedb, which takes seconds.
+    """Cached facts about the newest version that let a search run without importing lancedb, which takes seconds.
 
-    It is kept in the cache, in a folder named after the files of the table as they are now.
+    Stored in the cache, in a folder named after a digest of the table's files.
 
     Attributes:
-        version: of the table.
-        record: of the index.
-        numbers: rising row numbers of the visible rows.
-        files: digest of the files of the table that it was read for.
+        version: version of the table.
+        record: record of the index.
+        numbers: sorted row numbers of the visible rows.
+        files: digest of the table's files.
     """
 
     version: int
@@ -244,7 +247,7 @@ class TableView:
 
     @classmethod
     def read(cls, folder: Path) -> "TableView | None":
-        """The view of the newest version; None if it was not written, or is damaged."""
+        """Read the view of the newest version; None if missing or damaged."""
         files = _files_digest(folder)
         view = folder / CACHE / f"{_VIEW}{files}"
         if not (view / CHECKSUMS).exists() or damaged_files(view):
@@ -254,7 +257,7 @@ class TableView:
         return cls(about["version"], record, np.load(view / "numbers.npy"), files)
 
     def write(self, folder: Path) -> None:
-        """Keep it, unless a newer version exists already or the folder cannot be written to."""
+        """Write the view, unless a newer version exists or the folder is not writable."""
         view = folder / CACHE / f"{_VIEW}{_files_digest(folder)}"
         versions = (int(file.stem) for file in (folder / f"{TABLE}.lance" / "_versions").glob("*.manifest"))
         if max((each if each < 2**63 else 2**64 - 1 - each for each in versions), default=-1) != self.version:
@@ -268,37 +271,37 @@ class TableView:
 
 
 def _files_digest(folder: Path) -> str:
-    """Changes with every commit, and when a file of the table is deleted or written again."""
+    """Return a digest of the table's file names, sizes and times, which changes with every commit."""
     digest = hashlib.blake2b(digest_size=16)
     for file in sorted((folder / f"{TABLE}.lance").rglob("*")):
         if file.name != Path(HINT).name and file.is_file():
-            found = file.stat()
-            digest.update(f"{file.relative_to(folder)} {found.st_size} {found.st_mtime_ns}\n".encode())
+            stat = file.stat()
+            digest.update(f"{file.relative_to(folder)} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 
 def verify_folder(folder: Path) -> list[str]:
-    """One line for each file of an index that differs from its checksum; the index need not open.
+    """Return one line per file of an index that does not match its checksum; the index need not be readable.
 
-    Files without a checksum, because a writer was killed, are skipped. Lance's version hint is written again and
-    again: where a writer was killed it is only checked to name a version that exists.
+    Files without a checksum, left by a killed writer, are skipped. Lance overwrites its version hint with every commit:
+    if there are such files, it is only checked to name an existing version.
     """
     table, known = folder / f"{TABLE}.lance", read_checksums(folder)
     hint = f"{TABLE}.lance/{HINT}"
-    there = {file.relative_to(folder).as_posix() for file in table.rglob("*") if file.is_file()}
-    found = damaged_files(folder, [name for name in known if name != hint and name in there])
+    existing = {file.relative_to(folder).as_posix() for file in table.rglob("*") if file.is_file()}
+    found = damaged_files(folder, [name for name in known if name != hint and name in existing])
     if not known and (folder / CHECKSUMS).exists():
         found = damaged_files(folder)
-    if hint in known and not there - known.keys():
+    if hint in known and not existing - known.keys():
         found += damaged_files(folder, [hint])
     elif (table / HINT).exists() and not _names_a_version(table / HINT):
-        found.append(f"{table / HINT}: names no version of the table")
+        found.append(f"{table / HINT}: does not name an existing version of the table")
     if not (folder / CHECKSUMS).exists():
-        found.append(f"{folder / CHECKSUMS}: is missing, so nothing was compared with its checksum")
+        found.append(f"{folder / CHECKSUMS}: missing, so the table's files were not verified")
     for part in sorted((folder / CACHE).glob("*")) if (folder / CACHE).is_dir() else []:
         if part.is_dir() and not part.name.startswith("."):
             missing = not (part / CHECKSUMS).exists()
-            found += [f"{part / CHECKSUMS}: is missing"] if missing else damaged_files(part)
+            found += [f"{part / CHECKSUMS}: missing"] if missing else damaged_files(part)
     return found
 
 
@@ -312,6 +315,7 @@ def _names_a_version(hint: Path) -> bool:
 
 
 def open_database(path: Path) -> Any:
+    """Connect to a LanceDB folder."""
     try:
         import lancedb
     except ImportError:
@@ -322,10 +326,10 @@ def open_database(path: Path) -> Any:
 
 def _batches(table: Any, names: Sequence[str], where: str | None = None) -> Iterator[Any]:
     query = table.search().select(list(names)).with_row_id(True)
-    yield from (query.where(where) if where else query).to_batches(_SCAN)
+    yield from (query.where(where) if where else query).to_batches(_BATCH_ROWS)
 
 
 def _conditions(ids: Sequence[str]) -> Iterator[str]:
-    for start in range(0, len(ids), _IDS):
-        quoted = ("'" + id.replace("'", "''") + "'" for id in ids[start : start + _IDS])
+    for start in range(0, len(ids), _MAX_IDS):
+        quoted = ("'" + id.replace("'", "''") + "'" for id in ids[start : start + _MAX_IDS])
         yield f"id IN ({', '.join(quoted)})"

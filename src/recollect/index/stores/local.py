@@ -1,4 +1,4 @@
-"""What stores on this machine share: exact look-up in mapped matrices, and filters on the facts of the rows."""
+"""Base class of stores on this machine: exact lookup in memory-mapped matrices, and filters on facts."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -18,21 +18,21 @@ from recollect.index.stores.base import Nearest, Store
 from recollect.index.stores.ivf import Accelerator, InvertedFile, open_inverted_file
 from recollect.index.stores.matrix import ROW, Matrix, filter_columns, open_matrix, within
 
-_MOST_APPROXIMATE = 128  # more pictures are looked up exactly
-_FEW_QUERIES = 64  # more queries at a time are faster as one matrix product
-_MOST_COSINE = 1.02
+_MAX_APPROXIMATE_K = 128  # larger k are looked up exactly
+_MAX_APPROXIMATE_QUERIES = 64  # larger batches are faster as one matrix product
+_MAX_COSINE = 1.02
 
 
 class LocalStore(Store):
-    """Rows that a scan reads batch by batch, with a row number each that never gets another content.
+    """Base class of stores with row numbers that are scanned in batches.
 
-    A store of this kind is six methods long: `version`, `lock`, `upsert`, `delete` and `rows` of `Store`, and
-    `batches`; `recollect.index.stores.ram.RamStore` is the shortest. A row that is replaced gets a new number, larger
-    than all before it, and no number is used twice.
+    Subclasses implement six methods: `version`, `lock`, `upsert`, `delete` and `rows` of `Store`, and `batches`; see
+    `recollect.index.stores.ram.RamStore` for an example. Row numbers are never reused: a replaced row gets a new
+    number, larger than all previous ones.
 
     Attributes:
-        cache: folder for what can be derived from the rows; None keeps it in this process's memory.
-        tidy: whether parts of the matrix may be joined; not for readers of an old version.
+        cache: folder for data derived from the rows; None keeps it in memory.
+        tidy: whether parts of the matrix may be merged; False for readers of an old version.
     """
 
     cache: Path | None = None
@@ -41,10 +41,11 @@ class LocalStore(Store):
 
     @abstractmethod
     def batches(self, columns: Sequence[str], first: int = 0, removed: bool | None = False) -> Iterator[Any]:
-        """Arrow tables with these columns and `ROW`, of rows from a number on, in the order of their numbers.
+        """Yield Arrow tables with these columns and `ROW`, in the order of row numbers.
 
         Args:
-            removed: whether rows that the user removed are read: None for both kinds, True for these alone.
+            first: smallest row number to read.
+            removed: False for visible rows, True for removed rows, None for all rows.
         """
 
     @cached_property
@@ -56,7 +57,7 @@ class LocalStore(Store):
         return {}
 
     def matrix(self) -> Matrix:
-        """The rows of this version."""
+        """Return the matrix of the current version."""
         with self._lock:
             version = self.version()
             if self._matrix is None or self._matrix.version != version:
@@ -67,27 +68,27 @@ class LocalStore(Store):
                     before, self.tidy,
                 )  # fmt: skip
                 if before is not None and not within(numbers[:1], before.numbers).any():
-                    self._inverted_files.clear()  # compacted: the rows have other numbers, also in those on disk
+                    self._inverted_files.clear()  # compaction has renumbered the rows
             return self._matrix
 
     def row_numbers(self) -> Int64[np.ndarray, " rows"]:
-        """Rising row numbers of the visible rows."""
+        """Return the sorted row numbers of the visible rows."""
         numbers = [integer_values(batch[ROW]) for batch in self.batches([])]
         return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *numbers]))
 
     def forget_matrix(self) -> None:
-        """Delete what was derived from the rows; it is made again when needed."""
+        """Delete the matrix, which is rebuilt on next use."""
         with self._lock:
             if self._matrix is not None:
                 self._matrix.drop()
             self._matrix = None
 
     def filter_keys(self) -> dict[str, str]:
-        """Keys of the metadata with the type of their values."""
+        """Return the metadata keys with the type of their values."""
         return self.matrix().columns.keys()
 
     def scan(self, columns: Sequence[str], where: Filter | None = None, removed: bool | None = False) -> Iterator[Any]:
-        """Columns in batches, in the order of row numbers."""
+        """Yield columns in batches, in the order of row numbers."""
         if removed is False and set(columns) <= {*FACTS}:
             yield from self.matrix().scan(list(columns), where)
             return
@@ -107,10 +108,10 @@ class LocalStore(Store):
         spoken: bool = False,
         exact: bool = False,
     ) -> Nearest:
-        """By exact products, or by faiss where `accelerate` made an index of this version."""
+        """Return the nearest vectors by exact products, or by the approximate index from `Index.accelerate`."""
         matrix = self.matrix()
         found = self._search(matrix, queries, k, by, where, spoken, exact)
-        if not _plausible(found.scores):  # a part was damaged after it was mapped
+        if not _plausible(found.scores):  # a file of the matrix was damaged after it was mapped
             self.forget_matrix()
             matrix = self.matrix()
             found = self._search(matrix, queries, k, by, where, spoken, True)
@@ -120,41 +121,41 @@ class LocalStore(Store):
         self, matrix: Matrix, queries: np.ndarray, k: int, by: By, where: Filter | None, spoken: bool, exact: bool
     ) -> ExactNeighbors:
         among = matrix.searchable(by, where, spoken)
-        few = k <= _MOST_APPROXIMATE and len(queries) <= _FEW_QUERIES
-        every = by == "text" or among is None or len(among) == len(matrix)
-        made = self.inverted_file(by) if few and every and not exact and where is None else None
-        found = None if made is None else made.search(matrix, queries, k)
+        small = k <= _MAX_APPROXIMATE_K and len(queries) <= _MAX_APPROXIMATE_QUERIES
+        unrestricted = by == "text" or among is None or len(among) == len(matrix)
+        inverted = self.inverted_file(by) if small and unrestricted and not exact and where is None else None
+        found = None if inverted is None else inverted.search(matrix, queries, k)
         return matrix.nearest(queries, k, by, among) if found is None else found
 
     def inverted_file(self, by: By) -> InvertedFile | None:
-        """The approximate index of images or captions; None if it was not made."""
-        made = self._inverted_files.get(by)
-        if made is None and (made := open_inverted_file(self.cache, by)) is not None:
-            self._inverted_files[by] = made  # one that is not there may come: a compaction fills it last
-        return made
+        """Return the approximate index of images or captions; None if missing."""
+        found = self._inverted_files.get(by)
+        if found is None and (found := open_inverted_file(self.cache, by)) is not None:
+            self._inverted_files[by] = found  # a missing one is not cached: compaction writes it last
+        return found
 
     def accelerators(self) -> tuple[Accelerator, ...]:
-        """What was measured of the approximate indexes."""
-        return tuple(made.about for by in get_args(By) if (made := self.inverted_file(by)) is not None)
+        """Return the measurements of the approximate indexes."""
+        return tuple(found.about for by in get_args(By) if (found := self.inverted_file(by)) is not None)
 
-    def use_inverted_files(self, *made: InvertedFile) -> None:
-        """Use these approximate indexes; others are opened again when they are needed."""
+    def use_inverted_files(self, *inverted: InvertedFile) -> None:
+        """Use these approximate indexes; all others are reopened on next use."""
         self._inverted_files.clear()
-        self._inverted_files.update({each.about.by: each for each in made})
+        self._inverted_files.update({each.about.by: each for each in inverted})
 
     def vectors(self, by: By, ids: Sequence[str] | None = None) -> Float32[np.ndarray, "rows width"]:
-        """Unit-norm vectors in the order of ``ids``, or of all visible rows in the order of `ids`."""
+        """Return unit-norm vectors in the order of ``ids``; default: all visible rows."""
         matrix = self.matrix()
         if ids is None:
             return matrix.whole(by)
-        slots = matrix.slots_of(list(ids))
-        return super().vectors(by, ids) if (slots < 0).any() else matrix.read(slots, by)  # it has no removed rows
+        slots = matrix.slots_of(list(ids))  # -1 for removed rows, which are not in the matrix
+        return super().vectors(by, ids) if (slots < 0).any() else matrix.read(slots, by)
 
     def count(self, spoken: bool = False, where: Filter | None = None) -> int:
-        """How many rows are visible; only those with a caption, or those that satisfy a filter."""
+        """Return the number of visible rows; with ``spoken`` only rows with a caption."""
         return self.matrix().count(spoken, where)
 
 
 def _plausible(scores: np.ndarray) -> bool:
-    """Whether these can be cosines; NaN cannot."""
-    return not scores.size or bool((np.abs(scores) <= _MOST_COSINE).all())
+    """Return whether all scores are valid cosines (not NaN, and at most slightly above 1)."""
+    return not scores.size or bool((np.abs(scores) <= _MAX_COSINE).all())

@@ -1,7 +1,7 @@
-"""Vectors and facts of the rows of an index, in parts that are written once, mapped, and shared by every process.
+"""Vectors and facts of an index in immutable, memory-mapped parts, shared between processes.
 
-A row number of the store never gets other content, so a part stays valid whatever is added or deleted later. A new
-version adds a part for its new rows and notes which older rows are gone.
+Row numbers are never reused, so parts stay valid when rows are added or deleted later. A new version adds a part for
+its new rows and masks deleted rows of older parts.
 """
 
 import shutil
@@ -27,12 +27,12 @@ ROW = "_rowid"
 """Column with the store's row numbers."""
 
 ReadRows = Callable[[int], Iterator[Any]]
-"""Reads the rows from a row number on, in the order of their numbers: Arrow tables of `FACTS`, vectors and `ROW`."""
+"""Reads rows from a row number on, in number order, as Arrow tables of `FACTS`, vectors and `ROW`."""
 
-_PARTS = 8  # more parts are joined
-_DEAD = 0.3  # share of deleted rows above which parts are rewritten
-_SCAN = 8_192  # rows that are read at a time
-_FILTERS = 16  # filters whose slots are kept
+_MAX_PARTS = 8  # more parts are merged
+_MAX_DEAD = 0.3  # share of deleted rows above which parts are rewritten
+_BATCH_ROWS = 8_192
+_CACHED_FILTERS = 16
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, EOFError)
 _KINDS: tuple[By, ...] = ("image", "text")
 _ROWS = "rows.arrow"
@@ -43,11 +43,11 @@ class Part:
     """Some rows, in the order of their numbers.
 
     Attributes:
-        folder: where it is on disk; None if it is only in this process's memory.
+        folder: folder on disk; None for a part in memory.
         rows: Arrow table of `FACTS` and `ROW`.
-        stored: vectors as they are stored: of images, zeros for a row without one; and of the captions of all rows, one
-            row after the other.
-        norms: of the stored vectors; rounding to half precision changes them from 1. 0 for zeros.
+        stored: vectors in stored precision: of images, zero for a row without one; and of the captions of all rows,
+            concatenated.
+        norms: norms of the stored vectors, which differ from 1 by rounding to half precision; 0 for zero vectors.
     """
 
     folder: Path | None
@@ -57,18 +57,18 @@ class Part:
 
     @cached_property
     def numbers(self) -> Int64[np.ndarray, " rows"]:
-        """Row numbers of the store, rising."""
+        """Sorted row numbers."""
         return integer_values(self.rows[ROW])
 
     @cached_property
     def counts(self) -> Int64[np.ndarray, " rows"]:
-        """Captions of each row."""
+        """Number of captions per row."""
         import pyarrow.compute as pc
 
         return integer_values(pc.list_value_length(self.rows["captions"]))
 
     def unit(self, by: By, places: Int64[np.ndarray, " some"]) -> Float32[np.ndarray, "some width"]:
-        """Some vectors as float32 with their norm divided out."""
+        """Return the vectors at some positions as float32 with unit norm."""
         found = self.stored[by][places].astype(np.float32)
         if self.stored[by].dtype == np.float32:
             return found
@@ -77,30 +77,30 @@ class Part:
 
 
 def filter_columns(rows: Any) -> FilterColumns:
-    """What filters ask about the rows of an Arrow table, which has `FACTS` among its columns."""
+    """Return the filter columns of an Arrow table that contains `FACTS`."""
     return FilterColumns(
         len(rows), lambda name: [asked_value(name, value) for value in rows[PHYSICAL.get(name, name)].to_pylist()]
     )
 
 
-def within(some: Int64[np.ndarray, " some"], rising: Int64[np.ndarray, " all"]) -> Bool[np.ndarray, " some"]:
-    """Which numbers are among others, which rise; unlike `np.isin` it sorts nothing."""
-    if not len(rising):
-        return np.zeros(len(some), dtype=bool)
-    place = np.minimum(np.searchsorted(rising, some), len(rising) - 1)
-    return rising[place] == some
+def within(values: Int64[np.ndarray, " some"], ordered: Int64[np.ndarray, " all"]) -> Bool[np.ndarray, " some"]:
+    """Return which values are in a sorted array; unlike `np.isin` without sorting."""
+    if not len(ordered):
+        return np.zeros(len(values), dtype=bool)
+    place = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    return ordered[place] == values
 
 
 class Matrix:
-    """The rows of one version.
+    """The rows of one version. A slot is the position of a row in the concatenated parts.
 
     Args:
-        version: of the store.
-        parts: their rows, one part after the other, are the slots that this class counts in.
-        numbers: rising row numbers of the visible rows of this version.
+        version: version of the store.
+        parts: parts that cover the visible rows.
+        numbers: sorted row numbers of the visible rows.
 
     Attributes:
-        mask: which slots satisfy a filter.
+        mask: returns which slots satisfy a filter; cached.
     """
 
     def __init__(self, version: int, parts: list[Part], numbers: Int64[np.ndarray, " rows"], record: Record) -> None:
@@ -110,14 +110,14 @@ class Matrix:
         alive = within(self.numbers, numbers)
         self.alive: Bool[np.ndarray, " slots"] | None = None if alive.all() else alive
         self.columns = filter_columns(self.rows) if parts else FilterColumns(0, lambda name: ())
-        self.mask = lru_cache(_FILTERS)(lambda where: where.mask(self.columns))
+        self.mask = lru_cache(_CACHED_FILTERS)(lambda where: where.mask(self.columns))
 
     def __len__(self) -> int:
         return len(self.numbers) if self.alive is None else int(self.alive.sum())
 
     @cached_property
     def ids(self) -> Any:
-        """Arrow array of the id of each slot."""
+        """Ids of the slots, as an Arrow array."""
         import pyarrow as pa
 
         chunks = [chunk for part in self.parts for chunk in part.rows["id"].chunks]
@@ -125,71 +125,71 @@ class Matrix:
 
     @cached_property
     def rows(self) -> Any:
-        """Arrow table of `FACTS` and `ROW`, by slot; at least one part."""
+        """Arrow table of `FACTS` and `ROW` by slot; requires at least one part."""
         import pyarrow as pa
 
         return pa.concat_tables([part.rows for part in self.parts])
 
     @cached_property
     def visible(self) -> Int64[np.ndarray, " rows"]:
-        """The slots of visible rows."""
+        """Slots of visible rows."""
         return np.arange(len(self.numbers)) if self.alive is None else np.flatnonzero(self.alive)
 
     @cached_property
     def first(self) -> Int64[np.ndarray, " slots"]:
-        """The first caption of each slot, counting the captions of all parts."""
+        """Position of each slot's first caption among the captions of all parts."""
         return np.cumsum(self.counts) - self.counts
 
     @cached_property
     def owners(self) -> Int64[np.ndarray, " captions"]:
-        """The slot of each caption."""
+        """Slot of each caption."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
     @cached_property
     def has_image(self) -> Bool[np.ndarray, " slots"]:
-        """Which slots have a vector of their image."""
+        """Whether each slot has an image vector."""
         return np.concatenate([np.empty(0, dtype=bool), *(part.norms["image"] > 0 for part in self.parts)])
 
     def slots_of(self, ids: Any) -> Int64[np.ndarray, " some"]:
-        """The slots of visible ids, -1 for one that does not exist."""
+        """Return the slots of ids; -1 for ids that are not visible."""
         import pyarrow.compute as pc
 
         wanted = string_array(ids)
-        there = self.ids if self.alive is None else self.ids.take(integer_array(self.visible))
-        distinct = wanted.unique()  # one pass over all ids: faster than a hash table of them
-        named = integer_values(pc.index_in(there, value_set=distinct))
-        rows = np.flatnonzero(named >= 0)
-        place = np.full(len(distinct), -1, dtype=np.int64)
-        place[named[rows]] = self.visible[rows]
-        return place[integer_values(pc.index_in(wanted, value_set=distinct))]
+        visible = self.ids if self.alive is None else self.ids.take(integer_array(self.visible))
+        distinct = wanted.unique()  # a hash table of these and one pass over all ids: faster than the reverse
+        positions = integer_values(pc.index_in(visible, value_set=distinct))
+        rows = np.flatnonzero(positions >= 0)
+        slots = np.full(len(distinct), -1, dtype=np.int64)
+        slots[positions[rows]] = self.visible[rows]
+        return slots[integer_values(pc.index_in(wanted, value_set=distinct))]
 
     def facts(self, slots: Int64[np.ndarray, " some"], columns: list[str]) -> Any:
-        """Arrow table of some of `FACTS`."""
+        """Return columns of `FACTS` for some slots, as an Arrow table."""
         return self.rows.select(columns).take(integer_array(slots))
 
     def scan(self, columns: list[str], where: Filter | None) -> Iterator[Any]:
-        """Arrow tables of some of `FACTS`, of the visible rows that satisfy a filter."""
+        """Yield Arrow tables with columns of `FACTS`, for the visible rows that satisfy a filter."""
         masks = [mask for mask in (self.alive, None if where is None else self.mask(where)) if mask is not None]
         chosen = np.logical_and.reduce(masks) if masks else None
-        for start in range(0, len(self.numbers), _SCAN):
-            table = self.rows.select(columns).slice(start, _SCAN)
+        for start in range(0, len(self.numbers), _BATCH_ROWS):
+            table = self.rows.select(columns).slice(start, _BATCH_ROWS)
             if chosen is not None:
-                table = table.take(integer_array(np.flatnonzero(chosen[start : start + _SCAN])))
+                table = table.take(integer_array(np.flatnonzero(chosen[start : start + _BATCH_ROWS])))
             if len(table):
                 yield table
 
     def count(self, spoken: bool, where: Filter | None) -> int:
-        """How many rows are visible; only those with a caption, or those that satisfy a filter."""
+        """Return the number of visible rows; with ``spoken`` only rows with a caption."""
         masks = [] if self.alive is None else [self.alive]
         masks += [self.counts > 0] if spoken else []
         masks += [self.mask(where)] if where is not None else []
         return int(np.logical_and.reduce(masks).sum()) if masks else len(self)
 
     def searchable(self, by: By, where: Filter | None, spoken: bool) -> Int64[np.ndarray, " some"] | None:
-        """The images or captions that a search compares with; None for all of them.
+        """Return the positions of the images or captions to search; None for all.
 
         Args:
-            spoken: only slots with a caption.
+            spoken: search only slots with a caption.
         """
         chosen = None if where is None else self.mask(where)
         masks = [mask for mask in (self.alive, chosen) if mask is not None]
@@ -205,10 +205,10 @@ class Matrix:
     def nearest(
         self, queries: Float32[np.ndarray, "queries width"], k: int, by: By, among: Int64[np.ndarray, " some"] | None
     ) -> ExactNeighbors:
-        """The k nearest images or captions by exact products, fewer where there are fewer.
+        """Return the k nearest images or captions by exact products; fewer if fewer exist.
 
         Args:
-            among: those to compare with, rising; all by default.
+            among: sorted positions to search; None for all.
         """
         empty = np.empty((len(queries), 0))
         found, start = [ExactNeighbors(empty.astype(np.int64), empty.astype(np.float32))], 0
@@ -226,7 +226,7 @@ class Matrix:
         return best_of_all(found[1:] or found, k)
 
     def hits(self, found: ExactNeighbors, by: By) -> Nearest:
-        """What `nearest` or an approximate index found, with the slots of captions."""
+        """Convert results of `nearest` or of an approximate index to `Nearest`, mapping captions to slots."""
         rows = found.rows if by == "image" else self.owners[found.rows]
         entries = np.zeros_like(rows) if by == "image" else found.rows - self.first[rows]
         return Nearest(rows, entries, found.scores, self.ids, self.read)
@@ -234,7 +234,7 @@ class Matrix:
     def read(
         self, slots: Int64[np.ndarray, " some"], by: By, entries: Int64[np.ndarray, " some"] | None = None
     ) -> Float32[np.ndarray, "some width"]:
-        """Unit-norm vectors of slots; of captions those named by ``entries``, else `mean_of_captions` of each slot."""
+        """Return unit-norm vectors of slots; for text the captions at ``entries``, or `mean_of_captions` if None."""
         if by == "image":
             return self.unit("image", slots)
         if entries is not None:
@@ -244,7 +244,7 @@ class Matrix:
         return mean_of_captions(self.unit("text", np.repeat(self.first[slots], counts) + within_slot), counts)
 
     def unit(self, by: By, places: Int64[np.ndarray, " some"]) -> Float32[np.ndarray, "some width"]:
-        """Unit-norm images or captions by their place among those of all parts."""
+        """Return unit-norm image or caption vectors by their position among all parts."""
         if len(self.parts) == 1:
             return self.parts[0].unit(by, places)
         out, start = np.zeros((len(places), self.record.width), dtype=np.float32), 0
@@ -256,7 +256,7 @@ class Matrix:
         return out
 
     def whole(self, by: By) -> Float32[np.ndarray, "rows width"]:
-        """One unit-norm vector per visible row; not copied where they are stored so."""
+        """Return one unit-norm vector per visible row, without copying if possible."""
         if by == "image" and len(self.parts) == 1 and self.alive is None:
             stored = self.parts[0].stored["image"]
             if stored.dtype == np.float32:
@@ -264,7 +264,7 @@ class Matrix:
         return self.read(self.visible, by)
 
     def drop(self) -> None:
-        """Delete the parts from disk, so that they are made again."""
+        """Delete the parts from disk."""
         for part in self.parts:
             if part.folder is not None:
                 shutil.rmtree(part.folder, ignore_errors=True)
@@ -279,14 +279,14 @@ def open_matrix(
     known: Matrix | None = None,
     tidy: bool = True,
 ) -> Matrix:
-    """The matrix of a version, after writing what is missing of it.
+    """Return the matrix of a version, writing missing parts.
 
     Args:
-        cache: folder for the parts; None keeps them in this process's memory.
-        numbers: rising row numbers of the visible rows of this version.
-        read: reads rows.
-        known: matrix of an earlier version, whose parts are used again.
-        tidy: join parts, and rewrite those that are mostly deleted; not for readers of an old version.
+        cache: folder of the parts; None keeps them in memory.
+        numbers: sorted row numbers of the visible rows of this version.
+        read: reads rows from the store.
+        known: matrix of an earlier version whose parts are reused.
+        tidy: merge parts if there are many or many rows are deleted; False for readers of an old version.
     """
     parts = list(known.parts) if known is not None else _stored_parts(cache, record)
     parts = [part for part in parts if within(part.numbers, numbers).any()]
@@ -295,19 +295,19 @@ def open_matrix(
     dead = 1 - (len(numbers) - len(missing)) / max(1, len(covered))
     lost = bool(len(missing)) and bool(len(covered)) and bool(missing[0] <= covered.max())
     place = cache if tidy else None
-    if lost or (tidy and ((len(parts) >= _PARTS and len(missing)) or dead > _DEAD)):
+    if lost or (tidy and ((len(parts) >= _MAX_PARTS and len(missing)) or dead > _MAX_DEAD)):
         old = [part.folder for part in _stored_parts(place, record) if part.folder]
         parts = [_new_part(place, numbers, record, read)] if len(numbers) else []
         for folder in old:
             if all(folder != part.folder for part in parts):
-                shutil.rmtree(folder, ignore_errors=True)  # processes that mapped it keep it until they end
+                shutil.rmtree(folder, ignore_errors=True)  # processes that have mapped it can still read it
     elif len(missing):
         parts.append(_new_part(place, missing, record, read))
     return Matrix(version, parts, numbers, record)
 
 
 def _stored_parts(cache: Path | None, record: Record) -> list[Part]:
-    """The intact parts on disk that share no row; damaged ones are deleted."""
+    """Return the intact, non-overlapping parts on disk; damaged parts are deleted."""
     found: list[Part] = []
     for folder in sorted(cache.glob("part-*")) if cache is not None and cache.is_dir() else []:
         try:
@@ -315,20 +315,20 @@ def _stored_parts(cache: Path | None, record: Record) -> list[Part]:
         except _DAMAGE:
             shutil.rmtree(folder, ignore_errors=True)
     kept: list[Part] = []
-    for part in sorted(found, key=lambda each: -len(each.numbers)):  # two processes may have written overlapping parts
+    for part in sorted(found, key=lambda each: -len(each.numbers)):  # concurrent processes may write overlapping parts
         if not any(within(part.numbers, other.numbers).any() for other in kept):
             kept.append(part)
     return sorted(kept, key=lambda part: int(part.numbers[0]))
 
 
 def _new_part(cache: Path | None, numbers: np.ndarray, record: Record, read: ReadRows) -> Part:
-    """A new part; in memory without a cache, or if the disk is full or read-only."""
+    """Create a part; in memory if there is no cache, or if the disk is full or read-only."""
     import pyarrow as pa
 
     if cache is not None:
         folder = cache / f"part-{int(numbers[0])}-{int(numbers[-1])}-{len(numbers)}"
         try:
-            if not folder.exists():  # else another process was faster
+            if not folder.exists():  # another process may have written it
                 with atomic_folder(folder) as unfinished:
                     _write_part(unfinished, numbers, record, read)
             return _read_part(folder, record)
@@ -341,23 +341,23 @@ def _new_part(cache: Path | None, numbers: np.ndarray, record: Record, read: Rea
 
 
 def _chosen(numbers: np.ndarray, record: Record, read: ReadRows) -> Iterator[tuple[Any, dict[By, np.ndarray]]]:
-    """Facts and vectors of the rows with these numbers alone."""
+    """Yield facts and vectors of the rows with the given numbers."""
     import pyarrow as pa
 
     seen = 0
     for table in read(int(numbers[0])):
         keep = within(integer_values(table[ROW]), numbers)
-        some = table if keep.all() else table.filter(pa.array(keep))
-        image, text = vector_matrix(some["image_vector"]), caption_matrix(some["caption_vectors"])[0]
-        precise = (np.ascontiguousarray(each, dtype=record.precision) for each in (image, text))
-        yield some.select([ROW, *FACTS]), dict(zip(_KINDS, precise, strict=True))
-        seen += some.num_rows
+        table = table if keep.all() else table.filter(pa.array(keep))
+        image, text = vector_matrix(table["image_vector"]), caption_matrix(table["caption_vectors"])[0]
+        vectors = (np.ascontiguousarray(each, dtype=record.precision) for each in (image, text))
+        yield table.select([ROW, *FACTS]), dict(zip(_KINDS, vectors, strict=True))
+        seen += table.num_rows
     if seen != len(numbers):
         raise RuntimeError(f"{seen:,} of {len(numbers):,} rows were read")
 
 
 def _write_part(folder: Path, numbers: np.ndarray, record: Record, read: ReadRows) -> None:
-    """Written batch by batch, so that a full disk is an error; writing to a map would kill the process."""
+    """Write a part batch by batch: a full disk then raises, while writing to a memory map would kill the process."""
     import pyarrow as pa
 
     norms: dict[By, list[np.ndarray]] = {by: [np.empty(0, dtype=np.float32)] for by in _KINDS}
@@ -376,10 +376,10 @@ def _write_part(folder: Path, numbers: np.ndarray, record: Record, read: ReadRow
 
 
 def _read_part(folder: Path, record: Record) -> Part:
-    """Map a part, after comparing it with its checksums.
+    """Verify the checksums of a part and map it.
 
     Raises:
-        OSError, ValueError, KeyError: it is damaged, or of another index.
+        OSError, ValueError, KeyError: it is damaged, or belongs to another index.
     """
     import pyarrow as pa
 
@@ -391,7 +391,7 @@ def _read_part(folder: Path, record: Record) -> Part:
     part = Part(folder, rows, {by: _mapped(folder / f"{by}.bin", record) for by in _KINDS}, norms)
     sizes = {by: {len(part.stored[by]), len(norms[by])} for by in _KINDS}
     if sizes != {"image": {len(rows)}, "text": {int(part.counts.sum())}}:
-        raise ValueError(f"{folder}: of another shape")
+        raise ValueError(f"{folder}: wrong shape")
     return part
 
 
@@ -399,11 +399,11 @@ def _mapped(file: Path, record: Record) -> np.ndarray:
     size = file.stat().st_size // (record.width * np.dtype(record.precision).itemsize)
     if not size:
         return np.empty((0, record.width), dtype=record.precision)
-    # copy on write: torch warns about arrays that cannot be written to
+    # copy-on-write, since torch warns about read-only arrays
     return np.memmap(file, dtype=record.precision, mode="c", shape=(size, record.width))
 
 
 def _norms(vectors: np.ndarray) -> Float32[np.ndarray, " vectors"]:
-    if vectors.dtype == np.float32:  # stored as they were normalized
+    if vectors.dtype == np.float32:  # already normalized
         return np.asarray(vectors.any(axis=1), dtype=np.float32)
     return np.asarray(np.linalg.norm(vectors.astype(np.float64), axis=1), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""An index on a Milvus server, for those who outgrow one machine; Milvus Lite keeps it in a file."""
+"""Index on a Milvus server, for collections too large for one machine, or in a Milvus Lite file."""
 
 import hashlib
 import json
@@ -34,10 +34,10 @@ from recollect.index.stores.milvus_rows import (
 )
 
 _RECORD, _VERSION = "recollect.record", "recollect.version"
-_ROWS = 256  # a message has at most 64 MB
-_QUERIES = 512
-_PAGE = 1_000
-_MOST = 16_384  # results of a query
+_MESSAGE_ROWS = 256  # a message is limited to 64 MB
+_MESSAGE_QUERIES = 512
+_PAGE_ROWS = 1_000
+_MAX_RESULTS = 16_384  # Milvus's limit per query
 
 
 @dataclass(frozen=True)
@@ -66,20 +66,19 @@ class _Address:
 
 
 class MilvusStore(Store):
-    """See `recollect.index.stores.base.Store`.
+    """Milvus implementation of `Store`.
 
-    Each picture is an entity, and so is each of its captions. The default index, FLAT, is exact; ``?index=AUTOINDEX``
-    lets the server choose a faster one when the index is created. Vectors are rounded to the precision of the index and
-    stored with 32 bits, since Milvus compares 16-bit fields with rounded queries only.
+    Every picture and every caption is an entity. The default index, FLAT, is exact; ``?index=AUTOINDEX`` lets the
+    server choose a faster one when the index is created. Vectors are rounded to the precision of the index but stored
+    as float32, since Milvus rounds the queries as well when it searches 16-bit fields.
 
-    A write is sent in messages of 256 entities, each of them whole or absent, captions before their picture. A writer
-    that is killed between two messages leaves captions that no picture has; they are ignored, and replaced when the
-    picture is written again.
-    One process of a machine writes at a time; Milvus has no lock between machines.
+    Writes are sent in atomic messages of 256 entities, captions before their picture. If a writer is killed between two
+    messages, captions without a picture remain; they are ignored, and replaced when the picture is written again.
+    Writers on the same machine are serialized; there is no lock between machines.
 
     Args:
-        address: ``milvus://host:port/collection``; a password comes from ``MILVUS_TOKEN`` or the address.
-        version: not supported, since a collection has no versions.
+        address: ``milvus://host:port/collection``; the password comes from ``MILVUS_TOKEN`` or the address.
+        version: must be None, since a collection has no versions.
     """
 
     def __init__(self, address: str, version: int | None = None) -> None:
@@ -88,8 +87,8 @@ class MilvusStore(Store):
         refuse((pinned, f"{self.address}: Milvus keeps no versions of a collection; an index on disk does"))
         self.client = _client(self.place, self.address)
         with self._reported():
-            there = self.client.has_collection(self.place.collection)
-            refuse((not there, f"{self.address}: no such collection. Build one with `recollect index build`."))
+            exists = self.client.has_collection(self.place.collection)
+            refuse((not exists, f"{self.address}: no such collection. Build one with `recollect index build`."))
             properties = self._properties()
             refuse((_RECORD not in properties, f"{self.address}: a collection, but not an index of recollect"))
             self.record = Record.from_json(properties[_RECORD], self.address)
@@ -97,7 +96,7 @@ class MilvusStore(Store):
 
     @classmethod
     def create(cls, address: str, record: Record) -> "MilvusStore":
-        """Make an empty collection; one of that name must not exist."""
+        """Create an empty collection; the name must be unused."""
         place = _Address.parse(address)
         taken = f"{_without_password(address)}: already exists. Name another collection, or drop it."
         refuse((cls.exists(address), taken))
@@ -108,7 +107,7 @@ class MilvusStore(Store):
             client.create_collection(
                 place.collection,
                 schema=schema_of(client, record.width),
-                consistency_level="Strong",  # rows are found as soon as they are added
+                consistency_level="Strong",  # new rows are visible immediately
                 properties={_RECORD: record.to_json(), _VERSION: "1"},
             )
             client.create_index(place.collection, index, sync=False)
@@ -116,53 +115,53 @@ class MilvusStore(Store):
 
     @staticmethod
     def exists(address: str) -> bool:
-        """Whether there is such a collection."""
+        """Return whether the collection exists."""
         place = _Address.parse(address)
         with _reported(_without_password(address)):
             return bool(_client(place, address).has_collection(place.collection))
 
     def version(self, newest: bool = False) -> int:
-        """Counted by recollect: writers that do not use recollect do not change it. Reads are always of the newest."""
+        """Return a counter that recollect increments with every write. Reads always use the newest data."""
         with self._reported():
             return int(self._properties()[_VERSION])
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Other writers on this machine wait."""
+        """Lock out other writers on this machine."""
         name = hashlib.blake2b(f"{self.place.uri}/{self.place.collection}".encode(), digest_size=8).hexdigest()
         make_folder(cache_folder() / "milvus")
         with locked(cache_folder() / "milvus" / f"{name}.lock"):
             yield
 
     def upsert(self, rows: Any) -> None:
-        """Captions and pictures; then captions that the pictures no longer have are deleted."""
+        """Write captions and pictures, then delete outdated captions of these pictures."""
         with self.writing(), self._reported():
             self._count_version()
-            for start in range(0, rows.num_rows, _ROWS):
-                some = rows.slice(start, _ROWS)
-                entities = entities_of(some, self.record, self.address)
-                for first in range(0, len(entities), _ROWS):
-                    self.client.upsert(self.place.collection, entities[first : first + _ROWS])
-                kept = among("key", [each["key"] for each in entities])
-                stale = f"{among('id', some['id'].to_pylist())} and not ({kept})"
+            for start in range(0, rows.num_rows, _MESSAGE_ROWS):
+                block = rows.slice(start, _MESSAGE_ROWS)
+                entities = entities_of(block, self.record, self.address)
+                for first in range(0, len(entities), _MESSAGE_ROWS):
+                    self.client.upsert(self.place.collection, entities[first : first + _MESSAGE_ROWS])
+                written = among("key", [each["key"] for each in entities])
+                stale = f"{among('id', block['id'].to_pylist())} and not ({written})"
                 self.client.delete(self.place.collection, filter=stale)
 
     def delete(self, ids: Sequence[str]) -> None:
-        """Pictures and their captions."""
+        """Delete pictures and their captions."""
         with self.writing(), self._reported():
             self._count_version()
-            for some in _chunks(ids):
-                self.client.delete(self.place.collection, filter=among("id", some))
+            for chunk in _chunks(ids):
+                self.client.delete(self.place.collection, filter=among("id", chunk))
 
     def rows(self, ids: Sequence[str], columns: Sequence[str]) -> Any:
-        """Rows in the order of their ids."""
+        """Return rows in the order of ``ids``."""
         names = list(dict.fromkeys(["id", *columns]))
         keys = [entity_key(id) for id in dict.fromkeys(ids)]
         found = {row["id"]: row for row in self._by_key(keys, fields_of(names))}
         return self._arrow([found[id] for id in ids if id in found], names)
 
     def scan(self, columns: Sequence[str], where: Filter | None = None, removed: bool | None = False) -> Iterator[Any]:
-        """In the order of ids."""
+        """Yield columns in batches, in the order of ids."""
         clauses = [PICTURE] if removed is None else [PICTURE, f"removed == {'true' if removed else 'false'}"]
         clauses += [milvus_filter(where)] if where is not None else []
         for rows in self._all(fields_of(columns), " and ".join(clauses)):
@@ -173,7 +172,7 @@ class MilvusStore(Store):
         return arrow_table(rows, names, self.record, captions)
 
     def _caption_vectors(self, rows: list[dict[str, Any]]) -> list[np.ndarray]:
-        """The vectors of the captions of each row."""
+        """Return the caption vectors of each row."""
         keys = [
             [entity_key(row["id"], *each) for each in enumerate(json.loads(row["row"])["captions"])] for row in rows
         ]
@@ -187,8 +186,8 @@ class MilvusStore(Store):
     def _by_key(self, keys: Sequence[str], fields: list[str]) -> list[dict[str, Any]]:
         found = list[dict[str, Any]]()
         with self._reported():
-            for some in _chunks(keys):
-                answer = self.client.query(self.place.collection, filter=among("key", some), output_fields=fields)
+            for chunk in _chunks(keys):
+                answer = self.client.query(self.place.collection, filter=among("key", chunk), output_fields=fields)
                 found += [dict(row) for row in answer]
         return found
 
@@ -201,20 +200,20 @@ class MilvusStore(Store):
         spoken: bool = False,
         exact: bool = False,
     ) -> Nearest:
-        """By the index of the collection."""
+        """Search with the index of the collection."""
         import pyarrow as pa
 
         clauses = ["removed == false", "entry >= 0" if by == "text" else "entry == -1"]
         clauses += ["count > 0"] if spoken else []
         clauses += [milvus_filter(where)] if where is not None else []
-        if k > _MOST and self._count(clauses[1]) > _MOST:
-            raise UserError(f"{self.address}: k = {k:,}, but Milvus finds at most {_MOST:,} pictures for a query")
+        if k > _MAX_RESULTS and self._count(clauses[1]) > _MAX_RESULTS:
+            raise UserError(f"{self.address}: k = {k:,}, but Milvus returns at most {_MAX_RESULTS:,} results per query")
         hits: list[Any] = []
         with self._reported():
-            for start in range(0, len(queries), _QUERIES):
+            for start in range(0, len(queries), _MESSAGE_QUERIES):
                 hits += self.client.search(
-                    self.place.collection, list(queries[start : start + _QUERIES]), anns_field="vector",
-                    limit=min(k, _MOST), filter=" and ".join(clauses), output_fields=["id", "entry", "key"],
+                    self.place.collection, list(queries[start : start + _MESSAGE_QUERIES]), anns_field="vector",
+                    limit=min(k, _MAX_RESULTS), filter=" and ".join(clauses), output_fields=["id", "entry", "key"],
                 )  # fmt: skip
         ids = list(dict.fromkeys(hit["entity"]["id"] for row in hits for hit in row))
         valid = self._valid_keys(ids) if by == "text" else set[str]()
@@ -226,32 +225,32 @@ class MilvusStore(Store):
             for column, hit in enumerate(found):
                 entity = hit["entity"]
                 if by == "text" and entity["key"] not in valid:
-                    continue  # left behind by a writer that was killed
+                    continue  # left by a killed writer
                 rows[query, column] = place[entity["id"]]
                 entries[query, column] = max(0, entity["entry"])
                 scores[query, column] = hit["distance"]
 
         def read(
-            some: Int64[np.ndarray, " some"], kind: By, which: Int64[np.ndarray, " some"] | None
+            rows: Int64[np.ndarray, " some"], kind: By, entries: Int64[np.ndarray, " some"] | None
         ) -> Float32[np.ndarray, "some width"]:
-            distinct, places = np.unique(some, return_inverse=True)
-            names = [ids[row] for row in distinct.tolist()]
-            if kind == "image" or which is None:
-                return self.vectors(kind, names)[places]
-            flat, counts = caption_matrix(self.rows(names, ["captions", "caption_vectors"])["caption_vectors"])
+            distinct, places = np.unique(rows, return_inverse=True)
+            some = [ids[row] for row in distinct.tolist()]
+            if kind == "image" or entries is None:
+                return self.vectors(kind, some)[places]
+            flat, counts = caption_matrix(self.rows(some, ["captions", "caption_vectors"])["caption_vectors"])
             first = np.cumsum(counts) - counts
-            return unit_vectors(flat.astype(np.float32), self.record.width, self.address)[first[places] + which]
+            return unit_vectors(flat.astype(np.float32), self.record.width, self.address)[first[places] + entries]
 
         return Nearest(rows, entries, scores, pa.array(ids, pa.string()), read)
 
     def _valid_keys(self, ids: list[str]) -> set[str]:
-        """The keys of the captions that pictures have now."""
+        """Return the keys of the current captions of pictures."""
         table = self.rows(ids, ["captions"])
         pairs = zip(table["id"].to_pylist(), table["captions"].to_pylist(), strict=True)
         return {entity_key(id, *each) for id, captions in pairs for each in enumerate(captions)}
 
     def count(self, spoken: bool = False, where: Filter | None = None) -> int:
-        """Counted by the server."""
+        """Return the number of visible rows; with ``spoken`` only rows with a caption."""
         clauses = [PICTURE, "removed == false", *(["count > 0"] if spoken else [])]
         clauses += [milvus_filter(where)] if where is not None else []
         return self._count(" and ".join(clauses))
@@ -265,25 +264,25 @@ class MilvusStore(Store):
         return dict(self.client.describe_collection(self.place.collection)["properties"])
 
     def _count_version(self) -> None:
-        """Before the rows are sent, so that no reader takes the new state for the old one."""
+        """Increment the version; called before writing, so no reader attributes new rows to the old version."""
         self.client.alter_collection_properties(self.place.collection, {_VERSION: str(self.version() + 1)})
 
     def _all(self, names: list[str], clause: str) -> Iterator[list[dict[str, Any]]]:
-        """All rows of a query, in pages that start after the key that was read last.
+        """Yield all rows of a query in pages, each starting after the last key of the previous page.
 
-        pymilvus copies that key into a filter without escaping it; after one with a quote or backslash the query is
-        started again with a filter of our own.
+        pymilvus inserts that key into a filter without escaping. After a key that needs escaping, the query is
+        restarted with our own filter.
         """
-        asked = {"batch_size": _PAGE, "output_fields": ["key", *names]}
+        options = {"batch_size": _PAGE_ROWS, "output_fields": ["key", *names]}
         with self._reported():
-            pages = self.client.query_iterator(self.place.collection, filter=clause, **asked)
+            pages = self.client.query_iterator(self.place.collection, filter=clause, **options)
             while rows := pages.next():
                 yield [dict(row) for row in rows]
                 last = rows[-1]["key"]
                 if milvus_text(last) != f'"{last}"':
                     pages.close()
                     after = f"key > {milvus_text(last)} and ({clause})"
-                    pages = self.client.query_iterator(self.place.collection, filter=after, **asked)
+                    pages = self.client.query_iterator(self.place.collection, filter=after, **options)
             pages.close()
 
     def _reported(self) -> AbstractContextManager[None]:
@@ -291,8 +290,8 @@ class MilvusStore(Store):
 
 
 def _chunks(ids: Sequence[str]) -> Iterator[list[str]]:
-    for start in range(0, len(ids), _ROWS):
-        yield list(ids[start : start + _ROWS])
+    for start in range(0, len(ids), _MESSAGE_ROWS):
+        yield list(ids[start : start + _MESSAGE_ROWS])
 
 
 def _client(place: _Address, address: str) -> Any:
@@ -300,7 +299,7 @@ def _client(place: _Address, address: str) -> Any:
         from pymilvus import MilvusClient
     except ImportError:
         raise UserError("an index on Milvus needs pymilvus: pip install 'recollect[milvus]'") from None
-    for name in ("pymilvus", "grpc._server"):  # they log a traceback for every error, also for those they handle
+    for name in ("pymilvus", "grpc._server"):  # they log tracebacks even for handled errors
         logging.getLogger(name).setLevel(logging.CRITICAL)
     with _reported(_without_password(address)):
         return MilvusClient(place.uri, token=place.token)

@@ -1,4 +1,4 @@
-"""Rows and filters of an index as Milvus stores and reads them."""
+"""Conversion of rows and filters to and from Milvus."""
 
 import base64
 import hashlib
@@ -15,31 +15,31 @@ from recollect.index.arrow import caption_matrix, vector_matrix
 from recollect.index.filters import NAMES, PHYSICAL, SEVERAL, Condition, Filter, Junction, asked_value
 from recollect.index.rows import Record, schema, unit_vectors
 
-_LONGEST = 65_535  # bytes of a text field; there are no binary fields, so pictures are stored as base64
+_MAX_BYTES = 65_535  # of a text field; there are no binary fields, so pictures are stored as base64
 PICTURE = "entry < 0"
-"""Holds for pictures: their entry is -1, or -2 where they have no vector; that of captions counts from 0."""
+"""Filter for pictures: their entry is -1, or -2 without a vector; the entries of captions count from 0."""
 
 
 def schema_of(client: Any, width: int) -> Any:
-    """Of the collection, in which pictures and captions are entities."""
+    """Return the schema of a collection whose entities are pictures and captions."""
     from pymilvus import DataType
 
-    made = client.create_schema(auto_id=False, enable_dynamic_field=False)
-    made.add_field("key", DataType.VARCHAR, is_primary=True, max_length=600)
-    made.add_field("vector", DataType.FLOAT_VECTOR, dim=width)
-    for name, longest in (("id", 512), ("row", _LONGEST), ("image", _LONGEST)):
-        made.add_field(name, DataType.VARCHAR, max_length=longest)
+    fields = client.create_schema(auto_id=False, enable_dynamic_field=False)
+    fields.add_field("key", DataType.VARCHAR, is_primary=True, max_length=600)
+    fields.add_field("vector", DataType.FLOAT_VECTOR, dim=width)
+    for name, length in (("id", 512), ("row", _MAX_BYTES), ("image", _MAX_BYTES)):
+        fields.add_field(name, DataType.VARCHAR, max_length=length)
     for name in ("entry", "count"):
-        made.add_field(name, DataType.INT64)
-    made.add_field("removed", DataType.BOOL)
-    made.add_field("facts", DataType.JSON)
-    return made
+        fields.add_field(name, DataType.INT64)
+    fields.add_field("removed", DataType.BOOL)
+    fields.add_field("facts", DataType.JSON)
+    return fields
 
 
 def _facts(row: dict[str, Any]) -> dict[str, Any]:
-    """What filters ask about, as `milvus_filter` reads it; missing values are left out.
+    """Return the filter values of a row for `milvus_filter`, without missing values.
 
-    The texts of a list are also one text with a line per value, which ``like '%words%'`` reads.
+    Lists of strings are also stored as one string with a line per value, for ``like '%words%'``.
     """
     found = {name: value for name, value in json.loads(row["metadata"]).items() if name not in NAMES}
     known = {name: asked_value(name, row[PHYSICAL.get(name, name)]) for name in NAMES if name != "id"}
@@ -53,28 +53,28 @@ def _facts(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def fields_of(names: Sequence[str]) -> list[str]:
-    """The fields that some columns of pictures are made from."""
+    """Return the Milvus fields needed for columns of the index."""
     return list(
         dict.fromkeys(["id", *({"image_vector": "vector", "image": "image"}.get(name, "row") for name in names)])
     )
 
 
 def entity_key(id: str, entry: int = -1, caption: str = "") -> str:
-    """Of a picture, or of a caption: it changes with the caption, so that no stale vector is taken for its vector."""
+    """Return the key of a picture or caption; it contains a digest of the caption, so edited captions get new keys."""
     return f"-#{id}" if entry < 0 else f"{entry}#{hashlib.blake2b(caption.encode(), digest_size=8).hexdigest()}#{id}"
 
 
 def entities_of(rows: Any, record: Record, address: str) -> list[dict[str, Any]]:
-    """Rows of an index as Milvus stores them: the captions of each picture, then the picture.
+    """Convert rows to Milvus entities: the captions of each picture, then the picture.
 
     Raises:
-        UserError: a field has more bytes than Milvus stores.
+        UserError: a field exceeds Milvus's size limit.
     """
     flat, counts = caption_matrix(rows["caption_vectors"])
     texts, images = _rounded(flat, record, address), _rounded(vector_matrix(rows["image_vector"]), record, address)
     found, start = list[dict[str, Any]](), 0
-    kept = rows.select([name for name in rows.column_names if "vector" not in name]).to_pylist()
-    for row, image, count in zip(kept, images, counts.tolist(), strict=True):
+    facts = rows.select([name for name in rows.column_names if "vector" not in name]).to_pylist()
+    for row, image, count in zip(facts, images, counts.tolist(), strict=True):
         encoded, id = base64.b64encode(row.pop("image") or b"").decode(), row["id"]
         shared = {"id": id, "removed": row["removed"], "count": count, "facts": _facts(row)}
         for entry, caption in enumerate(row["captions"]):
@@ -84,15 +84,15 @@ def entities_of(rows: Any, record: Record, address: str) -> list[dict[str, Any]]
         found.append({**shared, **about, "row": json.dumps(row, ensure_ascii=False), "image": encoded})
         for name in ("row", "image", "facts"):
             text = json.dumps(shared["facts"]) if name == "facts" else found[-1][name]
-            what = f"{address}, picture '{id}': its {name} has more than {_LONGEST:,} bytes"
+            what = f"{address}, picture '{id}': its {name} has more than {_MAX_BYTES:,} bytes"
             hint = " Use --pictures path or --pictures none." if name == "image" else ""
-            refuse((len(text.encode()) > _LONGEST, f"{what}, the most that Milvus stores.{hint}"))
+            refuse((len(text.encode()) > _MAX_BYTES, f"{what}, the limit of Milvus.{hint}"))
         start += count
     return found
 
 
 def _rounded(vectors: np.ndarray, record: Record, address: str) -> Float32[np.ndarray, "rows width"]:
-    """The vectors that an index on disk would read back."""
+    """Round vectors to the precision of the index, as an index on disk would, and normalize them."""
     stored = vectors.reshape(-1, record.width).astype(record.precision).astype(np.float32)
     return unit_vectors(stored, record.width, address)
 
@@ -100,15 +100,15 @@ def _rounded(vectors: np.ndarray, record: Record, address: str) -> Float32[np.nd
 def arrow_table(
     rows: list[dict[str, Any]], names: list[str], record: Record, captions: Sequence[np.ndarray] = ()
 ) -> Any:
-    """Rows as Milvus returns them, as an Arrow table in the schema of the index.
+    """Convert Milvus results to an Arrow table in the schema of the index.
 
     Args:
-        names: of the columns.
-        captions: the vectors of each row's captions, where they are wanted.
+        names: names of the columns.
+        captions: caption vectors of each row, if ``caption_vectors`` is among the columns.
     """
     import pyarrow as pa
 
-    kept, made = schema(record), list[dict[str, Any]]()
+    types, converted = schema(record), list[dict[str, Any]]()
     for place, row in enumerate(rows):
         found = json.loads(row["row"]) if "row" in row else {}
         if "image_vector" in names:
@@ -117,15 +117,15 @@ def arrow_table(
             found["caption_vectors"] = list(captions[place].astype(record.precision))
         if "image" in names:
             found["image"] = base64.b64decode(row["image"]) or None
-        made.append({**found, "id": row["id"]})
-    return pa.Table.from_pylist(made, pa.schema([kept.field(name) for name in names]))
+        converted.append({**found, "id": row["id"]})
+    return pa.Table.from_pylist(converted, pa.schema([types.field(name) for name in names]))
 
 
 def milvus_filter(where: Filter) -> str:
-    """An expression of Milvus for a filter.
+    """Convert a filter to a Milvus expression.
 
     Raises:
-        UserError: Milvus cannot compare several values in this way.
+        UserError: a comparison of several values that Milvus does not support.
     """
     if isinstance(where, Junction):
         return "(" + f" {where.word} ".join(map(milvus_filter, where.parts)) + ")"
@@ -133,12 +133,12 @@ def milvus_filter(where: Filter) -> str:
 
 
 def among(name: str, values: Sequence[str], inside: bool = True) -> str:
-    """A condition that a text is one of some; pymilvus's own would read a backslash as an escape."""
+    """Return an ``in`` condition on strings; unlike with pymilvus's own templates, backslashes are escaped."""
     return f"{name} {'in' if inside else 'not in'} [{', '.join(map(milvus_text, values))}]"
 
 
 def milvus_text(text: str) -> str:
-    """A text as Milvus reads it: its escapes are those of C, without JSON's ``\\u``."""
+    """Quote a string for Milvus, which supports C escapes but not JSON's ``\\u``."""
     escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
     return '"' + "".join(escapes.get(char, char) for char in text) + '"'
 
@@ -154,26 +154,26 @@ def _condition(where: Condition) -> str:
         return one if several is None else f"({one} or {several})"
     if several is None:
         raise UserError(
-            f"{where.name} {where.operator} {where.value!r}: Milvus compares the {where.name}s of a picture only by "
-            "=, !=, in and like '%words%'"
+            f"{where.name} {where.operator} {where.value!r}: on Milvus, {where.name} supports only =, !=, in and "
+            "like '%words%'"
         )
     return several
 
 
 def _one(where: Condition, name: str, value: str) -> str:
-    """A condition on a single value."""
-    if where.operator == "!=":  # Milvus also lets != hold between values of two types
+    """Return the condition for a single value."""
+    if where.operator == "!=":  # in Milvus, != is true for values of different types
         if isinstance(where.value, bool):
             return f"{name} == {json.dumps(not where.value)}"
         return f"({name} < {value} or {name} > {value})"
     if where.operator == "not like":
-        # `not` would also hold for missing values; every string that exists is >= "".
+        # `not` is also true for missing values; every existing string is >= "".
         return f'({name} >= "" and not ({name} like {value}))'
     return f"{name} {'==' if where.operator == '=' else where.operator} {value}"
 
 
 def _several(where: Condition, name: str, value: str) -> str | None:
-    """A condition on the texts of a list; None if Milvus has none."""
+    """Return the condition for a list of strings; None if Milvus cannot express it."""
     if not isinstance(where.value, str):
         return None
     lines = f"facts[{json.dumps(f'{where.name} lines', ensure_ascii=False)}]"

@@ -1,4 +1,4 @@
-"""An index in RAM: an Arrow table that lives as long as the process. It needs no extra package."""
+"""Index in RAM: an Arrow table, without extra dependencies."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,10 +13,10 @@ from recollect.index.stores.matrix import ROW
 
 
 class RamStore(LocalStore):
-    """See `recollect.index.stores.base.Store`.
+    """In-memory implementation of `Store`.
 
     Args:
-        record: of the index.
+        record: record of the index.
     """
 
     def __init__(self, record: Record) -> None:
@@ -27,15 +27,15 @@ class RamStore(LocalStore):
         self._one_writer = threading.Lock()
 
     def version(self, newest: bool = False) -> int:
-        """Counts changes."""
+        """Return the number of changes so far plus 1."""
         return self._version
 
     def lock(self) -> AbstractContextManager[Any]:
-        """One thread at a time."""
+        """Return the writer lock."""
         return self._one_writer
 
     def upsert(self, rows: Any) -> None:
-        """A new table; readers keep the old one."""
+        """Create a new table; concurrent readers keep the old one."""
         import pyarrow as pa
 
         with self.writing():
@@ -49,7 +49,7 @@ class RamStore(LocalStore):
             self._version += 1
 
     def delete(self, ids: Sequence[str]) -> None:
-        """A new table without these rows."""
+        """Create a new table without these rows."""
         import pyarrow as pa
 
         with self.writing():
@@ -65,7 +65,7 @@ class RamStore(LocalStore):
             self._table, self._numbers = self._table.filter(pa.array(keep)), self._numbers[keep]
 
     def rows(self, ids: Sequence[str], columns: Sequence[str]) -> Any:
-        """Rows in the order of their ids."""
+        """Return rows in the order of ``ids``."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -73,14 +73,12 @@ class RamStore(LocalStore):
         return self._table.select(list(dict.fromkeys(["id", *columns]))).take(found)
 
     def batches(self, columns: Sequence[str], first: int = 0, removed: bool | None = False) -> Iterator[Any]:
-        """One table."""
+        """Yield all rows as one table."""
         import pyarrow as pa
 
         table, numbers = self._table, self._numbers
         keep = numbers >= first
         if removed is not None:
             keep &= table["removed"].to_numpy().astype(bool) == removed
-        chosen = np.flatnonzero(keep)
-        kept = table.select(list(columns)).take(pa.array(chosen)) if columns else pa.table({})
-        numbers = numbers[chosen]
-        yield (kept.append_column(ROW, pa.array(numbers)) if columns else pa.table({ROW: pa.array(numbers)}))
+        chosen = table.select(list(columns) or ["removed"]).filter(pa.array(keep))
+        yield chosen.append_column(ROW, pa.array(numbers[keep])).select([*columns, ROW])
