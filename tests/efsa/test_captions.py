@@ -111,11 +111,11 @@ def test_a_captioner_says_of_a_picture_the_same_alone_and_in_company(captioner_f
 def test_llava_is_asked_with_the_prompt_and_only_the_answer_is_kept(captioner_folder, pictures):
     folder = captioner_folder("llava")
     one = TransformersCaptioner(folder, CaptionerOptions("red tree", 4), "cpu")
-    assert one._text == "USER : <image> red tree ASSISTANT :"
+    assert one._prompt == "USER : <image> red tree ASSISTANT :"
     other = TransformersCaptioner(captioner_folder("llava without a template"), CaptionerOptions("red tree", 4), "cpu")
-    assert other._text == "USER: <image>\nred tree ASSISTANT:"
+    assert other._prompt == "USER: <image>\nred tree ASSISTANT:"
     image = pictures[0].image
-    read = one._processor(images=[image], text=[one._text], return_tensors="pt")
+    read = one._processor(images=[image], text=[one._prompt], return_tensors="pt")
     with torch.no_grad():
         tokens = read["input_ids"]
         for _ in range(4):  # greedy decoding by hand

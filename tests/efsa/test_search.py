@@ -155,7 +155,7 @@ def test_the_cache_drops_what_was_not_used_for_longest(encoder, make_index):
     assert len(cache) == 3
     cache.read(pictures[2:3])
     cache.read(pictures[:1])  # drops 3, which was not used for longest
-    assert {id for id in "01234" if id in cache._kept} == {"4", "2", "0"}
+    assert {id for id in "01234" if id in cache._cache} == {"4", "2", "0"}
 
 
 def test_pixels_from_the_cache_are_what_the_model_reads(encoder, make_index, pictures):

@@ -1,1 +1,1 @@
-"""Search that adapts to each query (EFSA), and the methods it is compared with."""
+"""Search that adapts the model to each query (EFSA), and baseline search methods."""

@@ -1,6 +1,6 @@
-"""Adapters of many queries at once, which PEFT does not compute in one forward pass, and their first gradient.
+"""Low-rank adapters of many queries in one forward pass, which PEFT does not support, and their first gradient.
 
-Nothing is added to a model and no weight changes: while `adapted` is open, a layer's ``forward`` is another one.
+The model's weights and modules do not change; the ``forward`` of layers is replaced inside the `adapted` block.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Adapters:
-    """Changes ``scale · B A`` of the weights of a model's layers: each query has its own B, all share A.
+    """Low-rank weight updates ``scale · B A`` of layers, with one B per query and a shared A.
 
     Attributes:
         down: A of each layer, (rank, inputs).
@@ -44,20 +44,20 @@ def replaced_forward(
 
 @contextmanager
 def adapted(sites: Mapping[str, nn.Linear], adapters: Adapters) -> Iterator[None]:
-    """Let layers compute with ``W + scale · B A`` instead of W inside the block; no gradients.
+    """Use weights ``W + scale · B A`` in the layers inside the block, without gradients.
 
-    The input rows of a tower are equal runs, one for each query, in the order of the queries.
+    The input rows of a tower are the queries in order, with the same number of consecutive rows per query.
     """
 
     def forward(name: str, layer: nn.Linear) -> Callable[[Tensor], Tensor]:
         down, up = adapters.down[name], adapters.up[name]
-        return lambda rows: _many_sets(rows, layer.weight, layer.bias, down, up, adapters.scale)
+        return lambda rows: _adapted_linear(rows, layer.weight, layer.bias, down, up, adapters.scale)
 
     with replaced_forward(sites, forward):
         yield
 
 
-def _many_sets(
+def _adapted_linear(
     rows: Float[Tensor, "... inputs"],
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None,
@@ -66,44 +66,43 @@ def _many_sets(
     scale: float,
 ) -> Float[Tensor, "... outputs"]:
     if rows.shape[0] % len(up):
-        raise ValueError(f"{rows.shape[0]} rows are no multiple of {len(up)} queries")
+        raise ValueError(f"{rows.shape[0]} rows are not a multiple of {len(up)} queries")
     outputs, inputs = weight.shape
-    mine = rows.reshape(len(up), -1, inputs)
-    # Forming W + B A costs rank·inputs·outputs products, a row through A and B rank·(inputs + outputs): with more rows
-    # than about half a layer's width, forming it is cheaper.
-    if mine.shape[1] * (inputs + outputs) > inputs * outputs:
-        own = torch.baddbmm(weight, up, down.expand(len(up), -1, -1), alpha=scale)
-        own_t = own.transpose(1, 2)
-        result = mine @ own_t if bias is None else torch.baddbmm(bias, mine, own_t)
+    by_query = rows.reshape(len(up), -1, inputs)
+    # Computing W + B A costs rank·inputs·outputs products; passing a row through A and B costs rank·(inputs + outputs).
+    # The former is cheaper for more rows than about half the layer's width.
+    if by_query.shape[1] * (inputs + outputs) > inputs * outputs:
+        updated = torch.baddbmm(weight, up, down.expand(len(up), -1, -1), alpha=scale).transpose(1, 2)
+        result = by_query @ updated if bias is None else torch.baddbmm(bias, by_query, updated)
     else:
-        result = F.linear(mine, weight, bias).baddbmm_(F.linear(mine, down), up.transpose(1, 2), alpha=scale)
+        result = F.linear(by_query, weight, bias).baddbmm_(F.linear(by_query, down), up.transpose(1, 2), alpha=scale)
     return result.reshape(*rows.shape[:-1], outputs)
 
 
 class FirstStep:
-    """Collects, layer by layer, each query's gradient of B at B = 0, from one forward of the unchanged model.
+    """Computes each query's gradient of B at B = 0 from one forward pass of the unchanged model.
 
-    At ``B = 0`` the adapted model is the frozen one, so an image that several queries found passes the towers once.
-    There the gradient of A vanishes, and with ``y = W x + scale · B A x`` that of B is ``scale · Σ g (A x)ᵀ`` over a
-    query's own rows, where g is the gradient at the layer's output.
+    At ``B = 0`` the adapted model equals the frozen one, so an image shared by several queries passes the towers once.
+    The gradient of A is zero, and with ``y = W x + scale · B A x`` the gradient of B is ``scale · Σ g (A x)ᵀ`` over a
+    query's rows, where g is the gradient at the layer's output.
 
     Attributes:
-        gradient: for each layer (queries, outputs, rank).
+        gradient: gradient of B by layer, (queries, outputs, rank).
     """
 
     def __init__(self, sites: Mapping[str, nn.Linear], start: Adapters, queries: int) -> None:
         if any(bool(up.any()) for up in start.up.values()):
-            raise ValueError("this gradient holds at B = 0 only")
+            raise ValueError("the gradient is only valid at B = 0")
         self._sites, self._start, self._queries = sites, start, queries
         self.gradient = {name: up.new_zeros(queries, *up.shape) for name, up in start.up.items()}
         like = next(iter(start.up.values()))
-        # Autograd walks back only to what needs a gradient; the weights do not.
+        # Autograd needs an input that requires a gradient; the weights do not.
         self._anchor = like.new_zeros((), requires_grad=True)
-        self._turn = _Turn(None, [])
+        self._owners = _RowOwners(None, [])
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Let the layers store A x of their inputs inside the block."""
+        """Store A x in each layer inside the block."""
 
         def forward(name: str, layer: nn.Linear) -> Callable[[Tensor], Tensor]:
             down = self._start.down[name]
@@ -124,22 +123,22 @@ class FirstStep:
         *,
         keep: bool = False,
     ) -> None:
-        """Run a recorded forward backwards and add the gradient of each row to its query.
+        """Backpropagate through a recorded forward pass and add each row's gradient to its query.
 
         Args:
-            outputs: of a tower inside `recording`.
-            gradients: of the loss of each row's query.
+            outputs: outputs of a tower inside `recording`.
+            gradients: gradient of each row's query loss with respect to ``outputs``.
             owners: query of each row in this pass.
             keep: keep the graph for another pass.
         """
         order = None if bool((owners[1:] >= owners[:-1]).all()) else owners.argsort(stable=True)
         counts = torch.bincount(owners, minlength=self._queries).tolist()
-        self._turn = _Turn(order, counts)
+        self._owners = _RowOwners(order, counts)
         torch.autograd.grad(outputs, self._anchor, gradients, retain_graph=keep, allow_unused=True)
 
     def _add(self, total: Tensor, gradient: Tensor, low: Tensor) -> None:
         """Add ``Σ g (A x)ᵀ`` over the rows of each query to ``total``, (queries, outputs, rank)."""
-        order, counts = self._turn.order, self._turn.counts
+        order, counts = self._owners.order, self._owners.counts
         rows, scale = sum(counts), self._start.scale
         gradient, low = (each.reshape(rows, -1, each.shape[-1]) for each in (gradient, low))
         if order is not None:
@@ -157,12 +156,12 @@ class FirstStep:
 
 
 @dataclass(frozen=True)
-class _Turn:
-    """The queries of the rows of a backward pass.
+class _RowOwners:
+    """Assignment of the rows of a backward pass to queries.
 
     Attributes:
-        order: sorts the rows by query; None if they are sorted.
-        counts: rows of each query.
+        order: permutation that sorts the rows by query; None if they are sorted.
+        counts: number of rows per query.
     """
 
     order: Int[Tensor, " rows"] | None
@@ -170,7 +169,7 @@ class _Turn:
 
 
 class _Recorded(torch.autograd.Function):
-    """A linear layer that stores ``A x`` instead of x, which is a tenth of the size in a wide tower."""
+    """Linear layer that saves ``A x`` instead of x, which is a tenth of the size in a wide tower."""
 
     @staticmethod
     def forward(
@@ -189,7 +188,7 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         weight, low = ctx.saved_tensors
-        gradient = gradients[0].contiguous()  # attention gives it head by head; two products read it
+        gradient = gradients[0].contiguous()  # attention returns it split by heads; two products read it
         ctx.receive(gradient, low)
         below = gradient @ weight if ctx.needs_input_grad[0] else None
         return below, None, None, None, None, None

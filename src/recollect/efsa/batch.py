@@ -1,4 +1,4 @@
-"""Queries that adapt together, with the images and captions they found."""
+"""Batches of queries that adapt together, with their candidate images and captions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +10,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class EpisodeQuery:
-    """One query as an adapted model embeds it: a weighted sum of unit embeddings.
+    """A query as a weighted sum of unit embeddings, to be embedded by the adapted model.
 
     Attributes:
-        pictures: rows of the batch's pixels and their weights.
-        vector: weighted sum of the terms that are vectors, which the adapted model cannot embed again.
+        words: (text, weight) pairs.
+        pictures: (row of the batch's pixels, weight) pairs.
+        vector: weighted sum of the vector terms, which do not depend on the model.
     """
 
     words: tuple[tuple[str, float], ...]
@@ -24,13 +25,13 @@ class EpisodeQuery:
 
 @dataclass(frozen=True)
 class EpisodeBatch:
-    """Several queries and their candidates; shared images and captions occur once.
+    """Several queries and their candidates, with each shared image and caption only once.
 
     Attributes:
-        pixels: all pictures that a query found or contains, transformed.
+        pixels: transformed pictures of all candidates and queries.
         images: candidates of each query, best first, as rows of ``pixels``; -1 if missing or unreadable.
-        captions: distinct captions of those pictures.
-        texts: caption of each candidate, as an index; -1 for none.
+        captions: distinct captions of the candidates.
+        texts: caption of each candidate as an index into ``captions``; -1 for none.
     """
 
     queries: tuple[EpisodeQuery, ...]
@@ -41,11 +42,11 @@ class EpisodeBatch:
 
     @property
     def pairs(self) -> Bool[Tensor, "queries k"]:
-        """Whether each candidate has a picture and a caption, so that an episode can learn from it."""
+        """Whether each candidate has both a picture and a caption, which an episode needs to learn from it."""
         return (self.images >= 0) & (self.texts >= 0)
 
     def one(self, query: int) -> "EpisodeBatch":
-        """The batch of a single query."""
+        """Return the batch of a single query."""
         mine = slice(query, query + 1)
         return EpisodeBatch(self.queries[mine], self.pixels, self.images[mine], self.captions, self.texts[mine])
 
@@ -56,7 +57,7 @@ class Reranked:
 
     Attributes:
         scores: cosine of each candidate with its query by the adapted model, float64 on the CPU; NaN for candidates
-            that cannot be ranked again, and for all of a query whose episode failed or had too few pairs.
+            without a picture, and for all candidates of a query whose episode failed or had too few pairs.
         failed: whether the loss or a score of each query was not finite.
         pairs: number of pairs each query learned from.
     """
@@ -68,10 +69,11 @@ class Reranked:
 
 @dataclass(frozen=True)
 class Shared:
-    """Distinct rows that are used equally often.
+    """Distinct rows with the same number of uses.
 
     Attributes:
-        places: uses of each row as ``query · k + rank`` (times, rows), sorted by the first use.
+        rows: the distinct rows, sorted by their first use.
+        places: uses of each row, as ``query · k + rank``.
     """
 
     rows: Int[Tensor, " rows"]
@@ -79,11 +81,11 @@ class Shared:
 
 
 def shared_rows(union: Int[Tensor, "queries k"], counted: Bool[Tensor, "queries k"]) -> list[Shared]:
-    """Group distinct rows by their number of uses, so that each row passes forward once and backward for each use.
+    """Group distinct rows by their number of uses: each row then needs one forward pass and one backward pass per use.
 
     Args:
-        union: row at each place.
-        counted: which places count.
+        union: row of each candidate.
+        counted: candidates to include.
     """
     places = counted.reshape(-1).nonzero()[:, 0]
     rows = union.reshape(-1)[places]
@@ -98,7 +100,7 @@ def shared_rows(union: Int[Tensor, "queries k"], counted: Bool[Tensor, "queries 
 
 
 def number_texts(texts: Sequence[str | None]) -> tuple[tuple[str, ...], list[int]]:
-    """Distinct texts up to white space, and the index of each text among them; -1 for None and blank texts."""
+    """Return the distinct texts, with whitespace normalized, and the index of each input; -1 for None or blank."""
     numbers: dict[str, int] = {}
     found = []
     for text in texts:

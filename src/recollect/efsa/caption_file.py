@@ -1,4 +1,4 @@
-"""Captions in a file with one JSON object per line, so that an interrupted captioner can resume."""
+"""JSON Lines file of captions, from which an interrupted captioner can resume."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from recollect.core.types import Source
 
 
 class CaptionFile:
-    """Lines ``{"id": ..., "caption": ...}``; what was written stays, and a last line that was cut short is dropped."""
+    """Append-only file of lines ``{"id": ..., "caption": ...}``; an incomplete last line is ignored."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -30,25 +30,25 @@ class CaptionFile:
                 row = json.loads(line)
                 self.captions[str(row["id"])] = str(row["caption"])
             except (ValueError, KeyError, TypeError, AttributeError):
-                if not _whole(line):  # killed while it was written
+                if not _complete(line):  # the writer was killed
                     break
                 raise UserError(
                     f'{self.path}: line {number} is not {{"id": ..., "caption": ...}}. Is it another file?'
                 ) from None
 
     def write(self, captions: Mapping[str, str]) -> None:
-        """Add captions; they are on disk when this returns, and so are those that other processes add meanwhile."""
+        """Append captions and flush them to disk; safe with concurrent writers."""
         make_folder(self.path.parent)
         with self.path.open("a+b") as file, held(file):
-            self._cut(file)
+            self._end_last_line(file)
             for id, caption in captions.items():
                 file.write(json.dumps({"id": id, "caption": caption}, ensure_ascii=False).encode() + b"\n")
             sync_file(file)
         self.captions |= captions
 
     @staticmethod
-    def _cut(file: BinaryIO) -> None:
-        """Drop a line that was cut short, and end one that was not; the lock keeps other writers out."""
+    def _end_last_line(file: BinaryIO) -> None:
+        """Drop an incomplete last line, or end a complete one with a newline; requires the file lock."""
         end = file.seek(0, os.SEEK_END)
         place = end
         while place > 0:
@@ -61,14 +61,14 @@ class CaptionFile:
             place = start
         if place < end:
             file.seek(place)
-            if _whole(file.read()):
+            if _complete(file.read()):
                 file.write(b"\n")
             else:
                 file.truncate(place)
 
 
-def _whole(line: bytes) -> bool:
-    """Whether a line is there to its end: the last one of a file that people wrote need not have a newline."""
+def _complete(line: bytes) -> bool:
+    """Return whether a line is complete; the last line of a hand-written file may lack a newline."""
     if line.endswith(b"\n"):
         return True
     try:
@@ -79,35 +79,37 @@ def _whole(line: bytes) -> bool:
 
 
 def captions_of(path: Path, source: Source) -> tuple[str | None, ...]:
-    """The captions of a source's images from a file, None for those without; both are known by the images' keys.
+    """Return the captions of a source's images from a file, by image key; None for images without a caption.
 
     Raises:
-        UserError: no such file, or it is of other images.
+        UserError: no such file, or it has no caption of these images.
     """
     if not path.exists():
         raise UserError(f"{path}: no such file. Write it with `recollect caption SOURCE --model CAPTIONER`.")
     known = CaptionFile(path).captions
     found = tuple(known.get(key_of(source, index)) for index in range(len(source)))
     if not any(found):
-        raise UserError(f"{path}: {len(known)} captions, none of an image of {source.name}. Is it of other data?")
+        raise UserError(f"{path}: {len(known)} captions, none of an image of {source.name}. Is it for other data?")
     return found
 
 
 def key_of(source: Source, index: int) -> str:
-    """What a captions file calls an image: its file below the source's folder, a digest of its bytes, or its id.
+    """Return the key of an image in a captions file: its path within the source, a digest of its bytes, or its id.
 
-    Never the number of a row, which names another image once the rows are sorted otherwise.
+    The row number is not used, since it changes when the rows are reordered.
     """
     key = source.picture_key(index, source.original(index))
     return source.read(index, extra=False).id if key is None else key
 
 
 def read_captions(path: Path) -> list[tuple[str, str]]:
-    """Pictures and captions that a user wrote: a .jsonl file of `CaptionFile`, or a .csv with the columns ``id`` (or
-    ``path``) and ``caption``, which may name a picture several times.
+    """Read (picture, caption) pairs from a .jsonl file (`CaptionFile`) or a .csv file.
+
+    The .csv file has the columns ``id`` (or ``path``, ``file``, ``image``) and ``caption``, and may list a picture
+    several times.
 
     Raises:
-        UserError: no such file, or it is none of both.
+        UserError: no such file, another file type, or missing columns.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file")

@@ -1,4 +1,4 @@
-"""Captions of pictures, written once by a model that describes images."""
+"""Caption pictures with an image-to-text model."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,23 +20,24 @@ from recollect.index import Index, Picture
 from recollect.models.hub import hub_or_cache
 from recollect.models.transformers.encoder import quiet
 
-# LLaVA 1.5's turn of a conversation, for checkpoints that carry no template of their own.
-_TURN = "USER: {image}\n{prompt} ASSISTANT:"
+# LLaVA 1.5's prompt format, for checkpoints without a chat template.
+_CHAT = "USER: {image}\n{prompt} ASSISTANT:"
 
-# What transformers, its hub client and safetensors raise for bad files; a bug of ours raises others.
+# Raised by transformers, its hub client and safetensors for invalid files.
 _FAILURES = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError)
 
 
 class TransformersCaptioner:
-    """Any image-to-text model of transformers: LLaVA, BLIP, BLIP-2, GIT.
+    """Image-to-text model of transformers, such as LLaVA, BLIP, BLIP-2 or GIT.
 
-    Answers are greedy, so that the same image has the same caption in every run.
+    Decoding is greedy, so captions are reproducible.
 
     Args:
-        device: where to compute; the best there is by default.
+        name: path or hub id.
+        device: default: the best available.
 
     Raises:
-        UserError: no such model, one of another kind, its files are damaged, or the device does not exist.
+        UserError: the model is missing, unreadable or not an image-to-text model, or the device does not exist.
     """
 
     def __init__(
@@ -58,47 +59,50 @@ class TransformersCaptioner:
                 part = "weights"
                 model = opener.from_pretrained(name, use_safetensors=True, trust_remote_code=False, dtype="auto")
             except _FAILURES as error:
-                raise _cannot(name, part, error) from error
+                raise _load_error(name, part, error) from error
         self.model = model.to(chosen).eval()
-        self._text = self._request()
+        self._prompt = self._format_prompt()
 
-    def _request(self) -> str | None:
-        """What is asked with every image; None for models that only look at it."""
+    def _format_prompt(self) -> str | None:
+        """Return the prompt passed with every image; None for models without a text input."""
         processor, prompt = self._processor, self.options.prompt
         if getattr(processor, "chat_template", None):
             turn = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}]
             return processor.apply_chat_template(turn, add_generation_prompt=True)
         if (image := getattr(processor, "image_token", None)) and not self.model.config.is_encoder_decoder:
-            return _TURN.format(image=image, prompt=prompt)
+            return _CHAT.format(image=image, prompt=prompt)
         return None
 
     @torch.no_grad()
     def describe(self, images: Sequence[ImageLike]) -> list[str]:
-        """One text for each image."""
+        """Return one caption per image."""
         opened = (image if isinstance(image, Image.Image) else Image.fromarray(image) for image in images)
         pictures = [as_rgb(picture) for picture in opened]
         inputs: dict[str, Any] = {"images": pictures, "return_tensors": "pt"}
-        if self._text is not None:
-            self._processor.tokenizer.padding_side = "left"  # the answer follows the request without a gap
-            inputs |= {"text": [self._text] * len(pictures), "padding": True}
+        if self._prompt is not None:
+            self._processor.tokenizer.padding_side = "left"  # the answer must follow the prompt without padding
+            inputs |= {"text": [self._prompt] * len(pictures), "padding": True}
         with quiet():
-            read = self._processor(**inputs).to(self.model.device)
-            if "pixel_values" in read:
-                read["pixel_values"] = read["pixel_values"].to(self.model.dtype)
-            tokens = self.model.generate(**read, max_new_tokens=self.options.most_tokens, do_sample=False)
-        asked = read.get("input_ids")
-        if asked is not None and torch.equal(tokens[:, : asked.shape[1]], asked):
-            tokens = tokens[:, asked.shape[1] :]
+            batch = self._processor(**inputs).to(self.model.device)
+            if "pixel_values" in batch:
+                batch["pixel_values"] = batch["pixel_values"].to(self.model.dtype)
+            tokens = self.model.generate(**batch, max_new_tokens=self.options.most_tokens, do_sample=False)
+        prompt = batch.get("input_ids")
+        if prompt is not None and torch.equal(tokens[:, : prompt.shape[1]], prompt):
+            tokens = tokens[:, prompt.shape[1] :]
         answers = self._processor.batch_decode(tokens, skip_special_tokens=True)
         return [" ".join(answer.split()) for answer in answers]
 
 
 @dataclass
 class CaptionReport:
-    """What happened to pictures.
+    """Numbers of pictures by outcome.
 
     Attributes:
-        empty: pictures for which the captioner wrote nothing.
+        written: captions written, including empty ones.
+        known: pictures that already had a caption.
+        gone: unreadable pictures.
+        empty: pictures with an empty caption from the captioner.
     """
 
     written: int = 0
@@ -108,9 +112,9 @@ class CaptionReport:
 
 
 def caption_source(source: Source, captioner: Any, file: CaptionFile, batch_size: int = 8) -> CaptionReport:
-    """Describe every image of a source that has no caption in a file; its texts do not count as captions.
+    """Caption every image of a source that has no caption in the file yet; texts of the source do not count.
 
-    Each batch is on disk at once, so a run can be stopped anywhere.
+    Each batch is saved immediately, so a run can be interrupted at any time.
     """
     report = CaptionReport()
     with progress("describe", len(source), "images") as counter:
@@ -124,10 +128,12 @@ def caption_source(source: Source, captioner: Any, file: CaptionFile, batch_size
 
 
 def caption_index(index: Index, captioner: Any, by: str = "", batch_size: int = 8) -> CaptionReport:
-    """Describe every picture of an index that has no caption; each batch is kept, so a run can be stopped anywhere.
+    """Caption every picture of an index that has no caption, and store the captions in the index.
+
+    Each batch is saved immediately, so a run can be interrupted at any time.
 
     Args:
-        index: it keeps the captions with their vectors.
+        by: name of the captioner, stored with the captions.
     """
     report = CaptionReport()
     missing = [id for id, captions in zip(index.ids, index.values("caption"), strict=True) if not captions]
@@ -141,12 +147,12 @@ def caption_index(index: Index, captioner: Any, by: str = "", batch_size: int = 
 
 
 def _missing(source: Source, rows: Iterable[int], file: CaptionFile, report: CaptionReport) -> list[Picture]:
-    """The images of some rows without a caption in a file."""
+    """Return the images of some rows that have no caption in the file."""
     missing = []
     for row in rows:
         try:
             key = key_of(source, row)
-        except (UserError, OSError):  # known by an id that is read with the image
+        except (UserError, OSError):  # the key requires reading the image
             report.gone += 1
             continue
         if key in file.captions:
@@ -174,11 +180,9 @@ def _described(pictures: Sequence[Picture], captioner: Any, report: CaptionRepor
     return captions
 
 
-def _cannot(name: str, what: str, error: Exception) -> UserError:
+def _load_error(name: str, part: str, error: Exception) -> UserError:
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:200]
     if "use_safetensors" in str(error):
         reason = "they are pickled, and opening a pickle can run code; convert them to safetensors"
-    where = (
-        "" if Path(name).is_dir() else " Check the name and the network, or download it elsewhere and name its folder."
-    )
-    return UserError(f"{name}: the captioner's {what} cannot be read ({reason}).{where}")
+    hint = " Check the name and the network, or download it elsewhere and name its folder."
+    return UserError(f"{name}: the captioner's {part} cannot be read ({reason}).{'' if Path(name).is_dir() else hint}")

@@ -1,4 +1,4 @@
-"""Episodes: each query trains its own adapters for a step on what it found, many queries at once (EFSA, §3.2)."""
+"""Episodes: adapters trained for one step per query on its candidates, for many queries at once (EFSA, §3.2)."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,18 +16,18 @@ from recollect.efsa.options import EpisodeOptions
 from recollect.models import DualEncoder
 from recollect.models.lora import adapter_sites, initial_weights
 
-_NO_TEMPERATURE = 1 / 0.07  # a model that stores none is read with CLIP's at the start
+_DEFAULT_SCALE = 1 / 0.07  # CLIP's initial value, for models without a temperature
 LEAST_PAIRS = 2
-"""A single pair has no negatives."""
+"""Minimum number of pairs: a single pair has no negatives."""
 
-_EPSILON = 1e-8  # AdamW's
+_EPSILON = 1e-8  # of AdamW
 
 
 class Episodes:
-    """Adapts a model to many queries at once and ranks their candidates again; the model itself does not change.
+    """Adapts a model to many queries at once and re-ranks their candidates, without changing the model.
 
-    The one step starts at B = 0, so every picture and caption passes the frozen model once, however many queries found
-    it. Only the gradient of each query's B is formed, and AdamW's first step needs no state.
+    Training is a single step from B = 0, so every picture and caption passes the frozen model once, even if several
+    queries share it. Only the gradient of each query's B is computed, and AdamW's first step needs no state.
     """
 
     def __init__(self, encoder: DualEncoder, options: EpisodeOptions | None = None) -> None:
@@ -37,7 +37,7 @@ class Episodes:
         self._start = Adapters(*initial_weights(self._sites, self.options.adapters), self.options.scale)
 
     def rerank(self, batch: EpisodeBatch) -> Reranked:
-        """Adapt to each query of the batch and score its candidates again."""
+        """Adapt to each query of the batch and rescore its candidates."""
         with frozen(self.encoder):
             adapters, losses = self._adapt(batch)
             scores = self._scores(batch, adapters)
@@ -60,15 +60,15 @@ class Episodes:
         losses, gradients = self._loss_gradients(batch, raw.unflatten(1, (queries, k)))
         for number, (group, output) in enumerate(zip(groups, outputs, strict=True)):
             tower = gradients[int(number >= len(images))].flatten(0, 1)
-            for turn, places in enumerate(group.places.to(raw.device)):
-                keep = turn + 1 < len(group.places)
+            for use, places in enumerate(group.places.to(raw.device)):
+                keep = use + 1 < len(group.places)
                 step.backward(output, tower[places], places // k, keep=keep)
-        for gradient in step.gradient.values():  # becomes B: from no moments, AdamW's step is -lr · g / (|g| + ε)
+        for gradient in step.gradient.values():  # in place to B: AdamW's first step is -lr · g / (|g| + ε)
             gradient.div_(gradient.abs().add_(_EPSILON)).mul_(-self.options.rate)
         return Adapters(self._decayed(), step.gradient, self._start.scale), losses
 
     def _start_raw(self, places: int) -> Float[Tensor, "towers places width"]:
-        # Places without a pair hold ones, since their direction does not matter.
+        # Candidates without a pair are ignored by the loss, but must be normalizable.
         encoder = self.encoder
         return torch.ones(2, places, encoder.width, dtype=encoder.dtype, device=encoder.device)
 
@@ -89,7 +89,7 @@ class Episodes:
         return episode_loss(images, texts, pairs, wrong, contrast_scale(self.encoder, self.options), self.options)
 
     def _decayed(self) -> dict[str, Tensor]:
-        """A after the step: its gradient is zero at B = 0, but weight decay shrinks it."""
+        """Return A after the step: its gradient is zero at B = 0, so only weight decay applies."""
         factor = 1 - self.options.rate * self.options.weight_decay
         return {name: down * factor for name, down in self._start.down.items()}
 
@@ -98,30 +98,29 @@ class Episodes:
         queries, k = batch.images.shape
         with adapted(self._sites, adapters):
             images = self._encode_images(batch.pixels[batch.images.clamp(min=0).reshape(-1)])
-            asked = embed_asked(self.encoder, batch)
-        return similarities(images.view(queries, k, -1), asked)
+            embedded = embed_asked(self.encoder, batch)
+        return similarities(images.view(queries, k, -1), embedded)
 
     def _encode_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
         return self.encoder.encode_images(pixels.to(self.encoder.device, self.encoder.dtype))
 
 
 def embed_asked(encoder: DualEncoder, batch: EpisodeBatch) -> Float[Tensor, "queries width"]:
-    """Query embeddings by the current towers: weighted sums of unit embeddings of words and pictures.
+    """Embed the queries with the current towers, as weighted sums of unit embeddings of words and pictures.
 
-    With adapters, the words of a query are one run of rows, and so are its pictures; shorter queries are padded with
-    terms of weight 0.
+    All queries are padded to the same number of words and of pictures by terms of weight 0, as `adapted` requires.
     """
     total = torch.zeros(len(batch.queries), encoder.width, dtype=encoder.dtype, device=encoder.device)
-    most = max(len(query.words) for query in batch.queries)
-    if most:
-        filled = [(*query.words, *(("", 0.0),) * (most - len(query.words))) for query in batch.queries]
-        tokens = encoder.tokenize([word for each in filled for word, _ in each], caption_prefix(encoder))
-        total = total + _weighted(encoder.encode_texts(tokens), [[weight for _, weight in each] for each in filled])
-    most = max(len(query.pictures) for query in batch.queries)
-    if most:
-        shown = [(*query.pictures, *((0, 0.0),) * (most - len(query.pictures))) for query in batch.queries]
-        pixels = batch.pixels[[row for each in shown for row, _ in each]].to(encoder.device, encoder.dtype)
-        total = total + _weighted(encoder.encode_images(pixels), [[weight for _, weight in each] for each in shown])
+    longest = max(len(query.words) for query in batch.queries)
+    if longest:
+        words = [(*query.words, *(("", 0.0),) * (longest - len(query.words))) for query in batch.queries]
+        tokens = encoder.tokenize([word for each in words for word, _ in each], caption_prefix(encoder))
+        total = total + _weighted(encoder.encode_texts(tokens), [[weight for _, weight in each] for each in words])
+    longest = max(len(query.pictures) for query in batch.queries)
+    if longest:
+        pictures = [(*query.pictures, *((0, 0.0),) * (longest - len(query.pictures))) for query in batch.queries]
+        pixels = batch.pixels[[row for each in pictures for row, _ in each]].to(encoder.device, encoder.dtype)
+        total = total + _weighted(encoder.encode_images(pixels), [[weight for _, weight in each] for each in pictures])
     for row, query in enumerate(batch.queries):
         if query.vector is not None:
             total[row] += query.vector.to(total)
@@ -136,44 +135,44 @@ def _weighted(raw: Float[Tensor, "rows width"], weights: list[list[float]]) -> F
 def similarities(
     images: Float[Tensor, "queries k width"], asked: Float[Tensor, "queries width"]
 ) -> Float[Tensor, "queries k"]:
-    """Cosine of each query with its candidates."""
+    """Return the cosine of each query with its candidates."""
     return torch.einsum("qkd,qd->qk", F.normalize(images, dim=2), F.normalize(asked, dim=1))
 
 
 def as_reranked(batch: EpisodeBatch, scores: Float[Tensor, "queries k"], losses: Float[Tensor, " queries"]) -> Reranked:
-    """Scores on the CPU without meaningless ones, and the queries whose episode failed."""
-    there = batch.images >= 0
+    """Move scores to the CPU, set invalid ones to NaN, and mark queries whose episode failed."""
+    exists = batch.images >= 0
     scores = scores.double().cpu()
-    broken = ~losses.isfinite().cpu() | ((~scores.isfinite()) & there).any(dim=1)
+    failed = ~losses.isfinite().cpu() | ((~scores.isfinite()) & exists).any(dim=1)
     pairs = batch.pairs.sum(dim=1)
-    keep = there & ~broken[:, None] & (pairs >= LEAST_PAIRS)[:, None]
-    return Reranked(scores.masked_fill(~keep, torch.nan), broken, pairs)
+    valid = exists & ~failed[:, None] & (pairs >= LEAST_PAIRS)[:, None]
+    return Reranked(scores.masked_fill(~valid, torch.nan), failed, pairs)
 
 
 def contrast_scale(encoder: DualEncoder, options: EpisodeOptions) -> float:
-    """1/τ of Eq. 1: the model's own unless the options set it."""
+    """Return 1/τ of Eq. 1, by default the model's own."""
     if options.temperature is not None:
         return 1 / options.temperature
-    return encoder.scale or _NO_TEMPERATURE
+    return encoder.scale or _DEFAULT_SCALE
 
 
 def rows_of(tokens: Mapping[str, Tensor], rows: Int[Tensor, " n"]) -> dict[str, Tensor]:
-    """Some rows of a tokenizer's output."""
+    """Return some rows of a tokenizer's output."""
     return {name: each[rows] for name, each in tokens.items()}
 
 
 @contextmanager
 def frozen(encoder: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients of parameters inside the block."""
+    """Switch to evaluation mode and disable gradients of parameters inside the block."""
     training = [module for module in encoder.modules() if module.training]
-    asking = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
+    trainable = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
     encoder.eval()
-    for parameter in asking:
+    for parameter in trainable:
         parameter.requires_grad_(False)
     try:
         yield
     finally:
-        for parameter in asking:
+        for parameter in trainable:
             parameter.requires_grad_(True)
         for module in training:
             module.training = True

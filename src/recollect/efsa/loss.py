@@ -9,7 +9,7 @@ from recollect.efsa.options import EpisodeOptions
 
 
 def negatives(texts: Int[Tensor, "queries k"], pairs: Bool[Tensor, "queries k"]) -> Bool[Tensor, "queries k k"]:
-    """Whether each caption is wrong for each image: that of another pair with another text.
+    """Return which captions are negatives of each image: those of other pairs with a different text.
 
     Args:
         texts: index of each image's caption; equal captions have equal indices.
@@ -27,15 +27,16 @@ def episode_loss(
     scale: float,
     options: EpisodeOptions,
 ) -> Float[Tensor, " queries"]:
-    """Each query's ``1.7 · contrastive + 0.3 · hinge`` on its own pairs of image and caption.
+    """Compute each query's ``1.7 · contrastive + 0.3 · hinge`` on its image-caption pairs.
 
-    Contrastive is Eq. 1, the cross-entropy of each image's caption among the captions that are wrong for it. Hinge is
+    The contrastive loss is Eq. 1, the cross-entropy of each image's caption against its negatives. The hinge loss is
     ``1/N Σ_i Σ_{j≠i} max(0, m − s_ii + s_ij)``: Eq. 2 as printed would push positives away.
 
     Args:
         images: raw tower outputs.
-        texts: likewise; text i of a query is image i's caption.
-        pairs: which of the k places hold a pair; the others are ignored.
+        texts: raw tower outputs; text i of a query is the caption of its image i.
+        pairs: which candidates are pairs; all others are ignored.
+        negative: which captions are negatives of each image.
         scale: 1/τ of Eq. 1.
     """
     similarity = F.normalize(images, dim=2) @ F.normalize(texts, dim=2).transpose(1, 2)

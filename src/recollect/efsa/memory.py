@@ -1,4 +1,4 @@
-"""How much memory tensors hold."""
+"""Memory measurement of tensors."""
 
 import weakref
 from collections.abc import Iterable, Iterator
@@ -11,11 +11,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class TensorMemory(TorchDispatchMode):
-    """Counts the memory of tensors that are created inside the block.
+    """Measures the memory of tensors created inside the block.
 
     Attributes:
-        held: bytes of those that are alive.
-        peak: its maximum.
+        held: bytes of tensors currently alive.
+        peak: maximum of ``held``.
     """
 
     def __init__(self) -> None:
@@ -26,28 +26,28 @@ class TensorMemory(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        given = {each.untyped_storage()._cdata for each in _tensors((*args, *kwargs.values()))}
+        inputs = {each.untyped_storage()._cdata for each in _tensors((*args, *kwargs.values()))}
         for each in _tensors((out,)):
             storage = each.untyped_storage()
-            if storage._cdata not in given:  # no view, and not in place
-                self._hold(storage)
+            if storage._cdata not in inputs:  # neither a view nor in place
+                self._add(storage)
         return out
 
-    def _hold(self, storage: torch.UntypedStorage) -> None:
+    def _add(self, storage: torch.UntypedStorage) -> None:
         if storage in self._known:
             return
         size = storage.nbytes()
         self._known[storage] = size
-        weakref.finalize(storage, self._let_go, size)
+        weakref.finalize(storage, self._release, size)
         self.held += size
         self.peak = max(self.peak, self.held)
 
-    def _let_go(self, size: int) -> None:
+    def _release(self, size: int) -> None:
         self.held -= size
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Tensors among an operator's arguments or results, also in lists."""
+    """Yield the tensors among an operator's arguments or results, including those in lists."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

@@ -1,4 +1,4 @@
-"""All text search methods in one table, for one evaluation."""
+"""Text search methods for evaluation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from recollect.index import By, Hits, Index
 from recollect.models import DualEncoder
 
 TextSearch = Callable[[Sequence[str], int], list[Hits]]
-"""The k best pictures of each query, fewer if the index is smaller."""
+"""Returns the k best pictures of each query, fewer if the index is smaller."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class SearchContext:
     """Inputs of a method.
 
     Attributes:
-        pixels: decoded pictures, which compared methods share.
+        pixels: cache of decoded pictures, shared by the methods.
     """
 
     encoder: DualEncoder
@@ -34,7 +34,7 @@ class Prepared:
     """A method ready to search.
 
     Attributes:
-        encoder: the one model of all queries; None if each query has its own, or pictures are not compared.
+        encoder: the model, if results are cosines with one model for all queries; else None.
     """
 
     search: TextSearch
@@ -48,7 +48,7 @@ Method = Callable[[SearchContext], Prepared]
 def index_search(
     index: Index, encoder: DualEncoder, by: By = "image", rerank: EpisodeReranker | None = None
 ) -> TextSearch:
-    """`Index.search_many` as a method of search."""
+    """Return `Index.search_many` as a `TextSearch`."""
     return lambda queries, k: index.search_many(list(queries), k, by=by, rerank=rerank, encoder=encoder)
 
 
@@ -61,8 +61,8 @@ def _normalized(context: SearchContext) -> Prepared:
 
 
 def _text_to_text(context: SearchContext) -> Prepared:
-    # Searches all captions. EFSA (section 4.1) mentions those of the top k, but its R@10 is below that of sixteen
-    # candidates in random order.
+    # Searches all captions. EFSA (section 4.1) mentions the captions of the top k, but its R@10 is below that of
+    # sixteen candidates in random order.
     if not context.index.texts:
         raise UserError(NO_CAPTIONS)
     return Prepared(index_search(context.index, context.encoder, "text"))
@@ -79,4 +79,4 @@ SEARCH_METHODS: Mapping[str, Method] = {
     "text-to-text": _text_to_text,
     "episode": _episode,
 }
-"""Search methods in the order of tables."""
+"""Search methods in table order."""

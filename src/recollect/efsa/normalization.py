@@ -1,7 +1,7 @@
-"""Nearest-neighbor normalization: scores minus a picture's mean score with many queries (Chowdhury et al., 2024).
+"""Nearest-neighbor normalization: penalize pictures that score high with many queries (Chowdhury et al., 2024).
 
-``s'(q, g) = s(q, g) - α b(g)``, where b(g) is the mean of the k largest cosines of picture g with reference queries: a
-picture close to every query (a hub) falls. In an index these are two more entries, which keep unit norm:
+``s'(q, g) = s(q, g) - α b(g)``, where b(g) is the mean of the k largest cosines of picture g with reference queries.
+This lowers hubs, pictures close to every query. The index stores it as two extra dimensions that keep unit norm:
 pictures ``[g, b, √(B² - b²)] / √(1 + B²)`` with ``B = max b``, queries ``[q, -α, 0] / √(1 + α²)``.
 """
 
@@ -23,19 +23,19 @@ from recollect.index.source import with_vectors
 
 _ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 NEAREST = (1, 8, 32, 128)
-_REFERENCES, _ASKED, _AMONG = 2_048, 512, 8_192
+_MAX_REFERENCES, _MAX_QUERIES, _MAX_PICTURES = 2_048, 512, 8_192
 
 
 @dataclass(frozen=True)
 class Normalization:
-    """How scores are normalized.
+    """Settings of the normalization.
 
     Attributes:
-        alpha: factor of a picture's mean cosine with its nearest references; 0 changes nothing.
-        k: number of near references; all of them if there are fewer.
-        reciprocal_rank: mean of 1/rank of the own picture of held-out captions, by which the settings were chosen; None
-            if they were given.
-        plain: the same without normalization.
+        alpha: factor of a picture's mean cosine with its nearest references; 0 disables normalization.
+        k: number of nearest references; all if there are fewer.
+        reciprocal_rank: mean reciprocal rank of the pictures of held-out captions, if it was used to choose the
+            settings; else None.
+        plain: ``reciprocal_rank`` without normalization.
     """
 
     alpha: float
@@ -47,10 +47,10 @@ class Normalization:
         if not 0 <= self.alpha < float("inf"):
             raise UserError(f"alpha {self.alpha}: must be a finite number, 0 or more")
         if self.k < 1:
-            raise UserError(f"k {self.k}: at least 1 reference")
+            raise UserError(f"k {self.k}: must be at least 1")
 
     def __str__(self) -> str:
-        """The settings and how they were chosen."""
+        """Return the settings and how they were chosen."""
         chosen = ""
         if self.reciprocal_rank is not None and self.plain is not None:
             found = f"{self.reciprocal_rank:.3f}, without normalization {self.plain:.3f}"
@@ -59,11 +59,12 @@ class Normalization:
 
 
 class NormalizedIndex(Index):
-    """An index that ranks by normalized scores: cosines minus alpha times a mean.
+    """An index that ranks by normalized scores.
 
     Args:
-        vectors: unit-norm vectors of the pictures ``ids``.
-        means: b of each.
+        ids: pictures to include.
+        vectors: unit-norm vectors of these pictures.
+        means: b of each picture.
     """
 
     def __init__(
@@ -74,29 +75,29 @@ class NormalizedIndex(Index):
         means: Float32[np.ndarray, " n"],
         settings: Normalization,
     ) -> None:
-        most = float(np.abs(means).max(initial=0.0))
-        rest = np.sqrt(np.maximum(most**2 - means.astype(np.float64) ** 2, 0))
-        longer = np.concatenate([vectors, means[:, None], rest[:, None]], axis=1) / np.sqrt(1 + most**2)
-        made = with_vectors(index, ids, longer.astype(np.float32), scored_by="normalized")
-        super().__init__(made.store, made.model, made._read)
-        self._labels, self.scored_by = made._labels, made.scored_by
+        bound = float(np.abs(means).max(initial=0.0))
+        rest = np.sqrt(np.maximum(bound**2 - means.astype(np.float64) ** 2, 0))
+        extended = np.concatenate([vectors, means[:, None], rest[:, None]], axis=1) / np.sqrt(1 + bound**2)
+        inner = with_vectors(index, ids, extended.astype(np.float32), scored_by="normalized")
+        super().__init__(inner.store, inner.model, inner._read)
+        self._labels, self.scored_by = inner._labels, inner.scored_by
         self.settings = settings
-        self._factor = np.sqrt(1 + most**2) * np.sqrt(1 + settings.alpha**2)
+        self._factor = np.sqrt(1 + bound**2) * np.sqrt(1 + settings.alpha**2)
 
     def lookup(self, vectors: Tensor | np.ndarray, k: int, *args: Any, **options: Any) -> Found:
-        """As `Index.lookup`; scores are normalized."""
+        """Find the k best pictures by normalized score; see `Index.lookup`."""
         queries = np.asarray(vectors.detach().cpu() if isinstance(vectors, Tensor) else vectors, dtype=np.float64)
         added = np.broadcast_to([-self.settings.alpha, 0.0], (len(queries), 2))
-        longer = np.concatenate([queries, added], axis=1) / np.sqrt(1 + self.settings.alpha**2)
-        found = super().lookup(longer.astype(np.float32), k, *args, **options)
+        extended = np.concatenate([queries, added], axis=1) / np.sqrt(1 + self.settings.alpha**2)
+        found = super().lookup(extended.astype(np.float32), k, *args, **options)
         return replace(found, scores=(found.scores * self._factor).astype(np.float32))
 
 
 def normalized(index: Index, settings: Normalization | None = None, seed: int = 0) -> NormalizedIndex:
-    """An index with normalized scores. Its references are at most 2,048 of its own captions, drawn at random.
+    """Return an index with normalized scores; the references are up to 2,048 random captions of the index.
 
     Args:
-        settings: alpha and k; by default those at which held-out captions find their own picture best.
+        settings: alpha and k; default: chosen by `choose_normalization`.
 
     Raises:
         UserError: fewer than two pictures have a caption.
@@ -106,7 +107,7 @@ def normalized(index: Index, settings: Normalization | None = None, seed: int = 
     owners = np.flatnonzero(captions.any(axis=1))
     if len(owners) < 2:
         raise UserError(NO_CAPTIONS)
-    drawn = numpy_generator("references", seed).permutation(len(owners))[:_REFERENCES]
+    drawn = numpy_generator("references", seed).permutation(len(owners))[:_MAX_REFERENCES]
     chosen = owners[np.sort(drawn)]
     texts = captions[chosen]
     if settings is None:
@@ -117,7 +118,7 @@ def normalized(index: Index, settings: Normalization | None = None, seed: int = 
 def reference_means(
     images: Float32[np.ndarray, "images width"], references: Float32[np.ndarray, "references width"], k: int
 ) -> Float32[np.ndarray, " images"]:
-    """b of each picture: the mean of its k largest cosines with the references, or of all if there are fewer."""
+    """Return b of each picture: the mean of its k largest cosines with the references, or of all if there are fewer."""
     return exact_neighbors(images, references, min(k, len(references))).scores.mean(axis=1)
 
 
@@ -130,39 +131,41 @@ def choose_normalization(
     nearest: Sequence[int] = NEAREST,
     seed: int = 0,
 ) -> Normalization:
-    """The alpha and k at which captions find their own images best, each held out from the means of all images.
+    """Choose the alpha and k at which captions find their own images best; each caption is held out of the means.
 
-    The measure is the mean of 1/rank of at most 512 captions among at most 8,192 images and their own. Ties go to the
-    smaller alpha, then to the smaller k.
+    The measure is the mean reciprocal rank of up to 512 captions' images among up to 8,192 others. Ties prefer the
+    smaller alpha, then the smaller k.
 
     Args:
-        owners: row of the image that each text belongs to.
+        owners: row of the image of each text.
     """
     generator = numpy_generator("normalisation", seed)
-    asked = np.sort(generator.permutation(len(texts))[:_ASKED])
-    among = np.union1d(generator.permutation(len(images))[:_AMONG], owners[asked])
-    pool, references = torch.from_numpy(images[among]), torch.from_numpy(texts)
-    own = torch.from_numpy(np.searchsorted(among, owners[asked]))[:, None]
-    scores = references[asked] @ pool.T
+    queries = np.sort(generator.permutation(len(texts))[:_MAX_QUERIES])
+    sample = np.union1d(generator.permutation(len(images))[:_MAX_PICTURES], owners[queries])
+    pool, references = torch.from_numpy(images[sample]), torch.from_numpy(texts)
+    own = torch.from_numpy(np.searchsorted(sample, owners[queries]))[:, None]
+    scores = references[queries] @ pool.T
     ranks: dict[tuple[float, int], float] = {}
     for k in dict.fromkeys(min(k, len(texts) - 1) for k in sorted(nearest)):
         means = _means_without(scores, pool, references, k)
         for alpha in sorted(alphas):
-            after = scores - alpha * means
-            rank = 1 + (after > after.gather(1, own)).sum(dim=1)
+            normalized_scores = scores - alpha * means
+            rank = 1 + (normalized_scores > normalized_scores.gather(1, own)).sum(dim=1)
             ranks[alpha, k] = float((1 / rank.double()).mean())
     alpha, k = max(ranks, key=lambda key: (ranks[key], -key[0], -key[1]))
-    plain = ranks.get((0.0, k))
-    return Normalization(alpha, k, ranks[alpha, k], plain)
+    return Normalization(alpha, k, ranks[alpha, k], ranks.get((0.0, k)))
 
 
 def _means_without(
-    scores: Float[Tensor, "asked images"],
+    scores: Float[Tensor, "queries images"],
     images: Float[Tensor, "images width"],
     references: Float[Tensor, "references width"],
     k: int,
-) -> Float[Tensor, "asked images"]:
-    """b of each image without each caption, which the next one replaces where it is among the image's k nearest."""
+) -> Float[Tensor, "queries images"]:
+    """Return b of each image with each query held out of the references.
+
+    If the query is among the image's k nearest references, the next nearest replaces it.
+    """
     top = torch.from_numpy(exact_neighbors(images.numpy(), references.numpy(), k + 1).scores).T  # largest first
     with_next = top.sum(dim=0)
     inside = scores >= top[k - 1]

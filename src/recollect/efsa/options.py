@@ -1,4 +1,4 @@
-"""Settings of episodes and captioners; light to import."""
+"""Options of episodes and captioners; cheap to import."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -11,35 +11,36 @@ if TYPE_CHECKING:
 
 
 BLOCKS_RATE, HEADS_RATE = 1.5e-3, 2e-2
-"""Learning rates that gained most on validation pools: of towers of blocks (``results/efsa/choices.json``), and of
-small models without blocks, whose heads alone learn (``results/efsa/adaptation-steps.json``)."""
+"""Learning rates with the largest gain on validation pools: for towers of blocks (``results/efsa/choices.json``), and
+for small models without blocks, where only the heads adapt (``results/efsa/adaptation-steps.json``)."""
 
 PROMPT = "Describe what you see in detail with a maximum of 30 words."
-"""What EFSA asks its captioner (§4.1)."""
+"""EFSA's captioner prompt (§4.1)."""
 
 
 @dataclass(frozen=True)
 class EpisodeOptions:
-    """How a model adapts to one query: by one step of AdamW on the k pairs of image and caption (EFSA, §3.2 and §4.1).
+    """Options of the adaptation to a query: one AdamW step on its k image-caption pairs (EFSA, §3.2 and §4.1).
 
-    The defaults gained most on validation pools: the loss in both directions, at three times the paper's step for
-    towers of blocks, and at forty times for small models whose heads alone learn. `EpisodeOptions.paper` is as printed.
+    The defaults have the largest gain on validation pools: the loss in both directions, with three times the paper's
+    learning rate for towers of blocks, and forty times for small models where only the heads adapt.
+    `EpisodeOptions.paper` returns the paper's settings.
 
     Attributes:
-        k: images that the frozen model finds, the episode learns from, and the adapted model ranks again.
-        learning_rate: of AdamW; None takes 1.5e-3, or 2e-2 for a small model without blocks, whose heads alone learn.
-        weight_decay: of AdamW (the paper names none; 0.01 is torch's).
+        k: number of images per query that are retrieved, learned from and re-ranked.
+        learning_rate: learning rate of AdamW; None: 1.5e-3, or 2e-2 for a small model without blocks.
+        weight_decay: weight decay of AdamW (not given in the paper; 0.01 is torch's default).
         contrastive: weight of the contrastive loss, Eq. 1 (the paper's α).
         hinge: weight of the hinge loss, Eq. 2 (the paper's β).
-        margin: of the hinge loss.
+        margin: margin of the hinge loss.
         direction: image → text as printed in Eq. 1 and 2, or the mean of both directions.
-        temperature: of Eq. 1; by default the model's own.
-        rank: of the low-rank adapters.
-        scale: factor of the adapters; 15/64, or 15 or 15/√64 as other readings of "a scaling factor of 15".
+        temperature: temperature of Eq. 1; None: the model's own.
+        rank: rank of the adapters.
+        scale: factor of the adapters: 15/64; 15 and 15/√64 are other readings of "a scaling factor of 15".
         at_once: maximum number of queries that adapt together.
-        gibibytes: memory for the tensors of queries that adapt together, as estimated from the first; a single query
+        gibibytes: memory limit for queries that adapt together, as estimated from the first query; a single query
             always runs.
-        seed: of the adapters' random start, the same for every query.
+        seed: seed of the adapters' initialization, the same for every query.
     """
 
     k: int = 16
@@ -68,24 +69,24 @@ class EpisodeOptions:
 
     @classmethod
     def paper(cls, **changed: Any) -> "EpisodeOptions":
-        """The paper's settings: image → text at the model's own temperature, one step of 5e-4 (§4.1)."""
+        """Return the paper's settings: image → text, the model's own temperature, learning rate 5e-4 (§4.1)."""
         return cls(**{"direction": "image-to-text", "learning_rate": 5e-4, **changed})
 
     @property
     def rate(self) -> float:
-        """The learning rate; by default that of towers of blocks."""
+        """Learning rate; default: `BLOCKS_RATE`."""
         return BLOCKS_RATE if self.learning_rate is None else self.learning_rate
 
     def for_sites(self, sites: Iterable[str]) -> "EpisodeOptions":
-        """The options with the default learning rate for adapters of these layers."""
-        from recollect.models.lora import without_blocks  # heavy, as below
+        """Return the options with the default learning rate for adapters of these layers."""
+        from recollect.models.lora import without_blocks  # slow to import
 
         return self if self.learning_rate or not without_blocks(sites) else replace(self, learning_rate=HEADS_RATE)
 
     @property
     def adapters(self) -> "AdapterOptions":
-        """How the adapters are initialized."""
-        from recollect.models.lora import AdapterOptions  # heavy, and a command line only needs the settings
+        """Options for initializing the adapters."""
+        from recollect.models.lora import AdapterOptions  # slow to import
 
         return AdapterOptions(self.rank, self.scale, seed=self.seed)
 
@@ -95,8 +96,8 @@ class CaptionerOptions:
     """Options of a captioner.
 
     Attributes:
-        prompt: the request, for models that take one.
-        most_tokens: of an answer.
+        prompt: prompt for models that accept one.
+        most_tokens: maximum length of a caption in tokens.
     """
 
     prompt: str = PROMPT

@@ -1,4 +1,4 @@
-"""Pictures decoded once."""
+"""Cache of decoded pictures."""
 
 from collections.abc import Sequence
 
@@ -17,23 +17,23 @@ _GIB = 2**30
 
 
 class PixelCache:
-    """A cache of decoded, transformed pictures as bytes; the least recently used are dropped first.
+    """LRU cache of decoded, transformed pictures as bytes.
 
     Attributes:
-        gone: ids of pictures that could not be opened.
+        gone: ids of unreadable pictures.
     """
 
     def __init__(self, transform: ImageTransform, most_bytes: int = _GIB) -> None:
         self.transform = transform
         self.gone: set[str] = set()
-        self._kept: Recent[str, np.ndarray] = Recent(most_bytes, lambda picture: picture.nbytes)
+        self._cache: Recent[str, np.ndarray] = Recent(most_bytes, lambda picture: picture.nbytes)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._cache)
 
     def read(self, items: Sequence[Picture]) -> list[np.ndarray | None]:
-        """Each item's picture, (size, size, 3) bytes or a 1-d vector; None if it cannot be opened."""
-        found = {item.id: self._kept.get(item.id) for item in items}
+        """Return each item's picture, (size, size, 3) bytes or a 1-d vector; None if unreadable."""
+        found = {item.id: self._cache.get(item.id) for item in items}
         missing = [item for item in items if found[item.id] is None and item.id not in self.gone]
         if missing:
             (opened,) = blocks_ahead(lambda place: self._open(missing[place]), range(len(missing)), len(missing))
@@ -42,16 +42,16 @@ class PixelCache:
                 if picture is None:
                     self.gone.add(item.id)
                 else:
-                    self._kept.put(item.id, picture)
+                    self._cache.put(item.id, picture)
         return [found[item.id] for item in items]
 
     def prepared(self, image: ImageLike) -> np.ndarray:
-        """A picture in the form that `read` returns."""
+        """Transform a picture to the form returned by `read`."""
         vector = isinstance(image, np.ndarray) and image.ndim == 1
         return np.asarray(image, dtype=np.float32) if vector else self.transform.pixels(image)
 
     def tensor(self, pictures: Sequence[np.ndarray]) -> Tensor:
-        """Input of the image tower."""
+        """Return the input of the image tower."""
         rows = torch.from_numpy(np.stack(pictures))
         return rows.float() if rows.ndim == 2 else self.transform.normalize(rows)
 

@@ -1,4 +1,4 @@
-"""Re-ranks the first pictures of a search by the model adapted to the query (EFSA)."""
+"""Re-rank the first results of a search with the model adapted to the query (EFSA)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from recollect.index import Hit, Hits, Index, Picture, Query, Term
 from recollect.models import DualEncoder
 
 FELL_BACK = "zero-shot ranking"
-"""How notes of queries end that no episode ranked."""
+"""End of the notes for queries without a successful episode."""
 NOT_FINITE = f"the episode's loss or scores were not finite: {FELL_BACK}"
 NO_CAPTIONS = (
     "these pictures have no captions to learn from. Write some with `recollect caption INDEX --model CAPTIONER`."
@@ -32,21 +32,21 @@ class Adapts(Protocol):
     """`Episodes`, or another implementation of them."""
 
     def rerank(self, batch: EpisodeBatch) -> Reranked:
-        """Adapt to each query of the batch and score its candidates again."""
+        """Adapt to each query of the batch and rescore its candidates."""
         ...
 
 
 class EpisodeReranker:
-    """Adapts the model to each query on the first k pictures it finds, and re-ranks these (EFSA).
+    """Adapts the model to each query on its first k results, and re-ranks these (EFSA).
 
     >>> adapt = EpisodeReranker(index.encoder)                                    # doctest: +SKIP
     >>> index.search("a red snowman", k=20, rerank=adapt)                         # doctest: +SKIP
 
-    Re-ranked hits have the episode's score and come first; the others keep the plain model's score. Queries adapt
-    together as far as memory allows, which is measured on the first one.
+    Re-ranked hits have the episode's score and come first; all others keep the model's score. The memory use of the
+    first query determines how many of the next ones adapt together.
 
     Args:
-        adapt: another implementation of episodes, for studies.
+        adapt: implementation of episodes.
     """
 
     def __init__(
@@ -60,16 +60,16 @@ class EpisodeReranker:
         self.depth = self.options.k
         self.pixels = pixels or PixelCache(encoder.transform)
         self.episodes = adapt(encoder, self.options)
-        self._row_bytes = 0.0  # of a picture or caption of an episode; 0 until one was measured
+        self._row_bytes = 0.0  # memory per picture or caption of an episode; 0 until measured
 
     def rerank(self, queries: Sequence[Query], found: Sequence[Hits]) -> list[Hits]:
-        """The same hits, the first k in their new order."""
+        """Return the same hits with the first k re-ranked."""
         results: list[Hits] = []
         with progress("episodes", len(queries), "queries") as counter:
             while len(results) < len(queries):
-                number = self._fitting(found[len(results) : len(results) + self.options.at_once])
-                some = slice(len(results), len(results) + number)
-                results += self._measured(queries[some], found[some])
+                number = self._batch_size(found[len(results) : len(results) + self.options.at_once])
+                batch = slice(len(results), len(results) + number)
+                results += self._measured(queries[batch], found[batch])
                 counter.advance(number)
         return results
 
@@ -77,10 +77,10 @@ class EpisodeReranker:
         first = hits[: self.options.k]
         return len(first) + sum(bool(hit.caption.strip()) for hit in first)
 
-    def _fitting(self, found: Sequence[Hits]) -> int:
-        """How many of the next queries fit in memory together; at least one, and one until that is known."""
-        held = self._row_bytes * np.cumsum([self._rows(hits) for hits in found])
-        return max(1, int((held <= self.options.gibibytes * 2**30).sum())) if self._row_bytes else 1
+    def _batch_size(self, found: Sequence[Hits]) -> int:
+        """Return how many of the next queries fit in memory together: at least 1, and 1 until memory is measured."""
+        needed = self._row_bytes * np.cumsum([self._rows(hits) for hits in found])
+        return max(1, int((needed <= self.options.gibibytes * 2**30).sum())) if self._row_bytes else 1
 
     def _measured(self, queries: Sequence[Query], found: Sequence[Hits]) -> list[Hits]:
         if self._row_bytes:
@@ -96,15 +96,15 @@ class EpisodeReranker:
         if batch is None:  # no picture could be opened
             nothing = torch.zeros(len(queries), dtype=torch.int64)
             places = torch.full((len(queries), 1), torch.nan, dtype=torch.float64)
-            again = Reranked(places, nothing.bool(), nothing)
+            reranked = Reranked(places, nothing.bool(), nothing)
         else:
-            again = self.episodes.rerank(batch)
-        return [self._reordered(hits, again, number) for number, hits in enumerate(found)]
+            reranked = self.episodes.rerank(batch)
+        return [self._reordered(hits, reranked, number) for number, hits in enumerate(found)]
 
-    def _reordered(self, found: Hits, again: Reranked, number: int) -> Hits:
+    def _reordered(self, found: Hits, reranked: Reranked, number: int) -> Hits:
         first = found.hits[: self.options.k]
-        notes = self._notes(first, bool(again.failed[number]), int(again.pairs[number]))
-        scores = again.scores[number].numpy()[: len(first)]
+        notes = self._notes(first, bool(reranked.failed[number]), int(reranked.pairs[number]))
+        scores = reranked.scores[number].numpy()[: len(first)]
         hits = list(first)
         ranked = [place for place, score in enumerate(scores.tolist()) if np.isfinite(score)]
         order = sorted(ranked, key=lambda place: -scores[place])
@@ -130,14 +130,14 @@ class EpisodeReranker:
 def episode_reranker(
     index: Index, options: EpisodeOptions | None = None, pixels: PixelCache | None = None
 ) -> EpisodeReranker:
-    """An episode reranker with the model of an index.
+    """Return an `EpisodeReranker` with the model of an index.
 
     Raises:
         UserError: the model is not a dual encoder, or no picture has a caption.
     """
     encoder = index.encoder
     if not isinstance(encoder, DualEncoder):
-        raise UserError(f"{index.address}: its model cannot adapt to a query; only dual encoders can")
+        raise UserError(f"{index.address}: its model cannot adapt to queries, since it is not a dual encoder")
     if not index.texts:
         raise UserError(f"{index.address}: {NO_CAPTIONS}")
     return EpisodeReranker(encoder, options, pixels)
@@ -146,14 +146,14 @@ def episode_reranker(
 def make_episode_batch(
     queries: Sequence[Query], found: Sequence[Hits], k: int, pixels: PixelCache
 ) -> EpisodeBatch | None:
-    """The first k pictures of each query with their captions; None if none can be opened."""
+    """Return the batch with the first k pictures of each query and their captions; None if no picture is readable."""
     pictures: dict[str, Picture] = {hit.id: hit.picture for hits in found for hit in hits.hits[:k]}
     read = dict(zip(pictures, pixels.read(list(pictures.values())), strict=True))
-    there = {id: pixel for id, pixel in read.items() if pixel is not None}
-    if not there:
+    readable = {id: pixel for id, pixel in read.items() if pixel is not None}
+    if not readable:
         return None
-    rows = {id: row for row, id in enumerate(there)}
-    wordings, numbers = number_texts([picture.caption for picture in pictures.values()])
+    rows = {id: row for row, id in enumerate(readable)}
+    captions, numbers = number_texts([picture.caption for picture in pictures.values()])
     texts = dict(zip(pictures, numbers, strict=True))
     most = max(len(hits.hits[:k]) for hits in found)
 
@@ -164,8 +164,8 @@ def make_episode_batch(
                 table[query, place] = numbers.get(hit.id, -1)
         return table
 
-    opened = list(there.values())
-    asked = []
+    opened = list(readable.values())
+    episode_queries = []
     for query in queries:
         words = tuple((term.words, term.weight) for term in query.terms if term.words is not None)
         shown = []
@@ -173,8 +173,8 @@ def make_episode_batch(
             if term.picture is not None:
                 shown.append((len(opened), term.weight))
                 opened.append(pixels.prepared(term.open()))
-        asked.append(EpisodeQuery(words, tuple(shown), _vector(query.terms)))
-    return EpisodeBatch(tuple(asked), pixels.tensor(opened), places(rows), wordings, places(texts))
+        episode_queries.append(EpisodeQuery(words, tuple(shown), _vector(query.terms)))
+    return EpisodeBatch(tuple(episode_queries), pixels.tensor(opened), places(rows), captions, places(texts))
 
 
 def _vector(terms: Sequence[Term]) -> Tensor | None:
