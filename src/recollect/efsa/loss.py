@@ -41,14 +41,14 @@ def episode_loss(
     """
     similarity = F.normalize(images, dim=2) @ F.normalize(texts, dim=2).transpose(1, 2)
     weight = negative.to(similarity.dtype)
-    loss = _one_way(similarity, pairs, weight, scale, options)
+    loss = _directed_loss(similarity, pairs, weight, scale, options)
     if options.direction == "symmetric":
-        back = _one_way(similarity.transpose(1, 2), pairs, weight.transpose(1, 2), scale, options)
+        back = _directed_loss(similarity.transpose(1, 2), pairs, weight.transpose(1, 2), scale, options)
         loss = (loss + back) / 2
     return loss
 
 
-def _one_way(
+def _directed_loss(
     similarity: Float[Tensor, "queries k k"],
     pairs: Bool[Tensor, "queries k"],
     weight: Float[Tensor, "queries k k"],
@@ -56,8 +56,8 @@ def _one_way(
     options: EpisodeOptions,
 ) -> Float[Tensor, " queries"]:
     own = similarity.diagonal(dim1=1, dim2=2)
-    among = weight + torch.eye(similarity.shape[1], dtype=weight.dtype, device=weight.device)
-    contrastive = (scale * similarity + among.log()).logsumexp(dim=2) - scale * own
+    candidates = weight + torch.eye(similarity.shape[1], dtype=weight.dtype, device=weight.device)
+    contrastive = (scale * similarity + candidates.log()).logsumexp(dim=2) - scale * own
     hinge = (weight * (options.margin - own[:, :, None] + similarity).clamp(min=0)).sum(dim=2)
     each = options.contrastive * contrastive + options.hinge * hinge
     return each.masked_fill(~pairs, 0).sum(dim=1) / pairs.sum(dim=1).clamp(min=1)

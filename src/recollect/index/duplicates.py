@@ -255,7 +255,7 @@ def near_identical_groups(
             kept = int(places[number])
             try:
                 same = [each for each in likely.tolist() if near_identical(prepared(kept), prepared(int(places[each])))]
-            except BrokenImageError:  # deleted meanwhile
+            except BrokenImageError:  # deleted since it was first read
                 continue
             taken.update(same)
             if same:

@@ -345,7 +345,7 @@ class Index:
         return self.store.count(where=self._filter(where)) or len(self.ids_where(where))  # raises the error for 0
 
     def scan(self, columns: Sequence[str], where: str | Filter | None = None) -> "Iterator[pa.Table]":
-        """Yield columns of all pictures, or those matching a filter, in batches of row order.
+        """Yield columns of all pictures, or those matching a filter, in batches and row order.
 
         Raises:
             UserError: the filter is malformed, or nothing satisfies it.

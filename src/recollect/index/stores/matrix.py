@@ -169,8 +169,7 @@ class Matrix:
 
     def scan(self, columns: list[str], where: Filter | None) -> Iterator[Any]:
         """Yield Arrow tables with columns of `FACTS`, for the visible rows that satisfy a filter."""
-        masks = [mask for mask in (self.alive, None if where is None else self.mask(where)) if mask is not None]
-        chosen = np.logical_and.reduce(masks) if masks else None
+        chosen = self._selected(where)
         for start in range(0, len(self.numbers), _BATCH_ROWS):
             table = self.rows.select(columns).slice(start, _BATCH_ROWS)
             if chosen is not None:
@@ -180,10 +179,16 @@ class Matrix:
 
     def count(self, spoken: bool, where: Filter | None) -> int:
         """Return the number of visible rows; with ``spoken`` only rows with a caption."""
-        masks = [] if self.alive is None else [self.alive]
-        masks += [self.counts > 0] if spoken else []
-        masks += [self.mask(where)] if where is not None else []
-        return int(np.logical_and.reduce(masks).sum()) if masks else len(self)
+        mask = self._selected(where, self.counts > 0 if spoken else None)
+        return len(self) if mask is None else int(mask.sum())
+
+    def _selected(
+        self, where: Filter | None, *conditions: Bool[np.ndarray, " slots"] | None
+    ) -> Bool[np.ndarray, " slots"] | None:
+        """Return which slots are visible and satisfy a filter and all conditions; None for all slots."""
+        masks = (self.alive, None if where is None else self.mask(where), *conditions)
+        given = [mask for mask in masks if mask is not None]
+        return np.logical_and.reduce(given) if given else None
 
     def searchable(self, by: By, where: Filter | None, spoken: bool) -> Int64[np.ndarray, " some"] | None:
         """Return the positions of the images or captions to search; None for all.
@@ -191,16 +196,12 @@ class Matrix:
         Args:
             spoken: search only slots with a caption.
         """
-        chosen = None if where is None else self.mask(where)
-        masks = [mask for mask in (self.alive, chosen) if mask is not None]
-        if by == "image" and not self.has_image.all():
-            masks.append(self.has_image)
-        if by == "image" and spoken and not self.counts.all():
-            masks.append(self.counts > 0)
-        if not masks:
-            return None
-        mask = np.logical_and.reduce(masks)
-        return np.flatnonzero(mask if by == "image" else mask[self.owners])
+        if by == "text":
+            mask = self._selected(where)
+            return None if mask is None else np.flatnonzero(mask[self.owners])
+        has_caption = self.counts > 0 if spoken and not self.counts.all() else None
+        mask = self._selected(where, None if self.has_image.all() else self.has_image, has_caption)
+        return None if mask is None else np.flatnonzero(mask)
 
     def nearest(
         self, queries: Float32[np.ndarray, "queries width"], k: int, by: By, among: Int64[np.ndarray, " some"] | None

@@ -148,9 +148,9 @@ def _condition(where: Condition) -> str:
     if isinstance(where.value, frozenset):
         return among("id", sorted(where.value), where.operator == "in")
     value = milvus_text(where.value) if isinstance(where.value, str) else json.dumps(where.value)
-    several = None if where.name in NAMES and where.name not in SEVERAL else _several(where, name, value)
+    several = None if where.name in NAMES and where.name not in SEVERAL else _list_values(where, name, value)
     if where.name not in SEVERAL:
-        one = _one(where, name, value)
+        one = _single_value(where, name, value)
         return one if several is None else f"({one} or {several})"
     if several is None:
         raise UserError(
@@ -160,7 +160,7 @@ def _condition(where: Condition) -> str:
     return several
 
 
-def _one(where: Condition, name: str, value: str) -> str:
+def _single_value(where: Condition, name: str, value: str) -> str:
     """Return the condition for a single value."""
     if where.operator == "!=":  # in Milvus, != is true for values of different types
         if isinstance(where.value, bool):
@@ -172,16 +172,16 @@ def _one(where: Condition, name: str, value: str) -> str:
     return f"{name} {'==' if where.operator == '=' else where.operator} {value}"
 
 
-def _several(where: Condition, name: str, value: str) -> str | None:
+def _list_values(where: Condition, name: str, value: str) -> str | None:
     """Return the condition for a list of strings; None if Milvus cannot express it."""
     if not isinstance(where.value, str):
         return None
     lines = f"facts[{json.dumps(f'{where.name} lines', ensure_ascii=False)}]"
     inner = where.value.strip("%")
     if where.operator in ("=", "!="):
-        held = f"json_contains({name}, {value})"
+        condition = f"json_contains({name}, {value})"
     elif where.operator in ("like", "not like") and where.value == f"%{inner}%" and not {*"%\n"} & {*inner}:
-        held = f"{lines} like {value}"
+        condition = f"{lines} like {value}"
     else:
         return None
-    return f'({lines} >= "" and not ({held}))' if where.operator in ("!=", "not like") else held
+    return f'({lines} >= "" and not ({condition}))' if where.operator in ("!=", "not like") else condition
