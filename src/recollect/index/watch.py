@@ -88,7 +88,7 @@ class FolderWatch:
 
 
 def folder_state(folder: Path) -> FolderState:
-    """Return the state of a folder's pictures and metadata files from paths, sizes and times; no file is opened.
+    """Return the state of a folder's pictures, captions and metadata from file names, sizes and times, opening no file.
 
     The digest is a sum, so it does not depend on the scan order. It includes ctime, which programs cannot set, so it
     detects two files that swapped names.
