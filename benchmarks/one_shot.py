@@ -23,7 +23,7 @@ from recollect.classifiers.heads.voting import SoftmaxVoting
 from recollect.core.files import write_json
 from recollect.models import TransformersEncoder
 from recollect_papers.real.data import LIGHT, FeatureSet, labeled, open_data
-from recollect_papers.real.measure import of_common_classes
+from recollect_papers.real.measure import drop_rare_classes
 
 METHODS = {"prototype": PrototypeClassifier, "softmax": SoftmaxVoting, "proker": ProKeR}
 LIKENESS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
@@ -35,7 +35,7 @@ def errors(
     encoder: TransformersEncoder, each: FeatureSet, splits: tuple[str, ...]
 ) -> dict[str, list[tuple[float, ...]]]:
     """Return the accuracy, then the calibration error for each `LIKENESS`, in percent, of each method and draw."""
-    support, query = of_common_classes(each, labeled(each, "train"), labeled(each, *splits), POOL)
+    support, query = drop_rare_classes(each, labeled(each, "train"), labeled(each, *splits), POOL)
     with torch.no_grad():
         examples, queries = (
             normalize(encoder.project_images(each.images[rows]), dim=1).numpy() for rows in (support, query)

@@ -12,8 +12,8 @@ from recollect.models import build_model
 from recollect.models.transformers.encoder import quiet
 from recollect_papers import cli
 from recollect_papers.efsa import tables as efsa_tables
-from recollect_papers.efsa.world import _called
-from recollect_papers.engine import papers_words, printed
+from recollect_papers.efsa.world import caption_labels
+from recollect_papers.engine import paper_quote, printed
 from recollect_papers.studies import find_study
 
 DOMAINS = ("glyphs:scenes", "hard scenes")
@@ -100,7 +100,7 @@ def test_every_figure_of_curves_is_drawn_with_its_numbers(options, draw, asked, 
     (table,) = report.tables
     assert len(table.rows) == rows
     assert table.rows[0][0] == "zero-shot"
-    assert any(papers_words("efsa", f"figure-{number}") in note for note in table.notes)
+    assert any(paper_quote("efsa", f"figure-{number}") in note for note in table.notes)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_captions_of_ones_own_stand_beside_the_captioner_that_they_are_called_af
         "/a/llava_13b/coco.jsonl,/a/llava_13b/nasa.jsonl",
         "/a/TinyLLaVA-3.1b/coco.jsonl,/a/TinyLLaVA-3.1b/nasa.jsonl",
     )
-    labels = list(_called((*files, "held-out")).values())
+    labels = list(caption_labels((*files, "held-out")).values())
     assert labels[0] == "llava_13b/coco.jsonl,llava_13b/nasa.jsonl"
     assert len(set(labels)) == 3  # one captioner's row took the other's place where their files had the same names
     rows = printed("efsa", "table-6").rows

@@ -177,7 +177,7 @@ def test_searches_attention_and_maps_of_ones_own_end_in_a_report(prefix_options,
 def test_what_a_table_is_of_is_asked_for_before_the_trainings(prefix_options, monkeypatch, number, lacking):
     monkeypatch.setattr(prefix_world, "run", lambda *words: pytest.fail("trained"))
     data = tuple(source for source in prefix_options.data if not source.startswith(lacking))
-    with pytest.raises(UserError, match=f"prefix/table-{number} --scale full needs .*: --data {lacking}=SOURCE"):
+    with pytest.raises(UserError, match=f"prefix/table-{number} --scale full needs .*--data {lacking}=SOURCE"):
         find_study(f"prefix/table-{number}").load()(replace(prefix_options, data=data))
 
 
@@ -232,7 +232,7 @@ def test_what_is_tested_is_neither_trained_on_nor_read(reco_options, own):
     same = replace(bench, memory=(open_source(f"{own}/one.csv", split="test"),), tasks={}, near=0.999999)
     same = replace(same, pool=retrieval_task(f"{own}/one.csv", split="test"))
     assert len(same.too_near(1.0, "retrieval")) == same.rows_of(1.0) == 6
-    with pytest.raises(UserError, match="0 pictures of the memory are left"):
+    with pytest.raises(UserError, match="0 pictures of the memory remain"):
         same.encoder(FusionArm(), "retrieval")
 
 

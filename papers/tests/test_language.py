@@ -64,7 +64,7 @@ def test_pieces_belong_to_words_in_every_kind_of_tokenizer(tokens, words):
 def test_what_has_no_attention_says_so(model):
     with pytest.raises(UserError, match="bag of words"):
         attention_map(build_model("vector-mlp", texts=TEXTS), "a photo")
-    with pytest.raises(UserError, match="without words"):
+    with pytest.raises(UserError, match="empty text"):
         attention_map(model, "  ")
 
 

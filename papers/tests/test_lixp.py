@@ -21,9 +21,9 @@ def few_tasks():
     with pytest.MonkeyPatch.context() as patch:
         for makers in (worlds.FEW_SHOT, worlds.ZERO_SHOT):
             patch.setitem(makers, "latents", lambda world, split, make=makers["latents"]: make(world, split)[:2])
-        worlds._made.cache_clear()
+        worlds._created.cache_clear()
         yield
-    worlds._made.cache_clear()
+    worlds._created.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from recollect.core.errors import UserError
-from recollect_papers.engine import papers_words
+from recollect_papers.engine import paper_quote
 from recollect_papers.prefix.world import PrefixArm, prefix_world
 from recollect_papers.studies import find_study
 from recollect_papers.worlds import LABEL_SETS
@@ -26,9 +26,9 @@ def few_pictures():
                 patch.setitem(makers, name, own)
         patch.setitem(worlds.ZERO_SHOT, "glyphs:prompts", partial(label_tasks.prompt_tasks, queries=60, each=2))
         patch.setattr(label_tasks, "GENERAL_TEMPLATES", label_tasks.GENERAL_TEMPLATES[:8])
-        worlds._made.cache_clear()
+        worlds._created.cache_clear()
         yield
-    worlds._made.cache_clear()
+    worlds._created.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_every_figure_is_drawn_with_what_is_measured(table_4, options, draw, num
     report = draw(f"prefix/figure-{number}", options)
     (table,) = report.tables
     assert len(table.rows) >= 2
-    assert any(papers_words("prefix", f"figure-{number}") in note for note in report.notes)
+    assert any(paper_quote("prefix", f"figure-{number}") in note for note in report.notes)
 
 
 @pytest.mark.parametrize("data", [(), ("captions=a.parquet",), ("a.parquet",), ("pictures=a.parquet",)])

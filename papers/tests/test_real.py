@@ -11,7 +11,7 @@ from recollect_papers import cli
 from recollect_papers.measurements import Measurements
 from recollect_papers.prefix import real as prefix
 from recollect_papers.real.arms import ArmRunner, choose
-from recollect_papers.real.data import MadeData, labeled, open_data
+from recollect_papers.real.data import SyntheticData, labeled, open_data
 from recollect_papers.real.heads import FeaturePairs, HeadRecipe, batches, fit, training_pairs
 from recollect_papers.real.measure import by_name, few_shot, measure, recall
 from recollect_papers.studies import find_study
@@ -22,7 +22,7 @@ SMALL = HeadRecipe(width=16, hidden=32, batch=64, steps=10)
 
 @pytest.fixture(scope="module")
 def data():
-    return MadeData()
+    return SyntheticData()
 
 
 @pytest.fixture(scope="module")

@@ -101,7 +101,7 @@ def test_shares_of_relevant_rows_are_counted_as_by_hand(bench):
 
 
 def test_the_second_control_also_learns_from_what_the_pairs_find(bench):
-    pairs = bench._with_found(FusionArm())
+    pairs = bench._with_retrieved(FusionArm())
     assert len(pairs) > len(bench.pairs)
     added = pairs.pictures[len(bench.pairs) :]
     assert not set(added) & set(bench.pairs.pictures)

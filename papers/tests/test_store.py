@@ -15,7 +15,7 @@ from recollect_papers import runs, store
 from recollect_papers.efsa.methods import MethodOptions
 from recollect_papers.efsa.world import Captions, EfsaWorld, SearchRun, searched
 from recollect_papers.runs import Job, StudyEvaluation, run
-from recollect_papers.store import content, kept_or_made
+from recollect_papers.store import cached, content
 from recollect_papers.study import StudyOptions
 from recollect_papers.worlds.arrays import ArraySource
 
@@ -75,10 +75,10 @@ def test_a_study_may_ask_the_first_images_of_each_class_alone():
     images = np.arange(7, dtype=np.float32)[:, None]
     source = ArraySource("seven", images, labels, ("a", "b", "c"))
     task = ClassificationTask("seven", source, source, source.class_names, ("{}",))
-    asked = StudyEvaluation(queries=2).asked(task)
-    assert [float(asked.query[row].image[0]) for row in range(len(asked.query))] == [0, 1, 2, 4, 5]
-    assert asked.query.labels.tolist() == [1, 0, 1, 0, 2]
-    assert (asked.support, StudyEvaluation().asked(task)) == (source, task)
+    limited = StudyEvaluation(queries=2).limited(task)
+    assert [float(limited.query[row].image[0]) for row in range(len(limited.query))] == [0, 1, 2, 4, 5]
+    assert limited.query.labels.tolist() == [1, 0, 1, 0, 2]
+    assert (limited.support, StudyEvaluation().limited(task)) == (source, task)
 
 
 def test_a_job_that_only_trains_has_no_results(tmp_path):
@@ -96,8 +96,8 @@ def test_a_run_that_another_study_makes_is_waited_for(tmp_path, monkeypatch):
     folder, order, waits = tmp_path / "runs" / "one", [], threading.Event()
     monkeypatch.setattr(store, "note", lambda text: (order.append(text), waits.set()))
     monkeypatch.setattr(runs, "train", lambda recipe, out, resume: order.append("trained") or tmp_path)
-    second = threading.Thread(target=runs.made_once, args=(RECIPES["latents-siglip"](), folder))
-    with store.alone_in(folder):
+    second = threading.Thread(target=runs.train_once, args=(RECIPES["latents-siglip"](), folder))
+    with store.exclusive(folder):
         second.start()
         assert waits.wait(20)
         order.append("made")
@@ -110,11 +110,11 @@ def test_what_a_store_keeps_is_made_again_where_it_is_damaged(tmp_path, capsys):
     path, made = tmp_path / "kept.json", []
 
     def kept():
-        return kept_or_made(path, lambda: made.append(1) or {"R@1": 1.25})
+        return cached(path, lambda: made.append(1) or {"R@1": 1.25})
 
     assert [kept(), kept(), len(made)] == [{"R@1": 1.25}, {"R@1": 1.25}, 1]
     for damaged in (path.read_text().replace("1.25", "1.26"), path.read_text()[:20], ""):
         path.write_text(damaged)
         assert kept() == {"R@1": 1.25}
     assert len(made) == 4
-    assert capsys.readouterr().err.count("kept.json: damaged; it is made again") == 3
+    assert capsys.readouterr().err.count("kept.json: damaged; computing it again") == 3

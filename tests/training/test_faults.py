@@ -161,7 +161,7 @@ def study(small, monkeypatch):
 
     monkeypatch.setattr(runs, "train", quick)
     monkeypatch.setattr(runs, "load_model", lambda folder: folder)
-    monkeypatch.setattr(runs, "evaluate_runs", evaluated)
+    monkeypatch.setattr(runs, "evaluate_model", evaluated)
     monkeypatch.setattr(runs, "_training_content", lambda recipe: [])
     jobs = [
         runs.Job(f"arm {seed}", replace(RECIPE, steps=1, seed=seed), runs.StudyEvaluation(draws=1)) for seed in range(2)

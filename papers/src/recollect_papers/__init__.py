@@ -1,1 +1,1 @@
-"""The four papers' tables and figures, and the generated worlds they can be run on."""
+"""Tables and figures of the four papers, and synthetic worlds to run them on."""

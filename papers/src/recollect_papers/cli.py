@@ -1,4 +1,4 @@
-"""`recollect-papers`: run tables and figures of the four papers."""
+"""`recollect-papers`: reproduce tables and figures of the four papers."""
 
 import sys
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 0, 2 for bad input, 130 when interrupted."""
+    """Run one command and return its exit status: 0, 2 for bad input, 130 if interrupted."""
     return run("recollect-papers", COMMANDS, list(sys.argv[1:] if argv is None else argv))
 
 

@@ -1,8 +1,7 @@
-"""Tables: rows are arms, columns are measures, next to the figures that the paper printed.
+"""Table forms: rows are arms, columns are measures, next to the figures printed in the paper.
 
-A study measures (`Measurements`), and a table is a pure function of that: a cell shows the figure whose address is its
-row's and its column's together. Both are kept in one JSON file, so that a table can be formed again without running
-anything.
+A table is a pure function of a study's `Measurements`: each cell shows the value whose address combines those of its
+row and column. The report stores both in one JSON file.
 """
 
 import itertools
@@ -22,12 +21,11 @@ from recollect_papers.measurements import FigureAddress, Measurements
 from recollect_papers.study import Scale, StudyOptions, StudyReport, StudyTable
 
 Show = Literal["mean", "gain", "mean (gain)", "mean or gain", "relative", "number"]
-"""``mean``: 67.6 ± 0.7; ``gain``: +7.3 ± 0.5, paired by seed; ``mean (gain)``: 67.6 ± 0.7 (+7.3); ``mean or gain``: a
-gain in rows with ``over``; ``relative``: mean relative change in percent; ``number``: by a pattern."""
+"""``mean``: 67.6 ± 0.7; ``gain``: +7.3 ± 0.5, paired by seed; ``mean (gain)``: 67.6 ± 0.7 (+7.3); ``mean or gain``:
+gain in rows with ``over``, else mean; ``relative``: mean relative change in percent; ``number``: `Column.pattern`."""
 
 Formed = tuple[Sequence[StudyTable], Sequence[str]]
-"""What a study's form returns: tables, and remarks on all of them."""
-
+"""Tables of a study, and notes on all of them."""
 
 Measure = Callable[[StudyOptions], Measurements]
 Form = Callable[[Measurements], Formed]
@@ -35,13 +33,13 @@ Form = Callable[[Measurements], Formed]
 
 @dataclass(frozen=True)
 class Printed:
-    """A table of a paper as it is printed: titles of its columns, and cells (text) by row."""
+    """A table as printed in a paper: column titles, and cells (text) by row."""
 
     columns: tuple[str, ...]
     rows: Mapping[str, tuple[str, ...]]
 
     def only(self, columns: Iterable[str]) -> "Printed":
-        """Some of its columns."""
+        """Select columns."""
         wanted = set(columns)
         places = [place for place, name in enumerate(self.columns) if name in wanted]
         rows = {name: tuple(cells[place] for place in places) for name, cells in self.rows.items()}
@@ -54,13 +52,13 @@ def _paper(name: str) -> dict[str, Any]:
 
 
 def printed(paper: str, table: str) -> Printed:
-    """A table of ``<paper>/paper.json``."""
+    """Return a table of ``<paper>/paper.json``."""
     found = _paper(paper)["tables"][table]
     return Printed(tuple(found["columns"]), {name: tuple(cells) for name, cells in found["rows"].items()})
 
 
-def papers_words(paper: str, place: str) -> str:
-    """A paper's own words on a figure that prints no numbers."""
+def paper_quote(paper: str, place: str) -> str:
+    """Return a paper's statement about a figure without printed numbers."""
     return str(_paper(paper)["words"][place])
 
 
@@ -69,12 +67,12 @@ class Row:
     """One arm.
 
     Attributes:
-        head: its first cells.
-        at: its part of the address; None for a row of the paper alone.
-        printed: its name in the paper's table.
-        over: what its gains are over, if not what the column says.
-        only: the kinds of columns that it has; all by default.
-        spread: whether standard deviations are shown.
+        head: first cells of the row.
+        at: the row's part of the address; None for rows with the paper's figures only.
+        printed: name of the row in the paper's table.
+        over: baseline of the row's gains; overrides that of the column.
+        only: kinds of columns to fill (default: all).
+        spread: whether to show standard deviations of gains.
     """
 
     head: tuple[str, ...]
@@ -90,9 +88,9 @@ class Column:
     """One measure.
 
     Attributes:
-        at: its part of the address.
-        over: the part of the address in which what a gain is over differs.
-        pattern: of a plain number, which is divided by ``unit``.
+        at: the column's part of the address.
+        over: address entries of the baseline that differ from the row's.
+        pattern: format of a ``number``, after division by ``unit``.
     """
 
     title: str
@@ -105,12 +103,12 @@ class Column:
 
 @dataclass(frozen=True)
 class TableForm:
-    """What a table shows, without its figures.
+    """Rows and columns of a table, without figures.
 
     Attributes:
         heads: titles of the rows' first cells.
-        paper: the table to show next to ours; its cells are empty in rows that it lacks.
-        missing: text of a cell that was not measured; an error where None.
+        paper: the paper's table to show next to ours; cells of missing rows stay empty.
+        missing: text of cells that were not measured; None raises an error instead.
     """
 
     title: str
@@ -122,10 +120,10 @@ class TableForm:
     missing: str | None = None
 
     def fill(self, found: Measurements) -> StudyTable:
-        """The table of some figures.
+        """Fill in measurements.
 
         Raises:
-            ValueError: a figure is missing.
+            ValueError: a figure is missing and ``missing`` is None.
         """
         titles = [*self.heads, *(column.title for column in self.columns)]
         titles += [f"paper: {title}" for title in self.paper.columns] if self.paper else []
@@ -136,7 +134,7 @@ class TableForm:
         return StudyTable(self.title, tuple(titles), tuple(rows), self.notes)
 
     def as_printed(self, title: str) -> StudyTable:
-        """The paper's figures as a table of their own, of the same rows."""
+        """Return the paper's figures as a separate table with the same rows."""
         assert self.paper is not None
         rows = tuple((*row.head, *self._paper_cells(row)) for row in self.rows)
         return StudyTable(title, (*self.heads, *self.paper.columns), rows)
@@ -159,12 +157,12 @@ class TableForm:
 
 
 def paper_rows(paper: Printed) -> list[Row]:
-    """The rows of a printed table below ours, for those that have no counterpart."""
+    """Return a printed table's rows, for tables whose rows have no counterpart in ours."""
     return [Row((f"paper: {name}",), at=None, printed=name) for name in paper.rows]
 
 
 def _show(found: Measurements, address: FigureAddress, base: FigureAddress, column: Column, row: Row) -> str | None:
-    """The text of a cell, None where it was not measured."""
+    """Return the text of a cell, or None if it was not measured."""
     own, differences, show = found.at(address), found.differences(address, base), column.show
     if not own:
         return None
@@ -175,7 +173,7 @@ def _show(found: Measurements, address: FigureAddress, base: FigureAddress, colu
     mean = summarize(own.values())
     if show == "mean":
         return str(mean)
-    if base == address:  # nothing is gained over itself
+    if base == address:  # the baseline itself has no gain
         return str(mean) if show == "mean (gain)" else ""
     if not differences:
         return None
@@ -186,7 +184,7 @@ def _show(found: Measurements, address: FigureAddress, base: FigureAddress, colu
 
 
 def _relative(found: Measurements, address: FigureAddress, base: FigureAddress) -> str | None:
-    """Mean over the values in the address of the relative change of means over seeds."""
+    """Return the relative change of means over seeds, averaged over the values in the address."""
     if address == base:
         return ""
     spread = {key: value if isinstance(value, tuple) else (value,) for key, value in address.items()}
@@ -205,7 +203,7 @@ def report(
     name: str, options: StudyOptions, worlds: Mapping[Scale, str], figure: Figure | None,
     tables: Sequence[StudyTable] = (), notes: Sequence[str] = (), found: Measurements | None = None,
 ) -> StudyReport:  # fmt: skip
-    """The report of a study; its figure, if any, is saved."""
+    """Create the report of a study and save its figure, if any."""
     file = f"{name.replace('/', '-')}-{options.scale}.png"
     if figure is not None:
         save_figure(figure, options.out / file)
@@ -215,14 +213,14 @@ def report(
 
 @dataclass(frozen=True)
 class TableStudy:
-    """A study of numbers: what is measured, and the tables and figure that are functions of it.
+    """A study whose tables and figure are functions of its measurements.
 
     Attributes:
         name: e.g. ``lixp/table-4``.
-        measure: runs what is not there yet, and gathers the figures.
-        form: tables, and remarks on all of them.
-        worlds: in words, for each scale.
-        draw: the figure; None for tables.
+        measure: runs missing trainings and evaluations and collects all measurements.
+        form: forms tables, and notes on all of them.
+        worlds: description of data and models for each scale.
+        draw: draws the figure, if there is one.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""``recollect-papers results``: fill the tables and figures of a Markdown page from result files.
+"""``recollect-papers results``: fill tables and figures in a Markdown page from result files.
 
 <!-- table lixp/table-4.json "4b" without="paper: .*" -->
 <!-- end -->
@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,24 +24,25 @@ _MARK = re.compile(r"<!-- (table|cell|words|value) ([^\n]*?) -->(.*?)<!-- end --
 
 @dataclass(frozen=True)
 class FillResults:
-    """Fill the marked places of a Markdown page from result files, so that no figure is written by hand.
+    """Fill marked places in a Markdown page from result files.
 
-    `<!-- table FILE "TITLE" [only="COLUMNS"] [without="COLUMNS"] -->` takes a table of a report of `recollect-papers`
-    or of a benchmark, `<!-- cell FILE "TITLE" "ROW" "COLUMN" -->` one figure, `<!-- words FILE "BEFORE" -->` the rest
-    of a remark after some words, `<!-- value FILE "KEY > KEY" "FORMAT" [over="KEY > KEY"] [times="NUMBER"] -->` a
-    number of any JSON file, divided by another; each ends with `<!-- end -->`. TITLE is a part of the table's title,
-    COLUMNS are regular expressions, FORMAT is Python's, such as .1f.
+    `<!-- table FILE "TITLE" [only="COLUMNS"] [without="COLUMNS"] -->` inserts a table from a report of
+    `recollect-papers` or a benchmark, `<!-- cell FILE "TITLE" "ROW" "COLUMN" -->` one cell,
+    `<!-- words FILE "BEFORE" -->` the text after BEFORE in a note, up to a semicolon, and
+    `<!-- value FILE "KEY > KEY" "FORMAT" [over="KEY > KEY"] [times="NUMBER"] -->` a number of a JSON file, optionally
+    divided by a second one and multiplied. Each mark ends with `<!-- end -->`. TITLE is part of the table's title,
+    COLUMNS are regular expressions, and FORMAT is a Python format such as .1f.
     """
 
     page: Annotated[Path, Arg(place="PAGE")]
-    """The page, e.g. docs/results.md."""
+    """Markdown page, e.g. docs/results.md."""
     results: Path = Path("results")
-    """Folder of the result files, which the marks name relative to it."""
+    """Folder of the result files; FILE is relative to it."""
     check: bool = False
-    """Change nothing; exit with status 2 if the page differs from the files."""
+    """Change nothing; exit with status 2 if the page is out of date."""
 
     def run(self) -> None:
-        """Fill or check."""
+        """Fill or check the page."""
         from recollect.core.progress import output
 
         if not self.page.is_file():
@@ -49,44 +51,39 @@ class FillResults:
         filled = fill_page(text, self.results)
         if self.check:
             lines = zip(text.split("\n"), filled.split("\n"), strict=False)
-            for number, (line, made) in enumerate(lines, 1):
-                if line != made:
-                    raise UserError(f"{self.page}, line {number}: differs from the files: {line!r} should be {made!r}")
+            for number, (line, expected) in enumerate(lines, 1):
+                if line != expected:
+                    raise UserError(f"{self.page}, line {number}: out of date: {line!r} should be {expected!r}")
         elif filled != text:
             write_text(self.page, filled)
-        output().print(f"{self.page}: {'filled in' if filled != text else 'agrees with the files'}", highlight=False)
+        output().print(f"{self.page}: {'updated' if filled != text else 'up to date'}", highlight=False)
 
 
 def fill_page(text: str, folder: Path) -> str:
-    """The page with everything between its marks made from the files in ``folder``.
+    """Return the page with the text between its marks regenerated from the files in ``folder``.
 
     Raises:
-        UserError: a mark that cannot be read, or names a file, table, row or column that is not there.
+        UserError: a malformed mark, or a missing file, table, row or column.
     """
-    kept: dict[str, StudyReport] = {}
+    read = lru_cache(None)(partial(read_results, folder))
 
-    def made(mark: re.Match[str]) -> str:
+    def filled(mark: re.Match[str]) -> str:
         kind, words = mark[1], shlex.split(mark[2])
         if len(words) < {"table": 2, "cell": 4, "words": 2, "value": 3}[kind]:
             raise UserError(f"<!-- {kind} {mark[2]} -->: too few words; see `recollect-papers results --help`.")
-        if kind == "value":
-            inside = _value(words, folder)
-        else:
-            if words[0] not in kept:
-                kept[words[0]] = read_results(folder, words[0])
-            inside = _MAKERS[kind](kept[words[0]], words, folder)
+        inside = _value(words, folder) if kind == "value" else _MAKERS[kind](read(words[0]), words, folder)
         return f"<!-- {kind} {mark[2]} -->{inside}<!-- end -->"
 
-    if opened := len(re.findall(r"<!-- (?:table|cell|words|value) ", text)) - text.count("<!-- end -->"):
-        raise UserError(f"{abs(opened)} mark{'s' if abs(opened) > 1 else ''} without <!-- end -->, or the other way.")
-    return _MARK.sub(made, text)
+    if unmatched := abs(len(re.findall(r"<!-- (?:table|cell|words|value) ", text)) - text.count("<!-- end -->")):
+        raise UserError(f"{unmatched} unmatched mark{'s' if unmatched > 1 else ''}: every mark needs one <!-- end -->.")
+    return _MARK.sub(filled, text)
 
 
 def read_results(folder: Path, name: str) -> StudyReport:
-    """The tables of one file.
+    """Read the report in one file.
 
     Raises:
-        UserError: it is not there, or of no known form.
+        UserError: the file is missing, or not a report.
     """
     value = read_json(folder / name)
     if not isinstance(value, dict) or "tables" not in value:
@@ -104,12 +101,12 @@ def _find(results: StudyReport, file: str, title: str) -> StudyTable:
     found = [table for table in results.tables if title in table.title]
     if len(found) != 1:
         titles = "; ".join(table.title for table in results.tables)
-        raise UserError(f"{file}: {len(found)} tables with '{title}' in the title, of: {titles}")
+        raise UserError(f"{file}: {len(found)} tables with '{title}' in the title; titles: {titles}")
     return found[0]
 
 
 def _table(results: StudyReport, words: Sequence[str], folder: Path) -> str:
-    """A table with its notes, its file and its command; ``only=`` and ``without=`` choose columns."""
+    """Return a table with its notes, file and command; ``only=`` and ``without=`` select columns."""
     table = _find(results, words[0], words[1])
     chosen = dict(word.split("=", 1) for word in words[2:])
     places = [
@@ -126,26 +123,26 @@ def _table(results: StudyReport, words: Sequence[str], folder: Path) -> str:
 
 
 def _cell(results: StudyReport, words: Sequence[str], folder: Path) -> str:
-    """One cell, by its row's first cells (joined by " / " where one is not enough) and its column."""
+    """Return one cell by column and row, where a row is its first cell or its first 2 to 4 joined by " / "."""
     file, title, name, column = words[:4]
     table = _find(results, file, title)
     rows = [row for row in table.rows if name in (row[0], *(" / ".join(row[:size]) for size in range(2, 5)))]
     if len(rows) != 1 or column not in table.columns:
-        raise UserError(f"{file}, {table.title}: no one cell of row '{name}' and column '{column}'")
+        raise UserError(f"{file}, {table.title}: no cell, or several, in row '{name}', column '{column}'")
     return rows[0][table.columns.index(column)]
 
 
 def _words(results: StudyReport, words: Sequence[str], folder: Path) -> str:
-    """The rest of a remark after the given words, up to a semicolon or the end of its line."""
-    remarks = [results.world, *results.notes, *(note for table in results.tables for note in table.notes)]
-    found = [text.split(words[1], 1)[1].split(";")[0].strip() for text in remarks if words[1] in text]
+    """Return the rest of a note after the given words, up to a semicolon or its end."""
+    notes = [results.world, *results.notes, *(note for table in results.tables for note in table.notes)]
+    found = [text.split(words[1], 1)[1].split(";")[0].strip() for text in notes if words[1] in text]
     if len(found) != 1:
-        raise UserError(f"{words[0]}: {len(found)} remarks with '{words[1]}'")
+        raise UserError(f"{words[0]}: {len(found)} notes with '{words[1]}'")
     return found[0]
 
 
 def _value(words: Sequence[str], folder: Path) -> str:
-    """One number of a JSON file by the keys that lead to it; ``over=`` divides by another, ``times=`` multiplies."""
+    """Return one number of a JSON file by its path of keys; ``over=`` divides, ``times=`` multiplies."""
     value, chosen = read_json(folder / words[0]), dict(word.split("=", 1) for word in words[3:])
     number = _number(value, words[0], words[1]) * float(chosen.get("times", 1))
     if "over" in chosen:
@@ -163,8 +160,8 @@ def _number(value: Any, file: str, path: str) -> float:
         elif isinstance(value, dict) and key in value:
             value = value[key]
         else:
-            there = ", ".join(value) if isinstance(value, dict) else "no such place"
-            raise UserError(f"{file}: no '{key}' of '{path}' ({there})")
+            known = ", ".join(value) if isinstance(value, dict) else "not an object"
+            raise UserError(f"{file}: no '{key}' of '{path}' ({known})")
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UserError(f"{file}: '{path}' is not a number")
     return float(value)

@@ -1,4 +1,4 @@
-"""Parts of the papers' figures."""
+"""Shared drawing functions of the papers' figures."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ def framed(axis: Axes, image: ImageLike, right: bool, width: float = 2.5) -> Non
 
 
 def error_line(axis: Axes, places: Sequence[float], values: Sequence[Summary], color: str, label: str) -> None:
-    """A line of means with their standard deviations."""
+    """Draw a line through the means, with standard deviations as error bars."""
     spread = np.nan_to_num([value.std for value in values])
     axis.errorbar(places, [value.mean for value in values], yerr=spread, marker="o", markersize=3, capsize=2,
                   color=color, label=label)  # fmt: skip

@@ -1,4 +1,4 @@
-"""What this package adds to recollect, by table; see `recollect.core.plugins`."""
+"""Sources and tasks that this package registers with recollect; see `recollect.core.plugins`."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Small models for studies on a CPU, and prefix conditioning's Swin-T."""
+"""Presets: small models for studies on a CPU, and the Swin-T of the prefix conditioning paper."""
 
 from collections.abc import Mapping
 

@@ -1,7 +1,7 @@
-"""Short training runs on the generated worlds, and prefix conditioning's own run.
+"""Recipes: short training runs on the synthetic worlds, and the run of the prefix conditioning paper.
 
-A log-temperature moves by about one learning rate a step, so temperatures learn 10 to 20 times faster here than in long
-runs, and tau_context starts low.
+AdamW moves a log-temperature by about one learning rate per step, so these short runs train temperatures 10 to 20 times
+faster than long runs do, and start tau_context low.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from recollect.training.recipes import with_context
 
 
 def latents_siglip() -> Recipe:
-    """SigLIP on the vector world: less than a minute on one core."""
+    """SigLIP on the vector world; trains in less than a minute on one core."""
     return Recipe(
         model=Model("vector-mlp"),
         data=Data(captions=("latents:captions",)),
@@ -58,10 +58,10 @@ def glyphs_strong_siglip() -> Recipe:
 
 
 def prefix_swin_t() -> Recipe:
-    """Prefix conditioning's own run: Swin-T, captions and ImageNet-21K-sized labels, 15 epochs of the labels.
+    """Swin-T on captions and ImageNet-21K-sized labels, as in the prefix conditioning paper (section 4).
 
-    AdamW 1e-3, weight decay 0.1, batch 1,024, cosine after 10,000 steps of warm-up, debiased sampling (section 4);
-    the length counts label samples, and every other batch has them: 12 M / 1,024 x 2 x 15 steps.
+    AdamW 1e-3, weight decay 0.1, batch 1,024, cosine after 10,000 steps of warm-up, debiased sampling. Trains for 15
+    epochs of the 12 M label samples, which fill every other batch: 12 M / 1,024 x 2 x 15 steps.
     """
     steps = round(12e6 / 1024 * 2 * 15)
     return Recipe(

@@ -1,4 +1,4 @@
-"""``recollect-papers``: run a table or figure of a paper."""
+"""``recollect-papers``: reproduce a table or figure of a paper."""
 
 import shlex
 from collections.abc import Collection, Iterator
@@ -18,16 +18,16 @@ from recollect_papers.study import StudyOptions
 
 @dataclass(frozen=True)
 class RunStudy(StudyOptions):
-    """Run a table or figure of a paper; without a name, list them.
+    """Run a study (a table or figure of a paper), or list all studies if no name is given.
 
-    Training runs are kept under OUT/runs and are not repeated, so a study that was stopped goes on where it was and
-    tables that share runs share the work.
+    Training runs are stored under OUT/runs and reused, so an interrupted study resumes where it stopped and studies
+    share common runs.
     """
 
     name: Annotated[str | None, Arg(place="PAPER/ITEM")] = None
-    """Which study, e.g. lixp/table-4."""
+    """Name of the study, e.g. lixp/table-4."""
     kept: Path | None = None
-    """The JSON file that a figure's study left: draw OUT/PAPER-ITEM.png from it, and run nothing."""
+    """JSON report of a figure's study: draw OUT/PAPER-ITEM.png from it without running anything."""
 
     def run(self) -> None:
         """Run the study and print its report."""
@@ -37,7 +37,7 @@ class RunStudy(StudyOptions):
 
         console = output()
         if self.name is None:
-            listing = Table("study", "what it shows")
+            listing = Table("study", "content")
             for name, study in STUDIES.items():
                 listing.add_row(name, study.title)
             console.print(listing)
@@ -47,12 +47,13 @@ class RunStudy(StudyOptions):
         study = find_study(self.name)
         check_writable(self.out, "--out")
         if self.kept is not None:
-            self._warn_unused({each.name for each in fields(self)} - {"name", "out", "kept"}, "--kept runs nothing")
+            unused = {each.name for each in fields(self)} - {"name", "out", "kept"}
+            self._warn_unused(unused, "--kept only draws the figure")
             console.print(f"figure: {self._draw(self.name, self.kept)}", highlight=False)
             return
         if self.scale != "full":
-            own = ("data",) if study.pictures else ()
-            self._warn_unused({"data", "suite", "entities", "search"}.difference(own), "needs --scale full")
+            used = {"data"} if study.pictures else set[str]()
+            self._warn_unused({"data", "suite", "entities", "search"} - used, "needs --scale full")
         report = replace(study.load()(self), command=self._command())
         path = report.save(self.out)
         console.print(f"World: {report.world}", highlight=False)
@@ -62,52 +63,50 @@ class RunStudy(StudyOptions):
         lines += [f"figure: {self.out / figure}" for figure in report.figures]
         console.print("\n".join([*lines, f"report: {path}"]), highlight=False)
 
-    def _draw(self, name: str, kept: Path) -> Path:
-        """Draw a figure from what its study measured.
+    def _draw(self, name: str, file: Path) -> Path:
+        """Draw a figure from the measurements in a report.
 
         Raises:
-            UserError: the study is not a figure of numbers; the file belongs to another study, or lacks the points.
+            UserError: the study draws no figure from measurements, or the report is of another study or incomplete.
         """
         from recollect.evaluation.plots import save_figure
         from recollect_papers.engine import TableStudy
         from recollect_papers.measurements import Measurements
 
-        study, report = find_study(name).load(), read_json(kept)
+        study, report = find_study(name).load(), read_json(file)
         if not isinstance(study, TableStudy) or study.draw is None:
-            raise UserError(f"{name}: --kept draws figures of numbers, and this is none. Leave out --kept to run it.")
+            raise UserError(f"{name}: no figure to draw from a report. Run the study without --kept.")
         if not isinstance(report, dict) or report.get("name") != name:
-            raise UserError(f"{kept}: no report of {name}. Take the JSON file that `recollect-papers {name}` left.")
-        with user_errors(
-            f"{kept}: does not hold all points of the figure; run the study once more", KeyError, ValueError
-        ):
+            raise UserError(f"{file}: not a report of {name}. Pass the JSON file that `recollect-papers {name}` wrote.")
+        with user_errors(f"{file}: some points of the figure are missing; run the study again", KeyError, ValueError):
             figure = study.draw(Measurements.from_json(report["measured"]))
         path = self.out / f"{name.replace('/', '-')}.png"
         save_figure(figure, path)
         return path
 
     def _warn_unused(self, options: Collection[str], why: str) -> None:
-        """Warn about options that differ from their default although they have no effect here."""
+        """Warn about given options that have no effect."""
         for each in fields(self):
             if each.name in options and getattr(self, each.name) != getattr(RunStudy(), each.name):
                 warn(f"--{each.name} has no effect: {why}")
 
     def _command(self) -> str:
-        """The command that makes the same report elsewhere: files by name, and not where results go."""
-        other = replace(self, name=None, out=RunStudy.out, workers=None, scale=RunStudy.scale)
+        """Return the command that reproduces the report on another machine: no folders, no output options."""
+        portable = replace(self, name=None, out=RunStudy.out, workers=None, scale=RunStudy.scale)
         words = ["recollect-papers", str(self.name), "--scale", self.scale]
-        return shlex.join([*words, *_changed(other, RunStudy(), "--")])
+        return shlex.join([*words, *_changed(portable, RunStudy(), "--")])
 
 
-def _changed(value: Any, usual: Any, prefix: str) -> Iterator[str]:
-    """Every option that differs from its default, as words."""
-    for each in fields(value):
-        own, default, option = getattr(value, each.name), getattr(usual, each.name), each.name.replace("_", "-")
-        if own == default:
+def _changed(options: Any, defaults: Any, prefix: str) -> Iterator[str]:
+    """Yield the command-line words of every option that differs from its default."""
+    for each in fields(options):
+        value, default, option = getattr(options, each.name), getattr(defaults, each.name), each.name.replace("_", "-")
+        if value == default:
             continue
-        if is_dataclass(own) and is_dataclass(default):
-            yield from _changed(own, default, f"{prefix}{option}.")
-        elif isinstance(own, bool):
-            yield f"{prefix}{option}" if own else f"{prefix}no-{option}"
+        if is_dataclass(value) and is_dataclass(default):
+            yield from _changed(value, default, f"{prefix}{option}.")
+        elif isinstance(value, bool):
+            yield f"{prefix}{option}" if value else f"{prefix}no-{option}"
         else:
             yield f"{prefix}{option}"
-            yield from (public_place(str(word)) for word in (own if isinstance(own, tuple) else (own,)))
+            yield from (public_place(str(word)) for word in (value if isinstance(value, tuple) else (value,)))

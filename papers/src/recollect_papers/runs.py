@@ -1,4 +1,4 @@
-"""Many trainings and evaluations, each made once and kept."""
+"""Cached training and evaluation runs."""
 
 import multiprocessing
 import os
@@ -37,18 +37,18 @@ from recollect.training.loop import train
 from recollect.training.options import Recipe
 from recollect_papers.measurements import Measurements
 from recollect_papers.peers.tuning_methods import BoostingPrompts, CascadedPrompts, PromptSRC
-from recollect_papers.store import alone_in, content, content_key, file_content, kept, kept_or_made
+from recollect_papers.store import cached, content, content_key, exclusive, file_content, load_cached
 
 
 @dataclass(frozen=True)
 class StudyTuning:
-    """Methods that tune a study's models on the pictures of each draw, in addition to those that read embeddings.
+    """Few-shot methods that tune the model itself, in addition to those on embeddings.
 
     Attributes:
         methods: names of `recollect.classifiers.tuning.TUNING_METHODS`, or ``caspl``.
-        effort: share of the published steps.
+        effort: fraction of the published steps.
         flip: mirror half of the training crops.
-        teacher: recipe of the larger model for ``caspl``; trained once and kept, like every run.
+        teacher: recipe of the larger model for ``caspl``; cached like every run.
     """
 
     methods: tuple[str, ...]
@@ -57,7 +57,7 @@ class StudyTuning:
     teacher: Recipe | None = None
 
     def request(self, out: Path) -> TuningRequest:
-        """The same with the teacher opened, which `run` trains before all else."""
+        """Return the request for `few_shot`; `run` has trained the teacher."""
         if self.teacher is None:
             return TuningRequest(self.methods, self.effort, self.flip)
         teacher = load_model(run_folder(self.teacher, out) / "model")
@@ -71,26 +71,26 @@ class StudyTuning:
 
 
 TaskKind = Literal["few-shot", "zero-shot", "synonyms", "probe"]
-"""What classification sets are for: learning from examples, names, both names of a class, linear probes."""
+"""Kinds of classification: from examples, by name, by either of two names of a class, by linear probe."""
 
 
 @dataclass(frozen=True)
 class StudyEvaluation:
-    """What every model of a study is evaluated on.
+    """Evaluations of every model of a study.
 
     Attributes:
-        few_shot, zero_shot, probe: sources, or a generated world for its tasks.
-        synonyms: sources with a column of that name, for zero-shot classification under both names of a class.
-        retrieval: captioned sources to search both ways.
-        suite: a suite of the catalogue, for few-shot and zero-shot classification.
-        probe_suite: a suite of the catalogue, for linear probes.
-        methods, shots, draws: of the few-shot protocol.
-        tuning: methods that tune the model itself, in the few-shot protocol.
-        most_sets: take only this many few-shot tasks.
-        prefixes: prefix tokens of texts, each in turn, in zero-shot classification and retrieval; ignored by a model
-            without prefix tokens.
-        templates: take every n-th of CLIP's 80 prompt templates.
-        queries: ask at most this many images of each class, the first.
+        few_shot, zero_shot, probe: sources, or a synthetic world for its tasks.
+        synonyms: sources with a column of that name, for zero-shot classification by either name of a class.
+        retrieval: captioned sources for retrieval in both directions.
+        suite: suite of the catalog for few-shot and zero-shot classification.
+        probe_suite: suite of the catalog for linear probes.
+        methods, shots, draws: parameters of the few-shot protocol.
+        tuning: few-shot methods that tune the model itself.
+        most_sets: maximum number of few-shot tasks.
+        prefixes: text prefixes to evaluate zero-shot classification and retrieval with; ignored by models without
+            prefix tokens.
+        templates: use every n-th of CLIP's 80 prompt templates.
+        queries: maximum number of test images per class.
     """
 
     few_shot: tuple[str, ...] = ()
@@ -111,28 +111,28 @@ class StudyEvaluation:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Every source that is named."""
+        """All sources."""
         return (*self.few_shot, *self.zero_shot, *self.probe, *self.retrieval, *self.synonyms)
 
     def tasks(self, what: TaskKind) -> OpenedTasks:
         """Open the classification sets of one kind."""
         if what == "synonyms":
-            return open_renamed(self.synonyms) if self.synonyms else OpenedTasks(())
+            return open_synonym_tasks(self.synonyms) if self.synonyms else OpenedTasks(())
         specs = {"few-shot": self.few_shot, "zero-shot": self.zero_shot, "probe": self.probe}[what]
         suite = self.probe_suite if what == "probe" else self.suite
         purpose: Purpose = "zero-shot" if what == "zero-shot" else "few-shot"
         return open_tasks(specs, purpose, suite) if specs or suite else OpenedTasks(())
 
-    def asked(self, task: ClassificationTask) -> ClassificationTask:
-        """The task with as many queries as are asked."""
+    def limited(self, task: ClassificationTask) -> ClassificationTask:
+        """Return the task with at most ``queries`` test images per class."""
         if self.queries is None:
             return task
-        each = pd.Series(task.query.labels)
-        return replace(task, query=Subset(task.query, np.flatnonzero(each.groupby(each).cumcount() < self.queries)))
+        labels = pd.Series(task.query.labels)
+        return replace(task, query=Subset(task.query, np.flatnonzero(labels.groupby(labels).cumcount() < self.queries)))
 
 
-def open_renamed(specs: tuple[str, ...]) -> OpenedTasks:
-    """Sources with a column ``synonyms``, to be asked for under both names of their classes."""
+def open_synonym_tasks(specs: tuple[str, ...]) -> OpenedTasks:
+    """Open sources with a column ``synonyms``, for zero-shot tasks with either name of each class."""
     return open_tasks(specs, "zero-shot", columns=Columns(synonyms="synonyms"), synonyms=True)
 
 
@@ -145,10 +145,10 @@ class Job:
     """One training and its evaluation.
 
     Attributes:
-        name: of the model in tables, the same for all seeds.
-        recipe: what to train.
-        evaluation: what to measure then.
-        seed: under which its figures are paired with those of others; the recipe's own by default.
+        name: name of the arm, the same for all seeds.
+        recipe: recipe to train.
+        evaluation: what to measure.
+        seed: seed to pair results by (default: the recipe's).
     """
 
     name: str
@@ -157,23 +157,23 @@ class Job:
     seed: int | None = None
 
     def folder(self, out: Path) -> Path:
-        """Where the run is kept, by what decides the model: jobs of any name with the same recipe share it."""
+        """Return the run folder, shared by all jobs with the same recipe."""
         return run_folder(self.recipe, out)
 
     def results(self, out: Path) -> Path:
-        """The file of its figures, by what decides them: neither the name nor the seed that they are paired by."""
-        asked, teacher = self.evaluation, self.evaluation.tuning and self.evaluation.tuning.teacher
-        tested = [*map(content, asked.sources), *(_training_content(teacher) if teacher else ())]
-        return self.folder(out) / f"figures-{content_key(asdict(asked), tested, size=5)}.json"
+        """Return the results file, keyed by recipe and evaluation but not by name or paired seed."""
+        evaluation, teacher = self.evaluation, self.evaluation.tuning and self.evaluation.tuning.teacher
+        inputs = [*map(content, evaluation.sources), *(_training_content(teacher) if teacher else ())]
+        return self.folder(out) / f"figures-{content_key(asdict(evaluation), inputs, size=5)}.json"
 
     @property
     def paired_seed(self) -> int:
-        """The seed that its results name."""
+        """The seed to pair results by."""
         return self.recipe.seed if self.seed is None else self.seed
 
 
 def run_folder(recipe: Recipe, out: Path) -> Path:
-    """Where the run of a recipe is kept: named by the recipe, and the content of what it trains on and starts from."""
+    """Return the run folder of a recipe, keyed by the recipe and the content of its training data and start model."""
     start, objective = Path(recipe.model.start).name, recipe.objective
     kind = f"{objective.base}-context" if objective.context else objective.base
     key = content_key(asdict(recipe), _training_content(recipe), size=5)
@@ -181,52 +181,52 @@ def run_folder(recipe: Recipe, out: Path) -> Path:
 
 
 def _training_content(recipe: Recipe) -> list[str]:
-    """What a recipe trains on and starts from, by content."""
+    """Return digests of a recipe's training data and start model."""
     start = Path(recipe.model.start)
     weights = sorted(start.glob("*.safetensors")) if start.is_dir() else []
     read = [content(spec, recipe.data.split, kind) for spec, kind in recipe.data.specs]
     return [*read, *map(file_content, weights)]
 
 
-def made_once(recipe: Recipe, folder: Path) -> Path:
-    """Train unless that was done already, continuing a stopped run; returns the model.
+def train_once(recipe: Recipe, folder: Path) -> Path:
+    """Train a recipe, resume its training or do nothing if complete; return the model's path.
 
-    Two studies in one folder share their runs: the later one waits for what the other trains.
+    Waits if another study is training in the same folder.
     """
-    with alone_in(folder):
+    with exclusive(folder):
         return train(recipe, folder, resume=folder.exists())
 
 
 def with_seeds(arms: Mapping[str, Recipe], seeds: int, evaluation: StudyEvaluation) -> list[Job]:
-    """Every arm with training seeds 0…seeds - 1. Arms of one seed see the same data and start from the same weights."""
+    """Return jobs for every arm and training seed; arms of one seed share data order and initial weights."""
     return [Job(name, replace(recipe, seed=seed), evaluation) for seed in range(seeds) for name, recipe in arms.items()]
 
 
 def run(jobs: Sequence[Job], out: Path, workers: int | None = None) -> Measurements:
-    """Train and evaluate every job that is not there yet; every job's figures by its name (``arm``) and seed.
+    """Train and evaluate all jobs and return their figures by name (``arm``) and seed.
 
-    A study that was stopped goes on where it was, in the middle of a training too.
+    Finished jobs are read from disk; interrupted trainings resume.
 
     Args:
-        out: folder of the studies; jobs are kept in ``out/runs``.
-        workers: processes side by side; by default one a core on a CPU, one on a GPU.
+        out: folder of the studies; runs are stored in ``out/runs``.
+        workers: number of processes (default: one per CPU core, or one on a GPU).
     """
     files = {job: job.results(out) for job in jobs}
-    todo = [(job, file, out) for job, file in files.items() if kept(file) is None]
+    todo = [(job, file, out) for job, file in files.items() if load_cached(file) is None]
     for evaluation in dict.fromkeys(job.evaluation for job, *_ in todo):
-        _open_first(evaluation)
+        _check_sources(evaluation)
     tunings = [job.evaluation.tuning for job, *_ in todo if job.evaluation.tuning is not None]
     for teacher in dict.fromkeys(each.teacher for each in tunings if each.teacher is not None):
-        made_once(teacher, run_folder(teacher, out))
-    side_by_side(_figures, todo, workers)
+        train_once(teacher, run_folder(teacher, out))
+    run_parallel(_figures, todo, workers)
     found = Measurements()
     for job, file in files.items():
         found.add_all(_figures(job, file, out), job.paired_seed, arm=job.name)
     return found
 
 
-def side_by_side(make: Callable[..., Any], calls: Sequence[tuple[Any, ...]], workers: int | None) -> None:
-    """Make calls in several processes: one a core on a CPU, one on a GPU by default; in this process if one will do."""
+def run_parallel(make: Callable[..., Any], calls: Sequence[tuple[Any, ...]], workers: int | None) -> None:
+    """Run calls in worker processes (default: one per CPU core, or one on a GPU); a single call runs in-process."""
     workers = min(len(calls), workers or (1 if torch.cuda.is_available() else os.cpu_count() or 1))
     if workers <= 1:
         for call in calls:
@@ -236,7 +236,7 @@ def side_by_side(make: Callable[..., Any], calls: Sequence[tuple[Any, ...]], wor
     spawn = multiprocessing.get_context("spawn")
     with (
         progress("trainings", len(calls), "runs") as counter,
-        ProcessPoolExecutor(workers, spawn, _begin, (threads,)) as pool,
+        ProcessPoolExecutor(workers, spawn, _start_worker, (threads,)) as pool,
     ):
         try:
             for future in as_completed([pool.submit(make, *call) for call in calls]):
@@ -247,41 +247,41 @@ def side_by_side(make: Callable[..., Any], calls: Sequence[tuple[Any, ...]], wor
             raise
 
 
-def _begin(threads: int) -> None:
-    torch.set_num_threads(min(threads, torch.get_num_threads()))  # OMP_NUM_THREADS goes before
-    reporting.console.quiet = True  # the parent shows one bar for all
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+def _start_worker(threads: int) -> None:
+    torch.set_num_threads(min(threads, torch.get_num_threads()))  # respects a lower OMP_NUM_THREADS
+    reporting.console.quiet = True  # the parent shows a common progress bar
+    threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
 
 
-def _end_with(parent: int) -> None:
-    """Leave when the parent was killed; unfinished work goes on from its last checkpoint the next time."""
+def _exit_with_parent(parent: int) -> None:
+    """Exit if the parent is killed; the next run resumes from the last checkpoint."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
 
 
 def _figures(job: Job, file: Path, out: Path) -> list[Any]:
-    """The figures of a job with their addresses; trained and measured now if its file is not there."""
+    """Return the figures of a job with their addresses, training and evaluating it unless cached."""
 
-    def make() -> list[Any]:
-        model = load_model(made_once(job.recipe, job.folder(out)))
-        asked = job.evaluation
-        cache = FeatureCache(job.folder(out) / "features") if len(asked.prefixes) > 1 else None
-        tuning = asked.tuning.request(out) if asked.tuning else None
-        return figures_of(evaluate_runs(model, asked, cache, tuning))
+    def compute() -> list[Any]:
+        model = load_model(train_once(job.recipe, job.folder(out)))
+        evaluation = job.evaluation
+        cache = FeatureCache(job.folder(out) / "features") if len(evaluation.prefixes) > 1 else None
+        tuning = evaluation.tuning.request(out) if evaluation.tuning else None
+        return figures_of(evaluate_model(model, evaluation, cache, tuning))
 
-    return kept_or_made(file, make)
+    return cached(file, compute)
 
 
 _OWN_METRIC = {"few-shot": "accuracy", "probe": "accuracy of the probe"}
-"""What protocols measure in each set's own metric."""
+"""Measures that use each data set's own metric, by protocol."""
 
 
 def figures_of(results: Iterable[Result]) -> list[Any]:
-    """Every figure of some results with its address, ``[address, value]``; of several draws the mean.
+    """Convert results to ``[address, value]`` pairs, averaged over draws.
 
-    An address has the set, the measure, and what else a row says: method, shots, domain, direction, prefix (``read``).
-    The number of classes of a set is a figure too.
+    Addresses have set and measure, and where applicable method, shots, domain, direction and prefix (``read``). The
+    number of classes of each set is included.
     """
     values: dict[tuple[tuple[str, str], ...], list[float]] = {}
     for result in results:
@@ -296,25 +296,25 @@ def figures_of(results: Iterable[Result]) -> list[Any]:
     return [[dict(address), float(np.mean(each))] for address, each in values.items()]
 
 
-def evaluate_runs(
+def evaluate_model(
     model: Encoder, evaluation: StudyEvaluation, cache: FeatureCache | None = None, tuning: TuningRequest | None = None
 ) -> list[Result]:
-    """All results of one model."""
+    """Run all evaluations of one model."""
     results = list[Result]()
-    readings = evaluation.prefixes if model.prefixes else (None,)
+    prefixes = evaluation.prefixes if model.prefixes else (None,)
     for what in ("zero-shot", "synonyms"):
         for task in evaluation.tasks(what).tasks:
-            asked = replace(evaluation.asked(task), templates=task.templates[:: evaluation.templates])
-            results += [zero_shot(model, asked, prefix=each, cache=cache) for each in readings]
+            limited = replace(evaluation.limited(task), templates=task.templates[:: evaluation.templates])
+            results += [zero_shot(model, limited, prefix=each, cache=cache) for each in prefixes]
     for spec in evaluation.retrieval:
         pool = _pool(spec)
-        results += [retrieval(model, pool, prefix=each, cache=cache) for each in readings]
+        results += [retrieval(model, pool, prefix=each, cache=cache) for each in prefixes]
     for task in evaluation.tasks("probe").tasks:
-        results.append(linear_probe(model, evaluation.asked(task), task.metric, cache=cache))
+        results.append(linear_probe(model, evaluation.limited(task), task.metric, cache=cache))
     protocol = Protocol(evaluation.methods, evaluation.shots, tuple(range(evaluation.draws)))
-    for task in map(evaluation.asked, evaluation.tasks("few-shot").tasks[: evaluation.most_sets]):
+    for task in map(evaluation.limited, evaluation.tasks("few-shot").tasks[: evaluation.most_sets]):
         fewest = np.bincount(task.support.labels, minlength=len(task.class_names)).min()
-        # Several sets of the papers have classes with fewer examples than 32: all of them are taken there.
+        # Several sets of the papers have classes with fewer than 32 examples; use all of them.
         settings = replace(
             protocol, metric=task.metric, short_classes="refuse" if fewest >= protocol.shots[-1] else "all"
         )
@@ -322,11 +322,11 @@ def evaluate_runs(
     return results
 
 
-def _open_first(evaluation: StudyEvaluation) -> None:
-    """Open what models are tested on before any is trained: a source that cannot be opened is reported at once.
+def _check_sources(evaluation: StudyEvaluation) -> None:
+    """Open all test sources before training, so unreadable ones are reported immediately.
 
     Raises:
-        UserError: none of a suite's sets can be opened, or a source cannot.
+        UserError: a source, or every set of a suite, cannot be opened.
     """
     if evaluation.suite is None and evaluation.probe_suite is None and all(map(is_generated, evaluation.sources)):
         return

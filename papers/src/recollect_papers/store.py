@@ -1,4 +1,4 @@
-"""What names a result: the content of everything that decided it, rather than a path or name that may be reused."""
+"""Result cache: files are keyed by the content of all inputs, since paths and names may be reused."""
 
 import hashlib
 import json
@@ -19,19 +19,20 @@ from recollect.data.sources.images import note
 
 
 def content_key(*parts: Any, size: int = 8) -> str:
-    """A hash of JSON values, for the name of a file or folder; ``size`` bytes, twice as many letters."""
+    """Return a hex digest of JSON values, for file and folder names; ``size`` bytes, so twice as many characters."""
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=size).hexdigest()
 
 
 def slug(name: str) -> str:
-    """A name as a part of file names."""
+    """Convert a name to lowercase letters, digits, dots and hyphens, for use in file names."""
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
 
 
 @lru_cache(maxsize=256)
 def content(spec: str, split: str | None = "all", kind: Kind | None = None) -> str:
-    """A digest of a source's content, computed once per process: changes whenever a sample changes, wherever the files
-    are. The content of a generated source is its address, which decides every sample.
+    """Return a digest of a source's samples, independent of where its files are; cached per process.
+
+    A generated source is identified by its address, which determines every sample.
 
     Raises:
         UserError: the source does not exist.
@@ -40,37 +41,37 @@ def content(spec: str, split: str | None = "all", kind: Kind | None = None) -> s
 
 
 def file_content(path: str | Path) -> str:
-    """A digest of one file; the path itself if there is no such file, so that whoever reads it reports it."""
+    """Return a digest of one file, or the path itself if the file is missing: reading it reports the error."""
     path = Path(path)
     return content_hash([path]) if path.is_file() else str(path)
 
 
-def kept(path: Path) -> Any:
-    """The JSON value in a file; None if it does not exist or is damaged, which is reported."""
+def load_cached(path: Path) -> Any:
+    """Return the JSON value in a file, or None if the file is missing or damaged (with a warning)."""
     if not path.exists():
         return None
     with suppress(UserError):
-        found = read_json(path)
-        if isinstance(found, dict) and found.get("digest") == content_key(found.get("value")):
-            return found["value"]
-    note(f"{path}: damaged; it is made again")
+        entry = read_json(path)
+        if isinstance(entry, dict) and entry.get("digest") == content_key(entry.get("value")):
+            return entry["value"]
+    note(f"{path}: damaged; computing it again")
     path.unlink()
     return None
 
 
-def kept_or_made(path: Path, make: Callable[[], Any]) -> Any:
-    """The JSON value in a file, or one that is made now and written there."""
-    value = kept(path)
+def cached(path: Path, compute: Callable[[], Any]) -> Any:
+    """Return the JSON value in a file, computing and writing it if the file is missing or damaged."""
+    value = load_cached(path)
     if value is None:
-        value = make()
+        value = compute()
         write_json(path, {"digest": content_key(value), "value": value})
     return value
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Wait until no other study makes what is kept in a folder."""
+def exclusive(folder: Path) -> Iterator[None]:
+    """Lock a run folder, waiting while another study works in it."""
     locks = folder.parent / ".locks"
     make_folder(locks)
-    with locked(locks / folder.name, lambda: note(f"{folder.name}: another study makes it; this one waits")):
+    with locked(locks / folder.name, lambda: note(f"{folder.name}: waiting for another study")):
         yield

@@ -1,4 +1,4 @@
-"""What a study is: options in, a report of tables and figures out."""
+"""Options, tables and reports of studies."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,30 +14,30 @@ from recollect.efsa.options import EpisodeOptions
 from recollect_papers.efsa.options import CaptionCorruption, RewardOptions, TuningOptions
 
 Scale = Literal["smoke", "small", "full"]
-"""``smoke`` shows that it runs, ``small`` that there is (or is not) an effect, ``full`` is the paper's own set-up."""
+"""``smoke`` checks that a study runs, ``small`` whether there is an effect, ``full`` is the paper's setup."""
 
 
 def over(count: int, what: str) -> str:
-    """The number of runs behind a figure, in words."""
+    """Describe the number of runs behind a figure."""
     return f"one {what}" if count == 1 else f"mean ± std over {count} {what}s"
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """What studies of search need at scale ``full`` in addition to data.
+    """Options of search studies (EFSA) at scale ``full``.
 
     Attributes:
-        models: base models, one for each seed; the paper's own by default.
-        teacher: a larger model, for RLCF.
-        captions: of the pools, as `recollect evaluate retrieval` takes them; the first is used by tables that do not
-            compare captions.
-        corruption: how reworded captions differ from the true ones.
-        split: of every source.
-        queries: maximum number of texts per domain; the pools stay whole.
-        episode: of episodes (the paper's by default), and of the loss, adapters and optimizer of fine-tuning.
-        tuning: of fine-tuning.
-        full_learning_rate: of episodes that change all parameters; the episodes' own by default.
-        reward: of RLCF.
+        models: base models, one per seed (default: the paper's).
+        teacher: larger model, for RLCF.
+        captions: caption files of the pools, as for `recollect evaluate retrieval`; tables that do not compare
+            captions use the first.
+        corruption: how reworded captions differ from the original ones.
+        split: split of every source.
+        queries: maximum number of texts per domain; the pools are not reduced.
+        episode: episode options (default: the paper's); fine-tuning uses their loss, adapters and optimizer too.
+        tuning: options of fine-tuning.
+        full_learning_rate: learning rate of episodes that adapt all parameters (default: that of ``episode``).
+        reward: options of RLCF.
     """
 
     models: tuple[str, ...] = ()
@@ -54,28 +54,28 @@ class SearchSettings:
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """How a study is run."""
+    """Options of a study."""
 
     scale: Scale = "smoke"
-    """smoke: minutes, shows that it runs; small: several seeds where an effect can be seen; full: the paper's."""
+    """smoke: takes minutes, checks that it runs; small: several seeds, shows an effect; full: the paper's setup."""
     out: Path = Path("runs/studies")
     """Folder for runs, results and reports."""
     data: tuple[str, ...] = ()
     """Training sources, for --scale full."""
     suite: str | None = None
-    """Evaluation suite, for --scale full; the paper's own by default."""
+    """Evaluation suite, for --scale full (default: the paper's)."""
     entities: str | None = None
-    """Labeled source whose classes of split train count as seen, for reco/table-2 with --scale full."""
+    """Labeled source for reco/table-2 with --scale full; classes in its split train count as seen."""
     seeds: int | None = None
-    """Number of training seeds; the scale's own by default."""
+    """Number of training seeds (default: depends on the scale)."""
     workers: int | None = None
-    """Training runs side by side; one for each core on a CPU by default."""
+    """Number of parallel training runs (default: one per CPU core, or one on a GPU)."""
     search: Annotated[SearchSettings, Arg(rare=True)] = field(default_factory=SearchSettings)
 
 
 @dataclass(frozen=True)
 class StudyTable:
-    """A table in the paper's form: our figures, and the paper's in columns that say so."""
+    """A table of measured figures, with the paper's figures in separate columns."""
 
     title: str
     columns: tuple[str, ...]
@@ -85,14 +85,14 @@ class StudyTable:
     def __post_init__(self) -> None:
         for row in self.rows:
             if len(row) != len(self.columns):
-                raise ValueError(f"{self.title}: a row of {len(row)} cells under {len(self.columns)} columns: {row}")
+                raise ValueError(f"{self.title}: expected {len(self.columns)} cells, got {len(row)}: {row}")
 
     def markdown(self) -> str:
-        """The table as GitHub-flavored Markdown."""
+        """Return the table as GitHub-flavored Markdown."""
         return "\n".join([f"### {self.title}", "", *self.lines(), *(f"\n{note}" for note in self.notes)]) + "\n"
 
     def lines(self) -> list[str]:
-        """Its columns and rows as lines of Markdown."""
+        """Return header and rows as lines of Markdown."""
         lines = ["| " + " | ".join(row) + " |" for row in (self.columns, *self.rows)]
         return [lines[0], "|" + " --- |" * len(self.columns), *lines[1:]]
 
@@ -114,10 +114,10 @@ class StudyReport:
 
     Attributes:
         name: e.g. ``lixp/table-4``.
-        world: where the numbers come from, in words.
-        figures: files of the report, relative to its folder.
-        measured: the figures of the tables by seed, as `Measurements` writes them.
-        command: that makes it, without paths of this machine.
+        world: description of the data and models.
+        figures: image files, relative to the report's folder.
+        measured: measurements behind the tables, by seed, in the format of `Measurements.as_json`.
+        command: command that reproduces the report, without local paths.
     """
 
     name: str
@@ -131,11 +131,11 @@ class StudyReport:
 
     @property
     def stem(self) -> str:
-        """The report's file name without its ending."""
+        """The report's file name without extension."""
         return self.name.replace("/", "-")
 
     def markdown(self) -> str:
-        """The whole report as Markdown."""
+        """Return the whole report as Markdown."""
         head = f"## {self.name} (scale {self.scale})\n\nWorld: {self.world}\n"
         tables = "\n".join(table.markdown() for table in self.tables)
         figures = "\n".join(f"![{Path(figure).stem}]({figure})" for figure in self.figures)
@@ -143,7 +143,7 @@ class StudyReport:
         return "\n".join(part for part in (head, tables, figures, notes) if part) + "\n"
 
     def save(self, out: Path) -> Path:
-        """Write ``<name>.md`` and ``<name>.json`` into ``out``; returns the Markdown file."""
+        """Write ``<stem>.md`` and ``<stem>.json`` to ``out`` and return the path of the Markdown file."""
         write_json(out / f"{self.stem}.json", asdict(self))
         write_text(out / f"{self.stem}.md", self.markdown())
         return out / f"{self.stem}.md"

@@ -1,4 +1,4 @@
-"""Cost of a search: seconds, products of both passes, memory."""
+"""Cost of a search: time, multiplications and memory."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from recollect.evaluation.retrieval import timed
 from recollect.index import Hits
 
 _aten = torch.ops.aten
-# In-place forms and the CPU's attention, which torch's own table leaves out.
+# In-place operations and CPU attention, which torch's registry lacks.
 _COUNTS: dict[Any, Callable[..., int]] = {
     **flop_registry,
     _aten.addmm_: flop_registry[_aten.addmm],
@@ -25,10 +25,10 @@ _COUNTS: dict[Any, Callable[..., int]] = {
 
 
 class Meter(TensorMemory):
-    """Counts torch's multiplications and memory inside the block.
+    """Context manager that counts multiplications and memory.
 
     Attributes:
-        forward, backward: multiplications of matrix products, attention and convolutions in each pass.
+        forward, backward: multiplications in matrix products, attention and convolutions in each pass.
     """
 
     def __init__(self) -> None:
@@ -48,18 +48,17 @@ class Meter(TensorMemory):
 
 
 def measured(search: TextSearch, queries: Sequence[str], k: int, probe: int = 8) -> tuple[list[Hits], dict[str, float]]:
-    """Search and measure the mean cost of a query.
+    """Search, and measure the mean cost per query.
 
-    Products, and the largest number of bytes that tensors held at once (``memory``), are counted in a second search of
-    the first ``probe`` queries, since counting is slow.
+    Multiplications and peak tensor bytes (``memory``) are counted in a second search over the first ``probe`` queries,
+    because counting is slow.
     """
     results, cost = timed(search, queries, k)
-    some = queries[:probe]
     with Meter() as meter:
-        search(some, k)
-    each = max(1, len(some))
+        search(queries[:probe], k)
+    count = max(1, len(queries[:probe]))
     products = {
-        "forward_products per query": meter.forward / each,
-        "backward_products per query": meter.backward / each,
+        "forward_products per query": meter.forward / count,
+        "backward_products per query": meter.backward / count,
     }
     return results, {**cost, **products, "memory": float(meter.peak)}

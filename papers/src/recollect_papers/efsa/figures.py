@@ -1,4 +1,4 @@
-"""EFSA's figures: examples with frames, curves of recall, each with the numbers that it shows."""
+"""EFSA: Figures 1 and 3 to 6."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,24 +42,25 @@ from recollect_papers.efsa.world import (
     encoder_of,
     pools,
 )
-from recollect_papers.engine import Formed, TableStudy, papers_words, report
+from recollect_papers.engine import Formed, TableStudy, paper_quote, report
 from recollect_papers.measurements import Measurements
 from recollect_papers.plots import empty, error_line, framed
 from recollect_papers.study import StudyOptions, StudyReport
 
 SHOWN = 4
-"""Images of a query that are shown."""
+"""Number of images shown per query."""
 
 _Picture = tuple[ImageLike, bool]
-"""An image and whether it is a true match."""
+"""An image, and whether it is a true match."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one base model finds for a query: the first images, and the rank of the first true match.
+    """Search results of one base model for a query, before and after its episode.
 
     Attributes:
-        found, ranks: before and after the query's episode.
+        found: first images.
+        ranks: rank of the first true match.
         truth: a true match.
     """
 
@@ -70,19 +71,19 @@ class Answer:
 
 
 def answered(where: EfsaWorld, options: StudyOptions, search: SearchRun) -> list[list[Answer]]:
-    """For each pool of a search the answers of the first base model."""
+    """Return the answers of the first base model for each pool of a search."""
     encoder, episode = encoder_of(where.models[0]), search.options.episode
     found = []
     for pool in pools(search, where):
         task, captions = pool.task, pool.captions.captions if pool.captions is not None else None
         features = image_features(encoder, task.images, FeatureCache(options.out / "features")).images
         index = source_index(encoder, task.images, captions, features)
-        asked = asked_texts(task, pool.captions, where.queries)
-        queries = [task.texts[text] for text in asked]
+        texts = asked_texts(task, pool.captions, where.queries)
+        queries = [task.texts[text] for text in texts]
         before = after = index.search_many(queries, episode.k)
         if "episode" in search.methods:
             after = index.search_many(queries, episode.k, rerank=EpisodeReranker(encoder, episode))
-        found.append([_answer(task, *each) for each in zip(asked, before, after, strict=True)])
+        found.append([_answer(task, *each) for each in zip(texts, before, after, strict=True)])
     return found
 
 
@@ -94,24 +95,24 @@ def _answer(task: RetrievalTask, text: int, before: Hits, after: Hits) -> Answer
 
 
 def examples(axes: np.ndarray, shown: Sequence[tuple[str, str, Sequence[_Picture]]]) -> None:
-    """A row of pictures for each query and method; true matches are framed in green, the others in red."""
-    before = ""
+    """Draw a row of pictures for each query and method, with true matches framed in green and others in red."""
+    previous = ""
     for row, (query, method, found) in zip(axes, shown, strict=True):
         for axis in row:
             empty(axis)
         for axis, picture in zip(row, found, strict=False):
             framed(axis, *picture)
         row[0].set_ylabel(method, fontsize=8)
-        if query != before:  # above the row; an empty title keeps the height free without making the axis wider
+        if query != previous:  # an empty title reserves the height of the annotation without widening the axis
             text = fill(query, 21 * len(row))
             row[0].set_title(" " + "\n" * (1 + text.count("\n")), fontsize=7)
             place = {"xycoords": "axes fraction", "fontsize": 6.5, "va": "bottom"}
             row[0].annotate(text, (0, 1.04), **place).set_in_layout(False)
-        before = query
+        previous = query
 
 
 def grouped(axis: Axes, recalls: Mapping[str, Mapping[int, Summary]]) -> None:
-    """Bars of recall: a group for each k, a color for each name."""
+    """Draw bars of recall, grouped by k and colored by name."""
     depths = list(next(iter(recalls.values())))
     places, width = np.arange(len(depths)), 0.8 / len(recalls)
     for number, ((name, values), color) in enumerate(zip(recalls.items(), plots.LINE_COLORS, strict=False)):
@@ -127,8 +128,8 @@ def grouped(axis: Axes, recalls: Mapping[str, Mapping[int, Summary]]) -> None:
     axis.legend(frameon=False, fontsize=8)
 
 
-def _say_models(figure: Figure, found: Measurements) -> None:
-    """What the bars of its figures are."""
+def _note_models(figure: Figure, found: Measurements) -> None:
+    """Add a note on the error bars below a figure."""
     arm = {"arm": found.context["arms"][0]} if "arms" in found.context else {}
     count = summary_at(found, "zero-shot", AVERAGE, DEPTHS[0], **arm).count
     plots.say_beneath(figure, f"bars: std over {count} base models" if count > 1 else "one base model")
@@ -142,7 +143,7 @@ def _depths(found: Measurements, method: str, domain: str, **more: str) -> dict[
 
 
 def figure_1(options: StudyOptions) -> StudyReport:
-    """Zero-shot recall at 1, 5, 10 of every domain by itself, and what limits R@1."""
+    """Zero-shot recall at 1, 5 and 10 within each domain, with examples of errors."""
     where = efsa_world(options)
     search = SearchRun(("zero-shot",), where.methods, where.captions[0], "single", where.data)
     found = ask(options, where, "single", ("zero-shot",))
@@ -162,7 +163,7 @@ def figure_1(options: StudyOptions) -> StudyReport:
 
 
 def figure_3(options: StudyOptions) -> StudyReport:
-    """What is found first before and after an episode."""
+    """First results before and after an episode."""
     where = efsa_world(options)
     search = SearchRun(ABLATED, where.methods, where.captions[0], "merged", where.data)
     (answers,) = answered(where, options, search)
@@ -182,20 +183,19 @@ def figure_3(options: StudyOptions) -> StudyReport:
 
 
 _KINDS = {"zero-shot": "zero-shot", "all parameters": "episode-full", "low-rank adapters": "episode"}
-"""Rows of Figure 4, and the method of each."""
+"""Rows of Figure 4 and their methods."""
 
 
 def _measure_4(options: StudyOptions) -> Measurements:
-    """Low-rank adapters against all parameters."""
     where = efsa_world(options)
-    notes = [*notes_of(where)[:2], f"paper: {papers_words('efsa', 'figure-4')}"]
+    notes = [*notes_of(where)[:2], f"paper: {paper_quote('efsa', 'figure-4')}"]
     found = ask(options, where, methods=("zero-shot", "episode-full", "episode"))
     found.context["notes"] = notes
     return found
 
 
 def _draw_4(found: Measurements) -> Figure:
-    """A panel for each domain, in it a color for each method."""
+    """Draw a panel per domain and a color per method."""
     domains = domains_of(found)
     figure, axes = plots.new_figure(columns=len(domains), width=3.2, height=2.7)
     for axis, domain in zip(axes[0], domains, strict=True):
@@ -204,7 +204,7 @@ def _draw_4(found: Measurements) -> Figure:
         if axis is not axes[0, 0]:
             axis.set_ylabel("")
             axis.legend().set_visible(False)
-    _say_models(figure, found)
+    _note_models(figure, found)
     return figure
 
 
@@ -218,7 +218,7 @@ figure_4 = TableStudy("efsa/figure-4", _measure_4, _form_4, WORLDS_BY_SCALE, _dr
 
 
 def _measure_5(options: StudyOptions) -> Measurements:
-    """More steps in an episode."""
+    """Measure recall over the number of steps."""
     where = efsa_world(options)
     most = 2 if options.scale == "smoke" else 4
     arms = {str(steps): {"steps": steps} for steps in range(1, most + 1)}
@@ -226,7 +226,7 @@ def _measure_5(options: StudyOptions) -> Measurements:
 
 
 def _measure_6(options: StudyOptions) -> Measurements:
-    """Captions of several lengths; with one's own captions, each kind that was named."""
+    """Measure recall over caption length, or over the user's caption files at scale ``full``."""
     where = efsa_world(options)
     kinds = list(where.captions)
     if options.scale != "full":
@@ -246,13 +246,13 @@ def _over(
     number: int, options: StudyOptions, where: EfsaWorld, arms: Mapping[str, Mapping[str, Any]], label: str,
     differs: Differs, remarks: Sequence[str] = (),
 ) -> Measurements:  # fmt: skip
-    """EFSA's recall over something, and what it is compared with."""
-    notes = [*notes_of(where, differs)[:2], f"paper: {papers_words('efsa', f'figure-{number}')}"]
+    """Measure recall of several arms, and zero-shot recall."""
+    notes = [*notes_of(where, differs)[:2], f"paper: {paper_quote('efsa', f'figure-{number}')}"]
     return ask_arms(options, where, arms, label=label, notes=notes, remarks=list(remarks))
 
 
 def _draw_over(found: Measurements) -> Figure:
-    """A panel for each R@k, in it a line for each domain over the arms (Figures 5 and 6)."""
+    """Draw a panel per R@k with a line per domain over the arms (Figures 5 and 6)."""
     figure, axes = plots.new_figure(columns=len(DEPTHS), width=3.1, height=2.8)
     rows, domains = arms_of(found), domains_of(found)
     for axis, k in zip(axes[0], DEPTHS, strict=True):
@@ -266,7 +266,7 @@ def _draw_over(found: Measurements) -> Figure:
     axes[0, 0].set_ylabel("text to image (%)")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), frameon=False)
-    _say_models(figure, found)
+    _note_models(figure, found)
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Fine-tuning once on all captioned pictures of an index (the baseline F.T of EFSA, section 4.1)."""
+"""Fine-tuning on all captioned pictures of an index (EFSA's baseline F.T, section 4.1)."""
 
 import copy
 
@@ -26,36 +26,35 @@ _BLOCK = 512
 
 
 def index_by(encoder: DualEncoder, index: Index, pixels: PixelCache) -> Index:
-    """The pictures of an index embedded by another model; those that cannot be opened are left out.
+    """Embed the pictures of an index with another model, skipping unreadable ones.
 
     Raises:
-        UserError: none can be opened.
+        UserError: all pictures are unreadable.
     """
     ids, found, blocks = index.ids, list[str](), []
     with progress("embed images", len(ids), "images") as counter:
         for start in range(0, len(ids), _BLOCK):
             pictures = index.pictures(ids[start : start + _BLOCK])
-            read = zip(pictures, pixels.read(pictures), strict=True)
-            there = {picture.id: pixel for picture, pixel in read if pixel is not None}
-            if there:
-                found += there
-                blocks.append(encoder.embed_images(pixels.tensor(list(there.values()))).numpy())
+            pairs = zip(pictures, pixels.read(pictures), strict=True)
+            readable = {picture.id: pixel for picture, pixel in pairs if pixel is not None}
+            if readable:
+                found += readable
+                blocks.append(encoder.embed_images(pixels.tensor(list(readable.values()))).numpy())
             counter.advance(len(pictures))
     if not found:
-        raise UserError(f"{index.address}: no picture can be opened. Are the files still where they were?")
+        raise UserError(f"{index.address}: no picture can be opened. Check that the files still exist.")
     return with_vectors(index, found, np.concatenate(blocks), encoder, "fine-tuned model")
 
 
 def fine_tune(
     encoder: DualEncoder, index: Index, episode: EpisodeOptions, options: TuningOptions, pixels: PixelCache
 ) -> DualEncoder:
-    """A copy of ``encoder``, tuned by low-rank adapters on all captioned pictures (EFSA, section 4.1, F.T).
+    """Fine-tune a copy of ``encoder`` with low-rank adapters on all captioned pictures (EFSA, section 4.1, F.T).
 
-    Loss, adapters and optimizer are an episode's; batches are drawn at random, so the negatives are pictures of any
-    domain.
+    Uses the loss, adapters and optimizer of an episode, but random batches, so negatives come from all domains.
 
     Raises:
-        UserError: fewer than two captioned pictures, a loss that is not finite, a model that adapters cannot wrap.
+        UserError: fewer than two captioned pictures, a non-finite loss, or a model that adapters do not support.
     """
     captions = zip(index.ids, (next(iter(each or ()), "") for each in index.values("caption")), strict=True)
     ids = [id for id, caption in captions if caption]
@@ -73,10 +72,10 @@ def fine_tune(
             for first in range(0, len(ids), options.batch_size):
                 pictures = index.pictures([ids[row] for row in order[first : first + options.batch_size]])
                 read = zip(pictures, pixels.read(pictures), strict=True)
-                there = [(picture.caption, pixel) for picture, pixel in read if pixel is not None]
-                if len(there) < LEAST_PAIRS:
+                pairs = [(picture.caption, pixel) for picture, pixel in read if pixel is not None]
+                if len(pairs) < LEAST_PAIRS:
                     continue
-                texts, images = zip(*there, strict=True)
+                texts, images = zip(*pairs, strict=True)
                 with torch.enable_grad():
                     loss = _loss(tuned, pixels.tensor(list(images)), texts, episode)
                 if not bool(loss.isfinite()):
@@ -84,7 +83,7 @@ def fine_tune(
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                counter.advance(len(there), f"loss {loss.item():.3f}")
+                counter.advance(len(pairs), f"loss {loss.item():.3f}")
     return merged(tuned)
 
 

@@ -1,4 +1,4 @@
-"""Every way of searching by text that EFSA's tables compare."""
+"""Search methods compared in EFSA's tables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,15 +16,15 @@ from recollect_papers.efsa.sequential import FullEpisodes, SequentialEpisodes
 
 @dataclass(frozen=True)
 class MethodOptions:
-    """The settings of all methods.
+    """Settings of all methods.
 
     Attributes:
-        episode: of episodes, and of the loss, adapters and optimizer of fine-tuning.
-        tuning: of fine-tuning.
-        reward: of RLCF.
-        full_learning_rate: of episodes that change all parameters, for which the rate of adapters is far too large;
-            None takes the episodes' own.
-        steps: of an episode (Fig. 5).
+        episode: options of episodes; fine-tuning uses their loss, adapters and optimizer too.
+        tuning: options of fine-tuning.
+        reward: options of RLCF.
+        full_learning_rate: learning rate of episodes that adapt all parameters, much lower than for adapters; None
+            means that of ``episode``.
+        steps: steps per episode (Fig. 5).
     """
 
     episode: EpisodeOptions = field(default_factory=EpisodeOptions)
@@ -35,10 +35,10 @@ class MethodOptions:
 
 
 def search_methods(options: MethodOptions, teacher: Encoder | None = None) -> Mapping[str, Method]:
-    """EFSA's rows of Tables 2 and 3, and episodes of all parameters (Fig. 4).
+    """Return the methods of EFSA's Tables 2 and 3, and episodes that adapt all parameters (Fig. 4).
 
     Args:
-        teacher: a larger model, for RLCF.
+        teacher: larger model, for RLCF.
     """
 
     def fine_tuning(context: SearchContext) -> Prepared:

@@ -1,4 +1,4 @@
-"""The settings of what EFSA's episodes are compared with, and of the stand-in of a captioner."""
+"""Options of EFSA's baselines, and of simulated captioners."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,14 @@ from recollect.core.validation import check_number
 
 @dataclass(frozen=True)
 class TuningOptions:
-    """How the whole captioned pool is learned at once, in addition to the settings of an episode (EFSA, §4.1, F.T).
+    """Options of fine-tuning on the whole captioned pool, in addition to those of episodes (EFSA, §4.1, F.T).
 
     Attributes:
         epochs: passes over the captioned images.
-        batch_size: pairs of a step; as many as an episode has.
-        learning_rate: of AdamW, as found on validation pools; None takes the episodes' own, as the paper does.
-        seed: of their order.
+        batch_size: pairs per step; the default equals the size of an episode.
+        learning_rate: AdamW learning rate; the default was chosen on validation pools, None means that of episodes,
+            as in the paper.
+        seed: seed of the order of images.
     """
 
     epochs: int = 4
@@ -30,14 +31,14 @@ class TuningOptions:
 
 @dataclass(frozen=True)
 class RewardOptions:
-    """How a teacher's rewards adapt the text tower (RLCF: Zhao et al., ICLR 2024).
+    """Options of adapting the text tower by a teacher's rewards (RLCF: Zhao et al., ICLR 2024).
 
     Attributes:
-        sampled: images of the policy that are judged in each step (their K).
-        candidates: images that the policy's softmax goes over; the whole pool where that is smaller.
-        steps: RLCF takes 8, EFSA runs it for 1.
-        learning_rate: of AdamW.
-        weight_decay: of AdamW.
+        sampled: images rewarded in each step (K in the paper).
+        candidates: maximum number of images in the policy's softmax.
+        steps: number of steps: 8 in RLCF, 1 in EFSA.
+        learning_rate: AdamW learning rate.
+        weight_decay: AdamW weight decay.
     """
 
     sampled: int = 12
@@ -56,13 +57,13 @@ class RewardOptions:
 
 @dataclass(frozen=True)
 class CaptionCorruption:
-    """How the stand-in of a captioner words what is true of an image.
+    """How a simulated captioner changes an image's caption.
 
     Attributes:
-        dropped: share of the content words that it does not mention.
-        wrong: share of the content words in whose place it says another word of the same source.
-        most_words: where it stops; None lets it finish.
-        seed: of both shares.
+        dropped: fraction of content words to drop.
+        wrong: fraction of content words to replace by another word of the source.
+        most_words: maximum length in words, or None.
+        seed: seed of the random choices.
     """
 
     dropped: float = 0.1

@@ -1,4 +1,4 @@
-"""Captions for studies: the truth in other words, as a captioner that was run once would have given them."""
+"""Simulated captions: reworded and partly wrong versions of the true ones."""
 
 import re
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _KEPT = frozenset({"a", "an", "the", "on", "in", "of", "and", "with", "left", "r
 
 
 def corrupted_captions(source: Source, options: CaptionCorruption | None = None) -> PoolCaptions:
-    """One text of each image, drawn at random, in other words: clauses turned round, words left out or wrong."""
+    """Reword one random caption of each image: clauses reversed, words dropped or replaced."""
     options = options or CaptionCorruption()
     texts = [source.texts(index) for index in range(len(source))]
     words = sorted({word for each in texts for text in each for word in content_words(text)})
@@ -31,39 +31,38 @@ def corrupted_captions(source: Source, options: CaptionCorruption | None = None)
 
 
 def reword(text: str, words: Sequence[str], options: CaptionCorruption, generator: np.random.Generator) -> str:
-    """Say ``text`` in other words.
+    """Reword ``text``.
 
-    ``A left of B, on a C ground`` becomes ``on a C ground, B right of A``; then each content word is left out or
-    exchanged with the given probabilities, but never all of them, and what goes past the most words is cut off.
+    ``A left of B, on a C ground`` becomes ``on a C ground, B right of A``. Then content words are dropped or replaced
+    with the given probabilities, except a random one, and the result is truncated to the maximum length.
     """
     clauses = [clause.strip() for clause in " ".join(text.split()).split(",")]
-    turned = ", ".join(_turned(clause) for clause in reversed(clauses) if clause)
-    parts = turned.split(" ")
+    parts = ", ".join(_inverted(clause) for clause in reversed(clauses) if clause).split(" ")
     content = [place for place, part in enumerate(parts) if part.strip(",.").lower() not in _KEPT]
     fate = generator.random(len(parts))
     other = generator.integers(max(1, len(words)), size=len(parts))
-    said = []
+    words_out = []
     spared = content[int(generator.integers(len(content)))] if content else -1
     for place, part in enumerate(parts):
         if place == spared or place not in content:
-            said.append(part)
+            words_out.append(part)
         elif fate[place] < options.dropped:
-            said += [","] if part.endswith(",") else []
+            words_out += [","] if part.endswith(",") else []
         elif fate[place] < options.dropped + options.wrong and words:
-            said.append(words[other[place]] + ("," if part.endswith(",") else ""))
+            words_out.append(words[other[place]] + ("," if part.endswith(",") else ""))
         else:
-            said.append(part)
-    whole = " ".join(said).replace(" ,", ",").strip(", ")
+            words_out.append(part)
+    whole = " ".join(words_out).replace(" ,", ",").strip(", ")
     return " ".join(whole.split()[: options.most_words]).strip(", ")
 
 
 def content_words(text: str) -> list[str]:
-    """The words of a text that say more than how the others hang together."""
+    """Return the words of a text except function words."""
     return [word for part in text.split() if (word := part.strip(",.").lower()) and word not in _KEPT]
 
 
-def _turned(clause: str) -> str:
-    """``A left of B`` as ``B right of A``; other clauses stay."""
+def _inverted(clause: str) -> str:
+    """Convert ``A left of B`` to ``B right of A``; other clauses are unchanged."""
     found = _RELATION.search(clause)
     if found is None:
         return clause

@@ -1,4 +1,4 @@
-"""Adapting the text tower to a query by how a larger model judges the pictures that it finds (RLCF)."""
+"""RLCF: adapts the text tower to each query by a larger model's scores of the retrieved pictures."""
 
 import copy
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ _ADAPTED = "adapted text tower"
 
 
 class Teacher:
-    """A larger model that judges how well a picture fits a query; it embeds a picture once."""
+    """Larger model that scores pictures for a query; embeddings of pictures are cached."""
 
     def __init__(self, encoder: Encoder, index: Index) -> None:
         self.encoder, self.index = encoder, index
         self._known: dict[str, Tensor | None] = {}
 
     def rewards(self, query: str, ids: Sequence[str]) -> Float[Tensor, " images"]:
-        """``max(2.5 cos, 0)`` of the query with each picture (CLIP score); NaN where it cannot be opened."""
+        """Return ``max(2.5 cos, 0)`` of the query and each picture (CLIP score); NaN for unreadable pictures."""
         kind = caption_prefix(self.encoder) if isinstance(self.encoder, DualEncoder) else None
         asked = self.encoder.embed_texts([query], kind)[0]
         self._embed([id for id in ids if id not in self._known])
@@ -51,11 +51,11 @@ class Teacher:
 
 
 class RewardSearcher:
-    """Search by a text tower that a teacher's rewards adapt to each query, by REINFORCE (Zhao et al., ICLR 2024).
+    """Search with a text tower adapted to each query by REINFORCE on a teacher's rewards (Zhao et al., ICLR 2024).
 
-    The policy is the softmax over the candidates, sampled at its ``sampled`` most likely pictures. The reward of a
-    picture is the teacher's score minus its mean over the sampled ones. Image embeddings stay as they are, so the
-    adapted query searches the whole index again.
+    The policy is the softmax over the candidates; its ``sampled`` most likely pictures are rewarded. The reward is the
+    teacher's score minus its mean over these pictures. Image embeddings do not change, so the adapted query searches
+    the whole index.
 
     Raises:
         UserError: no teacher.
@@ -65,7 +65,7 @@ class RewardSearcher:
         self, index: Index, encoder: DualEncoder, teacher: Encoder | None, options: RewardOptions | None = None
     ) -> None:
         if teacher is None:
-            raise UserError("RLCF needs a larger model to judge the pictures. Name it with --teacher MODEL.")
+            raise UserError("RLCF needs a larger model as teacher. Pass --search.teacher MODEL.")
         self.index, self.encoder, self.options = index, encoder, options or RewardOptions()
         self.judge = Teacher(teacher, index)
         self._copy = copy.deepcopy(encoder).eval().requires_grad_(False)
@@ -76,7 +76,7 @@ class RewardSearcher:
         self._scale = contrast_scale(encoder, EpisodeOptions())
 
     def search(self, queries: Sequence[str], k: int = 10) -> list[Hits]:
-        """The k best pictures for each query."""
+        """Return the best k pictures for each query."""
         found = self.index.search_many(list(queries), max(k, self.options.candidates), encoder=self.encoder)
         results = []
         with progress("RLCF", len(queries), "queries") as counter:
@@ -98,24 +98,24 @@ class RewardSearcher:
         if not (finite and bool(asked.isfinite().all())):
             return found.with_hits(found.hits[:k], (NOT_FINITE,))
         hits = []
-        for hit in self.index.search(asked[0].float().cpu(), k):  # with rank and score by the model as it is, if known
+        for hit in self.index.search(asked[0].float().cpu(), k):  # add rank and score by the original model, if known
             own = before.get(hit.id)
             rank, score = (None, None) if own is None else (own.zero_shot_rank, own.score)
             hits.append(replace(hit, scored_by=_ADAPTED, zero_shot_rank=rank, model_score=score))
         return found.with_hits(hits)
 
     def _step(self, optimizer: torch.optim.Optimizer, query: str, ids: Sequence[str], vectors: Tensor) -> bool:
-        """One step on ``-mean(reward · log p)`` over the sampled; False if that is not finite."""
+        """Take a step on ``-mean(reward · log p)`` over the sampled pictures; return False if it is not finite."""
         with torch.enable_grad():
             asked = self._embed_one(query)
             likely = (self._scale * asked @ vectors.to(asked).T).log_softmax(dim=1)[0]
             order = best_first(likely.detach().float().cpu().numpy())
             chosen = torch.from_numpy(order[: self.options.sampled]).to(likely.device)
             rewards = self.judge.rewards(query, [ids[row] for row in chosen.tolist()]).to(likely)
-            there = rewards.isfinite()
-            loss = -((rewards - rewards[there].mean())[there] * likely[chosen][there]).mean()
+            scored = rewards.isfinite()
+            loss = -((rewards - rewards[scored].mean())[scored] * likely[chosen][scored]).mean()
         if not bool(loss.isfinite()):
-            return not bool(there.any())  # no image can be judged any more: nothing to learn, but nothing broken
+            return not bool(scored.any())  # if all pictures are unreadable, skip the step without an error
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

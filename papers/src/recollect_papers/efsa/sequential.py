@@ -1,4 +1,4 @@
-"""Episodes one query after the other, by PEFT and torch.optim: the reference of the fast form, and full parameters."""
+"""Episodes one query at a time with PEFT and torch.optim: reference implementation, and episodes on all parameters."""
 
 import copy
 from typing import Any
@@ -17,12 +17,12 @@ from recollect.models.lora import adapter_sites, add_lora, initial_weights
 
 
 class OneAtATime:
-    """An episode for each query in turn, on a copy of the model that starts each time from the same weights.
+    """Base class: runs an episode per query on a copy of the model, starting from the same weights.
 
     Attributes:
-        encoder: the model that is copied.
-        options: of the episodes.
-        steps: optimizer steps of an episode.
+        encoder: the model to copy.
+        options: options of episodes.
+        steps: optimizer steps per episode.
     """
 
     def __init__(self, encoder: DualEncoder, options: EpisodeOptions | None = None, steps: int = 1) -> None:
@@ -32,11 +32,11 @@ class OneAtATime:
         self._begin = [each.detach().clone() for each in self._learned]
 
     def _prepare(self) -> list[nn.Parameter]:
-        """Make the copy ready and return what it learns."""
+        """Prepare the copy and return its trainable parameters."""
         raise NotImplementedError
 
     def rerank(self, batch: EpisodeBatch) -> Reranked:
-        """Adapt to each query of the batch in turn and score its candidates again."""
+        """Adapt to each query of the batch and rescore its candidates."""
         scores, losses = [], []
         for query in range(len(batch.queries)):
             alone = batch.one(query)
@@ -87,7 +87,7 @@ class OneAtATime:
 
 
 class SequentialEpisodes(OneAtATime):
-    """EFSA as one would write it with PEFT: the slow reference that `Episodes` must equal."""
+    """Reference implementation of EFSA with PEFT; `Episodes` gives the same results faster."""
 
     def _prepare(self) -> list[nn.Parameter]:
         sites = adapter_sites(self._copy)
@@ -100,7 +100,7 @@ class SequentialEpisodes(OneAtATime):
 
 
 class FullEpisodes(OneAtATime):
-    """Episodes that change every parameter of both towers (EFSA, §5.1 and Fig. 4); they need a far lower rate."""
+    """Episodes that adapt all parameters of both towers (EFSA, §5.1 and Fig. 4), at a much lower learning rate."""
 
     def _prepare(self) -> list[nn.Parameter]:
         towers = (self._copy.tower_parameters("image"), self._copy.tower_parameters("text"))

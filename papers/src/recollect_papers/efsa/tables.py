@@ -1,7 +1,7 @@
-"""EFSA (Huzaifa and Kementchedjhieva, "Episodic Few-Shot Adaptation"): Tables 2 to 7; `figures` draws 1 and 3 to 6.
+"""EFSA (Huzaifa and Kementchedjhieva, "Episodic Few-Shot Adaptation"): Tables 2 to 7.
 
-``smoke`` and ``small`` search look-alike scenes of the glyph world; ``full`` takes the paper's models and settings, or
-those that ``--search`` names, the user's pools (``--data``) and their captions.
+``smoke`` and ``small`` search look-alike scenes of the glyph world; ``full`` uses the user's pools (``--data``) and
+captions, with the paper's models and settings or those given by ``--search``.
 """
 
 import re
@@ -39,23 +39,23 @@ _NAMES = {
     "episode": "EFSA",
     "episode-full": "full parameters",
 }
-"""The paper's names of the methods, and one that it has only in a figure."""
+"""Names of methods in the paper; full parameters occur only in Figure 4."""
 ABLATED = ("zero-shot", "episode")
 
 
 def domains_of(found: Measurements) -> dict[str, tuple[str, ...]]:
-    """The columns of a table: every domain, and their mean."""
+    """Return the domains of each column: every domain, and all for the average."""
     domains = tuple(found.context["domains"])
     return {**{domain: (domain,) for domain in domains}, AVERAGE: domains}
 
 
 def recall_at(found: Measurements, domain: str, k: int) -> dict[str, str | tuple[str, ...]]:
-    """The part of an address that a column gives."""
+    """Return a column's part of the address."""
     return {"domain": domains_of(found)[domain], "measure": f"R@{k}"}
 
 
 def summary_at(found: Measurements, method: str, domain: str, k: int, **more: str) -> Summary:
-    """Mean ± std over base models."""
+    """Return mean ± std over base models."""
     return found.summary({"method": method, **recall_at(found, domain, k), **more})
 
 
@@ -70,8 +70,14 @@ def ask(
     captions: Captions | None = None,
     depths: Sequence[int] = DEPTHS,
 ) -> Measurements:
-    """What methods find on the world's pools, with its own episodes and captions unless named: figures of each base
-    model by ``method`` and ``measure``, recall also by ``domain``."""
+    """Measure methods on the pools of ``where``.
+
+    Args:
+        changed, captions: episodes and captions (default: those of ``where``).
+
+    Returns:
+        figures of each base model by ``method`` and ``measure``, recall also by ``domain``.
+    """
     settings = replace(where.methods, episode=changed or where.methods.episode, steps=steps)
     search = SearchRun(tuple(methods), settings, captions or where.captions[0], pool, where.data, tuple(depths))
     found = Measurements()
@@ -84,7 +90,7 @@ def ask(
 def ask_arms(
     options: StudyOptions, where: EfsaWorld, arms: Mapping[str, Mapping[str, Any]], **context: Any
 ) -> Measurements:
-    """The figures of several searches, by ``arm``; each with the arguments of `ask` that it changes."""
+    """Measure several searches, by ``arm``; each arm gives the arguments of `ask` that it changes."""
     found = Measurements({**context, "arms": list(arms)})
     for name, changed in arms.items():
         found.take(ask(options, where, **changed), arm=name)
@@ -93,7 +99,7 @@ def ask_arms(
 
 
 def columns_of(found: Measurements) -> list[Column]:
-    """Recall in each domain and on average, and the gain in average R@1 over zero-shot."""
+    """Return columns of recall in each domain and on average, and of the gain in average R@1 over zero-shot."""
     recalls = [Column(f"{domain} R@{k}", recall_at(found, domain, k)) for domain in domains_of(found) for k in DEPTHS]
     return [*recalls, Column("gain", recall_at(found, AVERAGE, 1), "gain", {"method": "zero-shot"})]
 
@@ -102,7 +108,7 @@ Differs = Literal["methods", "episodes", "captions", "nothing"]
 
 
 def notes_of(where: EfsaWorld, rows: Differs = "methods") -> tuple[str, ...]:
-    """The notes below every table, by what differs between its rows."""
+    """Return the notes below a table, by what differs between its rows."""
     episode = where.methods.episode
     gains = "" if rows == "nothing" else "gains are in average R@1, paired by base model; "
     named = "episodes, unless the row says otherwise" if rows == "episodes" else "episodes"
@@ -172,14 +178,14 @@ table_7 = _methods_study(7, "sigmoid", "merged")
 
 
 def arms_of(found: Measurements) -> dict[str, dict[str, str]]:
-    """Zero-shot of the first arm, then what an episode finds in every arm."""
+    """Return the rows: zero-shot of the first arm, then episodes of every arm."""
     arms = found.context["arms"]
     rows = {"zero-shot": {"arm": arms[0], "method": "zero-shot"}}
     return rows | {name: {"arm": name, "method": "episode"} for name in arms}
 
 
 def form_arms(found: Measurements, title: str, head: str, paper: Printed | None = None) -> Formed:
-    """A row for each of `arms_of`, next to the paper's; with the most that an arm of so many candidates can reach."""
+    """Form a table with a row for each of `arms_of`; labels give the limit set by the number of candidates."""
     context, rows = found.context, []
     for arm, at in arms_of(found).items():
         label, depth = arm, context.get("depths", {}).get(arm)
@@ -195,7 +201,6 @@ _DIRECTIONS: Mapping[Direction, str] = {"image-to-text": "image to text alone", 
 
 
 def _measure_4(options: StudyOptions) -> Measurements:
-    """Loss functions."""
     where = efsa_world(options)
     start = where.methods.episode
     one = replace(start, temperature=1.0)
@@ -214,7 +219,7 @@ def _measure_4(options: StudyOptions) -> Measurements:
 
 
 def _measure_5(options: StudyOptions) -> Measurements:
-    """Candidates that an episode learns from and ranks again."""
+    """Measure recall over the number of candidates per episode."""
     where, arms = efsa_world(options), {}
     for k in (2, 4, 8) if options.scale == "smoke" else (8, 16, 32, 64):
         arms[str(k)] = {"changed": replace(where.methods.episode, k=k), "depths": (*DEPTHS, k)}
@@ -224,7 +229,7 @@ def _measure_5(options: StudyOptions) -> Measurements:
 
 
 def _measure_6(options: StudyOptions) -> Measurements:
-    """Captions from several captioners, and the truth."""
+    """Measure recall with several captioners and with true captions."""
     where = efsa_world(options)
     kinds = (TRUE, *(kind for kind in where.captions if kind.kind != TRUE.kind))
     arms = {kind.label: {"captions": kind} for kind in kinds}
@@ -235,18 +240,20 @@ def _measure_6(options: StudyOptions) -> Measurements:
 
 
 def printed_captioner(label: str, rows: Iterable[str]) -> str | None:
-    """The row of the paper's captioner whose name files of captions have, in any case and with any marks:
-    ``llava_13b.jsonl`` or ``LLaVA-13B/coco.jsonl``."""
+    """Return the paper's row whose captioner is named by caption files, ignoring case and punctuation.
+
+    Examples: ``llava_13b.jsonl``, ``LLaVA-13B/coco.jsonl``.
+    """
 
     def plain(name: str) -> str:
         return re.sub(r"[^a-z0-9]", "", name.lower())
 
-    called = [{plain(part.removesuffix(".jsonl")) for part in Path(file).parts[-2:]} for file in label.split(",")]
-    return next((row for row in rows if all(plain(row) in names for names in called)), None)
+    files = [{plain(part.removesuffix(".jsonl")) for part in Path(file).parts[-2:]} for file in label.split(",")]
+    return next((row for row in rows if all(plain(row) in names for names in files)), None)
 
 
 def held_out_note(kinds: Iterable[Captions]) -> list[str]:
-    """The notes below rows of captions when some were not requested."""
+    """Return the note for tables with held-out captions."""
     if not any("held-out" in kind.kind for kind in kinds):
         return []
     return ["captions that are held out are not asked for, so those rows have a zero-shot of their own: see their gain"]
@@ -266,6 +273,6 @@ table_6 = _ablation_study(6, _measure_6, "Captioners", "captions from")
 def recall_form(
     title: str, head: str, rows: Mapping[str, Mapping[str, str]], found: Measurements, notes: Sequence[str]
 ) -> TableForm:
-    """Recall in each domain for rows of addresses, with the gain over zero-shot."""
+    """Return a table of recall in each domain, with the gain over zero-shot."""
     lines = [Row((name,), at) for name, at in rows.items()]
     return TableForm(title, (head,), lines, columns_of(found), None, tuple(notes))

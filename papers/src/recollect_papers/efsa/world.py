@@ -1,4 +1,4 @@
-"""What EFSA's studies search, with which models; every comparison is made once and kept."""
+"""Pools, models and cached comparisons of EFSA's studies at each scale."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -23,8 +23,8 @@ from recollect_papers.efsa.cost import measured
 from recollect_papers.efsa.methods import MethodOptions, search_methods
 from recollect_papers.efsa.options import CaptionCorruption, RewardOptions, TuningOptions
 from recollect_papers.efsa.rewording import corrupted_captions
-from recollect_papers.runs import figures_of, made_once, run_folder, side_by_side
-from recollect_papers.store import content, content_key, file_content, kept_or_made
+from recollect_papers.runs import figures_of, run_folder, run_parallel, train_once
+from recollect_papers.store import cached, content, content_key, file_content
 from recollect_papers.study import Scale, StudyOptions
 
 SCENES = "glyphs:scenes?turned=50"
@@ -47,7 +47,7 @@ _PAPER_TEACHER = "openai/clip-vit-large-patch14"
 
 @dataclass(frozen=True)
 class Captions:
-    """One way to caption a pool; ``kind`` as in `open_pools`."""
+    """Captions of a pool; ``kind`` as in `open_pools`."""
 
     label: str
     kind: str
@@ -56,14 +56,15 @@ class Captions:
 
 @dataclass(frozen=True)
 class EfsaWorld:
-    """Everything that a scale decides.
+    """Pools, models and settings of one scale.
 
     Attributes:
-        world: in words.
-        data: sources of the test pools, one for each domain, and their split.
-        captions: of the pools; the first is used by tables that do not compare captions.
-        models: base models, one for each seed.
-        teachers: of RLCF, one for each base model; empty without a judge.
+        world: description.
+        data: sources of the test pools, one per domain.
+        captions: captions of the pools; tables that do not compare captions use the first.
+        models: base models, one per seed.
+        teachers: RLCF's teacher for each base model; empty to leave out RLCF.
+        split: split of the sources.
         queries: maximum number of texts per domain.
         methods: settings of all methods.
     """
@@ -79,13 +80,13 @@ class EfsaWorld:
 
 
 def efsa_world(options: StudyOptions, loss: Base = "softmax") -> EfsaWorld:
-    """The setting of a scale; trains the base models where they are not there yet.
+    """Return the world of a scale, training missing base models.
 
     Args:
-        loss: of the base models: CLIP's softmax or SigLIP's sigmoid.
+        loss: loss of the base models: CLIP's softmax or SigLIP's sigmoid.
 
     Raises:
-        UserError: ``full`` without data or captions.
+        UserError: data or captions are missing at scale ``full``.
     """
     world = WORLDS_BY_SCALE[options.scale]
     if options.scale == "full":
@@ -101,23 +102,23 @@ def efsa_world(options: StudyOptions, loss: Base = "softmax") -> EfsaWorld:
 
 
 def _full(options: StudyOptions, loss: Base, world: str) -> EfsaWorld:
-    asked = options.search
-    more = "Name them with --search.captions (see `recollect evaluate retrieval --help`)."
+    search = options.search
+    hint = "Pass them with --search.captions (see `recollect evaluate retrieval --help`)."
     refuse(
-        (not options.data, "--scale full searches your pools. Name them with --data SOURCE ... (captions)."),
-        (not asked.captions, f"--scale full learns from captions of your pools. {more}"),
+        (not options.data, "--scale full searches your pools. Pass them with --data SOURCE ... (captions)."),
+        (not search.captions, f"--scale full learns from captions of your pools. {hint}"),
     )
-    called = _called(asked.captions)
-    captions = tuple(Captions(called[kind], kind, asked.corruption) for kind in asked.captions)
-    models = asked.models or (_PAPER_MODELS[loss],)
-    teacher = asked.teacher or (None if asked.models else _PAPER_TEACHER)
-    methods = MethodOptions(asked.episode, asked.tuning, asked.reward, asked.full_learning_rate)
+    labels = caption_labels(search.captions)
+    captions = tuple(Captions(labels[kind], kind, search.corruption) for kind in search.captions)
+    models = search.models or (_PAPER_MODELS[loss],)
+    teacher = search.teacher or (None if search.models else _PAPER_TEACHER)
+    methods = MethodOptions(search.episode, search.tuning, search.reward, search.full_learning_rate)
     teachers = () if teacher is None else (teacher,) * len(models)
-    return EfsaWorld(world, options.data, captions, models, teachers, asked.split, asked.queries, methods)
+    return EfsaWorld(world, options.data, captions, models, teachers, search.split, search.queries, methods)
 
 
-def _called(captions: Sequence[str]) -> dict[str, str]:
-    """What tables call captions: files by their names, with as much of their folders as tells captioners apart."""
+def caption_labels(captions: Sequence[str]) -> dict[str, str]:
+    """Return labels of captions for tables: file names, with parent folders where needed to make them unique."""
     names = public_names([file for kind in captions for file in kind.split(",")])
     return {kind: ",".join(names[file] for file in kind.split(",")) for kind in captions}
 
@@ -145,7 +146,7 @@ _METHODS: Mapping[Scale, MethodOptions] = {
 
 
 def base_recipe(scale: Scale, loss: Base, seed: int) -> Recipe:
-    """A base model of the built-in world: tiny towers on scenes and characters."""
+    """Return the recipe of a base model: tiny towers trained on scenes of the glyph world."""
     recipe = RECIPES["siglip-tiny"]()
     recipe = replace(
         recipe,
@@ -160,16 +161,21 @@ def base_recipe(scale: Scale, loss: Base, seed: int) -> Recipe:
 
 
 def trained(recipes: Sequence[Recipe], options: StudyOptions) -> list[str]:
-    """The models of some recipes, each made once however many studies need it."""
+    """Train recipes unless cached, and return the models' paths."""
     folders = [run_folder(recipe, options.out) for recipe in recipes]
     todo = [pair for pair in zip(recipes, folders, strict=True) if not (pair[1] / "model").exists()]
-    side_by_side(made_once, todo, options.workers)
+    run_parallel(train_once, todo, options.workers)
     return [str(folder / "model") for folder in folders]
 
 
 @dataclass(frozen=True)
 class SearchRun:
-    """One comparison of methods on pools: every source by itself, or all as one; ``depths`` are the k of R@k."""
+    """A comparison of methods on pools.
+
+    Attributes:
+        pool: one pool per source, or all sources merged.
+        depths: the k of R@k.
+    """
 
     methods: tuple[str, ...]
     options: MethodOptions
@@ -180,11 +186,11 @@ class SearchRun:
 
 
 Figures = list[Any]
-"""Addresses and values: recall by ``method``, ``domain`` and ``measure``; a query's costs by method and measure."""
+"""Addresses and values: recall by ``method``, ``domain`` and ``measure``; costs per query by method and measure."""
 
 
 def searched(search: SearchRun, where: EfsaWorld, options: StudyOptions) -> list[Figures]:
-    """For each base model the figures of its pools; what was searched before is read."""
+    """Return the figures of each base model, cached."""
     return [_searched(search, where, seed, options.out) for seed in range(len(where.models))]
 
 
@@ -198,18 +204,18 @@ def _searched(search: SearchRun, where: EfsaWorld, seed: int, out: Path) -> Figu
         known=search_methods(search.options, teacher), measure=measured,
     )  # fmt: skip
 
-    def make() -> Figures:
+    def compute() -> Figures:
         about: dict[str, Any] = {"model": public_place(where.models[seed]), "cache": FeatureCache(out / "features")}
         results = [compare_methods(encoder, pool.task, pool.captions, comparison, **about)
                    for pool in pools(search, where)]  # fmt: skip
         found: dict[tuple[tuple[str, str], ...], list[float]] = {}
         for address, value in figures_of(results):
-            own = {key: word for key, word in address.items() if key not in {"set", "direction"}}
-            if address.get("direction", DIRECTIONS[0]) == DIRECTIONS[0] and own.get("domain") not in _SUMMARIES:
-                found.setdefault(tuple(own.items()), []).append(value)
+            key = {name: each for name, each in address.items() if name not in {"set", "direction"}}
+            if address.get("direction", DIRECTIONS[0]) == DIRECTIONS[0] and key.get("domain") not in _SUMMARIES:
+                found.setdefault(tuple(key.items()), []).append(value)
         return [[dict(address), float(np.mean(values))] for address, values in found.items()]
 
-    return kept_or_made(out / "searches" / f"{name}.json", make)
+    return cached(out / "searches" / f"{name}.json", compute)
 
 
 _SUMMARIES = ("all", "mean of domains")
@@ -217,19 +223,19 @@ _SUMMARIES = ("all", "mean of domains")
 
 @lru_cache(maxsize=6)
 def encoder_of(model: str) -> DualEncoder:
-    """A base model, loaded once."""
+    """Load a base model (cached)."""
     encoder = load_model(model)
     assert isinstance(encoder, DualEncoder)
     return encoder.eval()
 
 
 def pools(search: SearchRun, where: EfsaWorld) -> list[CaptionedPool]:
-    """The pools of a search; those of a built-in world are drawn once."""
+    """Return the pools of a search (cached)."""
     return _pools(search.data, search.pool, search.captions, where.split, tuple(_content(search)))
 
 
 def _content(search: SearchRun) -> list[str]:
-    """What is searched and learned from, by content."""
+    """Return digests of the pools and captions of a search."""
     files = [word for word in search.captions.kind.split(",") if word.endswith(".jsonl")]
     return [*map(content, search.data), *map(file_content, files)]
 

@@ -1,4 +1,4 @@
-"""The ablations of the context objective (LIxP, Tables 4, 5 and 6)."""
+"""Ablations of the context objective (LIxP, Tables 4, 5 and 6)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,31 +18,31 @@ from recollect.objectives.tiles import check_pairs, full_precision
 from recollect.training.options import Context
 
 _UNKNOWN = -1
-"""Duplicate id of a key without known copies."""
+"""Duplicate id of a key with no known duplicates."""
 
 
 @dataclass(frozen=True)
 class ContextOptions:
-    """Defaults give the paper's objective (LIxP, Eq. 6 and 8); each field is one ablation.
+    """Ablations of the context objective; the defaults give the paper's objective (LIxP, Eq. 6 and 8).
 
     Attributes:
-        mask: a row never attends to itself (Table 4a).
-        residual: a single loss on ``norm(alpha x + (1 - alpha) x_ctx)`` instead of two losses (Table 4c).
-        values: what the look-up returns: raw image embeddings or texts (Table 4c, "multimodal"; requires the mask).
-        stages: 2 looks up twice, with a learned linear map of the keys and values of the second stage (Eq. 9,
-            Table 4c).
+        mask: exclude each row from its own context (Table 4a).
+        residual: use a single loss on ``norm(alpha x + (1 - alpha) x_ctx)`` instead of two losses (Table 4c).
+        values: values of the attention: unnormalized image embeddings or texts (Table 4c, "multimodal"; requires
+            the mask).
+        stages: 2 attends twice, with a learned linear map of the second stage's keys and values (Eq. 9, Table 4c).
         tied: ``all``: tau_1 = tau_2 = tau_context; ``context``: tau_2 = tau_context; ``scales``: tau_1 = tau_2
             (Table 4d).
-        freeze_temperature: tau_context is not trained (Table 4d).
-        stop_gradient: no gradient through the keys, the values or both (Table 4e).
-        separate: look up in a second batch, passed as ``context`` (Table 5a).
+        freeze_temperature: keep tau_context fixed (Table 4d).
+        stop_gradient: stop the gradient through the keys, the values or both (Table 4e).
+        separate: attend to a second batch, passed as ``context`` (Table 5a).
         value_head: number of layers of a learned map of the values, 0 to 3 (Table 5b).
-        normalize_keys: queries and keys are unit-norm (Table 5c).
-        layer_norm: LayerNorm of the keys, the values or both (Table 5d).
-        stale_rows: number of detached rows from past steps to keep as extra context, first in, first out (Table 5e).
+        normalize_keys: use unit-norm queries and keys (Table 5c).
+        layer_norm: apply LayerNorm to the keys, the values or both (Table 5d).
+        stale_rows: number of detached rows from past steps used as extra context, first in, first out (Table 5e).
             A sample does not attend to its own stale copy.
-        active_rows: look up in a random subset of the batch of this size; None means the whole batch (Table 5f).
-        augmented: look up in a second view of each image, without a mask. ``buffer``: the views are context only;
+        active_rows: attend to a random subset of the batch of this size; None means the whole batch (Table 5f).
+        augmented: attend to a second view of each image, without a mask. ``buffer``: the views are context only;
             ``all``: they are trained on too; ``all+infonce``: plus an image-view InfoNCE loss (Table 6).
     """
 
@@ -125,7 +125,7 @@ class AblatedContext(Context):
 
 
 class Buffer(NamedTuple):
-    """What a batch looks up: keys, values, the index of each query's own key (-1: none), and copies to hide."""
+    """Context of a batch: keys, values, the index of each query's own key (-1: none), and duplicates to mask."""
 
     keys: Tensor
     values: Tensor
@@ -134,14 +134,14 @@ class Buffer(NamedTuple):
 
 
 class AblatedContextObjective(ContextObjective):
-    """The context objective with an ablation; by default the paper's objective.
+    """The context objective with an ablation.
 
     Args:
-        options: the ablation.
-        width: of the embeddings; required by options with parameters or buffers of that width.
+        options: the ablation; the defaults give the paper's objective.
+        width: width of the embeddings; required by options with parameters or buffers of that width.
 
     Raises:
-        ValueError: see `ContextObjective`; or a missing width.
+        ValueError: see `ContextObjective`, or ``width`` is missing.
     """
 
     stale: Tensor | None
@@ -209,10 +209,10 @@ class AblatedContextObjective(ContextObjective):
         seed: int = 0,
         shard: Shard = WHOLE,
     ) -> tuple[Tensor, Report]:
-        """See `ContextObjective.forward`; ``views`` are for the option ``augmented``, ``context`` is for ``separate``.
+        """See `ContextObjective.forward`; option ``augmented`` requires ``views``, and ``separate`` ``context``.
 
         Raises:
-            ValueError: the shapes differ, a required argument is missing, or there is nothing to look up.
+            ValueError: shapes differ, a required argument is missing, or the context is empty.
         """
         check_pairs(images, texts)
         rows = BatchRows(full_precision(images), unit(images), unit(texts), labels, duplicate_ids, shard)
@@ -226,7 +226,7 @@ class AblatedContextObjective(ContextObjective):
         return loss, report
 
     def _all_losses(self, rows: BatchRows, found: Attended, views: Tensor | None) -> tuple[Tensor, Report]:
-        """One loss on the embeddings, one on their context (Eq. 6), and the losses on views (Table 6)."""
+        """Compute the losses on the embeddings, their context (Eq. 6) and the views (Table 6)."""
         sets = [self.term.set_of(rows.unit_images, self.alpha)]
         if views is not None and self.options.augmented.startswith("all"):
             sets = [self.term.set_of(seen, self.alpha / 2) for seen in (rows.unit_images, unit(views))]
@@ -240,7 +240,7 @@ class AblatedContextObjective(ContextObjective):
         return loss, report
 
     def _residual_loss(self, rows: BatchRows, found: Attended) -> tuple[Tensor, Report]:
-        """A single loss on a mixture of embedding and context (Table 4c)."""
+        """Compute a single loss on a mixture of embedding and context (Table 4c)."""
         mixed = functional.normalize(self.alpha * rows.unit_images + (1 - self.alpha) * unit(found.values), dim=1)
         loss, (whole,) = self.term.losses(
             [self.term.set_of(mixed, 1.0)], rows.texts, rows.labels, rows.duplicate_ids, rows.shard
@@ -252,7 +252,7 @@ class AblatedContextObjective(ContextObjective):
         found = attend(queries, buffer.keys, buffer.values, scale, buffer.own, copies=buffer.copies, form=self.form)
         if self.map is None:
             return found
-        # Second stage (Eq. 9): the result looks up mapped keys and values.
+        # Second stage (Eq. 9): the result attends to mapped keys and values.
         mapped = rows.shard.gather(self.map(rows.images))
         return attend(unit(found.values), unit(mapped), mapped, scale, buffer.own, copies=buffer.copies, form=self.form)
 
@@ -270,7 +270,7 @@ class AblatedContextObjective(ContextObjective):
         if options.separate or options.augmented != "none":
             buffer, name = (context, "context") if options.separate else (views, "views")
             if buffer is None:
-                raise ValueError(f"these options need {name} to look things up in")
+                raise ValueError(f"these options require {name}")
             hides = options.separate and options.mask
             rows, own = full_precision(buffer), None
             copies = _copies_in(context_duplicate_ids, batch.duplicate_ids, shard) if hides else None
@@ -278,7 +278,7 @@ class AblatedContextObjective(ContextObjective):
         if options.normalize_keys:
             keys = batch.unit_images if rows is batch.images else unit(rows)
         values = batch.texts if options.values == "texts" else rows
-        # Transformed before gathering, so that each row is transformed once.
+        # Transform before gathering, so each row is transformed once.
         keys, values = (shard.gather(part) for part in self._shape(keys, values))
         if options.active_rows is not None and options.active_rows < len(keys):
             chosen, own = _subset(len(keys), options.active_rows, seed, own)
@@ -286,7 +286,7 @@ class AblatedContextObjective(ContextObjective):
             keys, values = keys[chosen], values[chosen]
             copies = copies and copies._replace(columns=copies.columns[chosen], first=None)
         if self.stale is not None and int(self.stale_count) > 0:
-            # Copied, because this step overwrites the oldest rows before the backward pass reads them.
+            # Copy, because this step overwrites the oldest rows before the backward pass reads them.
             filled = slice(0, int(self.stale_count.clamp_max(len(self.stale))))
             past = self.stale[filled].to(rows, copy=True)
             past_keys, past_values = self._shape(unit(past) if options.normalize_keys else past, past)
@@ -306,7 +306,7 @@ class AblatedContextObjective(ContextObjective):
 
     @torch.no_grad()
     def _remember(self, images: Tensor, duplicate_ids: Tensor | None, shard: Shard) -> None:
-        """Overwrite the oldest stale rows with this step's; every process keeps the rows of all."""
+        """Replace the oldest stale rows by this step's; every process stores the rows of all processes."""
         if self.stale is None or not self.training:
             return
         images = shard.gather(images.detach())
@@ -332,9 +332,9 @@ class AblatedContextObjective(ContextObjective):
 def _with_past(
     copies: Copies | None, keys: int, duplicate_ids: Tensor | None, past: Tensor | None, filled: slice
 ) -> Copies | None:
-    """Copies among the ``keys`` keys followed by the stale rows, whose duplicate ids are ``past``."""
+    """Find duplicates among the ``keys`` current keys followed by the stale rows, with duplicate ids ``past``."""
     seen = None if duplicate_ids is None or past is None or past.shape[1] != duplicate_ids.shape[1] else past[filled]
-    again = _copies_in(seen, duplicate_ids, WHOLE)  # every process holds all stale rows
+    again = _copies_in(seen, duplicate_ids, WHOLE)  # every process stores all stale rows
     if duplicate_ids is None or (copies is None and again is None):
         return None
     size = filled.stop, duplicate_ids.shape[1]
@@ -344,7 +344,7 @@ def _with_past(
 
 
 def _copies_in(columns: Tensor | None, rows: Tensor | None, shard: Shard) -> Copies | None:
-    """Samples of another batch that also occur in this one."""
+    """Find samples of another batch that also occur in this one."""
     if rows is None or columns is None:
         return None
     columns = shard.gather(columns)
@@ -353,7 +353,7 @@ def _copies_in(columns: Tensor | None, rows: Tensor | None, shard: Shard) -> Cop
 
 
 def _subset(rows: int, size: int, seed: int, own: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """A random subset of the batch, and the position in it of each row in ``own`` (-1: not a member, so not masked)."""
+    """Draw a random subset of the batch; also return the position in it of each row in ``own`` (-1: not in it)."""
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(rows, generator=generator)[:size].sort().values
     if own is None:
@@ -366,7 +366,7 @@ def _subset(rows: int, size: int, seed: int, own: Tensor | None) -> tuple[Tensor
 def _heads(
     options: ContextOptions, width: int
 ) -> tuple[nn.Linear | None, nn.Sequential | None, nn.LayerNorm | None, nn.LayerNorm | None]:
-    """Learned parts of the ablations; None unless the option is set."""
+    """Create the learned parts of the ablations; None unless the option is set."""
     second_stage = None
     if options.stages == 2:
         second_stage = nn.Linear(width, width)

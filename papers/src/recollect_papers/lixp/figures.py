@@ -1,4 +1,4 @@
-"""LIxP (Roth et al.): Figures 1 to 6, each a function of the points that it shows, which its file keeps."""
+"""LIxP (Roth et al.): Figures 1 to 6, drawn from measurements stored in the reports."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from recollect.classifiers.heads.methods import PAPER_METHODS
 from recollect.evaluation import plots
 from recollect.evaluation.tables import sample_efficiency as efficiency
 from recollect.training.options import Model
-from recollect_papers.engine import Column, Form, Formed, Measure, Row, TableForm, TableStudy, papers_words
+from recollect_papers.engine import Column, Form, Formed, Measure, Row, TableForm, TableStudy, paper_quote
 from recollect_papers.lixp.gains import gain_against_examples, gain_by_examples, log_linear_fit
 from recollect_papers.lixp.world import (
     WORLDS_BY_SCALE,
@@ -39,12 +39,12 @@ _TIP = "tip-adapter"
 def _measure_pair(
     options: StudyOptions, methods: Sequence[str] = PAPER_METHODS, most: bool = False, sizes: bool = False
 ) -> Measurements:
-    """The main pair's accuracy on every set, a mean over draws.
+    """Measure the accuracy of SigLIP and SigLIxP on every set, averaged over draws.
 
     Args:
-        methods: of the figure.
-        most: keep the most shots alone.
-        sizes: take made sets with 5 to 120 classes, but at scale full.
+        methods: methods in the figure.
+        most: keep only the largest number of shots.
+        sizes: use synthetic sets of 5 to 120 classes, except at scale full.
     """
     setting = main_setting(options)
     arms = setting.arms("SigLIP")
@@ -68,7 +68,7 @@ def _measure_pair(
 
 
 def _frame(found: Measurements) -> pd.DataFrame:
-    """What plots read: a line for each few-shot figure."""
+    """Return a row per few-shot measurement, as plot functions expect."""
     lines = [
         {"model": at["arm"], "method": at["method"], "data": at["set"], "shots": int(at["shots"]), "value": value,
          "training_seed": seed, "classes": found.context["classes"][at["set"]]}
@@ -88,8 +88,7 @@ def _form_1(found: Measurements) -> Formed:
     saved = {method: efficiency(frame, context, plain, method) for method in found.context["methods"]}
     words = ", ".join(f"{plots.METHOD_NAMES[m]} {v}" for m, v in saved.items())
     note = f"fewer shots with context for what {plain} reaches with {found.context['shots']}: {words}"
-    said = f"paper: {papers_words('lixp', 'figure-1')}"
-    return (), (note, over(found.context["seeds"], "training seed"), said)
+    return (), (note, over(found.context["seeds"], "training seed"), f"paper: {paper_quote('lixp', 'figure-1')}")
 
 
 def _draw_2(found: Measurements) -> Figure:
@@ -105,7 +104,7 @@ def _form_2(found: Measurements) -> Formed:
 
 
 def _draw_3(found: Measurements) -> Figure:
-    """Bars of the gain over the baseline for each classifier (LIxP, Fig. 3), error bars over paired seeds."""
+    """Draw the gain over the baseline for each classifier (LIxP, Fig. 3), with error bars over paired seeds."""
     (plain, context), methods = found.context["pair"], found.context["methods"]
     figure, axes = plots.new_figure(width=1.4 + 0.95 * len(methods), height=3.0)
     axis, places, sets = axes[0, 0], np.arange(len(methods)), found.context["sets"]
@@ -138,7 +137,7 @@ def _draw_5(found: Measurements) -> Figure:
 
 
 def _form_5(found: Measurements) -> Formed:
-    """The fits of the gains against the number of examples: of the suite's sets, or of made ones."""
+    """Fit gains against the number of examples."""
     plain, context = found.context["pair"]
     table = gain_by_examples(_frame(found), context, plain, _TIP, found.context["shots"])
     columns = {
@@ -158,24 +157,24 @@ def _form_5(found: Measurements) -> Formed:
 # --- Figure 4: post-training ------------------------------------------------------------------------------------------
 
 POST_LENGTHS = {"1/3": 1 / 3, "2/3": 2 / 3}
-"""Lengths of post-training, in those of the first training: the paper's 0.5B and 1B examples after 1.5B."""
+"""Lengths of post-training relative to the first training: the paper's 0.5B and 1B examples after 1.5B."""
 
 
 def _measure_4(options: StudyOptions) -> Measurements:
-    """A trained SigLIP goes on, with context and without, for one and two thirds of its length."""
+    """Post-train SigLIP with and without context, for one and two thirds of its training length."""
     setting = main_setting(options)
     evaluation = evaluation_of(options, (_TIP,))
     found = run_arms(options, {"SigLIP": setting.base}, evaluation)
     first = with_seeds({"SigLIP": setting.base}, seeds_of(options), evaluation)
     later = [job for done in first for job in _post_training(done, setting, options, evaluation)]
     found.take(run(later, options.out, options.workers))
-    said = [*notes_of(options)[:1], f"paper: {papers_words('lixp', 'figure-4')}"]
-    found.context |= {"steps": setting.base.steps, "notes": said}
+    notes = [*notes_of(options)[:1], f"paper: {paper_quote('lixp', 'figure-4')}"]
+    found.context |= {"steps": setting.base.steps, "notes": notes}
     return found
 
 
 def _post_training(done: Job, setting: LixpWorld, options: StudyOptions, evaluation: StudyEvaluation) -> list[Job]:
-    """The jobs that start from the model of ``done``, at a third of the learning rate and on other samples."""
+    """Return jobs that start from the model of ``done``, at a third of the learning rate and in a different order."""
     jobs = []
     for length, share in POST_LENGTHS.items():
         for name, recipe in (("SigLIP", setting.base), ("SigLIxP", setting.context())):
@@ -228,12 +227,12 @@ _LOGGED = {
     "tau_context": r"$\tau_{ctx}$",
     "effective_neighbors": "effective neighbors",
 }
-"""What is drawn of a run's log, and its title."""
+"""Logged columns to draw, and their titles."""
 _START = "tau_context from "
 
 
 def _measure_6(options: StudyOptions) -> Measurements:
-    """What runs of the main pair, and of the same from other starts of tau_context, logged while they trained."""
+    """Collect training logs of SigLIP and SigLIxP, and of SigLIxP from other initial values of tau_context."""
     setting = main_setting(options)
     starts = (1e-3, 1e-1) if options.scale == "smoke" else (1e-4, 1e-3, 3e-3, 1e-2, 1e-1, 1.0)
     arms = setting.arms("SigLIP") | {f"{_START}{tau:g}": setting.context(tau=tau) for tau in starts}
@@ -244,12 +243,12 @@ def _measure_6(options: StudyOptions) -> Measurements:
 
 
 def _logged(frame: pd.DataFrame) -> dict[str, list[float | None]]:
-    """By column, four digits of each; None where a step has none."""
-    told: dict[str, list[float | None]] = {"step": frame["step"].tolist()}
+    """Return columns rounded to four digits, with None for missing values."""
+    columns: dict[str, list[float | None]] = {"step": frame["step"].tolist()}
     for column in _LOGGED:
         if column in frame and frame[column].notna().any():
-            told[column] = [None if np.isnan(value) else float(f"{value:.4g}") for value in frame[column]]
-    return told
+            columns[column] = [None if np.isnan(value) else float(f"{value:.4g}") for value in frame[column]]
+    return columns
 
 
 def _logs(found: Measurements) -> Mapping[str, pd.DataFrame]:
@@ -257,14 +256,14 @@ def _logs(found: Measurements) -> Mapping[str, pd.DataFrame]:
 
 
 def _draw_6(found: Measurements) -> Figure:
-    """Base loss, context loss, context temperature and effective neighbors over training (LIxP, Fig. 6)."""
+    """Draw losses, context temperature and effective neighbors over training (LIxP, Fig. 6)."""
     logs = _logs(found)
     shown = plots.colors_of(list(logs))
     figure, axes = plots.new_figure(columns=len(_LOGGED), width=3.0, height=2.6)
     for axis, (column, title) in zip(axes[0], _LOGGED.items(), strict=True):
         for place, (name, frame) in enumerate(logs.items()):
             if column in frame:
-                # Each later line is thinner and has its own dashes, so that a line below it stays visible.
+                # Later lines are thinner and dashed differently, so lines below stay visible.
                 width, dash = max(1.0, 3.2 - 1.1 * place), plots.DASHES[place % len(plots.DASHES)]
                 axis.plot(frame["step"], frame[column], color=shown[name], label=name, linewidth=width, linestyle=dash)
         axis.set_title(title)

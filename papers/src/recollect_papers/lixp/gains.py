@@ -13,7 +13,7 @@ from recollect.evaluation import plots
 
 
 def gain_by_examples(frame: pd.DataFrame, model: str, baseline: str, method: str, shots: int) -> pd.DataFrame:
-    """Relative gain in percent and number of support examples for each data set (LIxP, Fig. 5)."""
+    """Compute relative gain in percent and number of support examples per data set (LIxP, Fig. 5)."""
     chosen = frame[(frame["method"] == method) & (frame["shots"] == shots)]
     means = chosen.groupby(["model", "data"])["value"].mean().unstack("model")
     classes = chosen.groupby("data")["classes"].first().astype(float)
@@ -23,11 +23,13 @@ def gain_by_examples(frame: pd.DataFrame, model: str, baseline: str, method: str
 
 
 def log_linear_fit(examples: np.ndarray, gains: np.ndarray) -> Any:
-    """Ordinary least squares of ``gains`` on log10 of ``examples``: ``slope``, ``intercept``, and the two-sided
-    ``pvalue`` of the t-test of the slope (LIxP, Fig. 5).
+    """Fit ``gains`` on log10 of ``examples`` by least squares (LIxP, Fig. 5).
+
+    Returns:
+        ``slope``, ``intercept``, and the two-sided ``pvalue`` of the slope's t-test.
 
     Raises:
-        ValueError: fewer than three points, or all with the same number of examples: no slope to test.
+        ValueError: fewer than three points, or all with the same number of examples.
     """
     if len(examples) < 3 or np.unique(examples).size < 2:
         raise ValueError(f"{len(examples)} data sets with {np.unique(examples).size} sizes: a fit needs three and two")
@@ -35,7 +37,7 @@ def log_linear_fit(examples: np.ndarray, gains: np.ndarray) -> Any:
 
 
 def gain_against_examples(frame: pd.DataFrame, model: str, baseline: str, method: str, shots: int) -> Figure:
-    """Relative gain of each data set against its number of support examples, with the fit (LIxP, Fig. 5)."""
+    """Plot each data set's relative gain against its number of support examples, with the fit (LIxP, Fig. 5)."""
     table = gain_by_examples(frame, model, baseline, method, shots)
     figure, axes = plots.new_figure(width=5.6)
     axis = axes[0, 0]
@@ -44,7 +46,7 @@ def gain_against_examples(frame: pd.DataFrame, model: str, baseline: str, method
     axis.set_xlabel("support examples (classes × shots)")
     axis.set_ylabel("relative gain (%)")
     axis.axhline(0, color="0.3", linewidth=0.8)
-    # labels of minor ticks would overlap
+    # Set ticks explicitly: labels of minor ticks would overlap.
     sizes = np.unique(table["examples"])
     least, most = np.log10(sizes[[0, -1]]).round()
     ticks = sizes if len(sizes) <= 8 else 10.0 ** np.arange(least, most + 1)
@@ -70,7 +72,7 @@ def gain_against_examples(frame: pd.DataFrame, model: str, baseline: str, method
 
 
 def _apart(across: pd.Series, up: pd.Series) -> list[float]:
-    """Heights of point labels, moved up where they would overlap."""
+    """Return heights of point labels, moved up to avoid overlap."""
     heights, line = list(map(float, up)), 0.045 * float(np.ptp([0.0, *up]))
     for x in set(across):
         column = sorted((place for place, each in enumerate(across) if each == x), key=lambda place: heights[place])

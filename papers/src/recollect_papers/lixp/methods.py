@@ -1,68 +1,59 @@
-"""``lixp/methods``: which few-shot method at how many shots, on embeddings of the starter's towers with LiT.
+"""``lixp/methods``: few-shot methods by number of shots, on the starter's towers with LiT.
 
-A method is chosen on the choosing sets and compared with the best of each testing set: what choosing gives up. The
-package's own choice (``best``, from held-out examples of each draw) is measured beside them.
+The method chosen on the choosing sets is compared with the best method of each testing set, to measure the loss from
+choosing in advance. The package's own choice (``best``, by held-out examples of each draw) is measured too.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import lru_cache, partial
 
 import numpy as np
 
 from recollect.classifiers.heads.methods import BEST, CANDIDATES, choose_method
 from recollect.core.types import TEXT_SCALE
 from recollect.evaluation.few_shot_protocol import FewShotTask, Protocol, draw, run_protocol, support_of
-from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
+from recollect_papers.engine import Formed, Row, TableForm, TableStudy
 from recollect_papers.measurements import FigureAddress, Measurements
-from recollect_papers.real.arms import ArmRunner
-from recollect_papers.real.data import LIGHT, FeatureSet, labeled, open_data
+from recollect_papers.real.arms import SMOKE_HEAD, open_runner, shot_columns, worlds
+from recollect_papers.real.data import LIGHT, FeatureSet, labeled
 from recollect_papers.real.heads import FeatureModel, HeadRecipe
-from recollect_papers.real.measure import TEMPLATE, of_common_classes
+from recollect_papers.real.measure import TEMPLATE, drop_rare_classes
 from recollect_papers.study import StudyOptions, StudyTable
 
 METHODS = ("zero-shot", "prototype", "tip-adapter", "softmax", "softmax+zero-shot", "proker")
 SLOW = ("gda", "dmn-tf", "linear-probe")
-"""At scale ``full``: minutes a draw on features of 1,280 entries."""
+"""Only at scale ``full``: these take minutes per draw at width 1,280."""
 SHOTS = (1, 2, 4, 8, 16)
 ACCURACY, CALIBRATION = "top-1", "ece"
 WORLD = "LiT on EfficientNet-Lite0 and MiniLM (14,000 photographs with captions, COCO); five draws"
-MADE = "made vectors: shows that it runs, not what it finds"
 
 
 def _measure(options: StudyOptions) -> Measurements:
     smoke = options.scale == "smoke"
-    data = open_data(options.data, smoke, LIGHT)
-    runner = ArmRunner(data, options.out / "runs" / "lixp-methods")
-    head = HeadRecipe("none", hidden=32, batch=64, steps=10) if smoke else HeadRecipe("none", hidden=1024)
+    runner = open_runner(options, "lixp-methods", LIGHT)
+    data = runner.data
+    head = replace(SMOKE_HEAD, image="none") if smoke else HeadRecipe("none", hidden=1024)
     methods = METHODS[:4] if smoke else (*METHODS, *(SLOW if options.scale == "full" else ()))
     found = Measurements()
     parts = {"choosing": data.roles.choosing, "testing": data.roles.testing}
+    model = lru_cache(None)(partial(runner.model, head))
     for seed in range(options.seeds or (1 if smoke else 3)):
-        models = list[FeatureModel]()
         for part, sets in parts.items():
             for name, splits in sets.items():
                 settings = [2, asdict(head), methods, SHOTS, name, splits, data.digest(*data.roles.training, name)]
 
-                def make(
-                    name: str = name,
-                    splits: tuple[str, ...] = splits,
-                    seed: int = seed,
-                    models: list[FeatureModel] = models,
-                ) -> Measurements:
-                    if not models:
-                        models.append(runner.model(head, seed))
-                    return accuracies(models[0], data.classes(name), splits, methods)
+                def compute(name: str = name, splits: tuple[str, ...] = splits, seed: int = seed) -> Measurements:
+                    return accuracies(model(seed), data.classes(name), splits, methods)
 
-                one = runner.figures(f"methods on {name}", seed, settings, make)
-                for address, own_seed, value in one.rows():
-                    found.add({**address, "arm": "", "part": part, "set": name}, own_seed, value)
+                found.take(runner.figures(f"methods on {name}", seed, settings, compute), arm="", part=part, set=name)
     found.context.update({part: list(sets) for part, sets in parts.items()}, methods=[*methods, BEST])
     return found
 
 
 def accuracies(model: FeatureModel, each: FeatureSet, splits: Sequence[str], methods: Sequence[str]) -> Measurements:
-    """Accuracy and calibration error of every method, and of the choice among them, by shots; means over draws."""
-    support, query = of_common_classes(each, labeled(each, "train"), labeled(each, *splits), SHOTS[-1])
+    """Measure accuracy and calibration error of every method and of ``best``, by shots, averaged over draws."""
+    support, query = drop_rare_classes(each, labeled(each, "train"), labeled(each, *splits), SHOTS[-1])
     classes, labels = np.unique(each.labels[support], return_inverse=True)
     names = [TEMPLATE.format(each.class_names[label].replace("_", " ")) for label in classes]
     task = FewShotTask(
@@ -86,7 +77,7 @@ def accuracies(model: FeatureModel, each: FeatureSet, splits: Sequence[str], met
 
 
 def _best(task: FewShotTask, protocol: Protocol) -> Iterator[dict[str, object]]:
-    """Accuracy of the method that `choose_method` takes, for each draw."""
+    """Yield the accuracy of the method chosen by `choose_method` for each draw."""
     assert task.texts is not None
     for order in draw(task.support_labels, task.classes, protocol).values():
         for shots in protocol.shots:
@@ -97,7 +88,7 @@ def _best(task: FewShotTask, protocol: Protocol) -> Iterator[dict[str, object]]:
 
 
 def _values(rows: Sequence[Mapping[str, object]], metric: str) -> list[float]:
-    """Of accuracy the rows' own figures, of anything else what stands beside them."""
+    """Return a metric of some rows: accuracy is their ``value``, other metrics are separate keys."""
     if metric == ACCURACY:
         return [float(row["value"]) for row in rows]  # type: ignore[arg-type]
     return [float(row[metric]) for row in rows if row.get(metric) is not None]  # type: ignore[arg-type]
@@ -107,9 +98,7 @@ def _form(found: Measurements) -> Formed:
     context = found.context
     methods, choosing, testing = context["methods"], tuple(context["choosing"]), tuple(context["testing"])
     at: FigureAddress = {"arm": "", "measure": ACCURACY, "part": "testing", "set": testing}
-    columns = [Column(f"{shots} shot{'s' * (shots > 1)}", {**at, "shots": str(shots)}) for shots in SHOTS]
-    off: FigureAddress = {**at, "measure": CALIBRATION}
-    calibration = [Column(f"{shots} shot{'s' * (shots > 1)}", {**off, "shots": str(shots)}) for shots in SHOTS]
+    columns, calibration = shot_columns(at, SHOTS), shot_columns({**at, "measure": CALIBRATION}, SHOTS)
     rows = [Row((name,), {"method": name}) for name in methods]
     tables = [
         TableForm("Accuracy by method, mean of the testing sets", ("method",), rows, columns, missing="").fill(found),
@@ -120,7 +109,7 @@ def _form(found: Measurements) -> Formed:
 
 
 def _rules(found: Measurements, methods: Sequence[str], choosing: Sequence[str], testing: Sequence[str]) -> StudyTable:
-    """What the choosing sets pick, and what that gives up against the best method of each testing set."""
+    """Compare rules for choosing a method with the best method of each testing set."""
 
     def mean(part: str, sets: Sequence[str], shots: int, method: str) -> float:
         at = {"arm": "", "measure": ACCURACY, "part": part, "shots": str(shots), "method": method}
@@ -142,4 +131,4 @@ def _rules(found: Measurements, methods: Sequence[str], choosing: Sequence[str],
     return StudyTable("Rules", columns, tuple(rows), ("given up: points below the best method of each testing set",))
 
 
-methods = TableStudy("lixp/methods", _measure, _form, {"smoke": MADE, "small": WORLD, "full": WORLD})
+methods = TableStudy("lixp/methods", _measure, _form, worlds(WORLD))

@@ -1,7 +1,7 @@
-"""LIxP's Table 2: methods of the literature on the baseline's model, and training-free voting on SigLIxP.
+"""LIxP, Table 2: published methods on the baseline model, and training-free voting on SigLIxP.
 
-``smoke`` and ``small`` take pictures of characters and a ViT that prompts can be put into; ``full`` takes the paper's
-five sets and its ViT-B/16 pair, trained on the user's data as for ``lixp/table-1``, whose runs it shares.
+``smoke`` and ``small`` use pictures of characters and a small ViT, which prompt learning requires; ``full`` uses the
+paper's five sets and ViT-B/16 pair, trained on the user's data in the same runs as ``lixp/table-1``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,10 @@ class Peer:
     """One row of the table.
 
     Attributes:
-        label: its name there.
-        method: of the few-shot protocol; None for a row of the paper alone.
-        printed: its row in the paper's table, where there is one.
-        free: whether nothing is trained on the shots.
+        label: name in the table.
+        method: method of the few-shot protocol; None for rows with the paper's figures only.
+        printed: row of the paper's table, if any.
+        free: whether the method is training-free.
         model: the model it is fitted on.
     """
 
@@ -56,7 +56,7 @@ PEERS = (
     Peer(METHOD_NAMES[VOTING], VOTING, None, True),
     Peer(METHOD_NAMES[VOTING], VOTING, "siglixp", True, _CONTEXT),
 )
-"""Every row of Table 2 in its order, and three more: the baseline's zero-shot, CoOp, the baseline's own voting."""
+"""Rows of Table 2 in order, plus three: the baseline's zero-shot accuracy, CoOp, and voting on the baseline."""
 
 TUNED = tuple(peer.method for peer in PEERS if peer.method in ("coop", "maple", "promptsrc", "caspl"))
 _READING = tuple(dict.fromkeys(peer.method for peer in PEERS if peer.method and peer.method not in TUNED))
@@ -73,11 +73,11 @@ _SIZES: Mapping[Scale, tuple[int, int, int | None, float]] = {
     "small": (16, 1, 3, 1.0),
     "full": (16, 3, None, 1.0),
 }
-"""Shots, draws, sets, and the share of the published steps."""
+"""Shots, draws, sets, and the fraction of the published steps."""
 
 
 def _pair(options: StudyOptions) -> tuple[LixpWorld, Recipe]:
-    """The baseline, and a stronger one to teach CasPL."""
+    """Return the baseline setting, and the recipe of CasPL's teacher."""
     if options.scale == "full":
         columns = {setting.label: setting for setting in settings(options)}
         return columns["ViT-B/16 6B"], columns["ViT-L/16 8B"].base
@@ -88,7 +88,7 @@ def _pair(options: StudyOptions) -> tuple[LixpWorld, Recipe]:
 
 
 def _evaluations(options: StudyOptions, teacher: Recipe) -> dict[str, StudyEvaluation]:
-    """What each model is asked: the baseline by every method, its pair with context by voting alone."""
+    """Return the evaluation of each model: all methods for the baseline, voting for the model with context."""
     shots, draws, sets, effort = _SIZES[options.scale]
     common = StudyEvaluation(few_shot=("glyphs:captions",), shots=(shots,), draws=draws, most_sets=sets)
     if options.scale == "full":
@@ -99,9 +99,9 @@ def _evaluations(options: StudyOptions, teacher: Recipe) -> dict[str, StudyEvalu
 
 def _measure(options: StudyOptions) -> Measurements:
     setting, teacher = _pair(options)
-    asked, recipes = _evaluations(options, teacher), {_PLAIN: setting.base, _CONTEXT: setting.context()}
+    evaluations, recipes = _evaluations(options, teacher), {_PLAIN: setting.base, _CONTEXT: setting.context()}
     seeds = range(seeds_of(options))
-    jobs = [Job(name, replace(recipes[name], seed=seed), asked[name]) for seed in seeds for name in recipes]
+    jobs = [Job(name, replace(recipes[name], seed=seed), evaluations[name]) for seed in seeds for name in recipes]
     found = run(jobs, options.out, options.workers)
     found.context = {
         "sets": found.names("set", measure="accuracy"),
@@ -112,7 +112,7 @@ def _measure(options: StudyOptions) -> Measurements:
 
 
 def _notes(options: StudyOptions) -> list[str]:
-    """The notes below the table, in addition to those below every one."""
+    """Return the notes below the table."""
     shots, draws, _, effort = _SIZES[options.scale]
     notes = [
         f"{shots} shot{'s' if shots > 1 else ''}, mean over {draws} draw{'s' if draws > 1 else ''} of the support; "

@@ -1,9 +1,8 @@
-"""``lixp/post-train``: a model of everyday photographs is trained on with another domain, with and without context.
+"""``lixp/post-train``: post-train a model of everyday photographs on another domain, with and without context.
 
-What a user would do with a model and captions of a domain of their own (aerial photographs; products): is more gained
-at few shots there, and what is lost of what the model knew? Each arm has as many candidates, chosen on sets and
-pictures of the domain that take no part in the figures: the plain loss by steps and learning rate, context by steps
-and alpha at the learning rate of the plain loss.
+Measures few-shot accuracy on the new domain (aerial photographs; products) and on everyday pictures. All arms have the
+same number of candidate settings, chosen on separate sets and pictures of the domain: steps and learning rate for the
+plain loss; steps and alpha, at the chosen learning rate, for context.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,35 +12,35 @@ import numpy as np
 
 from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
 from recollect_papers.measurements import FigureAddress, Measurements
-from recollect_papers.real.arms import ArmRunner
-from recollect_papers.real.data import LIGHT, RealData, open_data
+from recollect_papers.real.arms import EVERY_SHOTS, SMOKE_HEAD, TOWER, ArmRunner, open_runner, worlds
+from recollect_papers.real.data import LIGHT, RealData
 from recollect_papers.real.heads import FeatureModel, HeadRecipe
-from recollect_papers.real.measure import SHOTS, by_name, few_shot, recall
+from recollect_papers.real.measure import by_name, few_shot, recall
 from recollect_papers.study import StudyOptions
 
-BEFORE, PLAIN, CONTEXT, TOWER = "before", "plain loss", "context", "tower, no head"
+BEFORE, PLAIN, CONTEXT = "before", "plain loss", "context"
 AS_LONG = "plain loss, as long"
-"""With the steps that context chose: another point of its own trade."""
+"""The plain loss with the number of steps chosen for context."""
 STEPS, RATES, ALPHAS = (50, 100, 200), (3e-4, 1e-3), (0.5, 0.8)
 WORLD = (
     "an MLP head of 14,000 photographs with captions (COCO), trained on with 1,679 aerial ones (UCM) or with 10,010 "
     "products and their names (fashion)"
 )
-MADE = "made vectors: shows that it runs, not what it finds"
+
 EVERYDAY: Mapping[str, tuple[str, ...]] = {"imagenette": ("test",), "flowers12": ("test",), "butterfly10": ("test",)}
-"""Sets that the model knew before."""
+"""Sets of everyday pictures, to measure forgetting."""
 
 
 @dataclass(frozen=True)
 class Domain:
-    """What the model is trained on with, and measured on.
+    """A domain to post-train on, and the sets to measure.
 
     Attributes:
-        name: in tables.
-        captions: captioned set whose training split is trained on.
-        choosing, testing: sets of the domain, and of each the splits that are asked.
-        everyday: sets of what the model knew before.
-        pools: captioned sets and splits to search.
+        name: name in tables.
+        captions: captioned set for training (split ``train``).
+        choosing, testing: sets of the domain and their splits.
+        everyday: sets of everyday pictures and their splits.
+        pools: captioned sets and splits for retrieval.
     """
 
     name: str
@@ -52,9 +51,8 @@ class Domain:
     pools: Mapping[str, str]
 
     def sets(self, role: str) -> Mapping[str, tuple[str, ...]]:
-        """The sets of ``choosing``, ``testing`` or ``everyday``."""
-        found: Mapping[str, tuple[str, ...]] = getattr(self, role)
-        return found
+        """Return the sets of role ``choosing``, ``testing`` or ``everyday``."""
+        return {"choosing": self.choosing, "testing": self.testing, "everyday": self.everyday}[role]
 
 
 DOMAINS = (
@@ -70,9 +68,8 @@ _ROLES = replace(LIGHT, whole=("ucm_captions", "fashion"))
 
 def _measure(options: StudyOptions) -> Measurements:
     smoke = options.scale == "smoke"
-    data = open_data(options.data, smoke, _ROLES)
-    runner = ArmRunner(data, options.out / "runs" / "lixp-post-train")
-    first = HeadRecipe(width=16, hidden=32, batch=64, steps=10) if smoke else HeadRecipe(steps=200)
+    runner = open_runner(options, "lixp-post-train", _ROLES)
+    first = SMOKE_HEAD if smoke else HeadRecipe(steps=200)
     found, chosen = Measurements(), dict[str, dict[str, str]]()
     domains = (_MADE_DOMAIN,) if smoke else DOMAINS
     for domain in domains:
@@ -84,13 +81,13 @@ def _measure(options: StudyOptions) -> Measurements:
 def _post_trained(
     domain: Domain, first: HeadRecipe, runner: ArmRunner, found: Measurements, seeds: int, smoke: bool
 ) -> dict[str, str]:
-    """Measure every arm on one domain; what was chosen for each."""
+    """Measure every arm on one domain, and return the settings chosen for each."""
     sets = {role: domain.sets(role) for role in ("choosing", "testing", "everyday")}
     names = [name for each in sets.values() for name in each]
     read = runner.data.digest(*runner.data.roles.training, domain.captions, *names)
 
     def run(arm: str, recipe: HeadRecipe | None, seed: int, *roles: str) -> None:
-        def make() -> Measurements:
+        def compute() -> Measurements:
             if arm == TOWER:
                 model = runner.model(HeadRecipe("none", steps=0), 0)
             elif recipe is None:
@@ -100,7 +97,7 @@ def _post_trained(
             return measured(model, runner.data, domain, roles)
 
         settings = [asdict(first), recipe and asdict(recipe), roles, repr(domain), read]
-        found.take(runner.figures(arm, seed, settings, make))
+        found.take(runner.figures(arm, seed, settings, compute))
 
     steps, rates, alphas = ((4, 8), (1e-3,), (0.5,)) if smoke else (STEPS, RATES, ALPHAS)
     chosen, best = {TOWER: "", BEFORE: ""}, dict[str, HeadRecipe]()
@@ -108,8 +105,8 @@ def _post_trained(
         if arm == PLAIN:
             starts = {f"rate {rate:g}": replace(first, learning_rate=rate) for rate in rates}
         else:
-            given = best[PLAIN]
-            starts = {f"alpha {alpha}, rate {given.learning_rate:g}": replace(given, alpha=alpha) for alpha in alphas}
+            plain = best[PLAIN]
+            starts = {f"alpha {alpha}, rate {plain.learning_rate:g}": replace(plain, alpha=alpha) for alpha in alphas}
         candidates = {
             f"{count} steps, {name}": replace(start, steps=count) for name, start in starts.items() for count in steps
         }
@@ -131,11 +128,11 @@ def _post_trained(
 
 def _few(domain: Domain, role: str) -> FigureAddress:
     sets = tuple(domain.sets(role))
-    return {"measure": "few-shot", "domain": domain.name, "set": sets, "shots": tuple(map(str, SHOTS))}
+    return {"measure": "few-shot", "domain": domain.name, "set": sets, "shots": EVERY_SHOTS}
 
 
 def measured(model: FeatureModel, data: RealData, domain: Domain, roles: Sequence[str]) -> Measurements:
-    """Few-shot accuracy by sets, accuracy by name, and recall on the pools where testing."""
+    """Measure few-shot and zero-shot accuracy, and recall on the pools if testing."""
     found, at = Measurements(), {"domain": domain.name}
     for name, splits in ((name, splits) for role in roles for name, splits in domain.sets(role).items()):
         each = data.classes(name)
@@ -184,4 +181,4 @@ def _tables(found: Measurements, domain: Domain) -> Iterator[TableForm]:
                     [replace(column, show="gain") for column in columns], missing="", notes=tuple(notes))  # fmt: skip
 
 
-post_train = TableStudy("lixp/post-train", _measure, _form, {"smoke": MADE, "small": WORLD, "full": WORLD})
+post_train = TableStudy("lixp/post-train", _measure, _form, worlds(WORLD))

@@ -1,4 +1,4 @@
-"""LIxP (Roth et al., "Context-Aware Multimodal Pretraining"): Tables 1 and 3 to 6; `figures` draws 1 to 6."""
+"""LIxP (Roth et al., "Context-Aware Multimodal Pretraining"): Tables 1 and 3 to 6."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ def _measure_scales(options: StudyOptions, base: Base) -> Measurements:
 
 
 def _scales(found: Measurements, number: int, name: str) -> tuple[Sequence[StudyTable], Sequence[str]]:
-    """32-shot accuracy of every classifier, and the gain with context, in every column's setting."""
+    """Form a table of the accuracy of every classifier, and the gain with context, in each setting."""
     plain, context = name, WITH_CONTEXT[name]
     columns = []
     for label in found.context["settings"]:
@@ -110,10 +110,10 @@ ABLATIONS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
         "augmented-all-infonce": ("trained on too, with InfoNCE", {"augmented": "all+infonce"}),
     },
 }  # fmt: skip
-"""Every row of Tables 4, 5 and 6 by part: its name in the paper's table, its label, and what is ablated.
+"""Rows of Tables 4, 5 and 6 by part: key in the paper's table, label, and changed settings.
 
-``alpha`` and ``tau`` are the objective's, ``stale_batches`` and ``active_share`` count in batches, the others are
-`ContextOptions`. Every part begins with SigLIP and SigLIxP as they are.
+``alpha`` and ``tau`` are the objective's; ``stale_batches`` counts batches and ``active_share`` divides one; the others
+are fields of `ContextOptions`. Every part starts with unchanged SigLIP and SigLIxP.
 """
 
 
@@ -157,12 +157,12 @@ def _ablation_tables(found: Measurements, table: str) -> tuple[Sequence[StudyTab
 
 
 def _sized(label: str, batch: int) -> str:
-    """A label with shares of a batch in numbers."""
+    """Replace ``{batch/n}`` in a label by the number of rows."""
     return re.sub(r"\{batch/(\d+)\}", lambda share: str(batch // int(share[1])), label)
 
 
 def _printed(key: str, paper: Printed) -> str | None:
-    """The paper's row; it prints the best of the frozen temperatures once, and has no row for some of ours."""
+    """Return the paper's row, if any; the paper prints only the best frozen temperature."""
     key = "frozen-tau" if key.startswith("frozen-") else key
     return key if key in paper.rows else None
 

@@ -1,7 +1,7 @@
-"""What LIxP's studies train and measure at each scale: settings, evaluations, runs.
+"""Settings, evaluations and runs of LIxP's studies at each scale.
 
-``smoke`` and ``small`` take the vector world, in which the effect is clear in half a minute; ``full`` takes the paper's
-recipes, the user's data (``--data``) and the paper's suites.
+``smoke`` and ``small`` use the vector world, which shows the effect after half a minute of training; ``full`` uses the
+paper's recipes and suites, and the user's data (``--data``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,12 @@ SHOTS = (1, 2, 4, 8, 16, 32)
 
 @dataclass(frozen=True)
 class LixpWorld:
-    """One column of a table: a baseline and where context starts for it.
+    """One setting: a baseline recipe, and initial values for context.
 
     Attributes:
-        label: of the column.
-        base: the recipe without context.
-        tau: tau_context at the start.
+        label: column title.
+        base: recipe without context.
+        tau: initial tau_context.
         alpha: weight of the loss without context.
     """
 
@@ -36,13 +36,13 @@ class LixpWorld:
     alpha: float = 0.9
 
     def arms(self, name: str) -> dict[str, Recipe]:
-        """The baseline and the same with context."""
+        """Return the recipes without and with context, by name."""
         return {f"{name} {self.label}": self.base, f"{WITH_CONTEXT[name]} {self.label}": self.context()}
 
     def context(
         self, alpha: float | None = None, tau: float | None = None, options: ContextOptions | None = None
     ) -> Recipe:
-        """The recipe with context, ablated by ``options``."""
+        """Return the recipe with context, ablated by ``options``."""
         recipe = with_context(self.base, self.tau if tau is None else tau, self.alpha if alpha is None else alpha)
         context = recipe.objective.context
         assert context is not None
@@ -73,7 +73,7 @@ _PAPERS_SCALES: Mapping[str, tuple[tuple[str, str, float], ...]] = {
     "sigmoid": (("S", "1.5B", 1.5e9), ("S", "6B", 6e9), ("B", "6B", 6e9), ("B", "15B", 15e9), ("L", "8B", 8e9)),
     "softmax": (("S", "1.5B", 1.5e9), ("S", "6B", 6e9), ("S", "15B", 15e9), ("B", "6B", 6e9), ("B", "15B", 15e9)),
 }
-"""The columns of Tables 1 and 3 as they are printed: size of the ViT, training examples."""
+"""Columns of Tables 1 and 3 in the paper: size of the ViT, training examples."""
 
 
 def _papers_setting(size: str, label: str, examples: float) -> LixpWorld:
@@ -84,7 +84,7 @@ def _papers_setting(size: str, label: str, examples: float) -> LixpWorld:
 
 
 def settings(options: StudyOptions, base: Base = "sigmoid") -> list[LixpWorld]:
-    """The columns of Tables 1 and 3: model and data scales; at scale full the paper's own."""
+    """Return the settings of Tables 1 and 3: model and data scales, the paper's at scale full."""
     if options.scale == "full":
         settings = [_papers_setting(*scale) for scale in _PAPERS_SCALES[base]]
     else:
@@ -94,19 +94,19 @@ def settings(options: StudyOptions, base: Base = "sigmoid") -> list[LixpWorld]:
             LixpWorld("linear 0.4M", strong, 0.003),
             LixpWorld("linear 0.8M", replace(strong, steps=2 * strong.steps), 0.003),
         ]
-    as_asked = (replace(each.base, objective=replace(each.base.objective, base=base)) for each in settings)
+    recipes = (replace(each.base, objective=replace(each.base.objective, base=base)) for each in settings)
     return [
-        replace(setting, base=_shortened(recipe, options)) for setting, recipe in zip(settings, as_asked, strict=True)
+        replace(setting, base=_shortened(recipe, options)) for setting, recipe in zip(settings, recipes, strict=True)
     ]
 
 
 def main_setting(options: StudyOptions) -> LixpWorld:
-    """The one setting of the ablations."""
+    """Return the setting of the ablations."""
     return settings(options)[0 if options.scale == "full" else 1]
 
 
 def evaluation_of(options: StudyOptions, methods: Sequence[str], suite: str = "lixp-21") -> StudyEvaluation:
-    """What every model of a study is tested on, with the classifiers that it needs."""
+    """Return the evaluation of a study's models with some classifiers."""
     if options.scale == "full":
         return StudyEvaluation(suite=options.suite or suite, methods=tuple(methods), shots=SHOTS)
     world = ("latents:captions",)
@@ -116,16 +116,16 @@ def evaluation_of(options: StudyOptions, methods: Sequence[str], suite: str = "l
 
 
 def seeds_of(options: StudyOptions) -> int:
-    """Training seeds of the scale."""
+    """Return the number of training seeds."""
     return options.seeds or {"smoke": 2, "small": 3, "full": 1}[options.scale]
 
 
 def run_arms(options: StudyOptions, arms: Mapping[str, Recipe], evaluation: StudyEvaluation) -> Measurements:
-    """The figures of every arm with every seed, trained where they are not there yet, and what tables say of them."""
+    """Train and measure every arm with every seed, and add the context that tables need."""
     found = run(with_seeds(arms, seeds_of(options), evaluation), options.out, options.workers)
     sets = found.names("set", measure="accuracy")
     notes = notes_of(options)
-    if options.scale == "full":  # a suite's sets that could be opened
+    if options.scale == "full":
         notes.append(f"mean over {len(sets)} sets; a class that has fewer examples than shots gives all it has")
     shots = max((int(each) for each in found.names("shots")), default=0)
     found.context = {"sets": sets, "named": found.names("set", measure="top-1"), "shots": shots, "notes": notes}
@@ -133,18 +133,18 @@ def run_arms(options: StudyOptions, arms: Mapping[str, Recipe], evaluation: Stud
 
 
 def few_shot(found: Measurements, *methods: str, shots: int | None = None) -> FigureAddress:
-    """Address of the mean accuracy over all sets (and methods), by default with the most shots."""
+    """Return the address of the mean accuracy over all sets (and methods), by default at the most shots."""
     at: FigureAddress = {"measure": "accuracy", "set": tuple(found.context["sets"])}
     return {**at, "method": methods, "shots": str(shots or found.context["shots"])}
 
 
 def by_name(found: Measurements) -> FigureAddress:
-    """Address of the mean accuracy of class names."""
+    """Return the address of the mean zero-shot accuracy."""
     return {"measure": "top-1", "set": tuple(found.context["named"])}
 
 
 def notes_of(options: StudyOptions) -> list[str]:
-    """The notes below every table."""
+    """Return the notes below every table."""
     count = seeds_of(options)
     gains = "gains are paired by seed" if count > 1 else "gains are of the same seed"
     return [f"{over(count, 'training seed')}; {gains}", "paper: as printed there"]

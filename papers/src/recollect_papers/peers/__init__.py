@@ -1,1 +1,1 @@
-"""Few-shot methods that recollect's own are compared with."""
+"""Published few-shot methods, for comparison with those of recollect."""

@@ -18,7 +18,7 @@ from recollect_papers.peers.tip_x import log_softmax
 from recollect_papers.peers.trained import make_generator, tensors
 
 SHARE, SIMILARITY_WEIGHT = 500 / 1024, 0.7
-"""The public code's share of channels and weight for ImageNet; for other data sets they were set by hand."""
+"""The public code's fraction of channels and weight for ImageNet; it sets others per data set by hand."""
 
 BETAS = tuple(np.linspace(0.1, 7.0, 12).tolist())
 ALPHAS = (0.1, 7.0)
@@ -32,7 +32,7 @@ def channel_scores(
     support: np.ndarray | None = None,
     labels: np.ndarray | None = None,
 ) -> np.ndarray:
-    """How well each channel separates classes; larger is better: (width,).
+    """Score how well each channel separates classes: (width,), larger is better.
 
     ``-w S_k + (1 - w) V_k`` with the inter-class similarity ``S_k``, the mean of ``x_ik x_jk`` over pairs of different
     classes among texts and examples, and the variance ``V_k`` of the texts over classes. The sum over pairs is
@@ -62,12 +62,12 @@ class ApeClassifier(EmbeddingClassifier):
         text_features: class texts W, in the order of ``classes_``.
         alpha, beta, gamma: weight and sharpness of the cache, weight of the divergence; by default chosen on held-out
             examples in the public code's ranges, alpha exactly. Without held-out examples they are 2, 1 and 0.1.
-        channels: share of channels to keep.
-        similarity_weight: w of the channels' score.
+        channels: fraction of channels to select.
+        similarity_weight: w of the channel score.
         scale: the model's factor of the text scores.
 
     Attributes:
-        channels_: indices of the kept channels.
+        channels_: indices of the selected channels.
         alpha_, beta_, gamma_: the values used.
     """
 
@@ -86,9 +86,9 @@ class ApeClassifier(EmbeddingClassifier):
         self.keys_ = unit_or_zero(support[:, self.channels_])
         given = self.alpha, self.beta, self.gamma
         plan = self._plan.first(MOST_TUNING_ROWS)
-        usual = self._search(support, labels, plan) if len(plan.rows) and None in given else (2.0, 1.0, 0.1)
+        defaults = self._search(support, labels, plan) if len(plan.rows) and None in given else (2.0, 1.0, 0.1)
         self.alpha_, self.beta_, self.gamma_ = (
-            other if mine is None else mine for mine, other in zip(given, usual, strict=True)
+            default if value is None else value for value, default in zip(given, defaults, strict=True)
         )
         self.weights_ = np.exp(self.gamma_ * self._divergence(labels)).astype(support.dtype)
 
@@ -104,7 +104,7 @@ class ApeClassifier(EmbeddingClassifier):
         return found.weight, *found.parameters
 
     def _divergence(self, labels: np.ndarray) -> np.ndarray:
-        """``KL(one-hot label | softmax(F'W'))`` in bits, ``-log2 p_label``: (examples,)."""
+        """Return ``KL(one-hot label | softmax(F'W'))`` in bits, ``-log2 p_label``: (examples,)."""
         logs = log_softmax(self.keys_ @ unit_or_zero(self.texts_[:, self.channels_]).T)
         return -logs[np.arange(len(labels)), labels] / np.log(2)
 
@@ -127,14 +127,14 @@ class ApeClassifier(EmbeddingClassifier):
 
 
 def best_channels(share: float, scores: np.ndarray) -> np.ndarray:
-    """The share of channels with the best scores, ascending."""
+    """Return the indices of the given share of channels with the best scores, ascending."""
     if not 0 < share <= 1:
         raise ValueError(f"channels must be above 0 and at most 1, got {share}")
     return np.sort(best_first(scores)[: max(1, round(share * len(scores)))])
 
 
 def _exactly(value: float) -> tuple[float, float]:
-    """Bounds that leave one weight."""
+    """Return bounds that contain a single weight."""
     return value, float(np.nextafter(value, np.inf))
 
 
@@ -149,10 +149,10 @@ class ApeTrained(EmbeddingClassifier):
     Args:
         text_features: class texts W, in the order of ``classes_``.
         alpha, beta: weight and sharpness of the cache; chosen by default.
-        channels: share of channels with a residual.
-        similarity_weight: w of the channels' score.
-        scale: factor of the text scores, the model's own.
-        epochs, learning_rate: of AdamW.
+        channels: fraction of channels with a residual.
+        similarity_weight: w of the channel score.
+        scale: the model's factor of the text scores.
+        epochs, learning_rate: parameters of AdamW.
         random_state: seed of the shuffling.
     """
 
@@ -184,19 +184,19 @@ class ApeTrained(EmbeddingClassifier):
 
     def _train(self, support: np.ndarray, labels: np.ndarray) -> None:
         images, texts, own = tensors(support, self.texts_, labels)
-        kept = torch.from_numpy(best_channels(self.channels, channel_scores(self.texts_, self.similarity_weight)))
+        chosen = torch.from_numpy(best_channels(self.channels, channel_scores(self.texts_, self.similarity_weight)))
         values = nn.functional.one_hot(own, len(texts)).float()
-        residual = nn.Parameter(torch.zeros(len(texts), len(kept)))
+        residual = nn.Parameter(torch.zeros(len(texts), len(chosen)))
         weights = nn.Parameter(torch.ones(len(own), 1))
         alpha, beta = self.trained_.values()
 
         def refined() -> tuple[Tensor, Tensor]:
-            return texts.index_add(1, kept, residual), images.index_add(1, kept, residual[own])
+            return texts.index_add(1, chosen, residual), images.index_add(1, chosen, residual[own])
 
         def loss(rows: Tensor) -> Tensor:
-            towards, keys = refined()
+            new_texts, keys = refined()
             near = torch.exp(beta * (images[rows] @ keys.T - 1))
-            logits = self.scale * (images[rows] @ towards.T) + alpha * near @ (weights * values)
+            logits = self.scale * (images[rows] @ new_texts.T) + alpha * near @ (weights * values)
             return nn.functional.cross_entropy(logits, own[rows])
 
         optimizer = torch.optim.AdamW([residual, weights], lr=self.learning_rate, eps=1e-3, weight_decay=0.1)
@@ -205,7 +205,8 @@ class ApeTrained(EmbeddingClassifier):
             self.refined_, self.keys_, self.values_ = (each.numpy() for each in (*refined(), weights * values))
 
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
-        def score(learn: np.ndarray, choose: np.ndarray) -> np.ndarray:  # trained as this one was, then read as it is
+        # Folds are trained with the same alpha and beta, and scored with the chosen ones.
+        def score(learn: np.ndarray, choose: np.ndarray) -> np.ndarray:
             fold = self._refitted(support[learn], labels[learn], self.trained_)
             fold.alpha_, fold.beta_ = self.alpha_, self.beta_
             return fold._scores(support[choose])

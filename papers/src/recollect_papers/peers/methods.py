@@ -1,4 +1,4 @@
-"""The few-shot methods of this package by name; `recollect evaluate few-shot` and `recollect classify` read them."""
+"""Few-shot methods of this package by name, for `recollect evaluate few-shot` and `recollect classify`."""
 
 from collections.abc import Mapping
 

@@ -14,15 +14,15 @@ from recollect.core.types import TEXT_SCALE
 _BLOCK = 1024
 
 NO_SPREAD = 1e-12
-"""A within-class variance below this is rounding error, as with one example per class or copies of one. In single
-precision unit rows leave about 1e-15, whose inverse would make the discriminant dominate the texts."""
+"""Within-class variances below this are rounding errors, as with one distinct example per class. In single precision
+unit rows leave about 1e-15, whose inverse would make the discriminant dominate the texts."""
 
 
 class Mixture(EmbeddingClassifier):
-    """``base + weight extra``, with the weight that is exactly best on held-out examples.
+    """Base class for ``base + weight extra``, with the exactly best weight on held-out examples.
 
-    A subclass defines ``_learn_extra(support, labels)``, ``_components(queries)`` and, where there is a closed form,
-    ``_held_out_pair(support, labels, plan)``; ``weight_name`` names the constructor argument of the weight.
+    Subclasses define ``_learn_extra(support, labels)``, ``_components(queries)`` and, if there is a closed form,
+    ``_held_out_pair(support, labels, plan)``; ``weight_name`` is the constructor argument of the weight.
     """
 
     weight_name = "alpha"
@@ -45,7 +45,7 @@ class Mixture(EmbeddingClassifier):
         return {**self._other_choices(), self.weight_name: self._weight()}
 
     def _other_choices(self) -> dict[str, Any]:
-        """Chosen constructor arguments other than the weight."""
+        """Return chosen constructor arguments other than the weight."""
         return {}
 
     def _learn_extra(self, support: np.ndarray, labels: np.ndarray) -> None:
@@ -114,7 +114,7 @@ class GaussianDiscriminant(Mixture):
 
 
 def discriminant(support: np.ndarray, labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """``W_g`` (classes, width) and ``b`` (classes,) of `GaussianDiscriminant`."""
+    """Compute ``W_g`` (classes, width) and ``b`` (classes,) of `GaussianDiscriminant`."""
     count, width = support.shape
     means = class_means(support, labels, classes).astype(np.float64)
     centered = support - means[labels]
@@ -128,9 +128,9 @@ def discriminant(support: np.ndarray, labels: np.ndarray, classes: int) -> tuple
 
 
 def _discriminant_left_out(support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
-    """Leave-one-out scores ``x·W_g + b``: float64 (held, classes).
+    """Compute leave-one-out scores ``x·W_g + b``: float64 (held, classes).
 
-    With the scatter's eigenvectors the precision is diagonal whatever the ridge. Without an example x of class c, at
+    In the scatter's eigenbasis the precision is diagonal for any ridge. Without an example x of class c, with
     ``delta = x - mu_c`` and ``g = n / (n - 1)``, the scatter is ``S - g delta delta'`` (Sherman and Morrison) and the
     mean ``(n mu_c - x) / (n - 1)``.
     """
@@ -157,7 +157,7 @@ def _discriminant_left_out(support: np.ndarray, labels: np.ndarray, plan: HoldOu
         def quadratic(mean: np.ndarray, other: np.ndarray, spread: np.ndarray = spread) -> np.ndarray:
             return (other * spread) @ mean.T
 
-        reach = quadratic(rotated, delta)  # of every class; the mean of the example's own class changes
+        reach = quadratic(rotated, delta)  # only the mean of the example's own class changes
         reach[places, own] = (mine * delta * spread).sum(axis=1)
         linear = quadratic(rotated, x)
         linear[places, own] = (mine * x * spread).sum(axis=1)
@@ -170,7 +170,7 @@ def _discriminant_left_out(support: np.ndarray, labels: np.ndarray, plan: HoldOu
 
 
 PUBLISHED_WEIGHTS = tuple(np.geomspace(1e-3, 1e3, 13).tolist())
-"""Candidates of the preset ``published``; the first of equally accurate ones is chosen."""
+"""Candidates of the preset ``published``; ties choose the first."""
 
 
 @dataclass(eq=False, repr=False)
@@ -185,7 +185,7 @@ class DualMemory(Mixture):
         text_features: class texts W, in the order of ``classes_``.
         alpha: weight of the memory; by default the exactly best one on held-out examples.
         beta: sharpness of the read.
-        scale: inverse temperature of both distributions, the model's own.
+        scale: the model's inverse temperature, for both distributions.
         preset: ``published`` chooses among the public code's 13 values of alpha, 1e-3 to 1e3.
     """
 
@@ -210,14 +210,14 @@ class DualMemory(Mixture):
         return softmax(self.scale * queries @ self.texts_.T), softmax(self.scale * self._read(queries))
 
     def _held_out_pair(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> Pair:
-        if self.text_features is None:  # the memory then holds class means of the examples
+        if self.text_features is None:  # the memory contains class means of the examples
             return super()._held_out_pair(support, labels, plan)
         held = support[plan.rows]
         return softmax(self.scale * held @ self.texts_.T), softmax(self.scale * self._read(held, plan))
 
     def _read(self, queries: np.ndarray, plan: HoldOut | None = None) -> np.ndarray:
-        """Similarity of each query to its read-out of each class; ``plan`` masks held-out examples."""
-        block = min(_BLOCK, max(1, 2**25 // len(self.labels_)))  # of 160,000 examples 128 MiB
+        """Return the similarity of each query to its readout of each class; ``plan`` masks held-out examples."""
+        block = min(_BLOCK, max(1, 2**25 // len(self.labels_)))  # at most 128 MiB
         read = np.empty((len(queries), len(self.classes_)), dtype=queries.dtype)
         order = in_order(self.labels_)
         examples = np.split(order, np.cumsum(np.bincount(self.labels_))[:-1])
@@ -245,7 +245,7 @@ class DualMemory(Mixture):
 
 
 def _as_short(rows: np.ndarray) -> np.ndarray:
-    """Rows in a basis of their span if they are fewer than their entries: the norms of their sums are unchanged."""
+    """Express rows in a basis of their span if there are fewer than columns; norms of their sums do not change."""
     if len(rows) >= rows.shape[1]:
         return rows
     return np.asarray(np.linalg.qr(rows.T.astype(np.float64), mode="r")).T.astype(rows.dtype)

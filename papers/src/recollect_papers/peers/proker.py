@@ -1,4 +1,4 @@
-"""ProKeR as in its public code, with settings made for ImageNet."""
+"""ProKeR as in its public code, with the settings for ImageNet."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from recollect.classifiers.heads.holdout import HoldOut
 SHOTS = (1, 2, 4, 8, 16)
 BANDWIDTHS = (3.0, 2.6, 1.5, 1.66, 1.7)
 RIDGES = (0.05, 0.05, 0.05, 0.07, 0.1)
-"""The public code's settings for ImageNet at these numbers of shots."""
+"""The public code's settings for ImageNet by number of shots."""
 
 
 class PublishedProKeR(ProKeR):
@@ -19,7 +19,7 @@ class PublishedProKeR(ProKeR):
 
     Args:
         text_features: class texts, in the order of ``classes_``.
-        bandwidth, ridge: by default those of the public code, interpolated over log K.
+        bandwidth, ridge: by default the public code's, interpolated over log K.
     """
 
     def __init__(self, text_features: Any = None, bandwidth: float | None = None, ridge: float | None = None) -> None:
@@ -27,10 +27,9 @@ class PublishedProKeR(ProKeR):
 
     def _settings(self, plan: HoldOut) -> tuple[float, float, float]:
         shots = np.log2(len(self.labels_) / len(self.classes_))
-        usual = (float(np.interp(shots, np.log2(SHOTS), each)) for each in (BANDWIDTHS, RIDGES))
-        given = self.bandwidth, self.ridge
-        bandwidth, ridge = (other if mine is None else mine for mine, other in zip(given, usual, strict=True))
-        return bandwidth, ridge, 1.0
+        bandwidth, ridge = (float(np.interp(shots, np.log2(SHOTS), each)) for each in (BANDWIDTHS, RIDGES))
+        bandwidth = bandwidth if self.bandwidth is None else self.bandwidth
+        return bandwidth, ridge if self.ridge is None else self.ridge, 1.0
 
     def _chosen(self) -> dict[str, Any]:
         return {"bandwidth": self.bandwidth_, "ridge": self.ridge_}

@@ -1,9 +1,9 @@
-"""Learned tokens inside both towers of a CLIP or SigLIP of transformers, by hooks.
+"""Learned tokens in both towers of CLIP and SigLIP models of transformers, by hooks.
 
-Texts: n filler tokens are inserted after the start token (if any), so that positions, masks and the search for the end
-token remain correct; learned vectors replace their embeddings (plus positions) and the inputs of deeper layers there.
-Pictures: n tokens are appended to the patches and replaced in deeper layers; they are removed before a pooling that
-reads all tokens.
+Texts: n filler tokens are inserted after the start token (if any), which keeps positions, masks and the search for the
+end token correct; learned vectors replace their embeddings (plus positions) and their states in deeper layers.
+Pictures: n tokens are appended to the patches and replaced in deeper layers; they are removed before poolings that
+attend to all tokens.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,11 +25,11 @@ from recollect.models.transformers.families import is_naflex, is_siglip, pooling
 
 @dataclass(frozen=True)
 class Prompts:
-    """Tokens of one learner: the first entry is inserted at the input, each next one replaces it in the next block.
+    """Tokens of one learner: the first entry is inserted at the input, later ones replace it in the next blocks.
 
     Attributes:
-        text: of each of the first blocks (tokens, width).
-        image: the same for the image tower (tokens, width).
+        text: tokens (tokens, width) of the text tower by block.
+        image: tokens (tokens, width) of the image tower by block.
     """
 
     text: tuple[Float[Tensor, "tokens width"], ...] = ()
@@ -46,39 +46,39 @@ class Prompts:
         return self.image[0].shape[-2] if self.image else 0
 
     def detached(self) -> "Prompts":
-        """A detached copy."""
+        """Return a detached copy."""
         return Prompts(*(tuple(each.detach().clone() for each in side) for side in (self.text, self.image)))
 
 
 def check_family(encoder: TransformersEncoder, image: bool = False) -> None:
-    """Raise UserError unless this model's towers can have tokens."""
+    """Raise UserError unless the model's towers support prompts."""
     config = encoder.model.config
     if pooling(config) == "first" or not hasattr(encoder.model.text_model, "embeddings"):
-        raise UserError("prompts need a CLIP or SigLIP model; this text tower is of another kind.")
+        raise UserError("prompts need a CLIP or SigLIP model; this text tower has a different architecture.")
     if image and (is_naflex(config) or not hasattr(encoder.model.vision_model, "post_layernorm")):
-        raise UserError("this image tower cannot have prompts. Choose a method for texts only, e.g. coop.")
+        raise UserError("this image tower does not support prompts. Choose a method for texts only, e.g. coop.")
 
 
 def token_width(encoder: TransformersEncoder, tower: str) -> int:
-    """Token width of a tower."""
+    """Return the token width of a tower."""
     config = encoder.model.config
     return int((config.text_config if tower == "text" else config.vision_config).hidden_size)
 
 
 def token_layers(encoder: TransformersEncoder, tower: str) -> int:
-    """Number of blocks of a tower."""
+    """Return the number of blocks of a tower."""
     return len((encoder.model.text_model if tower == "text" else encoder.model.vision_model).encoder.layers)
 
 
 def first_place(encoder: TransformersEncoder) -> int:
-    """Position of the first prompt token: after CLIP's start token; SigLIP has none."""
+    """Return the position of the first prompt token: after CLIP's start token; SigLIP has none."""
     return 0 if is_siglip(encoder.model.config) else 1
 
 
 def prompt_tokens(encoder: TransformersEncoder, texts: Sequence[str], room: int) -> dict[str, Tensor]:
-    """Token ids of texts with ``room`` filler tokens for prompts; the total length remains the tower's.
+    """Tokenize texts with ``room`` filler tokens for prompts, within the tower's length.
 
-    The filler is a token of the text, so that it cannot be taken for the end token.
+    The filler is a token of the text, so it is never mistaken for the end token.
     """
     start, form = first_place(encoder), encoder.text
     tokens = encoder.tokenizer(
@@ -95,7 +95,7 @@ def prompt_tokens(encoder: TransformersEncoder, texts: Sequence[str], room: int)
 
 
 def word_vectors(encoder: TransformersEncoder, words: str) -> Float[Tensor, "tokens width"]:
-    """Token embeddings of words, as initial prompts."""
+    """Return token embeddings of words, as initial prompts."""
     ids = encoder.tokenizer(words, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
     embedding = encoder.model.text_model.embeddings.token_embedding
     return embedding(ids.to(encoder.device)).detach().clone()
@@ -103,9 +103,9 @@ def word_vectors(encoder: TransformersEncoder, words: str) -> Float[Tensor, "tok
 
 @contextmanager
 def prompted(encoder: TransformersEncoder, prompts: Sequence[Prompts]) -> Iterator[None]:
-    """Insert the tokens of one or several learners into the towers within the block.
+    """Insert the tokens of one or more learners into the towers within the block.
 
-    Texts must come from `prompt_tokens` with room for all of them.
+    Texts must come from `prompt_tokens` with room for all tokens.
     """
     with ExitStack() as stack:
         _prompt_texts(encoder, [each for each in prompts if each.text], stack)
@@ -144,7 +144,7 @@ def _prompt_images(encoder: TransformersEncoder, prompts: Sequence[Prompts], sta
         return (given[0][:, : -sum(counts)], *given[1:])
 
     stack.callback(tower.embeddings.register_forward_hook(at_input).remove)
-    if is_siglip(encoder.model.config):  # its pooling attends to all tokens; CLIP's reads the first
+    if is_siglip(encoder.model.config):  # its pooling attends to all tokens; CLIP uses the first
         stack.callback(tower.post_layernorm.register_forward_pre_hook(before_pooling).remove)
     _replace_deeper(tower.encoder.layers, [each.image for each in prompts], starts, stack)
 
@@ -165,7 +165,7 @@ def _replace_deeper(
 
 
 def _put(states: Tensor, vectors: Tensor, start: int) -> Tensor:
-    """``states`` (n, tokens, width) with ``vectors`` from position ``start`` on."""
+    """Replace ``states`` (n, tokens, width) by ``vectors`` from position ``start``."""
     start = start % states.shape[1]
     vectors = vectors.to(states.dtype).expand(len(states), -1, -1)
     return torch.cat([states[:, :start], vectors, states[:, start + vectors.shape[1] :]], dim=1)
@@ -173,10 +173,10 @@ def _put(states: Tensor, vectors: Tensor, start: int) -> Tensor:
 
 @dataclass(frozen=True)
 class PromptedClassifier(TunedClassifier):
-    """A tuned classifier whose towers have learned tokens.
+    """Tuned classifier whose towers have learned tokens.
 
     Attributes:
-        prompts: the tokens of each learner.
+        prompts: tokens of each learner.
     """
 
     prompts: tuple[Prompts, ...] = ()
@@ -214,7 +214,7 @@ class PromptedClassifier(TunedClassifier):
 def class_texts(
     encoder: TransformersEncoder, names: Sequence[str], template: str, prompts: Sequence[Prompts] = ()
 ) -> Float[Tensor, "classes width"]:
-    """Unit-norm class embeddings, with learned prompts if given."""
+    """Return unit-norm class embeddings, with learned prompts if given."""
     texts = [fill(template, name) for name in names]
     room = sum(each.text_tokens for each in prompts)
     with prompted(encoder, prompts):

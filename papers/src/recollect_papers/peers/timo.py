@@ -14,7 +14,7 @@ from recollect_papers.peers.mixtures import Mixture, discriminant
 
 SHARPNESSES = (1.0, 5.0, 20.0, 50.0, 100.0)
 PROMPT_SHARES = (0.5, 1.0, 2.0)
-"""Candidates of gamma and of the number of prompts (as a share of all)."""
+"""Candidates of gamma and of the fraction of prompts."""
 
 
 @dataclass(eq=False, repr=False)
@@ -23,13 +23,13 @@ class Timo(Mixture):
 
     Image-guided text: ``W'_c = norm( sum_p softmax_p(gamma m_cp / |m_c|) T_cp )``, with ``m_cp`` the cosine of a prompt
     and the normalized class mean. Text-guided image: `GaussianDiscriminant` learns from the examples and, as additional
-    samples, the prompts of each class, nearest first, times their m (repeated once where more than all are asked for).
+    samples, the prompts of each class, nearest first, times their m (repeated once if the share exceeds 1).
 
     Args:
-        text_features: prompts (classes, prompts, width), or one text a class (classes, width).
+        text_features: prompts (classes, prompts, width), or one text per class (classes, width).
         alpha: weight of the texts; by default the exactly best one in 1e-4…1e4 on held-out examples.
         gamma: sharpness of the prompts' weights; chosen on held-out folds by default.
-        prompts: number of prompts used as samples, as a share of all; chosen by default.
+        prompts: fraction of prompts used as samples; chosen by default.
     """
 
     reads_prompts = True
@@ -42,7 +42,7 @@ class Timo(Mixture):
     prompts: float | None = None
 
     def _texts(self, support: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """The prompts (classes, prompts, width)."""
+        """Return the prompts (classes, prompts, width)."""
         if self.text_features is None or np.ndim(self.text_features) == 2:
             return super()._texts(support, labels)[:, None]
         given = as_numpy(self.text_features)
@@ -97,7 +97,7 @@ class Timo(Mixture):
         return queries @ self.coef_.T + self.intercept_, queries @ self.weighed_.T
 
     def _matches(self, texts: np.ndarray, support: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """m, the cosine of each prompt to the mean of its class (classes, prompts)."""
+        """Return m, the cosine of each prompt and the mean of its class (classes, prompts)."""
         means = unit_or_zero(class_means(support, labels, len(texts)))
         return np.einsum("cpd,cd->cp", texts, means)
 

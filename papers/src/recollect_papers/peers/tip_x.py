@@ -17,7 +17,7 @@ TIP_X_SCALE = 2.0
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Row-wise log of the softmax, stable, in double precision."""
+    """Return the row-wise log-softmax in double precision."""
     shifted = logits - logits.max(axis=1, keepdims=True)
     shifted = shifted.astype(np.float64, copy=False)
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
@@ -28,9 +28,9 @@ class TipX(EmbeddingClassifier):
     """Tip-Adapter plus a cache of similar zero-shot distributions (Udandarao et al., 2023, SuS-X).
 
     ``scale f·W + alpha exp(-beta (1 - f·F)) L - gamma psi(KL(P_f || P_F)) L`` with ``P = softmax(2 f·W)`` (temperature
-    0.5 in the public code). The divergences are one matrix product, ``KL = -H(P_f) - P_f·log P_F``. psi maps them
-    linearly onto the range of the cosines; both ranges are those of the support set (of the tested batch in the public
-    code), so each query is scored by itself.
+    0.5 in the public code). The divergences are a matrix product, ``KL = -H(P_f) - P_f·log P_F``. psi maps them
+    linearly onto the range of the cosines. Both ranges come from the support set (in the public code, from the test
+    batch), so queries are scored independently.
 
     Args:
         text_features: class texts W, in the order of ``classes_``.
@@ -54,7 +54,7 @@ class TipX(EmbeddingClassifier):
         self.alpha_, self.beta_, self.gamma_ = self._choose(support, labels)
 
     def _ranges(self, support: np.ndarray, block: int = 128) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Ranges of the cosines and divergences between examples, block by block (all pairs of 32,000 take 12 GB)."""
+        """Return the ranges of cosines and divergences between examples, blockwise (all pairs of 32,000 take 12 GB)."""
         ends = np.tile([np.inf, -np.inf], (2, 1))
         for start in range(0, len(support), block):
             rows = support[start : start + block]
@@ -69,7 +69,7 @@ class TipX(EmbeddingClassifier):
         plan = self._plan.first(MOST_TUNING_ROWS)
         given = self.alpha, self.beta, self.gamma
         if not len(plan.rows) or None not in given:
-            return tuple(mine if mine is not None else 1.0 for mine in given)  # type: ignore[return-value]
+            return tuple(1.0 if value is None else value for value in given)  # type: ignore[return-value]
         betas = np.geomspace(1.0, 50.0, 8) if self.beta is None else np.array([self.beta])
         gammas = np.geomspace(0.1, 30.0, 7) if self.gamma is None else np.array([self.gamma])
         bounds = (0.1, 50.0) if self.alpha is None else (self.alpha, float(np.nextafter(self.alpha, np.inf)))
@@ -86,15 +86,15 @@ class TipX(EmbeddingClassifier):
         return best.weight if self.alpha is None else self.alpha, *best.parameters  # type: ignore[return-value]
 
     def _held_out_likeness(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut, rows: slice) -> np.ndarray:
-        asked = plan.rows[rows]
+        held = plan.rows[rows]
         if plan.one_by_one:  # only the row itself is held out, whose divergence is 0
-            sums = self._likeness_sums(support[asked])
-            sums[np.arange(len(asked)), labels[asked]] -= self._psi(0.0)
+            sums = self._likeness_sums(support[held])
+            sums[np.arange(len(held)), labels[held]] -= self._psi(0.0)
         else:
-            likeness = self._psi(self._divergence(support[asked])).astype(support.dtype)
-            likeness[plan.absent(asked)] = 0
+            likeness = self._psi(self._divergence(support[held])).astype(support.dtype)
+            likeness[plan.absent(held)] = 0
             sums = class_sums(torch.from_numpy(likeness.T.copy()), labels, len(self.classes_)).T.numpy()
-        return sums / plan.kept(asked).astype(support.dtype)
+        return sums / plan.kept(held).astype(support.dtype)
 
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
         if self.text_features is None:  # the class means depend on the held-out examples
@@ -109,7 +109,7 @@ class TipX(EmbeddingClassifier):
         return {"alpha": self.alpha_, "beta": self.beta_, "gamma": self.gamma_}
 
     def _likeness_sums(self, queries: np.ndarray) -> np.ndarray:
-        """Sums of ``-psi(KL)`` over each class (queries, classes): KL is linear in ``log P_F``, and psi is linear."""
+        """Return sums of ``-psi(KL)`` per class (queries, classes); KL is linear in ``log P_F``, and psi is linear."""
         counts = np.bincount(self.labels_)
         left = log_softmax(TIP_X_SCALE * queries @ self.texts_.T)
         weights = np.exp(left)
@@ -117,13 +117,13 @@ class TipX(EmbeddingClassifier):
         return self._psi(divergence, counts).astype(queries.dtype)
 
     def _psi(self, divergence: Any, count: Any = 1) -> Any:
-        """``-psi`` of a divergence, or of a sum of ``count``."""
+        """Return ``-psi`` of a divergence, or of a sum of ``count`` divergences."""
         (low, high), (nearest, farthest) = self._divergences, self._cosines
         slope = (farthest - nearest) / ((high - low) or 1.0)
         return -(slope * (divergence - low * count) + nearest * count)
 
     def _divergence(self, queries: np.ndarray) -> np.ndarray:
-        """``KL(P_f || P_F)`` of queries and examples: float64 (queries, examples)."""
+        """Return ``KL(P_f || P_F)`` of queries and examples: float64 (queries, examples)."""
         left = log_softmax(TIP_X_SCALE * queries @ self.texts_.T)
         weights = np.exp(left)
         return (weights * left).sum(axis=1, keepdims=True) - weights @ self._logs.T

@@ -14,29 +14,29 @@ from recollect.core.types import TEXT_SCALE
 
 
 def make_generator(random_state: Any) -> torch.Generator:
-    """A generator for torch from what scikit-learn takes as ``random_state``."""
+    """Create a torch generator from scikit-learn's ``random_state``."""
     return torch.Generator().manual_seed(int(check_random_state(random_state).randint(2**31 - 1)))
 
 
 def tensors(*arrays: np.ndarray) -> list[Tensor]:
-    """Arrays as tensors in single precision (integers stay integers)."""
+    """Convert arrays to tensors, floats to single precision."""
     found = [torch.from_numpy(array) for array in arrays]
     return [each.float() if each.is_floating_point() else each for each in found]
 
 
 @dataclass(eq=False, repr=False)
 class ClipAdapter(EmbeddingClassifier):
-    """A residual bottleneck on the image embedding (Gao et al., 2023): ``norm(r MLP(f) + (1 - r) f)·W``.
+    """Residual bottleneck on the image embedding (Gao et al., 2023): ``norm(r MLP(f) + (1 - r) f)·W``.
 
     Trained by CoOp's recipe, as in the public code: SGD with momentum 0.9, weight decay 5e-4, learning rate 0.002 along
-    a cosine after one epoch at 1e-5, batches of 32, and 200, 100 or 50 epochs at eight or more shots, at two, and at
-    one. No augmentation, since the support set consists of embeddings.
+    a cosine after one epoch at 1e-5, batches of 32, and 200 epochs for at least 8 shots, 100 for at least 2, 50 for 1.
+    No augmentation, since the support set consists of embeddings.
 
     Args:
         text_features: class texts W, in the order of ``classes_``.
         ratio: weight r of the bottleneck, which is a quarter as wide as the embedding.
         epochs: by default CoOp's for the number of shots.
-        learning_rate, batch: of SGD.
+        learning_rate, batch: parameters of SGD.
         scale: inverse temperature of the text scores.
         random_state: seed of initial weights and shuffling.
     """
@@ -87,7 +87,7 @@ class TipAdapterF(EmbeddingClassifier):
     Args:
         text_features: class texts W, in the order of ``classes_``.
         alpha, beta: weight and sharpness of the cache.
-        epochs, learning_rate: of AdamW.
+        epochs, learning_rate: parameters of AdamW.
         scale: inverse temperature of the text scores.
         random_state: seed of the shuffling.
     """

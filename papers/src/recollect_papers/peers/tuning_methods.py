@@ -1,4 +1,4 @@
-"""Prompt learners on frozen towers: CoOp, MaPLe, PromptSRC and CasPL, with the constants of their public codes."""
+"""Prompt learners on frozen towers: CoOp, MaPLe, PromptSRC and CasPL, with the constants of their public code."""
 
 import itertools
 import math
@@ -40,7 +40,7 @@ from recollect_papers.peers.prompts import (
 )
 
 DEPTH = 9
-"""Number of blocks with tokens in MaPLe, PromptSRC and CasPL; at most all of a tower's."""
+"""Maximum number of blocks with tokens in MaPLe, PromptSRC and CasPL."""
 
 _SPREAD = 0.02  # standard deviation of random initial tokens
 
@@ -50,10 +50,10 @@ class PromptTask:
     """Inputs of a learner's loss.
 
     Attributes:
-        encoder: frozen.
+        encoder: frozen model.
         scale: factor of the cosines.
-        tokens: of the class texts, with room for the prompts.
-        before: frozen prompts that come first (CasPL).
+        tokens: tokens of the class texts, with room for the prompts.
+        before: preceding frozen prompts (CasPL).
         references: unit-norm class embeddings of the model without prompts, for losses that use them.
     """
 
@@ -65,18 +65,18 @@ class PromptTask:
 
 
 class Tokens(nn.Module):
-    """The parameters of a prompt learner: tokens of each block, in the text tower and in the image tower."""
+    """Parameters of a prompt learner: tokens of each block in both towers."""
 
     def __init__(self, text: Sequence[Tensor], image: Sequence[Tensor] = ()) -> None:
         super().__init__()
         self.text, self.image = nn.ParameterList(text), nn.ParameterList(image)
 
     def prompts(self) -> Prompts:
-        """The current tokens, with gradients."""
+        """Return the current tokens, with gradients."""
         return Prompts(tuple(self.text), tuple(self.image))
 
     def forward(self, task: PromptTask, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Raw embeddings of pictures and classes with the prompts."""
+        """Return unnormalized embeddings of pictures and classes with the prompts."""
         with prompted(task.encoder, (*task.before, self.prompts())):
             return task.encoder.encode_images(pixels), task.encoder.encode_texts(task.tokens)
 
@@ -95,16 +95,15 @@ class CoupledTokens(Tokens):
 
 @dataclass(frozen=True, kw_only=True)
 class PromptLearning(ABC):
-    """Learns prompts of frozen towers by SGD with momentum 0.9, weight decay 5e-4, a cosine after one epoch at 1e-5 and
-    random crops.
+    """Base class of prompt learners: SGD with momentum 0.9, weight decay 5e-4, cosine after one epoch at 1e-5, crops.
 
     Attributes:
-        tokens: of each block that has some.
-        learning_rate, batch: of SGD.
-        epochs: the published number by default.
+        tokens: number of tokens per block.
+        learning_rate, batch: parameters of SGD.
+        epochs: number of epochs (default: the published one).
         flip: mirror half of the crops.
-        effort: share of the published epochs; at least one is run.
-        seed: of initialization, crops and order.
+        effort: fraction of the published epochs; at least one is run.
+        seed: seed of initialization, crops and order.
     """
 
     tokens: int
@@ -116,38 +115,38 @@ class PromptLearning(ABC):
     seed: int = 0
 
     text = "{}."
-    """Text after the learned tokens, with ``{}`` for the name."""
+    """Text after the learned tokens; ``{}`` is the class name."""
     reads_images = False
     """Whether the image tower has tokens too."""
 
     @abstractmethod
     def start(self, encoder: TransformersEncoder) -> Tokens:
-        """The initial tokens."""
+        """Create the initial tokens."""
 
     def usual_epochs(self, shots: int) -> int:
-        """The published number of epochs."""
+        """Return the published number of epochs."""
         return 50
 
     def loss(self, task: PromptTask, learner: Tokens, pixels: Tensor, labels: Tensor) -> Tensor:
-        """The loss; by default the cross-entropy of the classes."""
+        """Compute the loss; by default the cross-entropy of the classes."""
         images, texts = learner(task, pixels)
         return class_loss(images, texts, labels, task.scale)
 
     def references(self, encoder: TransformersEncoder, names: Sequence[str]) -> Tensor | None:
-        """Class embeddings of the frozen model, if the loss uses them."""
+        """Return class embeddings of the frozen model if the loss uses them."""
         return None
 
     def epoch_weights(self, epochs: int) -> Float[Tensor, " epochs"]:
-        """Weights of the mean over epochs that the final prompts are; by default the last epoch's alone."""
+        """Return weights for averaging prompts over epochs; by default only the last epoch counts."""
         return torch.eye(epochs, dtype=torch.float64)[-1]
 
     def task(
         self, encoder: DualEncoder, names: Sequence[str], before: tuple[Prompts, ...] = ()
     ) -> tuple[PromptTask, Tokens]:
-        """What is learned from, and the initial tokens.
+        """Return the inputs of the loss, and the initial tokens.
 
         Raises:
-            UserError: the model's towers cannot have tokens.
+            UserError: the model's towers do not support prompts.
         """
         frozen = frozen_copy(encoder)
         check_family(frozen, self.reads_images)
@@ -160,10 +159,10 @@ class PromptLearning(ABC):
         """Learn prompts for ``shots``.
 
         Args:
-            before: frozen prompts of another learner that come first (CasPL).
+            before: preceding frozen prompts of another learner (CasPL).
 
         Raises:
-            UserError: the model's towers cannot have tokens.
+            UserError: the model's towers do not support prompts.
         """
         task, learner = self.task(encoder, shots.names, before)
         crops = random_crops(task.encoder, shots.pictures, self.flip, self.seed)
@@ -175,7 +174,7 @@ class PromptLearning(ABC):
         return PromptedClassifier(task.encoder, shots.names, texts, task.scale, self.text, prompts)
 
     def learn(self, learner: Tokens, loss: Callable[[Tensor], Tensor], rows: int, shots: int = 1) -> None:
-        """Descend on a loss of some of the ``rows``, and take the mean over epochs."""
+        """Minimize a loss on batches of ``rows``, and average the parameters over epochs."""
         usual = self.usual_epochs(shots) if self.epochs is None else self.epochs
         epochs = max(1, round(self.effort * usual)) if usual and self.effort else 0
         if not epochs:
@@ -213,8 +212,7 @@ class CoOp(PromptLearning):
 
 @dataclass(frozen=True, kw_only=True)
 class MaPLe(PromptLearning):
-    """MaPLe (Khattak et al., 2023): tokens in the first blocks of both towers; those of the image tower are linear maps
-    of those of the text tower, one map per block.
+    """MaPLe (Khattak et al., 2023): tokens in both towers, where image tokens are linear maps of text tokens per block.
 
     The two input tokens are initialized as "a photo", followed by "of a NAME."; deeper ones from N(0, 0.02).
     """
@@ -251,7 +249,7 @@ class PromptSRC(PromptLearning):
     a". Final tokens are a mean over epochs with Gaussian weights.
 
     Attributes:
-        templates: of the frozen class embeddings.
+        templates: templates of the frozen class embeddings.
         peak, spread: mean and standard deviation of the epochs' weights, in epochs.
     """
 
@@ -291,11 +289,10 @@ class PromptSRC(PromptLearning):
 
 @dataclass(frozen=True, kw_only=True)
 class BoostingPrompts(PromptLearning):
-    """CasPL's first phase (Wu et al., 2024): tokens in both towers that match a small model's probabilities to those of
-    a larger one on unlabeled pictures of the domain.
+    """CasPL's first phase (Wu et al., 2024): distills a larger model's probabilities on unlabeled domain pictures.
 
-    The paper defines the loss (KL between the logits); its constants are not public. Ours: 8 tokens in the first 9
-    blocks, 20 epochs of SGD, the larger model's zero-shot probabilities at its own scale.
+    The paper defines the loss (KL between the logits), but not its constants. Ours: 8 tokens in the first 9 blocks of
+    both towers, 20 epochs of SGD, the larger model's zero-shot probabilities at its own scale.
     """
 
     learning_rate: float = 2.5e-3
@@ -316,16 +313,16 @@ class BoostingPrompts(PromptLearning):
     ) -> Prompts:
         """Learn from the larger ``teacher`` on unlabeled ``pictures``.
 
-        Both see the same crop; the teacher gets it as a picture, since its transform may differ.
+        Both models see the same crops; the teacher gets pictures, since its transform may differ.
         """
         task, learner = self.task(encoder, names)
-        texts, wanted = teacher.embed_texts([fill(self.text, name) for name in names]), learned_scale(teacher)
+        texts, scale = teacher.embed_texts([fill(self.text, name) for name in names]), learned_scale(teacher)
         crops = random_crops(task.encoder, pictures, self.flip, self.seed)
 
         def loss(rows: Tensor) -> Tensor:
             pixels = crops(rows)
-            shown = teacher.embed_images(_as_bytes(task.encoder, pixels))
-            targets = F.log_softmax(wanted * shown @ texts.T, dim=1).to(pixels.device)
+            images = teacher.embed_images(_as_pictures(task.encoder, pixels))
+            targets = F.log_softmax(scale * images @ texts.T, dim=1).to(pixels.device)
             return match_loss(learner, task, pixels, targets)
 
         self.learn(learner, loss, len(pictures))
@@ -333,14 +330,14 @@ class BoostingPrompts(PromptLearning):
 
 
 def match_loss(learner: Tokens, task: PromptTask, pixels: Tensor, targets: Tensor) -> Tensor:
-    """Mean over pictures of ``KL(teacher || student)``; ``targets`` are log probabilities."""
+    """Return the mean of ``KL(teacher || student)`` over pictures; ``targets`` are log probabilities."""
     images, texts = (F.normalize(raw, dim=1) for raw in learner(task, pixels))
     found = F.log_softmax(task.scale * images @ texts.T, dim=1)
     return F.kl_div(found, targets, reduction="batchmean", log_target=True)
 
 
-def _as_bytes(encoder: TransformersEncoder, pixels: Tensor) -> list[ImageLike]:
-    """Crops converted back to pictures."""
+def _as_pictures(encoder: TransformersEncoder, pixels: Tensor) -> list[ImageLike]:
+    """Convert crops back to pictures."""
     transform = encoder.transform
     mean, std = (torch.tensor(values, device=pixels.device).view(3, 1, 1) for values in (transform.mean, transform.std))
     rounded = ((pixels.float() * std + mean) * 255).round().clamp(0, 255).byte()
@@ -351,11 +348,11 @@ def _as_bytes(encoder: TransformersEncoder, pixels: Tensor) -> list[ImageLike]:
 class CascadedPrompts:
     """CasPL: frozen `BoostingPrompts`, then another learner with its own loss.
 
-    It uses unlabeled pictures and a larger model, so its figures are not comparable with few-shot ones.
+    It uses unlabeled pictures and a larger model, so its results are not comparable with few-shot methods.
 
     Attributes:
         boosting, learner: the two phases.
-        teacher: a larger model.
+        teacher: the larger model.
     """
 
     boosting: BoostingPrompts
@@ -366,7 +363,7 @@ class CascadedPrompts:
         object.__setattr__(self, "_teacher", teacher)
 
     def fit(self, encoder: DualEncoder, shots: LabeledPictures) -> PromptedClassifier:
-        """Learn both phases; the first from the unlabeled pictures, or from the shots where there are none."""
+        """Run both phases, the first on the unlabeled pictures, or on the shots if there are none."""
         pictures = shots.unlabeled if len(shots.unlabeled) else shots.pictures
         teacher: DualEncoder = self._teacher  # type: ignore[attr-defined]
         before = self.boosting.teach(encoder, teacher, pictures, shots.names)
@@ -374,7 +371,7 @@ class CascadedPrompts:
 
 
 def _layers(encoder: TransformersEncoder, tower: str, words: str, tokens: int, depth: int, seed: int) -> list[Tensor]:
-    """Initial tokens of the first ``depth`` blocks of a tower: random, and at the input the embeddings of words."""
+    """Create random initial tokens for the first ``depth`` blocks of a tower; input tokens start with ``words``."""
     like, width = next(encoder.parameters()), token_width(encoder, tower)
     drawn = []
     for number in range(min(depth, token_layers(encoder, tower))):
@@ -391,4 +388,4 @@ TUNING_METHODS: Mapping[str, MakeTuning] = {
     "maple": lambda effort, flip, seed: MaPLe(effort=effort, flip=flip, seed=seed),
     "promptsrc": lambda effort, flip, seed: PromptSRC(effort=effort, flip=flip, seed=seed),
 }
-"""`recollect evaluate few-shot` reads them; `CascadedPrompts` (CasPL) needs a larger model as well."""
+"""Methods for `recollect evaluate few-shot`; `CascadedPrompts` (CasPL) is missing because it needs a larger model."""

@@ -1,4 +1,4 @@
-"""Where the pooled token of a text looks, layer by layer, as heat maps (prefix conditioning, Fig. 3, 5, 6)."""
+"""Attention of a text's pooled token in each layer, as heat maps (prefix conditioning, Fig. 3, 5, 6)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,20 +22,20 @@ from recollect.models.transformers.families import OLD_END, pooling
 from recollect_papers.towers.small import SmallEncoder, TextAttention
 
 PREFIX_NAMES: dict[Kind | None, str] = {"label": "label prefix", "caption": "caption prefix", None: "no prefix"}
-"""What the paper calls prompt prefix, caption prefix and unconditional model."""
+"""Titles of what the paper calls prompt prefix, caption prefix and unconditional model."""
 
 UNCONDITIONAL = "model without prefixes"
 
-_LONGEST_WORD = 16
+_MAX_WORD_LENGTH = 16
 
 
 def reading_name(model: Encoder, prefix: Kind | None) -> str:
-    """How to call what ``model`` makes of a text with this prefix."""
+    """Return the title for texts embedded by ``model`` with a prefix."""
     return PREFIX_NAMES[prefix] if own_prefixes(model) else UNCONDITIONAL
 
 
 def own_prefixes(model: Encoder) -> tuple[Kind, ...]:
-    """The kinds that ``model`` has prefix tokens for, label first as in the paper's figures."""
+    """Return the kinds that ``model`` has prefix tokens for, label first as in the paper's figures."""
     return tuple(sorted(model.prefixes, reverse=True))
 
 
@@ -44,11 +44,11 @@ class AttentionMap:
     """Attention of the pooled token over the words of one text (prefix conditioning, Fig. 3, 5, 6).
 
     Attributes:
-        text: what was read.
-        prefix: whose prefix tokens stood in front of it.
-        words: the tokens, pieces of one word put together, and all padding too.
-        weights: (layers, words), mean over heads; every row adds up to 1.
-        content: for each word, whether it is a word of the text (not a prefix, start, end or padding token).
+        text: the text.
+        prefix: kind whose prefix tokens were prepended.
+        words: tokens, with the pieces of a word joined and all padding in one entry.
+        weights: (layers, words), mean over heads; each row sums to 1.
+        content: whether each word is part of the text, not a prefix, start, end or padding token.
     """
 
     text: str
@@ -59,27 +59,27 @@ class AttentionMap:
 
     @property
     def spread(self) -> Float[np.ndarray, " layers"]:
-        """Effective number of the text's own words that each layer looks at: exp of the entropy over them."""
+        """Effective number of the text's words that each layer attends to: exp of the entropy over them."""
         own = self.weights[:, np.array(self.content)]
         shares = own / own.sum(1, keepdims=True).clip(1e-12)
         return np.exp(-np.sum(shares * np.log(shares.clip(1e-12)), axis=1))
 
 
 def attention_map(model: Encoder, text: str, prefix: Kind | None = None) -> AttentionMap:
-    """Look at one text through ``model``.
+    """Compute the attention map of one text.
 
     Raises:
-        UserError: its text tower has no attention, or the text has no words.
+        UserError: the text tower exposes no attention, or the text is empty.
     """
     if not text.strip():
-        raise UserError("a text without words has no attention to show")
+        raise UserError("an empty text has no attention map")
     if isinstance(model, TransformersEncoder):
         prefixes = (word for words in model.prefixes.values() for word in words)
         found, special = text_attention(model, [text], prefix), {*model.tokenizer.all_special_tokens, *prefixes}
     elif isinstance(model, SmallEncoder):
         found, special = model.text_attention([text], prefix), set(model.special_tokens)
     else:
-        raise UserError("this model's text tower shows no attention")
+        raise UserError("this model's text tower exposes no attention")
     tokens = found.tokens[0]
     weights = np.stack([layer[0].mean(0).numpy() for layer in found.layers])
     owner = _word_of(tokens, special)
@@ -98,9 +98,9 @@ def attention_map(model: Encoder, text: str, prefix: Kind | None = None) -> Atte
 
 
 def text_attention(encoder: TransformersEncoder, texts: Sequence[str], prefix: Kind | None = None) -> TextAttention:
-    """Attention of the pooled token of each text in every layer of the text tower, in float32 on the CPU.
+    """Return the pooled token's attention for each text and layer, in float32 on the CPU.
 
-    Texts are read together, so all have the length of the longest; the encoder is left as it was.
+    Texts form one batch, padded to the longest. The encoder is not modified.
     """
     tokens = {name: ids.to(encoder.device) for name, ids in encoder.tokenize(texts, prefix).items()}
     places = pooled_places(tokens["input_ids"], encoder.model.config)
@@ -113,13 +113,13 @@ def text_attention(encoder: TransformersEncoder, texts: Sequence[str], prefix: K
 
 
 def pooled_places(ids: Int[Tensor, "n tokens"], config: Any) -> Int[Tensor, " n"]:
-    """The place of the pooled token in each text.
+    """Return the position of the pooled token in each text.
 
     Raises:
-        UserError: the text tower takes the mean over all tokens.
+        UserError: the text tower uses mean pooling.
     """
     if getattr(config, "text_pooling", "") == "mean":
-        raise UserError("this text tower takes the mean over all tokens; it has no pooled token to look at.")
+        raise UserError("this text tower uses mean pooling, so it has no pooled token with attention to show")
     how = pooling(config)
     if how == "end":
         end = config.text_config.eos_token_id
@@ -129,7 +129,7 @@ def pooled_places(ids: Int[Tensor, "n tokens"], config: Any) -> Int[Tensor, " n"
 
 @contextmanager
 def eager_attention(tower: transformers.PreTrainedModel) -> Iterator[None]:
-    """Compute attention as a matrix within the block; fused kernels never form it."""
+    """Use eager attention in the block, because fused kernels do not return attention matrices."""
     before = tower.config._attn_implementation
     tower.set_attn_implementation("eager")
     try:
@@ -139,8 +139,11 @@ def eager_attention(tower: transformers.PreTrainedModel) -> Iterator[None]:
 
 
 def _word_of(tokens: Sequence[str], special: set[str]) -> list[int]:
-    """The word of each token. Pieces are marked where words begin (SentencePiece, byte-level), go on (WordPiece) or
-    end (CLIP); a special token is a word of its own, however often it is repeated, as padding is."""
+    """Return the word index of each token.
+
+    Tokenizers mark the first piece of a word (SentencePiece, byte-level), later pieces (WordPiece) or the last piece
+    (CLIP). A run of the same special token, such as padding, is one word.
+    """
     plain = [token for token in tokens if token not in special]
     begins = any(token.startswith(("▁", "Ġ")) for token in plain)
     ends = any(token.endswith("</w>") for token in plain)
@@ -169,10 +172,10 @@ def _bare(token: str) -> str:
 
 
 def attention_figure(rows: Sequence[Sequence[tuple[str, AttentionMap]]]) -> Figure:
-    """A row of heat maps for each text, one for each way of reading it: layers down, words across (Fig. 3, 5, 6).
+    """Draw heat maps of layers by words, one row per text and one column per prefix (Fig. 3, 5, 6).
 
     Args:
-        rows: for each text, the titles and maps side by side.
+        rows: titles and maps of each text.
     """
     columns = max(map(len, rows))
     words = max(len(shown.words) for row in rows for _, shown in row)
@@ -180,7 +183,7 @@ def attention_figure(rows: Sequence[Sequence[tuple[str, AttentionMap]]]) -> Figu
     size = {"width": max(2.6, 1.0 + 0.28 * words), "height": 1.5 + 0.2 * layers}
     figure, axes = new_figure(columns, len(rows), **size)
     for line, row in zip(axes, rows, strict=True):
-        # Words decide the colors: padding, where a tower attends to it, would leave them all pale.
+        # Scale colors by the text's words: towers that attend to padding would make all words pale.
         top = max(float(shown.weights[:, np.array(shown.content)].max()) for _, shown in row)
         for axis in line[len(row) :]:
             axis.set_visible(False)
@@ -193,7 +196,7 @@ def attention_figure(rows: Sequence[Sequence[tuple[str, AttentionMap]]]) -> Figu
 def _heat_map(axis: Axes, title: str, shown: AttentionMap, top: float) -> matplotlib.image.AxesImage:
     axis.grid(False)
     picture = axis.imshow(shown.weights, cmap="Blues", vmin=0, vmax=top, aspect="auto")
-    names = [word if len(word) <= _LONGEST_WORD else f"{word[: _LONGEST_WORD - 1]}…" for word in shown.words]
+    names = [word if len(word) <= _MAX_WORD_LENGTH else f"{word[: _MAX_WORD_LENGTH - 1]}…" for word in shown.words]
     axis.set_xticks(range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
     axis.set_yticks(range(len(shown.weights)), [str(number) for number in range(1, len(shown.weights) + 1)])
     axis.set_ylabel("layer")

@@ -17,7 +17,7 @@ from recollect.evaluation.features import class_prompts
 from recollect.evaluation.tasks.classification import ClassificationTask, keep_classes
 from recollect.evaluation.tasks.opening import open_tasks
 from recollect.models import load_model
-from recollect_papers.engine import papers_words, report
+from recollect_papers.engine import paper_quote, report
 from recollect_papers.prefix.attention import attention_figure, attention_map, own_prefixes, reading_name
 from recollect_papers.prefix.maps import (
     Cloud,
@@ -37,7 +37,7 @@ SAMPLES = {"smoke": 60, "small": 500, "full": 2000}
 
 
 def _models(options: StudyOptions) -> tuple[Encoder, Encoder]:
-    """The first seed of the model with prefixes and of the one without."""
+    """Return the models with and without prefixes, of the first seed."""
     evaluation = prefix_world(options).zero_shot()
     measured([WITH, WITHOUT], replace(options, seeds=1), evaluation)
     folders = [job_of(arm, options, evaluation).folder(options.out) for arm in (WITH, WITHOUT)]
@@ -49,7 +49,7 @@ def _report(
     rows: Sequence[Sequence[str]],
 ) -> StudyReport:  # fmt: skip
     table = StudyTable(f"Figure {number}. {title}", tuple(columns), tuple(map(tuple, rows)))
-    note = f"paper: {papers_words('prefix', f'figure-{number}')}"
+    note = f"paper: {paper_quote('prefix', f'figure-{number}')}"
     return report(f"prefix/figure-{number}", options, WORLDS_BY_SCALE, figure, [table], [note])
 
 
@@ -78,7 +78,7 @@ def figure_3(options: StudyOptions) -> StudyReport:
 
 
 def figure_5(options: StudyOptions) -> StudyReport:
-    """Attention for another class prompt, of a class that the label set lacks."""
+    """Attention for a prompt of a class that is not in the label set."""
     full = options.scale == "full"
     return _attention(options, 5, ["a tattoo of the forest area." if full else "a tattoo of a hebrew letter."])
 

@@ -1,4 +1,4 @@
-"""t-SNE maps of texts and images (prefix conditioning, Fig. 4, 7, 8, 9), with what is measured in the space itself."""
+"""t-SNE maps of texts and images (prefix conditioning, Fig. 4, 7, 8, 9), with measures of the embedding space."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from recollect.evaluation.plots import LINE_COLORS, new_figure
 from recollect_papers.prefix.attention import PREFIX_NAMES, UNCONDITIONAL, own_prefixes, reading_name
 
 Plane = Callable[[np.ndarray], np.ndarray]
-"""From embeddings (n, width) to the plane (n, 2)."""
+"""Projection of embeddings (n, width) to the plane (n, 2)."""
 
 APART = "same set as nearest (%)"
 
@@ -28,10 +28,10 @@ _FEWEST_POINTS = 4
 def in_plane(
     embeddings: Float[np.ndarray, "n width"], *, perplexity: float = 30.0, seed: int = 0
 ) -> Float[np.ndarray, "n 2"]:
-    """t-SNE of unit embeddings (van der Maaten and Hinton, 2008), from a start by principal components.
+    """Project unit embeddings by t-SNE (van der Maaten and Hinton, 2008), initialized by PCA.
 
     Args:
-        perplexity: neighbors that count; lowered to a third of the points where there are few.
+        perplexity: effective number of neighbors; at most a third of the number of points.
 
     Raises:
         UserError: fewer than four points.
@@ -39,19 +39,21 @@ def in_plane(
     if len(embeddings) < _FEWEST_POINTS:
         raise UserError(f"{len(embeddings)} points are too few for t-SNE. Take more classes, templates or samples.")
     fitting = min(perplexity, (len(embeddings) - 1) / 3)
-    spread = embeddings + 1e-7 * np.random.default_rng(seed).normal(size=embeddings.shape)  # equal points divide by 0
+    spread = embeddings + 1e-7 * np.random.default_rng(seed).normal(
+        size=embeddings.shape
+    )  # identical points would divide by zero
     return TSNE(perplexity=fitting, init="pca", random_state=seed).fit_transform(spread.astype(np.float32))
 
 
 def scatter(embeddings: Float[np.ndarray, "n width"], labels: np.ndarray) -> dict[str, float]:
-    """How far apart the prompts of a class are, and how far the classes, every class counting the same (§4.3).
+    """Compute the scatter within and between classes, with equal weight per class (§4.3).
 
     Args:
-        labels: (n,), the class of each row.
+        labels: (n,), class of each row.
 
     Returns:
-        ``within``, the mean squared distance of a prompt from its class's mean; ``between``, that of the classes' means
-        from the mean of all; and their ratio, larger for a more discriminative space.
+        ``within``: mean squared distance of prompts to their class mean; ``between``: mean squared distance of class
+        means to the mean of all; and their ratio, which is larger in a more discriminative space.
     """
     classes = [embeddings[labels == label] for label in np.unique(labels)]
     means = np.stack([rows.mean(0) for rows in classes])
@@ -61,7 +63,7 @@ def scatter(embeddings: Float[np.ndarray, "n width"], labels: np.ndarray) -> dic
 
 
 def same_set_share(first: Float[np.ndarray, "n width"], second: Float[np.ndarray, "m width"]) -> float:
-    """Share of rows (percent) whose nearest other row is of the same set: 100 where two sets are apart (Fig. 8, 9)."""
+    """Return the percentage of rows whose nearest other row is in the same set: 100 if disjoint (Fig. 8, 9)."""
     both = np.concatenate([first, second])
     side = np.repeat([0, 1], [len(first), len(second)])
     nearest = NearestNeighbors(n_neighbors=2).fit(both).kneighbors(both, return_distance=False)
@@ -71,13 +73,14 @@ def same_set_share(first: Float[np.ndarray, "n width"], second: Float[np.ndarray
 
 @dataclass(frozen=True)
 class Cloud:
-    """Points of one panel, and what is measured in the space itself.
+    """Points of one panel.
 
     Attributes:
-        title: of the panel.
+        title: title of the panel.
         points: (n, 2).
-        groups: (n,), what decides a point's color.
-        names: of the groups for a legend; empty leaves it out, as for many classes.
+        groups: (n,), color index of each point.
+        names: group names for the legend; empty for no legend.
+        measured: measures of the embedding space, for the table.
     """
 
     title: str
@@ -88,11 +91,11 @@ class Cloud:
 
 
 def clouds(panels: Sequence[Cloud]) -> Figure:
-    """Maps side by side; the axes of such a map mean nothing, so they are left out."""
+    """Draw maps side by side, without axes, since t-SNE coordinates have no meaning."""
     figure, axes = new_figure(len(panels), width=3.4, height=3.4)
     for axis, panel in zip(axes[0], panels, strict=True):
         colors = _colors(int(panel.groups.max()) + 1)
-        order = np.random.default_rng(0).permutation(len(panel.points))  # so that no group hides the others
+        order = np.random.default_rng(0).permutation(len(panel.points))  # no group hides the others
         axis.scatter(*panel.points[order].T, c=colors[panel.groups[order]], s=6, linewidths=0, alpha=0.8)
         axis.set_xticks([])
         axis.set_yticks([])
@@ -114,7 +117,7 @@ def _colors(count: int) -> np.ndarray:
 
 
 def classes_panel(model: Encoder, prompts: Sequence[Sequence[str]], prefix: Kind | None, plane: Plane) -> Cloud:
-    """Prompts of each class read with one prefix, a color a class (Fig. 4b to 4d, 7)."""
+    """Map prompts with one prefix, colored by class (Fig. 4b to 4d, 7)."""
     owner = np.repeat(np.arange(len(prompts)), [len(texts) for texts in prompts])
     embedded = model.embed_texts([text for texts in prompts for text in texts], prefix).numpy()
     title = reading_name(model, prefix)
@@ -123,13 +126,13 @@ def classes_panel(model: Encoder, prompts: Sequence[Sequence[str]], prefix: Kind
 
 
 def prefixes_panel(model: Encoder, texts: Sequence[str], prefixes: tuple[Kind, Kind], plane: Plane) -> Cloud:
-    """The same texts read with each of two prefixes, a color a prefix (Fig. 4a)."""
+    """Map texts with two prefixes, colored by prefix (Fig. 4a)."""
     first, second = (model.embed_texts(texts, prefix).numpy() for prefix in prefixes)
     return _pair("class prompts", first, second, (PREFIX_NAMES[prefixes[0]], PREFIX_NAMES[prefixes[1]]), plane)
 
 
 def captions_panel(model: Encoder, prompts: Sequence[str], captions: Sequence[str], plane: Plane) -> Cloud:
-    """Class prompts and captions, each read with its own prefix where the model has prefixes (Fig. 9)."""
+    """Map class prompts and captions, each with its prefix if the model has prefixes (Fig. 9)."""
     own = own_prefixes(model)
     first = model.embed_texts(prompts, "label" if "label" in own else None).numpy()
     second = model.embed_texts(captions, "caption" if "caption" in own else None).numpy()
@@ -138,7 +141,7 @@ def captions_panel(model: Encoder, prompts: Sequence[str], captions: Sequence[st
 
 
 def images_panel(model: Encoder, labeled: Source, captioned: Source, plane: Plane) -> Cloud:
-    """Images of a label set and images with captions (Fig. 8)."""
+    """Map images of a label set and images with captions (Fig. 8)."""
     first, second = (image_features(model, source).images for source in (labeled, captioned))
     title = "trained with prefixes" if own_prefixes(model) else "trained without prefixes"
     return _pair(title, first, second, ("images of classes", "images with captions"), plane)

@@ -1,10 +1,10 @@
-"""``prefix/real``: captions and labels together on the starter's towers, with and without a prefix for each kind.
+"""``prefix/real``: captions and labels together on the starter's towers, with and without prefixes.
 
-The text tower is locked, so a prefix is what its head learns: a vector of the kind beside the text's features, which
-shifts every unit of the head's hidden layer. At the test every text can be read as a caption or as a label.
+The text tower is locked, so a prefix is a one-hot vector appended to the text's features: it shifts the hidden units of
+the text head. At test time any text can be read as a caption or as a label.
 
-Every second batch of the arms with labels is of labels, so in their 400 steps they read as many captions as captions
-alone do in 200, the length that ``lixp/real`` chose.
+In arms with labels, every second batch is of labels, so their 400 steps contain as many captions as the 200 steps on
+captions alone, the number chosen in ``lixp/real``.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
 from recollect_papers.measurements import Measurements
-from recollect_papers.real.arms import ArmRunner
-from recollect_papers.real.data import LIGHT, FeatureSet, RealData, open_data
+from recollect_papers.real.arms import SMOKE_HEAD, open_runner, worlds
+from recollect_papers.real.data import LIGHT, FeatureSet, RealData
 from recollect_papers.real.heads import (
     LABELS,
     TEMPLATES,
@@ -33,7 +33,7 @@ from recollect_papers.study import StudyOptions
 
 KINDS = ("caption", "label")
 _PREFIX_LENGTH = 0.1
-"""About twice the deviation of an entry of a text's features."""
+"""Length of the one-hot vector: about twice the standard deviation of a text feature."""
 
 OWN = ("imagenette",)
 """Sets whose classes are among the labels; all others are foreign. Nothing is chosen, so choosing sets count too."""
@@ -42,19 +42,18 @@ WORLD = (
     "an MLP head on EfficientNet-Lite0 and MiniLM; captions: 14,000 photographs (COCO); labels: names of ImageNet's "
     "classes with features made from the tower's classifier"
 )
-MADE = "made vectors: shows that it runs, not what it finds"
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One way of training.
+    """One training variant.
 
     Attributes:
-        name: in tables.
-        labels: whether labels are trained on too.
-        sampling: of batches.
-        prefix: whether the head reads the kind.
-        share: of the steps that an arm with labels is trained for.
+        name: name in tables.
+        labels: train on labels too.
+        sampling: see `HeadRecipe.sampling`.
+        prefix: append the kind to text features.
+        share: number of steps relative to arms with labels.
     """
 
     name: str
@@ -65,7 +64,7 @@ class Arm:
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """How texts can be read."""
+        """The prefixes to evaluate with."""
         return KINDS if self.prefix else ("plain",)
 
 
@@ -78,25 +77,25 @@ MIXED = (
     Arm("both, mixed batches", sampling="mixed"),
     Arm("both, mixed batches, prefixes", sampling="mixed", prefix=True),
 )
-"""At scale ``full``."""
+"""Only at scale ``full``."""
 
 
 @dataclass(frozen=True)
 class ReadAs:
-    """Texts with the vector of a kind behind their features."""
+    """Data whose text features are followed by the vector of one kind."""
 
     data: RealData
     kind: str
 
     def texts(self, texts: Sequence[str]) -> Float[Tensor, "texts entries"]:
-        """The features, and the kind's vector."""
+        """Return text features with the kind appended."""
         return with_kind(self.data.texts(texts), [KINDS.index(self.kind)] * len(texts))
 
 
 def with_kind(features: Float[Tensor, "n entries"], kinds: Sequence[int]) -> Float[Tensor, "n more"]:
-    """Features with a one-hot vector of each text's kind."""
-    told = _PREFIX_LENGTH * torch.nn.functional.one_hot(torch.tensor(kinds), len(KINDS))
-    return torch.cat([features, told.to(features)], dim=1)
+    """Append a one-hot vector of each text's kind to its features."""
+    prefixes = _PREFIX_LENGTH * torch.nn.functional.one_hot(torch.tensor(kinds), len(KINDS))
+    return torch.cat([features, prefixes.to(features)], dim=1)
 
 
 def _pairs(data: RealData, arm: Arm) -> FeaturePairs:
@@ -110,9 +109,8 @@ def _pairs(data: RealData, arm: Arm) -> FeaturePairs:
 
 def _measure(options: StudyOptions) -> Measurements:
     smoke = options.scale == "smoke"
-    data = open_data(options.data, smoke, LIGHT)
-    runner = ArmRunner(data, options.out / "runs" / "prefix-real")
-    head = HeadRecipe(width=16, hidden=32, batch=64, steps=10) if smoke else HeadRecipe(loss="softmax")
+    runner = open_runner(options, "prefix-real", LIGHT)
+    data, head = runner.data, SMOKE_HEAD if smoke else HeadRecipe(loss="softmax")
     splits = {**data.roles.choosing, **data.roles.testing}
     own = ("a",) if smoke else OWN
     foreign = tuple(name for name in splits if name not in own)
@@ -123,18 +121,18 @@ def _measure(options: StudyOptions) -> Measurements:
             recipe = replace(head, sampling=arm.sampling, steps=round(arm.share * head.steps))
             settings = [2, asdict(recipe), arm.labels, arm.prefix, TEMPLATES, own, foreign, read]
 
-            def make(arm: Arm = arm, recipe: HeadRecipe = recipe, seed: int = seed) -> Measurements:
+            def compute(arm: Arm = arm, recipe: HeadRecipe = recipe, seed: int = seed) -> Measurements:
                 model = fit(_pairs(data, arm), recipe, seed, data)
                 return measured(model, data, arm, {name: data.classes(name) for name in (*own, *foreign)}, splits)
 
-            found.take(runner.figures(arm.name, seed, settings, make))
+            found.take(runner.figures(arm.name, seed, settings, compute))
     return found
 
 
 def measured(
     model: FeatureModel, data: RealData, arm: Arm, sets: dict[str, FeatureSet], splits: dict[str, tuple[str, ...]]
 ) -> Measurements:
-    """Accuracy by name and recall at 10, in each reading."""
+    """Measure zero-shot accuracy and R@10 with each prefix."""
     found = Measurements()
     for reading in arm.readings:
         read = model
@@ -163,9 +161,9 @@ def _form(found: Measurements) -> Formed:
         Column("by name, foreign sets", {"measure": "zero-shot", "set": foreign}),
         *(Column(f"R@10 {pool}", {"measure": "R@10", "set": pool}) for pool in pools),
     ]
-    there = {address["arm"] for address, _, _ in found.rows()}
+    measured_arms = found.names("arm")
     rows = [Row((arm.name, reading if arm.prefix else ""), {"arm": arm.name, "read": reading})
-            for arm in (*ARMS, *MIXED) if arm.name in there for reading in arm.readings]  # fmt: skip
+            for arm in (*ARMS, *MIXED) if arm.name in measured_arms for reading in arm.readings]  # fmt: skip
     gains = [replace(column, show="gain") for column in columns]
     compared, notes = [], list[str]()
     for title, (one, reading), (other, over) in COMPARED:
@@ -183,4 +181,4 @@ def _form(found: Measurements) -> Formed:
     ], []
 
 
-real = TableStudy("prefix/real", _measure, _form, {"smoke": MADE, "small": WORLD, "full": WORLD})
+real = TableStudy("prefix/real", _measure, _form, worlds(WORLD))

@@ -1,4 +1,4 @@
-"""Prefix conditioning's own run: Swin-T with CLIP's text tower."""
+"""Swin-T with CLIP's text tower, as in the prefix conditioning paper."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from recollect.models.transformers.processors import processor_of
 
 @dataclass(frozen=True)
 class SwinPreset(TransformersPreset):
-    """A Swin transformer and CLIP's causal text tower, as in prefix conditioning (UniCL's towers).
+    """Swin transformer and CLIP's causal text tower (UniCL's towers).
 
     Attributes:
-        summary: one line for help texts.
-        patch_width: width after the patch layer; doubled at each stage.
-        depths, heads: of each stage.
-        text: the text tower, pooled at the end token.
-        size: side of a picture in pixels.
-        patch: side of a patch in pixels.
+        summary: one-line description for help texts.
+        patch_width: width after the patch layer; doubles at each stage.
+        depths, heads: number of layers and attention heads of each stage.
+        text: text tower, pooled at the end token.
+        size: image side in pixels.
+        patch: patch side in pixels.
         window: side of an attention window in patches.
-        width: entries of an embedding.
-        length: most tokens of a text.
-        vocabulary: most tokens of a tokenizer trained on the captions.
+        width: embedding width.
+        length: maximum text length in tokens.
+        vocabulary: maximum vocabulary of a tokenizer trained on the captions.
     """
 
     summary: str
@@ -70,4 +70,4 @@ class SwinPreset(TransformersPreset):
         return transformers.VisionTextDualEncoderModel(config), processor, transform
 
 
-SWIN_T = SwinPreset("prefix conditioning's Swin-T at 224 px with CLIP's text tower")
+SWIN_T = SwinPreset("Swin-T at 224 px with CLIP's text tower, of the prefix conditioning paper")

@@ -1,7 +1,7 @@
-"""Prefix conditioning (Saito et al., 2023): Tables 1, 2, 3, 4, 5, 7, 8 and 9; `figures` draws Figures 3 to 9.
+"""Prefix conditioning (Saito et al., 2023): Tables 1, 2, 3, 4, 5, 7, 8 and 9.
 
-``smoke`` and ``small`` take the glyph world, whose label set is narrow in style and words where its captions are broad;
-``full`` takes the paper's recipe, the user's data (``--data NAME=SOURCE``) and the paper's eleven sets.
+``smoke`` and ``small`` use the glyph world, whose label set has few styles and words and whose captions have many;
+``full`` uses the paper's recipe and eleven sets, and the user's data (``--data NAME=SOURCE``).
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from recollect_papers.prefix.world import (
     read_at,
     seeds,
 )
-from recollect_papers.runs import StudyEvaluation, open_renamed
+from recollect_papers.runs import StudyEvaluation, open_synonym_tasks
 from recollect_papers.study import StudyOptions, over
 
 _LABELS: dict[LabelSets, str] = {
@@ -36,7 +36,7 @@ CAPTION_COLUMNS = {"none": "–", "small": "CC-3M", "all": "CC-12M"}
 _OBJECTIVES = {"softmax": "CLIP", "label": "UniCL", "sigmoid": "SigLIP"}
 
 Line = tuple[tuple[str, ...], PrefixArm, Kind | None, str | None]
-"""A row: its first cells, its arm, the prefix at the test, its name in the paper's table."""
+"""A row: first cells, arm, test-time prefix, name in the paper's table."""
 
 
 def _tick(value: bool) -> str:
@@ -48,7 +48,7 @@ def _data(arm: PrefixArm) -> str:
 
 
 def _reading(arm: PrefixArm) -> Kind | None:
-    """The caption prefix at the test, as in the paper, for models that have it."""
+    """Return the test-time prefix: ``caption``, as in the paper, for models with prefixes."""
     return "caption" if arm.prefix else None
 
 
@@ -56,10 +56,13 @@ def _reading(arm: PrefixArm) -> Kind | None:
 
 
 def sets_of(chosen: PrefixWorld) -> dict[str, Any]:
-    """Which sets figures are means of: the small label set's ``own`` test images and their shifts of domain, its
-    classes under their ``names`` and ``synonyms``, and sets of ``unseen`` classes by column."""
+    """Return the sets that figures average over.
+
+    ``own``: test images of the small label set and its domain shifts; ``names`` and ``synonyms``: its classes by either
+    name; ``unseen``: sets of unseen classes by column.
+    """
     own = open_tasks(chosen.own, "zero-shot").tasks
-    renamed = open_renamed(chosen.synonyms).tasks if chosen.synonyms else own
+    renamed = open_synonym_tasks(chosen.synonyms).tasks if chosen.synonyms else own
     unseen: dict[str, list[str]] = {}
     for task in open_tasks(chosen.unseen, "zero-shot", chosen.suite).tasks:
         unseen.setdefault(task.group or task.name, []).append(task.name)
@@ -84,7 +87,7 @@ def _classified(options: StudyOptions, arms: Sequence[PrefixArm]) -> Measurement
 
 
 def _probed(options: StudyOptions, arms: Sequence[PrefixArm]) -> Measurements:
-    """Linear probes; the accuracy is each set's own metric."""
+    """Measure linear probes, by each set's own metric."""
     chosen = prefix_world(options)
     found = _measured(arms, options, chosen.probes(), templates=False)
     shift_of = {task.name: task.shift for task in open_tasks(chosen.own, "few-shot").tasks}
@@ -93,7 +96,7 @@ def _probed(options: StudyOptions, arms: Sequence[PrefixArm]) -> Measurements:
     shifts = [name for name in data if shift_of.get(name)]
     rest = [name for name in data if name not in (*names, *shifts)]
     parts = {"own set": names, "own classes, shifted": shifts, f"{len(rest)} sets of unseen classes": rest}
-    if chosen.probe_suite:  # each next to the paper's own column, in its order: ImageNet first
+    if chosen.probe_suite:  # one column per set, in the paper's order: ImageNet first
         parts = {name: [name] for name in (*names, *shifts, *rest)}
     found.context["parts"] = {title: part for title, part in parts.items() if part}
     return found
@@ -111,7 +114,7 @@ def _top(title: str, sets: Sequence[str], measure: str = "top-1") -> Column:
 
 
 def _every_unseen(found: Measurements) -> list[str]:
-    """Every set of classes that the label set lacks, each counting the same."""
+    """Return all sets of unseen classes."""
     return [name for names in found.context["sets"]["unseen"].values() for name in names]
 
 
@@ -132,7 +135,7 @@ def _probe_columns(found: Measurements) -> list[Column]:
 
 def _domain_columns(found: Measurements) -> list[Column]:
     own = found.context["sets"]["own"]
-    shared = own[0].removesuffix("own") if own[0].endswith("own") else ""  # one's own sets keep their names
+    shared = own[0].removesuffix("own") if own[0].endswith("own") else ""  # user's sets keep their names
     return [_top(name.removeprefix(shared), [name]) for name in own]
 
 
@@ -158,28 +161,28 @@ def _table(
     measure: Callable[[StudyOptions, Sequence[PrefixArm]], Measurements] = _classified,
     needs: tuple[str, str] | None = None,
 ) -> TableStudy:  # fmt: skip
-    """A study of some arms.
+    """Define a study of some arms.
 
     Args:
-        apart: show the paper's table by itself, since its columns are other sets.
-        needs: a source that scale ``full`` must name in addition to those of all tables, and what it holds.
+        apart: show the paper's table separately, because its columns are different sets.
+        needs: source that this table requires at scale ``full``, and a description of its content.
     """
     name, arms = f"Table {number}", [arm for _, arm, *_ in lines]
 
-    def measured_once(options: StudyOptions) -> Measurements:
+    def checked(options: StudyOptions) -> Measurements:
         if needs and options.scale == "full" and not any(each.startswith(f"{needs[0]}=") for each in options.data):
-            raise UserError(f"prefix/table-{number} --scale full needs {needs[1]}: --data {needs[0]}=SOURCE as well")
+            raise UserError(f"prefix/table-{number} --scale full needs {needs[1]}. Add --data {needs[0]}=SOURCE.")
         return measure(options, arms)
 
     def form(found: Measurements) -> Formed:
         rows = [Row(head, read_at(arm.name, read), key) for head, arm, read, key in lines]
         paper, notes = printed("prefix", f"table-{number}"), tuple(found.context["notes"])
-        made = TableForm(f"{name}. {title}", heads, rows, columns(found), paper, notes, "not run")
+        table = TableForm(f"{name}. {title}", heads, rows, columns(found), paper, notes, "not run")
         if not apart:
-            return [made.fill(found)], remarks
-        return [replace(made, paper=None).fill(found), made.as_printed(f"{name} as the paper prints it")], remarks
+            return [table.fill(found)], remarks
+        return [replace(table, paper=None).fill(found), table.as_printed(f"{name} as the paper prints it")], remarks
 
-    return TableStudy(f"prefix/table-{number}", measured_once, form, WORLDS_BY_SCALE)
+    return TableStudy(f"prefix/table-{number}", checked, form, WORLDS_BY_SCALE)
 
 
 # --- The tables -------------------------------------------------------------------------------------------------------
@@ -205,7 +208,7 @@ CONTEXT_ARMS = (
     PrefixArm(context=True, prefix=True),
     PrefixArm(base="label", context=True, prefix=True),
 )
-"""In no paper: LIxP's context objective with and without prefix tokens."""
+"""Not in the paper: LIxP's context objective with and without prefix tokens."""
 
 
 def _line_1(arm: PrefixArm) -> Line:
@@ -284,12 +287,12 @@ TABLE_9_ARMS: dict[PrefixArm, str] = {
     replace(_HALF, base="label"): "IN-22K / CC-15M / UniCL / 4,096 / 15 epochs",
     replace(_HALF, base="label", length=1.0): "IN-22K / CC-15M / UniCL / 4,096 / 30 epochs",
 }
-"""Half the recipe's batch and length play the paper's 1,024 and 15 epochs; each with the row it is compared with."""
+"""Arms of Table 9 and their rows in the paper; half the recipe's batch and length stand for 1,024 and 15 epochs."""
 
 
 def _measure_9(options: StudyOptions) -> Measurements:
     chosen = prefix_world(options)
-    full = options.scale == "full"  # there as printed: four times the batch and twice the length of the recipe
+    full = options.scale == "full"  # uses the paper's sizes: four times the batch and twice the length of the recipe
     arms = [
         replace(arm, batch=4.0 if arm.batch == 1 else 1.0, length=2 * arm.length) if full else arm
         for arm in TABLE_9_ARMS
@@ -301,7 +304,6 @@ def _measure_9(options: StudyOptions) -> Measurements:
 
 
 def _form_9(found: Measurements) -> Formed:
-    """Batch size and length."""
     rows = [
         Row((_OBJECTIVES[arm.base], str(batch), f"{examples:,}"), read_at(name, "caption"), key)
         for (arm, key), (name, batch, examples) in zip(TABLE_9_ARMS.items(), found.context["lines"], strict=True)

@@ -1,4 +1,4 @@
-"""What the studies of prefix conditioning train and measure, at each scale: arms, sources, evaluations."""
+"""Arms, sources and evaluations of the prefix conditioning studies at each scale."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,17 +33,17 @@ WORLDS_BY_SCALE: Mapping[Scale, str] = {
 
 @dataclass(frozen=True)
 class PrefixArm:
-    """One training.
+    """One training variant.
 
     Attributes:
-        labels: the label set: "small" for ImageNet-1K, "large" for 21K, "rest" for 21K without 1K, "renamed" for 21K
-            under synonyms.
+        labels: label set: "small" for ImageNet-1K, "large" for 21K, "rest" for 21K without 1K, "renamed" for 21K
+            with synonyms as names.
         captions: "small" for CC-3M, "all" for CC-12M.
         base: CLIP's softmax or UniCL's.
-        prefix: whether every kind of source has its prefix token.
+        prefix: use prefix tokens.
         sampling: by default "debiased" with prefixes and "equal" without, as in the paper.
-        context: with LIxP's context objective, which the paper does not have.
-        batch, length: in those of the recipe.
+        context: use LIxP's context objective (not in the paper).
+        batch, length: batch size and number of steps relative to the recipe.
     """
 
     labels: LabelSets = "large"
@@ -57,12 +57,12 @@ class PrefixArm:
 
     @property
     def sampled(self) -> ArmSampling:
-        """How its batches are made."""
+        """The sampling, with the default resolved."""
         return self.sampling or ("debiased" if self.prefix else "equal")
 
     @property
     def name(self) -> str:
-        """What it is, in words; the same for arms that are the same training."""
+        """Description of the arm, equal for equal trainings."""
         parts = [f"labels {self.labels}", f"captions {self.captions}", self.base, "prefix" if self.prefix else "plain"]
         parts += [self.sampled, *(["context"] if self.context else [])]
         parts += [f"{size:g} x {what}" for what, size in (("batch", self.batch), ("length", self.length)) if size != 1]
@@ -71,21 +71,21 @@ class PrefixArm:
 
 @dataclass(frozen=True)
 class PrefixWorld:
-    """Where an arm's recipe and figures come from at one scale.
+    """Sources and recipe of all arms at one scale.
 
     Attributes:
-        sources: by the name of a label set or ``captions`` and ``captions-small``.
-        recipe: what arms are made from.
-        own: sources for classification by names of the small label set's own pictures, with their shifts.
-        unseen, suite: the same for classes that it lacks.
-        probe, probe_suite: for linear probes.
+        sources: training sources by name: ``labels-…``, ``captions`` and ``captions-small``.
+        recipe: base recipe of all arms.
+        own: sources for zero-shot classification of the small label set's test images and their shifts.
+        unseen, suite: sources or suite for zero-shot classification of other classes.
+        probe, probe_suite: sources or suite for linear probes.
         retrieval: captioned sources.
-        synonyms: sources with a column ``synonyms``, for a shift of class names where ``own`` has none.
-        templates: take every n-th of the 80.
-        epochs: steps of arms with such labels; the recipe's by default.
+        synonyms: sources with a column ``synonyms``, if ``own`` has no other class names.
+        templates: use every n-th of the 80 templates.
+        epochs: number of steps by label set (default: the recipe's).
         queries: maximum number of images per class.
-        alone: share of the steps that arms of one kind of source make: half where steps count epochs of the labels,
-            which fill every other batch.
+        alone: factor on the steps of arms with only captions or only labels: 0.5 if steps count epochs of the labels,
+            which otherwise fill every other batch.
     """
 
     sources: Mapping[str, tuple[str, ...]]
@@ -103,11 +103,11 @@ class PrefixWorld:
     queries: int | None = None
 
     def has(self, arm: PrefixArm) -> bool:
-        """Whether every source of the arm is there."""
+        """Whether all sources of an arm are available."""
         return all(name in self.sources for name in _names(arm))
 
     def make(self, arm: PrefixArm) -> Recipe:
-        """The arm's recipe."""
+        """Create the recipe of an arm."""
         kinds = {"captions": [], "labels": []}  # type: dict[str, list[str]]
         for name in _names(arm):
             kinds["captions" if name.startswith("captions") else "labels"].extend(self.sources[name])
@@ -119,7 +119,7 @@ class PrefixWorld:
             data=Data(
                 captions=tuple(kinds["captions"]),
                 labels=tuple(kinds["labels"]),
-                sampling=arm.sampled if all(kinds.values()) else "proportional",  # one kind has nothing to even out
+                sampling=arm.sampled if all(kinds.values()) else "proportional",  # a single kind needs no balancing
                 merge_classes=arm.base == "label" and len(kinds["labels"]) > 1,
             ),
             objective=ObjectiveOptions(arm.base, scale=TEMPERATURE),
@@ -129,7 +129,7 @@ class PrefixWorld:
         return with_context(recipe, tau=0.02 if base.model.start == "tiny-conv" else 1.0) if arm.context else recipe
 
     def zero_shot(self) -> StudyEvaluation:
-        """Classification by names, read with each prefix."""
+        """Zero-shot classification with each prefix."""
         return StudyEvaluation(
             zero_shot=(*self.own, *self.unseen), suite=self.suite, methods=(), prefixes=PREFIXES,
             templates=self.templates, synonyms=self.synonyms, queries=self.queries,
@@ -140,7 +140,7 @@ class PrefixWorld:
         return StudyEvaluation(probe=self.probe, probe_suite=self.probe_suite, queries=self.queries)
 
     def search(self) -> StudyEvaluation:
-        """Retrieval both ways, read with each prefix."""
+        """Retrieval in both directions with each prefix."""
         return StudyEvaluation(retrieval=self.retrieval, prefixes=PREFIXES)
 
 
@@ -161,10 +161,10 @@ _GLYPHS = {
 
 
 def prefix_world(options: StudyOptions) -> PrefixWorld:
-    """The setting of a scale.
+    """Return the sources and recipe of a scale.
 
     Raises:
-        UserError: scale ``full`` without the sources it needs.
+        UserError: a required source is missing at scale ``full``.
     """
     if options.scale == "full":
         return _full(options)
@@ -190,56 +190,56 @@ _FULL = (*_GLYPHS, "test", "shift", "synonyms", "search")
 
 
 _SMALL_STEPS = round(1.28e6 / 1024 * 2 * 50)
-"""ImageNet-1K's 50 epochs; every other batch is from it (section 4, footnote 2)."""
+"""50 epochs of ImageNet-1K, which fills every other batch (section 4, footnote 2)."""
 
 
 def _full(options: StudyOptions) -> PrefixWorld:
-    given: dict[str, list[str]] = {}
+    sources: dict[str, list[str]] = {}
     for text in options.data:
         name, equals, place = text.partition("=")
         if not equals or name not in _FULL:
             raise UserError(f"--data {text}: write NAME=SOURCE, with NAME one of {', '.join(_FULL)}")
-        given.setdefault(name, []).append(place)
-    if missing := [name for name in ("captions", "labels-large", "labels-small") if name not in given]:
+        sources.setdefault(name, []).append(place)
+    if missing := [name for name in ("captions", "labels-large", "labels-small") if name not in sources]:
         raise UserError(
-            f"--scale full needs the paper's data, and {missing[0]} is missing: --data captions=CC12M "
-            "labels-large=IN21K labels-small=IN1K, each your own copy"
+            f"--scale full: {missing[0]} is missing. Pass your copies of the paper's data: --data captions=CC12M "
+            "labels-large=IN21K labels-small=IN1K."
         )
-    own = tuple(given.get("test", given["labels-small"])) + tuple(given.get("shift", ()))
+    own = tuple(sources.get("test", sources["labels-small"])) + tuple(sources.get("shift", ()))
     recipe = RECIPES["prefix-swin-t"]()
     suite = options.suite or "prefix-11"
     return PrefixWorld(
-        {name: tuple(places) for name, places in given.items()}, recipe, own, suite=suite, probe=own[:1],
-        retrieval=tuple(given.get("search", ())), synonyms=tuple(given.get("synonyms", ())), probe_suite=suite,
+        {name: tuple(places) for name, places in sources.items()}, recipe, own, suite=suite, probe=own[:1],
+        retrieval=tuple(sources.get("search", ())), synonyms=tuple(sources.get("synonyms", ())), probe_suite=suite,
         alone=0.5, epochs={"small": _SMALL_STEPS},
     )  # fmt: skip
 
 
 def seeds(options: StudyOptions) -> int:
-    """Training seeds of the scale."""
+    """Return the number of training seeds."""
     return options.seeds or {"smoke": 1, "small": 3, "full": 1}[options.scale]
 
 
 def measured(
     arms: Sequence[PrefixArm], options: StudyOptions, evaluation: StudyEvaluation, **context: Any
 ) -> Measurements:
-    """Every arm whose sources are there, trained where that is not done yet: figures by arm, reading, set and measure.
+    """Train and measure every arm whose sources are available.
 
     Returns:
-        ``data`` in the context names the sets in their order.
+        figures by arm, prefix, set and measure; ``data`` in the context lists the sets in order.
     """
-    there = [arm for arm in dict.fromkeys(arms) if prefix_world(options).has(arm)]
-    jobs = [job_of(arm, options, evaluation, seed) for seed in range(seeds(options)) for arm in there]
+    available = [arm for arm in dict.fromkeys(arms) if prefix_world(options).has(arm)]
+    jobs = [job_of(arm, options, evaluation, seed) for seed in range(seeds(options)) for arm in available]
     found = run(jobs, options.out, options.workers)
     found.context = {**context, "data": found.names("set")}
     return found
 
 
 def job_of(arm: PrefixArm, options: StudyOptions, evaluation: StudyEvaluation, seed: int = 0) -> Job:
-    """An arm's training and evaluation."""
+    """Return the job of an arm."""
     return Job(arm.name, replace(prefix_world(options).make(arm), seed=seed), evaluation)
 
 
 def read_at(arm: str, prefix: Kind | None) -> dict[str, str]:
-    """Address of an arm whose texts are read with a prefix."""
+    """Return the address of an arm evaluated with a prefix."""
     return {"arm": arm, "read": prefix} if prefix else {"arm": arm}

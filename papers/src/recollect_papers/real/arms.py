@@ -1,69 +1,86 @@
-"""A table of arms: each arm and seed leaves one small file, so that a study that is stopped goes on where it was."""
+"""Arms of a table on real pictures, with the results of each arm and seed cached in a file."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from recollect.core.progress import output
-from recollect_papers.measurements import Measurements
-from recollect_papers.real.data import RealData
+from recollect_papers.engine import Column, Show
+from recollect_papers.measurements import FigureAddress, Measurements
+from recollect_papers.real.data import ROLES, RealData, Roles, open_data
 from recollect_papers.real.heads import LABELS, FeatureModel, FeaturePairs, HeadRecipe, fit, training_pairs
-from recollect_papers.real.measure import measure
-from recollect_papers.store import content_key, kept_or_made, slug
+from recollect_papers.real.measure import SHOTS, measure
+from recollect_papers.store import cached, content_key, slug
+from recollect_papers.study import Scale, StudyOptions
 
-_FORMAT = 1  # raise it when what is measured changes
+_FORMAT = 1  # increase when measurements change
+
+EVERY_SHOTS = tuple(map(str, SHOTS))
+TOWER = "tower, no head"
+SMOKE_HEAD = HeadRecipe(width=16, hidden=32, batch=64, steps=10)
+
+
+def worlds(world: str) -> dict[Scale, str]:
+    """Return the descriptions of a study on real pictures at all scales."""
+    return {"smoke": "made vectors: shows that it runs, not what it finds", "small": world, "full": world}
+
+
+def open_runner(options: StudyOptions, name: str, roles: Roles = ROLES, maps: bool = False) -> "ArmRunner":
+    """Open the data of a study (see `open_data`), with results in ``OUT/runs/NAME``."""
+    data = open_data(options.data, options.scale == "smoke", roles, maps)
+    return ArmRunner(data, options.out / "runs" / name)
 
 
 @dataclass
 class ArmRunner:
-    """Runs what has no file yet.
+    """Trains and measures arms, reading cached results.
 
     Attributes:
-        data: what arms are trained and measured on.
-        folder: of the files.
+        data: training and evaluation data.
+        folder: folder of the result files.
     """
 
     data: RealData
     folder: Path
+    _pairs: dict[tuple[str, ...], FeaturePairs] = field(default_factory=dict)
 
-    def figures(self, arm: str, seed: int, settings: Any, make: Callable[[], Measurements]) -> Measurements:
-        """What ``make`` measures, under the arm's name and seed; read from its file where that is there.
+    def figures(self, arm: str, seed: int, settings: Any, compute: Callable[[], Measurements]) -> Measurements:
+        """Return the results of ``compute`` under the arm's name and seed, cached by ``settings``.
 
         Args:
-            settings: everything besides the code that decides the figures, as JSON.
+            settings: everything that affects the figures except the code, as JSON.
         """
         key = content_key(_FORMAT, settings, seed, size=5)
         file = self.folder / f"{slug(arm)}-seed{seed}-{key}.json"
 
-        def made() -> list[Any]:
+        def measured() -> list[Any]:
             output().print(f"{arm}, seed {seed}", highlight=False)
-            return [[address, value] for address, _, value in make().rows()]
+            return [[address, value] for address, _, value in compute().rows()]
 
         found = Measurements()
-        for address, value in kept_or_made(file, made):
+        for address, value in cached(file, measured):
             found.add({"arm": arm, **address}, seed, value)
         return found
 
     def pairs(self, names: Sequence[str]) -> FeaturePairs:
-        """Training pairs of some sets, once."""
-        kept: dict[tuple[str, ...], FeaturePairs] = self.__dict__.setdefault("_pairs", {})
-        if tuple(names) not in kept:
-            kept[tuple(names)] = training_pairs(self.data, names)
-        return kept[tuple(names)]
+        """Return the training pairs of some sets (cached)."""
+        if tuple(names) not in self._pairs:
+            self._pairs[tuple(names)] = training_pairs(self.data, names)
+        return self._pairs[tuple(names)]
 
     def model(
         self, recipe: HeadRecipe, seed: int, training: Sequence[str] = (), start: FeatureModel | None = None
     ) -> FeatureModel:
-        """Train a recipe, or go on training a model; kept in a file, which other studies of the folder read too."""
+        """Train a recipe, optionally from a trained model; cached in a file shared by all studies of the folder."""
         training = tuple(training or self.data.roles.training)
         read = self.data.digest(*_files(training))
         key = content_key(_FORMAT, asdict(recipe), seed, training, read, start and start.fingerprint)
         file = self.folder.parent / "models" / f"{key}.safetensors"
-        return fit(self.pairs(training), recipe, seed, self.data, start, kept=file)
+        return fit(self.pairs(training), recipe, seed, self.data, start, cache=file)
 
     def heads(self, arm: str, recipe: HeadRecipe, seed: int, part: str, training: Sequence[str] = ()) -> Measurements:
-        """Train a recipe with a seed and measure it on the choosing or the testing sets."""
+        """Train a recipe with a seed and measure it on the ``choosing`` (validation) or ``testing`` sets."""
         roles = self.data.roles
         training = tuple(training or roles.training)
         sets = roles.choosing if part == "choosing" else roles.testing
@@ -76,7 +93,7 @@ class ArmRunner:
 
 
 def _files(training: Sequence[str]) -> list[str]:
-    """Without labels, which are made of the captioned pictures and the tower's weights."""
+    """Exclude labels, whose features derive from the captioned pictures and the tower's weights."""
     return [name for name in training if name != LABELS]
 
 
@@ -84,27 +101,40 @@ def choose(
     runner: ArmRunner, arm: str, candidates: Mapping[str, HeadRecipe], found: Measurements, seeds: int,
     training: Sequence[str] = (),
 ) -> tuple[str, HeadRecipe]:  # fmt: skip
-    """The candidate with the best score on the choosing sets; every candidate's figures are added to ``found``.
+    """Return the best candidate on the choosing sets, and add every candidate's figures to ``found``.
 
-    The score is the mean of few-shot accuracy (all shots and sets) and of R@10: what users do with such a model.
+    The score is the sum of mean few-shot accuracy (all shots and sets) and R@10.
     """
     scores: dict[str, float] = {}
     for name, recipe in candidates.items():
-        called = f"{arm}: {name}"
+        candidate = f"{arm}: {name}"
         for seed in range(seeds):
-            found.take(runner.heads(called, recipe, seed, "choosing", training))
-        few = at_choosing(runner.data, called)
-        scores[name] = found.summary(few).mean + found.summary(pool_at(runner.data, called)).mean
+            found.take(runner.heads(candidate, recipe, seed, "choosing", training))
+        few, pool = few_shot_address(runner.data, candidate), recall_address(runner.data, candidate)
+        scores[name] = found.summary(few).mean + found.summary(pool).mean
     best = max(scores, key=scores.__getitem__)
     return best, candidates[best]
 
 
-def at_choosing(data: RealData, arm: str) -> dict[str, Any]:
-    """Address of the few-shot accuracy on the choosing sets."""
+def few_shot_address(data: RealData, arm: str) -> dict[str, Any]:
+    """Return the address of few-shot accuracy on the choosing sets."""
     return {"arm": arm, "measure": "few-shot", "part": "choosing", "set": tuple(data.roles.choosing),
-            "shots": ("1", "4", "16")}  # fmt: skip
+            "shots": EVERY_SHOTS}  # fmt: skip
 
 
-def pool_at(data: RealData, arm: str) -> dict[str, Any]:
-    """Address of R@10 on the choosing pool."""
+def recall_address(data: RealData, arm: str) -> dict[str, Any]:
+    """Return the address of R@10 on the choosing pool."""
     return {"arm": arm, "measure": "R@10", "part": "choosing", "set": data.roles.choosing_pool[0]}
+
+
+def shot_columns(address: FigureAddress, shots: Sequence[int] = SHOTS, show: Show = "mean") -> list[Column]:
+    """Return a column of an address for each number of shots."""
+    return [Column(f"{each} shot{'s' * (each > 1)}", {**address, "shots": str(each)}, show) for each in shots]
+
+
+def result_columns(sets: Sequence[str], pools: Sequence[str], show: Show = "mean") -> list[Column]:
+    """Return columns of few-shot accuracy, zero-shot accuracy, and recall on the testing sets and pools."""
+    at: FigureAddress = {"part": "testing", "set": tuple(sets)}
+    columns = shot_columns({**at, "measure": "few-shot"}, show=show)
+    columns.append(Column("by name", {**at, "measure": "zero-shot"}, show))
+    return columns + [Column(f"R@10 {pool}", {**at, "measure": "R@10", "set": pool}, show) for pool in pools]

@@ -1,7 +1,7 @@
-"""Real pictures and texts as the starter's towers see them: each embedded once and kept by content in the user's cache.
+"""Tower features of real pictures and texts, cached by content in the user's cache folder.
 
-Towers are EfficientNet-Lite0 and MiniLM, without any head (`recollect.models.starter`). `MadeData` stands in for them
-where a study only has to show that it runs.
+The towers are EfficientNet-Lite0 and MiniLM without heads (`recollect.models.starter`); scale ``smoke`` uses
+`SyntheticData` instead.
 """
 
 import math
@@ -33,28 +33,28 @@ from recollect.training.locked_towers import embed_texts_once
 from recollect_papers.store import content_key, file_content
 
 EXAMPLES, QUERIES, WHOLE = 16, 300, 1000
-"""Of a set of more than `WHOLE` pictures: pictures of a class to draw examples from, and pictures to classify."""
+"""Sets of more than `WHOLE` pictures are reduced to `EXAMPLES` per class to learn from and `QUERIES` to classify."""
 
 HELD_STYLES = ("noto", "fluent_flat", "openmoji_line")
-"""Emoji styles that are never trained on."""
+"""Emoji styles held out from training."""
 
 CONCEPTS = 393
-"""To choose settings on; the split ``test`` of emoji has as many."""
+"""Number of emoji concepts for choosing settings, as many as in the split ``test``."""
 
-_TEXT_HEAD = 1  # no head is used
+_TEXT_HEAD = 1  # width of the starter's head, which is not used
 _MADE_WIDTH = 40
 
 
 @dataclass(frozen=True)
 class FeatureSet:
-    """One data set; every field but ``name`` and ``class_names`` has an entry for each picture.
+    """Features of one data set; all fields except ``name`` and ``class_names`` have one entry per picture.
 
     Attributes:
         images: features of the image tower.
-        captions: texts that describe each picture.
-        labels: number of its class, or -1.
-        class_names: by number.
-        splits, domains: names, "" where the set has none.
+        captions: captions of each picture.
+        labels: class indices, or -1.
+        class_names: names by class index.
+        splits, domains: names, or "" if the set has none.
     """
 
     name: str
@@ -66,21 +66,21 @@ class FeatureSet:
     domains: Shaped[np.ndarray, " pictures"]
 
     def rows(self, *splits: str) -> Int64[np.ndarray, " rows"]:
-        """Pictures of some splits."""
+        """Return the rows of some splits."""
         return np.flatnonzero(np.isin(self.splits, splits))
 
 
 @dataclass(frozen=True)
 class Roles:
-    """What each data set is for.
+    """Data sets by purpose.
 
     Attributes:
-        training: captioned sets; their split ``train`` is trained on.
-        choosing, testing: labeled sets: settings are chosen on the first, figures come from the second. Of each the
-            splits that are asked.
-        choosing_pool: captioned set and split whose retrieval settings are chosen on.
-        pools: captioned sets and splits that are searched in the tables.
-        whole: labeled sets that are never sampled, since their captions are read too.
+        training: captioned sets to train on (split ``train``).
+        choosing: labeled sets for choosing settings, with the splits to classify.
+        testing: labeled sets for the reported figures, with the splits to classify.
+        choosing_pool: captioned set and split for choosing settings by retrieval.
+        pools: captioned sets and splits for the reported retrieval figures.
+        whole: labeled sets that are not reduced, because their captions are used too.
     """
 
     training: tuple[str, ...]
@@ -92,35 +92,35 @@ class Roles:
 
 
 class RealData(Protocol):
-    """Where studies get features from."""
+    """Source of features for studies."""
 
     roles: Roles
 
     @property
     def stage(self) -> nn.Module | None:
-        """Turns images into the tower's features, where they come from before its last stage; else None."""
+        """The image tower's last stage if images are its inputs, or None if images are the tower's features."""
 
     def get(self, name: str) -> FeatureSet:
-        """A data set by name."""
+        """Return a data set by name."""
 
     def classes(self, name: str) -> FeatureSet:
-        """A sample of a labeled set, to classify: pictures of split ``train`` to learn from, and others."""
+        """Return a labeled set for few-shot classification: split ``train`` to learn from, other splits to test."""
 
     def concepts(self, part: str = "testing") -> FeatureSet:
-        """Emoji that no head is trained on, in many styles (``domains``); a class is a concept.
+        """Return held-out emoji in many styles (``domains``), labeled by concept.
 
         Args:
-            part: ``testing``, or ``choosing`` for as many others to choose settings on.
+            part: ``testing``, or ``choosing`` for a disjoint set of the same size.
         """
 
     def named(self) -> FeatureSet:
-        """Features of things that have names and no captions."""
+        """Return labeled features without captions."""
 
     def texts(self, texts: Sequence[str]) -> Float[Tensor, "texts entries"]:
-        """Features of the text tower."""
+        """Return features of the text tower."""
 
     def digest(self, *names: str) -> str:
-        """Changes with the content of these data sets."""
+        """Return a digest of the content of some data sets."""
 
 
 ROLES = Roles(
@@ -141,18 +141,18 @@ LIGHT = Roles(
     pools={"coco_captions": "val"},
     whole=("ucm_captions",),
 )
-"""Fewer sets and pictures, for studies that compare much on each model."""
+"""Fewer sets and pictures, for studies with many measurements per model."""
 
 
 class TowerStart(nn.Module):
-    """An EfficientNet without its last stage."""
+    """EfficientNet without its last stage."""
 
     def __init__(self, tower: EfficientNetModel) -> None:
         super().__init__()
         self.embeddings, self.blocks, self.config = tower.embeddings, tower.encoder.blocks[:-1], tower.config
 
     def forward(self, pixel_values: Tensor, **_: Any) -> BaseModelOutputWithPooling:
-        """The map before the last stage, flattened."""
+        """Return the flattened feature map before the last stage."""
         states = self.embeddings(pixel_values)
         for block in self.blocks:
             states = block(states)
@@ -160,7 +160,7 @@ class TowerStart(nn.Module):
 
 
 class TowerEnd(nn.Module):
-    """The last stage of an EfficientNet, with its norms as they are, and the mean over places."""
+    """Last stage of an EfficientNet with frozen batch-norm statistics, and mean pooling."""
 
     def __init__(self, tower: EfficientNetModel) -> None:
         super().__init__()
@@ -169,23 +169,23 @@ class TowerEnd(nn.Module):
         self.channels = end.blocks[-1].expansion.expand_conv.in_channels
 
     def train(self, mode: bool = True) -> "TowerEnd":
-        """Norms keep the statistics of the tower, also in training."""
+        """Stay in evaluation mode, so batch norms use the tower's statistics."""
         return super().train(False)
 
     def forward(self, maps: Float[Tensor, "n numbers"]) -> Float[Tensor, "n features"]:
-        """The tower's features."""
+        """Return the tower's features."""
         side = math.isqrt(maps.shape[1] // self.channels)
         return self.layers(maps.unflatten(1, (self.channels, side, side))).mean(dim=(2, 3))
 
 
 @dataclass
 class StarterData:
-    """Parquet files in a folder of the user's, through the starter's towers.
+    """Parquet files in a user's folder, embedded by the starter's towers.
 
     Attributes:
-        folder: of the files, ``NAME.parquet`` each.
-        roles: see `Roles`.
-        maps: whether images come from before the last stage of the image tower, which can then be trained.
+        folder: folder of the files, named ``NAME.parquet``.
+        roles: data sets by purpose.
+        maps: return inputs of the image tower's last stage, so the stage can be trained.
     """
 
     folder: Path
@@ -207,21 +207,21 @@ class StarterData:
 
     @cached_property
     def stage(self) -> nn.Module | None:
-        """A fresh last stage of the image tower, or None where images are its features."""
+        """A copy of the image tower's last stage if ``maps``, else None."""
         return TowerEnd(empty_starter(_TEXT_HEAD).model.vision_model) if self.maps else None
 
     def get(self, name: str) -> FeatureSet:
-        """A data set by the name of its file.
+        """Return a data set by file name.
 
         Raises:
-            UserError: there is no such file, or a package of the extra ``starter`` is missing.
+            UserError: the file, or a package of the extra ``starter``, is missing.
         """
         if name not in self._sets:
             self._sets[name] = self._read(name, None)
         return self._sets[name]
 
     def classes(self, name: str) -> FeatureSet:
-        """A set of at most `WHOLE` pictures, or `EXAMPLES` pictures of a class to learn from and `QUERIES` others.
+        """Return a labeled set; sets of more than `WHOLE` pictures are reduced to `EXAMPLES` per class and `QUERIES`.
 
         Raises:
             UserError: see `get`.
@@ -234,9 +234,9 @@ class StarterData:
         return self._sets[key]
 
     def concepts(self, part: str = "testing") -> FeatureSet:
-        """Concepts of ``emoji``, those left out whose picture stands for another concept too.
+        """Return unambiguous concepts of ``emoji``: split ``test``, or as many random ones of ``train`` for choosing.
 
-        Those of the split ``test``, or as many at random of the split ``train``, on which nothing is trained here.
+        Nothing is trained on emoji here.
         """
         key = f"concepts {part}"
         if key not in self._sets:
@@ -249,10 +249,10 @@ class StarterData:
         return self._sets[key]
 
     def named(self) -> FeatureSet:
-        """Five features of each of ImageNet's 1,000 classes, made from the weights of the tower's own classifier.
+        """Return five synthetic features for each ImageNet class, from the weights w of the tower's classifier.
 
-        ``x = m + 6 C (w_c - mean w) + 0.6 (r - m)``, clamped to 0…6: m and C are mean and covariance of the training
-        pictures' features, r one of these at random.
+        ``x = m + 6 C (w_c - mean w) + 0.6 (r - m)``, clamped to 0…6, where m and C are mean and covariance of the
+        training pictures' features, and r is a random one of them.
         """
         if "named" not in self._sets:
             weights = open_efficientnet(IMAGE_TOWER)[1]
@@ -261,19 +261,19 @@ class StarterData:
             centers = mean + 6 * (weights - weights.mean(0)) @ torch.cov(real.T)
             drawn = real[torch.from_numpy(numpy_generator("named").integers(0, len(real), count * len(centers)))]
             images = (centers.repeat(count, 1) + 0.6 * (drawn - mean)).clamp(0, 6)
-            labels, nothing = np.tile(np.arange(len(centers)), count), np.full(len(images), "")
-            names = tuple(own[0] for own in class_names())
+            labels, domains = np.tile(np.arange(len(centers)), count), np.full(len(images), "")
+            names = tuple(each[0] for each in class_names())
             self._sets["named"] = FeatureSet(
-                "named", images, [()] * len(images), labels, names, np.full(len(images), "train"), nothing
+                "named", images, [()] * len(images), labels, names, np.full(len(images), "train"), domains
             )
         return self._sets["named"]
 
-    def _read(self, name: str, asked: tuple[str, ...] | None) -> FeatureSet:
+    def _read(self, name: str, query_splits: tuple[str, ...] | None) -> FeatureSet:
         name, _, filters = name.partition("?")
         file = self._file(name)
         source: Source = open_source(f"{file}?{filters}" if filters else str(file), split=None if filters else "all")
         names = tuple(source.class_names or ())
-        if filters:  # there is one split, and domains are values of the source
+        if filters:  # one split, and the source stores domains as values
             if "split=train" in filters:
                 source = Subset(source, _some_concepts(source))
             domains = np.array([str(value) for value in source.values("domain")])
@@ -285,12 +285,12 @@ class StarterData:
         table = pq.read_table(
             file, columns=[each for each in ("split", "domain") if each in pq.read_schema(file).names]
         )
-        nothing = np.full(len(source), "")
+        empty = np.full(len(source), "")
         columns = {key: np.array(table[key].to_pylist(), dtype=str) for key in table.column_names}
-        splits, domains = columns.get("split", nothing), columns.get("domain", nothing)
+        splits, domains = columns.get("split", empty), columns.get("domain", empty)
         rows = np.arange(len(source))
-        if asked is not None and len(source) > WHOLE:
-            rows = _sample(name, source.labels, splits, asked)
+        if query_splits is not None and len(source) > WHOLE:
+            rows = _sample(name, source.labels, splits, query_splits)
             source = Subset(source, rows)
         locked = lock_source(self.encoder, source)
         rows = rows[locked.indices]
@@ -300,27 +300,25 @@ class StarterData:
     def _file(self, name: str) -> Path:
         file = self.folder / f"{name}.parquet"
         if not file.is_file():
-            raise UserError(
-                f"{self.folder}: no {file.name} there. Name the folder of the real pictures: --data FOLDER."
-            )
+            raise UserError(f"{self.folder}: no {file.name}. Pass the folder of the real pictures with --data FOLDER.")
         return file
 
     def texts(self, texts: Sequence[str]) -> Float[Tensor, "texts entries"]:
-        """Features of texts, by MiniLM."""
-        new = sorted(set(texts) - self._texts.keys(), key=lambda text: (len(text), text))  # little padding
+        """Return MiniLM features of texts."""
+        new = sorted(set(texts) - self._texts.keys(), key=lambda text: (len(text), text))  # minimizes padding
         if new:
             found = embed_texts_once(self.encoder, new, None, FeatureStore())
             self._texts |= dict(zip(new, found, strict=True))
         return torch.stack([self._texts[text] for text in texts])
 
     def digest(self, *names: str) -> str:
-        """Of the files."""
+        """Return a digest of the files."""
         return content_key([file_content(self._file(name)) for name in names], *(["maps"] if self.maps else []))
 
 
 @dataclass
-class MadeData:
-    """Vectors instead of pictures: classes and attributes, seen through random maps with noise, and texts of words."""
+class SyntheticData:
+    """Random classes and attributes instead of pictures: noisy linear projections, and texts as means of words."""
 
     maps: bool = False
     roles: Roles = Roles(
@@ -330,7 +328,7 @@ class MadeData:
 
     @cached_property
     def stage(self) -> nn.Module | None:
-        """A layer that changes nothing before it is trained."""
+        """A linear layer initialized to the identity if ``maps``, else None."""
         if not self.maps:
             return None
         layer = nn.Linear(_MADE_WIDTH, _MADE_WIDTH)
@@ -339,31 +337,30 @@ class MadeData:
         return layer
 
     def get(self, name: str) -> FeatureSet:
-        """A made set: ``pairs`` has captions, all others classes."""
+        """Return a synthetic set by name; set ``pairs`` is for training."""
         if name not in self._sets:
-            self._sets[name] = self._made(name)
+            self._sets[name] = self._generate(name)
         return self._sets[name]
 
     def classes(self, name: str) -> FeatureSet:
-        """The same."""
+        """Same as `get`."""
         return self.get(name)
 
     def named(self) -> FeatureSet:
-        """The same."""
+        """Return set ``d``."""
         return self.get("d")
 
     def concepts(self, part: str = "testing") -> FeatureSet:
-        """Things of their own, in two styles."""
+        """Return classes that occur in no other set, in two styles."""
         found = self.get(f"concepts {part}")
         names = tuple(f"{name} of it" for name in found.class_names)
         captions = [(names[label],) for label in found.labels]
         domains = np.array(["noto", "twemoji"])[np.arange(len(found.labels)) % 2]
         return replace(found, captions=captions, domains=domains, class_names=names)
 
-    def _made(self, name: str) -> FeatureSet:
+    def _generate(self, name: str) -> FeatureSet:
         draw, classes, each = numpy_generator("made set", name), 6, 60
-        known = [f"thing{number}" for number in range(classes)] if name == "pairs" else [
-            f"{name}{number}" for number in range(classes)]  # fmt: skip
+        known = [f"{'thing' if name == 'pairs' else name}{number}" for number in range(classes)]
         labels = np.repeat(np.arange(classes), each)
         colors = draw.integers(0, 4, len(labels))
         words = [(known[label], f"color{color}") for label, color in zip(labels, colors, strict=True)]
@@ -372,28 +369,21 @@ class MadeData:
         images = latent @ mixing + draw.normal(size=(len(labels), _MADE_WIDTH))
         splits = np.array(["train", "train", "test", "val"])[np.arange(len(labels)) % 4]
         captions = [(f"{a} of {b}", f"the {a} {b}") for a, b in words]
-        return FeatureSet(
-            name,
-            torch.from_numpy(images).float(),
-            captions,
-            labels.astype(np.int64),
-            tuple(known),
-            splits,
-            np.full(len(labels), ""),
-        )
+        features, labels, domains = torch.from_numpy(images).float(), labels.astype(np.int64), np.full(len(labels), "")
+        return FeatureSet(name, features, captions, labels, tuple(known), splits, domains)
 
     def texts(self, texts: Sequence[str]) -> Float[Tensor, "texts entries"]:
-        """The mean of the vectors of their words."""
+        """Return normalized means of word vectors."""
         found = np.array([np.mean([_word(word.strip(".")) for word in text.split()], axis=0) for text in texts])
         return torch.nn.functional.normalize(torch.from_numpy(found).float(), dim=1)
 
     def digest(self, *names: str) -> str:
-        """The same always."""
+        """Return a constant."""
         return "made"
 
 
 def _some_concepts(source: Source, count: int = CONCEPTS) -> Int64[np.ndarray, " rows"]:
-    """Pictures of some concepts, drawn at random; a concept is a first caption."""
+    """Return the rows of some random concepts; the first caption of a picture is its concept."""
     concepts = [source.texts(row)[0] for row in range(len(source))]
     names = sorted(set(concepts))
     taken = {names[each] for each in numpy_generator("concepts").permutation(len(names))[:count]}
@@ -404,31 +394,33 @@ def _word(word: str) -> np.ndarray:
     return numpy_generator("made word", word).normal(size=16)
 
 
-def _sample(name: str, labels: np.ndarray, splits: np.ndarray, asked: tuple[str, ...]) -> Int64[np.ndarray, " rows"]:
+def _sample(
+    name: str, labels: np.ndarray, splits: np.ndarray, query_splits: tuple[str, ...]
+) -> Int64[np.ndarray, " rows"]:
     draw = numpy_generator("sample", name)
     order = draw.permutation(np.flatnonzero((splits == "train") & (labels != NO_LABEL)))
     taken = [row for label in np.unique(labels[order]) for row in order[labels[order] == label][:EXAMPLES]]
-    query = draw.permutation(np.flatnonzero(np.isin(splits, asked) & (labels != NO_LABEL)))[:QUERIES]
+    query = draw.permutation(np.flatnonzero(np.isin(splits, query_splits) & (labels != NO_LABEL)))[:QUERIES]
     return np.sort(np.concatenate([taken, query]))
 
 
 def open_data(data: Sequence[str], smoke: bool, roles: Roles = ROLES, maps: bool = False) -> RealData:
-    """The data of a study's options.
+    """Open a study's data: the folder ``data[0]``, or synthetic data if ``smoke``.
 
     Args:
-        maps: whether the last stage of the image tower is to be trained (`StarterData`).
+        maps: return inputs of the image tower's last stage, to train it (see `StarterData`).
 
     Raises:
-        UserError: no folder was named.
+        UserError: no folder given.
     """
     if smoke:
-        return MadeData(maps)
+        return SyntheticData(maps)
     if not data:
-        raise UserError("These are real pictures: name the folder of their Parquet files, --data FOLDER.")
+        raise UserError("This study needs real pictures. Pass the folder of their Parquet files with --data FOLDER.")
     return StarterData(Path(data[0]).expanduser(), roles, maps)
 
 
 def labeled(found: FeatureSet, *splits: str) -> Int64[np.ndarray, " rows"]:
-    """Pictures of some splits that have a class."""
+    """Return the labeled rows of some splits."""
     rows = found.rows(*splits)
     return rows[found.labels[rows] != NO_LABEL]

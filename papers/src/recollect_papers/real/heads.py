@@ -1,4 +1,4 @@
-"""Heads on the features of locked towers: what every study on real pictures trains, in seconds to minutes."""
+"""Trained heads on features of locked towers, for all studies on real pictures; training takes seconds to minutes."""
 
 import copy
 import math
@@ -25,26 +25,25 @@ from recollect_papers.store import content_key
 
 ImageHead = Literal["none", "linear", "mlp", "residual"]
 _WARMUP, _TEMPERATURE_RATE = 20, 1e-2
-_AT_A_TIME = 256  # images, where they are large
+_CHUNK = 256  # images per forward pass of the last stage
 
 
 @dataclass(frozen=True)
 class HeadRecipe:
-    """What is trained on features, and how.
+    """Architecture and training of heads on features.
 
     Attributes:
-        image: the image side: ``none`` leaves the standardized features as they are (LiT); ``linear`` and ``mlp`` (a
-            linear map plus one hidden layer) map them to ``width``; ``residual`` adds an MLP that starts at zero.
-        width: of the embeddings, where the image head maps.
+        image: image head: ``none`` uses the standardized features (LiT); ``linear`` and ``mlp`` (a linear map plus one
+            hidden layer) map them to ``width``; ``residual`` adds an MLP initialized to zero.
+        width: width of the embeddings of heads ``linear`` and ``mlp``.
         hidden: width of hidden layers.
         loss: base loss.
-        alpha, tau: of the context objective; without context where alpha is None.
-        steps, batch, learning_rate, weight_decay, dropout: of AdamW with a cosine schedule; dropout is of the inputs
-            of hidden layers.
-        stage_rate: learning rate of the image tower's last stage; None keeps it locked. Only where images come from
-            before that stage (`RealData.stage`).
-        sampling: of a batch: from all ``pictures`` alike, as much of each group (``mixed``), or of one group after the
-            other (``debiased``).
+        alpha, tau: parameters of the context objective; alpha None trains without context.
+        steps, batch, learning_rate, weight_decay: parameters of AdamW with a cosine schedule.
+        dropout: dropout rate on the inputs of hidden layers.
+        stage_rate: learning rate of the image tower's last stage; None locks it. Requires `RealData.stage`.
+        sampling: batches drawn uniformly from all ``pictures``, in equal parts from each group (``mixed``), or from
+            one group at a time in turn (``debiased``).
     """
 
     image: ImageHead = "mlp"
@@ -64,14 +63,14 @@ class HeadRecipe:
 
 @dataclass(frozen=True)
 class FeaturePairs:
-    """Features to train on.
+    """Features of training pairs.
 
     Attributes:
-        images: of the image tower.
-        texts: of the text tower.
-        owner: row of ``images`` that a text describes, ascending.
-        classes: of each picture; pictures of a class are no negatives of each other. None where all differ.
-        groups: of each picture, for `HeadRecipe.sampling`.
+        images: features of the image tower.
+        texts: features of the text tower.
+        owner: row of ``images`` that each text describes, ascending.
+        classes: class of each picture, excluded from each other's negatives; None if all pictures differ.
+        groups: group of each picture, for `HeadRecipe.sampling`.
     """
 
     images: Float[Tensor, "pictures features"]
@@ -82,14 +81,14 @@ class FeaturePairs:
 
 
 LABELS = "labels"
-"""Stands for things that have names and no captions (`RealData.named`) among the names of training sets."""
+"""Name of the training set of labeled pictures without captions (`RealData.named`)."""
 
 TEMPLATES = ("a photo of a {}.", "{}", "a picture of a {}", "there is a {} in this picture", "a close-up of a {}")
-"""Texts of a label."""
+"""Caption templates for labels."""
 
 
 def training_pairs(data: RealData, names: Sequence[str]) -> FeaturePairs:
-    """All captioned pictures of the training splits; with `LABELS` also those with names, behind them."""
+    """Return all captioned pictures of the training splits, followed by labeled pictures if names contain `LABELS`."""
     if LABELS in names:
         return _with_labels(training_pairs(data, [name for name in names if name != LABELS]), data)
     images, texts, owner, start = [], [], [], 0
@@ -104,7 +103,7 @@ def training_pairs(data: RealData, names: Sequence[str]) -> FeaturePairs:
 
 
 def _with_labels(captions: FeaturePairs, data: RealData) -> FeaturePairs:
-    """Pictures with captions, each a class of its own, and then pictures with labels, as another group."""
+    """Append labeled pictures as a second group; each captioned picture is a separate class."""
     labels, start = data.named(), len(captions.images)
     rows = labeled(labels, "train")
     texts = [template.format(labels.class_names[label]) for label in labels.labels[rows] for template in TEMPLATES]
@@ -118,18 +117,18 @@ def _with_labels(captions: FeaturePairs, data: RealData) -> FeaturePairs:
 
 
 class ImageSide(nn.Module):
-    """Standardizes features and applies the head.
+    """Standardization of features, and a head.
 
     Args:
-        images: to standardize by.
-        stage: what makes features of images; None where they are features.
+        images: images to compute the standardization from.
+        stage: module that computes features from images; None if images are features.
     """
 
     def __init__(self, images: Float[Tensor, "n numbers"], recipe: HeadRecipe, stage: nn.Module | None = None) -> None:
         super().__init__()
         self.stage = None if stage is None else copy.deepcopy(stage).requires_grad_(recipe.stage_rate is not None)
         with torch.no_grad():
-            features = images if stage is None else torch.cat([stage(part) for part in images.split(_AT_A_TIME)])
+            features = images if stage is None else torch.cat([stage(part) for part in images.split(_CHUNK)])
         inputs = features.shape[1]
         self.kind, self.dropout = recipe.image, recipe.dropout
         self.mean, self.std = features.mean(0), features.std(0) + 1e-3
@@ -145,7 +144,7 @@ class ImageSide(nn.Module):
             self.head = nn.Sequential(nn.Linear(inputs, recipe.hidden), nn.GELU(), last)
 
     def forward(self, images: Float[Tensor, "n numbers"]) -> Float[Tensor, "n width"]:
-        """Raw embeddings."""
+        """Return unnormalized embeddings."""
         inputs = ((images if self.stage is None else self.stage(images)) - self.mean) / self.std
         if self.kind == "none":
             return inputs
@@ -155,7 +154,7 @@ class ImageSide(nn.Module):
 
 
 class TextSide(nn.Module):
-    """Centers features, brings them to variance 1 and applies a linear map plus one hidden layer."""
+    """Centering and scaling of features to unit variance, and a linear map plus one hidden layer."""
 
     def __init__(self, features: Float[Tensor, "n inputs"], width: int, recipe: HeadRecipe) -> None:
         super().__init__()
@@ -164,7 +163,7 @@ class TextSide(nn.Module):
         self.head = ResidualMlp(features.shape[1], recipe.hidden, width)
 
     def forward(self, features: Float[Tensor, "n inputs"]) -> Float[Tensor, "n width"]:
-        """Raw embeddings."""
+        """Return unnormalized embeddings."""
         return _mapped(self.head, (features - self.center) * self.factor, self.dropout)
 
 
@@ -175,11 +174,11 @@ def _mapped(head: nn.Module, inputs: Tensor, dropout: float) -> Tensor:
 
 
 class FeatureModel(Encoder):
-    """Both sides, as an encoder whose pictures are features.
+    """Encoder whose images are features.
 
     Attributes:
-        scale: inverse temperature that training came to; None without a text side.
-        report: of the last training step.
+        scale: learned inverse temperature; None without a text side.
+        report: metrics of the last training step.
     """
 
     def __init__(
@@ -197,18 +196,18 @@ class FeatureModel(Encoder):
 
     @property
     def fingerprint(self) -> str:
-        """Of what it was trained from and how."""
+        """Digest of the recipe, seed and start model."""
         return self._key
 
     @torch.no_grad()
     def embed_images(self, images: Any) -> Float[Tensor, "n width"]:
-        """Unit-norm embeddings of features."""
+        """Return unit-norm embeddings of features."""
         features = images if isinstance(images, Tensor) else torch.from_numpy(np.stack(images))
-        return F.normalize(torch.cat([self.image(part) for part in features.float().split(_AT_A_TIME)]), dim=1)
+        return F.normalize(torch.cat([self.image(part) for part in features.float().split(_CHUNK)]), dim=1)
 
     @torch.no_grad()
     def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
-        """Unit-norm embeddings of texts."""
+        """Return unit-norm embeddings of texts."""
         assert self.text is not None
         return F.normalize(self.text(self.data.texts(texts)), dim=1)
 
@@ -219,17 +218,17 @@ def fit(
     seed: int,
     data: RealData,
     start: FeatureModel | None = None,
-    kept: Path | None = None,
+    cache: Path | None = None,
 ) -> FeatureModel:
-    """Train both heads; with ``steps`` 0 there is no text side, and only ``image="none"`` makes sense.
+    """Train both heads; ``steps=0`` gives a model without a text side, for ``image="none"``.
 
     Args:
-        start: a model to go on from, which stays as it is (post-training); its sides must be those of ``recipe``.
-        kept: file of what training came to, read where it is there and written where it is not.
+        start: model to continue from (post-training), with the same architecture as ``recipe``; not modified.
+        cache: file with the trained weights; read if it exists, else written.
     """
     key = content_key(asdict(recipe), seed, len(pairs.images), start and start.fingerprint)
-    stage = data.stage  # made at the first use, and not by this seed
-    with torch.random.fork_rng(devices=[]), _fast_products():
+    stage = data.stage  # created on first access, before the seed is set
+    with torch.random.fork_rng(devices=[]), _bfloat16_matmul():
         torch.manual_seed(seed)
         image = ImageSide(pairs.images, recipe, stage)
         if not recipe.steps:
@@ -240,14 +239,14 @@ def fit(
             assert start.text is not None
             image, text = copy.deepcopy(start.image).train(), copy.deepcopy(start.text).train()
         sides = nn.ModuleDict({"image": image, "text": text})
-        if kept is not None and kept.is_file():
-            with safe_open(kept, framework="pt") as file:
+        if cache is not None and cache.is_file():
+            with safe_open(cache, framework="pt") as file:
                 sides.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
                 report = {name: float(value) for name, value in file.metadata().items()}
         else:
             report = _train(image, text, objective, pairs, recipe, seed)
-            if kept is not None:
-                with atomic_path(kept) as unfinished:
+            if cache is not None:
+                with atomic_path(cache) as unfinished:
                     save_file(sides.state_dict(), unfinished, {name: repr(each) for name, each in report.items()})
     return FeatureModel(image, text, data, report["scale"], report, key)
 
@@ -276,10 +275,8 @@ def _train(
         warm = min(1.0, (step + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * step / recipe.steps))
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * warm
-        copies = None if pairs.classes is None else pairs.classes[pictures, None]
-        loss, report = objective(
-            image(pairs.images[pictures]), text(pairs.texts[texts]), duplicate_ids=copies, seed=step
-        )
+        ids = None if pairs.classes is None else pairs.classes[pictures, None]
+        loss, report = objective(image(pairs.images[pictures]), text(pairs.texts[texts]), duplicate_ids=ids, seed=step)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(weights, 1.0)
@@ -288,7 +285,7 @@ def _train(
 
 
 def batches(pairs: FeaturePairs, recipe: HeadRecipe, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pictures without repetition in an epoch of their group, each with one of its texts."""
+    """Yield rows of pictures and one random text for each; a group repeats no picture within an epoch."""
     generator = torch.Generator().manual_seed(seed)
     counts = torch.bincount(pairs.owner, minlength=len(pairs.images))
     starts = counts.cumsum(0) - counts
@@ -310,8 +307,8 @@ def batches(pairs: FeaturePairs, recipe: HeadRecipe, seed: int) -> Iterator[tupl
 
 
 @contextmanager
-def _fast_products() -> Iterator[None]:
-    """Matrix products may round their inputs to bfloat16, which halves the time where the CPU has units for it."""
+def _bfloat16_matmul() -> Iterator[None]:
+    """Allow matrix products to round inputs to bfloat16, which halves the time on CPUs with hardware support."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:

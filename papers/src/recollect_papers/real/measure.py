@@ -1,4 +1,4 @@
-"""What is measured of a model on features: few-shot accuracy, accuracy by names, recall of captioned pictures."""
+"""Measurements of models on features: few-shot accuracy, zero-shot accuracy and retrieval recall."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ TEMPLATE = "a photo of a {}."
 
 
 def measure(model: Encoder, data: RealData, part: str, named: bool = True) -> Measurements:
-    """Everything that a table shows of a model.
+    """Measure few-shot accuracy, zero-shot accuracy and recall.
 
     Args:
         part: ``choosing`` or ``testing``.
@@ -39,8 +39,8 @@ def measure(model: Encoder, data: RealData, part: str, named: bool = True) -> Me
 
 
 def few_shot(model: Encoder, each: FeatureSet, splits: Sequence[str]) -> dict[int, float]:
-    """Mean accuracy of prototypes and softmax voting over five draws, by shots."""
-    support, query = of_common_classes(each, labeled(each, "train"), labeled(each, *splits))
+    """Return the mean accuracy of prototypes and softmax voting over five draws, by shots."""
+    support, query = drop_rare_classes(each, labeled(each, "train"), labeled(each, *splits))
     classes, labels = np.unique(each.labels[support], return_inverse=True)
     task = FewShotTask(
         model.embed_images(each.images[support]).numpy(),
@@ -54,17 +54,17 @@ def few_shot(model: Encoder, each: FeatureSet, splits: Sequence[str]) -> dict[in
     return {shots: float(np.mean([row["value"] for row in top if row["shots"] == shots])) for shots in SHOTS}
 
 
-def of_common_classes(
+def drop_rare_classes(
     each: FeatureSet, support: np.ndarray, query: np.ndarray, shots: int = SHOTS[-1]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Without classes that have fewer examples than ``shots``."""
+    """Remove rows of classes with fewer than ``shots`` support examples."""
     counts = np.bincount(each.labels[support], minlength=len(each.class_names) or 1)
     good = np.flatnonzero(counts >= shots)
     return tuple(rows[np.isin(each.labels[rows], good)] for rows in (support, query))  # type: ignore[return-value]
 
 
 def by_name(model: Encoder, each: FeatureSet, splits: Sequence[str]) -> float:
-    """Accuracy in percent of the nearest class name, one template."""
+    """Return the zero-shot accuracy in percent, with one template."""
     rows = labeled(each, *splits)
     names = model.embed_texts([TEMPLATE.format(name.replace("_", " ")) for name in each.class_names])
     chosen = (model.embed_images(each.images[rows]) @ names.T).argmax(1).numpy()
@@ -72,7 +72,7 @@ def by_name(model: Encoder, each: FeatureSet, splits: Sequence[str]) -> float:
 
 
 def recall(model: Encoder, each: FeatureSet, split: str, ks: Sequence[int] = (1, 10)) -> dict[int, float]:
-    """Recall in percent from the first caption of each picture to the pictures of a split, at most 1,000."""
+    """Return recall in percent from the first caption of each picture to the first 1,000 pictures of a split."""
     rows = [row for row in each.rows(split).tolist() if each.captions[row]][:POOL]
     texts = model.embed_texts([each.captions[row][0] for row in rows])
     scores = texts @ model.embed_images(each.images[rows]).T

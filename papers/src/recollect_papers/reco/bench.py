@@ -1,4 +1,4 @@
-"""What RECO's studies run on: a frozen model, its memory, training pairs, and tasks that only the memory knows."""
+"""Setup of RECO's studies: a frozen model, its memory, training pairs, and tasks that need the memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -25,7 +25,7 @@ from recollect.reco.encoder import Mode, RetrievalEnhancedEncoder
 from recollect.reco.learning import FUSION_PRESETS, FusionPreset, train_fusion
 from recollect.reco.pairs import Pairs, embed_pairs
 from recollect.training.options import Data
-from recollect_papers.store import alone_in, content_key, kept_or_made
+from recollect_papers.store import cached, content_key, exclusive
 
 MemoryPart = Literal["tasks", "retrieval", "entities"]
 
@@ -35,12 +35,12 @@ class FusionArm:
     """One way to use a memory.
 
     Attributes:
-        fusion: what is trained; its width is the model's, its start the preset's.
-        mode: which embeddings read, when it is evaluated.
-        k, test_k: rows read in training and when it is evaluated; as many by default.
-        share, test_share: of the memory that training and evaluation read; the same by default.
-        more: also train on the rows of the memory that the training pairs find (Figure 3, left).
-        preset: how it learns to read (`recollect.reco.learning.FUSION_PRESETS`).
+        fusion: settings of the fusion; width and start come from model and preset.
+        mode: which embeddings use the memory in evaluation.
+        k, test_k: rows retrieved in training and evaluation (default: the same).
+        share, test_share: fraction of the memory in training and evaluation (default: the same).
+        more: also train on the memory's rows retrieved by the training pairs (Figure 3, left).
+        preset: training preset (`recollect.reco.learning.FUSION_PRESETS`).
     """
 
     fusion: FusionSettings = field(default_factory=lambda: FusionSettings(1))
@@ -55,7 +55,7 @@ class FusionArm:
 
 @dataclass(frozen=True)
 class Learning:
-    """How fusions are trained; the paper's by default."""
+    """Training length and batch size of fusions; the defaults are the paper's."""
 
     epochs: int = 10
     batch_size: int = 4096
@@ -63,21 +63,20 @@ class Learning:
 
 @dataclass(frozen=True)
 class Bench:
-    """One frozen model with everything that RECO needs around it. What was made once is kept in ``folder``.
+    """A frozen model with data and caches for RECO.
 
     Attributes:
-        label: what tables call the model.
-        model: frozen.
-        folder: of memories, fusions, embeddings and figures.
+        label: name of the model in tables.
+        model: the frozen model.
+        folder: cache for memories, fusions, embeddings and figures.
         training: sources of training pairs.
         memory: sources of the memory's pairs.
-        tasks: for each column of a table its tasks, whose mean is the figure.
-        pool: images and texts to find.
-        entities: classes to recognize among all, and which of them were trained on.
-        learning: of fusions.
-        seed: of the model's training, and of fusions.
-        near: rows of the memory with an image of at least this cosine to a tested one are never read at the test; all
-            are where None.
+        tasks: tasks by column of a table; figures are means over them.
+        pool: images and texts for retrieval.
+        entities: entity recognition task, and which classes were in training.
+        learning: training settings of fusions.
+        seed: seed of the model's training and of fusions.
+        near: minimum cosine to a test image at which rows of the memory are excluded; None includes all rows.
     """
 
     label: str
@@ -94,20 +93,20 @@ class Bench:
 
     @cached_property
     def pairs(self) -> Pairs:
-        """The training pairs, embedded."""
+        """Embedded training pairs."""
         return embed_pairs(self.model, self.training, None, 0.01)
 
     @cached_property
     def cache(self) -> FeatureCache:
-        """Of embeddings of tested images."""
+        """Cache for embeddings of test images."""
         return FeatureCache(self.folder / "features")
 
     def memory_of(self, share: float = 1.0) -> Path:
-        """The memory, or a random share of it; built once for the same pairs and model."""
+        """Return the folder of the memory, or of a random fraction of it, building it on first use."""
         read = [self.model.fingerprint, *(source.fingerprint for source in self.memory)]
         folder = self.folder / f"memory-{share:g}-{content_key(read, size=6)}"
         done = folder.with_name(f"{folder.name}.done")
-        with alone_in(folder):
+        with exclusive(folder):
             if not done.exists():
                 for source in self.memory:
                     part = source if share == 1 else Subset(source, _sample(len(source), share, source.name))
@@ -117,11 +116,11 @@ class Bench:
         return folder
 
     def rows_of(self, share: float) -> int:
-        """How many pairs such a part of the memory is made of."""
+        """Return the number of pairs in a fraction of the memory."""
         return sum(len(source) if share == 1 else _part(len(source), share) for source in self.memory)
 
     def fusion(self, arm: FusionArm) -> FusionModule:
-        """The trained fusion of an arm."""
+        """Return the fusion of an arm, training it on first use."""
         preset, learning = FUSION_PRESETS[arm.preset](), self.learning
         settings = replace(arm.fusion, width=self.model.width, start=preset.fusion.start)
         if settings.kind == "mean":
@@ -140,17 +139,17 @@ class Bench:
         recipe = replace(recipe, optimizer=replace(recipe.optimizer, learning_rate=1e-3))
         read = [self.model.fingerprint, *(source.fingerprint for source in self.training)]
         out = self.folder / "fusions" / content_key(asdict(recipe), read, arm.more, size=6)
-        with alone_in(out):
+        with exclusive(out):
             if not (out / "model").exists():
-                pairs = self._with_found(arm) if arm.more else self.pairs
+                pairs = self._with_retrieved(arm) if arm.more else self.pairs
                 train_fusion(recipe, self.model, pairs, out, resume=out.exists())
         return FusionModule.open(out / "model")
 
     def encoder(self, arm: FusionArm | None, part: MemoryPart = "tasks") -> Encoder:
-        """The model alone, or with the memory.
+        """Return the model alone, or with the memory.
 
         Args:
-            part: what is tested; near-duplicates of its pictures are not read.
+            part: what is tested; near-duplicates of its pictures are excluded from the memory.
         """
         if arm is None:
             return self.model
@@ -158,18 +157,18 @@ class Bench:
         index, near = Index.open(self.memory_of(share)), self.too_near(share, part)
         if len(index) - len(near) < k:
             raise UserError(
-                f"{len(index) - len(near):,} pictures of the memory are left without near-duplicates of tested "
-                f"pictures, fewer than k = {k}. It takes a memory of other pictures."
+                f"{len(index) - len(near):,} pictures of the memory remain without near-duplicates of test pictures, "
+                f"fewer than k = {k}. Use a memory of other pictures."
             )
         return RetrievalEnhancedEncoder(self.model, index, self.fusion(arm), arm.mode, k, exclude_ids=near)
 
     def too_near(self, share: float, part: MemoryPart) -> frozenset[str]:
-        """The rows of the memory that are near-duplicates of a part's tested pictures (RECO, section 4.1)."""
+        """Return the rows of the memory that are near-duplicates of test pictures (RECO, section 4.1)."""
         if self.near is None:
             return frozenset()
         if (share, part) not in self._too_near:
-            shown = [image_features(self.model, source, self.cache).images for source in self._tested(part)]
-            near = Index.open(self.memory_of(share)).near(np.concatenate(shown), self.near)
+            tested = [image_features(self.model, source, self.cache).images for source in self._tested(part)]
+            near = Index.open(self.memory_of(share)).near(np.concatenate(tested), self.near)
             self._too_near[share, part] = frozenset(near)
         return self._too_near[share, part]
 
@@ -185,18 +184,18 @@ class Bench:
         return [task.query for tasks in self.tasks.values() for task in tasks]
 
     def figures(self, arm: FusionArm | None, part: MemoryPart = "tasks") -> dict[str, float]:
-        """What is measured, in percent; computed once for each encoder.
+        """Return figures in percent, cached by encoder.
 
         Returns:
-            Of ``tasks`` the mean top-1 of each column; of ``retrieval`` R@1 and R@5 from text to image; of ``entities``
-            top-1 on seen and unseen ones and their harmonic mean.
+            ``tasks``: mean top-1 of each column; ``retrieval``: R@1 and R@5 from text to image; ``entities``: top-1 on
+            seen and unseen entities, and their harmonic mean.
         """
         encoder = self.encoder(arm, part)
-        found: dict[str, float] = kept_or_made(self._figure_file(encoder, part), lambda: self._measure(encoder, part))
+        found: dict[str, float] = cached(self._figure_file(encoder, part), lambda: self._measure(encoder, part))
         return found
 
     def _figure_file(self, encoder: Encoder, part: MemoryPart) -> Path:
-        return self.folder / "figures" / f"{part}-{content_key(encoder.fingerprint, self._asked(part), size=6)}.json"
+        return self.folder / "figures" / f"{part}-{content_key(encoder.fingerprint, self._inputs(part), size=6)}.json"
 
     def _measure(self, encoder: Encoder, part: MemoryPart) -> dict[str, float]:
         if part == "retrieval":
@@ -214,16 +213,16 @@ class Bench:
             found[column] = float(np.mean(each))
         return found
 
-    def _asked(self, part: MemoryPart) -> Any:
-        """Everything that decides a figure, except the encoder."""
+    def _inputs(self, part: MemoryPart) -> Any:
+        """Return everything that affects a figure except the encoder."""
         if part == "retrieval":
             return self.pool and [self.pool.images.fingerprint, self.pool.texts, self.pool.matches]
         if part == "entities":
-            return self.entities and [_question(self.entities[0]), self.entities[1].tolist()]
-        return {column: [_question(task) for task in tasks] for column, tasks in self.tasks.items()}
+            return self.entities and [_task_inputs(self.entities[0]), self.entities[1].tolist()]
+        return {column: [_task_inputs(task) for task in tasks] for column, tasks in self.tasks.items()}
 
-    def _with_found(self, arm: FusionArm) -> Pairs:
-        """The training pairs, and every picture of the memory that one of them finds by its image (R-WebLI)."""
+    def _with_retrieved(self, arm: FusionArm) -> Pairs:
+        """Return the training pairs plus all pictures of the memory that they retrieve by image (R-WebLI)."""
         index, pairs = Index.open(self.memory_of(arm.share)), self.pairs
         found = index.lookup(pairs.images, arm.k, read="text").ids.ravel()
         ids = sorted(set(found.tolist()) - {"", *pairs.pictures})
@@ -236,8 +235,7 @@ class Bench:
         )
 
 
-def _question(task: ClassificationTask) -> list[Any]:
-    """What a task asks: its images and labels, and the texts of its classes."""
+def _task_inputs(task: ClassificationTask) -> list[Any]:
     return [task.query.fingerprint, task.class_names, task.templates, task.class_texts]
 
 

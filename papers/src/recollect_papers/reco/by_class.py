@@ -1,4 +1,4 @@
-"""Pictures of an index that fit class names: what a model is trained on further (REACT, Liu et al., 2023)."""
+"""Retrieval of training pictures for class names from an index (REACT, Liu et al., 2023)."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ _BLOCK = 256
 
 @dataclass(frozen=True)
 class ClassHit:
-    """One picture that was retrieved for a class.
+    """A picture retrieved for a class.
 
     Attributes:
-        id: of the picture.
-        name: of the class that it is nearest to.
-        distance: 1 - cosine to the nearest of the class's prompts.
-        caption: number of the caption to train on: the one that was found, or the first.
+        id: id of the picture.
+        name: name of the nearest class.
+        distance: 1 - cosine to the nearest prompt of the class.
+        caption: index of the caption to train on: the matching one, or the first.
     """
 
     id: str
@@ -46,25 +46,25 @@ def retrieve_by_class(
     by: By = "image",
     exclude_ids: Collection[str] = (),
 ) -> list[ClassHit]:
-    """The pictures nearest to each class name, with their captions: REACT's retrieval. The look-up is exact.
+    """Retrieve the pictures nearest to each class name, with captions, by exact search (REACT).
 
-    Every template of a class finds ``per_class`` pictures; the nearest ``per_class`` of all these are kept. A picture
-    that several classes find is kept once, for the class it is nearest to, so a class may have fewer.
+    Each template of a class retrieves ``per_class`` pictures; the nearest ``per_class`` of them are returned. A picture
+    retrieved for several classes is assigned to the nearest, so classes may have fewer.
 
     Args:
-        index: only its pictures with a caption are searched; ``encoder`` is its model.
-        names: of the classes, each once.
-        templates: with ``{}`` for the name.
-        by: compare prompts with the pictures or with their captions.
-        exclude_ids: pictures that must not be found, such as near-duplicates of tested ones.
+        index: index of ``encoder``; only pictures with captions are searched.
+        names: distinct class names.
+        templates: prompt templates with ``{}`` for the name.
+        by: compare prompts with pictures or with captions.
+        exclude_ids: pictures to exclude, such as near-duplicates of test pictures.
 
     Returns:
-        By class in the order of names, nearest first.
+        Hits by class in the order of ``names``, nearest first.
 
     Raises:
-        UserError: no names, a name twice, fewer than one picture per class, an index without captions.
+        UserError: no names, a repeated name, ``per_class`` below 1, or an index without captions.
     """
-    refuse((not names or len(set(names)) < len(names), "class names: at least one, and each once"))
+    refuse((not names or len(set(names)) < len(names), "class names must be distinct, and at least one"))
     check_number("pictures per class", per_class, least=1)
     k = min(per_class, index.texts)
     refuse((k == 0, f"{index.address}: no picture has a caption. Add captions first (`recollect caption`)."))
@@ -78,7 +78,7 @@ def retrieve_by_class(
             hits_of = zip(found.ids.tolist(), found.scores.tolist(), found.captions.tolist(), strict=True)
             for place, (ids, scores, captions) in enumerate(hits_of, start):
                 for id, score, caption in zip(ids, scores, captions, strict=True):
-                    if id:  # exclusions leave empty places
+                    if id:  # exclusions leave empty entries
                         hit = (1.0 - score, place // len(templates), caption)
                         best[id] = min(hit, best.get(id, hit))
             counter.advance(len(queries))
@@ -90,19 +90,20 @@ def retrieve_by_class(
 
 
 def write_retrieved(index: Index, hits: Sequence[ClassHit], out: Path) -> int:
-    """Write retrieved pictures to a Parquet file that training reads: image (encoded), caption, class_name, distance,
-    id, source.
+    """Write retrieved pictures to a Parquet file for training.
+
+    Columns: image (encoded), caption, class_name, distance, id, source.
 
     Returns:
-        How many pictures could not be read, and were left out.
+        Number of unreadable pictures, which are left out.
 
     Raises:
-        UserError: nothing was retrieved, none of it can be read, or another ending than .parquet.
+        UserError: no readable pictures, or a suffix other than .parquet.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    refuse((out.suffix != ".parquet", f"{out}: retrieved pictures are written to a file that ends in .parquet"))
+    refuse((out.suffix != ".parquet", f"{out}: the file name must end in .parquet"))
     texts = ("caption", "class_name", "id", "source")
     kinds = {"image": pa.binary(), **dict.fromkeys(texts, pa.string()), "distance": pa.float32()}
     schema, written = pa.schema(list(kinds.items())), 0
@@ -113,7 +114,7 @@ def write_retrieved(index: Index, hits: Sequence[ClassHit], out: Path) -> int:
                 writer.write_table(pa.Table.from_pylist(rows, schema))
                 written += len(rows)
                 counter.advance(len(hits[start : start + _BLOCK]))
-        refuse((not written, f"{index.address}: no picture that has a caption and can be read was found"))
+        refuse((not written, f"{index.address}: no readable picture with a caption was retrieved"))
     return len(hits) - written
 
 
@@ -123,7 +124,7 @@ def _rows(index: Index, hits: Sequence[ClassHit]) -> Iterator[dict[str, object]]
             decoded = picture.open()
         except BrokenImageError:
             continue
-        image = picture.encoded() or as_png(decoded)  # the bytes as they are, now that they can be read
+        image = picture.encoded() or as_png(decoded)  # original bytes, once decoding has succeeded
         caption = picture.captions[hit.caption] if picture.captions else ""
         known = {"caption": caption, "class_name": hit.name, "id": hit.id, "source": picture.source}
         yield {"image": image, **known, "distance": np.float32(hit.distance)}

@@ -1,4 +1,4 @@
-"""RECO's figures: a diagram of search and fusion, bars and curves, and what searches find."""
+"""Drawing functions of RECO's figures."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ _IMAGE, _TEXT = LINE_COLORS[:2]
 
 
 def diagram() -> Figure:
-    """The four ways to search and to fuse, for an image that looks something up (RECO, Figure 2)."""
+    """Draw the four combinations of search and fusion for an image query (RECO, Figure 2)."""
     figure, axes = new_figure(columns=4, width=2.9, height=3.0)
     ways = [("uni", "cross"), ("cross", "cross"), ("uni", "uni"), ("cross", "uni")]
     for axis, (search, read) in zip(axes[0], ways, strict=True):
@@ -77,13 +77,13 @@ def additional_training(
     reading: Mapping[str, Mapping[float, Summary]],
     what: str,
 ) -> Figure:
-    """Bars of additional training, curves over the memory's share, curves over k (RECO, Figure 3).
+    """Draw additional training, the memory's share in training, and k (RECO, Figure 3).
 
     Args:
-        training: top-1 of each way to train.
-        growing: for each memory in testing, top-1 by the share of the memory in training.
-        reading: for each k of training, top-1 by the k of testing.
-        what: is classified.
+        training: top-1 of each training variant.
+        growing: for each test memory, top-1 by the share of the memory in training.
+        reading: for each k in training, top-1 by k in testing.
+        what: data set, for axis labels.
     """
     figure, axes = new_figure(columns=3, width=3.5, height=3.25)
     left, middle, right = axes[0]
@@ -118,7 +118,7 @@ def additional_training(
 
 
 def _log_ticks(axis: Axes, ticks: Sequence[float]) -> None:
-    """A logarithmic axis that names what was measured."""
+    """Use a logarithmic axis with ticks at the measured values."""
     axis.set_xscale("log")
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.minorticks_off()
@@ -130,18 +130,18 @@ def _curves(axis: Axes, curves: Mapping[str, Mapping[float, Summary]]) -> None:
 
 
 def relevant_shares(bench: Bench, column: str, k: int = 10) -> dict[tuple[By, Search], float]:
-    """Percent of the k nearest rows that are of the query's own class, for images and class texts, by each search.
+    """Return the percentage of the k nearest rows that are of the query's class, for image and text queries.
 
     Args:
-        bench: with a whole memory.
-        column: whose tasks to ask for.
+        bench: bench with a full memory.
+        column: column of tasks whose images and class texts are queries.
     """
     shares = {}
     for modality in _MODALITIES:
-        asked = [_asked(bench, task, modality) for task in bench.tasks[column]]
+        queries = [_queries(bench, task, modality) for task in bench.tasks[column]]
         for search in _SEARCHES:
             right, count = 0, 0
-            for vectors, names in asked:
+            for vectors, names in queries:
                 found = _nearest(bench, vectors, modality, search, k)
                 right += sum(_relevant(item, name) for name, items in zip(names, found, strict=True) for item in items)
                 count += k * len(names)
@@ -149,8 +149,8 @@ def relevant_shares(bench: Bench, column: str, k: int = 10) -> dict[tuple[By, Se
     return shares
 
 
-def _asked(bench: Bench, task: ClassificationTask, modality: By) -> tuple[np.ndarray, Sequence[str]]:
-    """The vectors of a task's images or class texts, and the class name of each."""
+def _queries(bench: Bench, task: ClassificationTask, modality: By) -> tuple[np.ndarray, Sequence[str]]:
+    """Return embeddings of a task's images or class texts, and their class names."""
     if modality == "text":
         return class_text_features(bench.model, task), task.class_names
     features = image_features(bench.model, task.query, bench.cache)
@@ -158,7 +158,7 @@ def _asked(bench: Bench, task: ClassificationTask, modality: By) -> tuple[np.nda
 
 
 def _nearest(bench: Bench, vectors: np.ndarray, modality: By, search: Search, k: int) -> list[list[Picture]]:
-    """The k nearest rows of the whole memory to each vector, without near-duplicates of tested pictures."""
+    """Return the k nearest rows of the full memory for each vector, without near-duplicates of test pictures."""
     index, other = Index.open(bench.memory_of()), _MODALITIES[modality == "image"]
     compared = modality if search == "uni" else other
     ids = index.lookup(vectors, k, compared, exclude=bench.too_near(1.0, "tasks") or None).ids
@@ -167,16 +167,16 @@ def _nearest(bench: Bench, vectors: np.ndarray, modality: By, search: Search, k:
 
 
 def _relevant(item: Picture, name: str) -> bool:
-    """Whether a row shows the class: by its own name where it has one, else if its caption says the name."""
+    """Return whether a row shows the class: by its ``name`` value if it has one, else by its caption."""
     known = item.metadata.get("name")
     return known == name if known is not None else name.lower() in item.caption.lower()
 
 
 def nearest_items(bench: Bench, column: str, k: int = 4) -> Figure:
-    """Two images and two class names with the nearest rows of the memory, by uni- and cross-modal search."""
+    """Draw the nearest rows of the memory for two images and two class names, by uni- and cross-modal search."""
     generator = numpy_generator("figure 4", bench.label)
     tasks = bench.tasks[column]
-    columns = 2 * k + 2  # one of them stays empty between the searches
+    columns = 2 * k + 2  # query, k results, an empty column, k results
     figure, axes = new_figure(columns=columns, rows=4, width=1.25, height=1.5)
     engine = figure.get_layout_engine()
     assert isinstance(engine, ConstrainedLayoutEngine)

@@ -1,4 +1,4 @@
-"""The glyph world for RECO: half of the characters are trained on, the others only the memory knows."""
+"""The glyph world for RECO: training covers half of the characters, the memory all."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -17,15 +17,14 @@ from recollect_papers.worlds.tasks import world_tasks, world_zero_shot_tasks
 
 _SAYS_NAME, _SAYS_ATTRIBUTE = 0.8, 0.3
 ADDRESS = f"glyphs:captions?says_name={_SAYS_NAME}&says_attribute={_SAYS_ATTRIBUTE}"
-"""Captions that are mostly about the character's name, as those of rare entities are."""
+"""Captions that usually name the character, like captions of rare entities."""
 
 NEW_SCRIPTS = ("lao letter", "lisu letter", "nko letter")
 
 
 @dataclass(eq=False)
 class GlyphPairs(Source):
-    """Captioned pictures of given characters, ``each`` of every one, drawn in the training faces; another name has
-    other pictures."""
+    """Captioned pictures of characters in the training faces, ``each`` per character; ``name`` seeds the drawing."""
 
     world: GlyphWorld
     characters: np.ndarray
@@ -36,7 +35,7 @@ class GlyphPairs(Source):
 
     @property
     def fingerprint(self) -> str:
-        """Of the world's settings and the characters."""
+        """Digest of the world's settings and the characters."""
         return f"{derive_seed(self.name, repr(self.world), repr(self.characters.tolist()), self.each):016x}"
 
     def __len__(self) -> int:
@@ -57,20 +56,20 @@ class GlyphPairs(Source):
 
 @lru_cache(maxsize=4)
 def glyph_world() -> GlyphWorld:
-    """The world of the study."""
+    """Return the world of RECO's studies."""
     return GlyphWorld(says_name=_SAYS_NAME, says_attribute=_SAYS_ATTRIBUTE)
 
 
 def training_sources(new: int, known: int, every: int) -> tuple[GlyphPairs, ...]:
-    """Pairs for the fusion: ``new`` of each character that pretraining has not seen, ``known`` of the others.
+    """Return training pairs for fusions: ``new`` per character not seen in pretraining, ``known`` per other character.
 
-    A fusion that only meets pairs that the frozen model has been fitted to learns to trust the model, not the memory.
-    The new ones are those of ``validation`` that no task of that split asks for, so that choices can be made there.
+    A fusion trained only on pairs that the frozen model was fitted to learns to trust the model, not the memory. New
+    characters are those of split ``validation`` in none of its tasks, so the tasks remain usable for choosing settings.
     """
     world = glyph_world()
-    asked = {name for column in ("new characters", "new scripts") for task in glyph_tasks("validation")[column]
+    tested = {name for column in ("new characters", "new scripts") for task in glyph_tasks("validation")[column]
              for name in task.class_names}  # fmt: skip
-    free = [character for character in world.split["validation"] if world.table.names[character] not in asked]
+    free = [character for character in world.split["validation"] if world.table.names[character] not in tested]
     return (
         GlyphPairs(world, np.array(free)[::every], new, "glyph pairs, new characters"),
         GlyphPairs(world, world.split["train"][::every], known, "glyph pairs, known characters"),
@@ -78,7 +77,7 @@ def training_sources(new: int, known: int, every: int) -> tuple[GlyphPairs, ...]
 
 
 def memory_sources(each: int, every: int) -> tuple[GlyphPairs, ...]:
-    """Pairs for the memory, of trained and of new characters: other pictures than those of training and tests."""
+    """Return pairs for the memory, of all characters, with different pictures than in training and tests."""
     world = glyph_world()
     return tuple(
         GlyphPairs(world, world.split[split][::every], each, f"glyph memory {split}") for split in CHARACTER_SPLITS
@@ -86,7 +85,7 @@ def memory_sources(each: int, every: int) -> tuple[GlyphPairs, ...]:
 
 
 def glyph_tasks(split: str = "test") -> dict[str, list[ClassificationTask]]:
-    """Columns of a table: names of new characters in known and in new scripts; what captions always speak of."""
+    """Return tasks by column: new characters in known and new scripts, and the scripts and attributes in captions."""
     tasks = world_tasks(ADDRESS, split)
     new = {f"glyphs-{split}-{script.replace(' ', '-')}" for script in (*NEW_SCRIPTS, "tifinagh letter")}
     generic = world_zero_shot_tasks(ADDRESS, split)
@@ -99,34 +98,34 @@ def glyph_tasks(split: str = "test") -> dict[str, list[ClassificationTask]]:
 
 
 def name_of(world: GlyphWorld, character: int) -> str:
-    """The words of a character's name that training can know, and its script."""
+    """Return the words of a character's name that occur in training, and its script."""
     return " ".join([*world.name_words[character], SCRIPTS[world.table.scripts[character]][0]])
 
 
 def _pictures_of(world: GlyphWorld, characters: np.ndarray, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """One picture of each, in a held-out face where it has one, and the mask that it shows."""
+    """Draw each character, in a held-out face if it has one; return pictures and masks."""
     faces = [[world.table.masks_of(int(each), held_out=held_out) for held_out in (True, False)] for each in characters]
     subjects = [held_out if len(held_out) else trained for held_out, trained in faces]
     return drawn(world, subjects, derive_seed("reco", key), derive_seed("reco", key, "view"))
 
 
 def glyph_entities(split: str = "test", every: int = 1) -> tuple[ClassificationTask, np.ndarray]:
-    """All trained characters and the new ones of a split as candidates for each other; those whose name is unique."""
+    """Return a task over all trained characters and a split's new ones with unique names, and which were trained."""
     world = glyph_world()
     both = np.concatenate([world.split["train"][::every], world.split[split][::every]])
     names = [name_of(world, int(character)) for character in both]
     counts = {name: names.count(name) for name in set(names)}
-    kept = np.array([character for character, name in zip(both, names, strict=True) if counts[name] == 1])
-    names = [name_of(world, int(character)) for character in kept]
-    pictures, _ = _pictures_of(world, kept, f"entities {split}")
-    query = ArraySource(f"glyphs-{split}-entities", pictures, np.arange(len(kept)), tuple(names))
-    nothing = ArraySource("none", query.images[:0], query.labels[:0], tuple(names))
-    task = ClassificationTask(query.name, nothing, query, tuple(names), ("{}",))
-    return task, np.isin(kept, world.split["train"])
+    unique = np.array([character for character, name in zip(both, names, strict=True) if counts[name] == 1])
+    names = [name_of(world, int(character)) for character in unique]
+    pictures, _ = _pictures_of(world, unique, f"entities {split}")
+    query = ArraySource(f"glyphs-{split}-entities", pictures, np.arange(len(unique)), tuple(names))
+    support = ArraySource("none", query.images[:0], query.labels[:0], tuple(names))
+    task = ClassificationTask(query.name, support, query, tuple(names), ("{}",))
+    return task, np.isin(unique, world.split["train"])
 
 
 def glyph_pool(split: str = "test", every: int = 1) -> RetrievalTask:
-    """A picture of each new character, and captions that say its name and most of what can be seen."""
+    """Return a retrieval task with a picture per new character, and captions with its name and most attributes."""
     world = glyph_world()
     characters = world.split[split][::every]
     pictures, masks = _pictures_of(world, characters, f"pool {split}")

@@ -1,24 +1,25 @@
-"""``reco/real``: fusions that read an index, on heads of the starter's towers: what only the index knows.
+"""``reco/real``: fusions that read an index, on heads of the starter's towers.
 
-Model and fusion are trained on everyday photographs with captions, and read these in training. At the test the index
-also holds emoji, in styles that are not asked for. Nothing is chosen here: fusions have the settings of the package and
-of the paper, the head has the steps that ``lixp/real`` chose, the weighted mean has the weight that ``reco/reading``
-chose on other emoji, and each mode is shown. Everyday classes and products are withheld too: an index with examples of
-the testing sets' classes under their names, and one with products under theirs.
+Model and fusion are trained on everyday photographs with captions, which are the index in training. The test index also
+contains emoji, in other styles than the queries; further indexes contain examples of the testing sets' classes, or
+products, with their names. Nothing is chosen here: fusions have the settings of the package and of the paper, the
+number of steps comes from ``lixp/real``, the weight of the weighted mean from ``reco/reading`` (on other emoji), and
+every mode is shown.
 
-``reco/reading`` asks why the learned gate reads less than a mean, on other emoji: how much weight on what is read is
-best, what weight is learned, and what the block's correction does to it.
+``reco/reading`` investigates, on other emoji, why the learned gate loses to a mean: it measures the best weight of the
+retrieved embedding, the learned weight, and the effect of the block's correction.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from recollect.core.types import Encoder
 from recollect.evaluation.results import summarize
@@ -30,8 +31,8 @@ from recollect.reco.pairs import Pairs
 from recollect.training.options import Data
 from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
 from recollect_papers.measurements import FigureAddress, Measurements
-from recollect_papers.real.arms import ArmRunner
-from recollect_papers.real.data import HELD_STYLES, LIGHT, FeatureSet, RealData, labeled, open_data
+from recollect_papers.real.arms import SMOKE_HEAD, ArmRunner, open_runner, worlds
+from recollect_papers.real.data import HELD_STYLES, LIGHT, FeatureSet, RealData, labeled
 from recollect_papers.real.heads import FeatureModel, HeadRecipe
 from recollect_papers.real.measure import TEMPLATE, by_name
 from recollect_papers.store import content_key
@@ -39,13 +40,13 @@ from recollect_papers.study import StudyOptions, StudyTable
 
 MODES: tuple[Mode, ...] = ("image", "text", "both")
 WEIGHT = 0.7
-"""Of what is read, against the embedding: the best mean over modes in ``reco/reading``."""
+"""Weight of the retrieved embedding, the best over all modes in ``reco/reading``."""
 
 GROWTH = (1, 3)
-"""Styles of each concept in a smaller index."""
+"""Numbers of styles per concept in the smaller indexes."""
 
 STEPS = 200
-"""Of the head, as ``lixp/real`` chose."""
+"""Training steps of the head, as chosen in ``lixp/real``."""
 
 WORLD = (
     "an MLP head on EfficientNet-Lite0 and MiniLM, trained on 14,000 photographs with captions (COCO), which the "
@@ -60,9 +61,7 @@ COMPARED = (
     (("gate, for texts alone", "text"), ("plain mean", "text")),
 )
 NAMED, PRODUCTS = "named", "products"
-"""Indexes that hold the everyday pictures and examples of the testing sets' classes, or products (``fashion``)."""
-
-MADE = "made vectors: shows that it runs, not what it finds"
+"""Indexes with everyday pictures plus examples of the testing sets' classes, or plus products (``fashion``)."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +69,10 @@ class Way:
     """One way of using the index.
 
     Attributes:
-        name: in tables.
-        recipe: of the fusion; None is a mean.
-        modes: which sides read.
-        weight: of what is read in an untrained gate; None is the plain mean.
+        name: name in tables.
+        recipe: recipe of the fusion; None for a mean.
+        modes: modes to evaluate.
+        weight: weight of the retrieved embedding in a mean; None for the plain mean.
         corrected: whether a trained block adds its correction to the gate.
     """
 
@@ -85,7 +84,7 @@ class Way:
 
 
 def ways() -> tuple[Way, ...]:
-    """Means, the block as the paper trains it, ours, and ours trained to refine texts alone."""
+    """Return the means, the paper's block, ours, and ours for texts only."""
     ours = FusionRecipe()
     return (
         Way("plain mean", None),
@@ -97,11 +96,11 @@ def ways() -> tuple[Way, ...]:
 
 
 WEIGHTS = (0.5, 0.7, 0.85, 0.95)
-"""Of what is read, in a mean of it and the embedding."""
+"""Weights of the retrieved embedding in a mean."""
 
 
 def reading_ways() -> tuple[Way, ...]:
-    """Means by weight, and what training makes of the first of them: with the block's correction and without it."""
+    """Return means by weight, and the trained gate with and without its correction."""
     ours = FusionRecipe()
     return (
         Way("plain mean", None),
@@ -112,25 +111,38 @@ def reading_ways() -> tuple[Way, ...]:
 
 
 def _measure(options: StudyOptions) -> Measurements:
+    runner = open_runner(options, "reco-real", LIGHT)
+    testing = runner.data.roles.testing
+    found = _measured(options, runner, ways(), _Bench.measure, (*testing, "fashion"), [3, GROWTH])
+    found.context["testing"] = list(testing)
+    return found
+
+
+def _measured(
+    options: StudyOptions,
+    runner: ArmRunner,
+    ways: Sequence[Way],
+    measure: Callable[["_Bench", Way | None], Measurements],
+    sets: Sequence[str],
+    settings: Sequence[Any],
+) -> Measurements:
+    """Measure the model alone and every way of using an index, with every seed; ``sets`` are read besides emoji."""
     smoke = options.scale == "smoke"
-    data = open_data(options.data, smoke, LIGHT)
-    runner = ArmRunner(data, options.out / "runs" / "reco-real")
-    head = HeadRecipe(width=16, hidden=32, batch=64, steps=10) if smoke else HeadRecipe(steps=STEPS)
-    read = data.digest(*data.roles.training, *data.roles.testing, *([] if smoke else ["emoji", "fashion"]))
-    found, chosen = Measurements(), ways()[:2] if smoke else ways()
+    head, ways = (SMOKE_HEAD, ways[:2]) if smoke else (HeadRecipe(steps=STEPS), ways)
+    read = "" if smoke else runner.data.digest(*runner.data.roles.training, *sets, "emoji")
+    found = Measurements({"ways": [way.name for way in ways]})
     for seed in range(options.seeds or (1 if smoke else 3)):
         bench = _Bench(runner, head, seed, 1 if smoke else 5)
-        for way in (None, *chosen):
+        for way in (None, *ways):
+            key = [*settings, repr(head), repr(way), read, bench.epochs, HELD_STYLES]
             name = "model alone" if way is None else way.name
-            settings = [3, repr(head), repr(way), read, bench.epochs, HELD_STYLES, GROWTH]
-            found.take(runner.figures(name, seed, settings, lambda bench=bench, way=way: bench.measure(way)))  # type: ignore[misc]
-    found.context.update(ways=[way.name for way in chosen], testing=list(data.roles.testing))
+            found.take(runner.figures(name, seed, key, partial(measure, bench, way)))
     return found
 
 
 @dataclass
 class _Bench:
-    """A model of one seed, with its indexes; made when the first figure needs it."""
+    """A model of one seed with its indexes, created on first use."""
 
     runner: ArmRunner
     head: HeadRecipe
@@ -139,33 +151,24 @@ class _Bench:
 
     def __post_init__(self) -> None:
         self._folder = TemporaryDirectory()
-        self._model: FeatureModel | None = None
-        self._pairs: Pairs | None = None
         self._indexes: dict[str, Index] = {}
 
     @property
     def data(self) -> RealData:
         return self.runner.data
 
-    @property
+    @cached_property
     def model(self) -> FeatureModel:
-        if self._model is None:
-            self._model = self.runner.model(self.head, self.seed)
-        return self._model
+        return self.runner.model(self.head, self.seed)
 
-    @property
+    @cached_property
     def pairs(self) -> Pairs:
-        """The training pairs, embedded: the first caption of each picture."""
-        if self._pairs is None:
-            parts = [
-                embedded(self.model, each, each.rows("train"), each.name)
-                for each in map(self.data.get, self.data.roles.training)
-            ]
-            self._pairs = joined(parts)
-        return self._pairs
+        """Embedded training pairs, with the first caption of each picture."""
+        sets = map(self.data.get, self.data.roles.training)
+        return joined([embedded(self.model, each, each.rows("train"), each.name) for each in sets])
 
     def measure(self, way: Way | None) -> Measurements:
-        """Accuracy by name on the testing sets and on concepts, with indexes that grow."""
+        """Measure zero-shot accuracy on the testing sets and on concepts, with every index."""
         found = Measurements()
         concepts = self.data.concepts()
         if not self._indexes:
@@ -187,7 +190,7 @@ class _Bench:
         return found
 
     def read(self, way: Way | None) -> Measurements:
-        """Accuracy by name on the choosing concepts and sets, and the weight of what is read."""
+        """Measure zero-shot accuracy on the choosing concepts and sets, and the weight of the retrieved embedding."""
         found, concepts, sets = Measurements(), self.data.concepts("choosing"), self.data.roles.choosing
         if not self._indexes:
             self._indexes = {"everyday": self.pairs.index(), "all styles": dict(self._grown(concepts))["all styles"]}
@@ -208,7 +211,7 @@ class _Bench:
         return self.model if fusion is None else RetrievalEnhancedEncoder(self.model, index, fusion, mode)
 
     def _grown(self, concepts: FeatureSet) -> Iterator[tuple[str, Index]]:
-        """Indexes with every concept in one style, in three, in all that are not held out."""
+        """Yield indexes with every concept in 1 style, in 3 styles, and in all styles that are not held out."""
         styles = [style for style in sorted(set(concepts.domains.tolist())) if style not in HELD_STYLES]
         for count in (*GROWTH, len(styles)):
             rows = np.flatnonzero(np.isin(concepts.domains, styles[:count]))
@@ -216,47 +219,44 @@ class _Bench:
             yield "all styles" if count == len(styles) else f"styles {count}", joined([self.pairs, more]).index()
 
     def _withheld(self) -> dict[str, Index]:
-        """Indexes with everyday pictures and those of classes that no caption of the training pairs is about."""
+        """Return indexes with everyday pictures plus classes that were withheld from training."""
         examples = [self.pairs]
         for name in self.data.roles.testing:
             each = self.data.classes(name)
             captions = [(TEMPLATE.format(each.class_names[label].replace("_", " ")),) for label in each.labels]
             examples.append(embedded(self.model, replace(each, captions=captions), labeled(each, "train"), name))
         products = self.data.get("fashion")
-        sold = embedded(self.model, products, products.rows("train"), "fashion")
-        return {NAMED: joined(examples).index(), PRODUCTS: joined([self.pairs, sold]).index()}
+        catalog = embedded(self.model, products, products.rows("train"), "fashion")
+        return {NAMED: joined(examples).index(), PRODUCTS: joined([self.pairs, catalog]).index()}
 
     def _by_concept(self, encoder: Encoder, concepts: FeatureSet) -> float:
-        rows, asked = _held(concepts)
-        names = encoder.embed_texts([TEMPLATE.format(concepts.class_names[label]) for label in asked])
+        rows, labels = _held_out(concepts)
+        names = encoder.embed_texts([TEMPLATE.format(concepts.class_names[label]) for label in labels])
         chosen = (encoder.embed_images(concepts.images[rows]) @ names.T).argmax(1).numpy()
-        return float(100 * (asked[chosen] == concepts.labels[rows]).mean())
+        return float(100 * (labels[chosen] == concepts.labels[rows]).mean())
 
     def _entities(self, encoder: Encoder, concepts: FeatureSet) -> dict[str, float]:
-        """Accuracy with the names of all testing sets and all concepts to choose from: on sets, on concepts, and the
-        harmonic mean of both."""
-        rows, asked = _held(concepts)
+        """Measure accuracy among the names of all testing sets and concepts: on sets, on concepts, harmonic mean."""
+        rows, labels = _held_out(concepts)
         sets = {name: self.data.classes(name) for name in self.data.roles.testing}
         names = [name.replace("_", " ") for each in sets.values() for name in each.class_names]
-        names += [concepts.class_names[label] for label in asked]
+        names += [concepts.class_names[label] for label in labels]
         texts = encoder.embed_texts([TEMPLATE.format(name) for name in names])
 
-        def right(images: Float[Tensor, "n features"], own: Sequence[str]) -> float:
-            chosen = (encoder.embed_images(images) @ texts.T).argmax(1).tolist()
-            return float(100 * np.mean([names[each] == name for each, name in zip(chosen, own, strict=True)]))
+        def accuracy(each: FeatureSet, rows: np.ndarray) -> float:
+            chosen = (encoder.embed_images(each.images[rows]) @ texts.T).argmax(1).tolist()
+            right = [each.class_names[label] for label in each.labels[rows]]
+            return float(100 * np.mean([names[place] == name for place, name in zip(chosen, right, strict=True)]))
 
-        shares = []
+        accuracies = []
         for name, each in sets.items():
-            some = labeled(each, *self.data.roles.testing[name])
-            shares.append(
-                right(each.images[some], [each.class_names[one].replace("_", " ") for one in each.labels[some]])
-            )
-        new = right(concepts.images[rows], [concepts.class_names[one] for one in concepts.labels[rows]])
-        old = float(np.mean(shares))
+            spaced = replace(each, class_names=tuple(name.replace("_", " ") for name in each.class_names))
+            accuracies.append(accuracy(spaced, labeled(each, *self.data.roles.testing[name])))
+        old, new = float(np.mean(accuracies)), accuracy(concepts, rows)
         return {"entities of sets": old, "entities of concepts": new, "entities": 2 * old * new / max(old + new, 1e-9)}
 
     def fusion(self, way: Way) -> FusionModule:
-        """Trained on the everyday pairs, reading these; or a mean."""
+        """Return a fusion trained on the everyday pairs with these as index, or a mean."""
         if way.recipe is None:
             fusion = FusionModule(FusionSettings(self.model.width, "mean" if way.weight is None else "transformer"))
             for block in _blocks(fusion):
@@ -285,27 +285,22 @@ def _blocks(fusion: FusionModule) -> list[FusionBlock]:
     return [block for block in fusion.blocks.values() if isinstance(block, FusionBlock)]
 
 
-def _held(concepts: FeatureSet) -> tuple[np.ndarray, np.ndarray]:
-    """Pictures in styles that no index holds, and their concepts."""
+def _held_out(concepts: FeatureSet) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows in styles that no index contains, and their distinct labels."""
     rows = np.flatnonzero(np.isin(concepts.domains, HELD_STYLES))
     return rows, np.unique(concepts.labels[rows])
 
 
 def embedded(model: FeatureModel, each: FeatureSet, rows: np.ndarray, name: str) -> Pairs:
-    """Pictures with their first captions, as a model embeds them."""
-    kept = [row for row in rows.tolist() if each.captions[row]]
-    captions = [each.captions[row][0] for row in kept]
-    return Pairs(
-        model.embed_images(each.images[kept]).numpy(),
-        model.embed_texts(captions).numpy(),
-        captions,
-        [f"{name}-{row}" for row in kept],
-        model.fingerprint,
-    )
+    """Embed pictures with their first captions, skipping those without."""
+    captioned = [row for row in rows.tolist() if each.captions[row]]
+    captions = [each.captions[row][0] for row in captioned]
+    images, texts = model.embed_images(each.images[captioned]).numpy(), model.embed_texts(captions).numpy()
+    return Pairs(images, texts, captions, [f"{name}-{row}" for row in captioned], model.fingerprint)
 
 
 def joined(parts: Sequence[Pairs]) -> Pairs:
-    """One after the other."""
+    """Concatenate pairs."""
     return Pairs(
         np.concatenate([part.images for part in parts]),
         np.concatenate([part.texts for part in parts]),
@@ -316,14 +311,9 @@ def joined(parts: Sequence[Pairs]) -> Pairs:
 
 
 def _write(pairs: Pairs, folder: Path, model: FeatureModel) -> None:
-    index = Index.create(folder, width=pairs.images.shape[1], model=model.fingerprint)
-    rows = Rows(
-        image_vectors=pairs.images,
-        ids=list(pairs.pictures),
-        captions=[(caption,) for caption in pairs.captions],
-        caption_vectors=[vector[None] for vector in pairs.texts],
-    )
-    index.insert(rows)
+    captions, vectors = [(caption,) for caption in pairs.captions], [vector[None] for vector in pairs.texts]
+    rows = Rows(image_vectors=pairs.images, ids=list(pairs.pictures), captions=captions, caption_vectors=vectors)
+    Index.create(folder, width=pairs.images.shape[1], model=model.fingerprint).insert(rows)
 
 
 def _form(found: Measurements) -> Formed:
@@ -338,9 +328,9 @@ def _form(found: Measurements) -> Formed:
     named = {"of sets": "entities of sets", "of concepts": "entities of concepts", "harmonic mean": "entities"}
     columns += [Column(f"all names, {title}", {"memory": "all styles", "set": at}) for title, at in named.items()]
     concepts = TableForm("Emoji by name", ("reads", "which side"), rows, columns, missing="", notes=_tests(found))
-    there = [Column(name, {"memory": "everyday", "set": name}, "mean or gain") for name in testing]
-    there.insert(0, Column("mean", {"memory": "everyday", "set": testing}, "mean or gain"))
-    sets = TableForm("Testing sets by name, gain of reading everyday pictures", ("reads", "which side"), rows, there,
+    each = [Column(name, {"memory": "everyday", "set": name}, "mean or gain") for name in testing]
+    each.insert(0, Column("mean", {"memory": "everyday", "set": testing}, "mean or gain"))
+    sets = TableForm("Testing sets by name, gain of reading everyday pictures", ("reads", "which side"), rows, each,
                      missing="")  # fmt: skip
     held = [Column(name, {"memory": NAMED, "set": name}, "mean or gain") for name in testing]
     held.insert(0, Column("mean of sets", {"memory": NAMED, "set": testing}, "mean or gain"))
@@ -354,40 +344,28 @@ def _form(found: Measurements) -> Formed:
 
 
 def _tests(found: Measurements) -> tuple[str, ...]:
-    """Ours over the others on concepts, paired by seed."""
+    """Return notes comparing ways on concepts, paired by seed."""
     at: FigureAddress = {"memory": "all styles", "set": "concepts"}
     notes = []
-    for (one, own), (other, its) in COMPARED:
-        if {one, other} <= set(found.context["ways"]):
-            gains = found.differences({**at, "arm": one, "mode": own}, {**at, "arm": other, "mode": its})
-            words = summarize(gains.values()).signed()
-            notes.append(f"emoji in all styles, {one} ({own}) over {other} ({its}): {words}")
+    for (way, mode), (base, base_mode) in COMPARED:
+        if {way, base} <= set(found.context["ways"]):
+            gains = found.differences({**at, "arm": way, "mode": mode}, {**at, "arm": base, "mode": base_mode})
+            gain = summarize(gains.values()).signed()
+            notes.append(f"emoji in all styles, {way} ({mode}) over {base} ({base_mode}): {gain}")
     return tuple(notes)
 
 
 def _filled(table: StudyTable) -> StudyTable:
-    """Without rows of sides that a way does not have."""
+    """Remove rows of modes that a way does not have."""
     return replace(table, rows=tuple(row for row in table.rows if any(row[2:])))
 
 
-real = TableStudy("reco/real", _measure, _form, {"smoke": MADE, "small": WORLD, "full": WORLD})
+real = TableStudy("reco/real", _measure, _form, worlds(WORLD))
 
 
 def _measure_reading(options: StudyOptions) -> Measurements:
-    smoke = options.scale == "smoke"
-    data = open_data(options.data, smoke, LIGHT)
-    runner = ArmRunner(data, options.out / "runs" / "reco-reading")
-    head = HeadRecipe(width=16, hidden=32, batch=64, steps=10) if smoke else HeadRecipe(steps=STEPS)
-    read = data.digest(*data.roles.training, *data.roles.choosing, *([] if smoke else ["emoji"]))
-    found, chosen = Measurements(), reading_ways()[:2] if smoke else reading_ways()
-    for seed in range(options.seeds or (1 if smoke else 3)):
-        bench = _Bench(runner, head, seed, 1 if smoke else 5)
-        for way in (None, *chosen):
-            name = "model alone" if way is None else way.name
-            settings = [repr(head), repr(way), read, bench.epochs, HELD_STYLES]
-            found.take(runner.figures(name, seed, settings, lambda bench=bench, way=way: bench.read(way)))  # type: ignore[misc]
-    found.context.update(ways=[way.name for way in chosen])
-    return found
+    runner = open_runner(options, "reco-reading", LIGHT)
+    return _measured(options, runner, reading_ways(), _Bench.read, tuple(runner.data.roles.choosing), [])
 
 
 def _form_reading(found: Measurements) -> Formed:
@@ -400,4 +378,4 @@ def _form_reading(found: Measurements) -> Formed:
     return [form.fill(found)], ["393 emoji of the split train, on which nothing was trained"]
 
 
-reading = TableStudy("reco/reading", _measure_reading, _form_reading, {"smoke": MADE, "small": WORLD, "full": WORLD})
+reading = TableStudy("reco/reading", _measure_reading, _form_reading, worlds(WORLD))

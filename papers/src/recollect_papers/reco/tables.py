@@ -1,7 +1,7 @@
 """RECO (Iscen et al., "Retrieval-Enhanced Contrastive Vision-Text Models"): Tables 1 to 4 and Figures 2 to 4.
 
-``smoke`` and ``small`` take pictures of characters: a model is pretrained on half of them, the fusion is trained on
-more, and tasks ask for those that only the memory holds. ``full`` takes the paper's models and the user's pairs.
+``smoke`` and ``small`` use pictures of characters: pretraining covers half of them, fusion training some more, and
+tasks test characters that only the memory contains. ``full`` uses the paper's models and the user's pairs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,8 +19,8 @@ from recollect_papers.engine import (
     Row,
     TableForm,
     TableStudy,
+    paper_quote,
     paper_rows,
-    papers_words,
     printed,
     report,
 )
@@ -40,14 +40,14 @@ from recollect_papers.study import StudyOptions, StudyReport, over
 
 RECO = FusionArm()
 READING = FusionArm(preset="reading")
-"""Our own way to train: a gate, equal captions are not negatives, simulated newness."""
+"""Our training: a gate, no negatives among equal captions, and embedding noise."""
 READS = "RECO that learns to read"
 SHARES = (0.01, 0.1, 1.0)
-_SMOKE_SHARES = (0.05, 0.2, 1.0)  # of a small memory, which must hold k rows
+_SMOKE_SHARES = (0.05, 0.2, 1.0)  # larger, so a small memory still has k rows
 MODES: tuple[Mode, ...] = ("image", "text", "both")
 
 _MODEL = "model alone"
-"""The arm without memory, which every gain is over."""
+"""The arm without memory, the baseline of all gains."""
 
 
 def _add(
@@ -57,7 +57,7 @@ def _add(
     part: MemoryPart = "tasks",
     **more: str,
 ) -> None:
-    """Measure arms on every seed's bench; their address is the arm, the measure and ``more``."""
+    """Measure arms on the bench of every seed, by arm, measure and ``more``."""
     for name, arm in arms.items():
         for bench in benches:
             for measure, value in bench.figures(arm, part).items():
@@ -73,15 +73,15 @@ def _notes(
     options: StudyOptions, benches: Sequence[Bench], *more: str, gains: bool = True,
     parts: Iterable[MemoryPart] = ("tasks",),
 ) -> list[str]:  # fmt: skip
-    """The notes below every table.
+    """Return the notes below every table.
 
     Args:
-        gains: whether the table shows any.
+        gains: whether the table has gains.
         parts: what is tested.
     """
     full, first = options.scale == "full", benches[0]
     trained = "each fusion trained once" if full else f"{over(len(benches), 'seed')} of model and fusion"
-    told = f"; gains over the model alone{'' if full else ', paired by seed'}" if gains else ""
+    baseline = f"; gains over the model alone{'' if full else ', paired by seed'}" if gains else ""
     papers = full and bool(first.tasks) and set(first.tasks) <= set(PAPERS_SETS.values())
     left_out = [
         f"{len(first.too_near(1.0, part)):,} of {first.rows_of(1.0):,} rows of the memory are near-duplicates of "
@@ -89,11 +89,11 @@ def _notes(
         for part in parts if first.near is not None
     ]  # fmt: skip
     paper_note = "" if papers else "; its columns are other sets than ours, so compare directions"
-    return [f"{trained}{told}", *more, *left_out, f"paper: as printed there{paper_note}"]
+    return [f"{trained}{baseline}", *more, *left_out, f"paper: as printed there{paper_note}"]
 
 
 def _gains(measures: Sequence[str], base: str = _MODEL) -> list[Column]:
-    """A column for each measure: its mean, and in brackets the gain over the model alone."""
+    """Return a column per measure, with the mean and the gain over the model alone."""
     return [Column(measure, {"measure": measure}, "mean (gain)", {"arm": base}) for measure in measures]
 
 
@@ -221,17 +221,17 @@ def _measure_4(options: StudyOptions) -> Measurements:
     parts: dict[str, tuple[MemoryPart, str]] = {
         column: ("tasks", column) for column in columns_like(first.tasks, ("CUB", "Dogs")) or rare
     }
-    said, split = [f"{main_model(options)}; in the row of none the model alone"], options.search.split
+    notes, split = [f"{main_model(options)}; in the row of none the model alone"], options.search.split
     if first.pool is not None:
         parts["text to image R@1"] = ("retrieval", "R@1")
         if options.scale == "full":
-            said.append(f"text to image: {first.pool.name}; the paper's column is COCO")
+            notes.append(f"text to image: {first.pool.name}; the paper's column is COCO")
     else:
-        said.append(
+        notes.append(
             f"text to image is left out: the first source of --data has no split '{split}' other than what it trains on"
         )
     tested = tuple(dict.fromkeys(part for part, _ in parts.values()))
-    found = Measurements({"parts": parts, "notes": _notes(options, mine, *said, gains=False, parts=tested)})
+    found = Measurements({"parts": parts, "notes": _notes(options, mine, *notes, gains=False, parts=tested)})
     for part in tested:
         _add(found, mine, {"none": None}, part, mode="image")
         for modalities in ("text", "image", "both"):
@@ -261,12 +261,12 @@ table_4 = TableStudy("reco/table-4", _measure_4, _form_4, WORLDS_BY_SCALE)
 
 
 def _main_column(bench: Bench) -> str:
-    """What figures are of: the paper's CUB, else the first column."""
+    """Return the column that figures show: the paper's CUB, else the first."""
     return (*columns_like(bench.tasks, ("CUB",)), *bench.tasks)[0]
 
 
 def figure_2(options: StudyOptions) -> StudyReport:
-    """What uni- and cross-modal search and fusion are, as a diagram."""
+    """Diagram of uni- and cross-modal search and fusion."""
     note = "a diagram; nothing is measured"
     return report("reco/figure-2", options, WORLDS_BY_SCALE, pictures.diagram(), notes=[note])
 
@@ -281,7 +281,7 @@ TRAININGS: Mapping[str, FusionArm | None] = {
 
 
 def _measure_figure_3(options: StudyOptions) -> Measurements:
-    """Additional training, a memory that grows after training, and the number of rows that are read."""
+    """Measure additional training, a memory that grows after training, and the number of retrieved rows."""
     mine = list(benches(options, main_model(options)))
     shares, tested, left_out = _readable(options, mine[0])
     growing = {
@@ -304,16 +304,16 @@ def _measure_figure_3(options: StudyOptions) -> Measurements:
 
 
 def _readable(options: StudyOptions, bench: Bench) -> tuple[tuple[float, ...], tuple[int, ...], list[str]]:
-    """The shares of the memory and the k of testing, as far as there are rows to read; what is left out, in words."""
+    """Return the shares of the memory and k that have enough rows, and a note on those left out."""
     smoke = options.scale == "smoke"
     shares, tested = (_SMOKE_SHARES, (1, 5, 10)) if smoke else (SHARES, (1, 2, 5, 10, 20, 50))
     rows = {share: bench.rows_of(share) - len(bench.too_near(share, "tasks")) for share in shares}
-    kept = tuple(share for share in shares if share == shares[-1] or rows[share] >= RECO.k)
-    read = tuple(k for k in tested if k <= rows[shares[-1]])
-    lacking = [f"{share:.0%} of the memory" for share in shares if share not in kept]
-    lacking += [f"k = {k}" for k in tested if k not in read]
-    told = [f"left out, since {rows[shares[-1]]:,} rows can be read: {', '.join(lacking)}"] if lacking else []
-    return kept, read, told
+    large = tuple(share for share in shares if share == shares[-1] or rows[share] >= RECO.k)
+    ks = tuple(k for k in tested if k <= rows[shares[-1]])
+    left_out = [f"{share:.0%} of the memory" for share in shares if share not in large]
+    left_out += [f"k = {k}" for k in tested if k not in ks]
+    notes = [f"left out, since {rows[shares[-1]]:,} rows can be read: {', '.join(left_out)}"] if left_out else []
+    return large, ks, notes
 
 
 def _curves(found: Measurements, kind: str) -> dict[str, dict[float, Summary]]:
@@ -345,7 +345,7 @@ def _form_figure_3(found: Measurements) -> Formed:
         places = next(iter(curves.values()))
         columns = [Column(head.format(place), {"measure": column, "place": f"{place:g}"}) for place in places]
         forms.append(TableForm(title, ("",), [Row((name,), {"arm": name}) for name in curves], columns))
-    remarks = [f"paper, {part}: {papers_words('reco', f'figure-3, {part}')}" for part in ("middle", "right")]
+    remarks = [f"paper, {part}: {paper_quote('reco', f'figure-3, {part}')}" for part in ("middle", "right")]
     return [form.fill(found) for form in forms], (*remarks, *found.context["remarks"])
 
 
@@ -353,7 +353,7 @@ figure_3 = TableStudy("reco/figure-3", _measure_figure_3, _form_figure_3, WORLDS
 
 
 def figure_4(options: StudyOptions) -> StudyReport:
-    """What uni- and cross-modal search find for images and for class names; how often it is right."""
+    """Example results of uni- and cross-modal search for images and class names, and the share of relevant rows."""
     mine = list(benches(options, main_model(options)))
     column, found, full = _main_column(mine[0]), Measurements(), options.scale == "full"
     for bench in mine:

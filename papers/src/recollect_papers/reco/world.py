@@ -1,4 +1,4 @@
-"""The benches of RECO's studies at every scale: which models, which memory, which tasks."""
+"""Models, memories and tasks of RECO's studies at each scale."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from recollect_papers.reco.glyphs import (
     memory_sources,
     training_sources,
 )
-from recollect_papers.runs import made_once, run_folder
+from recollect_papers.runs import run_folder, train_once
 from recollect_papers.study import Scale, StudyOptions
 
 WORLDS_BY_SCALE: Mapping[Scale, str] = {
@@ -48,20 +48,20 @@ PAPERS_SETS = {
     "Pl365": "places-365",
     "Dogs": "stanford-dogs",
 }
-"""The six sets of Table 1 as the catalogue calls them, by what the paper does."""
+"""Names in the catalog of the six sets of Table 1, by their names in the paper."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much of the glyph world a scale takes.
+    """Size of a study in the glyph world.
 
     Attributes:
-        steps: of pretraining.
-        every: take every n-th character.
-        new, known: training pairs of each character that pretraining has not, or has, seen.
-        stored: pairs of each character in the memory.
-        learning: of fusions.
-        seeds: number of them.
+        steps: number of pretraining steps.
+        every: use every n-th character.
+        new, known: training pairs per character that is new, or known from pretraining.
+        stored: pairs per character in the memory.
+        learning: training settings of fusions.
+        seeds: number of seeds.
     """
 
     steps: int
@@ -80,32 +80,32 @@ SIZES: Mapping[Scale, Size] = {
 
 
 def models(options: StudyOptions) -> tuple[str, ...]:
-    """What the models of Table 1 are called."""
+    """Return the names of Table 1's models."""
     return tuple(_places(options)) if options.scale == "full" else tuple(_GLYPH_MODELS)
 
 
 def _places(options: StudyOptions) -> dict[str, str]:
-    """Where each model of scale ``full`` is, by what it is called."""
+    """Return the models of scale ``full`` by name."""
     if not options.search.models:
         return dict(_PAPER_MODELS)
     return {name: place for place, name in public_names(options.search.models).items()}
 
 
 def main_model(options: StudyOptions) -> str:
-    """The one model of the ablations; the paper's B/32, or the first that is named."""
+    """Return the model of the ablations: the paper's B/32, or the user's first."""
     return models(options)[0] if options.scale == "full" else "convnet"
 
 
 def columns_like(tasks: Mapping[str, object], named: Iterable[str]) -> tuple[str, ...]:
-    """Our columns for the paper's columns ``named``, e.g. ``CUB``; none if no such set was opened."""
+    """Return our columns that match columns of the paper, e.g. ``CUB``, as far as they were opened."""
     return tuple(PAPERS_SETS[name] for name in named if PAPERS_SETS.get(name) in tasks)
 
 
 def benches(options: StudyOptions, label: str, *, classify: bool = True) -> Iterator[Bench]:
-    """The benches of one of `models`, one for each seed.
+    """Yield the bench of a model for each seed.
 
     Args:
-        classify: whether its tasks are asked; at scale ``full`` no set is opened otherwise.
+        classify: whether classification tasks are needed; if not, scale ``full`` opens none.
     """
     if options.scale == "full":
         yield _full(options, label, classify)
@@ -119,7 +119,7 @@ def benches(options: StudyOptions, label: str, *, classify: bool = True) -> Iter
         folder = run_folder(recipe, options.out)
         yield Bench(
             label,
-            load_model(made_once(recipe, folder)),
+            load_model(train_once(recipe, folder)),
             folder.with_name(f"{folder.name}-reco"),
             training_sources(size.new, size.known, size.every),
             memory_sources(size.stored, size.every),
@@ -132,14 +132,14 @@ def benches(options: StudyOptions, label: str, *, classify: bool = True) -> Iter
 
 
 def _shortened(task: ClassificationTask) -> ClassificationTask:
-    """The task with about 80 tested images."""
+    """Return the task with about 80 test images."""
     return replace(task, query=Subset(task.query, np.arange(0, len(task.query), max(1, len(task.query) // 80))))
 
 
 def _full(options: StudyOptions, label: str, classify: bool) -> Bench:
     if not options.data:
         raise UserError(
-            "--scale full trains on your pairs and looks up in your memory. Name them with --data PAIRS [MEMORY ...]."
+            "--scale full trains on your pairs and looks up in your memory. Pass them with --data PAIRS [MEMORY ...]."
         )
     model = load_model(_places(options)[label])
     training, *others = [open_source(spec) for spec in options.data]
@@ -158,7 +158,7 @@ def _full(options: StudyOptions, label: str, classify: bool) -> Bench:
 
 
 def _sets(options: StudyOptions) -> dict[str, list[ClassificationTask]]:
-    """The six sets of Table 1, or the suite that the user names, as far as they can be opened."""
+    """Open the six sets of Table 1, or the user's suite, skipping unavailable sets."""
     if options.suite:
         found = open_tasks((), "zero-shot", options.suite).tasks
         return {task.name: [task] for task in found}
@@ -168,12 +168,12 @@ def _sets(options: StudyOptions) -> dict[str, list[ClassificationTask]]:
             if task.name in PAPERS_SETS.values():
                 opened[task.name] = [task]
     if not opened:
-        raise UserError("none of the paper's six sets can be opened. Name another suite with --suite.")
+        raise UserError("none of the paper's six sets can be opened. Pass another suite with --suite.")
     return {name: opened[name] for name in PAPERS_SETS.values() if name in opened}
 
 
 def _pool(options: StudyOptions) -> RetrievalTask | None:
-    """The images to search at scale ``full``: the first source's tested split, where that is not what is trained on."""
+    """Return the retrieval task of scale ``full``: the test split of the first source, unless training uses it."""
     if split_of(options.data[0]) is not None:
         return None
     try:
@@ -183,12 +183,12 @@ def _pool(options: StudyOptions) -> RetrievalTask | None:
 
 
 def entity_bench(options: StudyOptions, bench: Bench) -> Bench:
-    """The bench with entities; at scale full they are those of ``--entities``, a source with splits train and test."""
+    """Return the bench with entities, at scale full those of ``--entities``, a source with splits train and test."""
     if bench.entities is not None:
         return bench
     if not options.entities:
         raise UserError(
-            "entities at --scale full: name a labelled source with --entities; classes of its split train count as "
-            "seen, those of its split test alone as unseen."
+            "--scale full needs a labeled source with entities. Pass --entities SOURCE; classes in its split train "
+            "count as seen, classes only in its split test as unseen."
         )
     return replace(bench, entities=open_entities(options.entities, "train", "test", GENERAL_TEMPLATES))

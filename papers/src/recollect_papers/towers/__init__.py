@@ -1,1 +1,1 @@
-"""Small dual encoders for studies, which train in seconds on one core."""
+"""Small dual encoders for studies that train in seconds on one core."""

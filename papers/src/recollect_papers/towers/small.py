@@ -1,7 +1,7 @@
 """Small towers for studies: a linear map or a convnet, with a bag of words or a transformer over words.
 
-They train in seconds on one core, so that an ablation can be run with several seeds. Their text tower reads whole
-words, and the generated worlds they are for vary their pictures themselves: training adds no crop.
+They train in seconds on one core, so ablations can use several seeds. The text tower reads whole words. Training uses
+no random crops, since the synthetic worlds vary their pictures themselves.
 """
 
 import re
@@ -33,7 +33,7 @@ _EDGES = re.compile(r"^\W+|\W+$")
 
 
 def split_words(text: str) -> list[str]:
-    """Lower-case words between white space, without the punctuation around them."""
+    """Split text into lowercase words without surrounding punctuation."""
     parts = text.lower().split()
     return [word for part in parts if (word := part if part.isalnum() else _EDGES.sub("", part))]
 
@@ -46,14 +46,14 @@ class SmallTowers(Preset):
     over word vectors, pooled at an end token.
 
     Attributes:
-        summary: one line for help texts.
+        summary: one-line description for help texts.
         words: width of a word vector; with a linear map, the rank of the text tower.
-        image: ``vectors`` of 192 entries and a linear map; pictures of 32 × 32 and a ``convnet`` of two layers
+        image: ``vectors`` of 192 entries and a linear map; or pictures of 32 × 32 and a ``convnet`` of two layers
             (``channels``, then twice as many) or one layer of frozen ``random`` filters, pooled to 4 × 4.
         hidden: width of the MLP's hidden layer, or None for a linear map.
-        layers, heads: of the transformer.
-        longest: maximum number of words that it reads, prefix tokens included.
-        width: entries of an embedding.
+        layers, heads: layers and attention heads of the transformer.
+        longest: maximum text length of the transformer in words, prefix tokens included.
+        width: embedding width.
     """
 
     summary: str
@@ -74,18 +74,18 @@ class SmallTowers(Preset):
         tokenizer: transformers.PreTrainedTokenizerBase | str | None,
         seed: int,
     ) -> "SmallEncoder":
-        """New towers that know the words of ``texts``, initialized from ``seed`` alone.
+        """Create towers with the words of ``texts`` as vocabulary, initialized from ``seed``.
 
         Raises:
-            UserError: no texts, no words, or a tokenizer.
+            UserError: no texts, no words, or a tokenizer is given.
         """
         refuse(
             (tokenizer is not None, f"{name}: its text tower reads words, not tokens. Omit the tokenizer."),
             (texts is None, f"{name}: needs captions to take its words from."),
         )
         words = {word for text in texts or () for word in split_words(text)}
-        refuse((not words, "the captions hold no words. Name a source with captions."))
-        return self._build(sorted(words), name, seed)  # sorted: a set has another order in every process
+        refuse((not words, "the captions contain no words. Use a source with captions."))
+        return self._build(sorted(words), name, seed)  # sorted: the order of a set differs between processes
 
     def _build(self, words: Sequence[str], name: str, seed: int) -> "SmallEncoder":
         with torch.random.fork_rng(devices=[]):
@@ -96,20 +96,20 @@ class SmallTowers(Preset):
         """See `recollect.models.presets.Preset.restore`.
 
         Raises:
-            KeyError, TypeError, ValueError, RuntimeError: the record and the weights do not fit together.
+            KeyError, TypeError, ValueError, RuntimeError: record and weights do not match.
         """
         encoder = SmallTowers(**record["settings"])._build(record["vocabulary"], record["preset"], seed=0)
         encoder.prefixes = {name: tuple(words) for name, words in record["prefixes"].items()}
         table, known = weights["word_vectors.weight"], len(encoder._names) - 1
         if len(table) != known:
-            raise ValueError(f"{len(table)} word vectors, but {known} words")
+            raise ValueError(f"{len(table)} word vectors for {known} words")
         encoder._set_table(table)
         encoder.load_state_dict(weights)
         return encoder
 
 
 class SentenceTower(nn.Module):
-    """Words and an end token attend to each other; the end token's state becomes the embedding."""
+    """Transformer over words and an end token, whose final state becomes the embedding."""
 
     def __init__(self, settings: SmallTowers) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class SentenceTower(nn.Module):
     def forward(
         self, words: Float[Tensor, "n longest width"], known: Bool[Tensor, "n longest"]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Embeddings (n, out), and for each layer the end token's attention (n, heads, longest + 1), itself last.
+        """Return embeddings (n, out), and the end token's attention per layer (n, heads, longest + 1), itself last.
 
         Args:
             words: vectors of the words, padded.
@@ -138,7 +138,7 @@ class SentenceTower(nn.Module):
 
 
 class WordBlock(nn.Module):
-    """Pre-norm attention and an MLP of twice the width."""
+    """Pre-norm transformer block with an MLP of twice the width."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class WordBlock(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
 
     def forward(self, states: Float[Tensor, "n tokens width"], seen: Bool[Tensor, "n tokens"]) -> tuple[Tensor, Tensor]:
-        """New states (n, tokens, width) and the attention weights (n, heads, tokens, tokens)."""
+        """Return new states (n, tokens, width) and attention weights (n, heads, tokens, tokens)."""
         n, tokens, width = states.shape
         mixed = self.mixed(self.norms[0](states)).view(n, tokens, 3, self.heads, width // self.heads)
         queries, keys, values = mixed.permute(2, 0, 3, 1, 4)
@@ -159,7 +159,7 @@ class WordBlock(nn.Module):
 
 
 class RandomFilters(nn.Module):
-    """Frozen random filters that respond to edges more than to brightness, pooled to 4 × 4."""
+    """Frozen random filters that respond more to edges than to brightness, pooled to 4 × 4."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class RandomFilters(nn.Module):
 
 
 def _word_head(settings: SmallTowers) -> nn.Module:
-    """From the sum of the word vectors (n, words) to embeddings (n, width)."""
+    """Create the head that maps sums of word vectors (n, words) to embeddings (n, width)."""
     words, hidden = settings.words, settings.hidden
     if hidden is None:
         return nn.Linear(words, settings.width)
@@ -184,7 +184,7 @@ def _word_head(settings: SmallTowers) -> nn.Module:
 
 
 def _image_tower(settings: SmallTowers) -> nn.Sequential:
-    """A stem and a linear head."""
+    """Create a stem and a linear head."""
     channels, features = settings.channels, 32 * settings.channels
     if settings.image == "vectors":
         stem: nn.Module = nn.Identity()
@@ -209,9 +209,9 @@ class TextAttention:
     """Attention of the token whose state becomes the text's embedding.
 
     Attributes:
-        tokens: the tokens of each text, padding included.
-        places: place of the pooled token in each text.
-        layers: for each layer (n, heads, tokens), every row a distribution over the tokens.
+        tokens: tokens of each text, including padding.
+        places: position of the pooled token in each text.
+        layers: (n, heads, tokens) for each layer; every row is a distribution over the tokens.
     """
 
     tokens: tuple[tuple[str, ...], ...]
@@ -220,11 +220,11 @@ class TextAttention:
 
 
 class SmallEncoder(DualEncoder):
-    """An image tower with a text tower that reads words.
+    """Image tower and word-based text tower.
 
     Attributes:
-        words: the vocabulary of the text tower; word n has number n + 1, 0 is padding, unknown words are left out.
-        settings: what the towers were made from.
+        words: vocabulary; word n has id n + 1, 0 is padding, unknown words are skipped.
+        settings: settings of the towers.
     """
 
     architecture = "small"
@@ -234,7 +234,7 @@ class SmallEncoder(DualEncoder):
         self.settings, self.words, self.preset, self.width = settings, tuple(words), preset, settings.width
         self.prefixes = {}
         self.reads_vectors = settings.image == "vectors"  # type: ignore[misc]
-        # Vectors pass through any transform.
+        # Transforms leave vectors unchanged.
         gray = ImageTransform(size=32, mean=(0.45,) * 3, std=(0.3,) * 3)
         self.transform = ImageTransform(size=1) if self.reads_vectors else gray
         self.image_tower = _image_tower(settings)
@@ -251,12 +251,12 @@ class SmallEncoder(DualEncoder):
         self.register_buffer("logit_bias", torch.tensor(-10.0))
 
     def training_transform(self) -> ImageTransform:
-        """The evaluation transform."""
+        """Return the evaluation transform."""
         return self.transform
 
     @property
     def _names(self) -> list[str]:
-        """What each number of `tokenize` stands for, and the end token."""
+        """Tokens by id, with the end token last."""
         return [_PADDING, *self.words, *(word for words in self.prefixes.values() for word in words), _END]
 
     @property
@@ -265,21 +265,21 @@ class SmallEncoder(DualEncoder):
         return (_PADDING, *self._names[len(self.words) + 1 :])
 
     def _rows(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None) -> list[list[int]]:
-        """Numbers of the prefix tokens and the known words of each text."""
+        """Return the ids of prefix tokens and known words of each text."""
         numbers = {name: number for number, name in enumerate(self._names)}
         rows = [[numbers[word] for word in split_words(text) if word in numbers] for text in texts]
         if kinds is None or not self.prefixes:
             return rows
         each = [kinds] * len(texts) if isinstance(kinds, str) else kinds
         if len(each) != len(texts):
-            raise ValueError(f"{len(texts)} texts, but {len(each)} kinds")
+            raise ValueError(f"{len(each)} kinds for {len(texts)} texts")
         front = {kind: [numbers[word] for word in words] for kind, words in self.prefixes.items()}
         if unknown := set(each) - set(front):
             raise UserError(f"this model has no {unknown.pop()} prefix; it has {', '.join(front)}")
         return [front[kind] + row for kind, row in zip(each, rows, strict=True)]
 
     def tokenize(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None = None) -> dict[str, Tensor]:
-        """Numbers of the known words, padded with 0; the prefix tokens of its kind precede a text."""
+        """Return ids of known words, padded with 0; the prefix tokens of its kind precede each text."""
         rows = [row[: self.longest_text] for row in self._rows(texts, kinds)]
         ids = torch.zeros(len(rows), max(1, max(map(len, rows), default=0)), dtype=torch.int64)
         for place, row in enumerate(rows):
@@ -288,44 +288,44 @@ class SmallEncoder(DualEncoder):
 
     @property
     def longest_text(self) -> int | None:
-        """Maximum number of words that a transformer reads, prefix tokens included; None for a bag of words."""
+        """Maximum text length of the transformer in words, prefix tokens included; None for a bag of words."""
         return self.settings.longest if self.settings.layers else None
 
     def text_lengths(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None = None) -> list[int]:
-        """Number of known words of each text, prefix tokens included."""
+        """Return the number of known words of each text, prefix tokens included."""
         return list(map(len, self._rows(texts, kinds)))
 
     def encode_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
-        """Raw image embeddings."""
+        """Return unnormalized image embeddings."""
         return self.image_tower(pixels)
 
     def pool_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n features"]:
-        """The features before the head."""
+        """Return the features before the head."""
         return self.image_tower[0](pixels)
 
     def project_images(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
-        """Raw image embeddings of what `pool_images` returned."""
+        """Apply the head to the output of `pool_images`."""
         return self.image_tower[1](features)
 
     def head_parameters(self, tower: Tower) -> Iterator[nn.Parameter]:
-        """The parameters of the image tower's head; the text tower has no part that could be locked by itself."""
+        """Return the parameters of the image tower's head; the text tower has no separate head."""
         return self.image_tower[1].parameters() if tower == "image" else iter(())
 
     def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n width"]:
-        """Raw text embeddings."""
+        """Return unnormalized text embeddings."""
         ids: Int[Tensor, "n longest"] = tokens["input_ids"].to(self.device)
         vectors = self.word_vectors(ids)
         whole = isinstance(self.text_head, SentenceTower)
         return self.text_head(vectors, ids != 0)[0] if whole else self.text_head(vectors)
 
     def text_attention(self, texts: Sequence[str], prefix: Kind | None = None) -> TextAttention:
-        """What the end token of each text attends to, in every layer of the text tower.
+        """Return the end token's attention for each text and layer.
 
         Raises:
-            UserError: a bag of words has no attention.
+            UserError: the text tower is a bag of words.
         """
         if not isinstance(self.text_head, SentenceTower):
-            raise UserError("this model's text tower reads a bag of words, so it has no attention to show")
+            raise UserError("this model's text tower is a bag of words and has no attention")
         ids, names = self.tokenize(texts, prefix)["input_ids"], self._names
         with self._evaluating():
             _, layers = self.text_head(self.word_vectors(ids.to(self.device)), (ids != 0).to(self.device))
@@ -333,7 +333,7 @@ class SmallEncoder(DualEncoder):
         return TextAttention(tokens, torch.full((len(ids),), ids.shape[1]), tuple(layer.cpu() for layer in layers))
 
     def add_prefixes(self, kinds: Sequence[Kind], *, length: int = 1, seed: int = 0) -> None:
-        """Give each of ``kinds`` its own ``length`` prefix vectors, drawn from N(0, 0.02), unless it has some."""
+        """Add ``length`` prefix vectors, drawn from N(0, 0.02), for each of ``kinds`` that has none."""
         new = {kind: prefix_words(kind, length) for kind in dict.fromkeys(kinds) if kind not in self.prefixes}
         old = self.word_vectors.weight
         drawn = [
@@ -352,7 +352,7 @@ class SmallEncoder(DualEncoder):
             self.word_vectors = nn.Embedding.from_pretrained(weight, freeze=False, padding_idx=0)
 
     def tower_parameters(self, tower: Tower) -> Iterator[nn.Parameter]:
-        """The parameters of one tower."""
+        """Return the parameters of one tower."""
         parts = [self.image_tower] if tower == "image" else [self.word_vectors, self.text_head]
         return (value for part in parts for value in part.parameters())
 

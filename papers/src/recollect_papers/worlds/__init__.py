@@ -1,4 +1,4 @@
-"""Generated worlds: pictures of characters, and vectors of latent factors."""
+"""Synthetic worlds: pictures of characters, and vectors of latent factors."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
@@ -14,7 +14,7 @@ from recollect_papers.worlds.latents import LatentCaptions, LatentWorld
 from recollect_papers.worlds.scenes import GlyphScenes, HardScenes
 
 WORLDS: Mapping[str, Callable[[], Any]] = {"latents": LatentWorld, "glyphs": GlyphWorld}
-"""Every world with its default settings; an address sets any of its numbers."""
+"""Worlds by name; an address can change any numeric setting."""
 
 LABEL_SETS: Mapping[str, Callable[[GlyphWorld], GlyphLabels]] = {
     "glyphs:labels": GlyphLabels,
@@ -22,7 +22,7 @@ LABEL_SETS: Mapping[str, Callable[[GlyphWorld], GlyphLabels]] = {
     "glyphs:labels-rest": partial(GlyphLabels, part="rest", name="glyphs:labels-rest"),
     "glyphs:labels-renamed": partial(GlyphLabels, renamed=True, name="glyphs:labels-renamed"),
 }
-"""The sources with classes; each has further pictures of them, for tests."""
+"""Label sets by address; each has a test split with other pictures."""
 
 SOURCES: Mapping[str, Callable[[Any], Source]] = {
     "latents:captions": LatentCaptions,
@@ -31,7 +31,7 @@ SOURCES: Mapping[str, Callable[[Any], Source]] = {
     "glyphs:scenes": GlyphScenes,
     "glyphs:hard": HardScenes,
 }
-"""From a world to each source, by its address."""
+"""Constructors of sources from a world, by address."""
 
 AMOUNTS: Mapping[str, tuple[str, ...]] = {
     "latents:captions": ("size",),
@@ -39,16 +39,16 @@ AMOUNTS: Mapping[str, tuple[str, ...]] = {
     "glyphs:scenes": ("size", "turned"),
     "glyphs:hard": ("groups",),
 }
-"""Numbers of a source itself; all other settings of an address are of its world."""
+"""Settings of the source itself, by address; all other settings are the world's."""
 
 
 def open_world_source(spec: str, split: str | None = None) -> Source:
     """Open ``WORLD:NAME?setting=value&...``, e.g. ``glyphs:captions?edge=64`` or ``glyphs:scenes?seed=3&size=1000``.
 
     Args:
-        spec: a name of `SOURCES`, and numbers of its world or of `AMOUNTS`: ``size`` of a stream, ``groups`` of
-            look-alikes, ``turned`` percent of the scenes' captions reversed.
-        split: ``train`` (or None); ``test`` for the label sets, whose classes have further pictures.
+        spec: a name of `SOURCES`, and settings of its world or of `AMOUNTS`: ``size`` of a stream, number of
+            ``groups`` of look-alikes, percentage of ``turned`` (reversed) captions of scenes.
+        split: ``train`` or None; label sets also have ``test``.
 
     Raises:
         UserError: an unknown name, setting, value or split.
@@ -63,11 +63,11 @@ def open_world_source(spec: str, split: str | None = None) -> Source:
         return source
     if split == "test" and name in LABEL_SETS:
         return unseen_part(source)
-    raise UserError(f"{spec}: has no split {split!r}; captions are an endless stream, for tests see the world's tasks")
+    raise UserError(f"{spec}: no split {split!r}; captions are an endless stream, use the world's tasks for tests")
 
 
 def world_of(spec: str) -> Any:
-    """The world that a source or task is taken from, with the settings of its address.
+    """Create the world of a source or task, with the settings of its address.
 
     Raises:
         UserError: an unknown world, setting or value.
@@ -76,7 +76,7 @@ def world_of(spec: str) -> Any:
 
 
 def _settings(spec: str) -> tuple[Any, dict[str, int]]:
-    """The world of an address, and the amounts of its source."""
+    """Return the world of an address, and the settings of its source."""
     name, _, query = spec.partition("?")
     world, amounts = WORLDS[check_choice(name.partition(":")[0], WORLDS, "built-in world")](), dict[str, int]()
     numbers = {each.name: getattr(world, each.name) for each in fields(world)}

@@ -1,4 +1,4 @@
-"""Sources of the generated worlds: those drawn by code, and those whose images are in memory."""
+"""Base classes of synthetic sources: generated on access, or stored in memory."""
 
 import hashlib
 from dataclasses import dataclass, field, fields
@@ -13,15 +13,15 @@ from recollect.core.seeding import derive_seed
 from recollect.core.types import NO_LABEL, Kind, Sample, Source
 
 ENDLESS = 2**31 - 1
-"""Length of an endless stream: as many samples as an index of 32 bits can name."""
+"""Length of an endless stream: the maximum of a 32-bit index."""
 
 
 @dataclass(eq=False)
-class MadeSource(Source):
-    """A source drawn by code: a subclass defines `batch` and `example_texts`, and a sample is a batch of one.
+class GeneratedSource(Source):
+    """Generated source: subclasses define `batch` and `example_texts`, and a sample is a batch of one.
 
     Attributes:
-        world: the settings of the pictures and texts.
+        world: settings of pictures and texts.
         size: number of samples.
     """
 
@@ -33,7 +33,7 @@ class MadeSource(Source):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of all settings."""
+        """Digest of all settings."""
         return f"{derive_seed(*(repr(getattr(self, each.name)) for each in fields(self))):016x}"
 
     @property
@@ -46,7 +46,7 @@ class MadeSource(Source):
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Every word that a text may hold."""
+        """All words that texts may contain."""
         return self.world.vocabulary()
 
     def __len__(self) -> int:
@@ -64,7 +64,7 @@ class MadeSource(Source):
         return tuple(self.example_texts(np.array([index]))) if self.kind == "caption" else ()
 
     def extra(self, index: int) -> dict[str, Any]:
-        """Further facts about a sample, by name."""
+        """Return further values of a sample by name."""
         return {}
 
     def values(self, key: str) -> list[Any]:
@@ -72,23 +72,23 @@ class MadeSource(Source):
 
 
 def no_labels(count: int) -> Tensor:
-    """The labels of a batch of captioned pictures."""
+    """Return the labels of a batch of captioned pictures."""
     return torch.full((count,), NO_LABEL)
 
 
 def as_pictures(images: Tensor) -> np.ndarray:
-    """(n, 3, edge, edge) as (n, edge, edge, 3)."""
+    """Convert (n, 3, edge, edge) to (n, edge, edge, 3)."""
     return images.permute(0, 2, 3, 1).contiguous().numpy()
 
 
 @dataclass(eq=False)
 class ArraySource(Source):
-    """Labeled vectors or finished pictures.
+    """Labeled vectors or pictures in memory.
 
     Attributes:
         images: float32 vectors (n, width), or uint8 pictures (n, height, width, 3).
         labels: int64 (n,), indices of ``class_names``.
-        domain: of all images.
+        domain: domain of all images.
     """
 
     name: str
@@ -100,7 +100,7 @@ class ArraySource(Source):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of every image and label."""
+        """Digest of all images and labels."""
         digest = hashlib.blake2b(f"{self.name} {self.images.dtype} {self.images.shape}".encode(), digest_size=16)
         for array in (self.images, self.labels):
             digest.update(np.ascontiguousarray(array).data)
@@ -125,7 +125,7 @@ class ArraySource(Source):
         return self.read_block(np.array([index]))[0]
 
     def read_block(self, indices: np.ndarray) -> list[Sample]:
-        """Many samples at once, without threads: nothing has to be decoded."""
+        """Return several samples."""
         extra = {"domain": self.domain} if self.domain else {}
         return [
             Sample(self.images[index], (), label, self.name, "label", str(index), extra)

@@ -1,7 +1,6 @@
-"""The characters of the built-in pictures: fonts that matplotlib ships, names that Unicode gave.
+"""Table of characters for the glyph world, with fonts from matplotlib and names from Unicode.
 
-Fonts and names are real and were not made for this. The table is drawn once per machine, in some seconds, and kept in
-the user's cache folder (``RECOLLECT_CACHE`` or the system's).
+Drawing takes a few seconds; the table is cached in the user's cache folder (``RECOLLECT_CACHE`` or the system's).
 """
 
 import re
@@ -43,9 +42,9 @@ FACES = (
     "STIXGeneralBol",
 )
 HELD_OUT_FACES = FACES[9:]
-"""Font faces that training never sees: a shifted domain."""
+"""Font faces held out from training: a shifted domain."""
 
-# The first pattern that a character's name matches is its script, in the words of captions.
+# Scripts as named in captions; the first pattern that matches a character's Unicode name determines its script.
 SCRIPTS = (
     ("latin letter", "LATIN (SMALL|CAPITAL) LETTER"),
     ("greek letter", "GREEK (SMALL|CAPITAL) LETTER"),
@@ -84,21 +83,21 @@ ATTRIBUTES = (
     ("topheavy", "level", "bottomheavy"),
     ("leftheavy", "central", "rightheavy"),
 )
-"""Words for what is measured from a mask: width to height, ink, pieces, holes, symmetry left to right and top to
-bottom, center of mass down and across; three values each."""
+"""Words for the three values of each attribute measured from a mask: width to height, ink, pieces, holes, symmetry left
+to right and top to bottom, center of mass down and across."""
 
 
 @dataclass(frozen=True)
 class GlyphTable:
-    """Every character in every face that has it.
+    """Masks of every character in every face that has it.
 
     Attributes:
-        code_points: one for each character.
-        scripts: index into `SCRIPTS` of each character.
-        first: where each character's masks begin, one entry more than characters.
-        faces: index into `FACES` of each mask.
+        code_points: (characters,).
+        scripts: (characters,), indices of `SCRIPTS`.
+        first: (characters + 1,), row of each character's first mask.
+        faces: (masks,), indices of `FACES`.
         masks: uint8 (masks, SIZE, SIZE).
-        attributes: value of each of `ATTRIBUTES` for each mask.
+        attributes: (masks, 8), values of `ATTRIBUTES`.
     """
 
     code_points: np.ndarray
@@ -110,20 +109,20 @@ class GlyphTable:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Official Unicode names, lower case."""
+        """Unicode names in lowercase."""
         return tuple(unicodedata.name(chr(code)).lower() for code in self.code_points)
 
     def masks_of(self, character: int, held_out: bool) -> np.ndarray:
-        """Rows of a character's masks in the held-out faces, or in the others."""
+        """Return the rows of a character's masks in the held-out faces, or in the others."""
         rows = np.arange(self.first[character], self.first[character + 1])
         return rows[(self.faces[rows] >= len(FACES) - len(HELD_OUT_FACES)) == held_out]
 
 
 @cache
 def glyph_table() -> GlyphTable:
-    """The table, from the cache or drawn now."""
+    """Load the table from the cache, or draw it."""
     path, names = _cache_file(), GlyphTable.__dataclass_fields__
-    with suppress(Exception):  # not there, damaged, or of another version: drawing it again is cheap
+    with suppress(Exception):  # missing, damaged, or from another version: drawing again is cheap
         return GlyphTable(**load_file(path))
     table = _draw_table()
     with suppress(OSError, UserError, SafetensorError), atomic_path(path) as temporary:  # e.g. a read-only home
@@ -154,7 +153,7 @@ def _draw_table() -> GlyphTable:
             continue
         drawn = [(face, mask) for face, font in enumerate(fonts) if code in present[face]
                  and (mask := _mask(chr(code), font)) is not None]  # fmt: skip
-        # Many characters share one picture (A and Alpha): keep the first, or labels would contradict each other.
+        # Some characters look identical (A and Alpha): keep the first, or labels would contradict each other.
         if not drawn or drawn[0][0] >= trained or drawn[0][1].tobytes() in seen:
             continue
         seen.add(drawn[0][1].tobytes())
@@ -177,7 +176,7 @@ def _wanted(code: int) -> bool:
 
 
 def _mask(character: str, font: ImageFont.FreeTypeFont) -> np.ndarray | None:
-    """The character centered in SIZE × SIZE pixels, shrunk if it is larger; None if nothing much is drawn."""
+    """Draw a character centered in SIZE × SIZE pixels, shrunk to fit; None if it is almost empty."""
     left, top, right, bottom = font.getbbox(character)
     width, height = right - left, bottom - top
     if width < 3 or height < 2:
@@ -192,7 +191,7 @@ def _mask(character: str, font: ImageFont.FreeTypeFont) -> np.ndarray | None:
 
 
 def measure_glyphs(masks: np.ndarray) -> np.ndarray:
-    """The value (0, 1, 2) of each of `ATTRIBUTES` for each mask: int64 (masks, 8). Tertiles, where it is a number."""
+    """Measure the `ATTRIBUTES` of each mask: int64 (masks, 8), values 0 to 2; tertiles for continuous attributes."""
     ink = masks > 110
     rows, columns = ink.any(axis=2), ink.any(axis=1)
     height, width = rows.sum(axis=1).clip(1), columns.sum(axis=1).clip(1)
@@ -223,7 +222,7 @@ def _tertile(values: np.ndarray) -> np.ndarray:
 
 
 def _symmetry(ink: np.ndarray, axis: int) -> np.ndarray:
-    """Overlap with the mirror image (intersection over union), the best of three shifts by a pixel."""
+    """Return the overlap with the mirror image (intersection over union), the best of shifts by -1, 0 and 1 pixels."""
     mirrored = np.flip(ink, axis)
     best = np.zeros(len(ink))
     for shift in (-1, 0, 1):

@@ -1,4 +1,4 @@
-"""Tasks of the glyph world: unseen characters, what captions say, and the label set under shifts."""
+"""Tasks of the glyph world: unseen characters, contents of captions, and label sets under shifts."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,51 +13,51 @@ from recollect_papers.worlds.glyph_table import ATTRIBUTES, SCRIPTS
 from recollect_papers.worlds.glyphs import GlyphLabels, GlyphWorld, unseen_part
 from recollect_papers.worlds.rendering import COLOR_NAMES, PLAIN_NUISANCE, Nuisance
 
-_ALIKE = 0.93
-_FEWEST, _MOST = 14, 24
+_MAX_SIMILARITY = 0.93  # cosine of masks
+_MIN_CLASSES, _MAX_CLASSES = 14, 24
 
 
 def glyph_few_shot_tasks(
     world: GlyphWorld, split: str, *, shots: int = 32, queries: int = 12
 ) -> list[ClassificationTask]:
-    """One task for each script with 14 or more held-out characters that do not look alike (24 at most).
+    """Return a task of up to 24 classes for each script with at least 14 distinguishable held-out characters.
 
-    Where every class has a mask in the held-out font faces, the query images are drawn in those: a shifted domain.
+    If every class has a mask in the held-out faces, query images use these faces: a shifted domain.
     """
     tasks = []
     for number, (script, _) in enumerate(SCRIPTS):
         members = world.split[split][world.table.scripts[world.split[split]] == number]
         classes = unlike(world, numpy_generator("glyph tasks", script).permutation(members))
-        if len(classes) >= _FEWEST:
+        if len(classes) >= _MIN_CLASSES:
             tasks.append(_character_task(world, f"glyphs-{split}-{script.replace(' ', '-')}", classes, shots, queries))
     return tasks
 
 
 def unlike(world: GlyphWorld, members: np.ndarray) -> np.ndarray:
-    """The first characters, 24 at most, no two of which look nearly alike."""
-    kept: list[int] = []
+    """Return the first distinguishable characters, at most 24."""
+    chosen: list[int] = []
     pictures: list[np.ndarray] = []
     for character in members:
         rows = world.table.masks_of(int(character), held_out=False)
         mask = world.table.masks[rows[0]].astype(np.float32).ravel()
         mask /= np.linalg.norm(mask)
-        if all(mask @ other < _ALIKE for other in pictures):
-            kept.append(int(character))
+        if all(mask @ other < _MAX_SIMILARITY for other in pictures):
+            chosen.append(int(character))
             pictures.append(mask)
-        if len(kept) == _MOST:
+        if len(chosen) == _MAX_CLASSES:
             break
-    return np.array(kept, dtype=np.int64)
+    return np.array(chosen, dtype=np.int64)
 
 
 def drawn(
     world: GlyphWorld, subjects: np.ndarray | list[np.ndarray], style: int, key: int, nuisance: Nuisance | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pictures (n, edge, edge, 3) and the masks that they show.
+    """Draw pictures; return them (n, edge, edge, 3) and their masks.
 
     Args:
-        subjects: characters, in any training face; or for each picture the masks to choose from.
+        subjects: characters, drawn in training faces, or the masks to choose from for each picture.
         style: seed of face and color.
-        key: seed of everything else.
+        key: seed of all other variation.
     """
     indices = np.arange(len(subjects))
     draws = uniforms(style, indices, 2)
@@ -84,9 +84,8 @@ def _character_task(world: GlyphWorld, name: str, classes: np.ndarray, shots: in
     return ClassificationTask(name, parts[0], parts[1], names, (), prompts)
 
 
-def _said(world: GlyphWorld, key: int, count: int) -> tuple[np.ndarray, list[tuple[np.ndarray, tuple[str, ...]]]]:
-    """Unseen pictures of training characters, and what captions say of them: labels and names of the scripts, then of
-    each measured attribute."""
+def _described(world: GlyphWorld, key: int, count: int) -> tuple[np.ndarray, list[tuple[np.ndarray, tuple[str, ...]]]]:
+    """Draw new pictures of training characters; also return labels and names of scripts and of each attribute."""
     indices = np.arange(count)
     draws = uniforms(derive_seed(key, "subject"), indices, 3)
     characters = world.draw_characters(draws[:, 0])
@@ -94,18 +93,18 @@ def _said(world: GlyphWorld, key: int, count: int) -> tuple[np.ndarray, list[tup
     pictures = as_pictures(world.render(masks, integers(draws[:, 2], len(COLOR_NAMES)), key, indices))
     scripts = np.unique(world.table.scripts[world.split["train"]])
     by_script = np.searchsorted(scripts, world.table.scripts[characters])
-    said = [(by_script, tuple(SCRIPTS[number][0] for number in scripts))]
-    return pictures, said + [(world.table.attributes[masks, number], each) for number, each in enumerate(ATTRIBUTES)]
+    facts = [(by_script, tuple(SCRIPTS[number][0] for number in scripts))]
+    return pictures, facts + [(world.table.attributes[masks, number], each) for number, each in enumerate(ATTRIBUTES)]
 
 
 def glyph_zero_shot_tasks(world: GlyphWorld, split: str, *, queries: int = 2000) -> list[ClassificationTask]:
-    """What captions say, in new pictures of training characters: their script, and each measured attribute.
+    """Return tasks on new pictures of training characters: by script, and by each attribute.
 
-    Neither has words of its own to learn from few examples; the splits differ in their pictures.
+    Splits differ only in their pictures.
     """
-    pictures, said = _said(world, derive_seed("glyph zero-shot", split), queries)
+    pictures, facts = _described(world, derive_seed("glyph zero-shot", split), queries)
     whats = ["script", *(f"attribute-{number}" for number in range(len(ATTRIBUTES)))]
-    return [_naming_task(f"glyphs-{split}-{what}", pictures, *each) for what, each in zip(whats, said, strict=True)]
+    return [_naming_task(f"glyphs-{split}-{what}", pictures, *each) for what, each in zip(whats, facts, strict=True)]
 
 
 def _naming_task(name: str, pictures: np.ndarray, labels: np.ndarray, names: tuple[str, ...]) -> ClassificationTask:
@@ -116,20 +115,20 @@ def _naming_task(name: str, pictures: np.ndarray, labels: np.ndarray, names: tup
 
 
 NAMED_SCRIPTS = ("cyrillic letter", "hebrew letter", "playing card", "domino tile", "box drawings", "math operator")
-"""Scripts that the label set lacks, whose training characters captions name."""
+"""Scripts that are in captions but not in the label set."""
 
-_MOST_CLASSES = 20
+_MAX_NAMED = 20  # classes per script
 
 
 def label_set_tasks(source: GlyphLabels, split: str, *, each: int = 10) -> list[ClassificationTask]:
-    """The classes of a label set under shifts of image domain and of class name (prefix conditioning, Tables 5 and 7).
+    """Return tasks on a label set under shifts of domain and class names (prefix conditioning, Tables 5 and 7).
 
-    ``own``: new pictures in its own style; ``faces``: other training faces on the same plain ground; ``styles``: those
-    faces in the style of the captions; ``held-out-faces``: faces that no training saw, in that style. ``names`` and
-    ``synonyms``: the classes that have other words for their whole name, under both.
+    ``own``: new pictures in the same style; ``faces``: other training faces on the same plain ground; ``styles``: these
+    faces in the captions' style; ``held-out-faces``: held-out faces in the captions' style; ``names`` and ``synonyms``:
+    the classes whose whole name has synonyms, by either name.
 
     Args:
-        each: pictures of a class.
+        each: pictures per class.
     """
     world, stem = source.world, source.name.replace(":", "-")
     labels = np.repeat(np.arange(len(source.characters)), each)
@@ -157,10 +156,10 @@ def label_set_tasks(source: GlyphLabels, split: str, *, each: int = 10) -> list[
 def _shifted(
     source: GlyphLabels, split: str, name: str, labels: np.ndarray, held_out: bool, nuisance: Nuisance
 ) -> ClassificationTask:
-    """The classes that have masks in such faces, drawn in them."""
+    """Return a task on the classes that have masks in the held-out or training faces, drawn in these."""
     world = source.world
     rows = [world.table.masks_of(int(character), held_out=held_out) for character in source.characters]
-    rows = [row if held_out or len(row) < 2 else row[1:] for row in rows]  # the first face is the label set's own
+    rows = [row if held_out or len(row) < 2 else row[1:] for row in rows]  # the label set uses the first face
     present = np.array([number for number, row in enumerate(rows) if len(row)])
     labels = labels[np.isin(labels, present)]
     style, key = derive_seed(name, split, "style"), derive_seed(name, split)
@@ -170,18 +169,18 @@ def _shifted(
 
 
 def prompt_tasks(world: GlyphWorld, split: str, *, queries: int = 600, each: int = 20) -> list[ClassificationTask]:
-    """What captions speak of and the label set does not, asked with prompt templates: zero-shot on unseen classes.
+    """Return zero-shot tasks with prompt templates on classes that occur in captions but not in the label set.
 
-    The script, each measured attribute, and within the scripts that no label set holds the characters by name; new
-    pictures of training characters in the captions' style.
+    The tasks are the script, each attribute, and the characters of `NAMED_SCRIPTS` by name, on new pictures of training
+    characters in the captions' style.
 
     Args:
-        queries: pictures for scripts and for each attribute.
-        each: pictures of a named character.
+        queries: pictures for the script and attribute tasks.
+        each: pictures per named character.
     """
-    pictures, said = _said(world, derive_seed("glyph prompts", split), queries)
-    tasks = [_task("glyphs-prompts-script", pictures, *said[0], "script")]
-    for labels, values in said[1:]:
+    pictures, facts = _described(world, derive_seed("glyph prompts", split), queries)
+    tasks = [_task("glyphs-prompts-script", pictures, *facts[0], "script")]
+    for labels, values in facts[1:]:
         tasks.append(_task(f"glyphs-prompts-{values[0]}-{values[-1]}", pictures, labels, values, "attributes"))
     return tasks + [_named(world, split, script, each) for script in NAMED_SCRIPTS]
 
@@ -189,7 +188,7 @@ def prompt_tasks(world: GlyphWorld, split: str, *, queries: int = 600, each: int
 def _named(world: GlyphWorld, split: str, script: str, each: int) -> ClassificationTask:
     number = [name for name, _ in SCRIPTS].index(script)
     members = world.split["train"][world.table.scripts[world.split["train"]] == number]
-    classes = unlike(world, members)[:_MOST_CLASSES]
+    classes = unlike(world, members)[:_MAX_NAMED]
     name = f"glyphs-prompts-{script.replace(' ', '-')}"
     labels = np.repeat(np.arange(len(classes)), each)
     images, _ = drawn(world, classes[labels], derive_seed(name, split, "style"), derive_seed(name, split))
@@ -200,7 +199,7 @@ def _named(world: GlyphWorld, split: str, script: str, each: int) -> Classificat
 def _task(
     name: str, pictures: np.ndarray, labels: np.ndarray, names: Sequence[str], group: str = ""
 ) -> ClassificationTask:
-    """Every other picture to learn from, the others to test."""
+    """Create a task with alternate pictures as support and query."""
     first, second = slice(0, None, 2), slice(1, None, 2)
     support = ArraySource(f"{name}-support", pictures[first], labels[first], tuple(names))
     query = ArraySource(f"{name}-query", pictures[second], labels[second], tuple(names))

@@ -1,4 +1,4 @@
-"""The glyph world: pictures of characters, captions made from their scripts, shapes and names."""
+"""The glyph world: pictures of characters with captions about script, shape and name."""
 
 import re
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ from torch import Tensor
 from recollect.core.seeding import derive_seed, integers, numpy_generator, uniforms
 from recollect.core.types import BatchRead, Kind
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
-from recollect_papers.worlds.arrays import MadeSource, no_labels
+from recollect_papers.worlds.arrays import GeneratedSource, no_labels
 from recollect_papers.worlds.glyph_table import ATTRIBUTES, SCRIPTS, GlyphTable, glyph_table
 from recollect_papers.worlds.rendering import (
     COLOR_NAMES,
@@ -31,25 +31,25 @@ FILLERS = ("image", "glyph", "picture", "sign", "sample", "photo", "symbol", "dr
 
 CHARACTER_SPLITS = ("train", "validation", "test")
 _UNSEEN = {"tifinagh letter": "validation", "nko letter": "test", "lao letter": "test", "lisu letter": "test"}
-_LEFT_OUT = "symbol"  # a mixed bag: its word would say nothing
+_LEFT_OUT = "symbol"  # too diverse for its name to mean anything
 
 
 @dataclass(frozen=True)
 class GlyphWorld:
-    """Settings of the pictures and their captions.
+    """Settings of pictures and captions.
 
-    Characters are split by script: half for training, a quarter each for choosing and for testing; four scripts are
-    held out whole. The last four font faces are held out of training.
+    The characters of each script are split: half for training, a quarter each for validation and test; four scripts are
+    held out entirely. The last four font faces are held out from training.
 
     Attributes:
-        seed: of the stream of pictures; the split of the characters is always the same.
-        edge: height and width of a picture.
-        nuisance: what varies in a picture and is never said.
-        says_script: probability that a caption says the script ("greek letter").
-        says_attribute: probability for each of the eight measured attributes; ``wrong_attribute`` of them are wrong.
-        says_name: probability that it says the words of the character's name, each dropped with ``drops_word``.
-        says_synonym: probability that a name is replaced by a synonym, where it has one.
-        fillers: words without meaning at the end.
+        seed: seed of the stream of pictures; the split of the characters is fixed.
+        edge: height and width of a picture in pixels.
+        nuisance: variation in pictures that captions do not mention.
+        says_script: probability that a caption contains the script ("greek letter").
+        says_attribute: probability for each of the eight attributes; a fraction ``wrong_attribute`` is wrong.
+        says_name: probability for the character's name, whose words are dropped with probability ``drops_word``.
+        says_synonym: probability that a name is replaced by its synonyms.
+        fillers: number of meaningless words at the end.
     """
 
     seed: int = 0
@@ -65,12 +65,12 @@ class GlyphWorld:
 
     @property
     def table(self) -> GlyphTable:
-        """The characters."""
+        """Table of characters."""
         return glyph_table()
 
     @cached_property
     def split(self) -> dict[str, np.ndarray]:
-        """Characters of each split, sorted."""
+        """Sorted characters of each split."""
         parts: dict[str, list[int]] = {name: [] for name in CHARACTER_SPLITS}
         for number, (script, _) in enumerate(SCRIPTS):
             members = np.flatnonzero(self.table.scripts == number)
@@ -87,31 +87,31 @@ class GlyphWorld:
 
     @cached_property
     def name_words(self) -> tuple[tuple[str, ...], ...]:
-        """For each character the words of its name that some training character's name has too."""
+        """Words of each character's name that occur in names of training characters."""
         words = [tuple(re.sub(r"[^a-z0-9 ]", " ", name).split()) for name in self.table.names]
         known = {word for character in self.split["train"] for word in words[character]}
         return tuple(tuple(word for word in name if word in known) for name in words)
 
     @cached_property
     def _training_masks(self) -> tuple[np.ndarray, np.ndarray]:
-        """Each character's masks in the training faces, in one array, and where they begin."""
+        """All masks in training faces, and the offset of each character's first."""
         rows = [self.table.masks_of(character, held_out=False) for character in range(len(self.table.code_points))]
         return np.concatenate(rows), np.concatenate([[0], np.cumsum([len(row) for row in rows])])
 
     @cached_property
     def _frequency(self) -> np.ndarray:
-        """Cumulative probability of the training characters: scripts weigh as the root of their size."""
+        """Cumulative probability of training characters; scripts weigh by the square root of their size."""
         scripts = self.table.scripts[self.split["train"]]
         weights = np.bincount(self.table.scripts)[scripts] ** -0.5
         return np.cumsum(weights) / weights.sum()
 
     def draw_characters(self, uniform: np.ndarray) -> np.ndarray:
-        """Training characters from numbers in (0, 1)."""
+        """Draw training characters from uniform numbers in (0, 1)."""
         place = np.searchsorted(self._frequency, uniform)
         return self.split["train"][place.clip(0, len(self.split["train"]) - 1)]
 
     def draw_masks(self, characters: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-        """A mask of each character, in any of the training faces that has it."""
+        """Draw a mask of each character in a training face."""
         rows, first = self._training_masks
         count = first[characters + 1] - first[characters]
         return rows[first[characters] + (uniform * count).astype(np.int64).clip(0, count - 1)]
@@ -119,7 +119,7 @@ class GlyphWorld:
     def render(
         self, masks: np.ndarray, colors: np.ndarray, key: int, indices: np.ndarray, nuisance: Nuisance | None = None
     ) -> Tensor:
-        """One picture for each mask: uint8 (n, 3, edge, edge), a function of ``key`` and each row's index."""
+        """Render a picture per mask: uint8 (n, 3, edge, edge), determined by ``key`` and the row's index."""
         nuisance = nuisance or self.nuisance
         draws = uniforms(derive_seed(key, "place"), indices, 7)
         low, high = nuisance.scale
@@ -137,7 +137,7 @@ class GlyphWorld:
         return with_noise(canvas, derive_seed(key, "noise"), indices, nuisance.noise)
 
     def captions(self, characters: np.ndarray, masks: np.ndarray, key: int, indices: np.ndarray) -> list[str]:
-        """What the caption of each picture mentions; color and place never."""
+        """Generate captions, which never mention color or position."""
         eight = len(ATTRIBUTES)
         draws = uniforms(derive_seed(key, "caption"), indices, 2 + 3 * eight + self.fillers + 8)
         says, wrong, other = (draws[:, 2 + eight * part : 2 + eight * (part + 1)] for part in range(3))
@@ -151,8 +151,8 @@ class GlyphWorld:
             words = []
             if draws[row, 0] < self.says_name:
                 name = self.name_words[character][:8]
-                said = [word for place, word in enumerate(name) if not dropped[row, place]]
-                words += [SYNONYMS.get(word, word) for word in said] if renamed[row] else said
+                name_words = [word for place, word in enumerate(name) if not dropped[row, place]]
+                words += [SYNONYMS.get(word, word) for word in name_words] if renamed[row] else name_words
             if draws[row, 1] < self.says_script:
                 words.append(SCRIPTS[scripts[row]][0])
             words += [ATTRIBUTES[a][values[row, a]] for a in range(eight) if says[row, a] < self.says_attribute]
@@ -160,7 +160,7 @@ class GlyphWorld:
         return texts
 
     def vocabulary(self) -> tuple[str, ...]:
-        """Every word that a caption may hold."""
+        """Return all words that captions may contain."""
         words = {word for character in self.split["train"] for word in self.name_words[character]}
         words |= {word for script, _ in SCRIPTS for word in script.split()}
         words |= {word for values in ATTRIBUTES for word in values} | set(FILLERS)
@@ -171,25 +171,25 @@ class GlyphWorld:
 
 _SCRIPTS = ("latin letter", "greek letter", "geometric shape", "arrow")
 _CLASSES, _PICTURES = 50, 50
-"""Classes of each script, and pictures of each class, of the label set."""
+"""Classes per script and pictures per class in the label set."""
 
 _Part = Literal["all", "half", "rest"]
 _PARTS: dict[_Part, slice] = {"all": slice(None), "half": slice(0, None, 2), "rest": slice(1, None, 2)}
 
 
 @dataclass(eq=False)
-class GlyphCaptions(MadeSource):
-    """An endless stream of characters in any style, with captions that `GlyphWorld` decides.
+class GlyphCaptions(GeneratedSource):
+    """Endless stream of captioned characters.
 
-    The ``seed`` of `batch` decides placement, color, background and noise, so that two seeds are two views of the
-    same character in the same face under the same caption.
+    The ``seed`` of `batch` determines placement, color, background and noise: different seeds give different views of
+    the same character, face and caption.
     """
 
     world: GlyphWorld
     name: str = "glyphs:captions"
 
     def subjects(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Character and mask of each sample."""
+        """Return the character and mask of each sample."""
         draws = uniforms(derive_seed(self.world.seed, "captions"), indices, 2)
         characters = self.world.draw_characters(draws[:, 0])
         return characters, self.world.draw_masks(characters, draws[:, 1])
@@ -198,7 +198,7 @@ class GlyphCaptions(MadeSource):
         return self.world.captions(*self.subjects(indices), derive_seed(self.world.seed, "captions"), indices)
 
     def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
-        """Pictures uint8 (n, 3, edge, edge), one caption each, and no labels."""
+        """Return pictures uint8 (n, 3, edge, edge), captions, and empty labels."""
         world, content = self.world, derive_seed(self.world.seed, "captions")
         characters, masks = self.subjects(indices)
         view = derive_seed(content, "view", seed)
@@ -208,15 +208,15 @@ class GlyphCaptions(MadeSource):
 
 
 @dataclass(eq=False)
-class GlyphLabels(MadeSource):
-    """A label set, narrow where the captions are broad: one face, plain ground, few scripts, every class as often.
+class GlyphLabels(GeneratedSource):
+    """Label set with little variety: one face, plain background, four scripts, balanced classes.
 
-    Its classes are training characters of four scripts; their names are the only words it has.
+    Its classes are training characters; its only words are their names.
 
     Attributes:
-        offset: of the pictures' indices, so that training and test pictures differ.
-        part: all classes, every other one, or the rest: a large label set, a small one, and the large without it.
-        renamed: classes that have other words for their name are called by those.
+        offset: offset of the pictures' indices, which separates training and test pictures.
+        part: all classes, every other class, or the rest.
+        renamed: use synonyms as class names where they exist.
     """
 
     world: GlyphWorld
@@ -247,7 +247,7 @@ class GlyphLabels(MadeSource):
         return np.arange(len(self)) % len(self.characters)
 
     def draw(self, indices: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """Pictures and labels."""
+        """Draw pictures and labels."""
         labels = indices % len(self.characters)
         masks = self.world.table.first[self.characters[labels]]
         key = derive_seed(self.world.seed, "labels")
@@ -256,7 +256,7 @@ class GlyphLabels(MadeSource):
         return self.world.render(masks, colors, key, moved, PLAIN_NUISANCE), labels
 
     def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
-        """Pictures, each class name in a template drawn by ``seed``, and labels."""
+        """Return pictures, class names in templates drawn by ``seed``, and labels."""
         images, labels = self.draw(indices)
         return images, self._prompts(indices, labels, seed), torch.from_numpy(labels)
 
@@ -272,7 +272,7 @@ class GlyphLabels(MadeSource):
 
 
 def unseen_part(source: GlyphLabels) -> GlyphLabels:
-    """The same classes in pictures that the training part does not have."""
+    """Return the test part of a label set: the same classes in other pictures."""
     return replace(source, offset=source.offset + len(source), name=f"{source.name}-test")
 
 
@@ -287,10 +287,10 @@ _PAIRS = """
     bottom=foot latin=roman letter=character capital=uppercase small=lowercase digit=numeral number=count
 """
 SYNONYMS: dict[str, str] = dict(pair.split("=") for pair in _PAIRS.split())
-"""One for each word; none is another word's name here."""
+"""Synonyms by word; no synonym is also a word of a name."""
 
 
 def in_other_words(name: str) -> str | None:
-    """The name with every word replaced; None where a word has no synonym."""
+    """Replace every word of a name by its synonym; None if a word has none."""
     words = re.sub(r"[^a-z0-9 ]", " ", name).split()
     return " ".join(SYNONYMS[word] for word in words) if all(word in SYNONYMS for word in words) else None

@@ -1,9 +1,9 @@
-"""The vector world: "images" are mixtures of factors, captions name a few of them.
+"""The vector world: "images" are mixtures of latent factors, captions name a few of them.
 
-It is for studies of the objective alone. A coarse class decides a vector and, over its fine classes, habits of eight
-attributes; a caption says the coarse word, some attributes (a few of them wrong) and rarely the fine name; most of an
-image's energy is nuisance that no caption speaks of. There are more factors than dimensions, so no linear read-out is
-exact.
+For studies of the objective alone. A coarse class has a vector, and each of its fine classes has typical values of
+eight attributes. A caption contains the coarse class, some attributes (a few of them wrong) and rarely the fine class;
+most of an image's energy is nuisance that captions do not mention. There are more factors than dimensions, so no linear
+readout is exact.
 """
 
 from dataclasses import dataclass
@@ -15,27 +15,27 @@ import torch
 from recollect.core.seeding import derive_seed, integers, normals, numpy_generator, uniforms
 from recollect.core.types import BatchRead
 from recollect.evaluation.tasks.classification import ClassificationTask
-from recollect_papers.worlds.arrays import ArraySource, MadeSource, no_labels
+from recollect_papers.worlds.arrays import ArraySource, GeneratedSource, no_labels
 
 SYNONYM_COUNT = 2
 
 
 @dataclass(frozen=True)
 class LatentWorld:
-    """Settings of the world; the defaults are those in which the effect of context is clear.
+    """Settings of the world; the defaults show a clear effect of context.
 
     Attributes:
-        seed: of the world itself: its classes, mixing and habits.
-        coarse: coarse classes, in ``groups`` groups of related ones.
-        named: fine classes of each coarse one that captions may name (rarely).
-        held_out: further fine classes that are never seen in training.
-        attributes: groups of attributes with ``values`` values each; an instance follows its class's habit with
+        seed: seed of the world: classes, mixing and typical attributes.
+        coarse: number of coarse classes, in ``groups`` groups of related classes.
+        named: fine classes per coarse class that captions may name.
+        held_out: further fine classes per coarse class, held out from training.
+        attributes: number of attributes with ``values`` values each; an instance has its class's typical value with
             probability ``purity``.
-        hidden: dimensions of the fine class that no word describes, of amplitude ``hidden_amplitude``.
-        nuisance: dimensions that no word describes and no class decides, of amplitude ``nuisance_amplitude``, around
-            an offset of the image's domain; ``domains`` of them, the last ``held_out_domains`` never seen in training.
+        hidden: dimensions of the fine class without words, of amplitude ``hidden_amplitude``.
+        nuisance: dimensions independent of class and words, of amplitude ``nuisance_amplitude``, around an offset per
+            domain; the last ``held_out_domains`` of ``domains`` are held out from training.
         width: dimensions of an image.
-        noise: standard deviation of what is added to each of them.
+        noise: standard deviation of noise per dimension.
     """
 
     seed: int = 0
@@ -64,16 +64,16 @@ class LatentWorld:
 
     @property
     def fine(self) -> int:
-        """Number of fine classes; the first ``coarse * named`` are seen in training."""
+        """Number of fine classes; the first ``coarse * named`` are in training."""
         return self.coarse * (self.named + self.held_out)
 
     def parent(self, fine: np.ndarray) -> np.ndarray:
-        """The coarse class of each fine one."""
+        """Return the coarse class of each fine class."""
         return fine % self.coarse
 
     @cached_property
     def _tables(self) -> dict[str, np.ndarray]:
-        """Everything about the world that is drawn once."""
+        """All random constants of the world."""
         draw = numpy_generator(self.seed, "latent world")
         group = np.arange(self.coarse) % self.groups
         inputs = 12 + self.attributes * 6 + self.hidden + self.nuisance
@@ -91,7 +91,7 @@ class LatentWorld:
         return {name: table if table.dtype.kind == "i" else table.astype(np.float32) for name, table in tables.items()}
 
     def attribute_values(self, fine: np.ndarray, key: int, indices: np.ndarray) -> np.ndarray:
-        """The attributes of each instance (n, attributes): its class's habit, or any value."""
+        """Draw the attributes of each instance (n, attributes): the class's typical value, or a random one."""
         follows = uniforms(derive_seed(key, "follows"), indices, self.attributes) < self.purity
         other = integers(uniforms(derive_seed(key, "other"), indices, self.attributes), self.values)
         return np.where(follows, self._tables["habit"][fine], other)
@@ -99,7 +99,7 @@ class LatentWorld:
     def images(
         self, fine: np.ndarray, domain: np.ndarray, attributes: np.ndarray, key: int, indices: np.ndarray
     ) -> np.ndarray:
-        """Image vectors (n, width), float32."""
+        """Generate image vectors (n, width), float32."""
         tables = self._tables
         words = tables["attribute"][np.arange(self.attributes), attributes].reshape(len(fine), -1)
         jitter = normals(derive_seed(key, "hidden"), indices, self.hidden)
@@ -117,27 +117,27 @@ class LatentWorld:
         return (factors.astype(np.float32) @ tables["mixing"] + noise).astype(np.float32)
 
     def captions(self, fine: np.ndarray, attributes: np.ndarray, key: int, indices: np.ndarray) -> list[str]:
-        """The words that describe each image."""
-        count, said = len(fine), self.says_attributes
-        # Unequal salience: the groups with the largest keys are mentioned (Efraimidis and Spirakis' weighted sampling).
+        """Generate captions."""
+        rows, count = len(fine), self.says_attributes
+        # Mention attributes by unequal salience: those with the largest keys (Efraimidis and Spirakis' sampling).
         ranks = np.log(uniforms(derive_seed(key, "which"), indices, self.attributes)) / self._tables["salience"]
-        group = np.argsort(-ranks, axis=1)[:, :said]
+        group = np.argsort(-ranks, axis=1)[:, :count]
         value = np.take_along_axis(attributes, group, axis=1)
-        draws = uniforms(derive_seed(key, "words"), indices, 4 * said + 7)
-        wrong, dropped, any_value, which = (draws[:, said * part : said * (part + 1)] for part in range(4))
+        draws = uniforms(derive_seed(key, "words"), indices, 4 * count + 7)
+        wrong, dropped, any_value, which = (draws[:, count * part : count * (part + 1)] for part in range(4))
         value = np.where(wrong < self.wrong_attribute, integers(any_value, self.values), value)
         synonym = integers(which, SYNONYM_COUNT)
-        rest = draws[:, 4 * said :]
+        rest = draws[:, 4 * count :]
         filler = integers(rest[:, 3:5], self.fillers)
         coarse = self.parent(fine)
         texts = []
-        for row in range(count):
+        for row in range(rows):
             words = []
             if rest[row, 0] < self.says_coarse:
                 words.append(coarse_word(int(coarse[row]), int(rest[row, 1] * SYNONYM_COUNT)))
             words += [
                 attribute_word(int(group[row, place]), int(value[row, place]), int(synonym[row, place]))
-                for place in range(said)
+                for place in range(count)
                 if dropped[row, place] >= self.drops_attribute
             ]
             if rest[row, 2] < self.says_fine:
@@ -146,7 +146,7 @@ class LatentWorld:
         return texts
 
     def vocabulary(self) -> tuple[str, ...]:
-        """Every word that a caption may hold."""
+        """Return all words that captions may contain."""
         words = [coarse_word(number, which) for number in range(self.coarse) for which in range(SYNONYM_COUNT)]
         words += [
             attribute_word(group, value, which)
@@ -158,7 +158,7 @@ class LatentWorld:
         return tuple(words + [f"filler{number}" for number in range(self.fillers)])
 
     def fine_prompts(self, fine: int) -> tuple[str, ...]:
-        """Texts for a fine class: its coarse word and its two most salient habits, once for each synonym."""
+        """Return texts for a fine class: its coarse class and two most salient attributes, once per synonym."""
         salient = np.argsort(-self._tables["salience"])[:2]
         habits = self._tables["habit"][fine]
         parent = fine % self.coarse
@@ -170,20 +170,20 @@ class LatentWorld:
 
 
 def coarse_word(number: int, synonym: int) -> str:
-    """One of the words for a coarse class."""
+    """Return a word for a coarse class."""
     return f"{('kind', 'sort')[synonym]}{number}"
 
 
 def attribute_word(group: int, value: int, synonym: int) -> str:
-    """One of the words for an attribute's value."""
+    """Return a word for an attribute's value."""
     return f"{('trait', 'quality')[synonym]}{group}is{value}"
 
 
 @dataclass(eq=False)
-class LatentCaptions(MadeSource):
-    """An endless stream of fresh pairs: sample ``index`` is a function of the world and the index.
+class LatentCaptions(GeneratedSource):
+    """Endless stream of pairs, determined by the world and the sample's index.
 
-    The ``seed`` of `batch` decides the nuisance and noise, so that two seeds are two views of the same instance.
+    The ``seed`` of `batch` determines nuisance and noise: different seeds give different views of the same instance.
     """
 
     world: LatentWorld
@@ -193,7 +193,7 @@ class LatentCaptions(MadeSource):
         return self.world.captions(*self._subjects(indices)[::2], derive_seed(self.world.seed, "content"), indices)
 
     def _subjects(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Fine class, domain and attributes of each sample."""
+        """Return the fine class, domain and attributes of each sample."""
         world, content = self.world, derive_seed(self.world.seed, "content")
         draws = uniforms(content, indices, 2)
         fine = integers(draws[:, 0], world.coarse * world.named)
@@ -201,7 +201,7 @@ class LatentCaptions(MadeSource):
         return fine, domain, world.attribute_values(fine, content, indices)
 
     def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
-        """Images (n, width), one caption each, and no labels."""
+        """Return images (n, width), captions, and empty labels."""
         world, content = self.world, derive_seed(self.world.seed, "content")
         fine, domain, attributes = self._subjects(indices)
         images = world.images(fine, domain, attributes, derive_seed(content, "view", seed), indices)
@@ -214,10 +214,10 @@ _SIZES = (5, 8, 12, 20, 32, 50, 80, 120)
 
 
 def latent_few_shot_tasks(world: LatentWorld, split: str) -> list[ClassificationTask]:
-    """Eight tasks over fine classes that training never saw, those of the validation and the test split apart.
+    """Return eight tasks over unseen fine classes, which differ between validation and test.
 
-    Even tasks are fine-grained (siblings of a few parents), odd ones broad; every second pair is in a domain that
-    training never saw.
+    Even tasks are fine-grained (children of a few coarse classes), odd tasks broad; every second pair of tasks is in an
+    unseen domain.
     """
     pool, draw = _unseen(world, split), numpy_generator(world.seed, "tasks", split)
     siblings, seen, tasks = max(1, len(pool) // world.coarse), world.domains - world.held_out_domains, []
@@ -234,8 +234,7 @@ def latent_few_shot_tasks(world: LatentWorld, split: str) -> list[Classification
 
 
 def sized_few_shot_tasks(world: LatentWorld, split: str) -> list[ClassificationTask]:
-    """Two broad tasks of each number of classes in `_SIZES` that the split has (LIxP, Fig. 5): in a domain that
-    training saw, and in one that it never saw."""
+    """Return two broad tasks for each number of classes in `_SIZES`, in a seen and an unseen domain (LIxP, Fig. 5)."""
     pool, draw = _unseen(world, split), numpy_generator(world.seed, "sized tasks", split)
     seen, tasks = world.domains - world.held_out_domains, []
     for ways in (size for size in _SIZES if size <= len(pool)):
@@ -247,7 +246,7 @@ def sized_few_shot_tasks(world: LatentWorld, split: str) -> list[ClassificationT
 
 
 def _unseen(world: LatentWorld, split: str) -> np.ndarray:
-    """The fine classes that training never saw: a sibling of each parent for validation, the others for the test."""
+    """Return the unseen fine classes: one per coarse class for validation, the others for test."""
     held = np.arange(world.coarse * world.named, world.fine)
     first = held < world.coarse * (world.named + 1)
     return held[first] if split == "validation" else held[~first]
@@ -267,7 +266,7 @@ def _task(world: LatentWorld, name: str, classes: np.ndarray, domain: int) -> Cl
 
 
 def latent_zero_shot_tasks(world: LatentWorld, split: str) -> list[ClassificationTask]:
-    """Tell the coarse classes apart over all fine classes and domains, by their words."""
+    """Return a task over the coarse classes, with pictures of all fine classes and domains."""
     name = f"latents-{split}-coarse"
     names = tuple(coarse_word(number, 0) for number in range(world.coarse))
     prompts = tuple(

@@ -1,4 +1,4 @@
-"""From masks to pictures: placed, colored, over a background, many at a time."""
+"""Rendering of masks to batches of pictures: placement, color, background and noise."""
 
 import math
 from dataclasses import dataclass
@@ -30,20 +30,20 @@ _COLORS = torch.tensor(list(COLORS.values()))
 _MARGIN = 8
 _TEXTURES = 1024
 _NOISE = 1 << 20
-_LEAST_CONTRAST = 0.45
+_MIN_CONTRAST = 0.45
 
 
 @dataclass(frozen=True)
 class Nuisance:
-    """What in a picture no caption speaks of.
+    """Variation in pictures that captions do not mention.
 
     Attributes:
         texture: 0 for a plain background, 1 for a strong random texture.
-        noise: standard deviation of pixel noise (of full brightness).
-        contrast: least opacity of the subject.
-        scale: least and greatest size of the subject, 1 nearly fills the picture.
-        rotation: greatest angle, degrees either way.
-        shift: greatest displacement, share of half the picture.
+        noise: standard deviation of pixel noise (1 is full brightness).
+        contrast: minimum opacity of the subject.
+        scale: minimum and maximum size of the subject; 1 nearly fills the picture.
+        rotation: maximum angle in degrees, either way.
+        shift: maximum displacement as a fraction of half the picture.
     """
 
     texture: float = 0.3
@@ -55,19 +55,19 @@ class Nuisance:
 
 
 PLAIN_NUISANCE = Nuisance(texture=0.0, noise=0.01, contrast=1.0, scale=(0.95, 1.05), rotation=0.0, shift=0.03)
-"""The narrow style of the label source: a clean character on a plain ground."""
+"""Style of label sets: a clean character on a plain background."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One character in each of ``n`` pictures; every field has n entries.
+    """A character in each of ``n`` pictures; every field has n entries.
 
     Attributes:
         masks: rows of the table of masks.
         x, y: center, from -1 (left, top) to 1.
-        size: 1 nearly fills the picture.
-        angle: radians.
-        opacity: 0 to 1; 0 leaves the subject out.
+        size: size; 1 nearly fills the picture.
+        angle: angle in radians.
+        opacity: 0 (invisible) to 1.
     """
 
     masks: np.ndarray
@@ -80,7 +80,7 @@ class Subject:
 
 @cache
 def _textures(edge: int) -> Tensor:
-    """Smooth random pictures, a little larger than asked, to cut backgrounds from: uint8."""
+    """Generate smooth random pictures, `_MARGIN` larger than ``edge``, to crop backgrounds from: uint8."""
     draw = torch_generator("textures", edge)
     size = edge + _MARGIN
 
@@ -98,26 +98,26 @@ def _noise() -> Tensor:
 
 
 def background(key: int, indices: np.ndarray, edge: int, texture: float) -> Tensor:
-    """Backgrounds (n, 3, edge, edge) from 0 to 1: plain colors, the more structured the larger ``texture``."""
+    """Generate backgrounds (n, 3, edge, edge) from 0 to 1; ``texture`` is the amplitude around their mean color."""
     draws = uniforms(key, indices, 3)
     pool = _textures(edge)
     which = torch.from_numpy(integers(draws[:, 0], _TEXTURES))
     left, top = (integers(draws[:, place], _MARGIN + 1) for place in (1, 2))
-    windows = pool.unfold(2, edge, 1).unfold(3, edge, 1).permute(0, 2, 3, 1, 4, 5)  # a view: nothing is copied yet
+    windows = pool.unfold(2, edge, 1).unfold(3, edge, 1).permute(0, 2, 3, 1, 4, 5)  # a view
     ground = windows[which, torch.from_numpy(top), torch.from_numpy(left)].float().div_(255)
     mean = ground.mean((2, 3), keepdim=True)
     return mean + texture * (ground - mean)
 
 
 def shapes(subject: Subject, edge: int) -> Tensor:
-    """Where each subject covers its picture: (n, 1, edge, edge) from 0 to 1, before opacity."""
+    """Return the area covered by each subject: (n, 1, edge, edge) from 0 to 1, before opacity."""
     table = _masks()
     zoom = edge / SIZE / np.maximum(subject.size, 1e-3) * (28 / 32)
     cosine, sine = np.cos(subject.angle) * zoom, np.sin(subject.angle) * zoom
     across = -(cosine * subject.x - sine * subject.y)
     down = -(sine * subject.x + cosine * subject.y)
     theta = np.stack([cosine, -sine, across, sine, cosine, down], axis=1).reshape(-1, 2, 3)
-    theta *= 32 / edge  # masks are drawn for pictures of 32 pixels and grow with the picture
+    theta *= 32 / edge  # masks are for pictures of 32 pixels and scale with the picture
     grid = F.affine_grid(torch.from_numpy(theta.astype(np.float32)), [len(theta), 1, edge, edge], align_corners=False)
     masks = table[torch.from_numpy(subject.masks)][:, None].float()
     return F.grid_sample(masks, grid, align_corners=False).div_(255)
@@ -129,29 +129,27 @@ def _masks() -> Tensor:
 
 
 def paint(canvas: Tensor, subject: Subject, shade: Tensor) -> Tensor:
-    """Lay the subjects over the canvases (n, 3, edge, edge) in colors ``shade`` (n, 3)."""
-    cover = (
-        shapes(subject, canvas.shape[-1]) * torch.from_numpy(subject.opacity.astype(np.float32))[:, None, None, None]
-    )
-    return canvas + cover * (shade[:, :, None, None] - canvas)
+    """Paint the subjects on canvases (n, 3, edge, edge) in colors ``shade`` (n, 3)."""
+    opacity = torch.from_numpy(subject.opacity.astype(np.float32))[:, None, None, None]
+    return canvas + shapes(subject, canvas.shape[-1]) * opacity * (shade[:, :, None, None] - canvas)
 
 
 def shades(colors: np.ndarray, key: int, indices: np.ndarray) -> Tensor:
-    """The colors' values, each a little off: (n, 3)."""
+    """Return slightly varied values of the colors: (n, 3)."""
     jitter = torch.from_numpy(uniforms(key, indices, 3)) - 0.5
     return (_COLORS[torch.from_numpy(colors)] + 0.24 * jitter).clamp(0, 1)
 
 
 def set_apart(ground: Tensor, shade: Tensor) -> Tensor:
-    """Move backgrounds that are too near in color to their subject away from it."""
+    """Shift backgrounds whose color is too close to the subject's."""
     difference = shade - ground.mean((2, 3))
     distance = difference.norm(dim=1, keepdim=True)
-    missing = (_LEAST_CONTRAST - distance).clamp_min(0)
+    missing = (_MIN_CONTRAST - distance).clamp_min(0)
     return ground - (difference / distance.clamp_min(1e-3) * missing)[:, :, None, None]
 
 
 def with_noise(canvas: Tensor, key: int, indices: np.ndarray, noise: float) -> Tensor:
-    """Add pixel noise (the same for the three channels) and round to bytes: uint8 (n, 3, edge, edge)."""
+    """Add gray pixel noise and round to bytes: uint8 (n, 3, edge, edge)."""
     if noise:
         edge = canvas.shape[-1]
         start = torch.from_numpy(integers(uniforms(key, indices, 1)[:, 0], _NOISE - edge * edge))
@@ -161,5 +159,5 @@ def with_noise(canvas: Tensor, key: int, indices: np.ndarray, noise: float) -> T
 
 
 def rotated(uniform: np.ndarray, nuisance: Nuisance) -> np.ndarray:
-    """Angles in radians from numbers in (0, 1)."""
+    """Convert uniform numbers in (0, 1) to angles in radians."""
     return (2 * uniform - 1) * nuisance.rotation * math.pi / 180

@@ -1,4 +1,4 @@
-"""Scenes of one to three characters with colors, sizes and places, and captions that say all of it."""
+"""Scenes of one to three characters with colors, sizes and positions, and captions that describe all of them."""
 
 import copy
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from recollect.core.seeding import derive_seed, integers, uniforms
 from recollect.core.types import BatchRead
-from recollect_papers.worlds.arrays import MadeSource, no_labels
+from recollect_papers.worlds.arrays import GeneratedSource, no_labels
 from recollect_papers.worlds.glyph_table import SCRIPTS
 from recollect_papers.worlds.glyphs import GlyphWorld
 from recollect_papers.worlds.rendering import COLOR_NAMES, Nuisance, Subject, paint, rotated, shades, with_noise
@@ -17,16 +17,16 @@ from recollect_papers.worlds.rendering import COLOR_NAMES, Nuisance, Subject, pa
 CHARACTER_SIZES = ("small", "large")
 RELATIONS = ("left of", "right of", "above", "below")
 DETAILS = ("color", "size", "relation", "character", "ground")
-"""What one hard negative differs in from the scene it is made from."""
+"""Details in which hard negatives differ from their scene."""
 
-_EDGE_OF = (0.38, 0.58)  # of a small and a large character, share of the picture
+_SIZES = (0.38, 0.58)  # small and large characters, as fractions of the picture
 _SCENIC = ("symbol", "geometric shape", "playing card", "face emoji", "arrow", "domino tile")
-_LONGEST_NAME = 4
+_MAX_NAME_WORDS = 4
 
 
 @dataclass(frozen=True)
 class Scenes:
-    """``n`` scenes; the first two of the three places stand in a relation, the third next to both.
+    """Scenes; a relation holds between the first two characters, and the third is next to both.
 
     Attributes:
         count: characters in each scene, 1 to 3 (n,).
@@ -49,16 +49,16 @@ class Scenes:
 
 
 def scenic_characters(world: GlyphWorld) -> np.ndarray:
-    """Characters with names short enough to say: pictographs, shapes, arrows, cards."""
+    """Return characters with short names: pictographs, shapes, arrows, cards."""
     table = world.table
     numbers = [number for number, (script, _) in enumerate(SCRIPTS) if script in _SCENIC]
-    short = np.array([len(name.split()) <= _LONGEST_NAME for name in table.names])
+    short = np.array([len(name.split()) <= _MAX_NAME_WORDS for name in table.names])
     drawn = np.array([len(world.table.masks_of(c, held_out=False)) > 0 for c in range(len(short))])
     return np.flatnonzero(np.isin(table.scripts, numbers) & short & drawn)
 
 
 def draw_scenes(pool: np.ndarray, key: int, indices: np.ndarray) -> Scenes:
-    """A scene for each index; its characters differ from each other, and their colors from the ground's."""
+    """Draw a scene per index, with distinct characters and colors that differ from the ground's."""
     draws = uniforms(derive_seed(key, "scene"), indices, 12)
     first = integers(draws[:, 0], len(pool))
     characters = pool[(first[:, None] + np.cumsum(_steps(draws[:, 1:3], len(pool)), axis=1)) % len(pool)]
@@ -75,17 +75,17 @@ def draw_scenes(pool: np.ndarray, key: int, indices: np.ndarray) -> Scenes:
 
 
 def _steps(uniform: np.ndarray, size: int) -> np.ndarray:
-    """Two strides whose sums never come back to the start: three different characters."""
+    """Draw offsets of three distinct characters: 0 and two strides whose sum is less than ``size``."""
     stride = 1 + integers(uniform, (size - 1) // 2)
     return np.concatenate([np.zeros((len(stride), 1), dtype=np.int64), stride], axis=1)
 
 
 def places(scenes: Scenes) -> tuple[np.ndarray, np.ndarray]:
-    """Centers x, y (n, 3) from -1 to 1, as the relations say."""
+    """Return centers x, y (n, 3) from -1 to 1 according to the relations."""
     far = 0.48
     x, y = np.zeros((len(scenes), 3)), np.zeros((len(scenes), 3))
     next_to = scenes.relation < 2
-    before = np.where(scenes.relation % 2 == 0, -far, far)  # left of, above: the first comes before the second
+    before = np.where(scenes.relation % 2 == 0, -far, far)  # left of, above
     third = scenes.count == 3
     for axis, other, mine in ((x, y, next_to), (y, x, ~next_to)):
         axis[mine, 0], axis[mine, 1] = before[mine], -before[mine]
@@ -97,7 +97,7 @@ def places(scenes: Scenes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def render_scenes(world: GlyphWorld, scenes: Scenes, key: int, indices: np.ndarray) -> Tensor:
-    """Pictures uint8 (n, 3, edge, edge)."""
+    """Render pictures uint8 (n, 3, edge, edge)."""
     nuisance = Nuisance(rotation=6.0, noise=0.02)
     ground = shades(scenes.ground, derive_seed(key, "ground"), indices)
     canvas = ground[:, :, None, None].expand(-1, -1, world.edge, world.edge)
@@ -105,7 +105,7 @@ def render_scenes(world: GlyphWorld, scenes: Scenes, key: int, indices: np.ndarr
     for place in range(3):
         draws = uniforms(derive_seed(key, "jitter", place), indices, 4)
         shade = shades(scenes.colors[:, place], derive_seed(key, "shade", place), indices)
-        edge = np.array(_EDGE_OF)[scenes.sizes[:, place]]
+        edge = np.array(_SIZES)[scenes.sizes[:, place]]
         subject = Subject(
             world.draw_masks(scenes.characters[:, place], draws[:, 0]),
             x[:, place] + 0.06 * (2 * draws[:, 1] - 1),
@@ -119,7 +119,7 @@ def render_scenes(world: GlyphWorld, scenes: Scenes, key: int, indices: np.ndarr
 
 
 def scene_captions(world: GlyphWorld, scenes: Scenes, turned: np.ndarray | None = None) -> list[str]:
-    """A caption for each scene, all of it true of the picture.
+    """Generate a true caption for each scene.
 
     Args:
         turned: which captions are reversed: the ground first, ``B right of A`` for ``A left of B``.
@@ -138,7 +138,7 @@ def scene_captions(world: GlyphWorld, scenes: Scenes, turned: np.ndarray | None 
             relation = int(scenes.relation[row]) ^ int(other_way)
             clauses = [f" {RELATIONS[relation]} ".join(things[1::-1] if other_way else things[:2])]
         if len(things) > 2:
-            # The third is below a pair that is side by side, right of a pair one above the other.
+            # The third character is below a horizontal pair and right of a vertical one.
             clauses.append(f"{'above' if scenes.relation[row] < 2 else 'left of'} {things[2]}")
         clauses.append(f"on a {COLOR_NAMES[scenes.ground[row]]} ground")
         texts.append(", ".join(clauses[::-1] if other_way else clauses))
@@ -146,8 +146,8 @@ def scene_captions(world: GlyphWorld, scenes: Scenes, turned: np.ndarray | None 
 
 
 @dataclass(eq=False)
-class GlyphScenes(MadeSource):
-    """An endless stream of scenes with their captions.
+class GlyphScenes(GeneratedSource):
+    """Endless stream of captioned scenes.
 
     Attributes:
         turned: percentage of reversed captions (see `scene_captions`).
@@ -162,7 +162,7 @@ class GlyphScenes(MadeSource):
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Every word that a caption may hold."""
+        """All words that captions may contain."""
         words = {word for character in self.pool for word in self.world.table.names[character].split()}
         words |= {word for relation in RELATIONS for word in relation.split()}
         return tuple(sorted(words | set(COLOR_NAMES) | set(CHARACTER_SIZES) | {"a", "on", "ground"}))
@@ -177,11 +177,11 @@ class GlyphScenes(MadeSource):
         return scene_captions(self.world, scenes, draws < self.turned / 100)
 
     def scenes(self, indices: np.ndarray) -> Scenes:
-        """What is in each picture."""
+        """Return the scene of each sample."""
         return draw_scenes(self.pool, derive_seed(self.world.seed, self.name), indices)
 
     def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
-        """Pictures uint8 (n, 3, edge, edge), one caption each, and no labels; ``seed`` decides the nuisance."""
+        """Return pictures uint8 (n, 3, edge, edge), captions, and empty labels; ``seed`` determines the nuisance."""
         scenes = self.scenes(indices)
         view = derive_seed(self.world.seed, self.name, "view", seed)
         images = render_scenes(self.world, scenes, view, indices)
@@ -189,10 +189,10 @@ class GlyphScenes(MadeSource):
 
 
 @dataclass(eq=False)
-class HardScenes(MadeSource):
-    """Groups of scenes that differ in one detail each, for search: look-alikes that only their caption tells apart.
+class HardScenes(GeneratedSource):
+    """Groups of similar scenes for retrieval, which differ in one detail each.
 
-    A group is a scene of two or three characters and one variant for each of `DETAILS`; ``extra`` names the group and
+    A group is a scene of two or three characters and one variant for each of `DETAILS`; ``extra`` gives the group and
     the detail.
     """
 
@@ -205,7 +205,7 @@ class HardScenes(MadeSource):
         self.size = self.groups * (1 + len(DETAILS))
 
     def scenes(self, indices: np.ndarray) -> Scenes:
-        """What is in each picture: the group's scene with at most one detail changed."""
+        """Return the scene of each sample: the group's scene with at most one detail changed."""
         group, variant = np.divmod(indices, 1 + len(DETAILS))
         base = draw_scenes(self.pool, derive_seed(self.world.seed, self.name), group)
         scenes = replace(copy.deepcopy(base), count=base.count.clip(2, 3))
@@ -228,18 +228,18 @@ class HardScenes(MadeSource):
         return scene_captions(self.world, self.scenes(indices))
 
     def extra(self, index: int) -> dict[str, Any]:
-        """The group and the detail that differs."""
+        """Return the group and the changed detail."""
         group, variant = divmod(index, 1 + len(DETAILS))
         return {"domain": "hard scenes", "group": group, "detail": ("none", *DETAILS)[variant]}
 
     def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
-        """Pictures uint8 (n, 3, edge, edge), one caption each, and no labels; the same for every ``seed``."""
+        """Return pictures uint8 (n, 3, edge, edge), captions, and empty labels; independent of ``seed``."""
         scenes = self.scenes(indices)
         images = render_scenes(self.world, scenes, derive_seed(self.world.seed, self.name), indices)
         return images, scene_captions(self.world, scenes), no_labels(len(indices))
 
 
 def _other(colors: np.ndarray, ground: np.ndarray, palette: int) -> np.ndarray:
-    """Another color that is not the ground's either."""
+    """Return other colors that also differ from the ground's."""
     following = (colors + 1) % palette
     return np.where(following == ground, (following + 1) % palette, following)
