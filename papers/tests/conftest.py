@@ -1,6 +1,6 @@
-"""What all studies share in tests: made worlds whose tokenizer learns from a few texts, and no wait for disks.
+"""Fixtures for studies: tokenizers trained on few texts, and no fsync.
 
-pytest reads this file before it starts its workers, so what takes long to import is imported in the fixtures.
+pytest imports this file before starting its workers, so slow imports are inside the fixtures.
 """
 
 import os
@@ -10,16 +10,16 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_worlds():
-    """Every word of a made world is known beforehand, and how often it occurs does not change a table's form."""
+    """Train tokenizers of synthetic worlds on few texts; word frequencies do not affect the form of tables."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("recollect.data.sources.subset._MAX_GENERATED_TEXTS", 300)
-        patch.setattr(os, "fsync", lambda file: None)  # what a power cut leaves is tested where files are written
+        patch.setattr(os, "fsync", lambda file: None)
         yield
 
 
 @pytest.fixture(scope="module")
 def options(tmp_path_factory):
-    """Smoke scale with one seed, in a folder that the studies of a module share."""
+    """Smoke scale with one seed, in a folder shared by all studies of a module."""
     from recollect_papers.study import StudyOptions
 
     return StudyOptions("smoke", tmp_path_factory.mktemp("studies"), seeds=1, workers=1)
@@ -27,7 +27,7 @@ def options(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def draw():
-    """Runs a study, checks that its figure is a picture with something on it, and returns the report."""
+    """Return a function that runs a study, checks that its figure is not blank, and returns the report."""
     import numpy as np
     from PIL import Image
 

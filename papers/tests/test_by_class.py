@@ -1,4 +1,4 @@
-"""Pictures that fit class names (REACT's retrieval), against a slow search in float64."""
+"""REACT's retrieval of pictures for class names, compared with a slow search in float64."""
 
 import io
 
@@ -25,7 +25,7 @@ def encoder():
 
 @pytest.fixture
 def index():
-    """Forty pictures, some without a caption, others with several."""
+    """An index of forty pictures, some without a caption, others with several."""
     index = Index.create(width=WIDTH, model="model-a")
     rows = make_rows(40)
     rows.images = [picture(number) for number in range(40)]
@@ -41,7 +41,7 @@ def picture(number):
 
 
 def expected(encoder, per_class, by, excluded=()):
-    """Every template of every class against every vector of every picture, one by one."""
+    """Compare every template with every vector in loops."""
     rows = make_rows(40)
     vectors = {
         id: [(vector, number) for number, vector in enumerate(texts if by == "text" else [image])]
@@ -66,7 +66,7 @@ def expected(encoder, per_class, by, excluded=()):
 
 @pytest.mark.parametrize("by", ["image", "text"])
 @pytest.mark.parametrize(("per_class", "excluded"), [(3, ()), (12, ("row 3", "row 9")), (100, ())])
-def test_each_class_gets_what_is_nearest_to_its_prompts_and_each_picture_one_class(
+def test_each_class_gets_the_pictures_nearest_to_its_prompts_and_each_picture_one_class(
     index, encoder, by, per_class, excluded
 ):
     found = retrieve_by_class(index, encoder, NAMES, TEMPLATES, per_class, by, excluded)
@@ -81,7 +81,7 @@ def test_each_class_gets_what_is_nearest_to_its_prompts_and_each_picture_one_cla
 
 
 class OneText(Encoder):
-    """Reads every text alike."""
+    """Embeds all texts alike."""
 
     width, fingerprint = WIDTH, "model-a"
 
@@ -92,12 +92,12 @@ class OneText(Encoder):
         return torch.eye(WIDTH)[:1].repeat(len(texts), 1)
 
 
-def test_a_picture_as_near_to_several_classes_goes_to_the_first(index):
+def test_ties_between_classes_go_to_the_first(index):
     found = retrieve_by_class(index, OneText(), NAMES, TEMPLATES, 5)
     assert [hit.name for hit in found] == ["cat"] * 5
 
 
-def test_what_is_written_is_a_source_of_captions(index, encoder, tmp_path):
+def test_the_written_file_is_a_caption_source(index, encoder, tmp_path):
     hits = retrieve_by_class(index, encoder, NAMES, TEMPLATES, 4, "text")
     assert write_retrieved(index, hits, tmp_path / "found.parquet") == 0
     table = pq.read_table(tmp_path / "found.parquet").to_pylist()
@@ -111,7 +111,7 @@ def test_what_is_written_is_a_source_of_captions(index, encoder, tmp_path):
     assert any(hit.caption for hit in hits)
 
 
-def test_pictures_that_cannot_be_read_are_left_out_and_counted(tmp_path):
+def test_unreadable_pictures_are_left_out_and_counted(tmp_path):
     index, rows = Index.create(width=WIDTH, model="model-a"), make_rows(4, captions=1)
     rows.images = [b"no picture", None, picture(2), picture(3)]
     index.insert(rows)
@@ -123,7 +123,7 @@ def test_pictures_that_cannot_be_read_are_left_out_and_counted(tmp_path):
     assert not (tmp_path / "none.parquet").exists()
 
 
-def test_bad_questions_are_refused(index, encoder):
+def test_invalid_arguments_are_rejected(index, encoder):
     empty = Index.create(width=WIDTH, model="model-a")
     empty.insert(make_rows(4, captions=0))
     for place, names, per_class in (

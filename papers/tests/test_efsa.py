@@ -1,4 +1,4 @@
-"""EFSA's studies at smoke scale: every table and figure in the paper's form, each search made once."""
+"""EFSA's studies at smoke scale: tables and figures in the paper's form, with cached searches."""
 
 import json
 from dataclasses import replace
@@ -32,18 +32,18 @@ def searches(out: Path) -> dict[Path, float]:
     return {path: path.stat().st_mtime for path in (out / "searches").glob("*.json")}
 
 
-def test_an_average_is_that_of_its_domains_and_a_gain_is_over_zero_shot(table_3):
+def test_averages_are_over_domains_and_gains_over_zero_shot(table_3):
     table = table_3.tables[0]
     for row in table.rows:
         first, second, average = (float(row[place]) for place in (1, 4, 7))
         assert average == pytest.approx((first + second) / 2, abs=0.06)
     zero_shot, episode = (float(table.rows[place][7]) for place in (0, 4))
     assert float(table.rows[4][10]) == pytest.approx(episode - zero_shot, abs=0.11)
-    assert "zero-shot R@6" in table_3.notes[0]  # the most an episode of six candidates can reach
+    assert "zero-shot R@6" in table_3.notes[0]  # the limit for episodes of six candidates
 
 
 def test_a_cell_is_mean_and_deviation_over_base_models(options):
-    """Worked out by hand from the files."""
+    """Computed from the files."""
     report = run("figure-1", replace(options, seeds=2))
     values = {}
     for path in searches(options.out):
@@ -57,10 +57,10 @@ def test_a_cell_is_mean_and_deviation_over_base_models(options):
         first, second = values[domain]
         cell = f"{(first + second) / 2:.1f} ± {abs(first - second) / 2**0.5:.1f}"
         assert row[3 + 3 * place] == cell
-    assert len(list((options.out / "runs").glob("tiny-*"))) == 2  # base models; each judges for the other
+    assert len(list((options.out / "runs").glob("tiny-*"))) == 2  # base models; each is the other's teacher
 
 
-def test_base_models_and_searches_are_made_once(table_3, options):
+def test_base_models_and_searches_are_cached(table_3, options):
     before, runs = searches(options.out), sorted((options.out / "runs").iterdir())
     assert run("table-3", options) == table_3
     assert searches(options.out) == before
@@ -78,7 +78,7 @@ def test_every_figure_with_pictures_is_drawn(options, draw, number):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Searches that find made-up figures, and what was asked of them."""
+    """Replace searches by random figures; return the requested searches."""
     searches = []
 
     def search(search, where, options):
@@ -105,7 +105,7 @@ def test_every_figure_of_curves_is_drawn_with_its_numbers(options, draw, asked, 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """A user's pool of pictures with two captions each, and a model."""
+    """A folder with pictures, two captions each, and a model."""
     folder = tmp_path_factory.mktemp("own")
     lines = ["path,caption,second"]
     for number in range(12):
@@ -131,14 +131,14 @@ def test_full_scale_is_the_users_pool_captions_and_model(own, tmp_path, capsys):
     assert "captions of the pool: column:second" in table["notes"][0]
 
 
-def test_captions_of_ones_own_stand_beside_the_captioner_that_they_are_called_after():
+def test_caption_files_are_matched_with_the_papers_captioners_by_name():
     files = (
         "/a/llava_13b/coco.jsonl,/a/llava_13b/nasa.jsonl",
         "/a/TinyLLaVA-3.1b/coco.jsonl,/a/TinyLLaVA-3.1b/nasa.jsonl",
     )
     labels = list(caption_labels((*files, "held-out")).values())
     assert labels[0] == "llava_13b/coco.jsonl,llava_13b/nasa.jsonl"
-    assert len(set(labels)) == 3  # one captioner's row took the other's place where their files had the same names
+    assert len(set(labels)) == 3  # files of the same name are told apart by their folders
     rows = printed("efsa", "table-6").rows
     assert [efsa_tables.printed_captioner(label, rows) for label in labels] == ["LLaVA-13B", "TinyLLaVA-3.1B", None]
     assert efsa_tables.printed_captioner("LLaVA-7B.jsonl", rows) == "LLaVA-7B"

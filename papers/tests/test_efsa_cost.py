@@ -1,4 +1,4 @@
-"""Products are counted as a hand counts them, in the pass in which they are made."""
+"""Multiplications are counted correctly, in the right pass."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from recollect.index import Hits
 from recollect_papers.efsa.cost import Meter, measured
 
 
-def test_products_of_both_passes_are_those_of_a_hand_count():
+def test_products_of_both_passes_are_counted():
     weight = torch.randn(5, 7, requires_grad=True)
     with Meter() as products:
         out = F.linear(torch.randn(3, 7), weight, torch.zeros(5))
@@ -29,15 +29,15 @@ def test_products_in_place_and_of_attention_count_too(grad):
     assert products.forward == 3 * (3 * 5 * 4) + 2 * (2 * 4 * 6 * 6 * 8)
 
 
-def sleeper(queries, k):
-    """A search that does what the test says."""
+def counted_search(queries, k):
+    """A search with a known number of products per query."""
     for _ in queries:
         torch.randn(4, 5) @ torch.randn(5, 6)
     return [Hits((), query) for query in queries]
 
 
-def test_costs_are_of_one_query():
-    results, cost = measured(sleeper, [f"query {number}" for number in range(20)], 10)
+def test_costs_are_per_query():
+    results, cost = measured(counted_search, [f"query {number}" for number in range(20)], 10)
     assert len(results) == 20
     assert cost["forward_products per query"] == 4 * 5 * 6
     assert cost["seconds per query"] > 0

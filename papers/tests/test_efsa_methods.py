@@ -1,4 +1,4 @@
-"""Each baseline against a plain loop: matching captions, fine-tuning by PEFT, rewards of a teacher."""
+"""EFSA's baselines compared with plain loops: matching captions, fine-tuning by PEFT, RLCF."""
 # ruff: noqa: F401, F811
 
 import copy
@@ -42,7 +42,7 @@ def ids(result):
 
 
 def reference_tuning(encoder, pictures, captions, options, tuning):
-    """PEFT's layers and torch's optimizer, one batch after the other, each loss a double loop."""
+    """Fine-tune with PEFT's layers and torch's optimizer, and losses as double loops."""
     model = copy.deepcopy(encoder)
     add_lora(model, *initial_weights(adapter_sites(model), options.adapters), options.scale)
     learned = [each for name, each in model.named_parameters() if "lora_" in name]
@@ -70,7 +70,7 @@ def reference_tuning(encoder, pictures, captions, options, tuning):
     return model
 
 
-def test_fine_tuning_is_peft_on_the_captioned_pool(encoder, make_index, pictures):
+def test_fine_tuning_equals_peft_on_the_captioned_pool(encoder, make_index, pictures):
     captions = [None if row in (3, 4) else pictures.texts(row)[0] for row in range(24)]
     captions[9] = captions[8]
     tuning = TuningOptions(epochs=2, batch_size=8, learning_rate=None, seed=5)
@@ -86,7 +86,7 @@ def test_fine_tuning_is_peft_on_the_captioned_pool(encoder, make_index, pictures
     assert (tuned.encode_images(pixels) - encoder.encode_images(pixels)).abs().max() > 1e-3
 
 
-def test_an_image_gone_from_disk_is_left_out_of_another_models_pool(encoder, teacher, make_index, pictures):
+def test_unreadable_images_are_left_out_of_another_models_index(encoder, teacher, make_index, pictures):
     index = make_index(encoder)
     pictures.lost |= {2, 7}
     again = index_by(teacher, index, PixelCache(teacher.transform))
@@ -96,7 +96,7 @@ def test_an_image_gone_from_disk_is_left_out_of_another_models_pool(encoder, tea
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_rewards_of_a_teacher_move_the_query_as_reinforce_says(encoder, teacher, make_index, pictures, steps):
+def test_rewards_of_a_teacher_adapt_the_query_by_reinforce(encoder, teacher, make_index, pictures, steps):
     index = make_index(encoder)
     options = RewardOptions(sampled=5, candidates=10, steps=steps, learning_rate=1e-3)
     searcher = RewardSearcher(index, encoder, teacher, options=options)
@@ -127,7 +127,7 @@ def test_rewards_of_a_teacher_move_the_query_as_reinforce_says(encoder, teacher,
         assert abs(found[0].score - index.search(query, 1)[0].score) > 1e-6
 
 
-def test_rewards_are_clipped_cosines_and_an_image_that_is_gone_has_none(encoder, teacher, make_index, pictures):
+def test_rewards_are_clipped_cosines_and_unreadable_images_have_none(encoder, teacher, make_index, pictures):
     judge = Teacher(teacher, make_index(encoder))
     pictures.lost.add(4)
     rewards = judge.rewards("queen", ["1", "4", "2"])
@@ -136,7 +136,7 @@ def test_rewards_are_clipped_cosines_and_an_image_that_is_gone_has_none(encoder,
     assert float(rewards[0]) == pytest.approx(max(0, 2.5 * cosine), abs=1e-5)
 
 
-def test_when_no_image_can_be_judged_the_ranking_is_zero_shot(encoder, teacher, make_index, pictures):
+def test_the_ranking_is_zero_shot_if_all_images_are_unreadable(encoder, teacher, make_index, pictures):
     index = make_index(encoder)
     pictures.lost |= set(range(24))
     searcher = RewardSearcher(index, encoder, teacher, options=RewardOptions(learning_rate=1.0))
@@ -144,7 +144,7 @@ def test_when_no_image_can_be_judged_the_ranking_is_zero_shot(encoder, teacher, 
     assert [ids(result) for result in searcher.search(QUERIES, 8)] == [ids(result) for result in plain]
 
 
-def test_a_reward_that_is_not_finite_falls_back_to_zero_shot_and_is_noted(encoder, teacher, make_index):
+def test_non_finite_losses_fall_back_to_zero_shot_with_a_note(encoder, teacher, make_index):
     index = make_index(encoder)
     broken = RewardOptions(learning_rate=1e300, weight_decay=1e300)
     searcher = RewardSearcher(index, encoder, teacher, options=broken)
@@ -162,18 +162,18 @@ def prepare(name, encoder, index, teacher):
 
 
 @pytest.mark.parametrize("name", list(search_methods(METHODS)))
-def test_every_method_is_asked_in_the_same_way_and_leaves_the_model_as_it_was(encoder, teacher, make_index, name):
+def test_every_method_has_the_same_interface_and_leaves_the_model_unchanged(encoder, teacher, make_index, name):
     before = copy.deepcopy(encoder.state_dict())
     prepared = prepare(name, encoder, make_index(encoder), teacher)
     found = prepared.search([*QUERIES, ""], 7)
     assert [result.query for result in found] == [*QUERIES, ""]
     assert [len(result) for result in found] == [7, 7, 7, 0]
     again = prepared.search(QUERIES[1:2], 7)[0]
-    assert ids(again) == ids(found[1])  # what one query learned, the next has forgotten
+    assert ids(again) == ids(found[1])  # queries do not affect each other
     assert all(torch.equal(tensor, before[key]) for key, tensor in encoder.state_dict().items())
 
 
-def test_full_parameters_are_plain_adamw_on_both_towers(make_encoder, make_episode_batch):
+def test_full_episodes_are_plain_adamw_on_both_towers(make_encoder, make_episode_batch):
     encoder = make_encoder("clip").double()
     batch = make_episode_batch(encoder, holes=True)
     options = EpisodeOptions.paper(k=5, rank=4, learning_rate=1e-3)
@@ -189,11 +189,11 @@ def test_full_parameters_are_plain_adamw_on_both_towers(make_encoder, make_episo
     cosines = F.normalize(images, dim=1) @ F.normalize(texts, dim=1).T
     own = cosines.diagonal()
     contrastive = (other.scale * cosines).logsumexp(dim=1) - other.scale * own
-    hinge = (0.2 - own[:, None] + cosines).clamp(min=0).sum(dim=1) - 0.2  # less its own place
+    hinge = (0.2 - own[:, None] + cosines).clamp(min=0).sum(dim=1) - 0.2  # without its own column
     (1.7 * contrastive + 0.3 * hinge).mean().backward()
     optimizer.step()
     with torch.no_grad():
         again = F.normalize(other.encode_images(batch.pixels[batch.images[2]]), dim=1)
         asked = F.normalize(other.encode_texts(other.tokenize([batch.queries[2].words[0][0]])), dim=1)
     torch.testing.assert_close(found.scores[2], (again @ asked.T)[:, 0], atol=1e-9, rtol=0)
-    assert torch.equal(episodes.rerank(batch).scores.nan_to_num(), found.scores.nan_to_num())  # it was reset
+    assert torch.equal(episodes.rerank(batch).scores.nan_to_num(), found.scores.nan_to_num())  # weights were reset

@@ -1,4 +1,4 @@
-"""One engine of tables: every kind of cell against figures worked out here, and what a file keeps of them."""
+"""Table forms: every kind of cell, and measurements in reports."""
 
 import json
 import math
@@ -17,7 +17,7 @@ PAPER = Printed(("top-1",), {"ours": ("60.1 ± 0.4",), "theirs": ("58.0",)})
 
 @pytest.fixture
 def found():
-    """Two arms on two sets, three seeds; the other arm lacks the last."""
+    """Two arms on two sets, with three seeds for one and two for the other."""
     made = Measurements({"notes": ["a note"]})
     for seed, (first, second) in enumerate(((50.0, 10.0), (52.0, 14.0), (57.0, 12.0))):
         made.add({"arm": "base", "set": "a"}, seed, first)
@@ -36,14 +36,14 @@ def form(rows, columns, **more):
     return TableForm("A table", ("arm",), rows, columns, **more)
 
 
-def test_a_mean_goes_over_sets_then_over_seeds(found):
+def test_means_are_over_sets_then_over_seeds(found):
     table = form([Row(("base",), {"arm": "base"})], [Column("both", {"set": ("a", "b")}), Column("a", {"set": "a"})])
     means = [30.0, 33.0, 34.5]
     expected = f"{np.mean(means):.1f} ± {np.std(means, ddof=1):.1f}"
     assert cells(table, found) == [(expected, "53.0 ± 3.6")]
 
 
-def test_a_gain_is_paired_over_the_seeds_that_both_have(found):
+def test_gains_are_paired_over_common_seeds(found):
     columns = [Column("gain", {"set": "a"}, "gain", {"arm": "base"}),
                Column("both", {"set": "a"}, "mean (gain)", {"arm": "base"})]  # fmt: skip
     rows = [Row(("base",), {"arm": "base"}), Row(("ours",), {"arm": "ours"})]
@@ -52,7 +52,7 @@ def test_a_gain_is_paired_over_the_seeds_that_both_have(found):
     assert cells(form(bare, columns), found) == [("+1.5", "")]
 
 
-def test_a_relative_change_is_the_mean_over_measures_of_that_of_means(found):
+def test_relative_changes_of_means_are_averaged_over_measures(found):
     column = Column("rel.", {"set": ("a", "b")}, "relative", {"arm": "base"})
     rows = [Row(("base",), {"arm": "base"}), Row(("ours",), {"arm": "ours"})]
     changes = [100 * (52.5 - 53.0) / 53.0, 100 * (15.0 - 12.0) / 12.0]
@@ -64,7 +64,7 @@ def test_a_plain_number_has_its_own_pattern_and_unit(found):
     assert cells(form([Row(("base",), {"arm": "base"})], [column]), found) == [("53,000.00",)]
 
 
-def test_the_paper_stands_beside_and_below(found):
+def test_the_papers_figures_are_shown_in_columns_and_rows(found):
     rows = [Row(("ours",), {"arm": "ours"}, "ours"), Row(("base",), {"arm": "base"}), *paper_rows(PAPER)]
     table = form(rows, [Column("a", {"set": "a"})], paper=PAPER)
     filled = table.fill(found)
@@ -75,7 +75,7 @@ def test_the_paper_stands_beside_and_below(found):
     assert table.as_printed("theirs").columns == ("arm", "top-1")
 
 
-def test_what_was_not_measured_is_an_error_or_said(found):
+def test_missing_measurements_are_an_error_or_marked(found):
     rows, column = [Row(("nobody",), {"arm": "nobody"})], Column("a", {"set": "a"})
     with pytest.raises(ValueError, match="A table: nobody, a: not measured"):
         form(rows, [column]).fill(found)
@@ -94,7 +94,7 @@ figures = st.lists(
 
 
 @given(figures)
-def test_a_file_gives_back_every_figure_to_the_bit(figures):
+def test_reports_preserve_every_figure_exactly(figures):
     made = Measurements({"sets": ["a"]})
     for address, seed, value in figures:
         made.add(address, seed, value)
@@ -117,7 +117,7 @@ def test_the_gain_over_a_shifted_arm_is_the_shift(values, shift):
     assert len(gains) == len(values)
 
 
-def test_a_study_keeps_what_its_tables_are_made_of(tmp_path, found):
+def test_a_report_contains_the_measurements_of_its_tables(tmp_path, found):
     def shown(measured):
         table = form([Row(("base",), {"arm": "base"})], [Column("a", {"set": "a"})])
         return [table.fill(measured)], measured.context["notes"]
@@ -125,14 +125,14 @@ def test_a_study_keeps_what_its_tables_are_made_of(tmp_path, found):
     study = TableStudy("some/study", lambda options: found, shown, {"smoke": "made up"})
     study(StudyOptions("smoke", tmp_path)).save(tmp_path)
     saved = json.loads((tmp_path / "some-study.json").read_text())
-    assert [figure["set"] for figure in saved["measured"]["figures"]] == ["a"]  # nothing that no cell shows
+    assert [figure["set"] for figure in saved["measured"]["figures"]] == ["a"]  # only what cells show
     again, notes = shown(Measurements.from_json(saved["measured"]))
     assert [list(row) for row in again[0].rows] == saved["tables"][0]["rows"]
     assert list(notes) == saved["notes"]
 
 
-def test_a_gain_that_no_seed_changes_has_no_test_over_seeds():
-    """A spread of zero would make any gain certain: heads that leave pictures as they are give such gains."""
+def test_equal_gains_in_all_seeds_have_no_test_over_seeds():
+    """Zero variance would make any gain significant; this happens with heads that do not change images."""
     made = Measurements()
     for seed in range(3):
         made.add({"arm": "base", "set": "a"}, seed, 50.0 + seed)

@@ -1,4 +1,4 @@
-"""The form of every table and figure of numbers, on what was measured once and is kept in ``results/``."""
+"""Tables and figures formed from the measurements in ``results/``."""
 
 import json
 from pathlib import Path
@@ -15,13 +15,13 @@ RESULTS = Path(__file__).parents[2] / "results"
 KEPT = {
     file: report
     for file in [*sorted(RESULTS.glob("*/table-*.json")), *sorted(RESULTS.glob("*/figure-*.json"))]
-    if (report := json.loads(file.read_text(encoding="utf-8")))["measured"].get("context")  # the points, and of what
+    if (report := json.loads(file.read_text(encoding="utf-8")))["measured"].get("context")
 }
 
 
 @pytest.fixture(params=KEPT, ids=[report["name"] for report in KEPT.values()])
 def kept(request):
-    """A study, and its report."""
+    """A study and its report."""
     report = KEPT[request.param]
     study = find_study(report["name"]).load()
     assert isinstance(study, TableStudy)
@@ -30,7 +30,7 @@ def kept(request):
 
 
 def moved(measured, change):
-    """The same figures, each with another value."""
+    """Apply ``change`` to every value."""
     figures = [
         {**figure, "seeds": {seed: change(value) for seed, value in figure["seeds"].items()}}
         for figure in measured["figures"]
@@ -38,7 +38,7 @@ def moved(measured, change):
     return Measurements.from_json({**measured, "figures": figures})
 
 
-def test_tables_and_remarks_are_a_function_of_the_figures_alone(kept):
+def test_tables_and_notes_follow_from_the_measurements(kept):
     study, report = kept
     tables, notes = study.form(Measurements.from_json(report["measured"]))
     for made, table in zip(tables, report["tables"], strict=True):
@@ -49,8 +49,7 @@ def test_tables_and_remarks_are_a_function_of_the_figures_alone(kept):
     assert list(notes) == report["notes"]
 
 
-def test_another_figure_is_another_cell(kept):
-    """What is kept in vain would be seen here."""
+def test_every_table_depends_on_the_measurements(kept):
     study, report = kept
     tables, _ = study.form(Measurements.from_json(report["measured"]))
     others, _ = study.form(moved(report["measured"], lambda value: value + 1000))
@@ -59,7 +58,7 @@ def test_another_figure_is_another_cell(kept):
 
 
 def drawn(figure):
-    """Every number that a figure shows as a bar or as a point of a line."""
+    """Return all numbers drawn as bars or points."""
     lines = [value for axis in figure.axes for line in axis.lines for value in line.get_ydata()]
     sizes = [max(bar.get_width(), bar.get_height()) for axis in figure.axes for bar in axis.patches]
     spots = [value for axis in figure.axes for each in axis.collections for value in np.ravel(each.get_offsets())]
@@ -67,7 +66,7 @@ def drawn(figure):
 
 
 @pytest.mark.parametrize("kept", [file for file in KEPT if file.name.startswith("figure")], indirect=True)
-def test_another_figure_is_another_point(kept):
+def test_every_plot_depends_on_the_measurements(kept):
     study, report = kept
     figure = drawn(study.draw(Measurements.from_json(report["measured"])))
     other = drawn(study.draw(moved(report["measured"], lambda value: 2 * value)))
@@ -76,7 +75,7 @@ def test_another_figure_is_another_point(kept):
         assert (figure != other).mean() > 0.5
 
 
-def test_post_training_is_drawn_from_its_file_as_measured(tmp_path, capsys):
+def test_post_training_is_drawn_from_its_report(tmp_path, capsys):
     file = RESULTS / "lixp" / "figure-4.json"
     report = KEPT[file]
     (axis,) = find_study("lixp/figure-4").load().draw(Measurements.from_json(report["measured"])).axes

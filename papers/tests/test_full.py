@@ -1,4 +1,4 @@
-"""Scale ``full`` from data to table: the paper's settings, with tiny recipes, sets and pictures of one's own."""
+"""Scale ``full`` from data to table: the papers' settings with tiny recipes and the user's own sets."""
 
 import json
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ CLASSES = {"red lamp": "crimson beacon", "green boat": "emerald vessel", "blue d
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """36 small pictures of each class to learn from and 2 to ask; another file of the same kind; names that shift."""
+    """A folder with 36 training and 2 test pictures per class, a second set, synonyms, entities and two models."""
     folder, draw = tmp_path_factory.mktemp("own"), np.random.default_rng(0)
     for name, each in (("one", 36), ("two", 4)):
         lines = ["path,caption,label,synonyms,split"]
@@ -54,7 +54,7 @@ def own(tmp_path_factory):
 
 @dataclass(frozen=True)
 class TinySet:
-    """A set of a suite, on this machine."""
+    """A local set of a suite."""
 
     name: str
     place: str
@@ -68,7 +68,7 @@ class TinySet:
 
 @pytest.fixture(scope="module")
 def papers(own):
-    """The papers' recipes with two steps of tiny towers, and a suite of two sets."""
+    """Replace the papers' recipes by two steps of tiny towers, and suites by two sets."""
     with pytest.MonkeyPatch.context() as patch:
         _shorten(patch, own)
         yield
@@ -98,9 +98,9 @@ def test_lixps_columns_are_the_papers(tmp_path):
         assert alphas == [0.95 if "15B" in setting.label else 0.9 for setting in found]
 
 
-def test_lixp_trains_and_tests_on_ones_own(own, papers, tmp_path, monkeypatch):
+def test_lixp_trains_and_tests_on_the_users_data(own, papers, tmp_path, monkeypatch):
     monkeypatch.setattr(lixp_world, "_PAPERS_SCALES", {"softmax": (("S", "1.5B", 16.0),)})
-    monkeypatch.setattr(lixp_world, "SHOTS", (1, 2, 40))  # of 36 examples a class, as CUB has 30 for 32 shots
+    monkeypatch.setattr(lixp_world, "SHOTS", (1, 2, 40))  # more than the 36 examples per class, like CUB at 32 shots
     options = StudyOptions("full", tmp_path, data=(f"{own}/one.csv",), workers=1)
     report = find_study("lixp/table-3").load()(options)
     (table,) = report.tables
@@ -110,7 +110,7 @@ def test_lixp_trains_and_tests_on_ones_own(own, papers, tmp_path, monkeypatch):
     assert table.notes[0] == "one training seed; gains are of the same seed"
 
 
-def test_what_is_tested_on_is_opened_before_anything_is_trained(own, papers, tmp_path, monkeypatch, capsys):
+def test_test_sets_are_opened_before_training(own, papers, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runs, "_figures", lambda job, file, out: pytest.fail("trained"))
     options = StudyOptions("full", tmp_path, data=(f"{own}/one.csv",), workers=1)
     monkeypatch.setattr(opening, "suite_entries", lambda name: (TinySet("gone", f"{own}/gone.csv"),))
@@ -140,13 +140,13 @@ SOURCES = (
 
 @pytest.fixture(scope="module")
 def prefix_options(own, papers, tmp_path_factory):
-    """One folder for all: what one study trained the next one reads."""
+    """Options with a folder shared by the studies, so they reuse trained models."""
     data = tuple(source.replace("=", f"={own}/") for source in SOURCES)
     return StudyOptions("full", tmp_path_factory.mktemp("prefix"), data=data, workers=1)
 
 
-def test_arms_of_one_kind_make_the_papers_epochs(prefix_options):
-    """With both kinds every other batch is of labels; alone every one is, so half as many steps are as many epochs."""
+def test_arms_with_only_labels_or_captions_train_for_half_the_steps(prefix_options):
+    """Labels fill every other batch together with captions and every batch alone, so half the steps suffice."""
     world = prefix_world.prefix_world(prefix_options)
     steps = {arm: world.make(arm).steps for arm in (PrefixArm(), PrefixArm(captions="none"), PrefixArm("none"))}
     assert list(steps.values()) == [2, 1, 1]
@@ -159,12 +159,12 @@ def test_prefixes_with_shifted_names_end_in_a_table(prefix_options):
     ours = {row[:4]: row[4:8] for row in table.rows}
     assert table.notes == ("one training seed; 80 templates a class",)
     assert "not run" not in ours["IN-21K + CC-12M", "", "✓", "caption"][::2]  # three classes have no top-5
-    assert set(ours["IN-21K + CC-12M", "✓", "✓", "caption"]) == {"not run"}  # the command did not name labels-renamed
+    assert set(ours["IN-21K + CC-12M", "✓", "✓", "caption"]) == {"not run"}  # labels-renamed was not given
 
 
 @pytest.mark.parametrize("name", ["table-8", "figure-3", "figure-8"])
-def test_searches_attention_and_maps_of_ones_own_end_in_a_report(prefix_options, name):
-    """The two models of Table 7 once more, read in other ways."""
+def test_retrieval_attention_and_maps_of_the_users_data_end_in_a_report(prefix_options, name):
+    """These studies reuse the models of Table 7."""
     report = find_study(f"prefix/{name}").load()(prefix_options)
     (table,) = report.tables
     assert table.rows
@@ -174,7 +174,7 @@ def test_searches_attention_and_maps_of_ones_own_end_in_a_report(prefix_options,
 
 
 @pytest.mark.parametrize(("number", "lacking"), [(5, "shift"), (7, "synonyms"), (8, "search")])
-def test_what_a_table_is_of_is_asked_for_before_the_trainings(prefix_options, monkeypatch, number, lacking):
+def test_missing_sources_of_a_table_are_reported_before_training(prefix_options, monkeypatch, number, lacking):
     monkeypatch.setattr(prefix_world, "run", lambda *words: pytest.fail("trained"))
     data = tuple(source for source in prefix_options.data if not source.startswith(lacking))
     with pytest.raises(UserError, match=f"prefix/table-{number} --scale full needs .*--data {lacking}=SOURCE"):
@@ -198,7 +198,7 @@ def reco_options(own, papers, tmp_path_factory):
         yield StudyOptions("full", out, data=data, search=search)
 
 
-def test_recos_columns_stand_beside_the_papers(reco_options):
+def test_recos_columns_match_the_papers(reco_options):
     (table,) = find_study("reco/table-3").load()(reco_options).tables
     assert table.columns[3:6] == ("stanford-cars", "cub-200-2011", "avg. rel.")  # the paper's five have no dogs
     alone, *_, memory = table.notes
@@ -211,7 +211,7 @@ def test_recos_columns_stand_beside_the_papers(reco_options):
     assert "text to image: one:test; the paper's column is COCO" in table.notes
 
 
-def test_recos_figures_are_of_the_papers_set(reco_options, own):
+def test_recos_figures_use_the_papers_set(reco_options, own):
     report = find_study("reco/figure-3").load()(reco_options)
     left, middle, right = report.tables
     assert left.title == "Figure 3, left. Additional training (cub-200-2011)"
@@ -224,8 +224,8 @@ def test_recos_figures_are_of_the_papers_set(reco_options, own):
     assert table.notes == (said, "one model")
 
 
-def test_what_is_tested_is_neither_trained_on_nor_read(reco_options, own):
-    """An address that names its split is trained on as it is, so nothing of it is left to be searched."""
+def test_test_pictures_are_neither_in_training_nor_in_the_memory(reco_options, own):
+    """A source with a given split is trained on entirely, so it has no pictures left to search."""
     named = replace(reco_options, data=(f"{own}/one.csv?split=train",))
     (bench,) = reco_world.benches(named, f"{own.name}/model", classify=False)
     assert bench.pool is None
@@ -236,7 +236,7 @@ def test_what_is_tested_is_neither_trained_on_nor_read(reco_options, own):
         same.encoder(FusionArm(), "retrieval")
 
 
-def test_reco_recognizes_entities_of_ones_own(own, reco_options, tmp_path, capsys):
+def test_reco_recognizes_the_users_entities(own, reco_options, tmp_path, capsys):
     words = ["reco/table-2", "--scale", "full", "--data", f"{own}/two.csv"]
     words += ["--entities", f"{own}/entities.csv", "--search.models", f"{own}/model", "--out", str(tmp_path)]
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Tasks around the glyph label set: shifts of domain and name, and what only captions speak of."""
+"""Tasks of the glyph label set: shifts of domain and name, and classes that occur only in captions."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def own():
     return {task.name.removeprefix("glyphs-labels-half-"): task for task in world_zero_shot_tasks("glyphs:labels-half")}
 
 
-def test_a_label_set_is_tested_on_itself_and_under_shifts_of_domain_and_name(own):
+def test_label_sets_have_tasks_with_and_without_shifts(own):
     assert list(own) == ["own", "faces", "styles", "held-out-faces", "names", "synonyms"]
     names = open_world_source("glyphs:labels-half").class_names
     assert own["own"].class_names == own["faces"].class_names == own["styles"].class_names == names
@@ -26,7 +26,7 @@ def test_a_label_set_is_tested_on_itself_and_under_shifts_of_domain_and_name(own
         assert set(task.query.labels) == set(range(len(task.class_names)))
 
 
-def test_the_pictures_of_every_shift_differ_and_none_was_trained_on(own):
+def test_pictures_of_shifts_differ_and_are_not_in_training(own):
     source = open_world_source("glyphs:labels-half")
     trained = {picture.numpy().tobytes() for picture in source.draw(np.arange(len(source)))[0].permute(0, 2, 3, 1)}
     for name in ("own", "faces", "styles"):
@@ -35,7 +35,7 @@ def test_the_pictures_of_every_shift_differ_and_none_was_trained_on(own):
     learned = [np.ascontiguousarray(picture).tobytes() for picture in own["own"].support.images]
     assert set(learned) <= trained
     rough = {name: float(own[name].query.images[:, :3, :3].astype(float).std((1, 2)).mean()) for name in own}
-    assert rough["styles"] > 2 * rough["faces"]  # a textured ground against a plain one
+    assert rough["styles"] > 2 * rough["faces"]  # textured against plain background
 
 
 def test_synonyms_share_no_word_with_the_names_and_have_the_same_pictures(own):
@@ -48,14 +48,14 @@ def test_synonyms_share_no_word_with_the_names_and_have_the_same_pictures(own):
     assert in_other_words("latin capital letter a") is None  # a has no synonym
 
 
-def test_no_synonym_is_a_word_with_a_meaning_of_its_own():
+def test_synonyms_are_not_words_of_names_scripts_or_attributes():
     words = {word for name in open_world_source("glyphs:labels").class_names for word in name.split()}
     words |= {word for script, _ in SCRIPTS for word in script.split()} | {w for values in ATTRIBUTES for w in values}
     assert not set(SYNONYMS.values()) & words
     assert len(set(SYNONYMS.values())) == len(SYNONYMS)
 
 
-def test_captions_say_synonyms_only_if_asked_and_nothing_else_changes():
+def test_captions_use_synonyms_only_if_enabled_and_change_nothing_else():
     rows = np.arange(400)
     plain = open_world_source("glyphs:captions?says_name=1").batch(rows, 0)[1]
     other = open_world_source("glyphs:captions?says_name=1&says_synonym=0.5").batch(rows, 0)[1]
@@ -69,7 +69,7 @@ def test_captions_say_synonyms_only_if_asked_and_nothing_else_changes():
                 for word, new in zip(one.split(), two.split(), strict=True)] == two.split()  # fmt: skip
 
 
-def test_the_small_label_set_and_the_rest_make_up_the_large_one():
+def test_the_small_label_set_and_the_rest_form_the_large_one():
     whole, half, rest = (open_world_source(f"glyphs:labels{part}").class_names for part in ("", "-half", "-rest"))
     assert set(half) | set(rest) == set(whole)
     assert not set(half) & set(rest)
@@ -78,7 +78,7 @@ def test_the_small_label_set_and_the_rest_make_up_the_large_one():
     assert [in_other_words(name) or name for name in whole] == list(renamed)
 
 
-def test_prompts_ask_for_what_only_captions_speak_of():
+def test_prompt_tasks_have_classes_that_are_not_labels():
     tasks = {task.name.removeprefix("glyphs-prompts-"): task for task in world_zero_shot_tasks("glyphs:prompts")}
     assert len(tasks) == 1 + len(ATTRIBUTES) + len(NAMED_SCRIPTS)
     assert "hebrew letter" in tasks["script"].class_names

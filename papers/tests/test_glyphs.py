@@ -34,13 +34,13 @@ def test_no_two_characters_share_their_first_picture():
     assert len(pictures) == len(table.code_points)
 
 
-def test_a_damaged_cache_is_drawn_anew_and_then_read(tmp_path, monkeypatch):
+def test_a_damaged_cache_is_replaced(tmp_path, monkeypatch):
     table = glyph_table()
     monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
     glyph_table_module._cache_file().write_bytes(b"cut short")
     monkeypatch.setattr(glyph_table_module, "_draw_table", lambda: table)
     drawn = glyph_table.__wrapped__()
-    assert drawn is table, "not what was damaged"
+    assert drawn is table
     monkeypatch.setattr(glyph_table_module, "_draw_table", lambda: pytest.fail("the cache was not read"))
     cached = glyph_table.__wrapped__()
     for name in ("code_points", "scripts", "first", "faces", "masks", "attributes"):
@@ -49,10 +49,10 @@ def test_a_damaged_cache_is_drawn_anew_and_then_read(tmp_path, monkeypatch):
     monkeypatch.setattr(glyph_table_module, "_draw_table", lambda: table)
     monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "file"))
     (tmp_path / "file").write_text("no folder")
-    assert glyph_table.__wrapped__() is table, "where nothing can be kept, it is drawn"
+    assert glyph_table.__wrapped__() is table, "an unwritable cache is ignored"
 
 
-def test_measured_attributes_are_what_the_words_say():
+def test_measured_attributes_match_their_words():
     tall, wide, ring, bars = (np.zeros((SIZE, SIZE), np.uint8) for _ in range(4))
     tall[2:26, 12:15] = 255
     wide[12:15, 2:26] = 255
@@ -67,7 +67,7 @@ def test_measured_attributes_are_what_the_words_say():
     assert (words[3][2], words[2][2]) == ("twofold", "single")
 
 
-def test_characters_and_scripts_are_split_once_and_for_all(world):
+def test_splits_of_characters_and_scripts_are_fixed_and_disjoint(world):
     parts = [set(world.split[name].tolist()) for name in ("train", "validation", "test")]
     assert not parts[0] & parts[1]
     assert not parts[0] & parts[2]
@@ -88,7 +88,7 @@ def test_training_draws_only_training_characters_in_training_faces(world):
     assert np.array_equal(owners, characters)
 
 
-def test_captions_say_the_script_and_what_is_measured(world):
+def test_captions_contain_script_and_attributes(world):
     source = open_world_source("glyphs:captions")
     indices = np.arange(5000)
     characters, masks = source.subjects(indices)
@@ -103,7 +103,7 @@ def test_captions_say_the_script_and_what_is_measured(world):
         script = SCRIPTS[world.table.scripts[character]][0]
         scripts += script in text
     assert 0.68 < said / (8 * len(texts)) < 0.72
-    assert 0.95 < right / said < 0.98  # 5 % are drawn again; a third of those are right by chance
+    assert 0.95 < right / said < 0.98  # 5 % are random; a third of them are right by chance
     assert scripts / len(texts) > 0.79
     assert {word for text in texts for word in text.split()} <= set(world.vocabulary())
 
@@ -131,14 +131,14 @@ def test_a_picture_is_the_same_alone_in_a_batch_and_in_another_process():
     assert subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.split() == sums
 
 
-def test_two_seeds_are_two_views_under_one_caption():
+def test_two_seeds_give_two_views_with_the_same_caption():
     source = open_world_source("glyphs:captions")
     one, two = source.batch(np.arange(50), 1), source.batch(np.arange(50), 2)
     assert one[1] == two[1]
     assert (one[0] != two[0]).float().mean() > 0.5
 
 
-def test_scenes_show_what_they_say():
+def test_scenes_match_their_captions():
     source = open_world_source("glyphs:scenes?edge=64")
     indices = np.arange(300)
     scenes = source.scenes(indices)
@@ -160,7 +160,7 @@ def test_scenes_show_what_they_say():
             center = x if relation in {"left of", "right of"} else y
             right.append(bool(center < 32) == (relation in {"left of", "above"}))
     assert len(right) > 40
-    assert np.mean(right) > 0.93  # the rims of one character may have the color of the other
+    assert np.mean(right) > 0.93  # edges of a character may have the other's color
 
 
 def test_hard_negatives_differ_from_their_scene_in_exactly_one_detail():
@@ -204,8 +204,8 @@ def test_few_shot_tasks_are_held_out_characters_of_one_script(world):
     assert shifted >= 10
 
 
-def test_captions_said_the_other_way_round_say_the_same():
-    """As a captioner's stand-in turns them, and about as many as the address says."""
+def test_reversed_captions_have_the_same_meaning():
+    """The address gives their percentage."""
     plain = open_world_source("glyphs:scenes?size=200")
     turned = open_world_source("glyphs:scenes?size=200&turned=50")
     pairs = [(plain.texts(row)[0], turned.texts(row)[0]) for row in range(200)]
@@ -220,7 +220,7 @@ def test_captions_said_the_other_way_round_say_the_same():
 
 
 def _said(text):
-    """What a caption mentions, in no order, except that a relation keeps its order."""
+    """Return the clauses of a caption, with relations in a canonical direction."""
     said = []
     for clause in text.split(", "):
         for one, other in (("right of", "left of"), ("below", "above")):
@@ -236,6 +236,6 @@ def _said(text):
     ["glyphs:scenes?size=0", "glyphs:scenes?size=many", "glyphs:labels?groups=3", "glyphs:captions?seed=three",
      "latents:labels", "latents:captions?color=3"],
 )  # fmt: skip
-def test_addresses_of_nothing_are_refused(spec):
+def test_invalid_addresses_are_rejected(spec):
     with pytest.raises(UserError):
         open_world_source(spec)

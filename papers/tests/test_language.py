@@ -1,4 +1,4 @@
-"""What a prefix does to a text: attention over words, maps of embeddings, distances between sets."""
+"""Attention maps, t-SNE maps, and distances between sets of embeddings."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def model():
 
 
 @pytest.mark.parametrize("prefix", ["caption", "label", None])
-def test_a_map_is_the_mean_over_heads_with_pieces_and_padding_put_together(model, prefix):
+def test_maps_are_means_over_heads_with_joined_pieces_and_padding(model, prefix):
     shown = attention_map(model, "a drawing of airplanes", prefix)
     found = text_attention(model, ["a drawing of airplanes"], prefix)
     assert [word for word, own in zip(shown.words, shown.content, strict=True) if own] == [
@@ -39,7 +39,7 @@ def test_a_map_is_the_mean_over_heads_with_pieces_and_padding_put_together(model
         assert weights.sum() == pytest.approx(1, abs=1e-5)
 
 
-def test_the_spread_counts_the_words_that_are_looked_at(model):
+def test_the_spread_is_the_effective_number_of_attended_words(model):
     shown = attention_map(model, TEXTS[0])
     own = [place for place, content in enumerate(shown.content) if content]
     for layer, spread in zip(shown.weights, shown.spread, strict=True):
@@ -57,11 +57,11 @@ def test_the_spread_counts_the_words_that_are_looked_at(model):
         (["a", "Ġair", "plane", "</s>", "</s>"], [0, 1, 1, 2, 2]),
     ],
 )
-def test_pieces_belong_to_words_in_every_kind_of_tokenizer(tokens, words):
+def test_pieces_are_joined_for_every_kind_of_tokenizer(tokens, words):
     assert _word_of(tokens, {"<s>", "</s>", "<pad>", "[CLS]", "[SEP]"}) == words
 
 
-def test_what_has_no_attention_says_so(model):
+def test_texts_and_models_without_attention_are_rejected(model):
     with pytest.raises(UserError, match="bag of words"):
         attention_map(build_model("vector-mlp", texts=TEXTS), "a photo")
     with pytest.raises(UserError, match="empty text"):
@@ -86,7 +86,7 @@ def test_scatter_is_the_variance_within_and_between(seed):
     assert found["between / within"] == pytest.approx(found["between"] / found["within"])
 
 
-def test_sets_that_lie_apart_are_same_set_share_and_mixed_ones_are_not():
+def test_disjoint_sets_have_a_same_set_share_of_100_and_mixed_sets_less():
     generator = np.random.default_rng(0)
     one, other = generator.normal(size=(2, 100, 4))
     assert same_set_share(one, other + 100) == 100
@@ -95,7 +95,7 @@ def test_sets_that_lie_apart_are_same_set_share_and_mixed_ones_are_not():
     assert same_set_share(repeated, repeated + 1) == 100
 
 
-def test_clusters_stay_clusters_in_the_plane_and_the_seed_decides():
+def test_clusters_stay_clusters_in_the_plane_for_a_fixed_seed():
     generator = np.random.default_rng(0)
     points = np.concatenate([generator.normal(size=(20, 6)) * 0.05 + 3 * np.eye(6)[number] for number in range(3)])
     plane = in_plane(points, seed=1)

@@ -7,14 +7,14 @@ from recollect_papers.worlds.latents import LatentWorld
 from recollect_papers.worlds.tasks import world_tasks
 
 
-def test_a_number_belongs_to_its_row_and_place_not_to_who_asks():
+def test_random_numbers_depend_only_on_row_and_column():
     whole = uniforms(7, np.arange(50), 6)
     np.testing.assert_array_equal(uniforms(7, np.array([40, 3]), 6), whole[[40, 3]])
     np.testing.assert_array_equal(uniforms(7, np.arange(50), 2), whole[:, :2])
     assert not np.any(uniforms(8, np.arange(50), 6) == whole)
 
 
-def test_numbers_are_uniform_normal_and_unrelated():
+def test_random_numbers_are_uniform_normal_and_independent():
     draws = uniforms(1, np.arange(20_000), 4)
     assert draws.min() > 0
     assert draws.max() < 1
@@ -34,7 +34,7 @@ def test_a_sample_is_the_same_alone_and_in_a_batch():
     np.testing.assert_allclose(sample.image, images[1], atol=1e-5)
 
 
-def test_the_seed_of_a_batch_changes_the_view_and_not_what_is_said():
+def test_the_seed_of_a_batch_changes_the_view_but_not_the_caption():
     source = open_world_source("latents:captions")
     one, two = source.batch(np.arange(200), 1), source.batch(np.arange(200), 2)
     assert one[1] == two[1]
@@ -42,7 +42,7 @@ def test_the_seed_of_a_batch_changes_the_view_and_not_what_is_said():
     assert 0.05 < correlation < 0.7
 
 
-def test_captions_never_name_a_held_out_class_and_seldom_a_seen_one():
+def test_captions_never_name_held_out_classes_and_rarely_seen_ones():
     world = LatentWorld()
     _, texts, _ = open_world_source("latents:captions").batch(np.arange(20_000), 0)
     named = [int(word[4:]) for text in texts for word in text.split() if word.startswith("name")]
@@ -61,11 +61,11 @@ def test_test_tasks_share_no_class_with_training_or_validation():
     assert not (classes("test") | classes("validation")) & seen
 
 
-def test_tasks_of_several_sizes_are_over_classes_that_training_never_saw():
+def test_tasks_of_several_sizes_are_over_unseen_classes():
     tasks = world_tasks("latents:sizes", "test")
     assert [len(task.class_names) for task in tasks] == [5, 5, 8, 8, 12, 12, 20, 20, 32, 32, 50, 50, 80, 80, 120, 120]
     assert np.bincount(tasks[-1].query.labels).tolist() == [25] * 120
-    unseen = {f"class {number}" for number in range(60 * 7, 60 * 9)}  # the first 60 of those held out are for choices
+    unseen = {f"class {number}" for number in range(60 * 7, 60 * 9)}  # the first 60 held-out classes are for validation
     assert set(tasks[-1].class_names) == unseen
     last_seen = LatentWorld().domains - LatentWorld().held_out_domains - 1
     for task in tasks:

@@ -1,4 +1,4 @@
-"""LIxP's studies at smoke scale: every table and figure in the paper's form, each run made once."""
+"""LIxP's studies at smoke scale: tables and figures in the paper's form, with cached runs."""
 
 import json
 from dataclasses import replace
@@ -17,7 +17,7 @@ from recollect_papers.worlds import tasks as worlds
 
 @pytest.fixture(scope="module", autouse=True)
 def few_tasks():
-    """Two of the world's eight tasks: what is tested here are tables, not accuracies."""
+    """Keep two of the world's eight tasks; these tests are about tables, not accuracies."""
     with pytest.MonkeyPatch.context() as patch:
         for makers in (worlds.FEW_SHOT, worlds.ZERO_SHOT):
             patch.setitem(makers, "latents", lambda world, split, make=makers["latents"]: make(world, split)[:2])
@@ -37,7 +37,7 @@ def table_6(options):
 
 
 def test_a_cell_is_mean_and_deviation_of_the_result_files(table_6, options):
-    """Worked out from the JSON by hand: mean over tasks; mean ± std over training seeds."""
+    """Computed from the JSON: mean over tasks, then mean ± std over training seeds."""
     seeds = {}
     for file in (options.out / "runs").glob("*/figures-*.json"):
         recipe = json.loads((file.parent / "recipe.json").read_text())
@@ -54,7 +54,7 @@ def test_a_cell_is_mean_and_deviation_of_the_result_files(table_6, options):
     assert "latents" in table_6.world
 
 
-def test_runs_are_kept_and_not_made_again(table_6, options):
+def test_runs_are_cached(table_6, options):
     def times() -> dict[Path, float]:
         return {path: path.stat().st_mtime for path in (options.out / "runs").glob("*/model/*")}
 
@@ -68,7 +68,7 @@ def test_runs_are_kept_and_not_made_again(table_6, options):
     assert sorted(set(augmented)) == ["all", "all+infonce", "buffer", "none"]
 
 
-def test_an_ablation_changes_what_its_label_says(options):
+def test_every_ablation_changes_its_own_setting(options):
     setting = lixp_world.main_setting(options)
     changed = {key: lixp_tables._ablated(setting, changes).objective.context
                for arms in lixp_tables.ABLATIONS.values() for key, (_, changes) in arms.items()}  # fmt: skip
@@ -83,7 +83,7 @@ def test_an_ablation_changes_what_its_label_says(options):
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6])
-def test_every_figure_is_drawn_again_from_its_file(options, draw, number):
+def test_every_figure_can_be_drawn_from_its_report(options, draw, number):
     study, report = find_study(f"lixp/figure-{number}").load(), draw(f"lixp/figure-{number}", replace(options, seeds=1))
     again = Measurements.from_json(json.loads(json.dumps(report.measured)))
     assert list(study.form(again)[1]) == list(report.notes)
@@ -101,7 +101,7 @@ def test_the_command_prints_and_saves_a_report(table_6, options, capsys):
     assert "| buffer only |" in (options.out / "lixp-table-6.md").read_text()
 
 
-def test_every_study_that_is_listed_can_be_loaded(capsys):
+def test_every_listed_study_can_be_loaded(capsys):
     assert cli.main([]) == 0
     listed = capsys.readouterr().out
     for name, study in STUDIES.items():

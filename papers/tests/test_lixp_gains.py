@@ -24,7 +24,7 @@ def test_relative_gain_and_number_of_examples():
 
 
 def test_the_fit_finds_the_line_and_its_p_value():
-    """Against the normal equations, and the t-test of a slope with n - 2 degrees of freedom."""
+    """Compared with the normal equations, and the t-test of a slope with n - 2 degrees of freedom."""
     generator = np.random.default_rng(0)
     examples = 10 ** generator.uniform(1, 5, size=21)
     x, gains = np.log10(examples), 2.0 * np.log10(examples) - 1 + generator.normal(size=21)

@@ -1,4 +1,4 @@
-"""docs/results.md is what the result files give, and nothing between its marks is written by hand."""
+"""Filling Markdown pages from result files; the pages in docs are up to date."""
 
 import json
 import re
@@ -39,26 +39,25 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_is_what_the_files_give(page):
+def test_pages_are_up_to_date(page):
     text = page.read_text(encoding="utf-8")
     assert fill_page(text, RESULTS) == text, "run `make results`"
 
 
-def test_a_figure_that_is_edited_by_hand_is_found(tmp_path, capsys):
+def test_edited_figures_are_detected(tmp_path, capsys):
     shutil.copytree(RESULTS, tmp_path / "results")
     page, text = tmp_path / "page.md", PAGE.read_text(encoding="utf-8")
     assert "53.5 ± 1.0" not in text
     page.write_text(re.sub(r"(-->)\d+\.\d ± \d\.\d(<!-- end)", r"\g<1>53.5 ± 1.0\2", text, count=1), encoding="utf-8")
     words = ["results", str(page), "--results", str(tmp_path / "results")]
     assert cli.main([*words, "--check"]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
+    assert capsys.readouterr().err.count("\n") == 1
     assert cli.main(words) == 0
     assert page.read_text(encoding="utf-8") == text
     assert cli.main([*words, "--check"]) == 0
 
 
-def test_a_table_is_filled_with_its_notes_its_file_and_its_command(folder):
+def test_tables_are_filled_with_notes_file_and_command(folder):
     made = fill_page('# A page\n<!-- table one.json "Accuracy" without="paper: .*" -->\nold\n<!-- end -->\n', folder)
     assert made == (
         '# A page\n<!-- table one.json "Accuracy" without="paper: .*" -->\n\n'
@@ -71,7 +70,7 @@ def test_a_table_is_filled_with_its_notes_its_file_and_its_command(folder):
     assert "| arm | top-1 |" in only
 
 
-def test_a_figure_and_a_remark_are_filled_in_prose(folder):
+def test_cells_and_notes_are_filled_in_prose(folder):
     text = (
         'gains <!-- cell one.json "Table 1" "ours / x" "top-1" -->1<!-- end --> points, '
         '<!-- words one.json "better by " --><!-- end -->'
@@ -80,7 +79,7 @@ def test_a_figure_and_a_remark_are_filled_in_prose(folder):
     assert re.sub(r"<!--.*?-->", "", made) == "gains 53.5 ± 1.0 points, 3.5"
 
 
-def test_a_number_of_any_file_is_filled_in_prose(folder):
+def test_numbers_of_any_json_file_are_filled_in_prose(folder):
     (folder / "speed.json").write_text(json.dumps({"figures": {"one (ms)": 52.81, "rows": [{"n": 2000}, {"n": 5000}]}}))
     for mark, shown in (
         ('"figures > one (ms)" ".1f"', "52.8"),
@@ -109,14 +108,14 @@ def test_a_number_of_any_file_is_filled_in_prose(folder):
         '<!-- table one.json "Cost" -->',
     ],
 )
-def test_a_mark_that_cannot_be_filled_is_refused_in_one_line(folder, mark):
+def test_invalid_marks_are_rejected_in_one_line(folder, mark):
     with pytest.raises(UserError) as error:
         fill_page(mark, folder)
     assert "\n" not in str(error.value)
 
 
-def test_a_report_names_the_command_that_makes_it_again(tmp_path):
-    """Files by name, what differs from the defaults, and not where the report goes."""
+def test_reports_contain_the_command_that_reproduces_them(tmp_path):
+    """With file names, options that differ from their defaults, and no output folder."""
     words = ["reco/figure-2", "--scale", "full", "--seeds", "2", "--out", str(tmp_path)]
     words += ["--data", str(tmp_path / "a.parquet?split=test"), "glyphs:scenes", "--search.episode.k", "8"]
     words += ["--workers", "1"]

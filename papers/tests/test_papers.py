@@ -1,4 +1,4 @@
-"""The figures shown next to ours are those that the papers print."""
+"""The papers' figures in paper.json match the text of the papers."""
 
 import json
 import re
@@ -17,12 +17,12 @@ def kept(paper):
 
 
 def numbers(text):
-    """The numbers of a text, in their order, without signs."""
+    """Return the numbers of a text in order, without signs."""
     return [number.replace(",", "") for number in re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?", text)]
 
 
 def longest(row, stream):
-    """How many numbers of a row follow each other somewhere in the text, with some others (gains) between them."""
+    """Return the length of the longest prefix of a row that occurs in the text, with gains in between."""
     best = 0
     for start in (place for place, number in enumerate(stream) if number == row[0]):
         found = 0
@@ -34,7 +34,7 @@ def longest(row, stream):
 
 @pytest.mark.parametrize("paper", TEXTS)
 def test_every_row_is_in_the_papers_text(paper):
-    """In one piece, or in two where a table is printed in two halves."""
+    """A row may be in two pieces, if the table is printed in two halves."""
     file = PAPERS / f"{TEXTS[paper]}.txt"
     if not file.exists():
         pytest.skip(f"the text of the paper is not on this machine: {file.name}")

@@ -1,4 +1,4 @@
-"""Heads near the texts: where they start, what holds them, and that the minimum is the minimum."""
+"""Published few-shot heads: properties, special cases and scikit-learn's conformance checks."""
 
 import numpy as np
 import pytest
@@ -17,10 +17,10 @@ from recollect_papers.peers.tip_x import TipX
 from recollect_papers.peers.trained import ClipAdapter, TipAdapterF
 
 
-def test_what_ape_t_says_of_itself_is_said_of_models_trained_as_it_is():
+def test_held_out_scores_of_ape_t_are_of_models_trained_in_the_same_way():
     support, labels, _, _, texts = world((6, 7, 8, 6), noise=2.0)
     model = ApeTrained(texts, epochs=30, learning_rate=0.05).fit(support, labels)
-    assert (model.alpha_, model.beta_) != (2.0, 1.0)  # at which it is trained
+    assert (model.alpha_, model.beta_) != (2.0, 1.0)  # the values used in training
     for learn, choose in HoldOut.of(labels).folds():
         fold = ApeTrained(texts, epochs=30, learning_rate=0.05).fit(support[learn], labels[learn])
         fold.alpha_, fold.beta_ = model.alpha_, model.beta_
@@ -40,7 +40,7 @@ def prompts(texts, count, seed=0):
     return unit(texts[:, None] + 0.3 * noise)
 
 
-def test_timo_with_one_prompt_keeps_the_text_and_without_sharpness_takes_the_mean():
+def test_timo_with_one_prompt_uses_the_text_and_without_sharpness_the_mean():
     support, labels, _, _, texts = world()
     np.testing.assert_allclose(Timo(texts, gamma=20.0).fit(support, labels).weighed_, texts)
     several = prompts(texts, 5)
@@ -59,7 +59,7 @@ def test_timo_without_prompts_in_the_support_is_the_discriminant():
     np.testing.assert_allclose(timo, gda)
 
 
-def test_timo_adds_the_nearest_prompts_as_samples_again_from_the_first():
+def test_timo_adds_the_nearest_prompts_as_samples_and_repeats_them():
     support, labels, queries, _, texts = world()
     several = prompts(texts, 3)
     rows, own = [*support], [*labels]
@@ -73,7 +73,7 @@ def test_timo_adds_the_nearest_prompts_as_samples_again_from_the_first():
     np.testing.assert_allclose(found, queries @ weights.T + bias)
 
 
-def test_timo_chooses_by_what_it_held_out_and_names_prompts_that_do_not_fit():
+def test_timo_chooses_by_held_out_examples_and_rejects_mismatched_prompts():
     support, labels, queries, asked, texts = world((8,) * 4, queries=100)
     model = Timo(prompts(texts, 6)).fit(support, labels)
     assert model.gamma_ in (1.0, 5.0, 20.0, 50.0, 100.0)
@@ -82,8 +82,8 @@ def test_timo_chooses_by_what_it_held_out_and_names_prompts_that_do_not_fit():
         Timo(prompts(texts[:3], 6)).fit(support, labels)
 
 
-def test_of_choices_that_are_right_alike_the_first_is_taken():
-    """Clusters so far apart that everything is right."""
+def test_ties_between_choices_take_the_first():
+    """All choices are perfect on well-separated clusters."""
     support, labels, _, _, texts = world((2, 2, 2), noise=0.05)
     timo = Timo(prompts(texts, 2)).fit(support, labels)
     assert timo.loo_accuracy_ == 1
@@ -91,8 +91,8 @@ def test_of_choices_that_are_right_alike_the_first_is_taken():
     assert LinearProbe(strengths=(0.1, 1.0, 10.0)).fit(support, labels).C_ == 0.1
 
 
-def test_a_class_whose_spread_is_one_examples_is_held_out_as_if_fitted_without_it():
-    """Without that example all are copies, and nothing is left to measure a spread by."""
+def test_leaving_out_the_only_distinct_example_equals_fitting_without_it():
+    """Without that example all are copies, and the variance is zero."""
     support, labels, _, _, texts = world((6, 6, 6), noise=0.0)
     support[0] = unit(support[0] + 0.1 * np.arange(12))
     model = GaussianDiscriminant(texts, alpha=1.0).fit(support, labels)
@@ -102,7 +102,7 @@ def test_a_class_whose_spread_is_one_examples_is_held_out_as_if_fitted_without_i
 
 @pytest.mark.parametrize("model", [GaussianDiscriminant(alpha=1.0), Timo(gamma=50.0, prompts=1.0, alpha=1.0)], ids=str)
 @pytest.mark.parametrize("copies", [1, 3])
-def test_copies_of_one_example_have_no_spread_whatever_the_precision(model, copies):
+def test_copies_of_one_example_have_zero_variance_in_any_precision(model, copies):
     support, labels, queries, _, texts = world((1, 1, 1, 1), width=48, queries=30)
     rows, own = np.tile(support, (copies, 1)), np.tile(labels, copies)
     given = None if isinstance(model, Timo) else texts
@@ -120,16 +120,16 @@ PEERS = [
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("model", PEERS, ids=lambda model: type(model).__name__)
-def test_a_peer_is_an_estimator_as_recollects_own_are(model):
+def test_peers_pass_recollects_estimator_checks(model):
     check_estimator(model)
 
 
 def zero_rows(estimator):
-    return {"check_estimators_dtypes": "feeds rows of zeros; an embedding without direction is refused"}
+    return {"check_estimators_dtypes": "uses rows of zeros, which are rejected"}
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.filterwarnings("ignore:.*not unit-norm.*")
 @parametrize_with_checks(PEERS, expected_failed_checks=zero_rows)
-def test_scikit_learn_accepts_a_peer(estimator, check):
+def test_peers_pass_scikit_learns_checks(estimator, check):
     check(estimator)

@@ -1,4 +1,4 @@
-"""The published comparison methods against loops in float64."""
+"""Published few-shot methods compared with loops in float64."""
 
 import math
 
@@ -17,7 +17,7 @@ from recollect_papers.peers.trained import ClipAdapter, TipAdapterF
 
 
 def slow_tip_x(query, support, labels, texts, alpha, beta, gamma):
-    """The public formula: distributions at temperature 0.5, divergences brought to the range of the cosines."""
+    """The published formula: distributions at temperature 0.5, divergences scaled to the range of the cosines."""
 
     def guess(image):
         return np.array(softmax([image @ text / 0.5 for text in texts]))
@@ -35,7 +35,7 @@ def slow_tip_x(query, support, labels, texts, alpha, beta, gamma):
 
 
 def slow_ape(query, support, labels, texts, alpha, beta, gamma, channels=500 / 1024, similarity_weight=0.7):
-    """The public formula: images in the criterion, no temperature for the keys, divergence in bits."""
+    """The published formula: images in the criterion, no temperature for the keys, divergence in bits."""
     several = [[texts[c], *(row for row, own in zip(support, labels, strict=True) if own == c)] for c in range(CLASSES)]
     criterion = []
     for channel in range(WIDTH):
@@ -71,7 +71,7 @@ def test_scores_equal_the_slow_reference(name, world):  # noqa: F811
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=2e-9)
 
 
-def test_the_channel_score_visits_no_pair_but_counts_them_all(world):  # noqa: F811
+def test_the_channel_score_is_the_mean_over_all_pairs(world):  # noqa: F811
     texts = world[3]
     for channel, score in enumerate(channel_scores(texts, 1.0)):
         pairs = [texts[i][channel] * texts[j][channel] for i in range(4) for j in range(4) if i != j]
@@ -104,7 +104,7 @@ def test_training_fits_the_support_and_repeats_exactly(kind, world):  # noqa: F8
         (ClipAdapter(epochs=0, ratio=0.0), classifiers.ZeroShotClassifier()),
     ],
 )
-def test_without_training_a_trained_method_is_its_training_free_self(trained, free, world):  # noqa: F811
+def test_trained_methods_without_training_equal_their_training_free_versions(trained, free, world):  # noqa: F811
     support, labels, queries, texts = world
     ours, theirs = (
         model.set_params(text_features=texts).fit(support, labels).scores(queries) for model in (trained, free)
@@ -113,7 +113,7 @@ def test_without_training_a_trained_method_is_its_training_free_self(trained, fr
     np.testing.assert_allclose(ours, factor * theirs, rtol=2e-5, atol=1e-4)
 
 
-def test_published_presets_keep_to_the_public_codes_ranges():
+def test_published_presets_use_the_public_codes_ranges():
     labels = np.tile(np.arange(3), 6)
     generator = np.random.default_rng(5)
     support = np.eye(3, WIDTH)[labels] + 0.25 * generator.normal(size=(len(labels), WIDTH))
@@ -131,7 +131,7 @@ def test_published_presets_keep_to_the_public_codes_ranges():
         assert len(ape.channels_) == round(500 / 1024 * WIDTH)
 
 
-def test_clip_adapter_scores_by_its_formula_and_trains_as_long_as_published(world):  # noqa: F811
+def test_clip_adapter_uses_the_published_formula_and_epochs(world):  # noqa: F811
     support, labels, queries, texts = world
     model = ClipAdapter(texts, epochs=3, ratio=0.3).fit(support, labels)
     for query, found in zip(queries, model.scores(queries), strict=True):
@@ -161,6 +161,6 @@ def test_published_proker_corrects_the_texts_by_the_ridge(world):  # noqa: F811
         np.testing.assert_allclose(model.loo_scores_[place], expected(learn, support[row : row + 1])[0], rtol=1e-8)
 
 
-def test_published_proker_takes_the_public_codes_settings():
+def test_published_proker_uses_the_public_codes_settings():
     model = PublishedProKeR(np.eye(3)).fit(np.eye(3), [0, 1, 2])
     assert (model.bandwidth_, model.ridge_, model.text_weight_) == (3.0, 0.05, 1.0)

@@ -1,4 +1,4 @@
-"""LIxP's Table 2: methods of the literature, trained ones too, and voting on SigLIxP."""
+"""LIxP's Table 2: published methods, and voting on SigLIxP."""
 
 import json
 
@@ -19,7 +19,7 @@ from recollect_papers.worlds.arrays import ArraySource
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The study at smoke scale on three classes of noise, through the command; its folder and its report."""
+    """Run the study's command at smoke scale on three classes of noise; return folder, report and a second run."""
     out, names, labels = tmp_path_factory.mktemp("peers"), ("letter a", "letter b", "letter c"), np.arange(12) % 3
     pictures = np.random.default_rng(0).integers(0, 256, (2, 12, 32, 32, 3), dtype=np.uint8)
     support, query = (ArraySource(f"noise {role}", pictures[role], labels, names) for role in (0, 1))
@@ -32,7 +32,7 @@ def made(tmp_path_factory):
     return out, json.loads((out / "lixp-table-2.json").read_text()), again
 
 
-def test_every_method_is_measured_and_kept(made):
+def test_every_method_is_measured_and_cached(made):
     out, report, again = made
     (table,) = report["tables"]
     assert {"one training seed", "paper: as printed there"} < set(table["notes"])
@@ -49,7 +49,7 @@ def test_every_method_is_measured_and_kept(made):
     assert [list(row) for row in again.tables[0].rows] == table["rows"]
 
 
-def test_a_cell_is_the_mean_over_seeds_beside_what_the_paper_prints():
+def test_cells_are_means_over_seeds_next_to_the_papers_figures():
     found = Measurements({"sets": ["a", "b"], "notes": ["one"], "shots": 16})
     for number, peer in enumerate(peers.PEERS):
         for seed, name in ((0, "a"), (1, "a"), (0, "b"), (1, "b")):
@@ -66,7 +66,7 @@ def test_a_cell_is_the_mean_over_seeds_beside_what_the_paper_prints():
     assert rows["Softmax NN + zero-shot", "SigLIxP"][2:] == ("77.9", "76.7", "92.6", "94.4", "92.8")
     assert rows["Softmax NN + zero-shot", "SigLIP"][2:] == ("",) * 5
     printed_row = [row[5:] for row in table.rows if any(row[5:])]
-    assert printed_row == list(paper.rows.values())  # every row of the paper, in its order
+    assert printed_row == list(paper.rows.values())  # all rows of the paper in order
 
 
 def test_full_scale_shares_the_runs_of_table_1(tmp_path):

@@ -1,4 +1,4 @@
-"""Prefix conditioning's studies at smoke scale: every table and figure in the paper's form, each run made once."""
+"""Studies of prefix conditioning at smoke scale: tables and figures in the paper's form, with cached runs."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,7 @@ from recollect_papers.worlds import tasks as worlds
 
 @pytest.fixture(scope="module", autouse=True)
 def few_pictures():
-    """The world's tasks with a tenth of their pictures and prompts: what is tested here are tables, not accuracies."""
+    """Reduce pictures and prompts of the world's tasks; these tests are about tables, not accuracies."""
     with pytest.MonkeyPatch.context() as patch:
         own = partial(label_tasks.label_set_tasks, each=2)
         for makers in (worlds.FEW_SHOT, worlds.ZERO_SHOT):
@@ -53,7 +53,7 @@ def test_a_cell_is_the_mean_over_sets_of_the_result_files(table_4, options):
     assert row[-1] == f"{np.mean(unseen):.1f}"
 
 
-def test_what_an_arm_is_decides_its_recipe(options):
+def test_recipes_follow_from_arms(options):
     chosen = prefix_world(options)
     plain, prefixed = chosen.make(PrefixArm()), chosen.make(PrefixArm(prefix=True))
     assert (plain.data.sampling, prefixed.data.sampling) == ("equal", "debiased")
@@ -68,7 +68,7 @@ def test_what_an_arm_is_decides_its_recipe(options):
 
 
 @pytest.mark.parametrize("number", [3, 4, 5, 6, 7, 8, 9])
-def test_every_figure_is_drawn_with_what_is_measured(table_4, options, draw, number):
+def test_every_figure_is_drawn_with_its_measurements(table_4, options, draw, number):
     report = draw(f"prefix/figure-{number}", options)
     (table,) = report.tables
     assert len(table.rows) >= 2
@@ -76,12 +76,12 @@ def test_every_figure_is_drawn_with_what_is_measured(table_4, options, draw, num
 
 
 @pytest.mark.parametrize("data", [(), ("captions=a.parquet",), ("a.parquet",), ("pictures=a.parquet",)])
-def test_the_papers_own_scale_says_what_it_needs(options, data):
+def test_full_scale_rejects_missing_sources(options, data):
     with pytest.raises(UserError):
         prefix_world(replace(options, scale="full", data=data))
 
 
-def test_the_papers_own_scale_takes_the_papers_recipe(options):
+def test_full_scale_uses_the_papers_recipe(options):
     data = ("captions=c.parquet", "labels-large=l.parquet", "labels-small=s.parquet", "shift=v2.parquet", "search=coco")
     chosen = prefix_world(replace(options, scale="full", data=data))
     recipe = chosen.make(PrefixArm(prefix=True))

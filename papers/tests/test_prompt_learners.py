@@ -1,4 +1,4 @@
-"""What each prompt learner learns, what it leaves alone, and its loss by the published formula."""
+"""Prompt learners: trained and frozen parameters, reproducibility, and losses by the published formulas."""
 # ruff: noqa: F401, F811
 
 from dataclasses import replace
@@ -34,7 +34,7 @@ def weights(encoder):
 
 
 @pytest.mark.parametrize("learner", LEARNERS, ids=lambda learner: type(learner).__name__)
-def test_prompts_learn_and_the_towers_do_not(encoder, shots, learner):
+def test_prompts_are_trained_and_towers_are_not(encoder, shots, learner):
     before = weights(encoder)
     tuned, start = learner.fit(encoder, shots), replace(learner, effort=0.0).fit(encoder, shots)
     for model in (encoder, tuned.encoder):
@@ -49,7 +49,7 @@ def test_prompts_learn_and_the_towers_do_not(encoder, shots, learner):
     assert tuned.scores(shots.pictures).shape == (6, 3)
 
 
-def test_another_seed_draws_other_crops_another_order_and_other_tokens(encoder, shots):
+def test_the_seed_determines_crops_order_and_tokens(encoder, shots):
     rows = torch.arange(len(shots.pictures))
     one, same, other = (random_crops(encoder, shots.pictures, seed=seed)(rows) for seed in (0, 0, 1))
     assert torch.equal(one, same)
@@ -70,11 +70,11 @@ def test_another_seed_draws_other_crops_another_order_and_other_tokens(encoder, 
     maps = [each.weight for each in MaPLe().start(encoder).maps]
     sites = {name: torch.nn.Linear(6, 6) for name in ("one", "two")}
     downs = list(ClipLora().start(sites)[0].values())
-    for layers in (tokens[0].image, tokens[0].text, maps, downs):  # each block, map and layer draws for itself
+    for layers in (tokens[0].image, tokens[0].text, maps, downs):  # blocks, maps and layers differ
         assert len({layer.detach().numpy().tobytes() for layer in layers}) == len(layers) > 1
 
 
-def test_the_same_seed_gives_the_same_prompts_and_a_folder_keeps_them(encoder, shots, tmp_path):
+def test_the_same_seed_gives_the_same_prompts_which_can_be_saved(encoder, shots, tmp_path):
     tuned, again = (MaPLe(**QUICK).fit(encoder, shots) for _ in range(2))
     scores = tuned.scores(shots.pictures)
     np.testing.assert_array_equal(again.scores(shots.pictures), scores)
@@ -90,8 +90,8 @@ def test_the_same_seed_gives_the_same_prompts_and_a_folder_keeps_them(encoder, s
 
 
 @torch.no_grad()
-def test_many_pictures_are_read_with_the_prompts(make_encoder):
-    """A graph of the image tower is made once there are enough pictures, and would hold the tokens of a trial batch."""
+def test_large_batches_are_embedded_with_the_prompts(make_encoder):
+    """The image tower is compiled for large batches, which must not capture the tokens of a trial batch."""
     encoder = frozen_copy(make_encoder("clip"))
     generator = torch.Generator().manual_seed(0)
     prompts = Prompts((), (torch.randn(3, token_width(encoder, "image"), generator=generator),))
@@ -115,19 +115,19 @@ def test_maples_image_tokens_are_maps_of_the_text_tokens(encoder, shots):
     assert learner.text[1].grad.abs().sum() > 0
 
 
-def lesson_of(method, encoder, shots):
+def prompt_task(method, encoder, shots):
     frozen = frozen_copy(encoder)
     tokens = prompt_tokens(frozen, [method.text.replace("{}", name) for name in shots.names], method.tokens)
     references = method.references(frozen, shots.names)
     return PromptTask(frozen, learned_scale(encoder), tokens, (), references)
 
 
-def by_hand(lesson, learner, pixels):
-    """Unit embeddings in float64: prompted pictures and texts, and pictures by the frozen model."""
-    with torch.no_grad(), prompted(lesson.encoder, [learner.prompts()]):
-        raw = [lesson.encoder.encode_images(pixels), lesson.encoder.encode_texts(lesson.tokens)]
+def embeddings(task, learner, pixels):
+    """Return unit embeddings in float64: prompted pictures and texts, and pictures by the frozen model."""
+    with torch.no_grad(), prompted(task.encoder, [learner.prompts()]):
+        raw = [task.encoder.encode_images(pixels), task.encoder.encode_texts(task.tokens)]
     with torch.no_grad():
-        raw.append(lesson.encoder.encode_images(pixels))
+        raw.append(task.encoder.encode_images(pixels))
     return [each.double().numpy() / np.linalg.norm(each.double().numpy(), axis=1, keepdims=True) for each in raw]
 
 
@@ -137,19 +137,19 @@ def log_softmax(logits):
 
 def test_promptsrcs_loss_is_the_published_one(encoder, shots):
     method = PromptSRC(templates=("a photo of a {}.", "a drawing of the {}.", "{}"))
-    lesson = lesson_of(method, encoder, shots)
-    learner, pixels = method.start(lesson.encoder), torch.randn(4, 3, 32, 32)
+    task = prompt_task(method, encoder, shots)
+    learner, pixels = method.start(task.encoder), torch.randn(4, 3, 32, 32)
     labels = torch.tensor([0, 1, 2, 0])
-    images, texts, frozen = by_hand(lesson, learner, pixels)
+    images, texts, frozen = embeddings(task, learner, pixels)
     means = np.array([
         encoder.embed_texts([t.format(name) for t in method.templates]).double().numpy().mean(axis=0)
         for name in shots.names
     ])  # fmt: skip
     means /= np.linalg.norm(means, axis=1, keepdims=True)
-    found, before = log_softmax(lesson.scale * images @ texts.T), log_softmax(lesson.scale * frozen @ means.T)
+    found, before = log_softmax(task.scale * images @ texts.T), log_softmax(task.scale * frozen @ means.T)
     expected = -found[np.arange(4), labels].mean() + 25 * np.abs(texts - means).mean()
     expected += 10 * np.abs(images - frozen).mean() + (np.exp(before) * (before - found)).sum() / 12
-    assert float(method.loss(lesson, learner, pixels, labels).detach()) == pytest.approx(expected, rel=1e-4)
+    assert float(method.loss(task, learner, pixels, labels).detach()) == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_final_prompts_are_the_gaussian_mean_over_epochs():
@@ -173,7 +173,7 @@ def test_the_final_prompts_are_the_gaussian_mean_over_epochs():
 
 
 class TestCasPL:
-    def test_boosting_brings_a_model_nearer_to_its_teacher_without_labels(self, make_encoder, shots):
+    def test_boosting_reduces_the_divergence_from_the_teacher_without_labels(self, make_encoder, shots):
         encoder, teacher = make_encoder("clip"), make_encoder("clip", seed=5)
         method = BoostingPrompts(tokens=3, epochs=12, batch=6, learning_rate=0.05, flip=False)
         prompts = [replace(method, effort=effort).teach(encoder, teacher, shots.pictures, shots.names)
@@ -181,15 +181,15 @@ class TestCasPL:
         pixels = random_crops(encoder, shots.pictures, seed=7)(torch.arange(6))
         frozen = frozen_copy(encoder)
         tokens = prompt_tokens(frozen, [f"a photo of a {name}." for name in shots.names], 3)
-        lesson = PromptTask(frozen, learned_scale(encoder), tokens)
+        task = PromptTask(frozen, learned_scale(encoder), tokens)
         texts = teacher.embed_texts([f"a photo of a {name}." for name in shots.names])
         targets = torch.log_softmax(learned_scale(teacher) * teacher.embed_images(pixels) @ texts.T, dim=1)
         with torch.no_grad():
-            before, after = (float(match_loss(Tokens(*(each.text, each.image)), lesson, pixels, targets))
+            before, after = (float(match_loss(Tokens(*(each.text, each.image)), task, pixels, targets))
                              for each in prompts)  # fmt: skip
         assert 0 < after < before
 
-    def test_the_cascade_keeps_the_first_phase_as_it_was(self, make_encoder, shots):
+    def test_the_cascade_does_not_change_the_first_phase(self, make_encoder, shots):
         encoder, teacher = make_encoder("clip"), make_encoder("clip", seed=5)
         boosting = BoostingPrompts(tokens=2, epochs=1)
         method = CascadedPrompts(boosting, MaPLe(**QUICK), teacher)

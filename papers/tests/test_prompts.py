@@ -1,4 +1,4 @@
-"""Tokens inside the towers, compared with words and with the towers written out."""
+"""Prompt tokens in the towers, compared with words and with explicit forward passes."""
 # ruff: noqa: F401, F811
 
 import pytest
@@ -25,7 +25,7 @@ def draw(encoder, tower, layers, tokens, seed=0):
 
 
 @torch.no_grad()
-def test_the_words_own_embeddings_are_the_words(encoder):
+def test_tokens_equal_to_word_embeddings_act_like_the_words(encoder):
     words = word_vectors(encoder, "a photo of a")
     tokens = prompt_tokens(encoder, NAMES, len(words))
     plain = encoder.tokenize([f"a photo of a {name}" for name in NAMES])
@@ -44,7 +44,7 @@ def _layers(layers, states, mask, deeper, put):
 
 
 @torch.no_grad()
-def test_tokens_in_a_text_tower_against_the_tower_written_out(encoder):
+def test_tokens_in_a_text_tower_match_an_explicit_forward_pass(encoder):
     tower, siglip = encoder.model.text_model, hasattr(encoder.model.text_model, "head")
     start, vectors = 0 if siglip else 1, draw(encoder, "text", 2, 3)
     ids = prompt_tokens(encoder, NAMES, 3)["input_ids"]
@@ -69,7 +69,7 @@ def test_tokens_in_a_text_tower_against_the_tower_written_out(encoder):
 
 
 @torch.no_grad()
-def test_tokens_in_an_image_tower_against_the_tower_written_out(encoder):
+def test_tokens_in_an_image_tower_match_an_explicit_forward_pass(encoder):
     tower, siglip = encoder.model.vision_model, not hasattr(encoder.model, "visual_projection")
     pixels, vectors = torch.randn(2, 3, 32, 32), draw(encoder, "image", 2, 3)
 
@@ -88,11 +88,11 @@ def test_tokens_in_an_image_tower_against_the_tower_written_out(encoder):
         found = encoder.encode_images(pixels)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert (found - plain).abs().max() > 1e-3
-    assert torch.equal(encoder.encode_images(pixels), plain)  # and nothing stays behind
+    assert torch.equal(encoder.encode_images(pixels), plain)  # hooks are removed
 
 
 @torch.no_grad()
-def test_two_learners_in_cascade_are_one_with_the_tokens_of_both(encoder):
+def test_two_learners_equal_one_with_the_tokens_of_both(encoder):
     first, second = (Prompts(draw(encoder, "text", 2, n, n), draw(encoder, "image", 2, n, 10 + n)) for n in (1, 2))
     both = Prompts(*(tuple(map(torch.cat, zip(a, b, strict=True))) for a, b in
                      ((first.text, second.text), (first.image, second.image))))  # fmt: skip
@@ -105,7 +105,7 @@ def test_two_learners_in_cascade_are_one_with_the_tokens_of_both(encoder):
     assert torch.equal(found[1], found[3])
 
 
-def test_only_tokens_learn(encoder):
+def test_only_tokens_get_gradients(encoder):
     frozen = frozen_copy(encoder)
     own = torch.randn(3, token_width(encoder, "text"), requires_grad=True)
     with prompted(frozen, [Prompts((own,))]):
@@ -114,7 +114,7 @@ def test_only_tokens_learn(encoder):
     assert all(parameter.grad is None for parameter in frozen.parameters())
 
 
-def test_long_names_leave_room_for_the_end(encoder):
+def test_long_names_are_truncated_before_the_end_token(encoder):
     tokens = prompt_tokens(encoder, ["a large blue umbrella above a tree " * 30], 4)
     assert tokens["input_ids"].shape[1] == encoder.longest_text
     if "attention_mask" in tokens:
@@ -122,7 +122,7 @@ def test_long_names_leave_room_for_the_end(encoder):
         assert tokens["attention_mask"].all()
 
 
-def test_towers_without_room_are_refused(make_encoder):
+def test_unsupported_towers_are_rejected(make_encoder):
     with pytest.raises(UserError):
         check_family(make_encoder("vit_bert"))
     check_family(make_encoder("naflex"))

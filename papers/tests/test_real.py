@@ -1,4 +1,4 @@
-"""Studies on features of strong towers: at scale smoke on made vectors, and the parts that they share."""
+"""Studies on features of strong towers: smoke runs on synthetic vectors, and shared parts."""
 
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ def pairs(data):
         "efsa/real",
     ],
 )
-def test_a_study_that_is_run_again_reads_its_files(name, tmp_path):
+def test_a_second_run_of_a_study_reads_cached_results(name, tmp_path):
     options = StudyOptions("smoke", tmp_path, seeds=1)
     report = find_study(name).load()(options)
     assert report.tables
@@ -58,25 +58,25 @@ def test_a_study_that_is_run_again_reads_its_files(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["lixp/real", "prefix/real"])
-def test_without_a_folder_of_pictures_a_study_says_what_it_needs(name, tmp_path, capsys):
+def test_a_missing_data_option_is_reported(name, tmp_path, capsys):
     assert cli.main([name, "--scale", "small", "--out", str(tmp_path)]) == 2
     assert "--data" in capsys.readouterr().err
 
 
-def test_a_folder_without_the_files_is_named(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(UserError, match=r"pairs\.parquet"):
         open_data([str(tmp_path)], smoke=False).get("pairs")
 
 
-def test_the_same_seed_gives_the_same_model_and_another_another(data, pairs):
+def test_the_seed_determines_the_model(data, pairs):
     features = data.get("b").images
     one, same, other = (fit(pairs, SMALL, seed, data).embed_images(features) for seed in (0, 0, 1))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
 
 
-def test_locked_image_tuning_leaves_the_features_alone(data, pairs):
-    """LiT embeds pictures as the tower does, before and after training; a residual head starts there."""
+def test_lit_does_not_change_image_features(data, pairs):
+    """LiT embeds images like the tower, and a residual head does before training."""
     features = data.get("b").images
     tower = fit(pairs, HeadRecipe("none", steps=0), 0, data).embed_images(features)
     lit = fit(pairs, replace(SMALL, image="none"), 0, data).embed_images(features)
@@ -97,7 +97,7 @@ def test_training_and_context_change_the_model(data, pairs):
     assert "tau_context" in context.report
 
 
-def test_post_training_goes_on_from_a_model_and_leaves_it_as_it_is(data, pairs):
+def test_post_training_continues_from_a_copy_of_the_model(data, pairs):
     first = fit(pairs, SMALL, 0, data)
     before = first.embed_images(data.get("b").images)
     further = training_pairs(data, ["a"])
@@ -108,7 +108,7 @@ def test_post_training_goes_on_from_a_model_and_leaves_it_as_it_is(data, pairs):
     assert torch.equal(first.embed_images(data.get("b").images), before)
 
 
-def test_batches_have_each_picture_once_in_an_epoch_with_a_text_of_its_own():
+def test_batches_contain_each_picture_once_per_epoch_with_one_of_its_texts():
     owner = torch.arange(10).repeat_interleave(3)
     pairs = FeaturePairs(torch.zeros(10, 2), torch.zeros(30, 2), owner)
     made = list(batches(pairs, HeadRecipe(batch=5, steps=4), 0))
@@ -130,7 +130,7 @@ def test_batches_of_groups():
     assert turns == [{False}, {True}, {False}, {True}]
 
 
-def test_measures_agree_with_what_can_be_counted(data, pairs):
+def test_measures_match_explicit_counts(data, pairs):
     model, each = fit(pairs, SMALL, 0, data), data.get("b")
     rows = labeled(each, "test")
     images = model.embed_images(each.images[rows])
@@ -148,7 +148,7 @@ def test_measures_agree_with_what_can_be_counted(data, pairs):
     assert found[1] < found[16] <= 100
 
 
-def test_settings_are_chosen_without_the_testing_sets(tmp_path, data):
+def test_settings_are_chosen_on_the_choosing_sets(tmp_path, data):
     runner, found = ArmRunner(data, tmp_path), Measurements()
     candidates = {"few": SMALL, "many": replace(SMALL, steps=100, learning_rate=1e-2)}
     best, recipe = choose(runner, "arm", candidates, found, 1)
@@ -160,13 +160,13 @@ def test_settings_are_chosen_without_the_testing_sets(tmp_path, data):
     assert best == "many"
 
 
-def test_a_tower_without_a_text_side_is_measured_by_examples_alone(data, pairs):
+def test_a_model_without_text_side_has_only_few_shot_figures(data, pairs):
     tower = fit(pairs, HeadRecipe("none", steps=0), 0, data)
     found = measure(tower, data, "testing", named=False)
     assert {address["measure"] for address, _, _ in found.rows()} == {"few-shot"}
 
 
-def test_figures_of_other_settings_are_made_again(tmp_path, data):
+def test_figures_are_cached_by_settings(tmp_path, data):
     runner, made = ArmRunner(data, tmp_path), []
 
     def make():
@@ -180,7 +180,7 @@ def test_figures_of_other_settings_are_made_again(tmp_path, data):
     assert len(made) == 2
 
 
-def test_captions_stay_negatives_of_each_other_beside_labels(data):
+def test_captioned_pictures_are_negatives_of_each_other_also_with_labels(data):
     pairs = prefix._pairs(data, prefix.ARMS[1])
     captions, labels = (pairs.classes[pairs.groups == group].tolist() for group in (0, 1))
     assert len(set(captions)) == len(captions)
@@ -188,7 +188,7 @@ def test_captions_stay_negatives_of_each_other_beside_labels(data):
     assert len(set(labels)) < len(labels)
 
 
-def test_a_tower_cut_before_its_last_stage_makes_the_same_features():
+def test_both_parts_of_a_split_tower_give_the_same_features():
     from recollect.models.starter import empty_starter
     from recollect_papers.real.data import TowerEnd, TowerStart
 

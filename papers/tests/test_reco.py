@@ -1,4 +1,4 @@
-"""RECO's studies at smoke scale: every table and figure in the paper's form, everything made once."""
+"""RECO's studies at smoke scale: tables and figures in the paper's form, with cached results."""
 
 import re
 from dataclasses import replace
@@ -32,7 +32,7 @@ def number(cell):
     return float(cell.split(" ")[0])
 
 
-def test_the_world_keeps_apart_what_pretraining_fusion_and_tasks_know():
+def test_characters_of_pretraining_fusion_and_tasks_are_disjoint():
     world = training_sources(1, 1, 1)[0].world
     new, known = (set(source.characters.tolist()) for source in training_sources(1, 1, 1))
     trained, held_out = set(world.split["train"].tolist()), set(world.split["test"].tolist())
@@ -51,7 +51,7 @@ def test_the_world_keeps_apart_what_pretraining_fusion_and_tasks_know():
     assert 0 < seen.sum() < len(seen)
 
 
-def test_pictures_of_memory_training_and_tests_are_others():
+def test_pictures_of_memory_and_training_differ():
     training, memory = training_sources(2, 2, 40), memory_sources(2, 40)
     pictures = [source[row].image.tobytes() for source in (*training, *memory) for row in range(len(source))]
     assert len(set(pictures)) == len(pictures)
@@ -61,7 +61,7 @@ def test_pictures_of_memory_training_and_tests_are_others():
         source[len(source)]
 
 
-def test_table_2_is_the_result_files(options, bench):
+def test_table_2_matches_the_measurements(options, bench):
     (table,) = tables("table-2", options)
     rows = {row[0]: row for row in table.rows}
     assert len(rows) == 7 + len(printed("reco", "table-2").rows)
@@ -88,7 +88,7 @@ def test_every_figure_is_drawn(options, draw, number):
     draw(f"reco/figure-{number}", options)
 
 
-def test_shares_of_relevant_rows_are_counted_as_by_hand(bench):
+def test_shares_of_relevant_rows_match_an_explicit_count(bench):
     shares = reco_pictures.relevant_shares(bench, "new characters", k=3)
     index, right = Index.open(bench.memory_of()), []
     for task in bench.tasks["new characters"]:
@@ -100,7 +100,7 @@ def test_shares_of_relevant_rows_are_counted_as_by_hand(bench):
     assert shares["image", "cross"] == pytest.approx(100 * np.mean(right))
 
 
-def test_the_second_control_also_learns_from_what_the_pairs_find(bench):
+def test_the_second_control_also_trains_on_retrieved_pairs(bench):
     pairs = bench._with_retrieved(FusionArm())
     assert len(pairs) > len(bench.pairs)
     added = pairs.pictures[len(bench.pairs) :]
@@ -109,8 +109,8 @@ def test_the_second_control_also_learns_from_what_the_pairs_find(bench):
     np.testing.assert_array_equal(index.vectors(added, "text"), pairs.texts[len(bench.pairs) :])
 
 
-def test_another_memory_in_the_same_folder_is_built_and_read(bench, tmp_path):
-    """What was made once is found again by its content, never by the name of a folder or a source."""
+def test_memories_are_cached_by_content(bench, tmp_path):
+    """Names of folders and sources do not matter."""
     source = bench.memory[0]
     first, second = (Subset(source, np.arange(start, start + 40), name="pairs") for start in (0, 100))
     one, other = (replace(bench, folder=tmp_path, memory=(memory,), training=(memory,)) for memory in (first, second))
@@ -118,13 +118,13 @@ def test_another_memory_in_the_same_folder_is_built_and_read(bench, tmp_path):
         Index.open(each.memory_of()) for each in (one, other))]  # fmt: skip
     assert captions == [{sample.texts[0] for sample in part} for part in (first, second)]
     assert one.memory_of() == replace(one, label="another name").memory_of()
-    arm = FusionArm(FusionSettings(1, "mlp"))  # reads no memory: only its training pairs differ
+    arm = FusionArm(FusionSettings(1, "mlp"))  # uses no memory: only its training pairs differ
     assert one.fusion(arm).fingerprint != other.fusion(arm).fingerprint
     assert one.fusion(arm).fingerprint == one.fusion(arm).fingerprint
 
 
-def test_a_figure_belongs_to_what_was_asked(bench, tmp_path):
-    """Other classes, prompts or entities on the same images are other figures."""
+def test_figures_are_cached_by_task(bench, tmp_path):
+    """Different classes, prompts or entities on the same images have different figures."""
     column, tasks = next(iter(bench.tasks.items()))
     asked = replace(bench, folder=tmp_path, tasks={column: tasks[:1]})
     task = tasks[0]

@@ -1,4 +1,4 @@
-"""The stand-in of a captioner says the truth in another way, the same in every run."""
+"""Simulated captions: rewording, errors and reproducibility."""
 # ruff: noqa: F401, F811
 
 from dataclasses import replace
@@ -27,7 +27,7 @@ EXACT = CaptionCorruption(dropped=0.0, wrong=0.0)
         ("  two   words ", "two words"),
     ],
 )
-def test_clauses_and_relations_are_turned_round(text, other):
+def test_clauses_and_relations_are_reversed(text, other):
     assert reword(text, [], EXACT, np.random.default_rng(0)) == other
 
 
@@ -35,7 +35,7 @@ WORDS = st.sampled_from(["red", "blue", "cloud", "star,", "tree", "a", "on", "th
 
 
 @given(st.lists(WORDS, min_size=1, max_size=12), st.integers(0, 99))
-def test_without_errors_every_word_is_one_of_the_truth_and_one_is_always_left(words, seed):
+def test_without_errors_all_words_are_true_and_at_least_one_remains(words, seed):
     text = " ".join(words)
     said = reword(text, ["wrong"], CaptionCorruption(dropped=0.9, wrong=0.0), np.random.default_rng(seed))
     truth = content_words(text)
@@ -44,7 +44,7 @@ def test_without_errors_every_word_is_one_of_the_truth_and_one_is_always_left(wo
     assert said == said.strip(" ,")
 
 
-def test_each_picture_is_told_wrong_by_draws_of_its_own():
+def test_errors_of_pictures_are_independent():
     text = " ".join(f"word{number}" for number in range(40))
     (sample,) = SampleList.of_pictures("copies", 1).samples
     copies = SampleList("copies", [replace(sample, texts=(text,), id=str(place)) for place in range(4)])
@@ -55,14 +55,14 @@ def test_each_picture_is_told_wrong_by_draws_of_its_own():
     assert not set(corrupted_captions(copies, replace(options, seed=1)).captions) & set(said)
 
 
-def test_as_many_words_are_dropped_or_wrong_as_asked():
+def test_words_are_dropped_and_replaced_at_the_given_rates():
     text = " ".join(f"word{number}" for number in range(4000))
     said = reword(text, ["wrong"], CaptionCorruption(dropped=0.2, wrong=0.1), np.random.default_rng(0)).split()
     assert 0.78 < len(said) / 4000 < 0.82
     assert 0.09 < said.count("wrong") / 4000 < 0.11
 
 
-def test_captions_of_a_source_are_the_same_in_every_run_and_other_than_its_texts(pictures):
+def test_captions_of_a_source_are_reproducible(pictures):
     one, two = corrupted_captions(pictures), corrupted_captions(pictures)
     other = corrupted_captions(pictures, CaptionCorruption(seed=1))
     assert one == two != other

@@ -1,4 +1,4 @@
-"""A result is named by the content of what decided it, so that none is read for something else."""
+"""Cached results are keyed by the content of their inputs."""
 
 import threading
 from dataclasses import replace
@@ -31,15 +31,15 @@ def write_pairs(folder: Path, seed: int, count: int = 12) -> str:
     return str(folder / "pairs.csv")
 
 
-def test_a_picture_that_changes_under_the_same_name_changes_the_content(tmp_path):
+def test_a_changed_picture_changes_the_content(tmp_path):
     spec = write_pairs(tmp_path / "set", seed=0)
     before = content(spec)
-    content.cache_clear()  # it is read once in a process
+    content.cache_clear()  # cached per process
     Image.fromarray(np.zeros((16, 16, 3), dtype=np.uint8)).save(tmp_path / "set" / "3.png")
     assert content(spec) != before
 
 
-def test_a_training_and_its_results_are_not_those_of_data_that_changed(tmp_path):
+def test_changed_data_changes_run_and_results(tmp_path):
     spec = write_pairs(tmp_path / "set", seed=0)
     recipe = replace(RECIPES["siglip-tiny"](), data=Data(captions=(spec,)))
     world = replace(recipe, data=Data(captions=("glyphs:captions",)))
@@ -52,7 +52,7 @@ def test_a_training_and_its_results_are_not_those_of_data_that_changed(tmp_path)
     assert tested.results(tmp_path) != results
 
 
-def test_a_search_is_made_again_when_its_pool_changed(tmp_path):
+def test_a_search_is_repeated_if_its_pool_changes(tmp_path):
     spec = write_pairs(tmp_path / "pool", seed=0)
     model = build_model("tiny", texts=[f"picture {number}" for number in range(12)])
     model.save(tmp_path / "model")
@@ -70,7 +70,7 @@ def test_a_search_is_made_again_when_its_pool_changed(tmp_path):
     assert searches() == 2
 
 
-def test_a_study_may_ask_the_first_images_of_each_class_alone():
+def test_queries_can_be_limited_per_class():
     labels = np.array([1, 0, 1, 1, 0, 2, 1])
     images = np.arange(7, dtype=np.float32)[:, None]
     source = ArraySource("seven", images, labels, ("a", "b", "c"))
@@ -91,8 +91,7 @@ def test_a_job_that_only_trains_has_no_results(tmp_path):
     assert made.stat().st_mtime_ns == before
 
 
-def test_a_run_that_another_study_makes_is_waited_for(tmp_path, monkeypatch):
-    """Two studies in one folder share their runs; the later one ended with 'another process trains there'."""
+def test_a_study_waits_for_a_run_of_another_study(tmp_path, monkeypatch):
     folder, order, waits = tmp_path / "runs" / "one", [], threading.Event()
     monkeypatch.setattr(store, "note", lambda text: (order.append(text), waits.set()))
     monkeypatch.setattr(runs, "train", lambda recipe, out, resume: order.append("trained") or tmp_path)
@@ -105,8 +104,7 @@ def test_a_run_that_another_study_makes_is_waited_for(tmp_path, monkeypatch):
     assert order[1:] == ["made", "trained"]
 
 
-def test_what_a_store_keeps_is_made_again_where_it_is_damaged(tmp_path, capsys):
-    """A digit that flipped, a file cut short."""
+def test_damaged_results_are_computed_again(tmp_path, capsys):
     path, made = tmp_path / "kept.json", []
 
     def kept():

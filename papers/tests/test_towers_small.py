@@ -1,4 +1,4 @@
-"""The small towers of the studies."""
+"""Small towers of studies."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ from recollect.models import load_model
 from safetensors.torch import load_file, save_file
 
 torch.set_num_threads(int(sys.argv[1]))
-# Copied, since a file's tensors lie where they come to lie, and a kernel's first numbers depend on the address.
+# Copied, because kernels give slightly different results for other memory alignments.
 given = {name: tensor.clone() for name, tensor in load_file(sys.argv[2]).items()}
 for folder in sys.argv[3:]:
     model = load_model(folder, "cpu")
@@ -53,14 +53,14 @@ def captions():
     return ["a photo of a cat", "a photo of a car", "two red dogs and a small tree", "a large blue umbrella", "a cat"]
 
 
-def test_opened_in_another_process_every_small_model_gives_the_same_bits(given, captions, tmp_path):
+def test_small_models_give_identical_results_in_another_process(given, captions, tmp_path):
     from safetensors.torch import load_file, save_file
 
     save_file(given, tmp_path / "given.safetensors")
     models = {name: build_model(name, texts=captions, prefixes=("label",), seed=1) for name in NAMES}
     folders = [str(models[name].save(tmp_path / name)) for name in NAMES]
     words = [sys.executable, "-c", PROGRAM, str(torch.get_num_threads()), str(tmp_path / "given.safetensors"), *folders]
-    # The same kernels, threads and alignment of memory: with others, sums are formed in another order.
+    # Same number of threads and memory alignment, which determine the order of sums.
     subprocess.run(words, check=True, env=os.environ | {"PYTHONHASHSEED": "7"})
     for name, model in models.items():
         found = load_file(tmp_path / name / "found.safetensors")
@@ -83,7 +83,7 @@ def test_a_small_model_is_an_encoder(name, given, captions):
 
 
 def test_a_bag_of_words_sums_its_word_vectors(captions):
-    """Against a loop in float64; unknown words and repeated padding add nothing."""
+    """Compared with a loop in float64; unknown words and padding add nothing."""
     encoder = build_model("vector-linear", texts=captions).double()
     table, head = encoder.word_vectors.weight, encoder.text_head
     numbers = {word: number for number, word in enumerate(encoder.words, start=1)}
@@ -96,14 +96,14 @@ def test_a_bag_of_words_sums_its_word_vectors(captions):
         torch.testing.assert_close(raw, head(total), rtol=0, atol=1e-12)
 
 
-def test_frozen_filters_do_not_learn_and_the_head_does(given, captions):
+def test_random_filters_are_frozen_and_the_head_is_trained(given, captions):
     encoder = build_model("glyph-random", texts=captions)
     encoder.encode_images(given["pixels"]).square().sum().backward()
     learned = {name for name, parameter in encoder.image_tower.named_parameters() if parameter.grad is not None}
     assert learned == {"1.weight", "1.bias"}
 
 
-def test_a_picture_and_its_pixels_embed_alike(captions):
+def test_pictures_and_their_pixels_have_equal_embeddings(captions):
     encoder = build_model("glyph-strong", texts=captions)
     pictures = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
     pixels = torch.stack([encoder.transform(picture) for picture in pictures])
@@ -113,7 +113,7 @@ def test_a_picture_and_its_pixels_embed_alike(captions):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_stem_and_head_make_the_embedding(name, given, captions):
+def test_stem_and_head_give_the_embedding(name, given, captions):
     encoder = build_model(name, texts=captions).eval()
     pixels = inputs(name, given)
     with torch.no_grad():
