@@ -11,14 +11,13 @@ from functools import lru_cache, partial
 import numpy as np
 
 from recollect.classifiers.heads.methods import BEST, CANDIDATES, choose_method
-from recollect.core.types import TEXT_SCALE
 from recollect.evaluation.few_shot_protocol import FewShotTask, Protocol, draw, run_protocol, support_of
 from recollect_papers.engine import Formed, Row, TableForm, TableStudy
 from recollect_papers.measurements import FigureAddress, Measurements
 from recollect_papers.real.arms import SMOKE_HEAD, open_runner, shot_columns, worlds
-from recollect_papers.real.data import LIGHT, FeatureSet, labeled
+from recollect_papers.real.data import LIGHT, FeatureSet
 from recollect_papers.real.heads import FeatureModel, HeadRecipe
-from recollect_papers.real.measure import TEMPLATE, drop_rare_classes
+from recollect_papers.real.measure import few_shot_task
 from recollect_papers.study import StudyOptions, StudyTable
 
 METHODS = ("zero-shot", "prototype", "tip-adapter", "softmax", "softmax+zero-shot", "proker")
@@ -53,19 +52,8 @@ def _measure(options: StudyOptions) -> Measurements:
 
 def accuracies(model: FeatureModel, each: FeatureSet, splits: Sequence[str], methods: Sequence[str]) -> Measurements:
     """Measure accuracy and calibration error of every method and of ``best``, by shots, averaged over draws."""
-    support, query = drop_rare_classes(each, labeled(each, "train"), labeled(each, *splits), SHOTS[-1])
-    classes, labels = np.unique(each.labels[support], return_inverse=True)
-    names = [TEMPLATE.format(each.class_names[label].replace("_", " ")) for label in classes]
-    task = FewShotTask(
-        model.embed_images(each.images[support]).numpy(),
-        labels,
-        model.embed_images(each.images[query]).numpy(),
-        np.searchsorted(classes, each.labels[query]),
-        model.embed_texts(names).numpy(),
-        model.scale or TEXT_SCALE,
-    )
-    found = Measurements()
-    protocol = Protocol(methods, SHOTS)
+    task = few_shot_task(model, each, splits, SHOTS[-1], named=True)
+    found, protocol = Measurements(), Protocol(methods, SHOTS)
     rows = [*run_protocol(task, protocol), *_best(task, protocol)]
     for method in (*methods, BEST):
         for shots in SHOTS:

@@ -5,7 +5,7 @@ same number of candidate settings, chosen on separate sets and pictures of the d
 plain loss; steps and alpha, at the chosen learning rate, for context.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -13,9 +13,9 @@ import numpy as np
 from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
 from recollect_papers.measurements import FigureAddress, Measurements
 from recollect_papers.real.arms import EVERY_SHOTS, SMOKE_HEAD, TOWER, ArmRunner, open_runner, worlds
-from recollect_papers.real.data import LIGHT, RealData
-from recollect_papers.real.heads import FeatureModel, HeadRecipe
-from recollect_papers.real.measure import by_name, few_shot, recall
+from recollect_papers.real.data import LIGHT
+from recollect_papers.real.heads import HeadRecipe
+from recollect_papers.real.measure import measure_sets
 from recollect_papers.study import StudyOptions
 
 BEFORE, PLAIN, CONTEXT = "before", "plain loss", "context"
@@ -94,7 +94,10 @@ def _post_trained(
                 model = runner.model(first, seed)
             else:
                 model = runner.model(recipe, seed, (domain.captions,), runner.model(first, seed))
-            return measured(model, runner.data, domain, roles)
+            named = model.text is not None
+            pools = domain.pools if named and "testing" in roles else {}
+            measured = {name: splits for role in roles for name, splits in sets[role].items()}
+            return measure_sets(model, runner.data, measured, pools, named=named, domain=domain.name)
 
         settings = [asdict(first), recipe and asdict(recipe), roles, repr(domain), read]
         found.take(runner.figures(arm, seed, settings, compute))
@@ -129,21 +132,6 @@ def _post_trained(
 def _few(domain: Domain, role: str) -> FigureAddress:
     sets = tuple(domain.sets(role))
     return {"measure": "few-shot", "domain": domain.name, "set": sets, "shots": EVERY_SHOTS}
-
-
-def measured(model: FeatureModel, data: RealData, domain: Domain, roles: Sequence[str]) -> Measurements:
-    """Measure few-shot and zero-shot accuracy, and recall on the pools if testing."""
-    found, at = Measurements(), {"domain": domain.name}
-    for name, splits in ((name, splits) for role in roles for name, splits in domain.sets(role).items()):
-        each = data.classes(name)
-        for shots, value in few_shot(model, each, splits).items():
-            found.add({**at, "measure": "few-shot", "set": name, "shots": str(shots)}, 0, value)
-        if model.text is not None:
-            found.add({**at, "measure": "zero-shot", "set": name}, 0, by_name(model, each, splits))
-    if "testing" in roles and model.text is not None:
-        for name, split in domain.pools.items():
-            found.add({**at, "measure": "R@10", "set": name}, 0, recall(model, data.get(name), split)[10])
-    return found
 
 
 def _form(found: Measurements) -> Formed:

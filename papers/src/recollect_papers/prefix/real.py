@@ -7,7 +7,7 @@ In arms with labels, every second batch is of labels, so their 400 steps contain
 captions alone, the number chosen in ``lixp/real``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor
 from recollect_papers.engine import Column, Formed, Row, TableForm, TableStudy
 from recollect_papers.measurements import Measurements
 from recollect_papers.real.arms import SMOKE_HEAD, open_runner, worlds
-from recollect_papers.real.data import LIGHT, FeatureSet, RealData
+from recollect_papers.real.data import LIGHT, RealData
 from recollect_papers.real.heads import (
     LABELS,
     TEMPLATES,
@@ -28,7 +28,7 @@ from recollect_papers.real.heads import (
     fit,
     training_pairs,
 )
-from recollect_papers.real.measure import by_name, recall
+from recollect_papers.real.measure import measure_sets
 from recollect_papers.study import StudyOptions
 
 KINDS = ("caption", "label")
@@ -123,25 +123,20 @@ def _measure(options: StudyOptions) -> Measurements:
 
             def compute(arm: Arm = arm, recipe: HeadRecipe = recipe, seed: int = seed) -> Measurements:
                 model = fit(_pairs(data, arm), recipe, seed, data)
-                return measured(model, data, arm, {name: data.classes(name) for name in (*own, *foreign)}, splits)
+                return measured(model, data, arm, {name: splits[name] for name in (*own, *foreign)})
 
             found.take(runner.figures(arm.name, seed, settings, compute))
     return found
 
 
-def measured(
-    model: FeatureModel, data: RealData, arm: Arm, sets: dict[str, FeatureSet], splits: dict[str, tuple[str, ...]]
-) -> Measurements:
-    """Measure zero-shot accuracy and R@10 with each prefix."""
+def measured(model: FeatureModel, data: RealData, arm: Arm, sets: Mapping[str, Sequence[str]]) -> Measurements:
+    """Measure zero-shot accuracy and recall with each prefix."""
     found = Measurements()
     for reading in arm.readings:
         read = model
         if arm.prefix:
             read = FeatureModel(model.image, model.text, ReadAs(data, reading), None, {}, "")  # type: ignore[arg-type]
-        for name, each in sets.items():
-            found.add({"read": reading, "measure": "zero-shot", "set": name}, 0, by_name(read, each, splits[name]))
-        for pool, split in data.roles.pools.items():
-            found.add({"read": reading, "measure": "R@10", "set": pool}, 0, recall(read, data.get(pool), split)[10])
+        found.take(measure_sets(read, data, sets, data.roles.pools, examples=False, read=reading))
     return found
 
 

@@ -1,10 +1,12 @@
 """Measurements of models on features: few-shot accuracy, zero-shot accuracy and retrieval recall."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from jaxtyping import Float
+from torch import Tensor
 
-from recollect.core.types import Encoder
+from recollect.core.types import TEXT_SCALE, Encoder
 from recollect.evaluation.few_shot_protocol import FewShotTask, Protocol, run_protocol
 from recollect_papers.measurements import Measurements
 from recollect_papers.real.data import FeatureSet, RealData, labeled
@@ -22,36 +24,65 @@ def measure(model: Encoder, data: RealData, part: str, named: bool = True) -> Me
         part: ``choosing`` or ``testing``.
         named: whether the model has a text side.
     """
-    found, roles = Measurements(), data.roles
-    sets = roles.choosing if part == "choosing" else roles.testing
+    roles = data.roles
+    sets, pools = (roles.choosing, dict([roles.choosing_pool])) if part == "choosing" else (roles.testing, roles.pools)
+    return measure_sets(model, data, sets, pools if named else {}, named=named, part=part)
+
+
+def measure_sets(
+    model: Encoder,
+    data: RealData,
+    sets: Mapping[str, Sequence[str]],
+    pools: Mapping[str, str],
+    *,
+    examples: bool = True,
+    named: bool = True,
+    **at: str,
+) -> Measurements:
+    """Measure few-shot (``examples``) and zero-shot accuracy (``named``) on sets, and recall on pools.
+
+    Args:
+        sets: splits to classify by name of the set.
+        pools: split to search by name of the set.
+        at: further entries of every address.
+    """
+    found = Measurements()
     for name, splits in sets.items():
         each = data.classes(name)
-        for shots, value in few_shot(model, each, splits).items():
-            found.add({"measure": "few-shot", "part": part, "set": name, "shots": str(shots)}, 0, value)
+        for shots, value in few_shot(model, each, splits).items() if examples else ():
+            found.add({**at, "measure": "few-shot", "set": name, "shots": str(shots)}, 0, value)
         if named and each.class_names:
-            at = {"measure": "zero-shot", "part": part, "set": name}
-            found.add(at, 0, by_name(model, each, splits))
-    pools = dict([roles.choosing_pool]) if part == "choosing" else roles.pools
-    for name, split in pools.items() if named else ():
+            found.add({**at, "measure": "zero-shot", "set": name}, 0, by_name(model, each, splits))
+    for name, split in pools.items():
         for k, value in recall(model, data.get(name), split).items():
-            found.add({"measure": f"R@{k}", "part": part, "set": name}, 0, value)
+            found.add({**at, "measure": f"R@{k}", "set": name}, 0, value)
     return found
 
 
 def few_shot(model: Encoder, each: FeatureSet, splits: Sequence[str]) -> dict[int, float]:
     """Return the mean accuracy of prototypes and softmax voting over five draws, by shots."""
-    support, query = drop_rare_classes(each, labeled(each, "train"), labeled(each, *splits))
-    classes, labels = np.unique(each.labels[support], return_inverse=True)
-    task = FewShotTask(
-        model.embed_images(each.images[support]).numpy(),
-        labels,
-        model.embed_images(each.images[query]).numpy(),
-        np.searchsorted(classes, each.labels[query]),
-        None,
-    )
-    rows = run_protocol(task, Protocol(METHODS, SHOTS))
+    rows = run_protocol(few_shot_task(model, each, splits), Protocol(METHODS, SHOTS))
     top = [row for row in rows if row["metric"] == "top-1"]
     return {shots: float(np.mean([row["value"] for row in top if row["shots"] == shots])) for shots in SHOTS}
+
+
+def few_shot_task(
+    model: Encoder, each: FeatureSet, splits: Sequence[str], shots: int = SHOTS[-1], named: bool = False
+) -> FewShotTask:
+    """Create a task of the classes with at least ``shots`` examples, with their names as class texts if ``named``."""
+    support, query = drop_rare_classes(each, labeled(each, "train"), labeled(each, *splits), shots)
+    classes, labels = np.unique(each.labels[support], return_inverse=True)
+    images, queries = (model.embed_images(each.images[rows]).numpy() for rows in (support, query))
+    targets = np.searchsorted(classes, each.labels[query])
+    if not named:
+        return FewShotTask(images, labels, queries, targets, None)
+    texts = embed_names(model, [each.class_names[label] for label in classes]).numpy()
+    return FewShotTask(images, labels, queries, targets, texts, model.scale or TEXT_SCALE)
+
+
+def embed_names(model: Encoder, names: Sequence[str]) -> Float[Tensor, "n width"]:
+    """Embed class names with one template."""
+    return model.embed_texts([TEMPLATE.format(name.replace("_", " ")) for name in names])
 
 
 def drop_rare_classes(
@@ -66,8 +97,7 @@ def drop_rare_classes(
 def by_name(model: Encoder, each: FeatureSet, splits: Sequence[str]) -> float:
     """Return the zero-shot accuracy in percent, with one template."""
     rows = labeled(each, *splits)
-    names = model.embed_texts([TEMPLATE.format(name.replace("_", " ")) for name in each.class_names])
-    chosen = (model.embed_images(each.images[rows]) @ names.T).argmax(1).numpy()
+    chosen = (model.embed_images(each.images[rows]) @ embed_names(model, each.class_names).T).argmax(1).numpy()
     return float(100 * (chosen == each.labels[rows]).mean())
 
 
