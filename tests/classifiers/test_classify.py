@@ -62,7 +62,7 @@ def test_pictures_are_classified_in_blocks(folders, monkeypatch):
     whole = run(folders)
     sizes, similarity = [], Classifier.similarity
     monkeypatch.setattr(Classifier, "similarity", lambda self, rows: sizes.append(len(rows)) or similarity(self, rows))
-    monkeypatch.setattr(predictions, "_AT_ONCE", 5)
+    monkeypatch.setattr(predictions, "_BLOCK", 5)
     for one, other in zip(run(folders).predictions, whole.predictions, strict=True):
         assert one == replace(other, confidence=one.confidence, nearest=one.nearest)
         assert one.confidence == pytest.approx(other.confidence, abs=1e-5)

@@ -1,4 +1,4 @@
-"""A classifier of pictures that can be saved, opened and extended, with its measured accuracy."""
+"""Picture classifier that can be saved, loaded and extended, with its measured accuracy."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -36,22 +36,22 @@ from recollect.models import load_model
 
 @dataclass(frozen=True, eq=False)
 class Classifier:
-    """A few-shot classifier of pictures, from examples, class names or both.
+    """Few-shot classifier of pictures, taught with examples, class names or both.
 
     >>> classifier = Classifier.teach(model, {"cat": cats, "dog": dogs}, model_name="RUN/model")   # doctest: +SKIP
     >>> classifier.save("cats")                                                                    # doctest: +SKIP
     >>> Classifier.load("cats").predict("new/")                                                    # doctest: +SKIP
 
-    Probabilities are calibrated on held-out examples; with names alone they are the model's own, uncalibrated. Fitting
-    is deterministic, so a loaded classifier predicts what the saved one did.
+    Probabilities are calibrated on held-out examples; with names alone they are the model's own and not calibrated.
+    Fitting is deterministic, so a loaded classifier makes the same predictions as the saved one.
 
     Attributes:
-        classes: names, sorted.
-        class_texts: descriptions of classes that are not just their name in CLIP's templates.
-        texts: unit-norm class texts (classes, width).
+        classes: class names, sorted.
+        class_texts: texts of the classes that do not use their name in CLIP's templates.
+        texts: unit-norm embeddings of the class texts (classes, width).
         asked: the requested method, or ``best``.
         notes: problems with the examples: damaged files, copies.
-        encoder: the model; opened by name on first use by default.
+        encoder: the model; if None, it is loaded by name on first use.
         accuracies: held-out accuracy of every compared method.
     """
 
@@ -78,7 +78,7 @@ class Classifier:
             method, estimator, accuracies = "zero-shot", by_names(self.texts, self.model.scale), {}
         else:
             names = ", ".join(self.without_examples)
-            raise UserError(f"--method {self.asked} needs examples of every class. Add some of {names}.")
+            raise UserError(f"--method {self.asked} needs examples of every class. Add examples of {names}.")
         for name, value in (("method", method), ("estimator", estimator), ("accuracies", accuracies)):
             object.__setattr__(self, name, value)
 
@@ -93,15 +93,15 @@ class Classifier:
         model_name: str = "",
         prefix: Kind | None = None,
     ) -> "Classifier":
-        """Teach a classifier by examples, by class names, or by both.
+        """Teach a classifier with examples, class names or both.
 
         Args:
-            examples: files or pictures of each class, or its folder; or (picture, class) pairs; or one folder with a
-                folder of pictures for each class, or a CSV (`find_examples`).
+            examples: files, pictures or a folder for each class; or (picture, class) pairs; or a folder with one
+                sub-folder of pictures per class, or a CSV (`find_examples`).
             names: class names, or a mapping from names to descriptive texts.
-            method: a name in `FEW_SHOT_METHODS`, or ``best``: the best on held-out examples.
-            model_name: path or hub id to open the model again.
-            prefix: of class texts, for models with prefixes; by default that of captions.
+            method: a name in `FEW_SHOT_METHODS`, or ``best`` for the most accurate on held-out examples.
+            model_name: path or hub id, to load the model later.
+            prefix: prefix token of class texts, for models with prefixes (default: that of captions).
 
         Raises:
             UserError: fewer than two classes, a class without readable examples, or an invalid name.
@@ -117,20 +117,20 @@ class Classifier:
         examples: Examples = (),
         names: Mapping[str, Sequence[str] | str] | Sequence[str] = (),
     ) -> "Classifier":
-        """A classifier with additional examples or classes; only new ones are embedded.
+        """Return a classifier with additional examples or classes; only new ones are embedded.
 
         Raises:
-            UserError: another model, or as in `teach`.
+            UserError: as in `teach`, or ``encoder`` is a different model.
         """
         self.check_model(encoder)
         return replace(self, encoder=encoder, **extended(vars(self), encoder, self.model.prefix, examples, names))
 
     @classmethod
     def load(cls, folder: str | Path) -> "Classifier":
-        """Open a saved classifier.
+        """Load a saved classifier.
 
         Raises:
-            UserError: missing, damaged or in a newer format.
+            UserError: the classifier is missing, damaged or in a newer format.
         """
         folder = Path(expanduser(folder))
         opened = load_classifier(folder, cls._restored)
@@ -138,10 +138,10 @@ class Classifier:
         return opened
 
     def save(self, folder: str | Path, *, replace: bool = False) -> Path:
-        """Write it to a folder atomically.
+        """Write the classifier to a folder atomically.
 
         Raises:
-            UserError: the folder exists and is not to be replaced.
+            UserError: the folder exists and ``replace`` is false.
         """
         support = self.support
         numbers: dict[str, np.ndarray] = {
@@ -154,7 +154,7 @@ class Classifier:
         return save_classifier(self._described(), numbers, trust, Path(expanduser(folder)), replace)
 
     def _described(self) -> dict[str, Any]:
-        """Everything except arrays, as JSON."""
+        """Return everything except arrays, as JSON."""
         support = self.support
         counts = np.bincount(support.labels, minlength=len(self.classes))
         return {
@@ -188,7 +188,7 @@ class Classifier:
             tuple(each["digest"] for each in examples),
         )
         if not len(support) == len(support.features) == len(support.labels):
-            raise ValueError("examples and their arrays differ in number")
+            raise ValueError("the number of examples differs from the length of their arrays")
         return cls(
             tuple(each["name"] for each in record["classes"]),
             {each["name"]: tuple(each["texts"]) for each in record["classes"] if each["texts"]},
@@ -216,7 +216,7 @@ class Classifier:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The scalar settings that the method chose."""
+        """Scalar settings chosen by the method."""
         plain = (bool, int, float, str, np.integer, np.floating)
         return {
             name.rstrip("_"): value.item() if isinstance(value, np.generic) else value
@@ -233,7 +233,7 @@ class Classifier:
     def calibration(self) -> dict[str, float | int]:
         """Number of held-out examples, accuracy with 95 % interval, and calibration error (`held_out_check`).
 
-        Only the number with too few examples (`enough_to_tell`); empty with none.
+        With too few examples (`enough_to_tell`) only their number; empty without any.
         """
         if not self.calibrated:
             return {}
@@ -243,10 +243,10 @@ class Classifier:
 
     @property
     def trust(self) -> str:
-        """Accuracy and calibration on held-out examples in words."""
+        """Accuracy and calibration on held-out examples, as text."""
         if not self.calibrated:
             kind = "the model's own" if self.without_examples else "a guess"
-            return f"confidence is not calibrated but {kind} (no two examples of a class)"
+            return f"confidence is {kind}, not calibrated (no class has two examples)"
         checked = self.calibration
         if not self.enough_examples:
             return f"{checked['examples']} held out: {TOO_FEW}"
@@ -258,12 +258,13 @@ class Classifier:
 
     @property
     def unknown_trust(self) -> str:
-        """Error rates of "none of these", measured on the examples, in words."""
+        """Error rates of "none of these", measured on the examples, as text."""
         rule = self.unknown_rule
         if rule.rejected is None:
             return TOO_FEW
         accepted = TOO_FEW if rule.accepted is None else f"about {100 * rule.accepted:.0f} %"
-        return f"wrongly {100 * rule.rejected:.0f} % of pictures of the classes; accepted of other classes: {accepted}"
+        known = f"{100 * rule.rejected:.0f} % of pictures of the classes wrongly rejected"
+        return f"{known}; pictures of other classes accepted: {accepted}"
 
     def _chosen(self, support: np.ndarray, labels: np.ndarray) -> tuple[str, EmbeddingClassifier, Mapping[str, float]]:
         methods = CANDIDATES if self.asked == BEST else (self.asked,)
@@ -285,14 +286,14 @@ class Classifier:
         return unknown_rule(support.features[first], support.labels[first])
 
     def predict_proba(self, features: Any) -> Float[np.ndarray, "queries classes"]:
-        """Calibrated probabilities, assuming that each picture belongs to one of the classes.
+        """Return calibrated probabilities, assuming that each picture belongs to one of the classes.
 
         Args:
-            features: embeddings (queries, width); or pictures, files or a folder, which are embedded by the
-                classifier's model (`DualEncoder.embed_images`). The same in the other methods.
+            features: embeddings (queries, width); or pictures, files or a folder, which the classifier's model embeds
+                (`DualEncoder.embed_images`). Other methods accept the same.
 
         Raises:
-            UserError: embeddings of another width, or an unreadable picture.
+            UserError: embeddings of the wrong width, or an unreadable picture.
         """
         checked = self._checked(features)
         if not len(checked):  # scikit-learn rejects empty input
@@ -300,13 +301,13 @@ class Classifier:
         return self.estimator.predict_proba(checked).astype(np.float64)
 
     def predict(self, features: Any) -> np.ndarray:
-        """The name of the most probable class of each row, picture or file (`predict_proba`)."""
+        """Return the name of the most probable class of each row, picture or file (`predict_proba`)."""
         return np.array(self.classes)[self.predict_proba(features).argmax(axis=1)]
 
     def predict_set(self, features: Any, alpha: float = 0.1) -> Bool[np.ndarray, "queries classes"]:
-        """Classes that cannot be ruled out: the true one is among them with probability 1 − alpha.
+        """Return the classes that cannot be ruled out; they include the true class with probability 1 − alpha.
 
-        Conformal sets (`EmbeddingClassifier.predict_set`); an empty one means none of the classes.
+        These are conformal sets (`EmbeddingClassifier.predict_set`); an empty set means none of the classes.
 
         Raises:
             UserError: too few examples to calibrate on, or alpha is not between 0 and 1.
@@ -315,17 +316,17 @@ class Classifier:
         if not self.enough_examples:
             held = len(self.estimator.loo_rows_)
             raise UserError(
-                f"{TOO_FEW} which classes are possible: {held} can be held out, {ENOUGH_EXAMPLES} are needed. Add some."
+                f"{TOO_FEW} which classes are possible: {held} can be held out, {ENOUGH_EXAMPLES} are needed. Add more."
             )
         checked = self._checked(features)
         return self.estimator.predict_set(checked, alpha) if len(checked) else np.empty((0, len(self.classes)), bool)
 
     def similarity(self, features: Any) -> Float[np.ndarray, "queries n"]:
-        """Cosines to the examples."""
+        """Return the cosines to the examples."""
         return self._checked(features) @ self.support.features.T
 
     def is_unknown(self, features: Any) -> Bool[np.ndarray, " queries"]:
-        """Whether a picture belongs to none of the classes (`unknown_rule`)."""
+        """Return whether each picture belongs to none of the classes (`unknown_rule`)."""
         return self.unknown_rule.is_unknown(self._checked(features))
 
     def check_model(self, encoder: Encoder) -> None:
@@ -337,20 +338,20 @@ class Classifier:
             )
 
     def with_method(self, asked: str) -> "Classifier":
-        """The same classes and examples with another method."""
+        """Return a classifier with the same classes and examples but another method."""
         return replace(self, asked=asked)
 
     def _checked(self, images: Any) -> np.ndarray:
         array = self._embedded(images)
         if array.ndim != 2 or array.shape[1] != self.width:
-            raise UserError(f"embeddings of shape {array.shape}; the classifier reads rows of {self.width} entries")
+            raise UserError(f"embeddings have shape {array.shape}; the classifier needs (n, {self.width})")
         if not np.isfinite(array).all():
-            raise UserError("embeddings hold NaN or infinity")
+            raise UserError("embeddings contain NaN or infinity")
         with user_errors("embeddings cannot be compared", ValueError):
             return unit_rows(np.ascontiguousarray(array, dtype=np.float32), "embeddings")
 
     def _embedded(self, images: Any) -> np.ndarray:
-        """Embeddings as an array; pictures, files and folders are embedded with the classifier's model."""
+        """Return embeddings as an array; embed pictures, files and folders with the classifier's model."""
         if hasattr(images, "detach"):
             return as_numpy(images)
         if isinstance(images, np.ndarray) and images.ndim <= 2 and images.dtype.kind == "f":

@@ -1,4 +1,4 @@
-"""A model with what it reads and what it was taught, as ONNX: tower, index and fusion, classifier in one graph."""
+"""ONNX export of a model with its index and classifier: tower, lookup, fusion and classifier in one graph."""
 
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,14 @@ from recollect.reco.encoder import RetrievalEnhancedEncoder, modalities_of
 _CLASSIFIER_GRAPH = "classifier.onnx"
 
 MOST_BYTES = 2**30
-"""Of an index's vectors in one file: the format ends at 2 GiB."""
+"""Maximum size of an index's vectors in one file; ONNX files are limited to 2 GiB."""
 
 
 class IndexReading(nn.Module):
-    """Unit embeddings, refined by what they find in an index as it was when this was made (RECO, section 3).
+    """Refinement of unit embeddings by lookup in a snapshot of an index (RECO, section 3).
 
     Args:
-        encoder: reads embeddings of ``modality``.
+        encoder: its mode includes ``modality``.
     """
 
     keys: Tensor
@@ -66,7 +66,7 @@ class IndexReading(nn.Module):
     def forward(self, embeddings: Float[Tensor, "n width"]) -> Float[Tensor, "n width"]:
         tokens = embeddings[:, None]
         if self.reads:
-            # A picture is found once, by the best of its captions.
+            # A picture counts once, with its best caption.
             scores, best = (embeddings @ self.keys.T).unflatten(1, (-1, self.captions)).max(dim=2)
             nearest = scores.topk(self.k, dim=1).indices
             read = nearest * self.captions + best.gather(1, nearest)
@@ -75,13 +75,13 @@ class IndexReading(nn.Module):
 
 
 def _keys(index: Index, ids: list[str], by: By, vectors: int) -> Float[np.ndarray, "n captions w"]:
-    """What an embedding is compared with: each picture, or its captions, the first repeated up to the longest list.
+    """Return the keys: a vector per picture, or its captions, padded with the first up to the longest list.
 
     Args:
-        vectors: read from each picture.
+        vectors: number of value vectors per picture.
 
     Raises:
-        UserError: there are more than a file holds.
+        UserError: keys and values exceed `MOST_BYTES`.
     """
     if by == "image":
         keys = index.vectors(ids)[:, None]
@@ -92,17 +92,17 @@ def _keys(index: Index, ids: list[str], by: By, vectors: int) -> Float[np.ndarra
         keys = unit_vectors(flat, index.width, index.address)[first + np.where(places < counts[:, None], places, 0)]
     if (size := 4 * (1 + vectors) * keys.size) > MOST_BYTES:
         raise UserError(
-            f"{index.address}: the vectors of {len(ids):,} pictures take {size / 2**30:.1f} GiB, more than one ONNX "
-            "file holds. Read fewer of them with --read-where."
+            f"{index.address}: the vectors of {len(ids):,} pictures take {size / 2**30:.1f} GiB, more than an ONNX "
+            "file can hold. Read fewer pictures with --read-where."
         )
     return keys
 
 
 def _readable(encoder: RetrievalEnhancedEncoder, spoken: bool) -> list[str]:
-    """The ids of the pictures that an embedding may read.
+    """Return the ids of the pictures that the encoder may read.
 
     Raises:
-        UserError: fewer than k are left.
+        UserError: fewer than k.
     """
     index = encoder.index
     ids = index.ids if encoder.where is None else index.ids_where(encoder.where)
@@ -115,7 +115,7 @@ def _readable(encoder: RetrievalEnhancedEncoder, spoken: bool) -> list[str]:
 
 
 class _Classifying(nn.Module):
-    """Unit embeddings to calibrated probabilities, and the cosine with the nearest class mean."""
+    """Classifier on unit embeddings: calibrated probabilities, and the cosine to the nearest class mean."""
 
     weights: Tensor
     bias: Tensor
@@ -152,16 +152,16 @@ class _Chain(nn.Module):
 
 
 def export_all(encoder: Encoder, folder: str | Path, classifier: Classifier | None = None) -> Path:
-    """Write a model as ONNX, with the index it reads and the classifier it was taught, if there are any.
+    """Write a model as ONNX, with its index and classifier, if any.
 
     ``image.onnx`` and ``text.onnx`` are the towers (`export_onnx`), followed by look-up and fusion if ``encoder`` reads
-    an index in that modality; its vectors are in the file, as they are now. ``classifier.onnx`` takes ``pixels``
-    and gives calibrated ``probabilities`` (n, classes) and ``nearest`` (n,), the cosine with the nearest class mean;
-    below ``unknown_below`` of ``export.json`` a picture is none of the classes.
+    an index in that modality; the file contains the index's current vectors. ``classifier.onnx`` takes ``pixels`` and
+    returns calibrated ``probabilities`` (n, classes) and ``nearest`` (n,), the cosine to the nearest class mean. A
+    picture whose ``nearest`` is below ``unknown_below`` of ``export.json`` belongs to none of the classes.
 
     Raises:
-        UserError: the extra ``onnx`` is not installed, a method that has no such form, an index that is too large, the
-            classifier is of another model, or something is at ``folder`` already.
+        UserError: the extra ``onnx`` is not installed, the method cannot be exported, the index is too large, the
+            classifier belongs to another model, or ``folder`` exists.
     """
     model = check_exportable(encoder.base or encoder)
     reads = modalities_of(encoder.mode) if isinstance(encoder, RetrievalEnhancedEncoder) else ()
@@ -192,7 +192,7 @@ def _form(encoder: Encoder, classifier: Classifier) -> KernelForm:
     form = classifier.estimator.kernel_form()
     if form is None:
         raise UserError(
-            f"the classifier's method is {classifier.method}, which has no form as one graph. Teach it with --method "
+            f"the classifier's method is {classifier.method}, which cannot be exported. Teach it with --method "
             "proker, prototype, linear-probe, tip-adapter, tip-adapter-cv or zero-shot."
         )
     return form

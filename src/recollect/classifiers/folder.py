@@ -1,8 +1,8 @@
-"""A classifier on disk: ``classifier.json``, one safetensors file, and a README with what was measured.
+"""Classifier on disk: ``classifier.json``, one safetensors file, and a README with the measured accuracy.
 
-The JSON names the safetensors file and has the checksums of both, so corruption, partial copies and files of different
-versions are detected when it is opened. A new version writes its arrays first and then replaces the JSON, so a reader
-sees the old version or the new one, even after a kill.
+The JSON contains the name of the safetensors file and the checksums of both, so loading detects corruption, partial
+copies and mixed versions. A new version writes its arrays first and then replaces the JSON, so readers see the old
+version or the new one, even if the writer is killed.
 """
 
 import hashlib
@@ -30,10 +30,10 @@ _LOCK = ".lock"
 def save_classifier(
     described: Mapping[str, Any], tensors: Mapping[str, np.ndarray], trust: str, folder: Path, replace: bool
 ) -> Path:
-    """Write description, arrays and card (see `Classifier.save`).
+    """Write description, arrays and README (see `Classifier.save`).
 
     Args:
-        trust: measured accuracy in words, for the card.
+        trust: measured accuracy as text, for the README.
     """
     numbers = dump_tensors({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()})
     named = {"numbers": f"numbers-{_digest(numbers)[:16]}.safetensors", "numbers_digest": _digest(numbers)}
@@ -59,7 +59,7 @@ def _write(folder: Path, record: Mapping[str, Any], numbers: bytes, trust: str) 
 
 
 def _card(described: Mapping[str, Any], trust: str) -> str:
-    """Markdown about a classifier."""
+    """Return the README of a classifier."""
     classes, model, method = described["classes"], described["model"], described["method"]
     names = [_plain(each["name"]) for each in classes]
     listed = ", ".join(f"`{name}`" for name in names[:12]) + (" and others" if len(names) > 12 else "")
@@ -94,7 +94,7 @@ def _card(described: Mapping[str, Any], trust: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """A name that is safe in a Markdown table."""
+    """Return a name that is safe in a Markdown table."""
     return " ".join(text.replace("|", "/").replace("`", "'").split())
 
 
@@ -106,7 +106,7 @@ def load_classifier(folder: Path, restore: Callable[[dict[str, Any], dict[str, n
         )
     if not (folder / CLASSIFIER_FILE).exists():
         held = ", ".join(sorted(entry.name for entry in folder.iterdir())[:5]) or "nothing"
-        raise UserError(f"{folder}: no classifier (it holds {held}). Name the folder that holds {CLASSIFIER_FILE}.")
+        raise UserError(f"{folder}: not a classifier (it contains {held}). Name the folder with {CLASSIFIER_FILE}.")
     for attempt in (1, 2):  # another process may replace the classifier between the two reads
         record = _checked(read_json(folder / CLASSIFIER_FILE), folder)
         try:
@@ -130,7 +130,7 @@ def _checked(record: Any, folder: Path) -> dict[str, Any]:
         raise UserError(f"{where}: written by a newer recollect (format {record['format']}). Update recollect.")
     rest = {key: value for key, value in record.items() if key != "digest"}
     if _digest(_canonical(rest)) != record.get("digest"):
-        raise UserError(f"{where}: was changed or damaged (its checksum differs). Copy the folder again.")
+        raise UserError(f"{where}: changed or damaged (its checksum differs). Copy the folder again.")
     if Path(record["numbers"]).name != record["numbers"]:
         raise UserError(f"{where}: its arrays are outside the folder. Copy the folder again.")
     return record

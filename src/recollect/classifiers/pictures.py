@@ -1,4 +1,4 @@
-"""Reads examples, pictures and class names: folders, tables, pictures in memory, lists of names."""
+"""Examples and class names from folders, tables, memory and lists."""
 
 import json
 import os
@@ -39,7 +39,7 @@ _BLOCK = 64  # pictures decoded and embedded at once
 
 @dataclass(frozen=True, eq=False)
 class InMemory:
-    """A picture that is not a file, and a name for it."""
+    """Picture without a file, and its display name."""
 
     picture: ImageLike
     name: str
@@ -49,7 +49,7 @@ class InMemory:
 
 
 Example = tuple[Path | InMemory, str]
-"""A picture and the class it shows."""
+"""A picture and its class."""
 
 Place = str | Path
 Examples = Place | Mapping[str, PictureInput | Iterable[PictureInput]] | Iterable[tuple[PictureInput, str]]
@@ -60,7 +60,7 @@ _File = TypeVar("_File", Path, Path | InMemory)
 
 @dataclass(frozen=True)
 class _PictureFiles(Generic[_File]):
-    """Embeddings of readable pictures, and error messages of the others (``broken``)."""
+    """Embeddings of readable pictures, and error messages for unreadable ones (``broken``)."""
 
     files: tuple[_File, ...]
     features: np.ndarray
@@ -69,15 +69,16 @@ class _PictureFiles(Generic[_File]):
 
 
 def find_examples(place: Path, least: int = 2) -> list[tuple[Path, str]]:
-    """Examples with their classes from a folder or a CSV.
+    """Return (file, class) pairs from a folder or a CSV.
 
     Args:
-        place: a folder with a folder of images for each class, or a ``.csv`` with a column of files (``file``,
-            ``path``, ``image`` or ``filename``; relative to the CSV's folder) and one of classes (``label``, ``class``,
+        place: a folder with one sub-folder of images per class, or a ``.csv`` with a file column (``file``, ``path``,
+            ``image`` or ``filename``; relative to the CSV's folder) and a class column (``label``, ``class``,
             ``class_name`` or ``category``).
+        least: minimum number of classes.
 
     Raises:
-        UserError: fewer classes, a class without images, or a table of another form.
+        UserError: too few classes, a class without images, or a CSV without these columns.
     """
     if place.suffix.lower() == ".csv":
         examples = _table_examples(place)
@@ -90,18 +91,16 @@ def find_examples(place: Path, least: int = 2) -> list[tuple[Path, str]]:
     classes = sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(classes) < least:
         raise UserError(
-            f"{place}: {len(classes)} sub-folders; a classifier needs one folder of examples for each of two or more "
-            "classes, e.g. examples/cat/1.jpg and examples/dog/1.jpg"
+            f"{place}: {len(classes)} sub-folders; a classifier needs two or more, one per class, "
+            "e.g. examples/cat/1.jpg and examples/dog/1.jpg"
         )
     if odd := next((path for path in classes if not is_utf8(path.name)), None):
-        raise UserError(
-            f"{place}: {os.fsencode(odd.name)!r} is the name of a class, and not UTF-8. Rename that folder."
-        )
+        raise UserError(f"{place}: the class name {os.fsencode(odd.name)!r} is not UTF-8. Rename the folder.")
     return [(file, path.name.strip()) for path in classes for file in find_images(path)]
 
 
 def example_pairs(examples: Examples) -> list[Example]:
-    """Examples in any form, with their classes.
+    """Return (picture, class) pairs from examples in any form.
 
     Raises:
         UserError: as `find_examples`; a class without examples, or an invalid class name.
@@ -109,16 +108,16 @@ def example_pairs(examples: Examples) -> list[Example]:
     if isinstance(examples, str | Path):
         return [*find_examples(Path(expanduser(examples)), least=1)]
     if isinstance(examples, Mapping):
-        of_classes = [(name, list(_pictures(those))) for name, those in examples.items()]
-        if empty := [name for name, those in of_classes if not those]:
-            raise UserError(f"examples of {empty[0]!r}: none. Add some, or pass the name in names instead.")
+        of_classes = [(name, list(_pictures(given))) for name, given in examples.items()]
+        if empty := [name for name, pictures in of_classes if not pictures]:
+            raise UserError(f"no examples of {empty[0]!r}. Add some, or pass the name in names instead.")
     else:
         of_classes = [(name, list(_pictures([picture]))) for picture, name in examples]
-    of_classes = [(_class_name(name, "examples"), those) for name, those in of_classes]
+    of_classes = [(_class_name(name, "examples"), pictures) for name, pictures in of_classes]
     counts: Counter[str] = Counter()
     pairs: list[Example] = []
-    for name, those in of_classes:
-        for each in those:
+    for name, pictures in of_classes:
+        for each in pictures:
             counts[name] += 1
             pairs.append(
                 (each if isinstance(each, Path) else InMemory(each, f"picture {counts[name]} of {name}"), name)
@@ -127,7 +126,7 @@ def example_pairs(examples: Examples) -> list[Example]:
 
 
 def _pictures(given: PictureInput | Iterable[PictureInput]) -> Iterator[Path | ImageLike]:
-    """Pictures of one class: one or several, or all of a folder. Files are not opened yet."""
+    """Yield the pictures of a class (one, several or a folder) without opening files."""
     if isinstance(given, str | Path):
         yield from find_images(Path(expanduser(given)))
     elif isinstance(given, np.ndarray | Image.Image | bytes) or not isinstance(given, Iterable):
@@ -138,26 +137,26 @@ def _pictures(given: PictureInput | Iterable[PictureInput]) -> Iterator[Path | I
 
 
 def _class_name(name: object, where: str) -> str:
-    """A class name without surrounding spaces.
+    """Return a class name without surrounding white space.
 
     Raises:
-        UserError: it is not text, or empty.
+        UserError: not text, or empty.
     """
     if isinstance(name, str) and name.strip():
         return name.strip()
-    raise UserError(f"{where}: {name!r} is not a class name. Use text that is not empty.")
+    raise UserError(f"{where}: {name!r} is not a class name. Use non-empty text.")
 
 
 def named_classes(
     names: Mapping[str, Sequence[str] | str] | Sequence[str], where: str = "names"
 ) -> dict[str, tuple[str, ...]]:
-    """Class names, each with the texts that describe it, if there are any.
+    """Return the descriptive texts of each class, if any, by class name.
 
     Raises:
-        UserError: one text instead of several names, not text, empty, or given twice.
+        UserError: one string instead of several names, or a name that is not text, empty or repeated.
     """
     if isinstance(names, str):
-        raise UserError(f"{where}: one text, {names!r}. Give several, as in [{names!r}, 'dog'].")
+        raise UserError(f"{where}: only one name, {names!r}. Pass several, as in [{names!r}, 'dog'].")
     found: dict[str, tuple[str, ...]] = {}
     for key, given in names.items() if isinstance(names, Mapping) else ((name, ()) for name in names):
         name, texts = _class_name(key, where), (given,) if isinstance(given, str) else tuple(given)
@@ -190,13 +189,13 @@ def _table_examples(table: Path) -> list[tuple[Path, str]]:
 
 
 def read_names(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Class names, each with the texts that describe it, if there are any.
+    """Return the descriptive texts of each class, if any, by class name.
 
     Args:
         words: names; or a ``.txt`` file with one name per line; or a ``.json`` file that maps names to their texts.
 
     Raises:
-        UserError: the file cannot be read, or a name is empty or given twice.
+        UserError: the file is unreadable, or a name is empty or repeated.
     """
     if len(words) == 1 and words[0].lower().endswith((".txt", ".json")):
         return named_classes(_names_file(Path(words[0])), words[0])

@@ -21,9 +21,9 @@ NEAR_DUPLICATE = 0.995
 """Minimum cosine of two examples to be reported as nearly the same picture."""
 
 SHOWN_PAIRS = 8
-"""Maximum number of such pairs of different classes that are listed, most similar first."""
+"""Maximum number of near-duplicate pairs of different classes to list, most similar first."""
 
-_AT_ONCE = 1024
+_BLOCK = 1024
 """Block size of pictures and of examples compared with all examples: all pairs of 40,000 would take 6 GB."""
 
 SHOWN_NEIGHBORS = 3
@@ -77,7 +77,7 @@ class Classification:
 
 
 def example_warnings(classifier: Classifier) -> list[str]:
-    """Problems with the examples: unreadable files, copies, too few, the same picture in two classes."""
+    """Return problems with the examples: unreadable files, copies, too few, the same picture in two classes."""
     warnings = list(classifier.notes)
     support, names = classifier.support, classifier.classes
     known: dict[str, str] = {}
@@ -98,7 +98,7 @@ def example_warnings(classifier: Classifier) -> list[str]:
     few = [f"{name} ({count})" for name, count in zip(names, counts, strict=True) if 0 < count < FEW_EXAMPLES]
     if few:
         warnings.append(f"fewer than {FEW_EXAMPLES} examples, so results depend on their choice: {', '.join(few)}")
-    pairs = sorted(_alike(support), key=lambda pair: -pair[2])
+    pairs = sorted(_near_duplicates(support), key=lambda pair: -pair[2])
     for first, second, similarity in pairs[:SHOWN_PAIRS]:
         identical = support.digests[first] == support.digests[second]
         kind = "the same picture" if identical else f"nearly the same picture ({similarity:.3f})"
@@ -107,16 +107,16 @@ def example_warnings(classifier: Classifier) -> list[str]:
             f"{support.files[first]} and {support.files[second]}"
         )
     if len(pairs) > SHOWN_PAIRS:
-        warnings.append(f"{len(pairs) - SHOWN_PAIRS:,} further pairs of examples of two classes are as alike")
+        warnings.append(f"{len(pairs) - SHOWN_PAIRS:,} further pairs of nearly the same picture in two classes")
     return warnings
 
 
-def _alike(support: Support) -> Iterator[tuple[int, int, float]]:
-    """Pairs of examples of different classes that are nearly the same picture, with their cosine."""
-    for start in range(0, len(support), _AT_ONCE):
-        similarity = support.features[start : start + _AT_ONCE] @ support.features.T
+def _near_duplicates(support: Support) -> Iterator[tuple[int, int, float]]:
+    """Yield pairs of examples of different classes that are nearly the same picture, with their cosine."""
+    for start in range(0, len(support), _BLOCK):
+        similarity = support.features[start : start + _BLOCK] @ support.features.T
         near = np.triu(similarity >= NEAR_DUPLICATE, start + 1)
-        near &= support.labels[start : start + _AT_ONCE, None] != support.labels
+        near &= support.labels[start : start + _BLOCK, None] != support.labels
         for row, second in np.argwhere(near).tolist():
             yield start + row, second, float(similarity[row, second])
 
@@ -128,19 +128,19 @@ def classify(
     *,
     alpha: float = 0.1,
 ) -> Classification:
-    """Predict every readable image.
+    """Classify every readable image.
 
     Args:
         alpha: error rate of the sets of possible classes.
 
     Raises:
-        UserError: another model, or no image can be read.
+        UserError: a different model, or no readable image.
     """
     classifier.check_model(encoder)
     queries = embed_files(encoder, images, "images")
     predictions: list[Prediction] = []
-    for start in range(0, len(queries.files), _AT_ONCE):
-        block = slice(start, start + _AT_ONCE)
+    for start in range(0, len(queries.files), _BLOCK):
+        block = slice(start, start + _BLOCK)
         predictions += _predictions(classifier, queries.files[block], queries.features[block], alpha)
     warnings = example_warnings(classifier) + [f"not classified: {message}" for message in queries.broken]
     if count := sum(each.unknown for each in predictions):
@@ -152,19 +152,19 @@ def classify(
 def _predictions(
     classifier: Classifier, files: Sequence[Path], features: np.ndarray, alpha: float
 ) -> Iterator[Prediction]:
-    chances = classifier.predict_proba(features)
+    probabilities = classifier.predict_proba(features)
     unknown = classifier.is_unknown(features)
     enough = classifier.enough_examples
-    possible = classifier.predict_set(features, alpha) if enough else np.zeros(chances.shape, dtype=bool)
+    possible = classifier.predict_set(features, alpha) if enough else np.zeros(probabilities.shape, dtype=bool)
     similarity = classifier.similarity(features)
     names, support = classifier.classes, classifier.support
     for row, file in enumerate(files):
-        best, second = best_first(chances[row])[:2]
+        best, second = best_first(probabilities[row])[:2]
         near = best_first(similarity[row])[:SHOWN_NEIGHBORS]
         yield Prediction(
             file,
             names[best],
-            float(chances[row, best]),
+            float(probabilities[row, best]),
             names[second],
             bool(unknown[row]),
             tuple(names[place] for place in np.flatnonzero(possible[row])),

@@ -18,11 +18,11 @@ from recollect.data.prompts import GENERAL_TEMPLATES, fill, readable
 
 @dataclass(frozen=True)
 class ClassifierModel:
-    """The model whose embeddings a classifier uses.
+    """Model whose embeddings a classifier uses.
 
     Attributes:
         name: path or hub id.
-        scale: its inverse temperature.
+        scale: inverse temperature of the model.
         prefix: prefix token of class texts, for models with prefixes.
     """
 
@@ -33,14 +33,14 @@ class ClassifierModel:
 
 
 SAME_PICTURE = 1 - 1e-5
-"""Minimum cosine to an example without a pixel digest to count as the same picture (1 − 1e-6 if one picture is embedded
-in two batches or on two devices)."""
+"""Minimum cosine to an example without a pixel digest to count as the same picture. Embeddings of one picture in two
+batches or on two devices have a cosine of 1 − 1e-6."""
 
 _NOT_OF_PIXELS = "?"
 
 
 def not_of_pixels(digest: str) -> str:
-    """Marks a digest that does not depend on pixels, such as a name."""
+    """Mark a digest that does not depend on pixels, such as a name."""
     return digest if digest.startswith(_NOT_OF_PIXELS) else f"{_NOT_OF_PIXELS}{digest}"
 
 
@@ -51,8 +51,8 @@ class Support:
     Attributes:
         features: unit-norm (n, width).
         labels: indices of classes (n,).
-        files: origin of each, for display only.
-        digests: of the pixels, or `not_of_pixels`.
+        files: origin of each example, for display only.
+        digests: pixel digest of each example, or another one marked by `not_of_pixels`.
     """
 
     features: Float[np.ndarray, "n width"]
@@ -62,16 +62,16 @@ class Support:
 
     @classmethod
     def empty(cls, width: int) -> "Support":
-        """No examples."""
+        """Return a support set without examples."""
         return cls(np.empty((0, width), np.float32), np.empty(0, np.int64), (), ())
 
     def __len__(self) -> int:
         return len(self.files)
 
     def joined(self, other: "Support") -> "Support":
-        """Both, without pictures that already are examples of the same class.
+        """Return both, without pictures that already are examples of the same class.
 
-        Pictures are compared by pixel digest, or by embedding where an example has none; it gets one then.
+        Pictures are compared by pixel digest, or by embedding if an existing example has none; it then gets one.
         """
         digests = list(self.digests)
         known = set(zip(digests, self.labels.tolist(), strict=True))
@@ -79,14 +79,14 @@ class Support:
         for place, pair in enumerate(zip(other.digests, other.labels.tolist(), strict=True)):
             first.setdefault(pair, place)
         new = []
-        vague = np.array([digest.startswith(_NOT_OF_PIXELS) for digest in digests], dtype=bool)
+        undigested = np.array([digest.startswith(_NOT_OF_PIXELS) for digest in digests], dtype=bool)
         for (digest, label), place in first.items():
             if (digest, label) in known:
                 continue
-            alike = np.flatnonzero(vague & (self.labels == label))
+            alike = np.flatnonzero(undigested & (self.labels == label))
             if len(alike) and (cosines := self.features[alike] @ other.features[place]).max() >= SAME_PICTURE:
                 same = int(alike[cosines.argmax()])
-                digests[same], vague[same] = digest, False
+                digests[same], undigested[same] = digest, False
                 continue
             new.append(place)
         return Support(
@@ -98,7 +98,7 @@ class Support:
 
 
 def class_prompts_of(name: str, texts: Sequence[str]) -> list[str]:
-    """Prompts of a class: its own texts, or its name in CLIP's templates."""
+    """Return the prompts of a class: its own texts, or its name in CLIP's templates."""
     return list(texts) or [fill(template, readable(name)) for template in GENERAL_TEMPLATES]
 
 
@@ -144,7 +144,7 @@ def extended(
 
 
 def _embedded(encoder: Encoder, pairs: Sequence[Example], classes: Sequence[str]) -> tuple[Support, tuple[str, ...]]:
-    """Readable examples, and error messages of the others."""
+    """Return readable examples, and error messages for unreadable ones."""
     named: dict[Path | InMemory, list[str]] = {}
     for file, name in pairs:
         if name not in named.setdefault(file, []):

@@ -9,7 +9,7 @@ from recollect.core.types import TEXT_SCALE, Encoder, Kind
 
 
 def prompt_ensemble(encoder: Encoder, prompts: Sequence[Sequence[str]], prefix: Kind | None = None) -> np.ndarray:
-    """CLIP's prompt ensemble: normalize, average, normalize again. Unit-norm float32 (classes, width).
+    """Embed classes by CLIP's prompt ensemble (normalize, average, normalize again): float32 (classes, width).
 
     Args:
         prompts: one or more prompts of each class.
@@ -28,7 +28,7 @@ def _averaged(embeddings: torch.Tensor, numbers: Sequence[int]) -> np.ndarray:
 def prompts_and_ensemble(
     encoder: Encoder, prompts: Sequence[Sequence[str]], prefix: Kind | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Separate embeddings of the prompts, cut to the smallest number of any class, and their ensemble from all prompts.
+    """Embed each prompt, truncated to the smallest number of any class, and the ensemble of all prompts.
 
     If a class has only one prompt, the ensemble is returned as the only prompt of each class.
 
@@ -45,5 +45,5 @@ def prompts_and_ensemble(
 
 
 def learned_scale(encoder: Encoder) -> float:
-    """The model's inverse temperature, or CLIP's 100 if it has none. SigLIP's bias is the same for all classes."""
+    """Return the model's inverse temperature (default: CLIP's 100). SigLIP's bias cancels in the softmax."""
     return float(encoder.scale or TEXT_SCALE)

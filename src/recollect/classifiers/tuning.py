@@ -42,8 +42,8 @@ class LabeledPictures:
 
     Attributes:
         pictures: PIL images or arrays (height, width, 3) of bytes.
-        labels: of each, 0…C - 1 (n,).
-        unlabeled: more pictures of the same kind, for methods that learn from them too.
+        labels: class of each picture, 0…C - 1 (n,).
+        unlabeled: more pictures of the same kind, for methods that also learn from unlabeled ones.
     """
 
     pictures: Sequence[ImageLike]
@@ -52,11 +52,11 @@ class LabeledPictures:
     unlabeled: Sequence[ImageLike] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", np.asarray(self.labels, dtype=np.int64))  # what a loss of torch takes
+        object.__setattr__(self, "labels", np.asarray(self.labels, dtype=np.int64))  # as torch losses need
         if len(self.pictures) != len(self.labels):
             raise ValueError(f"{len(self.pictures)} pictures, but {len(self.labels)} labels")
         if len(self.names) < 2 or set(np.unique(self.labels).tolist()) != set(range(len(self.names))):
-            raise ValueError(f"labels must be 0 to {len(self.names) - 1}, each at least once, of two or more classes")
+            raise ValueError(f"labels must cover 0 to {len(self.names) - 1}, with two or more classes")
         if any(isinstance(picture, np.ndarray) and picture.ndim == 1 for picture in self.pictures):
             raise UserError("tuning needs pictures, got vectors. Choose a method that reads embeddings.")
 
@@ -67,10 +67,10 @@ class LabeledPictures:
 
 
 def frozen_copy(encoder: DualEncoder) -> TransformersEncoder:
-    """A copy to tune, with all parameters frozen.
+    """Return a copy to tune, with all parameters frozen.
 
     Raises:
-        UserError: not a model of transformers.
+        UserError: not a transformers model.
     """
     if not isinstance(encoder, TransformersEncoder):
         raise UserError("tuning needs a CLIP or SigLIP checkpoint of transformers.")
@@ -82,13 +82,13 @@ def frozen_copy(encoder: DualEncoder) -> TransformersEncoder:
 def random_crops(
     encoder: DualEncoder, pictures: Sequence[ImageLike], flip: bool = True, seed: int = 0
 ) -> Callable[[Tensor], Tensor]:
-    """A function from rows to new random crops of 8 to 100 % of each picture's area, as in all published recipes.
+    """Return a function that crops rows at random to 8 to 100 % of each picture's area, as all published recipes do.
 
     Args:
         flip: mirror half of the crops; wrong for letters, signs and maps.
 
     Returns:
-        From rows to pixels (rows, 3, size, size) on the encoder's device.
+        Function from rows to pixels (rows, 3, size, size) on the encoder's device.
     """
     transform = replace(encoder.transform, training=True, scale=(0.08, 1.0), flip=flip)
     random = np.random.default_rng(derive_seed("crops", seed))
@@ -101,7 +101,7 @@ def random_crops(
 
 
 def class_loss(images: Tensor, texts: Tensor, labels: Tensor, scale: float) -> Tensor:
-    """Cross-entropy of ``scale`` times the cosines of raw embeddings (n, width) and (classes, width)."""
+    """Compute the cross-entropy of ``scale`` times the cosines of raw embeddings (n, width) and (classes, width)."""
     return F.cross_entropy(scale * F.normalize(images, dim=1) @ F.normalize(texts, dim=1).T, labels)
 
 
@@ -134,12 +134,12 @@ def descend(
 
 @dataclass(frozen=True)
 class TunedClassifier:
-    """Classifies pictures by the nearest class text after tuning.
+    """Classifier by the nearest class text, after tuning.
 
     Attributes:
         encoder: the tuned copy, which can be saved like any model (`DualEncoder.save`).
         texts: unit-norm class embeddings (classes, width).
-        template: class text with ``{}`` for the name; None if other names have no embedding.
+        template: class text with ``{}`` for the name; None if other names cannot be embedded.
     """
 
     encoder: TransformersEncoder
@@ -149,23 +149,23 @@ class TunedClassifier:
     template: str | None = None
 
     def embed_images(self, images: Sequence[ImageLike]) -> Float[Tensor, "n width"]:
-        """Unit-norm embeddings of pictures by the tuned image tower."""
+        """Embed pictures with the tuned image tower; unit-norm."""
         return self.encoder.embed_images(images)
 
     @torch.no_grad()
     def embed_names(self, names: Sequence[str]) -> Float[Tensor, "n width"]:
-        """Unit-norm embeddings of any names by the tuned text tower.
+        """Embed any names with the tuned text tower; unit-norm.
 
         Raises:
-            ValueError: the method learned the given classes only.
+            ValueError: the method only learned the given classes.
         """
         if self.template is None:
-            raise ValueError("each class learned its own tokens: other names have none")
+            raise ValueError("the method learned tokens for its classes only, so other names cannot be embedded")
         texts = [fill(self.template, name) for name in names]
         return unit_texts(self.encoder.encode_texts(self.encoder.tokenize(texts)))
 
     def save(self, folder: str | Path) -> Path:
-        """Write model and classes into a new folder, atomically.
+        """Write model and classes to a new folder, atomically.
 
         Raises:
             UserError: the folder exists.
@@ -206,34 +206,34 @@ class TunedClassifier:
         return cls(encoder, tuple(about["names"]), tensors["texts"], about["scale"], about["template"])
 
     def scores(self, images: Sequence[ImageLike]) -> Float[np.ndarray, "n classes"]:
-        """``scale`` times the cosines to the class texts: logits of the trained probabilities."""
+        """Return ``scale`` times the cosines to the class texts, the logits of the trained probabilities."""
         return (self.scale * self.embed_images(images) @ self.texts.T).numpy()
 
     def predict(self, images: Sequence[ImageLike]) -> list[str]:
-        """The most probable name of each picture."""
+        """Return the most probable name of each picture."""
         return [self.names[place] for place in self.scores(images).argmax(axis=1)]
 
 
 @torch.no_grad()
 def unit_texts(raw: Tensor) -> Float[Tensor, "classes width"]:
-    """Detached unit-norm float32 rows on the CPU."""
+    """Return detached unit-norm float32 rows on the CPU."""
     return F.normalize(raw.detach().float(), dim=1).cpu()
 
 
 def _embedder(encoder: TransformersEncoder, template: str) -> Callable[[tuple[str, ...]], Tensor]:
-    """From names to raw class embeddings, with gradients."""
+    """Return a function from names to raw class embeddings, with gradients."""
     return lambda names: encoder.encode_texts(encoder.tokenize([fill(template, name) for name in names]))
 
 
 @dataclass(frozen=True)
 class _Tuning:
-    """What the methods share.
+    """Settings and training loop of all methods.
 
     Attributes:
-        learning_rate, weight_decay, batch: of AdamW; the learning rate follows a cosine.
+        learning_rate, weight_decay, batch: settings of AdamW; the learning rate follows a cosine.
         flip: mirror half of the crops.
         effort: share of the published steps.
-        seed: of start, crops, order and dropout.
+        seed: of initialization, crops, order and dropout.
     """
 
     learning_rate: float = 2e-4
@@ -256,7 +256,7 @@ class _Tuning:
 @dataclass(frozen=True)
 class ClipLora(_Tuning):
     """CLIP-LoRA (Zanella and Ben Ayed, 2024): low-rank updates of queries, keys and values in every block of both
-    towers, trained by the cross-entropy of the classes, with the same settings for every data set and number of shots.
+    towers, trained with the cross-entropy over classes, with the same settings for every data set and number of shots.
 
     Attributes:
         rank: of the update ``B A / sqrt(rank)``; A starts Kaiming uniform, B zero.
@@ -291,7 +291,7 @@ class ClipLora(_Tuning):
         return TunedClassifier(tuned, shots.names, texts, scale, self.template)
 
     def start(self, sites: Mapping[str, nn.Linear]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """A and B of each layer as they begin."""
+        """Return the initial A and B of each layer."""
 
         def down(name: str, layer: nn.Linear) -> Tensor:
             drawn = torch.empty(self.rank, layer.in_features, dtype=torch.float64)
@@ -346,7 +346,7 @@ class TwoStageTuning(_Tuning):
 
 
 MakeTuning = Callable[[float, bool, int], Any]
-"""From effort (share of the published steps), flip and seed to a method with ``fit(encoder, shots)``."""
+"""Function from effort (share of the published steps), flip and seed to a method with ``fit(encoder, shots)``."""
 
 TUNING_METHODS: Table[MakeTuning] = Table("tuning_methods", {
     "clip-lora": lambda effort, flip, seed: ClipLora(effort=effort, flip=flip, seed=seed),

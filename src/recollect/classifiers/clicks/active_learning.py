@@ -7,22 +7,23 @@ from recollect.classifiers.clicks.cutoff import cut_off
 from recollect.classifiers.clicks.model import FEW_CLICKS, ClickFit, ClickModel
 from recollect.core.ordering import best_first, in_order
 
-_NEAR = 10
-"""Diverse rows are chosen among this many times as many candidates, or among 50."""
+_CANDIDATES_PER_ROW, _MIN_CANDIDATES = 10, 50
+"""Diverse rows are chosen from this many candidates per row, and from at least this many."""
 
 
 def next_to_label(
     model: ClickModel, fit: ClickFit, count: int, among: Int64[np.ndarray, " some"] | None = None
 ) -> Int64[np.ndarray, " count"]:
-    """Rows to label next: likely ones, and dissimilar ones near the end of the likely ones.
+    """Return rows to label next: the most likely rows, and diverse rows among the next most likely.
 
-    With fewer than four Yes or No: half the highest scores, half farthest first (k-center, a 2-approximation) among
-    those that follow. Rows spread over the whole pool instead are nearly all No, and took a fifth more clicks to find a
-    class by its name. Later: rows nearest to the cut, farthest first, with distances weighted by the uncertainty
-    ``p (1 − p)``; and the most probable ones as a fifth, since labels must not come from the cut alone.
+    With fewer than four Yes or No, half have the highest scores, and half are chosen farthest first (k-center, a
+    2-approximation) from the rows that follow. Rows spread over the whole pool are nearly all No, and took a fifth more
+    clicks to find a class by its name. With more clicks, a fifth are the most probable rows, since labels must not come
+    from the cut alone; the others are nearest to the cut, chosen farthest first with distances weighted by the
+    uncertainty ``p (1 − p)``.
 
     Args:
-        among: candidate rows; all by default.
+        among: candidate rows (default: all).
     """
     marked = np.zeros(len(fit.scores), dtype=bool)
     marked[fit.rows] = True
@@ -39,22 +40,22 @@ def next_to_label(
     if not few and cut is not None:
         rest = rest[in_order(np.abs(by[rest] - 0.5))]
         weights = by * (1 - by)
-    near = rest[: max(_NEAR * count, 50)]
+    near = rest[: max(_CANDIDATES_PER_ROW * count, _MIN_CANDIDATES)]
     known = np.concatenate([fit.rows, likely]).astype(np.int64)
-    candidates, chosen = (model.centered(rows).astype(np.float32) for rows in (near, known))  # in the kernel's distance
+    candidates, chosen = (model.centered(rows).astype(np.float32) for rows in (near, known))  # as in the kernel
     spread = near[farthest_first(candidates, chosen, weights[near], count - sure)]
     return np.concatenate([likely, spread] if few else [spread, likely]).astype(np.int64)
 
 
 def farthest_first(rows: np.ndarray, known: np.ndarray, weights: np.ndarray, count: int) -> Int64[np.ndarray, " count"]:
-    """Greedy k-center (Gonzalez, 1985): repeatedly the row with the largest weighted distance from all chosen ones.
+    """Choose rows by greedy k-center (Gonzalez, 1985): each time the row with the largest weighted distance.
 
     Args:
-        rows, known: unit rows to choose from, and those that count as chosen.
-        weights: of the rows' distances.
+        rows, known: unit rows to choose from, and unit rows that count as already chosen.
+        weights: factors of the distances of ``rows``.
 
     Returns:
-        Indices of rows.
+        Indices into ``rows``.
     """
     distance = np.full(len(rows), 2.0, dtype=np.float32)
     if len(known):

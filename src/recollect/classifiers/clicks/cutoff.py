@@ -1,4 +1,4 @@
-"""The cut-off of a class by clicks: probabilities, measured precision and coverage, and when to stop."""
+"""Cut-off of a class learned from clicks: probabilities, measured precision and coverage, and when to stop."""
 
 from dataclasses import dataclass
 
@@ -13,19 +13,20 @@ from recollect.core.ordering import in_order
 
 @dataclass(frozen=True)
 class ClickCutOff:
-    """The cut-off with its measured quality.
+    """Cut-off with its measured quality.
 
-    Figures other than ``probability`` and ``above`` refer to the rows that `cut_off` is asked about. Clicked rows are
-    judged by their leave-one-out scores.
+    All figures except ``probability`` and ``above`` cover the rows passed to `cut_off`. Clicked rows are judged by
+    their leave-one-out scores.
 
     Attributes:
-        probability: of Yes, for every row of the pool; 1 and 0 for clicked ones.
-        above: rows with a probability of at least one half.
+        probability: probability of Yes for every row of the pool; 1 or 0 for clicked rows.
+        above: whether each row's probability is at least one half.
+        found: number of rows above the cut.
         clicks: number of clicks that the figures are based on.
-        precision: share of Yes among clicked rows above the cut; None without any.
+        precision: share of Yes among clicked rows above the cut; None if there are none.
         wrong: number of clicked No above the cut.
-        coverage: share of clicked Yes above the cut; None without any.
-        stop: whether the last clicks brought nothing new (`stop_rule`).
+        coverage: share of clicked Yes above the cut; None without a clicked Yes.
+        stop: whether the last clicks added nothing new (`stop_rule`).
     """
 
     probability: Float[np.ndarray, " rows"]
@@ -44,7 +45,7 @@ class ClickCutOff:
 
 
 def platt(scores: np.ndarray, marks: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-    """Slope and offset of ``p = σ(a f + b)`` by maximum likelihood with Platt's targets (Lin et al., 2007).
+    """Fit slope and offset of ``p = σ(a f + b)`` by maximum likelihood with Platt's targets (Lin et al., 2007).
 
     Targets ``(n₊ + 1)/(n₊ + 2)`` and ``1/(n₋ + 2)`` keep the slope finite if classes are separable. A negative slope is
     set to 0.
@@ -78,13 +79,14 @@ def platt(scores: np.ndarray, marks: np.ndarray, weights: np.ndarray) -> tuple[f
 
 
 def cut_off(fit: ClickFit, among: Int64[np.ndarray, " some"] | None = None) -> ClickCutOff | None:
-    """Probabilities of Yes and the cut at one half; None until there are two Yes and two No.
+    """Return probabilities of Yes with the cut at one half, or None with fewer than two Yes or two No.
 
-    Platt's sigmoid on leave-one-out scores of the clicks and, with their small weight, of the weak No. Clicked pictures
-    are selected by score, which does not change the probability of Yes given a score, so no correction is needed.
+    Platt's sigmoid is fitted to the leave-one-out scores of the clicks and, with small weight, of the weak No. Pictures
+    to click are selected by score, which does not change the probability of Yes given a score, so no correction is
+    needed.
 
     Args:
-        among: rows that the figures refer to, all by default. The cut always uses all clicks.
+        among: rows that the figures cover (default: all). The cut always uses all clicks.
     """
     yes, no = int((fit.marks > 0).sum()), int((fit.marks < 0).sum())
     if min(yes, no) < 2:
@@ -114,15 +116,15 @@ LEAST_MARKS, LATEST, LEAST_PRECISION = 19, 20, 0.9
 def stop_rule(
     marks: Int64[np.ndarray, " clicks"], above: Bool[np.ndarray, " clicks"], order: Int64[np.ndarray, " clicks"]
 ) -> bool:
-    """Whether to stop: the `LATEST` clicks hold no Yes that was below the cut, so they brought nothing new.
+    """Return whether to stop: none of the `LATEST` clicks is a Yes below the cut, so they added nothing new.
 
-    Needs `LEAST_MARKS` of each kind, and Yes for nine tenths of those above the cut. Chosen on three labeled sets; on
-    three others it applies to 24 of 34 classes within 200 clicks, after 118 on average, and then 96.3 % of a class is
-    above the cut, at least 75 % (results/page/stopping.json).
+    Requires `LEAST_MARKS` clicks of each kind, and Yes for nine tenths of the clicks above the cut. Chosen on three
+    labeled data sets. On three others it stops for 24 of 34 classes within 200 clicks, after 118 on average, with
+    96.3 % of a class above the cut on average, and at least 75 % (results/page/stopping.json).
 
     Args:
         marks: +1 or −1.
-        above: whether the leave-one-out score of each is above the cut.
+        above: whether the leave-one-out score of each click is above the cut.
         order: as in `ClickFit`.
     """
     yes = marks > 0

@@ -1,4 +1,4 @@
-"""Learning from clicks: yes and no on some pictures give a score for every picture.
+"""Learning from clicks: scores for all pictures from Yes or No on some.
 
 Kernel ridge regression on y = ±1 with a text as prior, with closed-form scores and leave-one-out scores.
 """
@@ -18,15 +18,15 @@ _RIDGES = (0.03, 0.1, 0.3, 1.0, 3.0)
 _SHARPNESS, _RIDGE, _PRIOR = 2.0, 0.3, 0.3  # defaults with few clicks
 
 WEAK_WEIGHT = 0.05
-"""Weight of a random picture that is used as a weak No; few of them are Yes."""
+"""Weight of a random picture used as a weak No; few of these pictures are Yes."""
 
 FEW_CLICKS = 4
-"""Minimum number of Yes and of No to choose settings by them."""
+"""Minimum number of Yes and of No for choosing settings."""
 
 MOST_CHOOSING = 200
-"""Clicks that settings are chosen by, at most: it takes time with the third power of their number."""
+"""Maximum number of clicks for choosing settings, since the time grows with its cube."""
 
-_NEAREST_TO_MEAN = 1e-2  # a row this close to the pool's mean has no direction from it
+_MIN_DISTANCE = 1e-2  # a row closer to the pool's mean has no reliable direction from it
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class ClickFit:
         scores: of every row of the pool; larger is more probable.
         left_out: leave-one-out scores of clicked rows (clicks,).
         rows: clicked rows, in the order of ``left_out``.
-        marks: +1 or −1 for each.
-        order: which click each was, from 0.
+        marks: +1 or −1 for each clicked row.
+        order: position of each row in the sequence of clicks, from 0.
         weak: leave-one-out scores of the weak No.
     """
 
@@ -68,7 +68,7 @@ class ClickFit:
 
 @dataclass
 class ClickModel:
-    """Yes and No over a pool of embeddings.
+    """Model of Yes and No over a pool of embeddings.
 
     >>> pool = np.eye(4, dtype=np.float32)
     >>> fit = ClickModel(pool).fit({0: 1, 3: -1})
@@ -96,7 +96,7 @@ class ClickModel:
         # All embeddings share a direction that separates no classes; centering improves results with the same clicks.
         self._mean = self.pool.mean(axis=0, dtype=np.float64)
         squares = 1 - 2 * (self.pool @ self._mean.astype(np.float32)) + np.float32(self._mean @ self._mean)
-        self._apart = np.sqrt(np.maximum(squares, np.float32(_NEAREST_TO_MEAN**2)))
+        self._distances = np.sqrt(np.maximum(squares, np.float32(_MIN_DISTANCE**2)))
         self.prior = np.zeros(len(self.pool), dtype=np.float32)
         if self.text is not None:
             cosines = self.pool @ self.text
@@ -112,13 +112,13 @@ class ClickModel:
         self._kernel, self._known = torch.empty(0, len(self.pool), dtype=torch.float32), {}
 
     def fit(self, marks: Mapping[int, int]) -> ClickFit:
-        """Score the pool after some clicks.
+        """Score the pool, given some clicks.
 
         ``f(x) = s z(x) + k(x) A⁻¹ (y − s z)`` with ``A = K + λ diag(1/w)``: clicked rows have weight 1, weak ones
-        `WEAK_WEIGHT`; z is the standardized text score. Left out: ``y_i − (A⁻¹ r)_i / (A⁻¹)_ii``.
+        `WEAK_WEIGHT`; z is the standardized text score. Leave-one-out scores are ``y_i − (A⁻¹ r)_i / (A⁻¹)_ii``.
 
         Args:
-            marks: +1 or −1 for each clicked row, in the order of the clicks; none gives the text's own order.
+            marks: +1 or −1 for each clicked row, in the order of the clicks. Without any, the text alone scores.
         """
         clicks = np.array(list(marks), dtype=np.int64)
         order = in_order(clicks)
@@ -133,7 +133,7 @@ class ClickModel:
         return ClickFit(scores, left_out[: len(rows)], rows, clicked, order, settings, left_out[len(rows) :])
 
     def _system(self, rows: np.ndarray, clicked: np.ndarray) -> tuple[np.ndarray, "_System"]:
-        """Clicked rows and weak ones, and their linear system."""
+        """Return clicked and weak rows, and their linear system."""
         weak = np.setdiff1d(self._weak, rows)
         every = np.concatenate([rows, weak])
         y = np.concatenate([clicked, -np.ones(len(weak))]).astype(np.float64)
@@ -142,11 +142,11 @@ class ClickModel:
         return every, _System(centered @ centered.T, y, z, weights, len(rows), self.text is not None)
 
     def centered(self, rows: Int64[np.ndarray, " some"]) -> Float[np.ndarray, "some width"]:
-        """Rows centered at the pool's mean, of length 1 unless they nearly equal it."""
-        return (self.pool[rows] - self._mean) / self._apart[rows, None]
+        """Return rows centered at the pool's mean, with length 1 unless they nearly equal it."""
+        return (self.pool[rows] - self._mean) / self._distances[rows, None]
 
     def _settings(self, rows: np.ndarray, clicked: np.ndarray, order: np.ndarray) -> ClickSettings:
-        """Settings chosen by the clicks, the first `MOST_CHOOSING` of them; the defaults with few of a kind."""
+        """Choose settings by the first `MOST_CHOOSING` clicks; defaults with fewer than `FEW_CLICKS` Yes or No."""
         first = order < MOST_CHOOSING
         rows, clicked = rows[first], clicked[first]
         if min((clicked > 0).sum(), (clicked < 0).sum()) < FEW_CLICKS:
@@ -155,13 +155,13 @@ class ClickModel:
 
     def _scored(self, every: np.ndarray, alpha: np.ndarray, settings: ClickSettings) -> np.ndarray:
         places = self._cached(every, settings.sharpness)
-        weights = torch.zeros(len(self._known))  # a copy of the rows that are asked for would take longer
+        weights = torch.zeros(len(self._known))  # faster than copying the needed rows
         weights[places] = torch.from_numpy(alpha.astype(np.float32))
         scores = weights @ self._kernel[: len(self._known)]
         return scores.numpy() + np.float32(settings.prior) * self.prior
 
     def _cached(self, every: np.ndarray, sharpness: float) -> torch.Tensor:
-        """Places of these rows in the cached kernel with the pool (n, rows)."""
+        """Return the positions of these rows in the cached kernel (n, rows), adding missing rows."""
         if self._sharpness != sharpness:
             self._known, self._sharpness = {}, sharpness
         new = [row for row in every.tolist() if row not in self._known]
@@ -174,10 +174,10 @@ class ClickModel:
             start = len(self._known)
             pool = torch.from_numpy(self.pool)
             fresh = self._kernel[start : start + len(new)]
-            asked = self.centered(np.array(new))
-            shift = torch.from_numpy((asked @ self._mean).astype(np.float32))
-            torch.addmm(shift[:, None], torch.from_numpy(asked.astype(np.float32)), pool.T, beta=-1, out=fresh)
-            fresh.div_(torch.from_numpy(self._apart)).sub_(1).mul_(sharpness).exp_()
+            centered = self.centered(np.array(new))
+            shift = torch.from_numpy((centered @ self._mean).astype(np.float32))
+            torch.addmm(shift[:, None], torch.from_numpy(centered.astype(np.float32)), pool.T, beta=-1, out=fresh)
+            fresh.div_(torch.from_numpy(self._distances)).sub_(1).mul_(sharpness).exp_()
             self._known |= {row: start + place for place, row in enumerate(new)}
         return torch.tensor([self._known[row] for row in every.tolist()])
 
@@ -197,7 +197,7 @@ class _System:
         return np.exp(sharpness * (self.inner - 1))
 
     def solve(self, settings: ClickSettings) -> tuple[np.ndarray, np.ndarray]:
-        """Dual weights and leave-one-out scores."""
+        """Return dual weights and leave-one-out scores."""
         matrix = self._kernel(settings.sharpness) + np.diag(settings.ridge / self.weights)
         inverse = np.linalg.inv(matrix)
         alpha = inverse @ (self.y - settings.prior * self.z)
@@ -205,14 +205,14 @@ class _System:
         return alpha, left_out
 
     def best(self) -> ClickSettings:
-        """Settings with the least leave-one-out squared error, Yes and No balanced.
+        """Return the settings with the lowest leave-one-out squared error, balanced over Yes and No.
 
-        One eigendecomposition per sharpness gives all ridges. The error is linear in s, so the best s is exact.
+        One eigendecomposition per sharpness covers all ridges. Errors are linear in s, so the best s is exact.
         """
         root = np.sqrt(self.weights)
         own = self.y[: self.clicked]
         share = np.where(own > 0, 0.5 / (own > 0).sum(), 0.5 / (own < 0).sum())
-        found = (np.inf, ClickSettings())
+        lowest, best = np.inf, ClickSettings()
         for sharpness in _SHARPNESSES:
             values, vectors = eigh(root[:, None] * self._kernel(sharpness) * root)
             for ridge in _RIDGES:
@@ -227,6 +227,6 @@ class _System:
                     prior = float(share @ (errors[0] * errors[1]) / max(share @ errors[1] ** 2, 1e-12))
                 prior = min(max(prior, 0.0), 1.0)
                 loss = float(share @ (errors[0] - prior * errors[1]) ** 2)
-                if loss < found[0]:
-                    found = (loss, ClickSettings(sharpness, ridge, prior))
-        return found[1]
+                if loss < lowest:
+                    lowest, best = loss, ClickSettings(sharpness, ridge, prior)
+        return best

@@ -1,4 +1,4 @@
-"""Base of all classifiers on embeddings: validation, normalization and scikit-learn's conventions."""
+"""Base class of all classifiers on embeddings: validation, normalization and scikit-learn's conventions."""
 
 import warnings
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ UNIT_TOLERANCE = 1e-2
 def unit_rows(matrix: np.ndarray, what: str) -> np.ndarray:
     """Normalize the rows of ``matrix``, with one warning if they were not unit-norm.
 
-    Rows of norm 1 up to rounding stay as they are: examples that were normalized before give the same classifier.
+    Rows of norm 1 up to rounding are unchanged, so examples that are already normalized give the same classifier.
 
     Raises:
         ValueError: a row is zero and has no direction.
@@ -41,7 +41,7 @@ def unit_rows(matrix: np.ndarray, what: str) -> np.ndarray:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Row-wise softmax, stable."""
+    """Compute a numerically stable row-wise softmax."""
     weights = logits - logits.max(axis=1, keepdims=True)
     np.exp(weights, out=weights)
     weights /= weights.sum(axis=1, keepdims=True)
@@ -49,7 +49,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def class_means(features: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
-    """Plain mean of each class's rows (LIxP, Eq. 3), not normalized again: (classes, width)."""
+    """Compute the mean of each class's rows (LIxP, Eq. 3), not normalized: (classes, width)."""
     order = in_order(labels)
     counts = np.bincount(labels, minlength=classes)
     starts = np.cumsum(counts) - counts
@@ -58,15 +58,15 @@ def class_means(features: np.ndarray, labels: np.ndarray, classes: int) -> np.nd
 
 @dataclass(frozen=True)
 class KernelForm:
-    """Scores ``x·W + b + exp(beta (x·F - 1)) V`` of unit rows x, up to a constant for each row.
+    """Scores ``x·W + b + exp(beta (x·F - 1)) V`` of unit rows x, up to a constant per row.
 
     Attributes:
         weights: W.
         bias: b.
-        keys: rows F; none for a linear classifier.
+        keys: rows F; empty for a linear classifier.
         sharpness: beta.
         values: V.
-        temperature: the probabilities are the softmax of the scores over it.
+        temperature: probabilities are ``softmax(scores / temperature)``.
     """
 
     weights: Float[np.ndarray, "classes width"]
@@ -85,7 +85,7 @@ class KernelForm:
         *,
         kernel: tuple[np.ndarray, float, np.ndarray] | None = None,
     ) -> "KernelForm":
-        """The form of a fitted classifier, in single precision.
+        """Create the form of a fitted classifier, in single precision.
 
         Args:
             kernel: keys, sharpness and values.
@@ -97,7 +97,7 @@ class KernelForm:
         return cls(single[0], single[1], single[2], float(sharpness), single[3], float(estimator.temperature_))
 
     def scores(self, rows: Float[np.ndarray, "n width"]) -> Float[np.ndarray, "n classes"]:
-        """Scores of unit rows."""
+        """Return the scores of unit rows."""
         return rows @ self.weights.T + self.bias + np.exp(self.sharpness * (rows @ self.keys.T - 1)) @ self.values
 
 
@@ -105,24 +105,24 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
     """Base of the classifiers: a subclass defines ``_fit(support, labels)`` and ``_scores(queries)``.
 
     ``support`` and ``queries`` arrive validated and unit-norm, ``labels`` as indices into ``classes_``; ``_fit`` may
-    choose settings on the hold-out plan ``self._plan``. Class texts are
-    the constructor argument ``text_features``, one row for each entry of ``classes_``; by default the normalized class
-    means are used instead. With ``reads_prompts`` they may be all prompts of each class (classes, prompts, width).
+    choose settings on the hold-out plan ``self._plan``. Class texts are the constructor argument ``text_features``, one
+    row for each entry of ``classes_``; by default the normalized class means are used instead. With ``reads_prompts``
+    they may be all prompts of each class (classes, prompts, width).
 
     ``fit`` also scores the support examples while they are held out (`HoldOut`): by refitting on folds, or by the
-    closed form ``_held_out(support, labels, plan)`` of a subclass. Methods that choose settings chose them on the same
-    examples, so ``loo_accuracy_`` is too high (by up to eight points, results/few-shot/trust.json); report the accuracy
+    closed form ``_held_out(support, labels, plan)`` of a subclass. Methods that choose settings use the same examples
+    for it, so ``loo_accuracy_`` is too high (by up to eight points, results/few-shot/trust.json); report the accuracy
     of `held_out_check` instead.
 
     Attributes:
         classes_: sorted class labels.
         n_features_in_: width of the embeddings.
-        texts_: unit-norm class texts (classes, width), where the method reads them.
+        texts_: unit-norm class texts (classes, width), if the method uses them.
         loo_rows_: rows of ``X`` that were held out (held,); empty if every class has a single example.
         loo_scores_: their scores while held out (held, classes).
-        loo_accuracy_: accuracy on them (0 to 1), NaN if there are none.
-        loo_ece_: expected calibration error on them, NaN if there are none.
-        temperature_: minimizes their negative log-likelihood; a guess if there are none (`stand_ins`).
+        loo_accuracy_: accuracy on held-out examples (0 to 1), NaN without any.
+        loo_ece_: expected calibration error on held-out examples, NaN without any.
+        temperature_: minimizes their negative log-likelihood; without any, an estimate by generated ones (`stand_ins`).
     """
 
     reads_prompts = False
@@ -134,10 +134,10 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
             X: unit-norm embeddings (examples, width), NumPy or torch; others are normalized with a warning.
 
         Raises:
-            ValueError: NaN, a zero row, fewer than two classes, or class texts that do not fit.
+            ValueError: NaN, a zero row, fewer than two classes, or class texts of the wrong shape.
         """
         X, y = validate_data(self, as_numpy(X), as_numpy(y), dtype=[np.float32, np.float64], ensure_min_samples=2)
-        with warnings.catch_warnings():  # a class for nearly every example looks like regression: here it is one shot
+        with warnings.catch_warnings():  # scikit-learn mistakes one shot per class for regression
             warnings.filterwarnings("ignore", message="The number of unique classes is greater than 50%")
             check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
@@ -167,7 +167,7 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
             self.temperature_ = self._guessed_temperature(support, labels)
 
     def _calibrate(self, scores: np.ndarray, labels: np.ndarray) -> None:
-        """Calibrate by scores of held-out examples (held, classes); without any the temperature stays as it is."""
+        """Calibrate on scores of held-out examples (held, classes); without any the temperature is unchanged."""
         self.loo_scores_, self._known_labels = scores, labels
         self.loo_accuracy_, self.loo_ece_, self._known = float("nan"), float("nan"), np.empty(0)
         if not len(labels):
@@ -182,7 +182,7 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         self._known = probabilities[np.arange(len(labels)), labels]
 
     def _guessed_temperature(self, support: np.ndarray, labels: np.ndarray) -> float:
-        """The temperature that fits the examples when the classifier learned from generated ones (`stand_ins`)."""
+        """Estimate the temperature on the examples, with classifiers fitted to generated ones (`stand_ins`)."""
         models = [self._refitted(rows, labels) for rows in self._stand_ins(support)]
         return self._fitted_temperature(models, support, labels)
 
@@ -197,7 +197,7 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         return fit_temperature(self._logits(scores), np.tile(labels, len(models)))
 
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
-        """Scores of the examples ``plan.rows`` (held, classes) without them, at the settings that were chosen."""
+        """Score the examples ``plan.rows`` while they are held out, at the chosen settings (held, classes)."""
 
         def score(learn: np.ndarray, choose: np.ndarray) -> np.ndarray:
             return self._refitted(support[learn], labels[learn])._scores(support[choose])
@@ -205,34 +205,34 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         return plan.scored(score, (len(self.classes_),), support.dtype)
 
     def _refitted(self, support: np.ndarray, labels: np.ndarray, chosen: dict[str, Any] | None = None) -> Any:
-        """A copy fitted on other examples of the same classes, with the parameters that this one or ``chosen`` has."""
+        """Return a copy fitted on other examples of the same classes, with this one's settings or ``chosen``."""
         copy = type(self)(**{**self.get_params(deep=False), **(self._chosen() if chosen is None else chosen)})
         copy.classes_, copy.n_features_in_ = self.classes_, self.n_features_in_
         copy._fit_alone(support, labels)
         return copy
 
     def _chosen(self) -> dict[str, Any]:
-        """Constructor arguments, with the values that ``fit`` chose."""
+        """Return the constructor arguments that ``fit`` chose."""
         return {}
 
     def _text_similarity(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
-        """Similarities of held-out examples to the class texts (held, classes), or to the class means without them."""
+        """Compare held-out examples with the class texts, or without texts with the class means (held, classes)."""
         if self.text_features is not None:
             return support[plan.rows] @ self.texts_.T
         return left_out_means(support, labels, plan, cosine=True)
 
     def fit_checked(self, support: np.ndarray, labels: np.ndarray) -> "EmbeddingClassifier":
-        """`fit` without checks.
+        """Fit without checking the input.
 
         Args:
             support: unit-norm float (examples, width).
-            labels: 0…C - 1, all of which occur (examples,).
+            labels: 0…C - 1, each at least once (examples,).
         """
         self.classes_, self.n_features_in_ = np.arange(int(labels.max()) + 1), support.shape[1]
         return self._learn(support, labels)
 
     def _texts(self, support: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """The class texts, checked; by default the normalized class means."""
+        """Return the checked class texts (default: the normalized class means)."""
         given = self.text_features
         if given is None:
             return unit_or_zero(class_means(support, labels, len(self.classes_)))
@@ -246,52 +246,52 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         return unit_rows(texts, "text_features").astype(support.dtype, copy=False)
 
     def scores(self, X: Any) -> np.ndarray:
-        """Scores (queries, classes) in the order of ``classes_``; larger is more likely.
+        """Return scores (queries, classes) in the order of ``classes_``; larger is more likely.
 
-        Unlike ``decision_function`` it also has two columns for two classes.
+        Unlike ``decision_function``, two classes also have two columns.
         """
         return self._scores(self._queries(X))
 
     def _queries(self, X: Any) -> np.ndarray:
-        """Checked, unit-norm queries."""
+        """Return checked, unit-norm queries."""
         check_is_fitted(self)
         X = validate_data(self, as_numpy(X), dtype=[np.float32, np.float64], reset=False)
         return unit_rows(X, "query embeddings")
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """`scores`; for two classes their difference, as in scikit-learn."""
+        """Return `scores`, or for two classes their difference, as in scikit-learn."""
         scores = self.scores(X)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict(self, X: Any) -> np.ndarray:
-        """The class with the highest score; the first of equals."""
+        """Return the class with the highest score; ties go to the first class."""
         best = np.argmax(self.scores(X), axis=1)
         return self.classes_[best]
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Calibrated probabilities (queries, classes), ``softmax(scores / temperature_)``; ordered like the scores."""
+        """Return calibrated probabilities ``softmax(scores / temperature_)`` (queries, classes), ranked as scores."""
         return self._probabilities(self.scores(X))
 
     def _probabilities(self, scores: np.ndarray) -> np.ndarray:
-        scores = scores.astype(np.result_type(scores, np.float32), copy=False)  # they may be counts
+        scores = scores.astype(np.result_type(scores, np.float32), copy=False)  # scores may be integers
         logits = self._logits(scores) / self.temperature_
         return softmax(logits).astype(scores.dtype, copy=False)
 
     def _logits(self, scores: np.ndarray) -> np.ndarray:
-        """Scores as logits, which the temperature divides: the logarithm where scores are shares."""
+        """Convert scores to logits, which the temperature divides; shares become logarithms."""
         return scores
 
     def shares_of(self, scores: np.ndarray) -> np.ndarray:
-        """What `ZeroShotMix` adds to other probabilities (queries, classes): probabilities, or shares of votes."""
+        """Return the summand of `ZeroShotMix` (queries, classes): probabilities, or shares of votes."""
         return self._probabilities(scores)
 
     def predict_set(self, X: Any, alpha: float = 0.1) -> np.ndarray:
-        """The classes that cannot be ruled out at error rate ``alpha`` by conformal prediction (queries, classes).
+        """Return the classes that conformal prediction cannot rule out at error rate ``alpha`` (queries, classes).
 
-        A class with ``n >= 1 / alpha - 1`` held-out examples (9 for 0.1) is calibrated by itself, the others together
-        (`conformal_groups`); with fewer in total no class is ruled out. Queries are scored by the classifier that
-        learned from all examples (jackknife): no theorem covers this, but the measured coverage is near 1 - alpha.
-        `ProKeR` has the exact form. An empty set means none of the classes.
+        A class with ``n >= 1 / alpha - 1`` held-out examples (9 for 0.1) is calibrated separately, the others together
+        (`conformal_groups`); with fewer in total no class is ruled out. Queries are scored by the classifier fitted to
+        all examples (jackknife): no theorem covers this, but the measured coverage is near 1 - alpha. `ProKeR` computes
+        exact sets. An empty set means none of the classes.
 
         Args:
             alpha: share of queries whose class may be missing from their set, 0 < alpha < 1.
@@ -302,14 +302,14 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
 
     def _possible(self, queries: np.ndarray, alpha: float) -> np.ndarray:
         probabilities = self._probabilities(self._scores(queries))
-        return probabilities >= self._least(alpha).astype(probabilities.dtype)
+        return probabilities >= self._set_thresholds(alpha).astype(probabilities.dtype)
 
-    def _least(self, alpha: float) -> np.ndarray:
-        """The lowest probability at which each class stays in a set (classes,)."""
+    def _set_thresholds(self, alpha: float) -> np.ndarray:
+        """Return the lowest probability at which each class is in a set (classes,)."""
         return set_thresholds(self._known, self._known_labels, len(self.classes_), alpha)
 
     def known_p(self, X: Any) -> np.ndarray:
-        """p-value of each query belonging to any of the classes (queries,): small for unfamiliar ones.
+        """Return the p-value that each query belongs to any of the classes (queries,); small for unfamiliar ones.
 
         Familiarity is the highest score. Rejecting queries below alpha rejects about that share of queries that do
         belong. This needs ``1 / alpha - 1`` held-out examples in total, far fewer than the class-wise `predict_set`.
@@ -318,7 +318,7 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         return (1 + np.searchsorted(known, self.scores(X).max(axis=1), side="right")) / (len(known) + 1)
 
     def kernel_form(self) -> KernelForm | None:
-        """What `export_all` writes; None where the scores have another form (votes, adapters)."""
+        """Return the form that `export_all` writes, or None for scores of another form (votes, adapters)."""
         return None
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
@@ -329,14 +329,14 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
 
 
 LIKENESS = 0.5
-"""Assumed correlation of two pictures of one class, which one example per class cannot show.
+"""Assumed correlation of two pictures of a class, which cannot be measured with one example per class.
 
-The calibration error of the starter on EuroSAT and textures, mean of three methods, is smallest at 0.6 and half a point
-larger at 0.5 (`benchmarks/one_shot.py`); embeddings that tell less apart are too sure of themselves with either.
+The calibration error of the starter on EuroSAT and textures, mean of three methods, is lowest at 0.6 and half a point
+higher at 0.5 (`benchmarks/one_shot.py`); classifiers on weaker embeddings are overconfident with either.
 """
 
 ENOUGH_GUESSES, MOST_STAND_INS = 100, 4
-"""Number of examples scored to guess a temperature, and maximum number of generated supports."""
+"""Number of scored examples to estimate a temperature, and maximum number of generated supports."""
 
 
 def stand_ins(support: np.ndarray, generator: np.random.Generator) -> np.ndarray:
@@ -352,16 +352,16 @@ def stand_ins(support: np.ndarray, generator: np.random.Generator) -> np.ndarray
     middle = support.mean(axis=0)
     apart = support - middle
     rows = apart
-    if len(apart) > apart.shape[1]:  # they span no more than the width: as few rows have the same covariance
+    if len(apart) > apart.shape[1]:  # fewer rows with the same covariance
         rows = np.linalg.qr(apart, mode="r")
-        (generator,) = generator.spawn(1)  # made data of this shape may come from a generator of the same seed
+        (generator,) = generator.spawn(1)  # synthetic data of this shape may come from the same seed
     drawn = generator.standard_normal((len(apart), len(rows))).astype(support.dtype) @ rows
     drawn *= ((1 - LIKENESS**2) / max(len(apart) - 1, 1)) ** 0.5
     return unit_or_zero(middle + LIKENESS * apart + drawn).astype(support.dtype, copy=False)
 
 
 def left_out_means(support: np.ndarray, labels: np.ndarray, plan: HoldOut, cosine: bool = False) -> np.ndarray:
-    """Similarities of held-out examples to the class means of the others (held, classes)."""
+    """Compare held-out examples with the class means of the other examples (held, classes)."""
     counts = np.bincount(labels).astype(support.dtype)
     sums = class_means(support, labels, len(counts)) * counts[:, None]
     held, own = support[plan.rows], plan.held_labels
@@ -384,13 +384,13 @@ def left_out_means(support: np.ndarray, labels: np.ndarray, plan: HoldOut, cosin
 
 
 def unit_or_zero(matrix: np.ndarray) -> np.ndarray:
-    """Rows normalized; a row of zeros stays zero."""
+    """Normalize rows; a zero row stays zero."""
     norms = np.linalg.norm(matrix, axis=1, keepdims=True)
     return matrix / np.where(norms > 0, norms, 1)
 
 
 def as_numpy(array: Any) -> Any:
-    """A torch tensor as an array, without graph and on the CPU; anything else unchanged."""
+    """Convert a torch tensor to an array, detached and on the CPU; return anything else unchanged."""
     if hasattr(array, "detach"):
         array = array.detach().cpu()
         return (array.float() if array.dtype.itemsize < 4 and array.is_floating_point() else array).numpy()

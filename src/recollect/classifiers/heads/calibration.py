@@ -6,27 +6,27 @@ from collections.abc import Iterator
 import numpy as np
 
 BINS = 15
-"""Bins of the calibration error, as in Guo et al. (2017)."""
+"""Number of bins of the calibration error, as in Guo et al. (2017)."""
 
 SCORES_AT_ONCE = 2**22
 """Block size (rows x classes) of scores converted to double precision: 32 MiB."""
 
 
 def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
-    """The temperature T that minimizes the negative log-likelihood of ``softmax(logits / T)``.
+    """Return the temperature T that minimizes the negative log-likelihood of ``softmax(logits / T)``.
 
     The loss is convex in 1/T. Targets are smoothed by one example spread over all classes (Platt's rule); otherwise T
-    would be 0 where all rows are right. Logits that mislead get the largest temperature that keeps their order.
+    would be 0 if all rows are right. Misleading logits get the largest temperature, which keeps their order.
 
     Args:
-        logits: (n, classes), of held-out examples.
+        logits: of held-out examples (n, classes).
         labels: (n,).
     """
     count, middle = len(logits), logits.mean(axis=1, keepdims=True)
     block = max(1, SCORES_AT_ONCE // logits.shape[1])
 
     def parts() -> Iterator[np.ndarray]:
-        """Blocks of centered rows in double precision."""
+        """Yield blocks of centered rows in double precision."""
         for start in range(0, count, block):
             rows = slice(start, start + block)
             yield logits[rows].astype(np.float64, copy=False) - middle[rows]
@@ -39,7 +39,7 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     wanted = (1 - share) * own.mean()  # the mean of a row is 0
 
     def slope(sharpness: float) -> tuple[float, float]:
-        """First and second derivative of the loss with respect to 1/T."""
+        """Return the first and second derivative of the loss with respect to 1/T."""
         first = second = 0.0
         for part in parts():
             weights = np.exp(sharpness * (part - part.max(axis=1, keepdims=True)))
@@ -55,7 +55,7 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     if slope(low)[0] >= 0:
         return 1 / low
     at = 1.0 / spread
-    for _ in range(60):  # Newton steps, with bisection where one would leave the bracket
+    for _ in range(60):  # Newton steps, or bisection if a step leaves the bracket
         first, second = slope(at)
         low, high = (at, high) if first < 0 else (low, at)
         step = at - first / second if second > 0 else 0.0
@@ -66,7 +66,7 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def expected_calibration_error(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """Mean distance of confidence from accuracy over equal bins of confidence, weighted by their sizes (0 to 1).
+    """Compute the mean distance of confidence from accuracy over equal bins, weighted by bin size (0 to 1).
 
     Args:
         probabilities: (n, classes).
@@ -77,7 +77,7 @@ def expected_calibration_error(probabilities: np.ndarray, labels: np.ndarray) ->
 
 
 def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
-    """`expected_calibration_error` from confidences (n,) and whether each row is right (n,)."""
+    """Compute `expected_calibration_error` from confidences (n,) and whether each row is right (n,)."""
     if len(confidence) == 0:
         return float("nan")
     place = np.clip((confidence * BINS).astype(np.int64), 0, BINS - 1)
@@ -86,14 +86,14 @@ def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
 
 
 def conformal_groups(counts: np.ndarray, alpha: float) -> np.ndarray:
-    """The calibration group of each class: its own, or one shared by all classes with too few examples.
+    """Return the calibration group of each class: its own, or one shared by all classes with too few examples.
 
     A class can be ruled out at error rate ``alpha`` only with ``n >= 1 / alpha - 1`` held-out examples. Classes with
-    fewer share a group, the "null cluster" of clustered conformal prediction (Ding et al., 2023): coverage is then
-    1 - alpha over the pictures of all its classes, not for each class.
+    fewer share a group, the "null cluster" of clustered conformal prediction (Ding et al., 2023); its coverage is
+    1 - alpha over the pictures of all its classes, not per class.
 
     Args:
-        counts: held-out examples of each class (classes,).
+        counts: number of held-out examples per class (classes,).
         alpha: error rate, 0 < alpha < 1.
 
     Returns:
@@ -106,15 +106,15 @@ def conformal_groups(counts: np.ndarray, alpha: float) -> np.ndarray:
 
 
 def set_thresholds(known: np.ndarray, labels: np.ndarray, classes: int, alpha: float) -> np.ndarray:
-    """The lowest conformity at which each class stays in a conformal set (classes,), group by group (Mondrian).
+    """Return the lowest conformity at which each class is in a conformal set (classes,), per group (Mondrian).
 
-    The p-value of a class is ``(1 + #{i of its group: known_i <= asked}) / (n + 1)`` over the n held-out examples of
-    its group (`conformal_groups`). It exceeds ``alpha`` from the threshold on, which is -inf for groups that are too
-    small.
+    The p-value of a class at conformity x is ``(1 + #{i of its group: known_i <= x}) / (n + 1)`` over the n held-out
+    examples of its group (`conformal_groups`). It exceeds ``alpha`` at and above the threshold, which is -inf for
+    groups that are too small.
 
     Args:
         known: conformity of each held-out example with its own class (n,).
-        labels: its class (n,).
+        labels: class of each example (n,).
     """
     group = conformal_groups(np.bincount(labels, minlength=classes), alpha)
     groups = group[labels]

@@ -19,12 +19,12 @@ MOST_SCORES = 2**26
 """Maximum number of held-out scores (rows x classes) in memory: 256 MiB in single precision."""
 
 MOST_TUNING_ROWS = 4096
-"""Maximum number of examples a parameter is chosen on, drawn evenly over the classes."""
+"""Maximum number of examples for choosing a parameter, drawn evenly over the classes."""
 
 
 @dataclass(frozen=True)
 class HoldOut:
-    """Holds out every example once, except the only example of a class.
+    """Plan that holds out every example once, except the only example of a class.
 
     Attributes:
         labels: (examples,), 0…C - 1; every class occurs.
@@ -40,7 +40,7 @@ class HoldOut:
 
     @classmethod
     def of(cls, labels: np.ndarray) -> "HoldOut":
-        """Leave one out, or one of each class at up to `FEW_SHOTS` shots."""
+        """Plan to leave one out, or one of each class at up to `FEW_SHOTS` shots."""
         counts = np.bincount(labels)
         plan = cls(labels, np.flatnonzero(counts[labels] > 1), turns(labels), bool(counts.max() > FEW_SHOTS))
         return plan.first(MOST_SCORES // len(counts))
@@ -52,21 +52,21 @@ class HoldOut:
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """Examples of each class (classes,)."""
+        """Number of examples per class (classes,)."""
         return np.bincount(self.labels)
 
     def first(self, most: int) -> "HoldOut":
-        """The plan with at most ``most`` of its examples, evenly over the classes."""
+        """Return the plan with at most ``most`` held-out examples, evenly over the classes."""
         if len(self.rows) <= most:
             return self
         order = np.lexsort((self.labels[self.rows], self.turn[self.rows]))
         return HoldOut(self.labels, np.sort(self.rows[order[:most]]), self.turn, self.one_by_one)
 
     def kept(self, rows: np.ndarray) -> np.ndarray:
-        """Share of each class's examples that remains when each of ``rows`` is held out: (rows, classes).
+        """Return the share of each class's examples that remains while each of ``rows`` is held out: (rows, classes).
 
-        Dividing a sum over the remaining examples by this share estimates the sum over the whole class. Where no
-        example remains it is 1, since the sum is 0 anyway.
+        Dividing a sum over the remaining examples by this share estimates the sum over the whole class. It is 1
+        if no example remains, since the sum is 0 anyway.
         """
         share = np.ones((len(rows), len(self.counts)))
         if self.one_by_one:
@@ -76,7 +76,7 @@ class HoldOut:
         return np.where(absent, 1 - 1 / self.counts, 1.0)
 
     def absent(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Index pairs (i, j): example j is held out while ``rows[i]`` is scored."""
+        """Return index pairs (i, j): example j is held out while ``rows[i]`` is scored."""
         if self.one_by_one:
             return np.arange(len(rows)), rows
         same = self.turn[rows][:, None] == self.turn[None, :]
@@ -85,10 +85,10 @@ class HoldOut:
         return places, examples
 
     def folds(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Three folds (all groups if one of each class is held out at a time).
+        """Yield three folds, or one per group if one of each class is held out at a time.
 
         Yields:
-            Ascending indices of the examples to learn from, at least one of each class, and of those to score.
+            Ascending indices of the examples to learn from, at least one per class, and of the examples to score.
         """
         several = (self.counts > 1)[self.labels]
         held = np.zeros(len(self.labels), dtype=bool)
@@ -100,11 +100,11 @@ class HoldOut:
                 yield np.flatnonzero(~choose), np.flatnonzero(choose & held)
 
     def scored(self, score: Callable[[np.ndarray, np.ndarray], Any], shape: Sequence[int], dtype: Any) -> np.ndarray:
-        """Scores of the held-out examples, fold by fold: (..., held, classes).
+        """Score the held-out examples fold by fold: (..., held, classes).
 
         Args:
-            score: from the examples to learn from and those to score to scores (..., scored, classes).
-            shape: (..., classes), of the scores of one example.
+            score: function from the examples to learn from and the examples to score to scores (..., scored, classes).
+            shape: shape of the scores of one example (..., classes).
         """
         scores = np.empty((*shape[:-1], len(self.rows), shape[-1]), dtype=dtype)
         for learn, choose in self.folds():
@@ -113,7 +113,7 @@ class HoldOut:
 
 
 def turns(labels: np.ndarray) -> np.ndarray:
-    """Position of each row in a random order of its class, from 0: (rows,)."""
+    """Return the position of each row in a random order of its class, from 0: (rows,)."""
     order = np.random.default_rng(0).permutation(len(labels))
     order = order[in_order(labels[order])]
     counts = np.bincount(labels)

@@ -1,7 +1,7 @@
 """Kernel ridge regression with closed-form leave-one-out predictions: exact, or through landmarks for many rows.
 
-Predictions are linear in the targets, one-hot labels Y and text similarities ``Z = F W'``. They are computed separately
-for both, so that the weight of the texts can be chosen exactly afterwards.
+Predictions are linear in the targets, one-hot labels Y and text similarities ``Z = F W'``. Both are predicted
+separately, so the weight of the texts can be chosen exactly afterwards.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ ROW_BLOCK = 2048
 
 
 def gaussian(left: np.ndarray, right: np.ndarray, bandwidth: float) -> np.ndarray:
-    """``exp(-bandwidth (1 - cos))`` of unit rows: (left, right)."""
+    """Compute ``exp(-bandwidth (1 - cos))`` of unit rows: (left, right)."""
     distance = left @ right.T - 1
     distance *= bandwidth
     return np.exp(distance, out=distance)
@@ -39,22 +39,22 @@ class RidgeTargets:
     texts: np.ndarray
 
     def one_hot(self, rows: np.ndarray) -> np.ndarray:
-        """Y of the given rows (rows, classes)."""
+        """Return Y of the given rows (rows, classes)."""
         found = np.zeros((len(rows), len(self.texts)), dtype=self.support.dtype)
         found[np.arange(len(rows)), self.labels[rows]] = 1
         return found
 
     def similarity(self, rows: np.ndarray) -> np.ndarray:
-        """Z of the given rows (rows, classes)."""
+        """Return Z of the given rows (rows, classes)."""
         return self.support[rows] @ self.texts.T
 
     def under(self, basis: np.ndarray, rows: np.ndarray | slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
-        """``basis' Y`` and ``basis' Z`` over the given rows, each (columns of basis, classes)."""
+        """Return ``basis' Y`` and ``basis' Z`` over the given rows, each (columns of basis, classes)."""
         inside = basis.T @ self.support[rows]
         return self.sums(basis, rows), inside @ self.texts.T.astype(basis.dtype, copy=False)
 
     def sums(self, basis: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """``basis' Y`` (columns of basis, classes)."""
+        """Return ``basis' Y`` (columns of basis, classes)."""
         sums, labels = np.zeros((len(self.texts), basis.shape[1]), dtype=basis.dtype), self.labels[rows]
         for start in range(0, len(labels), ROW_BLOCK):
             mine = labels[start : start + ROW_BLOCK]
@@ -71,10 +71,10 @@ Predictions = tuple[np.ndarray, np.ndarray]
 def ridge_path(
     targets: RidgeTargets, plan: HoldOut, bandwidth: float, ridges: np.ndarray, features: np.ndarray | None = None
 ) -> Iterator[Predictions]:
-    """Held-out predictions at every ridge, from one eigendecomposition (one for each fold at few shots).
+    """Yield held-out predictions at every ridge, from one eigendecomposition (one per fold at few shots).
 
     Args:
-        features: rows Phi (examples, landmarks) with ``Phi Phi'`` near K; None for the kernel itself.
+        features: rows Phi (examples, landmarks) with ``Phi Phi'`` close to K; None for the exact kernel.
 
     Yields:
         For each ridge the predictions of the rows ``plan.rows``.
@@ -101,10 +101,10 @@ def _path(
     features: np.ndarray | None,
     alone: bool = False,
 ) -> Iterator[Predictions]:
-    """Predictions of the rows ``choose`` from the rows ``learn``, at every ridge.
+    """Yield predictions of the rows ``choose`` from the rows ``learn``, at every ridge.
 
-    With ``alone`` they are among them, and each is left out alone: with A = K + ridge I it is
-    ``y - (A^-1 y)_i / (A^-1)_ii``, and in features ``y - (y - prediction) / (1 - leverage)``.
+    With ``alone``, ``learn`` includes ``choose`` and each row is left out alone. Its prediction is
+    ``y - (A^-1 y)_i / (A^-1)_ii`` with A = K + ridge I, or with features ``y - (y - prediction) / (1 - leverage)``.
     """
     if features is None:
         known = targets.support[learn]
@@ -144,7 +144,7 @@ class Landmarks:
         self.whiten = (vectors[:, kept] / np.sqrt(values[kept])).astype(centers.dtype)
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """Features (rows, at most landmarks)."""
+        """Return features (rows, at most landmarks)."""
         found = np.empty((len(rows), self.whiten.shape[1]), dtype=rows.dtype)
         for start in range(0, len(rows), ROW_BLOCK):
             block = slice(start, start + ROW_BLOCK)
@@ -152,8 +152,10 @@ class Landmarks:
         return found
 
     def normal(self, targets: RidgeTargets) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Float64 ``Phi' Phi`` (landmarks, landmarks), ``Phi' Y`` and ``Phi' Z`` (landmarks, classes), block by block:
-        the features of 160,000 examples in double precision would take gigabytes."""
+        """Return float64 ``Phi' Phi`` (landmarks, landmarks), ``Phi' Y`` and ``Phi' Z`` (landmarks, classes).
+
+        Computed in blocks, since the features of 160,000 examples in double precision would take gigabytes.
+        """
         width, classes = self.whiten.shape[1], len(targets.texts)
         gram, ones = np.zeros((width, width)), np.zeros((width, classes))
         means = np.zeros((width, targets.texts.shape[1]))
@@ -168,7 +170,7 @@ class Landmarks:
 
 
 class ExactRidge:
-    """``A^-1`` of ``A = K + ridge I``.
+    """Inverse of ``A = K + ridge I``.
 
     Args:
         support: unit rows (examples, width).
@@ -189,11 +191,11 @@ class ExactRidge:
             self.inverse = lower + np.tril(lower, -1).T
 
     def kernel(self, queries: np.ndarray) -> np.ndarray:
-        """Kernel matrix (queries, examples)."""
+        """Return the kernel matrix (queries, examples)."""
         return gaussian(queries, self.support, self.bandwidth)
 
     def held_out_errors(self, coefficients: np.ndarray, plan: HoldOut) -> np.ndarray:
-        """``residual - prediction`` of held-out examples (held, classes).
+        """Return ``residual - prediction`` of held-out examples (held, classes).
 
         ``(A^-1 R)_i / (A^-1)_ii`` one by one, ``((A^-1)_BB)^-1 (A^-1 R)_B`` for a group held out together.
         """

@@ -1,4 +1,4 @@
-"""The few-shot methods by name, and the choice among them by held-out accuracy."""
+"""Few-shot methods by name, and the choice of one by held-out accuracy."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,7 +14,7 @@ from recollect.classifiers.heads.voting import PluralityVoting, RankVoting, Soft
 from recollect.core.plugins import Table
 
 MakeEstimator = Callable[[np.ndarray | None, float], EmbeddingClassifier]
-"""From class texts (or None) and the model's inverse temperature to an estimator."""
+"""Function from class texts (or None) and the model's inverse temperature to an estimator."""
 
 FEW_SHOT_METHODS: Table[MakeEstimator] = Table("few_shot_methods", {
     "zero-shot": lambda texts, scale: ZeroShotClassifier(texts),
@@ -28,16 +28,16 @@ FEW_SHOT_METHODS: Table[MakeEstimator] = Table("few_shot_methods", {
     "proker": lambda texts, scale: ProKeR(texts),
     "linear-probe": lambda texts, scale: LinearProbe(),
 })  # fmt: skip
-"""Every method by its name in tables. Add yours here; packages add theirs (`recollect.core.plugins`)."""
+"""Methods by their names in tables. Add yours here; packages add theirs (`recollect.core.plugins`)."""
 
 PAPER_METHODS = ("prototype", "tip-adapter", "tip-adapter-cv", "plurality", "rank", "softmax")
 """The six training-free classifiers of LIxP's Table 1."""
 
 BEST = "best"
-"""Requests the choice on held-out examples."""
+"""Name that requests the choice on held-out examples."""
 
 CANDIDATES = ("proker", "prototype", "zero-shot")
-"""Candidates of `BEST`, whose held-out scores have a closed form; the first of equally accurate ones is chosen."""
+"""Candidates of `BEST`, whose held-out scores have a closed form; ties go to the first."""
 
 
 def choose_method(
@@ -49,17 +49,17 @@ def choose_method(
 ) -> tuple[str, EmbeddingClassifier, dict[str, float]]:
     """Fit every method and choose the one with the best held-out accuracy.
 
-    At one shot, where no example can be held out, it is ProKeR if the class texts agree with the examples
-    (`trusted_text_weight`), else class means.
+    At one shot no example can be held out, so ProKeR is chosen if the class texts agree with the examples
+    (`trusted_text_weight`), otherwise class means.
 
     Args:
         texts: unit-norm class texts (classes, width).
         support: unit-norm examples (n, width) of every class.
-        labels: (n,), indices of classes.
+        labels: class indices (n,).
 
     Returns:
-        Name, estimator, and the held-out accuracy of every method. The latter is too high, since methods chose their
-        settings on the same examples; report the accuracy of `held_out_check`.
+        Name, estimator, and the held-out accuracy of every method. These accuracies are too high, since methods choose
+        their settings on the same examples; report the accuracy of `held_out_check`.
     """
     taught = {name: FEW_SHOT_METHODS[name](texts, scale).fit_checked(support, labels) for name in methods}
     accuracies = {name: each.loo_accuracy_ for name, each in taught.items() if len(each.loo_rows_)}
@@ -72,7 +72,7 @@ def choose_method(
 
 
 def by_names(texts: np.ndarray, scale: float) -> EmbeddingClassifier:
-    """The nearest class text, at the model's own temperature."""
+    """Return a classifier by the nearest class text, at the model's own temperature."""
     estimator = ZeroShotClassifier(texts).fit_checked(texts, np.arange(len(texts)))
     estimator.temperature_ = 1.0 / scale
     return estimator

@@ -1,21 +1,21 @@
-"""The exactly best weight of a mixture of two scores."""
+"""Exact optimum of the weight that mixes two scores."""
 
 import numpy as np
 
 from recollect.core.ordering import in_order
 
 SWEEP_BLOCK = 512
-"""Block of rows whose intermediates fit the processor's cache."""
+"""Number of rows in a block, so that intermediates fit the processor's cache."""
 
 
 def correct_interval(base: np.ndarray, extra: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The interval of weights ``a`` at which ``base + a extra`` is largest at the label of each row.
+    """Return the interval of weights ``a`` at which ``base + a extra`` is largest at the label of each row.
 
     The condition against each other class is linear in ``a``, so together they hold on one interval.
 
     Args:
         base, extra: scores (n, classes).
-        labels: (n,), indices of classes.
+        labels: class indices (n,).
 
     Returns:
         Lower and upper ends (n,); ``lower >= upper`` if a row is never right.
@@ -54,15 +54,15 @@ def best_weight(
     labels: np.ndarray,
     bounds: tuple[float, float] = (0.0, np.inf),
 ) -> tuple[float, float]:
-    """The weight ``a`` in ``bounds`` at which ``base + a extra`` is most accurate, and that accuracy (0 to 1).
+    """Return the weight ``a`` in ``bounds`` at which ``base + a extra`` is most accurate, and that accuracy (0 to 1).
 
-    Accuracy is piecewise constant in ``a`` and changes only at the ends of the rows' intervals, so sorting these finds
-    the maximum exactly. The result is the center of the lowest best plateau, or, if that is unbounded, twice the last
-    weight at which any row changes (1 if that is 0).
+    Accuracy is piecewise constant in ``a`` and changes only at the ends of the rows' intervals, so sorting these ends
+    finds the maximum exactly. The weight is the center of the lowest best plateau or, if that is unbounded, twice the
+    last weight at which any row changes (1 if that is 0).
 
     Args:
         base, extra: scores (n, classes), at least one row.
-        labels: (n,), indices of classes.
+        labels: class indices (n,).
     """
     return best_of_intervals(*correct_interval(base, extra, labels), bounds)
 
@@ -70,7 +70,7 @@ def best_weight(
 def best_of_intervals(
     lower: np.ndarray, upper: np.ndarray, bounds: tuple[float, float] = (0.0, np.inf)
 ) -> tuple[float, float]:
-    """`best_weight` from the intervals (n,) of `correct_interval`, which can be computed block by block."""
+    """Compute `best_weight` from the intervals (n,) of `correct_interval`, which can be computed in blocks."""
     count = len(lower)
     lower, upper = np.maximum(lower, bounds[0]), np.minimum(upper, bounds[1])
     live = lower < upper

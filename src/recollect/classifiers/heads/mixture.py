@@ -1,4 +1,4 @@
-"""Class texts and any classifier, added with a weight chosen on the support set."""
+"""Weighted sum of zero-shot probabilities and those of any classifier."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ from recollect.core.types import TEXT_SCALE
 
 
 class ZeroShotMix(EmbeddingClassifier):
-    """Any classifier's probabilities added to zero-shot ones: ``softmax(scale f·W) + weight P`` (LIxP, Table 2).
+    """Sum of zero-shot probabilities and those of any classifier: ``softmax(scale f·W) + weight P`` (LIxP, Table 2).
 
     Args:
         estimator: any classifier; a clone of it is fitted.
         text_features: class texts W, in the order of ``classes_``.
-        weight: of the classifier's probabilities; None chooses the exactly best one on held-out examples.
+        weight: weight of the classifier's probabilities; None chooses the exact optimum on held-out examples.
         scale: inverse temperature of the zero-shot probabilities.
     """
 

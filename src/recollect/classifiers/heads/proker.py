@@ -1,4 +1,4 @@
-"""ProKeR: kernel ridge regression on what class texts leave unexplained (Bendou et al., 2025)."""
+"""ProKeR: kernel ridge regression on the residuals of class texts (Bendou et al., 2025)."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ from recollect.core.ordering import in_order
 BANDWIDTHS = tuple(np.geomspace(0.5, 20.0, 8).tolist())
 RIDGES = tuple(np.geomspace(1e-3, 10.0, 10).tolist())
 TEXT_WEIGHTS = (0.0, 100.0)
-"""Candidates of bandwidth and ridge, and the interval of the text weight, which is exact."""
+"""Candidates of bandwidth and ridge, and the interval of the text weight, whose optimum is exact."""
 
 ONE_SHOT_BANDWIDTH, ONE_SHOT_RIDGE = 1.0, 0.3
-"""Settings at one shot: the best of nine pairs on three data sets, which were all within 1.5 points."""
+"""Settings at one shot: the best of nine pairs on three data sets; all were within 1.5 points."""
 
 CHOICE_ROWS, CHOICE_LANDMARKS = 1200, 1024
 """Above this many examples, settings are chosen through this many landmarks; the solution stays exact."""
@@ -30,10 +30,9 @@ EXACT_ROWS, LANDMARKS = 4000, 2048
 class ProKeR(EmbeddingClassifier):
     """``s z + k(x) A^-1 (Y - s Z)``, ``A = K + ridge I``, ``k = exp(-bandwidth (1 - cos))``.
 
-    Text similarities z, weighted by s, are the prior, which the examples correct. Bandwidth, ridge and s are chosen by
-    exact leave-one-out on the support set: the most accurate ones, then least squared error, then the larger ridge. At
-    one shot bandwidth and ridge are fixed, and s follows from the agreement of texts and examples
-    (`trusted_text_weight`).
+    The examples correct a prior, the text similarities z weighted by s. Bandwidth, ridge and s are chosen by exact
+    leave-one-out on the support set: highest accuracy, then lowest squared error, then largest ridge. At one shot
+    bandwidth and ridge are fixed, and s follows from the agreement of texts and examples (`trusted_text_weight`).
 
     Held-out scores follow from one inverse. Conformal sets are exact (full conformal prediction) at the chosen
     bandwidth, ridge and s.
@@ -71,7 +70,7 @@ class ProKeR(EmbeddingClassifier):
         self._solve()
 
     def _settings(self, plan: HoldOut) -> tuple[float, float, float]:
-        """Bandwidth, ridge and text weight."""
+        """Return bandwidth, ridge and text weight."""
         if len(plan.rows):
             return self._choose(plan)
         weight = self.text_weight
@@ -85,7 +84,7 @@ class ProKeR(EmbeddingClassifier):
         return {"bandwidth": self.bandwidth_, "ridge": self.ridge_, **texts}
 
     def _guessed_temperature(self, support: np.ndarray, labels: np.ndarray) -> float:
-        """As in other methods, with generated pictures but the residuals of the real ones."""
+        """Estimate it as in other methods, on generated examples with the residuals of the real ones."""
         models = [self._refitted(rows, labels) for rows in self._stand_ins(support)]
         for model in models:
             if model._ridge is not None:
@@ -128,7 +127,7 @@ class ProKeR(EmbeddingClassifier):
         return weight, float(((base + weight * extra).argmax(axis=1) == labels).mean())
 
     def _spread(self, count: int) -> np.ndarray:
-        """Landmarks: examples drawn evenly over the classes."""
+        """Return landmarks: examples drawn evenly over the classes."""
         order = np.lexsort((self.labels_, turns(self.labels_)))
         return self.support_[np.sort(order[:count])]
 
@@ -146,7 +145,7 @@ class ProKeR(EmbeddingClassifier):
             self.coef_ = self._ridge.inverse @ self._residual(np.arange(len(self.labels_)))
 
     def _residual(self, rows: np.ndarray) -> np.ndarray:
-        """``Y - s Z`` of the given examples."""
+        """Return ``Y - s Z`` of the given examples."""
         targets = RidgeTargets(self.support_, self.labels_, self.texts_)
         return targets.one_hot(rows).astype(np.float64) - self.text_weight_ * targets.similarity(rows)
 
@@ -169,7 +168,7 @@ class ProKeR(EmbeddingClassifier):
             return self._without(plan.rows, self._ridge.held_out_errors(self.coef_, plan)).astype(support.dtype)
         assert self._landmarks is not None
         scores = np.empty((len(plan.rows), len(self.classes_)), dtype=support.dtype)
-        for start in range(0, len(scores), ROW_BLOCK):  # with landmarks one by one, even at few shots
+        for start in range(0, len(scores), ROW_BLOCK):  # one by one, even at few shots
             rows = plan.rows[start : start + ROW_BLOCK]
             features = self._landmarks(support[rows])
             leverage = (features * scipy.linalg.cho_solve(self._factor, features.T.astype(np.float64)).T).sum(axis=1)
@@ -179,7 +178,7 @@ class ProKeR(EmbeddingClassifier):
         return scores
 
     def _without(self, rows: np.ndarray, errors: np.ndarray) -> np.ndarray:
-        """Held-out scores from the held-out errors of the residuals (examples, classes)."""
+        """Return held-out scores from the held-out errors of the residuals (examples, classes)."""
         scores = self._residual(rows)
         scores -= errors
         scores += self.text_weight_ * (self.support_[rows] @ self.texts_.T)
@@ -193,10 +192,10 @@ class ProKeR(EmbeddingClassifier):
         return self._ridge is not None and len(np.unique(conformal_groups(counts, alpha))) == len(counts)
 
     def _exact_p(self, queries: np.ndarray) -> np.ndarray:
-        """The p-value of each class (queries, classes): full conformal prediction, class by class.
+        """Return the p-value of each class (queries, classes) by full conformal prediction per class.
 
-        A query is added to the support with each label in turn, and its leave-one-out error is compared with those of
-        the class's examples. If the query is exchangeable with the examples of its class, that class is missing from
+        A query is added to the support with each label in turn, and its leave-one-out error is compared with the errors
+        of the class's examples. If the query is exchangeable with the examples of its class, that class is missing from
         the set with probability at most alpha, ignoring that settings were chosen on the same examples. Classes with
         fewer than ``1 / alpha - 1`` examples, and supports of more than 4,000, are calibrated as in other methods.
         """
@@ -211,26 +210,26 @@ class ProKeR(EmbeddingClassifier):
         reached = kernel @ self._ridge.inverse  # u of each query
         schur = 1 + self.ridge_ - (kernel * reached).sum(axis=1)  # k(x, x) = 1
         texts = self.text_weight_ * (queries @ self.texts_.T).astype(np.float64)
-        asked = 1 - texts - kernel @ self.coef_  # error of the query as a member of each class
-        target = asked / schur[:, None]
+        errors = 1 - texts - kernel @ self.coef_  # error of the query as a member of each class
+        target = errors / schur[:, None]
         solved = self.coef_[examples, own] - reached * target[:, own]
         inverse = np.diag(self._ridge.inverse) + reached**2 / schur[:, None]
         # A query that equals an example ties with it.
-        worse = (solved / inverse >= asked[:, own] - 1e-9).astype(np.float64)
+        worse = (solved / inverse >= errors[:, own] - 1e-9).astype(np.float64)
         order = in_order(own)
         counts = np.bincount(own, minlength=len(self.classes_))
         sums = np.add.reduceat(worse[:, order], np.cumsum(counts) - counts, axis=1)
         return (1 + sums) / (counts + 1)
 
     def extend(self, X: Any, y: Any, text_features: Any = None) -> "ProKeR":
-        """Add examples at the chosen settings, which `fit` would choose again.
+        """Add examples at the settings already chosen; `fit` would choose them again.
 
         Args:
             X: embeddings (examples, width).
             text_features: all class texts, needed if ``y`` has a new class and the classifier reads texts.
 
         Raises:
-            ValueError: rows, labels or texts do not fit; the classifier is unchanged.
+            ValueError: rows, labels or texts do not match the classifier, which is then unchanged.
         """
         rows, y = self._queries(X), np.asarray(as_numpy(y))
         if y.shape != (len(rows),):
@@ -246,10 +245,10 @@ class ProKeR(EmbeddingClassifier):
 
 
 def trusted_text_weight(similarity: np.ndarray, labels: np.ndarray) -> float:
-    """Weight of the class texts where no example can be held out, from their agreement with the examples.
+    """Estimate the weight of class texts from their agreement with the examples, if no example can be held out.
 
-    Least squares of the one-hot labels on the text similarities, both centered row by row: the slope minus one standard
-    error, at least 0. The texts do not depend on the examples, so no example is used twice.
+    The weight is the slope of least squares of the one-hot labels on the text similarities, both centered per row,
+    minus one standard error, and at least 0. The texts do not depend on the examples, so no example is used twice.
 
     Args:
         similarity: of the examples to the class texts (examples, classes).

@@ -1,4 +1,4 @@
-"""Nearest class mean."""
+"""Classifier by the nearest class mean."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ class PrototypeClassifier(EmbeddingClassifier):
     The mean is not normalized again, so a scattered class, whose mean is short, scores lower.
 
     Args:
-        cosine: normalize the means after all.
+        cosine: normalize the means.
 
     Attributes:
         prototypes_: (classes, width).

@@ -1,26 +1,26 @@
-"""Cosines to the examples of a support, and the nearest ones."""
+"""Cosines to support examples, and nearest neighbors."""
 
 import numpy as np
 
 from recollect.core.ordering import best_first
 
 _GRID = 2.0**36
-_COSINES_AT_ONCE, _EXAMPLES_AT_ONCE = 2**22, 2**13
-"""Block sizes in double precision: 32 MiB of cosines, and as much of examples at a width of 512."""
+_COSINE_BLOCK, _EXAMPLE_BLOCK = 2**22, 2**13
+"""Block sizes: 32 MiB each in double precision, for examples of width 512."""
 
 
 def cosines(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Cosines of unit rows (left, right) that do not depend on the other rows.
+    """Compute cosines of unit rows (left, right) that do not depend on the other rows.
 
-    A matrix product adds in an order that depends on its shape, so the nearer of two equal examples, and the class of a
-    tied vote, could change with the batch. Products are therefore computed in double precision and rounded to 2^-36:
+    The summation order of a matrix product depends on its shape, so the nearer of two equal examples, and the class of
+    a tied vote, could change with the batch. Products are therefore computed in double precision and rounded to 2^-36:
     two results for one pair, at most ``2 width 2^-53`` apart (1e-13 at 512), differ at most once in 130 pairs.
     """
     found = np.empty((len(left), len(right)), dtype=left.dtype)
-    for first in range(0, len(right), _EXAMPLES_AT_ONCE):
-        columns = slice(first, first + _EXAMPLES_AT_ONCE)
+    for first in range(0, len(right), _EXAMPLE_BLOCK):
+        columns = slice(first, first + _EXAMPLE_BLOCK)
         known = right[columns].astype(np.float64).T
-        block = max(1, _COSINES_AT_ONCE // known.shape[1])
+        block = max(1, _COSINE_BLOCK // known.shape[1])
         for start in range(0, len(left), block):
             rows = slice(start, start + block)
             exact = left[rows].astype(np.float64) @ known
@@ -31,19 +31,19 @@ def cosines(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return found
 
 
-_ROWS_AT_ONCE = 256
+_QUERY_BLOCK = 256
 
 
 def nearest(similarity: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and cosines of the k nearest examples of each query, nearest first, ties by lower index: (queries, k).
+    """Find the k nearest examples of each query, nearest first, ties by lower index: indices and cosines (queries, k).
 
     Args:
         similarity: cosines (queries, examples).
     """
     k = min(k, similarity.shape[1])
     indices, values = np.empty((len(similarity), k), np.int64), np.empty((len(similarity), k), similarity.dtype)
-    for start in range(0, len(similarity), _ROWS_AT_ONCE):
-        rows = slice(start, start + _ROWS_AT_ONCE)
+    for start in range(0, len(similarity), _QUERY_BLOCK):
+        rows = slice(start, start + _QUERY_BLOCK)
         indices[rows], values[rows] = _nearest(similarity[rows], k)
     return indices, values
 

@@ -1,4 +1,4 @@
-"""Tip-Adapter without training: class texts plus a cache of examples."""
+"""Training-free Tip-Adapter: class texts plus a cache of examples."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ TIP_PRESETS = {"paper": 1.0, "official": 100.0}
 """Factor of the text scores: 1 in LIxP, 100 in Tip-Adapter's code."""
 
 BETA_GRID = np.geomspace(1.0, 50.0, 24)
-"""Candidates of beta in cross-validation; alpha is exact for each."""
+"""Candidates of beta in cross-validation; the best alpha for each is exact."""
 
 _HELD_BLOCK = 64  # rows whose products with all examples stay in the processor's cache
 
@@ -99,8 +99,8 @@ class TipAdapter(EmbeddingClassifier):
 class CrossValidatedTipAdapter(TipAdapter):
     """Tip-Adapter with alpha and beta chosen by cross-validation on the support set (LIxP, section 3.1.2).
 
-    Scores of held-out examples (`HoldOut`) decide; at one shot ``alpha`` and ``beta`` are used as given. For each beta
-    of a log grid from 1 to 50 the best alpha is found exactly; the smallest beta wins ties. Sums over a class with
+    The accuracy on held-out examples (`HoldOut`) decides; at one shot the given ``alpha`` and ``beta`` are used. For
+    each beta of a log grid from 1 to 50 the best alpha is exact; ties go to the smallest beta. Sums over a class with
     held-out examples are scaled up to the whole class.
     """
 
@@ -116,7 +116,7 @@ class CrossValidatedTipAdapter(TipAdapter):
 
 
 def class_sums(matrix: torch.Tensor, labels: np.ndarray, classes: int) -> torch.Tensor:
-    """Sums over each class of the rows of ``matrix`` (examples, queries): (classes, queries)."""
+    """Sum the rows of ``matrix`` (examples, queries) per class: (classes, queries)."""
     sums = torch.zeros(classes, matrix.shape[1], dtype=matrix.dtype)
     return sums.index_add_(0, torch.from_numpy(labels), matrix)
 
@@ -128,14 +128,14 @@ def held_out_blocks(
     betas: np.ndarray,
     weights: np.ndarray | None = None,
 ) -> Iterator[tuple[slice, np.ndarray]]:
-    """Tip-Adapter's cache ``sum exp(-beta (1 - f·F))`` over each class for held-out rows, at every beta.
+    """Yield Tip-Adapter's cache ``sum exp(-beta (1 - f·F))`` over each class for held-out rows, at every beta.
 
-    Sums are scaled up to the whole class, so that a weight chosen on them suits the whole support. Adding rows class by
+    Sums are scaled up to the whole class, so a weight chosen on them suits the whole support. Adding rows class by
     class is far cheaper than a product with one-hot labels, and a block of rows stays in the processor's cache.
 
     Args:
         support, labels: unit rows (examples, width), (examples,); every class has examples.
-        weights: of the examples, (examples,) or several sets (sets, examples).
+        weights: weights of the examples (examples,), or several sets of weights (sets, examples).
 
     Yields:
         Positions within ``plan.rows`` and their sums (betas x sets, rows, classes), beta by beta.
@@ -157,7 +157,7 @@ def held_out_blocks(
 
 @dataclass(frozen=True)
 class Choice:
-    """The best mixture ``base + weight extra``: its accuracy, weight and parameters."""
+    """Best mixture ``base + weight extra``: its accuracy, weight and parameters."""
 
     right: float
     weight: float
@@ -170,12 +170,12 @@ def best_mixture(
     parameters: Sequence[tuple[float, ...]],
     bounds: tuple[float, float] = (0.0, np.inf),
 ) -> Choice:
-    """The parameters and weight at which ``base + weight extra`` is most accurate; the first of equals.
+    """Return the parameters and weight at which ``base + weight extra`` is most accurate; ties go to the first.
 
-    Only the interval of each row is kept for each candidate, not all scores.
+    Memory holds one interval per row and candidate, not all scores.
 
     Args:
-        blocks: rows, and for each candidate in turn the base (candidates or 1, rows, classes) and the extra.
+        blocks: rows, their bases (candidates or 1, rows, classes), and the extra of each candidate in turn.
         labels: (rows,).
     """
     lower, upper = np.empty((2, len(parameters), len(labels)))

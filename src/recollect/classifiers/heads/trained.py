@@ -1,4 +1,4 @@
-"""The linear probe, and gradient descent over a support set."""
+"""Linear probe, and gradient descent over a support set."""
 
 import warnings
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class LinearProbe(EmbeddingClassifier):
     """Logistic regression with regularization chosen by cross-validation on the support set.
 
     Args:
-        strengths: inverse regularization strengths C to choose from; the smallest wins ties.
+        strengths: inverse regularization strengths C to choose from; ties go to the smallest.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class LinearProbe(EmbeddingClassifier):
         return {"strengths": (self.C_,)}
 
     def _model(self, strength: float, support: np.ndarray, labels: np.ndarray) -> LogisticRegression:
-        with warnings.catch_warnings():  # scikit-learn takes one shot per class for regression
+        with warnings.catch_warnings():  # scikit-learn mistakes one shot per class for regression
             warnings.filterwarnings("ignore", message="The number of unique classes is greater than 50%")
             return LogisticRegression(C=strength, max_iter=self.max_iter).fit(support, labels)
 
@@ -63,10 +63,10 @@ class LinearProbe(EmbeddingClassifier):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Training of a head over shuffled batches, with a cosine from the optimizer's learning rate to zero.
+    """Schedule over shuffled batches, with a cosine from the optimizer's learning rate to zero.
 
     Attributes:
-        warm_up: constant learning rate of an epoch before the cosine; None for none.
+        warm_up: constant learning rate of the first epoch, before the cosine; None starts with the cosine.
     """
 
     epochs: int
@@ -85,8 +85,8 @@ def fit_by_gradient(
     """Train on shuffled batches of the support set.
 
     Args:
-        optimizer: its learning rate is the highest one.
-        loss: from row indices of the support set to the loss.
+        optimizer: its learning rate is the maximum.
+        loss: function from row indices of the support set to the loss.
         after: called after each step with its learning rate.
     """
     steps = -(-count // schedule.batch)

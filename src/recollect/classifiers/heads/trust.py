@@ -17,7 +17,7 @@ ENOUGH_EXAMPLES = 10
 """Minimum number of held-out examples (or clicks) to report a share: one of nine moves it by 11 points."""
 
 TOO_FEW = "too few examples to tell"
-"""Shown instead of a figure in every interface where there are too few examples."""
+"""Shown in every interface instead of a figure measured on too few examples."""
 
 
 def enough_to_tell(examples: int) -> bool:
@@ -26,7 +26,7 @@ def enough_to_tell(examples: int) -> bool:
 
 
 def share_text(share: float | None, examples: int) -> str:
-    """A share as text, ``87.5 % of 24``, or `TOO_FEW`.
+    """Format a share, as in ``87.5 % of 24``, or return `TOO_FEW`.
 
     Args:
         share: between 0 and 1; None if not measured.
@@ -38,7 +38,7 @@ def share_text(share: float | None, examples: int) -> str:
 
 
 MANY_EXAMPLES = 512
-"""Above this many examples four folds suffice."""
+"""Above this many examples, four folds suffice."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class HeldOutCheck:
     """Accuracy and calibration on examples that were used neither to fit nor to choose anything.
 
     Attributes:
-        accuracy: on them (0 to 1).
+        accuracy: accuracy on these examples (0 to 1).
         low, high: 95 % interval of the accuracy of the final classifier on new pictures (`accuracy_interval`).
     """
 
@@ -60,51 +60,51 @@ class HeldOutCheck:
 def held_out_check(
     learn: Callable[[np.ndarray, np.ndarray], Any], support: np.ndarray, labels: np.ndarray
 ) -> HeldOutCheck | None:
-    """Accuracy and calibration by nested cross-validation.
+    """Measure accuracy and calibration by nested cross-validation.
 
     In each of up to eight folds (four above `MANY_EXAMPLES` examples), ``learn`` chooses method and settings and fits
     the temperature on the other examples. Folds learn from fewer examples than the final classifier, so the accuracy is
     slightly too low.
 
     Args:
-        learn: from unit-norm examples and labels 0 to C - 1 to a fitted classifier.
+        learn: function from unit-norm examples and labels 0 to C - 1 to a fitted classifier.
         support: unit-norm examples (n, width).
-        labels: (n,). The only example of a class is part of every fold's training set.
+        labels: (n,). The only example of a class is in every fold's training set.
 
     Returns:
-        None with too few examples.
+        The measured quality, or None with too few examples.
     """
     several = (np.bincount(labels) > 1)[labels]
     if not enough_to_tell(int(several.sum())):
         return None
     fold = turns(labels) % (8 if len(labels) <= MANY_EXAMPLES else 4)
-    probabilities, own, learned = [], [], 0
+    parts, own, learned = [], [], 0
     for number in range(int(fold[several].max()) + 1):
         held = (fold == number) & several
         classifier = learn(support[~held], labels[~held])
-        probabilities.append(classifier.predict_proba(support[held]))
+        parts.append(classifier.predict_proba(support[held]))
         own.append(labels[held])
         learned += int(held.sum()) * int((~held).sum())
-    asked, right = np.concatenate(probabilities), np.concatenate(own)
-    accuracy = float((asked.argmax(axis=1) == right).mean())
-    low, high = accuracy_interval(accuracy, len(right), learned / (len(right) * len(labels)))
-    return HeldOutCheck(len(right), accuracy, low, high, expected_calibration_error(asked, right))
+    probabilities, truth = np.concatenate(parts), np.concatenate(own)
+    accuracy = float((probabilities.argmax(axis=1) == truth).mean())
+    low, high = accuracy_interval(accuracy, len(truth), learned / (len(truth) * len(labels)))
+    return HeldOutCheck(len(truth), accuracy, low, high, expected_calibration_error(probabilities, truth))
 
 
 INTERVAL_WIDTH = 1.3
-"""Widens the interval, since folds share examples. Chosen on three data sets; results/few-shot/trust.json has the
-coverage on others."""
+"""Factor that widens the interval, since folds share examples. Chosen on three data sets; results/few-shot/trust.json
+has the coverage on others."""
 
 
 def accuracy_interval(share: float, count: int, learned: float = 1.0) -> tuple[float, float]:
-    """95 % interval of an accuracy on ``count`` held-out examples: Wilson's (1927), widened by `INTERVAL_WIDTH`.
+    """Return Wilson's (1927) 95 % interval of an accuracy on ``count`` examples, widened by `INTERVAL_WIDTH`.
 
     The final classifier learns from more examples than the folds. Errors decrease at most with the square root of the
-    number of examples, so the upper end assumes an error that is smaller by this factor.
+    number of examples, so the upper end assumes an error smaller by this factor.
 
     Args:
         share: measured accuracy (0 to 1).
-        learned: share of all examples that a fold learned from, 0 < learned <= 1.
+        learned: share of all examples that a fold learns from, 0 < learned <= 1.
     """
     z = INTERVAL_WIDTH * 1.959964
 
@@ -125,11 +125,11 @@ At 0.02 more than 70 % of the pictures of other classes of the same data set wer
 
 @dataclass(frozen=True)
 class UnknownRule:
-    """A picture whose cosine to every class mean is below a threshold is "none of these".
+    """Rule that pictures whose cosine to every class mean is below a threshold are "none of these".
 
     Attributes:
         means: unit-norm class means.
-        threshold: the cosine.
+        threshold: minimum cosine of pictures of the classes.
         rejected: estimated share of pictures of the classes that are rejected; None with too few examples.
         accepted: estimated share of pictures of other classes that are accepted; None with too few examples.
     """
@@ -140,27 +140,27 @@ class UnknownRule:
     accepted: float | None = None
 
     def similarity(self, rows: Float[np.ndarray, "n width"]) -> Float[np.ndarray, " n"]:
-        """Cosine of each unit row to the nearest class mean."""
+        """Return the cosine of each unit row to the nearest class mean."""
         return (rows @ self.means.T).max(axis=1)
 
     def is_unknown(self, rows: Float[np.ndarray, "n width"]) -> Bool[np.ndarray, " n"]:
-        """Which unit rows belong to none of the classes."""
+        """Return whether each unit row belongs to none of the classes."""
         if not len(self.means):
             return np.zeros(len(rows), dtype=bool)
         return self.similarity(rows) < self.threshold
 
 
 def unknown_rule(features: np.ndarray, labels: np.ndarray) -> UnknownRule:
-    """The rule from labeled examples, with its error rates.
+    """Learn the rule from labeled examples, and estimate its error rates.
 
-    Each example is compared with class means that exclude it: with all of them as a picture of the classes, and without
-    its own class as a picture of another one. The threshold is the smallest cosine of the first kind with rank
-    ``max(1, floor(UNKNOWN_RATE (n + 1)))``, so ``rejected`` is ``rank / (n + 1)``; at one shot, where the example's
-    own class has no mean, that is an upper bound.
+    Each example is compared with class means that exclude it: with all of them as a picture of the classes, and with
+    all but its own class as a picture of another class. The threshold is the cosine of rank
+    ``max(1, floor(UNKNOWN_RATE (n + 1)))`` of the first kind, from the smallest, so ``rejected`` is ``rank / (n + 1)``.
+    At one shot this is an upper bound, since the example's own class has no mean.
 
     Args:
         features: unit-norm examples (n, width), each picture once.
-        labels: their classes (n,), 0 to C - 1; every class occurs.
+        labels: class indices 0 to C - 1, each at least once (n,).
     """
     count, width = features.shape
     if count < 2:

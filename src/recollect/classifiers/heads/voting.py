@@ -1,4 +1,4 @@
-"""The nearest examples vote for their class (LIxP, appendix B)."""
+"""Voting of the nearest examples for their class (LIxP, appendix B)."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ _HELD_BLOCK = 256
 
 
 def counters(weights: np.ndarray, voters: np.ndarray, classes: int) -> np.ndarray:
-    """Sum of the weights of each class: (queries, classes).
+    """Sum the weights of each class: (queries, classes).
 
     Args:
         weights: (queries, k), or (k,) for all queries.
@@ -24,7 +24,7 @@ def counters(weights: np.ndarray, voters: np.ndarray, classes: int) -> np.ndarra
 
 
 class _Voting(EmbeddingClassifier):
-    """Scores are shares of votes; ties go to the class of the nearest example."""
+    """Base of voting classifiers: scores are shares of votes; ties go to the class of the nearest example."""
 
     k: int
 
@@ -45,14 +45,14 @@ class _Voting(EmbeddingClassifier):
         return self._vote(*nearest(cosines(queries, self.support_), self.k_))
 
     def _vote(self, neighbors: np.ndarray, similarity: np.ndarray) -> np.ndarray:
-        """Shares of votes from the ``k_`` nearest examples of each query, nearest first."""
+        """Return shares of votes from the ``k_`` nearest examples of each query, nearest first."""
         voters = self.labels_[neighbors]
         weights = self._weights(similarity)
         votes = counters(weights, voters, len(self.classes_))
         votes *= 1e9 / weights.sum(axis=-1, keepdims=True)
         # Shares equal to nine digits are ties, which the nearest example decides.
         np.rint(votes, out=votes)
-        # Of several assignments to one entry the last counts, so assign from far to near.
+        # The last of several assignments to an entry wins, so assign from far to near.
         k, rows = voters.shape[1], np.arange(len(voters))[:, None]
         votes[rows, voters[:, ::-1]] += (1 - np.arange(k) / k)[::-1] / 10
         votes *= 1e-9
@@ -70,11 +70,11 @@ class _Voting(EmbeddingClassifier):
         return scores
 
     def shares_of(self, scores: np.ndarray) -> np.ndarray:
-        """Votes over their sum (queries, classes)."""
+        """Return votes divided by their sum (queries, classes)."""
         return scores / scores.sum(axis=1, keepdims=True)
 
     def _logits(self, scores: np.ndarray) -> np.ndarray:
-        # Adds a tenth of the votes spread over all classes, so that a class without votes is unlikely, not impossible.
+        # Spread a tenth of the votes over all classes, so a class without votes is unlikely, not impossible.
         return np.log(scores + 0.1 / scores.shape[1])
 
 
@@ -92,7 +92,7 @@ class PluralityVoting(_Voting):
 
 
 class SoftmaxVoting(_Voting):
-    """A vote weighs ``softmax(f·F / temperature)`` over the k nearest (LIxP, Eq. 10).
+    """Votes weighted by ``softmax(f·F / temperature)`` over the k nearest (LIxP, Eq. 10).
 
     Args:
         temperature: 0.07 in the literature.
@@ -107,7 +107,7 @@ class SoftmaxVoting(_Voting):
 
 
 class RankVoting(_Voting):
-    """A vote weighs ``1 / (offset + rank)``, rank from 0 (Geirhos et al., 2024).
+    """Votes weighted by ``1 / (offset + rank)``, rank from 0 (Geirhos et al., 2024).
 
     Args:
         offset: 2 in the literature.
