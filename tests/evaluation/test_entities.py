@@ -65,8 +65,8 @@ def test_best_and_confidence_are_those_of_the_softmax_over_all_candidates(monkey
     texts[[20, 21, 9]] = texts[4], texts[4], texts[5]  # equals, within a block and over two: the first is meant
     scores = images.astype(np.float64) @ texts.T.astype(np.float64)
     wanted = np.exp(9 * scores) / np.exp(9 * scores).sum(axis=1, keepdims=True)
-    monkeypatch.setattr("recollect.evaluation.entities._IMAGES", 3)
-    monkeypatch.setattr("recollect.evaluation.entities._TEXTS", 5)
+    monkeypatch.setattr("recollect.evaluation.entities._IMAGE_BLOCK", 3)
+    monkeypatch.setattr("recollect.evaluation.entities._TEXT_BLOCK", 5)
     rows, found = best_and_confidence(images, texts, 9.0)
     np.testing.assert_array_equal(rows, wanted.argmax(axis=1))
     # scale times the rounding of a cosine of six float32 products, in the exponent of each term

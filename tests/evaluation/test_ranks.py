@@ -43,12 +43,12 @@ def pools(draw):
 
 @given(pools(), st.integers(1, 9), st.integers(1, 9))
 def test_blocks_of_any_size_give_what_sorting_the_whole_matrix_gives(pool, texts, images):
-    before = module._TEXTS, module._IMAGES
-    module._TEXTS, module._IMAGES = texts, images
+    before = module._TEXT_BLOCK, module._IMAGE_BLOCK
+    module._TEXT_BLOCK, module._IMAGE_BLOCK = texts, images
     try:
         found = streaming_ranks(*pool)
     finally:
-        module._TEXTS, module._IMAGES = before
+        module._TEXT_BLOCK, module._IMAGE_BLOCK = before
     wanted = brute_force(*pool)
     assert found.texts.tolist() == wanted[0]
     assert found.images.tolist() == wanted[1]

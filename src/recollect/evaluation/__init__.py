@@ -1,1 +1,1 @@
-"""Protocols, results and figures: numbers come from files."""
+"""Protocols, result files, and the tables and figures made from them."""

@@ -1,4 +1,4 @@
-"""Exports results in the format of LAION's CLIP_benchmark.
+"""Export of results in the format of LAION's CLIP_benchmark.
 
 A file is a JSON object ``{dataset, model, pretrained, task, metrics, language}`` with metrics from 0 to 1. ``model`` is
 ``recollect``, and ``pretrained`` the model's name.
@@ -25,7 +25,7 @@ _RETRIEVAL = {"text to image": "image_retrieval_recall", "image to text": "text_
 
 
 def as_clip_benchmark(result: Result) -> dict[str, Any]:
-    """The result in CLIP_benchmark's format. Retrieval figures are those of the whole pool.
+    """Convert a result to CLIP_benchmark's format. Retrieval figures cover the whole pool.
 
     Raises:
         UserError: the protocol has no counterpart.

@@ -22,8 +22,8 @@ from recollect.evaluation.few_shot_protocol import accuracy
 from recollect.evaluation.results import Result, ResultRow, content_of
 from recollect.evaluation.tasks.classification import ClassificationTask, Division, classification_task
 
-_IMAGES, _TEXTS = 512, 4096
-"""Block sizes of images and entities: 8 MB of scores fit the processor's cache."""
+_IMAGE_BLOCK, _TEXT_BLOCK = 512, 4096
+"""Block sizes: 8 MB of scores fit the processor's cache."""
 
 
 EntityTask = tuple[ClassificationTask, Bool[np.ndarray, " classes"]]
@@ -33,15 +33,15 @@ EntityTask = tuple[ClassificationTask, Bool[np.ndarray, " classes"]]
 def open_entities(
     spec: str, seen: str, unseen: str, templates: tuple[str, ...], columns: Columns | None = None
 ) -> EntityTask:
-    """A task over the classes of two splits, and whether each class belongs to the first.
+    """Open a task over the classes of two splits, with a mask of the classes of the first.
 
     Args:
         spec: a source with labels and class names.
         seen: split whose classes the model was trained on.
-        unseen: split of the others.
+        unseen: split of the other classes.
 
     Raises:
-        UserError: no such split, or all classes are seen, or none.
+        UserError: no such split, or no unseen class.
     """
     task = classification_task(
         spec, division=Division(support=None, query=f"{seen}+{unseen}"), templates=templates, columns=columns
@@ -55,7 +55,7 @@ def open_entities(
 
 
 def harmonic_mean(seen: float, unseen: float) -> float:
-    """``2 s u / (s + u)``; 0 where both are."""
+    """Compute ``2 s u / (s + u)``, or 0 if both are 0."""
     return 0.0 if seen + unseen == 0 else 2 * seen * unseen / (seen + unseen)
 
 
@@ -64,26 +64,27 @@ def best_and_confidence(
     texts: Float32[np.ndarray, "classes width"],
     scale: float,
 ) -> tuple[Int64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
-    """The best class of each image (the first of equals) and its softmax probability, in one pass over blocks.
+    """Return the best class of each image (ties go to the first) and its softmax probability.
 
-    ``1 / sum_c exp(scale (s_c - best))`` with a running maximum, since OVEN has six million candidates.
+    ``1 / sum_c exp(scale (s_c - best))`` is computed in one pass over blocks with a running maximum, since OVEN has six
+    million candidates.
     """
     device = best_device()
     rows, confidence = np.empty(len(images), dtype=np.int64), np.empty(len(images))
-    for start in range(0, len(images), _IMAGES):
-        asked = torch.from_numpy(np.ascontiguousarray(images[start : start + _IMAGES])).to(device)
-        best = torch.full((len(asked),), -torch.inf, dtype=torch.float32, device=device)
-        found, total = torch.zeros_like(best, dtype=torch.int64), torch.zeros(len(asked), dtype=torch.float64)
-        for first in range(0, len(texts), _TEXTS):
-            scores = asked @ torch.from_numpy(texts[first : first + _TEXTS]).to(device).T
+    for start in range(0, len(images), _IMAGE_BLOCK):
+        queries = torch.from_numpy(np.ascontiguousarray(images[start : start + _IMAGE_BLOCK])).to(device)
+        best = torch.full((len(queries),), -torch.inf, dtype=torch.float32, device=device)
+        found, total = torch.zeros_like(best, dtype=torch.int64), torch.zeros(len(queries), dtype=torch.float64)
+        for first in range(0, len(texts), _TEXT_BLOCK):
+            scores = queries @ torch.from_numpy(texts[first : first + _TEXT_BLOCK]).to(device).T
             value, place = scores.max(dim=1)
             better = value > best  # the first of equals
             found = torch.where(better, place + first, found)
             before, best = best, torch.maximum(best, value)
             total *= ((before - best) * scale).exp().cpu()
             total += scores.sub_(best[:, None]).mul_(scale).exp_().sum(dim=1).cpu()
-        rows[start : start + _IMAGES] = found.cpu().numpy()
-        confidence[start : start + _IMAGES] = (1 / total).numpy()
+        rows[start : start + _IMAGE_BLOCK] = found.cpu().numpy()
+        confidence[start : start + _IMAGE_BLOCK] = (1 / total).numpy()
     return rows, confidence
 
 
@@ -97,10 +98,10 @@ def entities(
     prefix: Kind | None = None,
     cache: FeatureCache | None = None,
 ) -> Result:
-    """Top-1 among all entities, on images of seen and of unseen ones, and their harmonic mean (RECO, Table 2).
+    """Measure top-1 accuracy among all entities for seen and unseen ones, and their harmonic mean (RECO, Table 2).
 
     Args:
-        task: its classes are the candidates.
+        task: task whose classes are the candidates.
         seen: whether the model was trained on each class.
 
     Returns:
@@ -121,11 +122,11 @@ def entities(
         "unseen": accuracy(predictions[~is_seen], query.labels[~is_seen]),
     }
     right = predictions == query.labels
-    of = {"seen": is_seen, "unseen": ~is_seen, "harmonic mean": np.ones_like(is_seen)}
+    groups = {"seen": is_seen, "unseen": ~is_seen, "harmonic mean": np.ones_like(is_seen)}
     values["harmonic mean"] = harmonic_mean(values["seen"], values["unseen"])
     rows: list[ResultRow] = [
-        {"metric": metric, "value": value, "ece": 100 * calibration_error(confidence[of[metric]], right[of[metric]])}
-        for metric, value in values.items()
+        {"metric": metric, "value": values[metric], "ece": 100 * calibration_error(confidence[group], right[group])}
+        for metric, group in groups.items()
     ]
     settings: dict[str, Any] = {
         "classes": len(task.class_names),

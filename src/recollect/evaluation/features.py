@@ -1,4 +1,4 @@
-"""Embeddings of whole sources, computed once and cached by what they depend on."""
+"""Embeddings of whole sources, cached by encoder and data."""
 
 import json
 from dataclasses import dataclass, replace
@@ -36,21 +36,21 @@ class Features:
 
 
 class FeatureCache:
-    """A folder of embeddings in files named by a hash of encoder and data.
+    """Folder of embeddings in files named by a hash of encoder and data.
 
-    The encoder's fingerprint covers weights, image transform and dtype, the source's fingerprint every sample, so a
-    stale file is never read.
+    The encoder's fingerprint covers weights, image transform and dtype; the source's fingerprint covers every sample.
+    Stale files are therefore never read.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self._store = FeatureStore(Path(folder))
 
     def path(self, encoder: Encoder, source: Source) -> Path:
-        """File of the features of ``source`` under ``encoder``."""
+        """Return the path of the features of ``source`` under ``encoder``."""
         return self._store.path(*_key(encoder, source))
 
     def load(self, encoder: Encoder, source: Source) -> Features | None:
-        """The cached features, or None if missing or damaged."""
+        """Return the cached features, or None if missing or damaged."""
         found = self._store.load(*_key(encoder, source))
         if found is None:
             return None
@@ -124,12 +124,12 @@ def _embedded(encoder: Encoder, source: Source, block: int) -> Features:
 
 
 def class_prompts(task: ClassificationTask) -> tuple[tuple[str, ...], ...]:
-    """All prompts of every class: the task's own texts, or its templates with the class name."""
+    """Return all prompts of every class: the task's own texts, or its templates with the class name."""
     if task.class_texts is not None:
         return task.class_texts
     return tuple(tuple(fill(template, name) for template in task.templates) for name in task.class_names)
 
 
 def class_text_features(encoder: Encoder, task: ClassificationTask, prefix: Kind | None = None) -> np.ndarray:
-    """Unit-norm float32 text embeddings of the classes of ``task`` (classes, width)."""
+    """Embed the class texts of ``task``: unit-norm float32 (classes, width)."""
     return prompt_ensemble(encoder, class_prompts(task), prefix)

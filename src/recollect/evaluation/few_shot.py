@@ -37,10 +37,10 @@ def few_shot(
 ) -> Result:
     """Classify the query images of ``task`` from nested draws of its support, with every method of ``protocol``.
 
-    Images are embedded once, and only those of the support that a draw uses.
+    Images are embedded once, and support images only if a draw uses them.
 
     Args:
-        seed: of the model's training, for summaries over models; draws have their own seeds.
+        seed: seed of the model's training, for summaries over models; draws have their own seeds.
         prefix: prefix token of class texts, for models that have them.
         tuning: methods that tune the model on the pictures of each draw.
 
@@ -62,13 +62,13 @@ def few_shot(
         options = {"model": model, "seed": seed, "prefix": prefix, "cache": cache, "tuning": tuning}
         return few_shot(encoder, readable, protocol, **options)  # type: ignore[arg-type]
     query = image_features(encoder, task.query, cache)
-    each = texts = None
+    prompts = texts = None
     if task.class_texts != () and any(FEW_SHOT_METHODS[name](None, 1.0).reads_prompts for name in protocol.methods):
-        each, texts = prompts_and_ensemble(encoder, class_prompts(task), prefix)
+        prompts, texts = prompts_and_ensemble(encoder, class_prompts(task), prefix)
     elif task.class_texts != ():
         texts = class_text_features(encoder, task, prefix)
     scale = learned_scale(encoder)
-    arrays = FewShotTask(support.images, support.labels, query.images, query.labels, texts, scale, each)
+    arrays = FewShotTask(support.images, support.labels, query.images, query.labels, texts, scale, prompts)
     draws = len(protocol.shots) * len(protocol.seeds)
     fits = sum(1 if method == "zero-shot" else draws for method in protocol.methods)
     with progress(f"classify {task.name}", fits * len(query.labels), "predictions") as counter:
@@ -76,7 +76,7 @@ def few_shot(
     if tuning is not None and tuning.methods:
         rows += tuned_rows(encoder, task, protocol, tuning, orders, query.rows)
     settings: dict[str, Any] = {"classes": classes, "queries": len(query.labels), "pool": len(labels)}
-    settings |= {"prefix": prefix, "scale": scale} | ({} if each is None else {"prompts": each.shape[1]})
+    settings |= {"prefix": prefix, "scale": scale} | ({} if prompts is None else {"prompts": prompts.shape[1]})
     settings |= protocol.settings()
     settings |= tuning.settings() if tuning is not None and tuning.methods else {}
     settings |= content_of(encoder, task.support, task.query, asked=class_prompts(task))
@@ -90,13 +90,13 @@ def _check_shots(task: ClassificationTask, protocol: Protocol) -> None:
     if counts[least] < (protocol.shots[-1] if protocol.short_classes == "refuse" else 1):
         raise UserError(
             f"{task.name}: class '{task.class_names[least]}' has {counts[least]} examples, fewer than "
-            f"{protocol.shots[-1]} shots. Ask for fewer shots, drop such classes (--small-classes drop), or use all of "
-            "them (--small-classes all)."
+            f"{protocol.shots[-1]} shots. Use fewer shots, drop such classes (--small-classes drop), or use all "
+            "their examples (--small-classes all)."
         )
 
 
 def with_enough_examples(task: ClassificationTask, shots: int) -> ClassificationTask:
-    """The task without classes that have fewer than ``shots`` examples; prints a note about them.
+    """Drop classes with fewer than ``shots`` examples, and print a note about them.
 
     Raises:
         UserError: fewer than two classes are left.
@@ -106,7 +106,7 @@ def with_enough_examples(task: ClassificationTask, shots: int) -> Classification
     if not len(short):
         return task
     if len(counts) - len(short) < 2:
-        raise UserError(f"{task.name}: fewer than two classes have {shots} examples. Ask for fewer shots.")
+        raise UserError(f"{task.name}: fewer than two classes have {shots} examples. Use fewer shots.")
     names = ", ".join(task.class_names[label] for label in short[:3]) + (" …" if len(short) > 3 else "")
     note(f"{task.name}: left out {len(short):,} of {len(counts):,} classes with fewer than {shots} examples: {names}")
     return keep_classes(task, np.flatnonzero(counts >= shots))

@@ -22,13 +22,13 @@ from recollect.core.validation import check_choice, refuse
 ShortClasses = Literal["refuse", "all"]
 
 NO_ROW = -1
-"""Marks in a draw that the class has no further example."""
+"""Placeholder in a draw for classes with too few examples."""
 
 SET_ALPHA = 0.1
-"""Error rate of the conformal sets that are measured."""
+"""Error rate of the measured conformal sets."""
 
 SET_QUERIES = 2000
-"""Maximum number of queries whose conformal sets are measured where a method computes them separately (ProKeR)."""
+"""Maximum number of queries with measured conformal sets, for methods that compute them separately (ProKeR)."""
 
 MOST_NUMBERS = 2**23
 """Maximum number of scores and similarities in a block of queries: 32 MiB."""
@@ -39,7 +39,7 @@ TRUST_COLUMNS = ("loo", "ece", "coverage", "set_size")
 
 @dataclass(frozen=True)
 class Protocol:
-    """What to evaluate.
+    """Methods, shots and draws to evaluate.
 
     Attributes:
         shots: examples per class, ascending.
@@ -63,7 +63,7 @@ class Protocol:
         )
 
     def settings(self) -> dict[str, Any]:
-        """The settings that determine the figures."""
+        """Return the settings that affect the results."""
         settings = asdict(self)
         if self.short_classes == "refuse":  # keeps the identity of results from before this setting existed
             del settings["short_classes"]
@@ -103,7 +103,7 @@ class FewShotTask:
             if matrix is None:
                 continue
             if not np.isfinite(matrix).all():
-                raise ValueError(f"{name}: embeddings hold NaN or infinity")
+                raise ValueError(f"{name}: embeddings contain NaN or infinity")
             if matrix.shape[1] != width:
                 raise ValueError(f"{name} are {matrix.shape[1]} wide, the {what} {width}")
             object.__setattr__(self, name, unit_rows(matrix, name).astype(np.float32, copy=False))
@@ -114,7 +114,7 @@ class FewShotTask:
         return int(self.support_labels.max()) + 1 if self.texts is None else len(self.texts)
 
     def fitted(self, name: str, order: np.ndarray, shots: int) -> EmbeddingClassifier:
-        """A method of `FEW_SHOT_METHODS`, with the texts or prompts that it reads, after the first shots of a draw."""
+        """Fit a method of `FEW_SHOT_METHODS` to the first shots of a draw."""
         estimator = FEW_SHOT_METHODS[name](self.texts, self.scale)
         if self.prompts is not None and estimator.reads_prompts:
             estimator.set_params(text_features=self.prompts)
@@ -123,7 +123,7 @@ class FewShotTask:
 
 
 def draw(labels: np.ndarray, classes: int, protocol: Protocol) -> dict[int, np.ndarray]:
-    """The `nested_supports` of each seed."""
+    """Draw `nested_supports` for each seed."""
     most = protocol.shots[-1]
     return {seed: nested_supports(labels, classes, most, seed, protocol.short_classes) for seed in protocol.seeds}
 
@@ -131,7 +131,7 @@ def draw(labels: np.ndarray, classes: int, protocol: Protocol) -> dict[int, np.n
 def nested_supports(
     labels: np.ndarray, classes: int, shots: int, seed: int, short_classes: ShortClasses = "refuse"
 ) -> np.ndarray:
-    """Rows of the pool in the order in which they are drawn: (shots, classes), column c from class c.
+    """Draw rows of the pool in random order: (shots, classes), column c from class c.
 
     Args:
         short_classes: ``all`` pads classes that have fewer examples with `NO_ROW`.
@@ -151,14 +151,14 @@ def nested_supports(
 
 
 def support_of(order: np.ndarray, shots: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and labels of the first ``shots`` shots of a draw, shot by shot."""
+    """Return rows and labels of the first ``shots`` shots of a draw, shot by shot."""
     rows = order[:shots].ravel()
     labels = np.tile(np.arange(order.shape[1]), len(order[:shots]))
     return rows[rows != NO_ROW], labels[rows != NO_ROW]
 
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray, metric: Metric = "top-1") -> float:
-    """Accuracy in percent, or its mean over classes (the convention of Pets, Caltech, Flowers)."""
+    """Compute accuracy in percent, or its mean over classes (the convention of Pets, Caltech, Flowers)."""
     right = predictions == labels
     if metric == "top-1":
         return 100.0 * float(right.mean())
@@ -167,14 +167,14 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray, metric: Metric = "top-
 
 @dataclass(frozen=True)
 class Answers:
-    """What a fitted method answers to the queries.
+    """Predictions of a fitted method for the queries.
 
     Attributes:
         best: most probable class of each query (queries,).
         confidence: its probability (queries,).
-        covered: whether the conformal set of a query holds its class, for all queries or a sample; empty without sets.
+        covered: whether each query's conformal set contains its class, for all queries or a sample; empty without sets.
         sizes: number of classes in these sets.
-        held_out: accuracy on held-out examples, and their number.
+        held_out: accuracy on held-out examples, and number of these examples.
     """
 
     best: np.ndarray
@@ -184,7 +184,7 @@ class Answers:
     held_out: tuple[float, int]
 
     def figures(self, labels: np.ndarray, metric: Metric) -> dict[str, Any]:
-        """Figures of a row (see `run_protocol`), given the labels of the queries."""
+        """Return the figures of a row (see `run_protocol`), given the labels of the queries."""
         error = calibration_error(self.confidence, self.best == labels)
         found = {"metric": metric, "value": accuracy(self.best, labels, metric), "ece": 100.0 * error}
         share, examples = self.held_out
@@ -204,23 +204,23 @@ def answers(
     block: int = 4096,
     tick: Callable[[int], None] = lambda queries: None,
 ) -> Answers:
-    """Ask a fitted estimator, block by block in threads: NumPy and torch release the GIL.
+    """Classify queries with a fitted estimator, in blocks on threads: NumPy and torch release the GIL.
 
     Args:
         queries, labels: unit-norm (queries, width), (queries,).
         tick: called with the number of queries of each block.
     """
-    least = estimator._least(SET_ALPHA)
+    thresholds = estimator._set_thresholds(SET_ALPHA)
 
-    def ask(start: int) -> tuple[np.ndarray, ...]:
+    def classify(start: int) -> tuple[np.ndarray, ...]:
         scores = estimator._scores(queries[start : start + block])
         probabilities, best = estimator._probabilities(scores), scores.argmax(axis=1)
-        kept, rows = probabilities >= least.astype(probabilities.dtype), np.arange(len(best))
+        kept, rows = probabilities >= thresholds.astype(probabilities.dtype), np.arange(len(best))
         tick(len(best))
         return best, probabilities[rows, best], kept[rows, labels[start : start + block]], kept.sum(axis=1)
 
     with one_thread(), ThreadPoolExecutor(os.cpu_count()) as threads:
-        parts = list(threads.map(ask, range(0, len(queries), block)))
+        parts = list(threads.map(classify, range(0, len(queries), block)))
     best, confidence, covered, sizes = (np.concatenate(each) for each in zip(*parts, strict=True))
     if type(estimator)._possible is not EmbeddingClassifier._possible:
         some = slice(None, None, -(-len(queries) // SET_QUERIES))
@@ -236,17 +236,17 @@ def run_protocol(
     tick: Callable[[int], None] = lambda queries: None,
     orders: Mapping[int, np.ndarray] | None = None,
 ) -> list[dict[str, Any]]:
-    """Accuracy in percent of every method at every number of shots for every draw.
+    """Measure the accuracy in percent of every method at every number of shots for every draw.
 
     Args:
         tick: called with the number of queries classified since the last call, for progress.
-        orders: draws made by `draw`, e.g. to embed only the examples they use.
+        orders: results of `draw`, e.g. to embed only the examples they use.
 
     Returns:
         Rows ``{"method", "shots", "seed", "metric", "value"}``; ``zero-shot`` has one row with 0 shots and seed 0. Also
         in percent ``loo``, accuracy on held-out examples, ``ece``, expected calibration error on the queries, and
-        ``coverage`` of conformal sets at error rate 0.1, with their mean ``set_size``. All but ``ece`` are absent where
-        there are too few held-out examples (`enough_to_tell`), e.g. at one shot.
+        ``coverage`` of conformal sets at error rate 0.1, with their mean ``set_size``. All but ``ece`` are absent with
+        too few held-out examples (`enough_to_tell`), e.g. at one shot.
 
     Raises:
         ValueError: more shots than a class has examples.

@@ -1,4 +1,4 @@
-"""Intervals and tests of recalls whose queries are not independent, such as the captions of one picture.
+"""Intervals and tests of recalls whose queries are dependent, such as captions of the same picture.
 
 Queries are resampled picture by picture (cluster bootstrap). Clusters with the same counts are interchangeable, so a
 sample is one multinomial draw over the kinds of clusters.
@@ -43,13 +43,13 @@ class Kinds:
         return int(self.count.sum())
 
     def interval(self, least: float) -> tuple[float, float]:
-        """Percentile interval of the mean over queries under cluster resampling, between ``least`` and 1.
+        """Return the percentile interval of the mean over queries under cluster resampling, between ``least`` and 1.
 
-        If all clusters have the same mean, resampling has no variance, and the bound of `_surprise` is used instead.
+        If all clusters have the same mean, resampling has no variance, so the bound of `_unobserved_share` is used.
         """
         means = self.total / self.size
         if (means == means[0]).all():
-            bound = _surprise(self.clusters)
+            bound = _unobserved_share(self.clusters)
             return max(least, float(means[0]) - bound), min(1.0, float(means[0]) + bound)
         generator = numpy_generator("cluster bootstrap", self.clusters)
         drawn = generator.multinomial(self.clusters, self.count / self.clusters, DRAWS)
@@ -57,10 +57,10 @@ class Kinds:
         return float(low), float(high)
 
     def sign_test(self) -> float:
-        """Two-sided p-value of no difference, by random signs of the clusters' gains.
+        """Return the two-sided p-value of no difference, by random signs of the clusters' gains.
 
-        The sum over c clusters of gain g is g · (2 · Binomial(c, ½) − c). At least 1/(draws + 1), as in a permutation
-        test.
+        The sum over c clusters of gain g is g · (2 · Binomial(c, ½) − c). The p-value is at least 1/(draws + 1), as in
+        a permutation test.
         """
         ups = numpy_generator("sign flips", self.clusters).binomial(self.count, 0.5, (DRAWS, len(self.count)))
         sums = (2 * ups - self.count) @ self.total
@@ -68,6 +68,6 @@ class Kinds:
         return float((1 + (np.abs(sums) >= seen - 1e-9).sum()) / (1 + DRAWS))
 
 
-def _surprise(clusters: int) -> float:
-    """Upper bound of the share of deviating clusters if none was observed (Clopper–Pearson)."""
+def _unobserved_share(clusters: int) -> float:
+    """Return the upper bound of the share of deviating clusters if none was observed (Clopper–Pearson)."""
     return 1 - float(((1 - LEVEL) / 2) ** (1 / clusters))

@@ -1,4 +1,4 @@
-"""Pictures that show several classes: mean average precision by class names and by a linear probe (VOC2007)."""
+"""Multilabel classification: mean average precision by class names and by a linear probe (VOC2007)."""
 
 import warnings
 from dataclasses import dataclass
@@ -22,15 +22,15 @@ from recollect.evaluation.tasks.classification import shared_images
 _STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
 """Candidate inverse regularization strengths of the probe."""
 
-_HELD_SHARE = 4  # one picture in four is held out to choose the strength
+_HELD_OUT_EVERY = 4  # every fourth picture is held out to choose the strength
 
 
 @dataclass(frozen=True)
 class MultilabelTask:
-    """Pictures and the classes that each of them shows.
+    """Pictures and the classes that each picture shows.
 
     Attributes:
-        support, query: pictures to learn from, if any, and tested ones.
+        support, query: pictures to learn from, if any, and pictures to test on.
         support_shows, query_shows: whether each picture shows each class (examples, classes), (n, classes).
         templates: prompt templates with ``{}`` for the class name.
     """
@@ -58,21 +58,21 @@ def multilabel_task(
     Args:
         spec: the source (see `open_source`).
         support: split to learn from, if any.
-        names: of the classes, if the source has none.
+        names: class names, if the source has none.
 
     Raises:
         UserError: no such split, overlapping splits, labels that are not lists, numbers without names, or a class that
             no tested picture shows.
     """
-    asked = open_source(spec, split=query, kind="label", columns=columns)
+    tested = open_source(spec, split=query, kind="label", columns=columns)
     known = open_source(spec, split=support, kind="label", columns=columns) if support else None
-    if known is not None and (shared := shared_images(known, asked)):
+    if known is not None and (shared := shared_images(known, tested)):
         raise UserError(
-            f"{spec}: {shared} of {len(asked)} tested images are also in split '{support}'. Name other splits with "
+            f"{spec}: {shared} of {len(tested)} tested images are also in split '{support}'. Name other splits with "
             "--support and --query, or use --no-probe."
         )
-    lists = [_lists(spec, source) for source in (asked, known) if source is not None]
-    class_names = names or asked.class_names
+    lists = [_lists(spec, source) for source in (tested, known) if source is not None]
+    class_names = names or tested.class_names
     if not class_names and all(isinstance(label, str) for part in lists for row in part for label in row):
         class_names = tuple(sorted({label for part in lists for row in part for label in row}))
     if len(class_names) < 2:
@@ -81,9 +81,9 @@ def multilabel_task(
     if (empty := ~shows[0].any(axis=0)).any():
         raise UserError(f"{spec}: no tested picture shows '{class_names[int(empty.argmax())]}'. Name another split.")
     readable_names = tuple(map(readable, class_names))
-    name = asked.name.replace(":test", "")
+    name = tested.name.replace(":test", "")
     return MultilabelTask(
-        name, asked, shows[0], readable_names, templates, known, shows[1] if known is not None else None
+        name, tested, shows[0], readable_names, templates, known, shows[1] if known is not None else None
     )
 
 
@@ -95,7 +95,7 @@ def _lists(spec: str, source: Source) -> list[list[Any]]:
 
 
 def _shows(spec: str, rows: list[list[Any]], names: tuple[str, ...]) -> np.ndarray:
-    """Flags (pictures, classes)."""
+    """Return whether each picture shows each class (pictures, classes)."""
     count = len(names)
     flags = [row for row in rows if len(row) == count and set(row) <= {0, 1}]
     if len(flags) == len(rows):
@@ -112,10 +112,10 @@ def _shows(spec: str, rows: list[list[Any]], names: tuple[str, ...]) -> np.ndarr
 
 
 def average_precision(scores: Float[np.ndarray, " n"], shows: Bool[np.ndarray, " n"]) -> float:
-    """Mean over the true pictures of the precision at their rank (0 to 1); ties count against them.
+    """Compute the mean precision at the ranks of the true pictures (0 to 1); ties count against them.
 
     Raises:
-        ValueError: none is true.
+        ValueError: no picture is true.
     """
     if not shows.any():
         raise ValueError("average precision needs at least one true picture")
@@ -125,7 +125,7 @@ def average_precision(scores: Float[np.ndarray, " n"], shows: Bool[np.ndarray, "
 
 
 def eleven_points(scores: Float[np.ndarray, " n"], shows: Bool[np.ndarray, " n"]) -> float:
-    """VOC2007's average precision: mean of the best precision at recalls of at least 0, 0.1, ..., 1."""
+    """Compute VOC2007's average precision: mean of the best precision at recalls of at least 0, 0.1, ..., 1."""
     order = np.lexsort((shows, -scores))
     hits = np.cumsum(shows[order])
     precision, recall = hits / np.arange(1, len(hits) + 1), hits / hits[-1]
@@ -141,7 +141,7 @@ def multilabel(
     prefix: Kind | None = None,
     cache: FeatureCache | None = None,
 ) -> Result:
-    """Mean average precision in percent of zero-shot scores and, if there is a support, of a linear probe.
+    """Measure the mean average precision in percent of zero-shot scores and, with a support, of a linear probe.
 
     The probe is a logistic regression per class, with its strength chosen on a quarter of the support.
 
@@ -165,7 +165,7 @@ def multilabel(
                 f"{task.name}: {share} of the pictures to learn from show '{task.class_names[place]}'. "
                 "Add pictures, or use --no-probe."
             )
-        strength = _choose(support.images, learned)
+        strength = _choose_strength(support.images, learned)
         scored["probe"] = _probe(support.images, learned, query.images, strength)
         settings |= {"pool": len(learned), "C": strength}
         sources.append(task.support)
@@ -178,8 +178,8 @@ def multilabel(
     return Result("multilabel", model, task.name, seed, rows, settings)
 
 
-def _choose(images: np.ndarray, shows: np.ndarray) -> float:
-    held = np.arange(len(images)) % _HELD_SHARE == _HELD_SHARE - 1
+def _choose_strength(images: np.ndarray, shows: np.ndarray) -> float:
+    held = np.arange(len(images)) % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
     judged = shows[held].any(axis=0) & shows[~held].any(axis=0) & ~shows[~held].all(axis=0)
     if not judged.any():
         return 1.0
@@ -191,12 +191,12 @@ def _choose(images: np.ndarray, shows: np.ndarray) -> float:
     return _STRENGTHS[int(np.argmax(found))]
 
 
-def _probe(images: np.ndarray, shows: np.ndarray, asked: np.ndarray, strength: float) -> np.ndarray:
-    """Scores of one regression per class (asked, classes)."""
-    scores = np.empty((len(asked), shows.shape[1]))
+def _probe(images: np.ndarray, shows: np.ndarray, queries: np.ndarray, strength: float) -> np.ndarray:
+    """Return the scores of one regression per class (queries, classes)."""
+    scores = np.empty((len(queries), shows.shape[1]))
     for place, wanted in enumerate(shows.T):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             model = LogisticRegression(C=strength, max_iter=1000).fit(images, wanted)
-        scores[:, place] = model.decision_function(asked)
+        scores[:, place] = model.decision_function(queries)
     return scores

@@ -1,4 +1,4 @@
-"""Embeddings of labeled sets in files: write them, and open them as tasks."""
+"""Files of labeled embeddings: writing them, and opening them as tasks."""
 
 import hashlib
 import unicodedata
@@ -31,7 +31,7 @@ _LABELS = ("label", "class_name")
 
 @dataclass(frozen=True)
 class LabeledVectors:
-    """Rows of embeddings with a label each.
+    """Labeled embeddings.
 
     Attributes:
         vectors: unit-norm float32 (n, width).
@@ -46,22 +46,22 @@ class LabeledVectors:
     splits: np.ndarray | None = None
 
     def take(self, kept: np.ndarray) -> "LabeledVectors":
-        """Some of the rows, without splits."""
+        """Return some of the rows, without splits."""
         return LabeledVectors(self.vectors[kept], self.labels[kept], self.numbers)
 
     def of_split(self, path: Path, names: Sequence[str]) -> tuple[str, "LabeledVectors"]:
-        """The first of ``names`` that is a split, and its rows.
+        """Return the first of ``names`` that is a split, and its rows.
 
         Raises:
-            UserError: none is one.
+            UserError: none is a split.
         """
         if self.splits is None:
             raise UserError(f"{path}: no column 'split', so no split {' or '.join(names)}")
         if name := next((name for name in names if (self.splits == name).any()), None):
             return name, self.take(self.splits == name)
-        there = ", ".join(sorted(filter(None, set(self.splits.tolist()))))
+        splits = ", ".join(sorted(filter(None, set(self.splits.tolist()))))
         raise UserError(
-            f"{path}: no rows of split {' or '.join(names)}; it has {there}. Name one with --support, --query."
+            f"{path}: no rows of split {' or '.join(names)}; it has {splits}. Name one with --support, --query."
         )
 
 
@@ -91,10 +91,10 @@ class _VectorSource(Source):
 
 @dataclass(frozen=True)
 class VectorEncoder(Encoder):
-    """Embeds vectors as themselves, and texts as the vectors they name.
+    """Encoder that returns vectors unchanged, and looks up the vector of each text.
 
     Attributes:
-        texts: unit-norm vectors (width,) by name.
+        texts: unit-norm vectors (width,) by text.
     """
 
     width: int
@@ -122,14 +122,14 @@ def vector_task(
     label_column: str | None = None,
     scale: float = TEXT_SCALE,
 ) -> tuple[VectorEncoder, ClassificationTask]:
-    """Examples and tested rows as a task, with the encoder that reads it.
+    """Create a task of examples and tested rows, with the encoder that reads it.
 
     Args:
         texts: class texts. A .npy file has a row for each class in the order of the sorted labels. A Parquet file has
             labels, and several rows of a class are its prompts. None for a task without texts.
 
     Raises:
-        UserError: fewer than two classes, a class without a text, or other widths or numbers of rows.
+        UserError: fewer than two classes, a class without a text, or a different width or number of rows.
     """
     labels = np.unique(np.concatenate([part.labels for part in parts])).tolist()
     classes = tuple(sorted(labels, key=float) if all(part.numbers for part in parts) else labels)
@@ -148,7 +148,7 @@ def vector_task(
 
 
 def _texts(path: Path, classes: Sequence[str], label_column: str | None) -> dict[str, np.ndarray]:
-    """Unit rows of each class (prompts, width)."""
+    """Return the unit-norm texts of each class (prompts, width)."""
     if path.suffix == ".npy":
         matrix = _array(path)
         if matrix.ndim != 2 or len(matrix) != len(classes):
@@ -173,19 +173,19 @@ def read_vectors(path: Path, label_column: str | None = None) -> LabeledVectors:
         raise UserError(f"{path}: no rows")
     vectors = _unit(_matrix(path, table, _column(path, table, _VECTORS, None, "vectors")), path)
     labels = table[_column(path, table, _LABELS, label_column, "labels")].to_pylist()
-    return LabeledVectors(vectors, *_named(labels, path), _splits(table, path))
+    return LabeledVectors(vectors, *_label_texts(labels, path), _splits(table, path))
 
 
 def _splits(table: pa.Table, path: Path) -> np.ndarray | None:
-    """The split of each row, or an empty string; None if no row has one."""
+    """Return the split of each row, or an empty string; None if no row has one."""
     values = table["split"].to_pylist() if "split" in table.column_names else []
     splits = np.array(["" if split is None else str(split) for split in values])
-    nowhere = splits == ""
-    if not splits.size or nowhere.all():
+    missing = splits == ""
+    if not splits.size or missing.all():
         return None
-    if nowhere.any():
-        first = int(nowhere.argmax())
-        note(f"{path}: left out {nowhere.sum():,} of {len(splits):,} rows without a split (row {first} first)")
+    if missing.any():
+        first = int(missing.argmax())
+        note(f"{path}: left out {missing.sum():,} of {len(splits):,} rows without a split (row {first} first)")
     return splits
 
 
@@ -193,18 +193,18 @@ def read_arrays(vectors: Path, labels: Path) -> LabeledVectors:
     """Read two .npy files: embeddings (n, width), and their labels (n,), numbers or text.
 
     Raises:
-        UserError: no such file, another shape, or zero or non-finite rows.
+        UserError: no such file, a wrong shape, or zero or non-finite rows.
     """
     matrix, named = _array(vectors), _array(labels)
     if matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
         raise UserError(f"{vectors}: has shape {matrix.shape} of {matrix.dtype}; rows of numbers (n, width) are needed")
     if named.shape != (len(matrix),):
         raise UserError(f"{labels}: has shape {named.shape}; one label for each of {len(matrix):,} rows is needed")
-    return LabeledVectors(_unit(matrix, vectors), *_named(named.tolist(), labels))
+    return LabeledVectors(_unit(matrix, vectors), *_label_texts(named.tolist(), labels))
 
 
-def _named(labels: Sequence[Any], path: Path) -> tuple[np.ndarray, bool]:
-    """Labels as NFC text, and whether they were numbers: 1.0 becomes 1, bytes are UTF-8.
+def _label_texts(labels: Sequence[Any], path: Path) -> tuple[np.ndarray, bool]:
+    """Return labels as NFC text, and whether they were numbers; 1.0 becomes 1, bytes are decoded as UTF-8.
 
     Raises:
         UserError: missing labels (null, NaN, empty), or several in a row.
@@ -224,18 +224,18 @@ def _named(labels: Sequence[Any], path: Path) -> tuple[np.ndarray, bool]:
 
 
 def divided(rows: LabeledVectors, path: Path, division: Division) -> tuple[LabeledVectors, LabeledVectors]:
-    """Examples and tested rows: by the file's splits, or half of each class each.
+    """Divide rows into examples and tested rows, by the file's splits or in halves of each class.
 
     Raises:
         UserError: no such split.
     """
     if rows.splits is not None and division.within is None:
-        learned, examples = rows.of_split(path, (division.support or "train",))
-        asked, tested = rows.of_split(path, (division.query,) if division.query else ("test", "validation", "val"))
-        if learned == asked:
+        support, examples = rows.of_split(path, (division.support or "train",))
+        query, tested = rows.of_split(path, (division.query,) if division.query else ("test", "validation", "val"))
+        if support == query:
             raise UserError(
-                f"{path}: examples and tested rows are both split '{asked}'. Name another with --support or --query, "
-                f"or divide it with --within {asked}."
+                f"{path}: examples and tested rows are both split '{query}'. Name another with --support or --query, "
+                f"or divide it with --within {query}."
             )
         return examples, tested
     if division.within is not None:
@@ -265,13 +265,13 @@ def _column(path: Path, table: pa.Table, usual: Sequence[str], named: str | None
     wanted = (named,) if named else usual
     if found := next((name for name in wanted if name in table.column_names), None):
         return found
-    there = ", ".join(f"'{name}'" for name in table.column_names)
-    raise UserError(f"{path}: no column of {what} ({' or '.join(wanted)}). It has {there}.")
+    existing = ", ".join(f"'{name}'" for name in table.column_names)
+    raise UserError(f"{path}: no column of {what} ({' or '.join(wanted)}). It has {existing}.")
 
 
 def _matrix(path: Path, table: pa.Table, name: str) -> np.ndarray:
     column = table[name].combine_chunks()
-    with user_errors(f"{path}: column '{name}' holds {column.type}; lists of numbers are needed", pa.ArrowException):
+    with user_errors(f"{path}: column '{name}' contains {column.type}; lists of numbers are needed", pa.ArrowException):
         column = column.cast(pa.large_list(pa.float64()))
     lengths = pc.unique(pc.list_value_length(column)).to_pylist()
     if len(lengths) != 1 or not lengths[0]:
@@ -284,8 +284,8 @@ def _unit(matrix: np.ndarray, path: Path) -> np.ndarray:
         raise UserError(f"{path}: no rows")
     matrix = matrix.astype(np.float64)
     if not np.isfinite(matrix).all():
-        raise UserError(f"{path}: row {int(np.argmin(np.isfinite(matrix).all(axis=1)))} holds NaN or infinity")
-    largest = np.abs(matrix).max(axis=1, initial=0, keepdims=True)  # before squares over- or underflow
+        raise UserError(f"{path}: row {int(np.argmin(np.isfinite(matrix).all(axis=1)))} contains NaN or infinity")
+    largest = np.abs(matrix).max(axis=1, initial=0, keepdims=True)  # scale first, so squares stay in range
     if not largest.all():
         raise UserError(f"{path}: row {int(largest.argmin())} is zero")
     matrix /= largest
@@ -304,7 +304,7 @@ def write_embedded(
     form: FileForm = "parquet",
     prefix: Kind | None = None,
 ) -> Path:
-    """Embed a task: its examples (split ``train``), its tested pictures (``test``) and its class texts.
+    """Embed a task, and write its examples (split ``train``), its tested pictures (``test``) and its class texts.
 
     ``parquet`` writes ``images.parquet`` with columns ``vector``, ``label``, ``id`` and ``split``, and
     ``texts.parquet`` with ``vector`` and ``label``. ``npy`` writes ``train.npy``, ``test.npy`` (rows, width),

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from recollect.core.files import atomic_path
 from recollect.evaluation.tables import mean_over_tasks
 
-# Colors that stay apart for color-blind readers (Okabe and Ito, 2008), in the order they are used.
+# Colors that color-blind readers can distinguish (Okabe and Ito, 2008), in order of use.
 LINE_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C8C")
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -45,7 +45,7 @@ METHOD_NAMES = {
 
 
 def new_figure(columns: int = 1, rows: int = 1, width: float = 4.2, height: float = 3.2) -> tuple[Figure, np.ndarray]:
-    """A figure with a (rows, columns) array of axes, in the style all figures share."""
+    """Create a figure with a (rows, columns) array of axes, in the common style."""
     with matplotlib.rc_context({"font.size": 9}):
         figure = Figure(figsize=(width * columns, height * rows), layout="constrained", dpi=150)
         axes = figure.subplots(rows, columns, squeeze=False)
@@ -57,18 +57,18 @@ def new_figure(columns: int = 1, rows: int = 1, width: float = 4.2, height: floa
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write a figure as PNG, PDF or SVG, by the file's ending; atomic."""
+    """Write a figure atomically as PNG, PDF or SVG, by the file extension."""
     with atomic_path(path) as temporary:
         figure.savefig(temporary, format=Path(path).suffix.lstrip(".") or "png")
 
 
 def colors_of(names: Sequence[str]) -> dict[str, str]:
-    """A color for each name, in the order of `LINE_COLORS`; the last one for all that follow."""
+    """Assign each name a color in the order of `LINE_COLORS`; all further names get the last one."""
     return dict(itertools.zip_longest(names, LINE_COLORS[: len(names)], fillvalue=LINE_COLORS[-1]))
 
 
 def _curve(axis: Axes, frame: pd.DataFrame, label: str, color: str, place: int, count: int) -> None:
-    """One of ``count`` curves, with a small horizontal offset to keep equal curves visible."""
+    """Draw one of ``count`` curves, with a small horizontal offset to keep equal curves visible."""
     curve = mean_over_tasks(frame, ["shots"]).groupby("shots").agg(["mean", "std"]).sort_index()
     aside = 2 ** (0.1 * (place - (count - 1) / 2))
     axis.errorbar(
@@ -84,7 +84,7 @@ def few_shot_curves(
     methods: Sequence[str],
     zero_shot: Mapping[str, float] | None = None,
 ) -> Figure:
-    """Accuracy over shots, one panel for each method, error bars over training seeds (LIxP, Fig. 1).
+    """Plot accuracy over shots, one panel per method, error bars over training seeds (LIxP, Fig. 1).
 
     Args:
         zero_shot: mean zero-shot accuracy of each model, drawn as a dotted line in its color.
@@ -100,7 +100,7 @@ def few_shot_curves(
             own = frame[(frame["model"] == model) & (frame["method"] == method)]
             _curve(axis, own, model, color, place, len(shown))
             if zero_shot and model in zero_shot:
-                gaps = (2, 2 * len(shown) - 2)  # lines at one height fill each other's gaps
+                gaps = (2, 2 * len(shown) - 2)  # dashes of lines at the same height alternate
                 axis.axhline(zero_shot[model], color=color, linestyle=(2 * place, gaps), linewidth=1.2)
         shots = sorted(frame["shots"].dropna().unique())
         axis.set_xscale("log", base=2)
@@ -117,7 +117,7 @@ def few_shot_curves(
 
 
 def gain_per_data_set(frame: pd.DataFrame, model: str, baseline: str, method: str, shots: int) -> Figure:
-    """Bars of the gain on each data set, largest first (LIxP, Fig. 2)."""
+    """Plot the gain on each data set as bars, largest first (LIxP, Fig. 2)."""
     chosen = frame[(frame["method"] == method) & (frame["shots"] == shots)]
     means = chosen.groupby(["model", "data"])["value"].mean().unstack("model")
     gains = (means[model] - means[baseline]).dropna().sort_values(ascending=False)
@@ -135,13 +135,13 @@ def gain_per_data_set(frame: pd.DataFrame, model: str, baseline: str, method: st
 
 
 def seeds_of(frame: pd.DataFrame, words: str) -> str:
-    """Note on the number of training seeds."""
+    """Return a note on the number of training seeds."""
     count = frame["training_seed"].nunique()
     return "one training seed" if count == 1 else words.format(count)
 
 
 _NOTE_LINE = 0.125
-"""Height of a line of a note in inches."""
+"""Line height of a note in inches."""
 
 
 def say_beneath(figure: Figure, words: str) -> None:
@@ -153,7 +153,7 @@ def say_beneath(figure: Figure, words: str) -> None:
 
 
 def sets_of(frame: pd.DataFrame) -> str:
-    """Names of the data sets of a mean, without their common prefix."""
+    """Return the names of the data sets of a mean, without their common prefix."""
     names = [str(name) for name in dict.fromkeys(frame["data"])]
     if len(names) == 1:
         return names[0]
@@ -164,5 +164,5 @@ def sets_of(frame: pd.DataFrame) -> str:
 
 
 def wrapped_to(words: str, figure: Figure) -> str:
-    """Text wrapped to the width of a figure."""
+    """Wrap text to the width of a figure."""
     return textwrap.fill(words, int(16 * figure.get_figwidth()), break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""Opens pools of images to search, with their captions."""
+"""Pools of images to search, with their captions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _COLUMN = "column:"
 
 
 def held_out(source: Source) -> PoolCaptions:
-    """The last text of each image as its caption, and not as a query: for sets with several texts an image.
+    """Use the last text of each image as its caption and not as a query, for sets with several texts per image.
 
     Raises:
         UserError: no image has two different texts.
@@ -37,7 +37,7 @@ def held_out(source: Source) -> PoolCaptions:
 
 
 def true_captions(source: Source) -> PoolCaptions:
-    """The first text of each image as its caption, though it is also asked for: the ceiling (EFSA, Table 6, row 1)."""
+    """Use the first text of each image as its caption and as a query: an upper bound (EFSA, Table 6, row 1)."""
     captions: list[str | None] = []
     for index in range(len(source)):
         wordings, _ = number_texts(source.texts(index))
@@ -46,7 +46,7 @@ def true_captions(source: Source) -> PoolCaptions:
 
 
 CAPTION_KINDS: Mapping[str, Callable[[Source], PoolCaptions]] = {"held-out": held_out, "true": true_captions}
-"""How captions come from the texts of a source, by name."""
+"""Functions that take captions from the texts of a source, by name."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ def open_pools(
     Args:
         data: sources with captions, which are the queries.
         pool: one pool per source, or all sources as one pool.
-        captions: captions to learn from, for all sources or one per source with commas between: a name of ``kinds``,
+        captions: captions to learn from, for all sources or one per source, separated by commas: a name of ``kinds``,
             ``column:NAME``, or a .jsonl file of `recollect caption`; None for none.
-        split: of each source, unless its address names one.
+        split: split of each source, unless its address names one.
 
     Raises:
-        UserError: no data, no such source, or captions of another source.
+        UserError: no data, no such source, or captions of a different source.
     """
     refuse((not data, "no data. Name it with --data SOURCE ..."))
     words = [None] * len(data) if captions is None else captions.split(",")
@@ -84,8 +84,8 @@ def open_pools(
         words *= len(data)
     if len(words) != len(data):
         raise UserError(
-            f"--captions {captions}: {len(words)} kinds for {len(data)} sources. Name one kind, or one per source with "
-            "commas between."
+            f"--captions {captions}: {len(words)} kinds for {len(data)} sources. Name one kind, or one per source, "
+            "separated by commas."
         )
     pools = []
     splits = [None if is_generated(spec) or "split=" in spec else split for spec in data]
@@ -102,7 +102,7 @@ def open_pools(
         elif word.endswith(".jsonl"):
             known = PoolCaptions(captions_of(Path(word), task.images))
         else:
-            raise UserError(f"--captions {word}: write {', '.join(kinds)}, column:NAME, or name a .jsonl file")
+            raise UserError(f"--captions {word}: use {', '.join(kinds)}, column:NAME, or a .jsonl file")
         pools.append(CaptionedPool(task, known))
     return [_merged(pools)] if pool == "merged" else pools
 

@@ -22,12 +22,12 @@ def linear_probe(
     seed: int = 0,
     cache: FeatureCache | None = None,
 ) -> Result:
-    """Train on all support images of ``task``, test on its query images (prefix conditioning, section 4.3).
+    """Train on all support images of ``task`` and test on its query images (prefix conditioning, section 4.3).
 
     The regularization is chosen by cross-validation on the support images.
 
     Returns:
-        One row in percent as in the few-shot protocol (`run_protocol`), with the chosen regularization ``C``.
+        One row in percent, as in the few-shot protocol (`run_protocol`), with the chosen regularization ``C``.
 
     Raises:
         UserError: the task has no images to train on.

@@ -1,4 +1,4 @@
-"""Protocols that only need a model and a source, which `recollect train` can run during training."""
+"""Protocols that need only a model and a source, so `recollect train` can run them during training."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ class Measurement:
     """A protocol on a named source.
 
     Attributes:
-        open: from the address of a source to tasks.
-        evaluate: from model and task to a result.
-        figure: name of a row's figure; None for rows that are not shown.
+        open: function from the address of a source to tasks.
+        evaluate: function from model and task to a result.
+        figure: function from a row to the name of its figure, or None to hide the row.
     """
 
     open: Callable[[str], Sequence[Any]]
@@ -35,7 +35,7 @@ class Measurement:
     figure: Callable[[ResultRow], str | None]
 
     def figures(self, encoder: Encoder, task: Any) -> dict[str, float]:
-        """Each figure of a model on one task, averaged over draws."""
+        """Return each figure of a model on a task, averaged over draws."""
         values: dict[str, list[float]] = {}
         for row in self.evaluate(encoder, task).rows:
             if (name := self.figure(row)) is not None:

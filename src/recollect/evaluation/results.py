@@ -24,7 +24,7 @@ RESULT_FORMAT = 1
 
 ResultRow = Mapping[str, Any]
 
-_LONGEST = 200
+_MAX_NAME_LENGTH = 200  # file systems allow 255 bytes
 
 
 @cache
@@ -43,14 +43,14 @@ def _environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one evaluation.
+    """Result of one evaluation.
 
     Attributes:
         protocol: ``zero-shot``, ``few-shot``, ``retrieval``, ``probe``, ...
         model: name of the model (a path, a hub id, a recipe).
-        seed: of the model's training or of the protocol.
+        seed: seed of the model's training or of the protocol.
         rows: figures, each with its own keys (``method``, ``shots``, ``metric``) and a ``value``.
-        settings: everything else that determines the figures.
+        settings: everything else that affects the figures.
         environment: versions and device; not part of `identity`.
         notes: observations such as seconds and counts; not part of `identity`.
     """
@@ -66,18 +66,18 @@ class Result:
 
     @property
     def identity(self) -> str:
-        """16 hex digits of protocol, model, data, seed and settings."""
-        asked = [self.protocol, self.model, self.data, self.seed, self.settings]
-        return hashlib.blake2b(_canonical(asked), digest_size=8).hexdigest()
+        """Hash of protocol, model, data, seed and settings (16 hex digits)."""
+        inputs = [self.protocol, self.model, self.data, self.seed, self.settings]
+        return hashlib.blake2b(_canonical(inputs), digest_size=8).hexdigest()
 
     @property
     def file_name(self) -> str:
-        """A readable name with `identity`, unique to this evaluation."""
+        """Readable name with `identity`, unique to this evaluation."""
         prefix = self.settings.get("prefix")
         read = [f"{prefix}-prefix"] if prefix else []
         parts = (self.protocol, self.model, self.data, *read, f"seed{self.seed}")
         name = "--".join(re.sub(r"[^A-Za-z0-9._=-]+", "-", part).strip("-") for part in parts)
-        return f"{name[: _LONGEST - 18]}--{self.identity}.json"  # file systems take 255
+        return f"{name[: _MAX_NAME_LENGTH - 18]}--{self.identity}.json"
 
     def save(self, folder: str | Path) -> Path:
         """Write the result into ``folder`` as `file_name`, replacing an earlier result of the same evaluation."""
@@ -86,17 +86,17 @@ class Result:
         return path
 
     def as_json(self) -> dict[str, Any]:
-        """The content of its file."""
+        """Return the content of the result file."""
         return {"format": RESULT_FORMAT, **asdict(self)}
 
 
 def _canonical(value: Any) -> bytes:
-    """JSON that does not depend on the order of keys, or on tuple or list."""
+    """Return JSON that does not depend on the order of keys, or on tuple or list."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str).encode()
 
 
 def content_of(encoder: Encoder, *sources: Source, asked: Any = None) -> dict[str, str]:
-    """Fingerprints of models, data and texts, as settings of a `Result`.
+    """Return hashes of model, data and texts, as settings of a `Result`.
 
     Args:
         encoder: its fingerprint covers weights, transform and dtype.
@@ -111,7 +111,7 @@ def content_of(encoder: Encoder, *sources: Source, asked: Any = None) -> dict[st
 
 
 def check_place(path: Path | None) -> None:
-    """Check before any work that results can be written to a folder or, together, to a .json file.
+    """Check before an evaluation that its results can be written to a folder or, together, to a .json file.
 
     Raises:
         UserError: a file without results, a file that is not .json, or a folder with the name of a .json file.
@@ -119,10 +119,7 @@ def check_place(path: Path | None) -> None:
     if path is None or not path.exists():
         return
     refuse(
-        (
-            path.is_dir() and path.suffix == ".json",
-            f"--out {path}: is a folder. Use a name without .json.",
-        ),
+        (path.is_dir() and path.suffix == ".json", f"--out {path}: is a folder. Use a name without .json."),
         (path.is_file() and path.suffix != ".json", f"--out {path}: is a file. Name a folder, or a .json file."),
     )
     if path.is_file():
@@ -130,7 +127,7 @@ def check_place(path: Path | None) -> None:
 
 
 def joint_identity(results: Iterable[Result]) -> str:
-    """16 hex digits of several evaluations in any order; `Result.identity` of a single one."""
+    """Hash several evaluations in any order (16 hex digits); a single one has its `Result.identity`."""
     own = sorted({result.identity for result in results})
     return own[0] if len(own) == 1 else hashlib.blake2b(_canonical(own), digest_size=8).hexdigest()
 
@@ -149,7 +146,7 @@ def save_together(results: Sequence[Result], path: Path) -> None:
 
 
 def _load_together(path: Path) -> list[Result]:
-    """Read a file of `save_together`."""
+    """Read a file written by `save_together`."""
     with user_errors(f"{path}: exists and is not a file of results. Name another, or move it", TypeError):
         return [_result(value, path) for value in read_json(path)]
 
@@ -172,7 +169,7 @@ def _result(value: Any, path: str | Path) -> Result:
 
 
 def load_results(folder: str | Path) -> list[Result]:
-    """Every result in ``folder``, sorted by file name."""
+    """Read every result in ``folder``, sorted by file name."""
     paths = sorted(Path(folder).glob("*.json"))
     if not paths:
         raise UserError(f"{folder}: no result files (*.json) here")
@@ -191,12 +188,12 @@ class Summary:
         return f"{self.mean:.1f}" if self.count < 2 else f"{self.mean:.1f} ± {self.std:.1f}"
 
     def signed(self) -> str:
-        """Text with a sign, for gains."""
+        """Format the summary with a sign, for gains."""
         return f"{self.mean:+.1f}" if self.count < 2 else f"{self.mean:+.1f} ± {self.std:.1f}"
 
 
 def summarize(values: Iterable[float]) -> Summary:
-    """Mean and sample standard deviation (n − 1) of ``values``.
+    """Compute mean and sample standard deviation (n − 1) of ``values``.
 
     Raises:
         ValueError: no values.

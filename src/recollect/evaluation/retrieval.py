@@ -41,7 +41,7 @@ def retrieval(
     cache: FeatureCache | None = None,
     depths: Sequence[int] = (1, 5, 10),
 ) -> Result:
-    """Recall at 1, 5 and 10 from text to image and from image to text.
+    """Measure recall at ``depths`` from text to image and from image to text.
 
     A query is a hit if any of its true matches is among the first k; ties count against it. An image that also matches
     another text (``ambiguous``) stays in the pool but is not a query, nor is a text with only ambiguous images.
@@ -61,13 +61,13 @@ def retrieval(
     features = image_features(encoder, task.images, cache)
     task, images = keep_images(task, features.rows), features.images
     texts = encoder.embed_texts(task.texts, prefix).numpy()
-    asked = _query_groups(task)
-    if not asked[DIRECTIONS[0]].asked.any():
+    groups = _query_groups(task)
+    if not groups[DIRECTIONS[0]].asked.any():
         raise UserError(f"{task.name}: every picture is marked ambiguous, so there are no queries")
     ranks = streaming_ranks(images, texts, task.matches)
     rows: list[ResultRow] = []
     for direction, found in zip(DIRECTIONS, (ranks.texts, ranks.images), strict=True):
-        rows += recall_rows("zero-shot", direction, found, asked[direction], depths)
+        rows += recall_rows("zero-shot", direction, found, groups[direction], depths)
     settings: dict[str, Any] = {"images": len(task.images), "texts": len(task.texts), "prefix": prefix}
     settings |= {"depths": list(depths)} | content_of(encoder, task.images, asked=_asked_content(task))
     return Result("retrieval", model, task.name, seed, rows, settings)
@@ -75,11 +75,11 @@ def retrieval(
 
 @dataclass(frozen=True)
 class PoolCaptions:
-    """One caption for each image of a source, and which of its texts may be asked for.
+    """One caption for each image of a source, and the texts that must not be queries.
 
     Attributes:
-        captions: one for each image, or None.
-        reserved: texts (white space aside) that are captions here and so no queries.
+        captions: caption of each image, or None.
+        reserved: texts (with normalized white space) that are captions here and therefore not queries.
     """
 
     captions: tuple[str | None, ...]
@@ -91,6 +91,7 @@ class QueryGroups:
     """Groups of the queries in one direction.
 
     Attributes:
+        asked: whether each text or image is a query.
         sources: source of each query; the mean of domains weights sources equally.
         clusters: queries with the same number are about the same picture and resampled together.
     """
@@ -104,7 +105,7 @@ class QueryGroups:
 def _query_groups(
     task: RetrievalTask, reserved: frozenset[str] = frozenset(), most: int | None = None
 ) -> dict[str, QueryGroups]:
-    """The queries of each direction; at most ``most`` texts of each domain, drawn at random."""
+    """Return the queries of each direction, with at most ``most`` texts of each domain, drawn at random."""
     ambiguous, domains = np.array(task.ambiguous, dtype=bool), np.array(task.domains)
     certain = np.array([not ambiguous[list(found)].all() for found in task.matches])
     asked = certain & np.array([text not in reserved for text in task.texts])
@@ -125,7 +126,7 @@ def _query_groups(
 
 
 def _text_domains(task: RetrievalTask, origins: np.ndarray) -> list[str]:
-    """Domain of each text: that of most of its images, or its source if most texts of the source have several."""
+    """Return each text's domain: that of most of its images, or its source if most of its texts have several."""
     sources = [str(origins[images[0]]) for images in task.matches]
     found = [
         [task.domains[image] for image in images if origins[image] == source]
@@ -142,7 +143,7 @@ def _text_domains(task: RetrievalTask, origins: np.ndarray) -> list[str]:
 
 
 def asked_texts(task: RetrievalTask, captions: PoolCaptions | None, queries: int | None) -> list[int]:
-    """Indices of the texts that `compare_methods` uses as queries."""
+    """Return the indices of the texts that `compare_methods` uses as queries."""
     reserved = captions.reserved if captions is not None else frozenset[str]()
     return np.flatnonzero(_query_groups(task, reserved, queries)[DIRECTIONS[0]].asked).tolist()
 
@@ -155,13 +156,13 @@ def recall_rows(
     depths: Sequence[int],
     baseline: Int64[np.ndarray, " n"] | None = None,
 ) -> list[ResultRow]:
-    """Recall at each depth for each domain, for all queries, and as the mean of domains.
+    """Return recall at each depth for each domain, for all queries, and as the mean of domains.
 
     The mean of domains is the mean over sources of the mean over a source's domains. Intervals and tests resample
     pictures, not queries (`recollect.evaluation.intervals`).
 
     Args:
-        ranks: of the first true match.
+        ranks: rank of each query's first true match.
         groups: domain, source and picture of each query.
         baseline: ranks of the same queries by another method, to add the gain over it with interval and p-value.
     """
@@ -210,7 +211,7 @@ def _gain(hit: np.ndarray, before: np.ndarray, clusters: np.ndarray) -> ResultRo
 
 
 def timed(search: TextSearch, queries: Sequence[str], k: int) -> tuple[list[Hits], dict[str, float]]:
-    """Search, and the seconds of a query."""
+    """Search, and measure the seconds per query."""
     start = time.perf_counter()
     results = search(queries, k)
     return results, {"seconds per query": (time.perf_counter() - start) / max(1, len(queries))}
@@ -223,7 +224,7 @@ class Comparison:
     Attributes:
         methods: names; gains are over the first.
         queries: maximum number of texts per domain used as queries.
-        measure: searches, and returns figures of the cost as well.
+        measure: function that searches, and returns results and cost figures.
     """
 
     methods: Sequence[str] = ("zero-shot", "episode")
@@ -244,13 +245,13 @@ def compare_methods(
     seed: int = 0,
     cache: FeatureCache | None = None,
 ) -> Result:
-    """Recall and cost of search methods on the same pool and queries (EFSA, Tables 2 and 3).
+    """Measure recall and cost of search methods on the same pool and queries (EFSA, Tables 2 and 3).
 
     From text to image every method uses its own search; ties count against it. From image to text only methods with one
     model for all queries are evaluated.
 
     Args:
-        captions: of the pool's images, for methods that learn from them.
+        captions: captions of the pool's images, for methods that learn from them.
 
     Returns:
         Rows as in `retrieval`, with ``gain``, ``gain_low``, ``gain_high`` and ``gain_p`` over the first method, and
@@ -267,8 +268,8 @@ def compare_methods(
     task, vectors = keep_images(task, features.rows), features.images
     index = source_index(encoder, task.images, captions.captions, vectors)
     setting = SearchContext(encoder, index, comparison.episode, PixelCache(encoder.transform))
-    asked = _query_groups(task, captions.reserved, comparison.queries)
-    texts = asked[DIRECTIONS[0]].asked
+    groups = _query_groups(task, captions.reserved, comparison.queries)
+    texts = groups[DIRECTIONS[0]].asked
     if not texts.any():
         raise UserError(f"{task.name}: no queries are left, since all texts are captions of the pool")
     rows: list[ResultRow] = []
@@ -283,7 +284,7 @@ def compare_methods(
             known = vectors if prepared.encoder is encoder else None
             found[DIRECTIONS[1]] = _image_ranks(prepared.encoder, task, captions.reserved, known)
         for direction, mine in found.items():
-            rows += recall_rows(name, direction, mine, asked[direction], comparison.depths, baseline.get(direction))
+            rows += recall_rows(name, direction, mine, groups[direction], comparison.depths, baseline.get(direction))
         rows += [{"method": name, "metric": metric, "value": value} for metric, value in cost.items()]
         notes[name] = {"fell back": sum(any(note.endswith(FELL_BACK) for note in hits.notes) for hits in results)}
         baseline = baseline or found
@@ -307,7 +308,7 @@ def _asked_content(task: RetrievalTask) -> list[Any]:
 
 
 def _search_ranks(results: Sequence[Hits], task: RetrievalTask, texts: np.ndarray) -> Int64[np.ndarray, " texts"]:
-    """Rank of the first true match of each query."""
+    """Return the rank of the first true match of each query."""
     ranks = np.full(len(task.texts), NO_RANK, dtype=np.int64)
     for text, result in zip(texts.tolist(), results, strict=True):
         ranks[text] = first_match(result, {str(image) for image in task.matches[text]})
@@ -315,7 +316,7 @@ def _search_ranks(results: Sequence[Hits], task: RetrievalTask, texts: np.ndarra
 
 
 def first_match(result: Hits, true: set[str]) -> int:
-    """Rank of the first of ``true`` in a search result, or `MISSED`; ties count against it."""
+    """Return the rank of the first of ``true`` in a search result, or `MISSED`; ties count against it."""
     place = next((place for place, hit in enumerate(result.hits) if hit.id in true), None)
     if place is None:
         return MISSED
@@ -330,7 +331,7 @@ def first_match(result: Hits, true: set[str]) -> int:
 def _image_ranks(
     encoder: DualEncoder, task: RetrievalTask, reserved: frozenset[str], vectors: np.ndarray | None
 ) -> Int64[np.ndarray, " images"]:
-    """Rank of each image's best true text, without captions of the pool, which may have been learned from."""
+    """Rank each image's best true text, without captions of the pool, which methods may have learned from."""
     images = image_features(encoder, task.images).images if vectors is None else vectors
     kept = [number for number, text in enumerate(task.texts) if text not in reserved]
     texts = encoder.embed_texts([task.texts[number] for number in kept], caption_prefix(encoder)).numpy()

@@ -12,14 +12,14 @@ from recollect.evaluation.results import Result, Summary, summarize
 
 
 def tidy(results: Iterable[Result]) -> pd.DataFrame:
-    """One line per figure: ``protocol, model, data, training_seed`` and the row's own keys.
+    """Return one line per figure: ``protocol, model, data, training_seed`` and the row's own keys.
 
     A few-shot row has its own ``seed`` (of the support draw); the result's seed is ``training_seed``. Different data
-    sets of a protocol with the same name are numbered: ``birds``, ``birds (2)``. Protocols read other parts of a set,
-    so their contents are not compared.
+    sets of a protocol with the same name are numbered: ``birds``, ``birds (2)``. Data sets of different protocols are
+    not compared, since protocols read different parts of a data set.
     """
     results = list(results)
-    names = _told_apart(results)
+    names = _unique_names(results)
     lines = [
         {
             "protocol": result.protocol,
@@ -39,8 +39,8 @@ def _identity(result: Result) -> tuple[str, str, str | None]:
     return result.protocol, result.data, result.settings.get("data_content")
 
 
-def _told_apart(results: Sequence[Result]) -> dict[tuple[str, str, str | None], str]:
-    """A name for each data set, unique within its protocol."""
+def _unique_names(results: Sequence[Result]) -> dict[tuple[str, str, str | None], str]:
+    """Return a name for each data set, unique within its protocol."""
     names, seen = dict[tuple[str, str, str | None], str](), Counter[tuple[str, str]]()
     for key in dict.fromkeys(map(_identity, results)):
         seen[key[:2]] += 1
@@ -49,7 +49,7 @@ def _told_apart(results: Sequence[Result]) -> dict[tuple[str, str, str | None], 
 
 
 def mean_over_tasks(frame: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
-    """Mean of ``value`` over data sets, for each combination of ``keys`` and training seed.
+    """Average ``value`` over data sets, for each combination of ``keys`` and training seed.
 
     Support draws are averaged within a data set first, so that all data sets have the same weight.
     """
@@ -59,9 +59,9 @@ def mean_over_tasks(frame: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
 
 
 def gain_over_draws(frame: pd.DataFrame, model: str, baseline: str, method: str, shots: int) -> Summary:
-    """``model`` minus ``baseline`` on the same supports: mean and deviation over draws and training seeds.
+    """Summarize ``model`` minus ``baseline`` on the same supports, over draws and training seeds.
 
-    Each value is the mean over data sets of the differences of one draw.
+    Each value is the mean difference over data sets of one draw.
     """
     chosen = frame[(frame["method"] == method) & (frame["shots"] == shots)]
     values = chosen.groupby(["model", "data", "seed", "training_seed"])["value"].mean()
@@ -94,13 +94,13 @@ class SampleEfficiency:
 
 
 def sample_efficiency(frame: pd.DataFrame, model: str, baseline: str, method: str) -> SampleEfficiency:
-    """`SampleEfficiency` of ``model`` at the accuracy that ``baseline`` has with the most shots.
+    """Compute `SampleEfficiency` of ``model`` at the accuracy that ``baseline`` has with the most shots.
 
     Curves are means over data sets, draws and seeds, interpolated linearly over the logarithm of the shots; the first
     crossing counts for both, so a model against itself gives 1.
 
     Raises:
-        ValueError: one of the two has no such figures.
+        ValueError: ``model`` or ``baseline`` has no figures of ``method``.
     """
     frame = frame[(frame["method"] == method) & (frame["shots"] > 0)]
     curves = {}
@@ -114,13 +114,13 @@ def sample_efficiency(frame: pd.DataFrame, model: str, baseline: str, method: st
     shots = curves[model][0]
     if np.isnan(mine):
         return SampleEfficiency(theirs / shots[-1], "less than", accuracy, mine, theirs)
-    # At the fewest measured shots the true crossing may be earlier, unless the baseline is there too.
+    # At the fewest measured shots the true crossing may be earlier, unless the baseline also crosses there.
     beyond = mine <= shots[0] and theirs > mine
     return SampleEfficiency(theirs / mine, "at least" if beyond else "exactly", accuracy, mine, theirs)
 
 
 def _first_reached(shots: np.ndarray, values: np.ndarray, wanted: float) -> float:
-    """The fewest shots at which the curve reaches ``wanted``, or NaN."""
+    """Return the fewest shots at which the curve reaches ``wanted``, or NaN."""
     at = np.flatnonzero(values >= wanted - 1e-9)
     if not len(at):
         return float("nan")

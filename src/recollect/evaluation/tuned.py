@@ -1,4 +1,4 @@
-"""Methods that tune the model, in the few-shot protocol: same draws, same tested pictures."""
+"""Few-shot protocol for methods that tune the model, with the same draws and tested pictures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,7 +23,7 @@ _BLOCK = 256
 
 @dataclass(frozen=True)
 class TuningRequest:
-    """Which methods tune the model, and how much.
+    """Methods that tune the model, and their settings.
 
     Attributes:
         effort: share of the published steps, above 0.
@@ -42,12 +42,12 @@ class TuningRequest:
         check_number("--effort", self.effort, above=0)
 
     def settings(self) -> dict[str, Any]:
-        """Settings for a `Result`."""
-        made = {name: asdict(self.make(name, 0)) for name in self.methods}
-        return {"tuning": made} | ({"held_out": True} if self.held_out else {})
+        """Return the settings for a `Result`."""
+        methods = {name: asdict(self.make(name, 0)) for name in self.methods}
+        return {"tuning": methods} | ({"held_out": True} if self.held_out else {})
 
     def make(self, name: str, seed: int) -> Any:
-        """A method with these settings."""
+        """Create a method with these settings."""
         return self.known[name](self.effort, self.flip, seed)
 
 
@@ -72,7 +72,7 @@ def tuned_rows(
     orders: Mapping[int, np.ndarray],
     readable: np.ndarray,
 ) -> list[dict[str, Any]]:
-    """Rows of the few-shot protocol for each method, number of shots and draw.
+    """Return rows of the few-shot protocol for each method, number of shots and draw.
 
     Raises:
         UserError: a model that cannot be tuned, or vectors instead of pictures.
@@ -96,9 +96,9 @@ def tuned_rows(
 def _held_out(
     method: Any, encoder: DualEncoder, task: ClassificationTask, rows: np.ndarray, examples: LabeledPictures
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of held-out shots (held, classes) by models tuned without them, and their labels (held,).
+    """Score held-out shots (held, classes) with models tuned without them; also return their labels (held,).
 
-    Held-out shots are not among the unlabeled pictures either.
+    The unlabeled pictures exclude held-out shots too.
     """
     plan = HoldOut.of(examples.labels)
 
@@ -113,7 +113,7 @@ def _held_out(
 
 
 class _GivenScores(EmbeddingClassifier):
-    """Its queries are scores (n, classes), which are calibrated and measured like those of any classifier."""
+    """Classifier whose queries are scores (n, classes), to calibrate and measure them."""
 
     temperature_ = 1.0
 
@@ -122,7 +122,7 @@ class _GivenScores(EmbeddingClassifier):
 
 
 def tuned_answers(scores: np.ndarray, labels: np.ndarray, held: tuple[np.ndarray, np.ndarray] | None) -> Answers:
-    """Answers by scores of the tested pictures (n, classes), calibrated on held-out scores and labels if there are any.
+    """Return answers from scores of the tested pictures (n, classes), calibrated on held-out scores and labels, if any.
 
     Without held-out examples the calibration error is that of the trained temperature.
     """

@@ -18,15 +18,14 @@ from recollect.evaluation.few_shot_protocol import accuracy
 from recollect.evaluation.results import Result, ResultRow, content_of
 from recollect.evaluation.tasks.classification import ClassificationTask
 
-_FEW = 5
-"""Top-5 accuracy needs more classes."""
+_TOP = 5  # top-5 accuracy needs more classes
 
 
 def _top_5(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Top-5 accuracy of scores (n, classes) in percent."""
+    """Compute the top-5 accuracy of scores (n, classes) in percent."""
     own = scores[np.arange(len(labels)), labels, None]
-    earlier = np.arange(scores.shape[1]) < labels[:, None]  # the first of equals, as in top-1
-    return 100.0 * float(np.mean(((scores > own) | ((scores == own) & earlier)).sum(axis=1) < _FEW))
+    earlier = np.arange(scores.shape[1]) < labels[:, None]  # ties go to the first, as in top-1
+    return 100.0 * float(np.mean(((scores > own) | ((scores == own) & earlier)).sum(axis=1) < _TOP))
 
 
 def zero_shot(
@@ -41,7 +40,7 @@ def zero_shot(
     """Classify the query images of ``task`` by the nearest class text.
 
     Args:
-        seed: of the model's training, for summaries over seeds; the protocol itself is deterministic.
+        seed: seed of the model's training, for summaries over seeds; the protocol itself is deterministic.
         prefix: prefix token of class texts, for models that have them.
 
     Returns:
@@ -57,7 +56,7 @@ def zero_shot(
         {"metric": "top-1", "value": accuracy(predictions, query.labels), "ece": 100 * ece},
         {"metric": "mean per class", "value": accuracy(predictions, query.labels, "mean per class")},
     ]
-    if len(task.class_names) > _FEW:
+    if len(task.class_names) > _TOP:
         rows.append({"metric": "top-5", "value": _top_5(scores, query.labels)})
     settings: dict[str, Any] = {"classes": len(task.class_names), "queries": len(query.labels), "prefix": prefix}
     settings |= content_of(encoder, task.query, asked=class_prompts(task))

@@ -30,16 +30,16 @@ _NAME_RULES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One set of a suite.
+    """One data set of a suite.
 
     Attributes:
-        name: of the set, as in ``recollect evaluate ... --data NAME``.
+        name: name as in ``recollect evaluate ... --data NAME``.
         spec: address of the hub copy, in the form of `open_source`.
         columns: unusual column names of the hub copy.
         support, query: splits; ``support`` is None for a zero-shot set.
         support_size, query_size, classes: as in the paper.
         metric: "top-1", "mean per class" or "mean average precision".
-        multilabel: an image may show several classes, so that there is no single label to predict.
+        multilabel: whether an image may show several classes, so there is no single label to predict.
     """
 
     name: str
@@ -55,19 +55,19 @@ class Entry:
     _names: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def open(self, place: str | None = None, templates: tuple[str, ...] = GENERAL_TEMPLATES) -> ClassificationTask:
-        """Open the set as a task.
+        """Open the data set as a task.
 
         Args:
             place: another source with the same splits (see `open_source`); the hub copy by default.
 
         Raises:
-            UserError: it cannot be opened, its number of classes differs from the paper's, or it is multilabel.
+            UserError: it cannot be opened, its number of classes differs from the paper, or it is multilabel.
         """
         if self.multilabel:
             raise UserError(
-                f"{self.name}: images have several labels; `recollect evaluate multilabel --data {self.spec}` tests it."
+                f"{self.name}: images have several labels. Use `recollect evaluate multilabel --data {self.spec}`."
             )
-        # These columns are the hub copy's; other copies have the usual names.
+        # Only the hub copy has unusual column names.
         columns = Columns() if place else self.columns
         division = Division(support=self.support, query=self.query)
         task = classification_task(
@@ -85,7 +85,7 @@ class Entry:
         )
 
     def class_name(self, number: int, name: str) -> str:
-        """The readable form of one of the set's own class names."""
+        """Return the readable form of a class name of the data set."""
         if str(number) in self._names.get("rename_by_index", {}):
             return str(self._names["rename_by_index"][str(number)])
         rule = self._names.get("names")
@@ -101,7 +101,7 @@ def _renamed(source: Source, names: tuple[str, ...]) -> Source:
 
 
 def suite(name: str) -> tuple[Entry, ...]:
-    """The sets of a suite, in the paper's order: "lixp-21", "lixp-11-ablation", "lixp-5" or "prefix-11".
+    """Return the data sets of a suite, in the paper's order: "lixp-21", "lixp-11-ablation", "lixp-5" or "prefix-11".
 
     Raises:
         UserError: no such suite.
@@ -113,7 +113,7 @@ def suite(name: str) -> tuple[Entry, ...]:
 def captioned_specs(
     name: str, copies: Sequence[str] = (), columns: Columns | None = None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Addresses of the captioned sets of a suite ("efsa-9") that can be opened, and error messages of the others.
+    """Return addresses of the captioned data sets of a suite ("efsa-9"), and error messages of unavailable ones.
 
     Args:
         copies: ``NAME=SOURCE`` of other copies.
@@ -138,7 +138,7 @@ def captioned_specs(
 
 
 def _captioned_address(row: Mapping[str, Any], place: str | None) -> str:
-    """Address of a copy, by default the hub's, with the split that the paper searches."""
+    """Return the address of a copy (default: on the hub), with the split that the paper searches."""
     if place is None and not row.get("hub"):
         raise UserError(f"{row['set']}: no copy on the hub is known. Name your own: --copies {row['set']}=SOURCE")
     place = place or row["hub"]["id"]
@@ -146,10 +146,10 @@ def _captioned_address(row: Mapping[str, Any], place: str | None) -> str:
 
 
 def own_copies(copies: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """Sources by name, from ``NAME=SOURCE``.
+    """Parse ``NAME=SOURCE`` into sources by name.
 
     Raises:
-        UserError: another form, or no such name.
+        UserError: an invalid form, or no such name.
     """
     found = {}
     for text in copies:

@@ -1,4 +1,4 @@
-"""Classes to tell apart, and examples to learn them from."""
+"""Classification tasks: images to classify, and examples to learn from."""
 
 import difflib
 from dataclasses import dataclass, replace
@@ -21,12 +21,12 @@ class ClassificationTask:
     """Images to classify, and examples to learn from.
 
     Attributes:
-        query: test images; never an argument of a ``fit``.
+        query: test images; never passed to ``fit``.
         class_names: readable names; labels of ``support`` and ``query`` index them.
         templates: prompt templates with ``{}`` for the class name.
         class_texts: explicit prompts of every class, in place of templates and names; empty for a task without texts.
         group: kind of task, if a source has several: ``script``, ``attributes``, ...
-        shift: distribution shift: ``faces``, ``styles``; ``names`` and ``synonyms`` are the same classes under both.
+        shift: distribution shift: ``faces``, ``styles``, or ``names`` and ``synonyms`` (same classes, other names).
     """
 
     name: str
@@ -41,18 +41,18 @@ class ClassificationTask:
 
 
 RENAMED = ("names", "synonyms")
-"""The two shifts with the same classes under their usual names and under synonyms."""
+"""The two shifts with the same classes, under their usual names and under synonyms."""
 
 
 @dataclass(frozen=True)
 class Division:
-    """Division of images into examples and tested ones.
+    """Division of images into examples and tested images.
 
     Attributes:
         support: split to draw examples from; None for a task without examples (zero-shot only).
-        query: split to test on; None takes the test split, else the validation split.
-        within: divide this split into both instead, class by class, e.g. for data sets whose classes (not images) are
-            split, such as Omniglot.
+        query: split to test on; None uses the test split, or else the validation split.
+        within: split to divide into both instead, class by class, e.g. for data sets that split classes instead of
+            images, such as Omniglot.
         query_share: share of each class that ``within`` tests on.
     """
 
@@ -73,11 +73,11 @@ def classification_task(
 ) -> ClassificationTask:
     """Open a labeled source as a task.
 
-    Both parts have the same classes, those that occur in either, in the source's order.
+    Both parts have the same classes, namely those that occur in either part, in the source's order.
 
     Args:
         spec: a source with labels and class names (see `open_source`).
-        division: into examples and tested images; ``?split=`` of the address is the tested split if it names none.
+        division: ``?split=`` of the address is the tested split if the division has none.
 
     Raises:
         UserError: no such split, no class names, a test class without examples, overlapping splits, or fewer than two
@@ -104,10 +104,10 @@ def classification_task(
 
 
 def keep_classes(task: ClassificationTask, kept: np.ndarray) -> ClassificationTask:
-    """The task with some of its classes.
+    """Return the task with some of its classes.
 
     Args:
-        kept: their labels, ascending; at least two.
+        kept: labels of these classes, ascending; at least two.
     """
     if len(kept) < 2:
         raise UserError(f"{task.name}: only {len(kept)} classes are left. Two or more are needed.")
@@ -123,7 +123,7 @@ def keep_classes(task: ClassificationTask, kept: np.ndarray) -> ClassificationTa
 
 
 def class_name_shift(task: ClassificationTask) -> tuple[ClassificationTask, ClassificationTask]:
-    """The same images under their usual class names and under synonyms (prefix conditioning, appendix B).
+    """Return the same images under usual class names and under synonyms (prefix conditioning, appendix B).
 
     Only classes with a synonym that shares no word with the name and has a similarity below 0.7 (`difflib`) are kept.
     The source must have a column of synonyms.
@@ -143,7 +143,7 @@ def class_name_shift(task: ClassificationTask) -> tuple[ClassificationTask, Clas
 
 
 def _synonyms(task: ClassificationTask) -> dict[int, str]:
-    """The first sufficiently different synonym of each class that has one."""
+    """Return the first sufficiently different synonym of each class that has one."""
     labels = task.query.labels
     found = {}
     for label in np.unique(labels[labels != NO_LABEL]).tolist():
@@ -160,8 +160,8 @@ def _alike(one: str, other: str) -> bool:
     return bool(shared) or difflib.SequenceMatcher(None, one, other).ratio() >= 0.7
 
 
-def _parts(spec: str, asked: Division, columns: Columns | None) -> tuple[Source, Source]:
-    division = _as_addressed(spec, asked, columns)
+def _parts(spec: str, requested: Division, columns: Columns | None) -> tuple[Source, Source]:
+    division = _as_addressed(spec, requested, columns)
     if division.within is None:
         split = division.query or _query_split(spec, columns)
         query = sources.open_source(spec, split=split, kind="label", columns=columns)
@@ -178,7 +178,7 @@ def _parts(spec: str, asked: Division, columns: Columns | None) -> tuple[Source,
     tested = tested_rows(whole.labels, whole.class_names, division)
     if not tested.any():
         raise UserError(f"{spec}: split '{division.within}' has one image a class; to divide it, a class needs two")
-    if asked.within is None and sources.split_of(spec) is None:
+    if requested.within is None and sources.split_of(spec) is None:
         note(f"{spec}: no splits, so half of each class is tested and the rest are examples")
     return (
         Subset(whole, np.flatnonzero(~tested), name=f"{whole.name}:support"),
@@ -187,27 +187,27 @@ def _parts(spec: str, asked: Division, columns: Columns | None) -> tuple[Source,
 
 
 def shared_images(support: Source, query: Source) -> int:
-    """Number of tested images that are also examples."""
+    """Return the number of tested images that are also examples."""
     if isinstance(support, TableSource) and isinstance(query, TableSource):  # rows of the same table
         return int(np.isin(query.rows, support.rows).sum())
     return len(query) if support.fingerprint == query.fingerprint else 0
 
 
 def _as_addressed(spec: str, division: Division, columns: Columns | None) -> Division:
-    """The division for an address that names a split (``photos.parquet?split=val``), or a source that has one: it is
-    tested, and divided if there is no split to draw examples from."""
+    """Complete the division for an address with a split (``photos.parquet?split=val``), or a source with a single one:
+    that split is tested, and also divided if no other split has the examples."""
     if division.query is not None or division.within is not None:
         return division
-    said = sources.split_of(spec)
-    if said is None:
+    split = sources.split_of(spec)
+    if split is None:
         names = sources.split_names(spec, columns)
         if len(names) > 1:
             return division
-        (said,) = names
-    tested = {part.partition("[")[0] for part in said.split("+")}
+        (split,) = names
+    tested = {part.partition("[")[0] for part in split.split("+")}
     others: set[str] = set() if "all" in tested else set(sources.split_names(spec, columns)) - tested
-    apart = division.support is None or division.support in others
-    return replace(division, query=said) if apart else replace(division, within=said)
+    separate = division.support is None or division.support in others
+    return replace(division, query=split) if separate else replace(division, within=split)
 
 
 def _query_split(spec: str, columns: Columns | None) -> str:
@@ -222,7 +222,7 @@ def _query_split(spec: str, columns: Columns | None) -> str:
 
 
 def tested_rows(labels: np.ndarray, names: tuple[str, ...], division: Division) -> np.ndarray:
-    """Mark the tested share of every class; a class's draw does not depend on the others."""
+    """Return a mask of the tested share of every class; the draw of a class does not depend on other classes."""
     tested = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels[labels != NO_LABEL]):
         rows = np.flatnonzero(labels == label)

@@ -1,4 +1,4 @@
-"""Opens classification tasks from sources and suites."""
+"""Classification tasks from sources and suites."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ WORLD_TASKS: Table[Callable[[str, Purpose], Sequence[ClassificationTask]]] = Tab
 
 @dataclass(frozen=True)
 class OpenedTasks:
-    """Tasks, and reasons why data sets of the suite were left out."""
+    """Tasks, and reasons why other data sets of the suite were left out."""
 
     tasks: tuple[ClassificationTask, ...]
     left_out: tuple[str, ...] = ()
@@ -52,17 +52,17 @@ def open_tasks(
 
     Args:
         data: sources with labels and class names; a generated source selects the tasks of its world.
-        suite: data sets of the catalogue, e.g. lixp-21.
-        copies: ``NAME=SOURCE``: read a data set of the suite from another source than the hub.
+        suite: name of a suite in the catalogue, e.g. lixp-21.
+        copies: ``NAME=SOURCE``: read a data set of the suite from a source other than the hub.
         division: of each source into examples and tested images; for zero-shot no examples are read.
         templates: prompt templates with ``{}`` for the class name; CLIP's 80 by default.
         synonyms: replace each task by its classes with synonyms, once with names and once with synonyms.
 
     Raises:
-        UserError: nothing was named, or nothing can be opened.
+        UserError: no data given, or nothing can be opened.
     """
     if not data and not suite:
-        raise UserError("no data was named. Name it with --data SOURCE ... or --suite lixp-21.")
+        raise UserError("no data given. Use --data SOURCE ... or --suite lixp-21.")
     division = division or Division()
     if purpose == "zero-shot" and division.within is None:
         division = replace(division, support=None)
@@ -78,7 +78,7 @@ def open_tasks(
             found = _generated_tasks(spec, purpose)
             tasks += [task for task in found if not synonyms or task.shift in RENAMED]
     if not tasks and synonyms:
-        raise UserError(f"{data[0]}: no classes with synonyms; take glyphs:labels or name a column of them")
+        raise UserError(f"{data[0]}: no classes with synonyms. Use glyphs:labels, or name a column of synonyms.")
     from_suite, left_out = _open_suite(suite, copies, templates) if suite else ([], [])
     tasks += from_suite
     if not tasks:

@@ -18,7 +18,7 @@ class RetrievalTask:
     """Images and their matching texts.
 
     Attributes:
-        matches: the images that each text describes, ascending.
+        matches: indices of the images that each text describes, ascending.
         ambiguous: whether each image also matches another text, so that a miss is not an error.
     """
 
@@ -38,7 +38,7 @@ def retrieval_task(
     A caption of several images is a true match of all of them. The domain of an image defaults to its source's name.
 
     Args:
-        split: of each, unless its address has ``?split=``; of a source without splits, ``test`` is all of it.
+        split: split of each source whose address has no ``?split=``; without splits, ``test`` is the whole source.
 
     Raises:
         UserError: no such source or split, or no captions.
@@ -71,13 +71,13 @@ def _opened(spec: str, split: str | None, columns: Columns | None) -> RetrievalT
 
 
 def _domain(value: object, source: str) -> str:
-    """The domain of an image; the names of summaries are not free."""
+    """Return the domain of an image; the names of summaries are reserved."""
     name = str(value or source)
     return f"domain {name}" if name in ("all", "mean of domains") else name
 
 
 def told_apart(specs: Sequence[str], tasks: Sequence[RetrievalTask]) -> list[RetrievalTask]:
-    """The tasks under distinct names, so that no two are one domain."""
+    """Give the tasks distinct names, so their domains differ."""
     named = []
     for task, name in zip(tasks, distinct_names(specs, [task.name for task in tasks]), strict=True):
         task.images.name = name
@@ -107,7 +107,7 @@ def merged_tasks(tasks: Sequence[RetrievalTask]) -> RetrievalTask:
 
 
 def keep_images(task: RetrievalTask, kept: np.ndarray) -> RetrievalTask:
-    """The task with some of its images, without texts that match none of them.
+    """Return the task with some of its images, without texts that match none of them.
 
     Args:
         kept: ascending indices into ``task.images``.
@@ -116,12 +116,12 @@ def keep_images(task: RetrievalTask, kept: np.ndarray) -> RetrievalTask:
         return task
     place = {int(row): number for number, row in enumerate(kept)}
     matches = [tuple(place[row] for row in images if row in place) for images in task.matches]
-    asked = [number for number, images in enumerate(matches) if images]
+    matched = [number for number, images in enumerate(matches) if images]
     return replace(
         task,
         images=Subset(task.images, kept),
-        texts=tuple(task.texts[number] for number in asked),
-        matches=tuple(matches[number] for number in asked),
+        texts=tuple(task.texts[number] for number in matched),
+        matches=tuple(matches[number] for number in matched),
         domains=tuple(task.domains[int(row)] for row in kept),
         ambiguous=tuple(task.ambiguous[int(row)] for row in kept),
     )
