@@ -52,7 +52,7 @@ class IndexReading(nn.Module):
         self.reads = settings.kind != "mlp"
         if self.reads:
             by, taken = settings.searched(modality), settings.taken(modality)
-            ids = _readable(encoder, spoken="text" in (by, *taken))
+            ids = _readable(encoder, captioned="text" in (by, *taken))
             keys = _keys(encoder.index, ids, by, vectors=len(taken))
             self.captions = keys.shape[1]
             values = [
@@ -69,8 +69,8 @@ class IndexReading(nn.Module):
             # A picture counts once, with its best caption.
             scores, best = (embeddings @ self.keys.T).unflatten(1, (-1, self.captions)).max(dim=2)
             nearest = scores.topk(self.k, dim=1).indices
-            read = nearest * self.captions + best.gather(1, nearest)
-            tokens = torch.cat([tokens, *(values[read] for values in self.values.unbind())], dim=1)
+            rows = nearest * self.captions + best.gather(1, nearest)
+            tokens = torch.cat([tokens, *(values[rows] for values in self.values.unbind())], dim=1)
         return self.fusion(self.modality, tokens)
 
 
@@ -98,7 +98,7 @@ def _keys(index: Index, ids: list[str], by: By, vectors: int) -> Float[np.ndarra
     return keys
 
 
-def _readable(encoder: RetrievalEnhancedEncoder, spoken: bool) -> list[str]:
+def _readable(encoder: RetrievalEnhancedEncoder, captioned: bool) -> list[str]:
     """Return the ids of the pictures that the encoder may read.
 
     Raises:
@@ -107,14 +107,14 @@ def _readable(encoder: RetrievalEnhancedEncoder, spoken: bool) -> list[str]:
     index = encoder.index
     ids = index.ids if encoder.where is None else index.ids_where(encoder.where)
     ids = [id for id in ids if id not in encoder.exclude_ids]
-    if spoken:
+    if captioned:
         ids = [id for id, captions in zip(ids, index.values("caption", ids), strict=True) if captions]
     if len(ids) < encoder.k:
         raise UserError(f"{index.address}: {len(ids)} pictures can be read, fewer than k = {encoder.k}")
     return ids
 
 
-class _Classifying(nn.Module):
+class _ClassifierHead(nn.Module):
     """Classifier on unit embeddings: calibrated probabilities, and the cosine to the nearest class mean."""
 
     weights: Tensor
@@ -140,17 +140,6 @@ class _Classifying(nn.Module):
         return probabilities, (embeddings @ self.means.T).amax(dim=1)
 
 
-class _Chain(nn.Module):
-    """One module behind the other."""
-
-    def __init__(self, first: nn.Module, second: nn.Module) -> None:
-        super().__init__()
-        self.first, self.second = first, second
-
-    def forward(self, pixels: Tensor) -> Any:
-        return self.second(self.first(pixels))
-
-
 def export_all(encoder: Encoder, folder: str | Path, classifier: Classifier | None = None) -> Path:
     """Write a model as ONNX, with its index and classifier, if any.
 
@@ -173,14 +162,14 @@ def export_all(encoder: Encoder, folder: str | Path, classifier: Classifier | No
             encoder.fusion.to("cpu")
             more["reads"] = encoder.description
         if "image" in reads:
-            images = _Chain(images, IndexReading(encoder, "image"))  # type: ignore[arg-type]
+            images = nn.Sequential(images, IndexReading(encoder, "image"))  # type: ignore[arg-type]
         write_image_graph(images, model, unfinished / IMAGE_FILE, ["embeddings"])
-        read = IndexReading(encoder, "text") if "text" in reads else None  # type: ignore[arg-type]
-        write_text_graph(TextTower(model, read), unfinished / TEXT_FILE)
+        lookup = IndexReading(encoder, "text") if "text" in reads else None  # type: ignore[arg-type]
+        write_text_graph(TextTower(model, lookup), unfinished / TEXT_FILE)
         if classifier is not None and form is not None:
-            classifying = _Classifying(form, torch.from_numpy(classifier.unknown_rule.means))
+            head = _ClassifierHead(form, torch.from_numpy(classifier.unknown_rule.means))
             outputs = ["probabilities", "nearest"]
-            write_image_graph(_Chain(images, classifying), model, unfinished / _CLASSIFIER_GRAPH, outputs)
+            write_image_graph(nn.Sequential(images, head), model, unfinished / _CLASSIFIER_GRAPH, outputs)
             more |= {"classes": list(classifier.classes), "method": classifier.method}
             more["unknown_below"] = classifier.unknown_rule.threshold if len(classifier.unknown_rule.means) else None
         write_record(model, unfinished, more)

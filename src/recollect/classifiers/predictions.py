@@ -1,7 +1,7 @@
 """Predictions for files, with warnings about the examples."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +73,7 @@ class Classification:
 
     class_names: tuple[str, ...]
     predictions: tuple[Prediction, ...]
-    warnings: tuple[str, ...] = field(default_factory=tuple)
+    warnings: tuple[str, ...] = ()
 
 
 def example_warnings(classifier: Classifier) -> list[str]:

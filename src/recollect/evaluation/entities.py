@@ -12,12 +12,7 @@ from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind, best_device
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
-from recollect.evaluation.features import (
-    FeatureCache,
-    class_prompts,
-    class_text_features,
-    image_features,
-)
+from recollect.evaluation.features import FeatureCache, class_prompts, class_text_features, image_features
 from recollect.evaluation.few_shot_protocol import accuracy
 from recollect.evaluation.results import Result, ResultRow, content_of
 from recollect.evaluation.tasks.classification import ClassificationTask, Division, classification_task

@@ -114,13 +114,8 @@ def _embedded(encoder: Encoder, source: Source, block: int) -> Features:
     images = np.concatenate(blocks).astype(np.float32, copy=False)
     if not np.isfinite(images).all():
         raise UserError(f"{source.name}: the model's embeddings are not finite. Is the checkpoint damaged?")
-    return Features(
-        images,
-        np.array(labels, dtype=np.int64),
-        tuple(ids),
-        tuple(domains),
-        np.array(places, dtype=np.int64),
-    )
+    rows = np.array(places, dtype=np.int64)
+    return Features(images, np.array(labels, dtype=np.int64), tuple(ids), tuple(domains), rows)
 
 
 def class_prompts(task: ClassificationTask) -> tuple[tuple[str, ...], ...]:

@@ -12,12 +12,7 @@ from recollect.core.progress import progress
 from recollect.core.types import Encoder, Kind
 from recollect.data.sources.images import note
 from recollect.data.sources.subset import Subset
-from recollect.evaluation.features import (
-    FeatureCache,
-    class_prompts,
-    class_text_features,
-    image_features,
-)
+from recollect.evaluation.features import FeatureCache, class_prompts, class_text_features, image_features
 from recollect.evaluation.few_shot_protocol import NO_ROW, FewShotTask, Protocol, draw, run_protocol
 from recollect.evaluation.results import Result, content_of
 from recollect.evaluation.tasks.classification import ClassificationTask, keep_classes

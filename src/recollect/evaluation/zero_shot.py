@@ -8,12 +8,7 @@ from recollect.classifiers.heads.base import softmax
 from recollect.classifiers.heads.calibration import expected_calibration_error
 from recollect.classifiers.texts import learned_scale
 from recollect.core.types import Encoder, Kind
-from recollect.evaluation.features import (
-    FeatureCache,
-    class_prompts,
-    class_text_features,
-    image_features,
-)
+from recollect.evaluation.features import FeatureCache, class_prompts, class_text_features, image_features
 from recollect.evaluation.few_shot_protocol import accuracy
 from recollect.evaluation.results import Result, ResultRow, content_of
 from recollect.evaluation.tasks.classification import ClassificationTask
