@@ -1,4 +1,4 @@
-"""What `__init__.py` imports when it is first used."""
+"""Public names, which `__init__.py` imports on first use."""
 
 from .heads.base import EmbeddingClassifier as EmbeddingClassifier
 from .heads.mixing import best_weight as best_weight
