@@ -288,6 +288,7 @@ def test_examples_make_names_a_better_classifier_one_class_at_a_time(folders):
     some = names.add(ColorEncoder(), {"red": sorted((folders / "support/red").iterdir())})
     assert some.method == "zero-shot"
     assert some.without_examples == ("blue", "green")
+    assert "no class has two examples" not in some.trust, "red has several"
     assert not some.is_unknown(ColorEncoder().embed_images([shade(COLORS["green"], 5)])).any(), "a green one"
     assert some.unknown_rule.rejected is None
     rest = {name: sorted((folders / "support" / name).iterdir()) for name in ("blue", "green")}

@@ -245,8 +245,9 @@ class Classifier:
     def trust(self) -> str:
         """Accuracy and calibration on held-out examples, as text."""
         if not self.calibrated:
-            kind = "the model's own" if self.without_examples else "a guess"
-            return f"confidence is {kind}, not calibrated (no class has two examples)"
+            if self.without_examples:
+                return "confidence is the model's own, not calibrated (not every class has examples)"
+            return "confidence is a guess, not calibrated (no class has two examples)"
         checked = self.calibration
         if not self.enough_examples:
             return f"{checked['examples']} held out: {TOO_FEW}"
