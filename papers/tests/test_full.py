@@ -114,7 +114,7 @@ def test_test_sets_are_opened_before_training(own, papers, tmp_path, monkeypatch
     monkeypatch.setattr(runs, "_figures", lambda job, file, out: pytest.fail("trained"))
     options = StudyOptions("full", tmp_path, data=(f"{own}/one.csv",), workers=1)
     monkeypatch.setattr(opening, "suite_entries", lambda name: (TinySet("gone", f"{own}/gone.csv"),))
-    with pytest.raises(UserError, match="no set can be opened"):
+    with pytest.raises(UserError, match="no data set can be opened"):
         find_study("lixp/table-3").load()(options)
     monkeypatch.setattr(
         opening, "suite_entries", lambda name: (TinySet("a", f"{own}/one.csv"), TinySet("gone", "gone.csv"))

@@ -180,7 +180,7 @@ def _table_examples(table: Path) -> list[tuple[Path, str]]:
         file, label = (row[files] or "").strip(), (row[labels] or "").strip()
         if not file or not label:
             raise UserError(
-                f"{table}, line {number}: {'no file' if not file else 'no class'}. Fill it in, or remove it."
+                f"{table}, line {number}: {'no file' if not file else 'no class'}. Fill it in, or remove the line."
             )
         examples.append((table.parent / file, label))
     if not examples:
@@ -244,5 +244,5 @@ def embed_files(encoder: Encoder, files: Sequence[_File], what: str) -> _Picture
                 features.append(encoder.embed_images([image for _, _, image in good]).numpy())
             counter.advance(len(block))
     if not kept:
-        raise UserError(f"{what}: none of {len(files)} images can be read; the first: {broken[0]}")
+        raise UserError(f"{what}: none of {len(files)} images can be read. The first error: {broken[0]}")
     return _PictureFiles(tuple(kept), np.concatenate(features), tuple(digests), tuple(broken))

@@ -95,9 +95,8 @@ class FewShotTask:
     def __post_init__(self) -> None:
         if not 0 < self.scale < float("inf"):
             raise ValueError(f"scale must be positive and finite, got {self.scale}")
-        what, width = (
-            ("class texts", self.texts.shape[1]) if self.texts is not None else ("support", self.support.shape[1])
-        )
+        reference = "support" if self.texts is None else "texts"
+        width = getattr(self, reference).shape[1]
         for name in ("support", "queries", "texts"):
             matrix = getattr(self, name)
             if matrix is None:
@@ -105,7 +104,7 @@ class FewShotTask:
             if not np.isfinite(matrix).all():
                 raise ValueError(f"{name}: embeddings contain NaN or infinity")
             if matrix.shape[1] != width:
-                raise ValueError(f"{name} are {matrix.shape[1]} wide, the {what} {width}")
+                raise ValueError(f"{name}: width {matrix.shape[1]}, but {reference} has width {width}")
             object.__setattr__(self, name, unit_rows(matrix, name).astype(np.float32, copy=False))
 
     @property

@@ -275,7 +275,8 @@ def _matrix(path: Path, table: pa.Table, name: str) -> np.ndarray:
         column = column.cast(pa.large_list(pa.float64()))
     lengths = pc.unique(pc.list_value_length(column)).to_pylist()
     if len(lengths) != 1 or not lengths[0]:
-        raise UserError(f"{path}: column '{name}' has vectors of {len(lengths)} lengths")
+        found = ", ".join(map(str, lengths[:5]))
+        raise UserError(f"{path}: column '{name}' has vectors of length {found}; all need the same positive length")
     return column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
 
 

@@ -172,7 +172,7 @@ def load_results(folder: str | Path) -> list[Result]:
     """Read every result in ``folder``, sorted by file name."""
     paths = sorted(Path(folder).glob("*.json"))
     if not paths:
-        raise UserError(f"{folder}: no result files (*.json) here")
+        raise UserError(f"{folder}: no result files (*.json)")
     return [load_result(path) for path in paths]
 
 

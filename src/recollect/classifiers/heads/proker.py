@@ -233,9 +233,9 @@ class ProKeR(EmbeddingClassifier):
         """
         rows, y = self._queries(X), np.asarray(as_numpy(y))
         if y.shape != (len(rows),):
-            raise ValueError(f"{len(rows)} examples need as many labels, got shape {y.shape}")
+            raise ValueError(f"{len(rows)} examples, but labels of shape {y.shape}")
         if (y.dtype.kind in "US") != (self.classes_.dtype.kind in "US"):
-            raise ValueError(f"labels are {y.dtype}, those of the classifier {self.classes_.dtype}")
+            raise ValueError(f"labels have dtype {y.dtype}, but the classifier has {self.classes_.dtype}")
         given = {} if text_features is None else {"text_features": text_features}
         grown = type(self)(**{**self.get_params(deep=False), **self._chosen(), **given})
         support = np.concatenate([self.support_, rows.astype(self.support_.dtype, copy=False)])

@@ -74,7 +74,7 @@ class Entry:
             place or self.spec, name=self.name, division=division, templates=templates, columns=columns
         )
         if len(task.class_names) != self.classes:
-            raise UserError(f"{self.name}: {len(task.class_names)} classes where the paper has {self.classes}")
+            raise UserError(f"{self.name}: {len(task.class_names)} classes, but the paper has {self.classes}")
         names = tuple(self.class_name(number, name) for number, name in enumerate(task.class_names))
         return replace(
             task,
@@ -133,7 +133,7 @@ def captioned_specs(
         except UserError as error:
             left_out.append(f"{row['set']}: {error}")
     if not found:
-        raise UserError(f"{name}: no set can be opened. The first: {left_out[0]}")
+        raise UserError(f"{name}: no data set can be opened. The first error: {left_out[0]}")
     return tuple(found), tuple(left_out)
 
 

@@ -177,7 +177,7 @@ def _parts(spec: str, requested: Division, columns: Columns | None) -> tuple[Sou
     whole = sources.open_source(spec, split=division.within, kind="label", columns=columns)
     tested = tested_rows(whole.labels, whole.class_names, division)
     if not tested.any():
-        raise UserError(f"{spec}: split '{division.within}' has one image a class; to divide it, a class needs two")
+        raise UserError(f"{spec}: split '{division.within}' has one image per class; a class needs two")
     if requested.within is None and sources.split_of(spec) is None:
         note(f"{spec}: no splits, so half of each class is tested and the rest are examples")
     return (

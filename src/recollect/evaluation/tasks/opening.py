@@ -82,7 +82,7 @@ def open_tasks(
     from_suite, left_out = _open_suite(suite, copies, templates) if suite else ([], [])
     tasks += from_suite
     if not tasks:
-        raise UserError(f"{suite}: no set can be opened. The first: {left_out[0]}")
+        raise UserError(f"{suite}: no data set can be opened. The first error: {left_out[0]}")
     return OpenedTasks(tuple(tasks), tuple(left_out))
 
 
