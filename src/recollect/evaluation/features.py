@@ -82,8 +82,8 @@ def image_features(
     if cached := cache.load(encoder, source) if cache else None:
         return cached
     if encoder.base is not None:  # reuse the embeddings of the plain model
-        own = image_features(encoder.base, source, cache, block=block)
-        features = replace(own, images=encoder.refine_images(torch.from_numpy(own.images)).numpy())
+        plain = image_features(encoder.base, source, cache, block=block)
+        features = replace(plain, images=encoder.refine_images(torch.from_numpy(plain.images)).numpy())
     else:
         features = _embedded(encoder, source, block)
     if cache:

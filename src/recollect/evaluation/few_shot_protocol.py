@@ -144,8 +144,8 @@ def nested_supports(
     generator = np.random.default_rng([seed, 0x5EED])
     drawn = np.full((shots, classes), NO_ROW)
     for label in range(classes):
-        mine = generator.permutation(np.flatnonzero(labels == label))[:shots]
-        drawn[: len(mine), label] = mine
+        rows = generator.permutation(np.flatnonzero(labels == label))[:shots]
+        drawn[: len(rows), label] = rows
     return drawn
 
 

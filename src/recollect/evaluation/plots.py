@@ -97,8 +97,8 @@ def few_shot_curves(
         axis.set_visible(False)
     for axis, method in zip(axes.flat, methods, strict=False):
         for place, (model, color) in enumerate(shown.items()):
-            own = frame[(frame["model"] == model) & (frame["method"] == method)]
-            _curve(axis, own, model, color, place, len(shown))
+            curve = frame[(frame["model"] == model) & (frame["method"] == method)]
+            _curve(axis, curve, model, color, place, len(shown))
             if zero_shot and model in zero_shot:
                 gaps = (2, 2 * len(shown) - 2)  # dashes of lines at the same height alternate
                 axis.axhline(zero_shot[model], color=color, linestyle=(2 * place, gaps), linewidth=1.2)

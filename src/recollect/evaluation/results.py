@@ -128,8 +128,8 @@ def check_place(path: Path | None) -> None:
 
 def joint_identity(results: Iterable[Result]) -> str:
     """Hash several evaluations in any order (16 hex digits); a single one has its `Result.identity`."""
-    own = sorted({result.identity for result in results})
-    return own[0] if len(own) == 1 else hashlib.blake2b(_canonical(own), digest_size=8).hexdigest()
+    identities = sorted({result.identity for result in results})
+    return identities[0] if len(identities) == 1 else hashlib.blake2b(_canonical(identities), digest_size=8).hexdigest()
 
 
 def save_together(results: Sequence[Result], path: Path) -> None:
@@ -138,10 +138,10 @@ def save_together(results: Sequence[Result], path: Path) -> None:
     Raises:
         UserError: the file has other content.
     """
-    own = {result.identity for result in results}
+    new = {result.identity for result in results}
     make_folder(path.parent)
     with locked(path.with_name(f".{path.name}.lock")):  # other evaluations may add to it at the same time
-        others = [result for result in _load_together(path) if result.identity not in own] if path.exists() else []
+        others = [result for result in _load_together(path) if result.identity not in new] if path.exists() else []
         write_json(path, [result.as_json() for result in (*others, *results)])
 
 

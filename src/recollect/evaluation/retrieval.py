@@ -174,11 +174,11 @@ def recall_rows(
         before = None if baseline is None else baseline <= k
         key = {"method": method, "metric": "recall", "direction": direction}
         for name in [*names, "all"]:
-            mine = asked & ((groups.domains == name) if name != "all" else True)
-            clusters = groups.clusters[mine]
-            row = {**key, "domain": name, "k": k, **_figures(every[mine], clusters)}
+            selected = asked & ((groups.domains == name) if name != "all" else True)
+            clusters = groups.clusters[selected]
+            row = {**key, "domain": name, "k": k, **_figures(every[selected], clusters)}
             if before is not None:
-                row |= _gain(every[mine], before[mine], clusters)
+                row |= _gain(every[selected], before[selected], clusters)
             rows.append(row)
         if len(names) > 1:
             mean = _mean_of_domains(100.0 * every[asked], groups.domains[asked], groups.sources[asked])
@@ -283,8 +283,8 @@ def compare_methods(
         if prepared.encoder is not None:
             known = vectors if prepared.encoder is encoder else None
             found[DIRECTIONS[1]] = _image_ranks(prepared.encoder, task, captions.reserved, known)
-        for direction, mine in found.items():
-            rows += recall_rows(name, direction, mine, groups[direction], comparison.depths, baseline.get(direction))
+        for direction, ranks in found.items():
+            rows += recall_rows(name, direction, ranks, groups[direction], comparison.depths, baseline.get(direction))
         rows += [{"method": name, "metric": metric, "value": value} for metric, value in cost.items()]
         notes[name] = {"fell back": sum(any(note.endswith(FELL_BACK) for note in hits.notes) for hits in results)}
         baseline = baseline or found

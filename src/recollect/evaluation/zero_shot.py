@@ -18,9 +18,9 @@ _TOP = 5  # top-5 accuracy needs more classes
 
 def _top_5(scores: np.ndarray, labels: np.ndarray) -> float:
     """Compute the top-5 accuracy of scores (n, classes) in percent."""
-    own = scores[np.arange(len(labels)), labels, None]
+    true = scores[np.arange(len(labels)), labels, None]
     earlier = np.arange(scores.shape[1]) < labels[:, None]  # ties go to the first, as in top-1
-    return 100.0 * float(np.mean(((scores > own) | ((scores == own) & earlier)).sum(axis=1) < _TOP))
+    return 100.0 * float(np.mean(((scores > true) | ((scores == true) & earlier)).sum(axis=1) < _TOP))
 
 
 def zero_shot(

@@ -210,8 +210,8 @@ class _System:
         One eigendecomposition per sharpness covers all ridges. Errors are linear in s, so the best s is exact.
         """
         root = np.sqrt(self.weights)
-        own = self.y[: self.clicked]
-        share = np.where(own > 0, 0.5 / (own > 0).sum(), 0.5 / (own < 0).sum())
+        marks = self.y[: self.clicked]
+        share = np.where(marks > 0, 0.5 / (marks > 0).sum(), 0.5 / (marks < 0).sum())
         lowest, best = np.inf, ClickSettings()
         for sharpness in _SHARPNESSES:
             values, vectors = eigh(root[:, None] * self._kernel(sharpness) * root)

@@ -373,13 +373,13 @@ def left_out_means(support: np.ndarray, labels: np.ndarray, plan: HoldOut, cosin
 
         return plan.scored(score, (len(counts),), support.dtype)
     scores = held @ sums.T
-    mine = sums[own] - held
-    scores[np.arange(len(own)), own] = (held * mine).sum(axis=1)
+    remaining = sums[own] - held
+    scores[np.arange(len(own)), own] = (held * remaining).sum(axis=1)
     if not cosine:
         scores /= counts - (own[:, None] == np.arange(len(counts)))
         return scores
     norms = np.broadcast_to(np.linalg.norm(sums, axis=1), scores.shape).copy()
-    norms[np.arange(len(own)), own] = np.linalg.norm(mine, axis=1)
+    norms[np.arange(len(own)), own] = np.linalg.norm(remaining, axis=1)
     return scores / np.where(norms > 0, norms, 1)
 
 

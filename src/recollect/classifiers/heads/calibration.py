@@ -35,8 +35,8 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     if spread == 0:
         return 1.0
     share = 1 / (count + 1)
-    own = logits[np.arange(count), labels].astype(np.float64, copy=False) - middle[:, 0]
-    wanted = (1 - share) * own.mean()  # the mean of a row is 0
+    truth = logits[np.arange(count), labels].astype(np.float64, copy=False) - middle[:, 0]
+    wanted = (1 - share) * truth.mean()  # the mean of a row is 0
 
     def slope(sharpness: float) -> tuple[float, float]:
         """Return the first and second derivative of the loss with respect to 1/T."""

@@ -57,10 +57,10 @@ class RidgeTargets:
         """Return ``basis' Y`` (columns of basis, classes)."""
         sums, labels = np.zeros((len(self.texts), basis.shape[1]), dtype=basis.dtype), self.labels[rows]
         for start in range(0, len(labels), ROW_BLOCK):
-            mine = labels[start : start + ROW_BLOCK]
-            order = in_order(mine)
-            starts = np.flatnonzero(np.r_[True, np.diff(mine[order]) != 0])
-            sums[mine[order][starts]] += np.add.reduceat(basis[start : start + ROW_BLOCK][order], starts, axis=0)
+            part = labels[start : start + ROW_BLOCK]
+            order = in_order(part)
+            starts = np.flatnonzero(np.r_[True, np.diff(part[order]) != 0])
+            sums[part[order][starts]] += np.add.reduceat(basis[start : start + ROW_BLOCK][order], starts, axis=0)
         return sums.T
 
 
@@ -109,25 +109,25 @@ def _path(
     if features is None:
         known = targets.support[learn]
         values, basis = scipy.linalg.eigh(gaussian(known, known, bandwidth), check_finite=False)
-        inside = targets.under(basis, learn)
-        mine = basis[choose] if alone else gaussian(targets.support[choose], known, bandwidth) @ basis
+        projected = targets.under(basis, learn)
+        scored = basis[choose] if alone else gaussian(targets.support[choose], known, bandwidth) @ basis
     else:
         known = features[learn]
         values, basis = scipy.linalg.eigh(known.T @ known, check_finite=False)
         sums = targets.under(known, learn)
-        inside, mine = (basis.T @ sums[0], basis.T @ sums[1]), features[choose] @ basis
-    own = targets.one_hot(choose), targets.similarity(choose)
-    squares = mine**2 if alone else None
+        projected, scored = (basis.T @ sums[0], basis.T @ sums[1]), features[choose] @ basis
+    truth = targets.one_hot(choose), targets.similarity(choose)
+    squares = scored**2 if alone else None
     for ridge in ridges:
         shrunk = 1 / (np.maximum(values, 0) + ridge)
-        found = [mine @ (shrunk[:, None] * each) for each in inside]
-        for solved, y in zip(found, own if alone else (), strict=False):  # in place, since copies are large
+        predictions = [scored @ (shrunk[:, None] * each) for each in projected]
+        for prediction, y in zip(predictions, truth if alone else (), strict=False):  # in place, since copies are large
             spread = squares @ shrunk
             if features is not None:
-                solved -= y
-            solved /= (-spread if features is None else np.maximum(1 - spread, 1e-6))[:, None]
-            solved += y
-        yield found[0], found[1]
+                prediction -= y
+            prediction /= (-spread if features is None else np.maximum(1 - spread, 1e-6))[:, None]
+            prediction += y
+        yield predictions[0], predictions[1]
 
 
 class Landmarks:

@@ -123,11 +123,11 @@ def captioned_specs(
     """
     suites = _read("captioned.json")["suites"]
     rows = suites[check_choice(name, suites, "suite of captioned data sets")]["entries"]
-    own = own_copies(copies, [row["set"] for row in rows])
+    places = own_copies(copies, [row["set"] for row in rows])
     found, left_out = [], []
     for row in rows:
         try:
-            spec = _captioned_address(row, own.get(row["set"]))
+            spec = _captioned_address(row, places.get(row["set"]))
             open_source(spec, kind="caption", columns=columns)
             found.append(spec)
         except UserError as error:

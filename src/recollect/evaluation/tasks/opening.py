@@ -67,12 +67,12 @@ def open_tasks(
     if purpose == "zero-shot" and division.within is None:
         division = replace(division, support=None)
     tasks: list[ClassificationTask] = []
-    own = {spec: classification_task(spec, division=division, templates=templates, columns=columns)
+    loaded = {spec: classification_task(spec, division=division, templates=templates, columns=columns)
            for spec in data if not is_generated(spec)}  # fmt: skip
-    names = dict(zip(own, distinct_names([*own], [task.name for task in own.values()]), strict=True))
+    names = dict(zip(loaded, distinct_names([*loaded], [task.name for task in loaded.values()]), strict=True))
     for spec in data:
-        if spec in own:
-            task = replace(own[spec], name=names[spec])
+        if spec in loaded:
+            task = replace(loaded[spec], name=names[spec])
             tasks += _both_names(task) if synonyms else (task,)
         else:
             found = _generated_tasks(spec, purpose)
