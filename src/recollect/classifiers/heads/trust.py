@@ -14,14 +14,14 @@ from recollect.classifiers.heads.calibration import expected_calibration_error
 from recollect.classifiers.heads.holdout import HoldOut, turns
 
 ENOUGH_EXAMPLES = 10
-"""Minimum number of held-out examples (or clicks) to report a share: one of nine moves it by 11 points."""
+"""Minimum number of held-out examples (or clicks) to report a share; with nine, each moves it by 11 points."""
 
 TOO_FEW = "too few examples to tell"
 """Shown in every interface instead of a figure measured on too few examples."""
 
 
 def enough_to_tell(examples: int) -> bool:
-    """Whether to show a share measured on this many examples; otherwise show `TOO_FEW`."""
+    """Return whether to show a share measured on this many examples; otherwise show `TOO_FEW`."""
     return examples >= ENOUGH_EXAMPLES
 
 
@@ -153,10 +153,10 @@ class UnknownRule:
 def unknown_rule(features: np.ndarray, labels: np.ndarray) -> UnknownRule:
     """Learn the rule from labeled examples, and estimate its error rates.
 
-    Each example is compared with class means that exclude it: with all of them as a picture of the classes, and with
-    all but its own class as a picture of another class. The threshold is the cosine of rank
-    ``max(1, floor(UNKNOWN_RATE (n + 1)))`` of the first kind, from the smallest, so ``rejected`` is ``rank / (n + 1)``.
-    At one shot this is an upper bound, since the example's own class has no mean.
+    Each example is compared with class means that exclude it: with all means as a picture of the classes, and with all
+    but its own class's as a picture of another class. Cosines of the first kind, sorted
+    ascending, give the threshold at rank ``max(1, floor(UNKNOWN_RATE (n + 1)))``, so ``rejected`` is
+    ``rank / (n + 1)``. At one shot this is an upper bound, since the example's own class has no mean.
 
     Args:
         features: unit-norm examples (n, width), each picture once.
