@@ -73,7 +73,7 @@ class Classifier:
         if len(self.classes) < 2:
             raise UserError(f"{counted(len(self.classes), 'class')}; a classifier needs two or more")
         if not self.without_examples:
-            method, estimator, accuracies = self._chosen(self.support.features, self.support.labels)
+            method, estimator, accuracies = self._choose(self.support.features, self.support.labels)
         elif self.asked in (BEST, "zero-shot"):
             method, estimator, accuracies = "zero-shot", by_names(self.texts, self.model.scale), {}
         else:
@@ -133,7 +133,7 @@ class Classifier:
             UserError: the classifier is missing, damaged or in a newer format.
         """
         folder = Path(expanduser(folder))
-        opened = load_classifier(folder, cls._restored)
+        opened = load_classifier(folder, cls._from_record)
         object.__setattr__(opened, "folder", folder)
         return opened
 
@@ -151,9 +151,9 @@ class Classifier:
         }
         trust = f"{self.trust}; none of these: {self.unknown_trust}."
         trust += " These figures only hold for pictures like the examples." if self.enough_examples else ""
-        return save_classifier(self._described(), numbers, trust, Path(expanduser(folder)), replace)
+        return save_classifier(self._record(), numbers, trust, Path(expanduser(folder)), replace)
 
-    def _described(self) -> dict[str, Any]:
+    def _record(self) -> dict[str, Any]:
         """Return everything except arrays, as JSON."""
         support = self.support
         counts = np.bincount(support.labels, minlength=len(self.classes))
@@ -179,7 +179,7 @@ class Classifier:
         }
 
     @classmethod
-    def _restored(cls, record: Mapping[str, Any], numbers: Mapping[str, np.ndarray]) -> "Classifier":
+    def _from_record(cls, record: Mapping[str, Any], numbers: Mapping[str, np.ndarray]) -> "Classifier":
         examples = record["examples"]
         support = Support(
             numbers["support"],
@@ -238,7 +238,7 @@ class Classifier:
         if not self.calibrated:
             return {}
         support = self.support
-        found = held_out_check(lambda *examples: self._chosen(*examples)[1], support.features, support.labels)
+        found = held_out_check(lambda *examples: self._choose(*examples)[1], support.features, support.labels)
         return {"examples": len(self.estimator.loo_rows_)} if found is None else asdict(found)
 
     @property
@@ -267,7 +267,7 @@ class Classifier:
         known = f"{100 * rule.rejected:.0f} % of pictures of the classes wrongly rejected"
         return f"{known}; pictures of other classes accepted: {accepted}"
 
-    def _chosen(self, support: np.ndarray, labels: np.ndarray) -> tuple[str, EmbeddingClassifier, Mapping[str, float]]:
+    def _choose(self, support: np.ndarray, labels: np.ndarray) -> tuple[str, EmbeddingClassifier, Mapping[str, float]]:
         methods = CANDIDATES if self.asked == BEST else (self.asked,)
         return choose_method(methods, self.texts, self.model.scale, support, labels)
 

@@ -28,7 +28,7 @@ _LOCK = ".lock"
 
 
 def save_classifier(
-    described: Mapping[str, Any], tensors: Mapping[str, np.ndarray], trust: str, folder: Path, replace: bool
+    description: Mapping[str, Any], tensors: Mapping[str, np.ndarray], trust: str, folder: Path, replace: bool
 ) -> Path:
     """Write description, arrays and README (see `Classifier.save`).
 
@@ -36,8 +36,8 @@ def save_classifier(
         trust: measured accuracy as text, for the README.
     """
     numbers = dump_tensors({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()})
-    named = {"numbers": f"numbers-{_digest(numbers)[:16]}.safetensors", "numbers_digest": _digest(numbers)}
-    record = {"format": CLASSIFIER_FORMAT, **described, **named}
+    arrays = {"numbers": f"numbers-{_digest(numbers)[:16]}.safetensors", "numbers_digest": _digest(numbers)}
+    record = {"format": CLASSIFIER_FORMAT, **description, **arrays}
     record["digest"] = _digest(_canonical(record))
     if replace and (folder / CLASSIFIER_FILE).exists():
         with locked(folder / _LOCK):  # one writer at a time
@@ -58,9 +58,9 @@ def _write(folder: Path, record: Mapping[str, Any], numbers: bytes, trust: str) 
     write_text(folder / CARD_FILE, _card(record, trust))
 
 
-def _card(described: Mapping[str, Any], trust: str) -> str:
+def _card(description: Mapping[str, Any], trust: str) -> str:
     """Return the README of a classifier."""
-    classes, model, method = described["classes"], described["model"], described["method"]
+    classes, model, method = description["classes"], description["model"], description["method"]
     names = [_plain(each["name"]) for each in classes]
     listed = ", ".join(f"`{name}`" for name in names[:12]) + (" and others" if len(names) > 12 else "")
     chosen = " (chosen on held-out examples)" if method["asked"] == "best" else ""
