@@ -148,7 +148,7 @@ class Clock:
         for _ in range(rounds):
             for name, work in works.items():
                 times[name].append(self.once(work))
-        return {name: min(found) for name, found in times.items()}
+        return {name: min(seconds) for name, seconds in times.items()}
 
 
 def machine() -> dict[str, Any]:
@@ -405,12 +405,12 @@ def reading(sizes: Sizes, clock: Clock) -> Iterator[Row]:
         for _ in range(3):
             for name, source in sources.items():
                 rates[name].append(rate(source, transform, min(256, sizes.pictures), sizes.seconds, clock))
-    for name, found in rates.items():
+    for name, values in rates.items():
         base = statistics.median(rates["Parquet of 64-px JPEGs"])
         yield {
             "what": name,
-            "images_per_second": statistics.median(found),
-            "over_parquet": statistics.median(found) / base,
+            "images_per_second": statistics.median(values),
+            "over_parquet": statistics.median(values) / base,
         }
 
 
@@ -512,20 +512,20 @@ def measure(options: Options) -> dict[str, Any]:
     about, sizes, clock = machine(), SIZES[options.scale], Clock(best_device(), options.rounds)
     if about["device"] == "cpu":
         sizes = replace(sizes, precision="float32")
-    found: dict[str, list[Row]] = {}
+    sections: dict[str, list[Row]] = {}
     command = f"python benchmarks/bench.py --scale {options.scale} --sections {' '.join(options.sections)}"
     if options.rounds != Options.rounds:
         command += f" --rounds {options.rounds}"
     whole: dict[str, Any] = {
-        "command": command, "scale": options.scale, "minutes": 0.0, "machine": about, "sections": found
+        "command": command, "scale": options.scale, "minutes": 0.0, "machine": about, "sections": sections
     }  # fmt: skip
     for name in options.sections:
-        found[name] = []
+        sections[name] = []
         for row in SECTIONS[name](sizes, clock):
-            found[name].append(row)
+            sections[name].append(row)
             output().print(f"{time.perf_counter() - clock.began:6.0f} s  {name}: {json.dumps(row)}", highlight=False)
             whole["minutes"] = round((time.perf_counter() - clock.began) / 60, 1)
-            whole["tables"] = [asdict(each) for each in tables(about, found)]
+            whole["tables"] = [asdict(each) for each in tables(about, sections)]
             if options.out:
                 write_json(options.out, whole)
     return whole

@@ -239,17 +239,17 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4000, help="maximum number of pictures of a set")
     parser.add_argument("--loops", nargs="+", choices=LOOPS, default=[*LOOPS], help="results of others stay unchanged")
     parser.add_argument("--out", type=Path, default=Path("results/page/clicks"))
-    given = parser.parse_args()
-    model = load_model(given.model)
-    for spec in given.data:
-        found = measure(spec, model, given.loops, given.classes, given.clicks, given.rows, given.starts)
-        about = {"format": 2, "command": this_command(), "model": model.fingerprint}
-        file = given.out / f"{found['set']}.json"
+    args = parser.parse_args()
+    model = load_model(args.model)
+    for spec in args.data:
+        measured = measure(spec, model, args.loops, args.classes, args.clicks, args.rows, args.starts)
+        header = {"format": 2, "command": this_command(), "model": model.fingerprint}
+        file = args.out / f"{measured['set']}.json"
         earlier = read_json(file)["loops"] if file.exists() else {}
-        loops = {name: (earlier | found["loops"])[name] for name in LOOPS if name in earlier | found["loops"]}
-        write_json(file, about | found | {"loops": loops})
-        for name in given.loops:
-            print(f"{found['set']}, {name}: {summary(loops[name], given.clicks)}", flush=True)
+        loops = {name: (earlier | measured["loops"])[name] for name in LOOPS if name in earlier | measured["loops"]}
+        write_json(file, header | measured | {"loops": loops})
+        for name in args.loops:
+            print(f"{measured['set']}, {name}: {summary(loops[name], args.clicks)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -103,20 +103,20 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    small, large = photos(given.count, PHOTO), photos(max(4, given.count // 16), LARGE_PHOTO)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    small, large = photos(args.count, PHOTO), photos(max(4, args.count // 16), LARGE_PHOTO)
     starter = load_model("starter", "cpu")
     rows = {
-        "starter": measure(starter, small, given.rounds),
-        "starter, 12 megapixels": measure(starter, large, given.rounds),
-        "ViT-B/16": measure(vit_b_16(), small[: max(BATCH, given.count // 4)], given.rounds),
+        "starter": measure(starter, small, args.rounds),
+        "starter, 12 megapixels": measure(starter, large, args.rounds),
+        "ViT-B/16": measure(vit_b_16(), small[: max(BATCH, args.count // 4)], args.rounds),
     }
     versions = {name: metadata.version(name) for name in ("torch", "onnxruntime", "pillow", "transformers")}
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     machine = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load": load}
     write_json(
-        given.out, {"machine": machine, "threads": given.threads, "versions": versions, "pictures per CPU second": rows}
+        args.out, {"machine": machine, "threads": args.threads, "versions": versions, "pictures per CPU second": rows}
     )
     for name, row in rows.items():
         print(name, row)

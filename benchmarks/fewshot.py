@@ -234,14 +234,14 @@ PARTS: Mapping[str, Callable[[Options], Sequence[Figures]]] = {
 """Leave-one-out of ProKeR; APE's channel score; the exact sweep; memory of large fits."""
 
 
-def tables(found: Mapping[str, Sequence[Figures]], about: Mapping[str, Any]) -> list[StudyTable]:
+def tables(parts: Mapping[str, Sequence[Figures]], machine_info: Mapping[str, Any]) -> list[StudyTable]:
     """Return the figures as tables for `recollect-papers results`."""
-    note = f"{about['cpu']}, {about['threads']} thread(s), numpy {about['versions']['numpy']}"
-    ratios = [row for part, make in _RATIOS.items() for figures in found.get(part, ()) for row in make(figures)]
+    note = f"{machine_info['cpu']}, {machine_info['threads']} thread(s), numpy {machine_info['versions']['numpy']}"
+    ratios = [row for part, make in _RATIOS.items() for figures in parts.get(part, ()) for row in make(figures)]
     sizes = [
         (f"{row['classes']:,} × {row['shots']}", row["method"], f"{row['gibibytes']:.2f} GiB",
          f"{row['before_fit']:.2f} GiB", f"{row['seconds']:.0f} s")
-        for part in ("memory", "large") for row in found.get(part, ())
+        for part in ("memory", "large") for row in parts.get(part, ())
     ]  # fmt: skip
     both = [
         StudyTable(
@@ -280,17 +280,17 @@ _RATIOS: Mapping[str, Callable[[Figures], Sequence[tuple[str, ...]]]] = {
 
 def main(options: Options) -> None:
     """Measure and print; write the file after each part, and keep its other parts."""
-    about, found = machine(), {}
+    machine_info, parts = machine(), {}
     if options.out and options.out.exists():
-        found = read_json(options.out)["parts"]
+        parts = read_json(options.out)["parts"]
     for name in options.parts:
-        found[name] = list(PARTS[name](options))
-        found = {part: found[part] for part in PARTS if part in found}
-        command = f"python benchmarks/fewshot.py --parts {' '.join(found)}"
-        whole = {"command": command, "machine": about, "parts": found}
+        parts[name] = list(PARTS[name](options))
+        parts = {part: parts[part] for part in PARTS if part in parts}
+        command = f"python benchmarks/fewshot.py --parts {' '.join(parts)}"
+        whole = {"command": command, "machine": machine_info, "parts": parts}
         if options.out:
-            write_json(options.out, whole | {"tables": [asdict(each) for each in tables(found, about)]})
-    for each in tables(found, about):
+            write_json(options.out, whole | {"tables": [asdict(each) for each in tables(parts, machine_info)]})
+    for each in tables(parts, machine_info):
         table = Table(*each.columns, title=each.title)
         for row in each.rows:
             table.add_row(*row)

@@ -32,16 +32,16 @@ COLUMNS = ("method", "right", *(f"error at {likeness}" for likeness in LIKENESS)
 
 
 def errors(
-    encoder: TransformersEncoder, each: FeatureSet, splits: tuple[str, ...]
+    encoder: TransformersEncoder, features: FeatureSet, splits: tuple[str, ...]
 ) -> dict[str, list[tuple[float, ...]]]:
     """Return the accuracy, then the calibration error for each `LIKENESS`, in percent, of each method and draw."""
-    support, query = drop_rare_classes(each, labeled(each, "train"), labeled(each, *splits), POOL)
+    support, query = drop_rare_classes(features, labeled(features, "train"), labeled(features, *splits), POOL)
     with torch.no_grad():
         examples, queries = (
-            normalize(encoder.project_images(each.images[rows]), dim=1).numpy() for rows in (support, query)
+            normalize(encoder.project_images(features.images[rows]), dim=1).numpy() for rows in (support, query)
         )
-    classes, labels = np.unique(each.labels[support], return_inverse=True)
-    truth, found = np.searchsorted(classes, each.labels[query]), dict[str, list[tuple[float, ...]]]()
+    classes, labels = np.unique(features.labels[support], return_inverse=True)
+    truth, results = np.searchsorted(classes, features.labels[query]), dict[str, list[tuple[float, ...]]]()
     for draw in range(DRAWS):
         generator = np.random.default_rng(draw)
         rows = [generator.choice(np.flatnonzero(labels == label)) for label in range(len(classes))]
@@ -53,19 +53,19 @@ def errors(
                 probabilities = fitted.predict_proba(queries)
                 row = row or [100 * float((probabilities.argmax(axis=1) == truth).mean())]
                 row.append(100 * expected_calibration_error(probabilities, truth))
-            found.setdefault(name, []).append(tuple(row))
-    return found
+            results.setdefault(name, []).append(tuple(row))
+    return results
 
 
-def table(title: str, found: Mapping[str, Mapping[str, list[tuple[float, ...]]]]) -> dict[str, object]:
+def table(title: str, results: Mapping[str, Mapping[str, list[tuple[float, ...]]]]) -> dict[str, object]:
     """Return a table of the means over sets and draws."""
-    means = {name: np.mean([each[name] for each in found.values()], axis=(0, 1)) for name in METHODS}
+    means = {name: np.mean([each[name] for each in results.values()], axis=(0, 1)) for name in METHODS}
     rows = [(name, *(f"{value:.1f}" for value in mean)) for name, mean in means.items()]
     return {
         "title": title,
         "columns": COLUMNS,
         "rows": rows,
-        "notes": [f"means over {', '.join(found)}; {DRAWS} draws"],
+        "notes": [f"means over {', '.join(results)}; {DRAWS} draws"],
     }
 
 
@@ -74,15 +74,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("results/few-shot/one-shot.json"))
-    given = parser.parse_args()
+    args = parser.parse_args()
     chosen, encoder = base.LIKENESS, load_model("starter", "cpu")
     assert isinstance(encoder, TransformersEncoder)
-    data, tables = open_data((given.data,), False, LIGHT), []
+    data, tables = open_data((args.data,), False, LIGHT), []
     for part, sets in {"Choosing": data.roles.choosing, "Testing": data.roles.testing}.items():
-        found = {name: errors(encoder, data.classes(name), splits) for name, splits in sets.items()}
-        tables.append(table(f"{part} sets: calibration error at one shot, by the assumed correlation", found))
+        results = {name: errors(encoder, data.classes(name), splits) for name, splits in sets.items()}
+        tables.append(table(f"{part} sets: calibration error at one shot, by the assumed correlation", results))
     command = "python benchmarks/one_shot.py --data data --out results/few-shot/one-shot.json"
-    write_json(given.out, {"command": command, "likeness": chosen, "tables": tables})
+    write_json(args.out, {"command": command, "likeness": chosen, "tables": tables})
 
 
 if __name__ == "__main__":

@@ -169,7 +169,7 @@ def processor_seconds(process: int) -> float:
 
 def renderers(parent: int) -> list[int]:
     """Return the browser's renderer processes among the descendants of ``parent``."""
-    found, family = [], {parent}
+    processes, family = [], {parent}
     for place in sorted(Path("/proc").iterdir(), key=lambda path: path.name.zfill(9)):
         if not place.name.isdigit():
             continue
@@ -181,8 +181,8 @@ def renderers(parent: int) -> list[int]:
         if above in family:
             family.add(int(place.name))
             if b"--type=renderer" in line:
-                found.append(int(place.name))
-    return found
+                processes.append(int(place.name))
+    return processes
 
 
 def frames(times: list[float]) -> dict[str, float]:
@@ -214,7 +214,7 @@ def in_browser(address: str, seconds: float) -> dict[str, Any]:
         leaps = tab.evaluate(_SCROLL, {"seconds": seconds, "leap": True})
         tab.wait_for_timeout(2000)
         own = {each: private_megabytes(each) for each in renderers(os.getpid()) if each not in before}
-        found = {
+        figures = {
             "first_tiles_s": round(shown, 2),
             "wheel": frames(wheel),
             "leaps": frames(leaps),
@@ -226,7 +226,7 @@ def in_browser(address: str, seconds: float) -> dict[str, Any]:
             "chromium": browser.version,
         }
         browser.close()
-    return found
+    return figures
 
 
 def main() -> None:
@@ -240,7 +240,7 @@ def main() -> None:
         first = time.perf_counter() - start
         cpu_time = processor_seconds(process.pid)
         answers = [search(address, f"a blue picture {number}")["milliseconds"] for number in range(5)]
-        found = {
+        figures = {
             "rows": options.rows,
             "opened_s": opened,
             "first_answer_s": round(opened + first, 2),
@@ -255,8 +255,8 @@ def main() -> None:
         process.terminate()
         process.wait(20)
     command = this_command()
-    write_json(options.out, {"format": 1, "command": command, **found})
-    print(json.dumps(found, indent=2))
+    write_json(options.out, {"format": 1, "command": command, **figures})
+    print(json.dumps(figures, indent=2))
 
 
 if __name__ == "__main__":

@@ -57,8 +57,8 @@ def share(hits: Tensor) -> float:
 
 def recall(queries: Tensor, gallery: Tensor, k: int) -> float:
     """Return the share of queries, in percent, whose own gallery row is among the first k."""
-    found = (queries @ gallery.T).topk(k, dim=1).indices
-    return share((found == torch.arange(len(queries))[:, None]).any(1))
+    nearest = (queries @ gallery.T).topk(k, dim=1).indices
+    return share((nearest == torch.arange(len(queries))[:, None]).any(1))
 
 
 def prompts(names: Sequence[str]) -> list[str]:
@@ -73,24 +73,24 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/starter/foreign.json"))
     parser.add_argument("--model", default="starter")
     parser.add_argument("--features", action="store_true", help="only compute and cache the features of all pictures")
-    given = parser.parse_args()
-    encoder = load_model(given.model, "cpu")
+    args = parser.parse_args()
+    encoder = load_model(args.model, "cpu")
     assert isinstance(encoder, TransformersEncoder)
     measured = {}
     for name in CLASSIFICATION:
-        place = given.data / f"{name}.parquet"
+        place = args.data / f"{name}.parquet"
         features, test = part(encoder, place, "test", MAX_TESTED.get(name))
         examples = None if name in MAX_TESTED else part(encoder, place, "train", SHOTS)
-        if not given.features:
+        if not args.features:
             measured[name] = classify(encoder, features, test, examples)
-    features, photos = part(encoder, given.data / "flickr8k.parquet", "test", PICTURES)
-    if given.features:
+    features, photos = part(encoder, args.data / "flickr8k.parquet", "test", PICTURES)
+    if args.features:
         return
     images = embedded(encoder, features)
     texts = encoder.embed_texts([photos.texts(index)[0] for index in range(len(photos))])
     measured["flickr8k"] = {"R@1": recall(texts, images, 1), "R@10": recall(texts, images, 10), "pictures": len(photos)}
-    about = {"model": given.model, "fingerprint": encoder.fingerprint, "version": __version__}
-    write_json(given.out, about | {"measured": measured})
+    about = {"model": args.model, "fingerprint": encoder.fingerprint, "version": __version__}
+    write_json(args.out, about | {"measured": measured})
     print(json.dumps(measured, indent=1))
 
 

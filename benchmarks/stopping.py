@@ -41,11 +41,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("results/page/stopping.json"))
-    given = parser.parse_args()
+    args = parser.parse_args()
     model = load_model("starter", "cpu")
     vectors, names = [], list[str]()
     for name in (*CHOOSING, *TESTING):
-        source = open_source(str(given.data / f"{name}.parquet"), split="all", kind="label")
+        source = open_source(str(args.data / f"{name}.parquet"), split="all", kind="label")
         drawn = numpy_generator("stopping", 0, name).permutation(len(source))[:PICTURES].tolist()
         vectors.append(model.embed_images([source[row].image for row in drawn]).numpy())
         names += [f"{name}/{source.class_names[source.labels[row]]}" for row in drawn]
@@ -62,7 +62,7 @@ def main() -> None:
         )
     note = f"{len(pool):,} pictures in one pool, classes with {MIN_CLASS} or more of them, up to {CLICKS} clicks"
     table = {"title": "When the page says to stop", "columns": COLUMNS, "rows": rows, "notes": [note]}
-    write_json(given.out, {"command": this_command(), **where(), "tables": [table]})
+    write_json(args.out, {"command": this_command(), **where(), "tables": [table]})
 
 
 if __name__ == "__main__":
