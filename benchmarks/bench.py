@@ -469,7 +469,7 @@ def _dense(row: Row) -> str:
 
 _TABLES: Mapping[str, tuple[str, tuple[str, ...], Callable[[Row], Sequence[str]]]] = {
     "steps": (
-        "A step with SigLIxP against one with SigLIP",
+        "A step with SigLIxP relative to SigLIP",
         ("towers", "batch", "chunk", "time", "memory", "examples/s"),
         lambda row: (
             row["what"], f"{row['batch']:,}", str(row["chunk"] or "none"), f"{row['siglixp_over_siglip']:.2f} ×",
@@ -479,25 +479,25 @@ _TABLES: Mapping[str, tuple[str, tuple[str, ...], Callable[[Row], Sequence[str]]
     ),
     "objectives": (
         "An objective alone, forward and backward",
-        ("objective", "batch", "width", "block-wise", "dense / block-wise", "share of the floor of its products"),
+        ("objective", "batch", "width", "block-wise", "dense / block-wise", "floor / block-wise"),
         lambda row: (
             row["what"], f"{row['batch']:,}", str(row["width"]), f"{1e3 * row['seconds']['blockwise']:,.0f} ms",
             _dense(row), f"{row['share_of_floor']:.2f}",
         ),
     ),
     "peers": (
-        "Beside peers",
-        ("what", "peer", "peer's time / ours"),
+        "Other libraries",
+        ("task", "library", "its time / recollect's"),
         lambda row: (row["what"], row["peer"], f"{row['peer_over_ours']:.2f} ×"),
     ),
     "input": (
         "Reading, one process",
-        ("source", "images/s", "against Parquet"),
+        ("source", "images/s", "relative to Parquet"),
         lambda row: (row["what"], f"{row['images_per_second']:,.0f}", f"{row['over_parquet']:.2f} ×"),
     ),
     "towers": (
         "A large tower, random weights",
-        ("towers", "images/s", "texts/s", "weights", "beyond weights"),
+        ("towers", "images/s", "texts/s", "weights", "other memory"),
         lambda row: (
             row["what"], f"{row['images_per_second']:.2f}", f"{row['texts_per_second']:.1f}",
             f"{row['weights_mib']:,.0f} MiB", f"{row['memory_mib']:,.0f} MiB",

@@ -248,7 +248,7 @@ def tables(parts: Mapping[str, Sequence[Figures]], machine_info: Mapping[str, An
             "Few-shot classification, shared work", ("what", "ours", "the plain way", "ratio"), tuple(ratios), (note,)
         ),
         StudyTable(
-            "Most memory of a fit",
+            "Peak memory of a fit",
             ("classes × shots", "method", "peak", "before the fit", "time"),
             tuple(sizes),
             (note,),
