@@ -56,8 +56,8 @@ def _compared(records: Sequence[_Record]) -> StudyTable:
         rows.append((record["set"], *cells, *(_best_forest(record, start) for start in STARTS)))
     rows.append(("all sets", *("{} (p {})".format(*_ratio(records, *pair)) for pair in pairs), "", ""))
     ratios, settings = (f"ours / {loop}, {start}" for start, loop in pairs), (f"best, {start}" for start in STARTS)
-    note = "clicks to 0.9; p of Wilcoxon's signed-rank test over the classes and starts of all sets"
-    return StudyTable("Clicks, ours and the forest's", ("set", *ratios, *settings), tuple(rows), (note,))
+    note = "clicks to 0.9; p by Wilcoxon's signed-rank test over the classes and starts of all sets"
+    return StudyTable("Clicks relative to a forest", ("set", *ratios, *settings), tuple(rows), (note,))
 
 
 def _ratio(records: Sequence[_Record], start: str, loop: str) -> tuple[str, str]:
