@@ -57,8 +57,8 @@ def corrected(gains: Sequence[Paired]) -> str:
     if not p_values:
         return "no test applies: all gains are zero"
     below = sum(p < 0.05 for p in p_values)
-    text = f"corrected for their number (Holm) {below} of these {len(p_values)} tests are below 0.05"
-    return f"{text}; the smallest p is {min(p_values):.2g}, the largest {max(p_values):.2g}"
+    text = f"Holm-corrected, {below} of these {len(p_values)} tests are below 0.05"
+    return f"{text}; smallest p {min(p_values):.2g}, largest {max(p_values):.2g}"
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -143,7 +143,7 @@ def _depths(found: Measurements, method: str, domain: str, **more: str) -> dict[
 
 
 def figure_1(options: StudyOptions) -> StudyReport:
-    """Zero-shot recall at 1, 5 and 10 within each domain, with examples of errors."""
+    """Draw zero-shot recall at 1, 5 and 10 within each domain, with examples of errors."""
     where = efsa_world(options)
     search = SearchRun(("zero-shot",), where.methods, where.captions[0], "single", where.data)
     found = ask(options, where, "single", ("zero-shot",))
@@ -163,7 +163,7 @@ def figure_1(options: StudyOptions) -> StudyReport:
 
 
 def figure_3(options: StudyOptions) -> StudyReport:
-    """First results before and after an episode."""
+    """Draw the first results before and after an episode."""
     where = efsa_world(options)
     search = SearchRun(ABLATED, where.methods, where.captions[0], "merged", where.data)
     (answers,) = answered(where, options, search)

@@ -33,10 +33,10 @@ class Teacher:
     def rewards(self, query: str, ids: Sequence[str]) -> Float[Tensor, " images"]:
         """Return ``max(2.5 cos, 0)`` of the query and each picture (CLIP score); NaN for unreadable pictures."""
         kind = caption_prefix(self.encoder) if isinstance(self.encoder, DualEncoder) else None
-        asked = self.encoder.embed_texts([query], kind)[0]
+        text = self.encoder.embed_texts([query], kind)[0]
         self._embed([id for id in ids if id not in self._known])
         each = [self._known[id] for id in ids]
-        scores = [torch.tensor(torch.nan) if vector is None else vector @ asked for vector in each]
+        scores = [torch.tensor(torch.nan) if vector is None else vector @ text for vector in each]
         return (2.5 * torch.stack(scores)).clamp(min=0)
 
     def _embed(self, ids: Sequence[str]) -> None:
@@ -92,28 +92,28 @@ class RewardSearcher:
         optimizer = torch.optim.AdamW(self._learned, lr=options.learning_rate, weight_decay=options.weight_decay)
         try:
             finite = all(self._step(optimizer, query, candidates, vectors) for _ in range(options.steps))
-            asked = self._embed_one(query).detach()
+            adapted = self._embed_one(query).detach()
         finally:
             self._reset()
-        if not (finite and bool(asked.isfinite().all())):
+        if not (finite and bool(adapted.isfinite().all())):
             return found.with_hits(found.hits[:k], (NOT_FINITE,))
         hits = []
-        for hit in self.index.search(asked[0].float().cpu(), k):  # add rank and score by the original model, if known
-            own = before.get(hit.id)
-            rank, score = (None, None) if own is None else (own.zero_shot_rank, own.score)
+        for hit in self.index.search(adapted[0].float().cpu(), k):  # add rank and score by the original model, if known
+            original = before.get(hit.id)
+            rank, score = (None, None) if original is None else (original.zero_shot_rank, original.score)
             hits.append(replace(hit, scored_by=_ADAPTED, zero_shot_rank=rank, model_score=score))
         return found.with_hits(hits)
 
     def _step(self, optimizer: torch.optim.Optimizer, query: str, ids: Sequence[str], vectors: Tensor) -> bool:
         """Take a step on ``-mean(reward · log p)`` over the sampled pictures; return False if it is not finite."""
         with torch.enable_grad():
-            asked = self._embed_one(query)
-            likely = (self._scale * asked @ vectors.to(asked).T).log_softmax(dim=1)[0]
-            order = best_first(likely.detach().float().cpu().numpy())
-            chosen = torch.from_numpy(order[: self.options.sampled]).to(likely.device)
-            rewards = self.judge.rewards(query, [ids[row] for row in chosen.tolist()]).to(likely)
+            text = self._embed_one(query)
+            policy = (self._scale * text @ vectors.to(text).T).log_softmax(dim=1)[0]
+            order = best_first(policy.detach().float().cpu().numpy())
+            chosen = torch.from_numpy(order[: self.options.sampled]).to(policy.device)
+            rewards = self.judge.rewards(query, [ids[row] for row in chosen.tolist()]).to(policy)
             scored = rewards.isfinite()
-            loss = -((rewards - rewards[scored].mean())[scored] * likely[chosen][scored]).mean()
+            loss = -((rewards - rewards[scored].mean())[scored] * policy[chosen][scored]).mean()
         if not bool(loss.isfinite()):
             return not bool(scored.any())  # if all pictures are unreadable, skip the step without an error
         optimizer.zero_grad()

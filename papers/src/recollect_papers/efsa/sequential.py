@@ -73,8 +73,7 @@ class OneAtATime:
     @torch.no_grad()
     def _scores(self, batch: EpisodeBatch) -> Float[Tensor, "one k"]:
         images = self._encode_images(batch.pixels[batch.images[0].clamp(min=0)])
-        asked = embed_asked(self._copy, batch)
-        return similarities(images[None], asked)
+        return similarities(images[None], embed_asked(self._copy, batch))
 
     def _encode_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
         return self._copy.encode_images(pixels.to(self._copy.device, self._copy.dtype))

@@ -75,24 +75,27 @@ class ContextOptions:
         yield wrong, "values='texts' needs the mask and the batch itself as the buffer"
         yield self.stale_rows < 0, f"stale_rows must not be negative, got {self.stale_rows}"
         wrong = self.active_rows is not None and (self.active_rows < 2 or foreign)
-        yield wrong, "active_rows must be at least 2, and is a subset of the batch itself"
+        yield wrong, "active_rows must be at least 2, and needs the batch itself as the buffer"
         wrong = self.tied in {"context", "all"} and self.freeze_temperature
-        yield wrong, "a tied tau_context cannot be frozen by itself"
+        yield wrong, "a tied tau_context cannot be frozen"
         wrong = two and (foreign or self.stale_rows > 0 or subset)
-        yield wrong, "stages=2 is defined for the batch itself as the buffer"
+        yield wrong, "stages=2 needs the batch itself as the buffer"
         wrong = two and (self.value_head > 0 or not self.normalize_keys or texts)
-        yield wrong, "stages=2 has a map of its own: no value_head, no texts, and normalized keys only"
+        yield wrong, "stages=2 has a separate map: it needs normalized keys, and no value_head or texts"
         wrong = two and (self.stop_gradient != "none" or self.layer_norm != "none")
         yield wrong, "stages=2 is not defined with stop_gradient or layer_norm; choose one ablation"
         wrong = residual and self.augmented.startswith("all")
-        yield wrong, "residual has one loss, on the mixture; views can be its buffer only (augmented='buffer')"
+        yield wrong, "residual has one loss, on the mixture, so views can only be its buffer (augmented='buffer')"
         wrong = residual and self.tied in {"context", "scales"}
-        yield wrong, "residual has one loss and no tau_2 to tie; tied='all' ties tau_1 and tau_context"
-        yield not self.mask and self.augmented != "none", "augmented has no mask: a row may look up its own second view"
+        yield wrong, "residual has one loss and no tau_2; tied='all' ties tau_1 and tau_context"
+        yield (
+            not self.mask and self.augmented != "none",
+            "augmented uses no mask, since rows may attend to their own second view",
+        )
         wrong = self.stops("keys") and self.normalizes("keys")
-        yield wrong, "with stop_gradient of the keys, their layer_norm could not learn; choose one"
+        yield wrong, "layer_norm of the keys cannot learn with stop_gradient of the keys; choose one"
         wrong = self.stops("values") and (self.normalizes("values") or self.value_head > 0)
-        yield wrong, "with stop_gradient of the values, their layer_norm or value_head could not learn"
+        yield wrong, "layer_norm or value_head of the values cannot learn with stop_gradient of the values"
 
     @property
     def needs_width(self) -> bool:
@@ -100,11 +103,11 @@ class ContextOptions:
         return self.stages == 2 or self.value_head > 0 or self.layer_norm != "none" or self.stale_rows > 0
 
     def stops(self, part: Literal["keys", "values"]) -> bool:
-        """Whether ``part`` of the buffer is detached."""
+        """Return whether ``part`` of the buffer is detached."""
         return self.stop_gradient in {part, "both"}
 
     def normalizes(self, part: Literal["keys", "values"]) -> bool:
-        """Whether ``part`` of the buffer goes through a LayerNorm."""
+        """Return whether ``part`` of the buffer has a LayerNorm."""
         return self.layer_norm in {part, "both"}
 
 

@@ -113,7 +113,7 @@ def _draw_3(found: Measurements) -> Figure:
     ]
     bars = axis.bar(
         places, [gain.mean for gain in gains], 0.74, yerr=[np.nan_to_num(gain.std) for gain in gains],
-        color=plots.LINE_COLORS[1], capsize=2, label="SigLIxP",  # the color of Figure 1
+        color=plots.LINE_COLORS[1], capsize=2, label="SigLIxP",  # same color as in Figure 1
     )  # fmt: skip
     axis.bar_label(bars, [f"{gain.mean:+.1f}" for gain in gains], fontsize=7, padding=2)
     axis.axhline(0, color="0.3", linewidth=0.8)
@@ -150,7 +150,7 @@ def _form_5(found: Measurements) -> Formed:
                  for (what, unit), fit in fits.items()]  # fmt: skip
     except ValueError as error:
         notes = [f"no fit: {error}"]
-    seeds = over(found.context["seeds"], "training seed").replace(" ± std", "")  # one point for each set
+    seeds = over(found.context["seeds"], "training seed").replace(" ± std", "")  # one point per set
     return (), (*notes, f"{len(table)} sets, {seeds}")
 
 

@@ -62,7 +62,9 @@ DOMAINS = (
     ),
     Domain("products", "fashion", {"fashion": ("val",)}, {"fashion": ("test",)}, EVERYDAY, {"coco_captions": "val"}),
 )  # fmt: skip
-_MADE_DOMAIN = Domain("made things", "a", {"a": ("test",)}, {"b": ("test",)}, {"c": ("test",)}, {"pairs": "test"})
+_SYNTHETIC_DOMAIN = Domain(
+    "synthetic things", "a", {"a": ("test",)}, {"b": ("test",)}, {"c": ("test",)}, {"pairs": "test"}
+)
 _ROLES = replace(LIGHT, whole=("ucm_captions", "fashion"))
 
 
@@ -71,7 +73,7 @@ def _measure(options: StudyOptions) -> Measurements:
     runner = open_runner(options, "lixp-post-train", _ROLES)
     first = SMOKE_HEAD if smoke else HeadRecipe(steps=200)
     found, chosen = Measurements(), dict[str, dict[str, str]]()
-    domains = (_MADE_DOMAIN,) if smoke else DOMAINS
+    domains = (_SYNTHETIC_DOMAIN,) if smoke else DOMAINS
     for domain in domains:
         chosen[domain.name] = _post_trained(domain, first, runner, found, options.seeds or (1 if smoke else 3), smoke)
     found.context.update(chosen=chosen, domains=[asdict(domain) for domain in domains])

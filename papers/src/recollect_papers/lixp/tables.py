@@ -142,7 +142,7 @@ _MORE_NOTES = {"4d. Temperatures": ("paper: the best of its frozen temperatures,
 
 
 def _ablation_tables(found: Measurements, table: str) -> tuple[Sequence[StudyTable], Sequence[str]]:
-    paper, batch, made = printed("lixp", "ablations"), found.context["batch"], []
+    paper, batch, tables = printed("lixp", "ablations"), found.context["batch"], []
     few = few_shot(found, "prototype", shots=16)
     columns = [Column("zero-shot", by_name(found)), Column("16-shot", few),
                Column("gain", few, "gain", over={"arm": "siglip"})]  # fmt: skip
@@ -152,8 +152,8 @@ def _ablation_tables(found: Measurements, table: str) -> tuple[Sequence[StudyTab
         labels = dict((_PLAIN, _CONTEXT)) | {key: label for key, (label, _) in arms.items()}
         rows = [Row((_sized(label, batch),), {"arm": key}, _printed(key, paper)) for key, label in labels.items()]
         heads, notes = (part.split(". ")[1],), (*found.context["notes"], *_MORE_NOTES.get(part, ()))
-        made.append(TableForm(f"Table {part}", heads, rows, columns, paper, notes).fill(found))
-    return made, ()
+        tables.append(TableForm(f"Table {part}", heads, rows, columns, paper, notes).fill(found))
+    return tables, ()
 
 
 def _sized(label: str, batch: int) -> str:

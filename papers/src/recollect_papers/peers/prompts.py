@@ -120,11 +120,10 @@ def _prompt_texts(encoder: TransformersEncoder, prompts: Sequence[Prompts], stac
     starts = [start + sum(each.text_tokens for each in prompts[:number]) for number in range(len(prompts))]
     positions = tower.embeddings.position_embedding.weight
 
-    def at_input(module: nn.Module, given: Any, made: Tensor) -> Tensor:
+    def at_input(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         for begin, each in zip(starts, prompts, strict=True):
-            places = positions[begin : begin + each.text_tokens]
-            made = _put(made, each.text[0] + places, begin)
-        return made
+            output = _put(output, each.text[0] + positions[begin : begin + each.text_tokens], begin)
+        return output
 
     stack.callback(tower.embeddings.register_forward_hook(at_input).remove)
     _replace_deeper(tower.encoder.layers, [each.text for each in prompts], starts, stack)
@@ -137,11 +136,11 @@ def _prompt_images(encoder: TransformersEncoder, prompts: Sequence[Prompts], sta
     counts = [each.image_tokens for each in prompts]
     starts = [-sum(counts[number:]) for number in range(len(counts))]
 
-    def at_input(module: nn.Module, given: Any, made: Tensor) -> Tensor:
-        return torch.cat([made, *(each.image[0].expand(len(made), -1, -1) for each in prompts)], dim=1)
+    def at_input(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        return torch.cat([output, *(each.image[0].expand(len(output), -1, -1) for each in prompts)], dim=1)
 
-    def before_pooling(module: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (given[0][:, : -sum(counts)], *given[1:])
+    def before_pooling(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (inputs[0][:, : -sum(counts)], *inputs[1:])
 
     stack.callback(tower.embeddings.register_forward_hook(at_input).remove)
     if is_siglip(encoder.model.config):  # its pooling attends to all tokens; CLIP uses the first
@@ -155,11 +154,11 @@ def _replace_deeper(
     for number in range(1, max(map(len, tokens))):
         mine = [(each[number], start) for each, start in zip(tokens, starts, strict=True) if number < len(each)]
 
-        def replace(module: nn.Module, given: tuple[Any, ...], mine: Any = mine) -> tuple[Any, ...]:
-            states = given[0]
+        def replace(module: nn.Module, inputs: tuple[Any, ...], mine: Any = mine) -> tuple[Any, ...]:
+            states = inputs[0]
             for vectors, start in mine:
                 states = _put(states, vectors, start)
-            return (states, *given[1:])
+            return (states, *inputs[1:])
 
         stack.callback(layers[number].register_forward_pre_hook(replace).remove)
 

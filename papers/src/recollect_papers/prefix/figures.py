@@ -71,20 +71,20 @@ def _attention(options: StudyOptions, number: int, texts: Sequence[str]) -> Stud
 
 
 def figure_3(options: StudyOptions) -> StudyReport:
-    """Attention for a class prompt."""
+    """Draw attention for a class prompt."""
     if options.scale == "full":
         return _attention(options, 3, ["a sculpture of an airplane"])
     return _attention(options, 3, [fill("a sculpture of a {}.", _label_task(options).class_names[-12])])
 
 
 def figure_5(options: StudyOptions) -> StudyReport:
-    """Attention for a prompt of a class that is not in the label set."""
+    """Draw attention for a prompt of a class that is not in the label set."""
     full = options.scale == "full"
     return _attention(options, 5, ["a tattoo of the forest area." if full else "a tattoo of a hebrew letter."])
 
 
 def figure_6(options: StudyOptions) -> StudyReport:
-    """Attention for a caption."""
+    """Draw attention for a caption."""
     return _attention(options, 6, [max(_caption_texts(options)[:10], key=len)])
 
 
@@ -136,7 +136,7 @@ def _maps(options: StudyOptions, number: int, panels: Sequence[Cloud]) -> StudyR
 
 
 def figure_4(options: StudyOptions) -> StudyReport:
-    """Prompts of twenty classes with each prefix."""
+    """Map prompts of twenty classes with each prefix."""
     conditioned, plain = _models(options)
     prompts, plane = _prompts(_some_classes(_label_task(options), CLASSES), options), _plane(options)
     texts = [text for each in prompts for text in each]
@@ -146,7 +146,7 @@ def figure_4(options: StudyOptions) -> StudyReport:
 
 
 def figure_7(options: StudyOptions) -> StudyReport:
-    """Prompts of all classes with each prefix."""
+    """Map prompts of all classes with each prefix."""
     conditioned, _ = _models(options)
     task = _some_classes(_label_task(options), 12 if options.scale == "smoke" else 1000)
     prompts = _prompts(task, options)
@@ -155,7 +155,7 @@ def figure_7(options: StudyOptions) -> StudyReport:
 
 
 def figure_8(options: StudyOptions) -> StudyReport:
-    """Images of both sources, without and with prefixes in training."""
+    """Map images of both sources, without and with prefixes in training."""
     labeled, captioned = _subset(_label_task(options).query, SAMPLES[options.scale]), _captioned(options)
     conditioned, plain = _models(options)
     panels = [images_panel(model, labeled, captioned, _plane(options)) for model in (plain, conditioned)]
@@ -163,7 +163,7 @@ def figure_8(options: StudyOptions) -> StudyReport:
 
 
 def figure_9(options: StudyOptions) -> StudyReport:
-    """Class prompts and captions, without and with prefixes."""
+    """Map class prompts and captions, without and with prefixes."""
     texts = [text for each in _prompts(_label_task(options), options) for text in each]
     drawn = numpy_generator("texts", 0).permutation(len(texts))[: SAMPLES[options.scale]]
     prompts, captions = [texts[index] for index in np.sort(drawn)], _caption_texts(options)

@@ -39,9 +39,8 @@ def in_plane(
     if len(embeddings) < _FEWEST_POINTS:
         raise UserError(f"{len(embeddings)} points are too few for t-SNE. Take more classes, templates or samples.")
     fitting = min(perplexity, (len(embeddings) - 1) / 3)
-    spread = embeddings + 1e-7 * np.random.default_rng(seed).normal(
-        size=embeddings.shape
-    )  # identical points would divide by zero
+    # Identical points would cause a division by zero.
+    spread = embeddings + 1e-7 * np.random.default_rng(seed).normal(size=embeddings.shape)
     return TSNE(perplexity=fitting, init="pca", random_state=seed).fit_transform(spread.astype(np.float32))
 
 

@@ -103,12 +103,12 @@ class PrefixWorld:
     queries: int | None = None
 
     def has(self, arm: PrefixArm) -> bool:
-        """Whether all sources of an arm are available."""
+        """Return whether all sources of an arm are available."""
         return all(name in self.sources for name in _names(arm))
 
     def make(self, arm: PrefixArm) -> Recipe:
         """Create the recipe of an arm."""
-        kinds = {"captions": [], "labels": []}  # type: dict[str, list[str]]
+        kinds: dict[str, list[str]] = {"captions": [], "labels": []}
         for name in _names(arm):
             kinds["captions" if name.startswith("captions") else "labels"].extend(self.sources[name])
         base = self.recipe
@@ -129,18 +129,18 @@ class PrefixWorld:
         return with_context(recipe, tau=0.02 if base.model.start == "tiny-conv" else 1.0) if arm.context else recipe
 
     def zero_shot(self) -> StudyEvaluation:
-        """Zero-shot classification with each prefix."""
+        """Return the evaluation by zero-shot classification with each prefix."""
         return StudyEvaluation(
             zero_shot=(*self.own, *self.unseen), suite=self.suite, methods=(), prefixes=PREFIXES,
             templates=self.templates, synonyms=self.synonyms, queries=self.queries,
         )  # fmt: skip
 
     def probes(self) -> StudyEvaluation:
-        """Linear probes."""
+        """Return the evaluation by linear probes."""
         return StudyEvaluation(probe=self.probe, probe_suite=self.probe_suite, queries=self.queries)
 
     def search(self) -> StudyEvaluation:
-        """Retrieval in both directions with each prefix."""
+        """Return the evaluation by retrieval in both directions with each prefix."""
         return StudyEvaluation(retrieval=self.retrieval, prefixes=PREFIXES)
 
 

@@ -217,7 +217,7 @@ table_3 = TableStudy("reco/table-3", _measure_3, _form_3, WORLDS_BY_SCALE)
 def _measure_4(options: StudyOptions) -> Measurements:
     mine = list(benches(options, main_model(options)))
     first, names = mine[0], tuple(mine[0].tasks)
-    rare = tuple(dict.fromkeys((names[0], names[min(2, len(names) - 1)])))  # and a set of another kind
+    rare = tuple(dict.fromkeys((names[0], names[min(2, len(names) - 1)])))  # plus a set of another kind
     parts: dict[str, tuple[MemoryPart, str]] = {
         column: ("tasks", column) for column in columns_like(first.tasks, ("CUB", "Dogs")) or rare
     }
@@ -266,7 +266,7 @@ def _main_column(bench: Bench) -> str:
 
 
 def figure_2(options: StudyOptions) -> StudyReport:
-    """Diagram of uni- and cross-modal search and fusion."""
+    """Draw a diagram of uni- and cross-modal search and fusion."""
     note = "a diagram; nothing is measured"
     return report("reco/figure-2", options, WORLDS_BY_SCALE, pictures.diagram(), notes=[note])
 
@@ -353,7 +353,7 @@ figure_3 = TableStudy("reco/figure-3", _measure_figure_3, _form_figure_3, WORLDS
 
 
 def figure_4(options: StudyOptions) -> StudyReport:
-    """Example results of uni- and cross-modal search for images and class names, and the share of relevant rows."""
+    """Draw example results of uni- and cross-modal search, and measure the share of relevant rows."""
     mine = list(benches(options, main_model(options)))
     column, found, full = _main_column(mine[0]), Measurements(), options.scale == "full"
     for bench in mine:
