@@ -104,7 +104,7 @@ def test_lixp_trains_and_tests_on_the_users_data(own, papers, tmp_path, monkeypa
     options = StudyOptions("full", tmp_path, data=(f"{own}/one.csv",), workers=1)
     report = find_study("lixp/table-3").load()(options)
     (table,) = report.tables
-    assert "mean over 2 sets; a class that has fewer examples than shots gives all it has" in table.notes
+    assert "mean over 2 sets; classes with fewer examples than shots use all of them" in table.notes
     assert table.columns[1:4] == ("CLIP, ViT-S/16 1.5B", "CLIxP gain", "paper: ViT-S/16 1.5B")
     assert all(cell for row in table.rows[:-1] for cell in row[1:3])
     assert table.notes[0] == "one training seed; gains are of the same seed"
@@ -157,7 +157,7 @@ def test_arms_with_only_labels_or_captions_train_for_half_the_steps(prefix_optio
 def test_prefixes_with_shifted_names_end_in_a_table(prefix_options):
     (table,) = find_study("prefix/table-7").load()(prefix_options).tables
     ours = {row[:4]: row[4:8] for row in table.rows}
-    assert table.notes == ("one training seed; 80 templates a class",)
+    assert table.notes == ("one training seed; 80 templates per class",)
     assert "not run" not in ours["IN-21K + CC-12M", "", "✓", "caption"][::2]  # three classes have no top-5
     assert set(ours["IN-21K + CC-12M", "✓", "✓", "caption"]) == {"not run"}  # labels-renamed was not given
 
@@ -247,7 +247,7 @@ def test_reco_recognizes_the_users_entities(own, reco_options, tmp_path, capsys)
     assert "3 entities, all of them candidates; 1 are unseen" in table["notes"]
     assert table["rows"][1][0] == f"{own.name}/model + RECO"
     assert table["notes"][0] == "each fusion trained once; gains over the model alone"
-    assert "0 of 12 rows of the memory are near-duplicates of pictures of entities and are not read" in table["notes"]
+    assert "0 of 12 rows of the memory are near-duplicates of pictures of entities and excluded" in table["notes"]
     assert report["command"].startswith(
         "recollect-papers reco/table-2 --scale full --data two.csv --entities entities.csv"
     )

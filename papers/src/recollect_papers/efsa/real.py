@@ -250,7 +250,7 @@ def _form(found: Measurements) -> Formed:
         )
         notes.append(f"{way} over captions alone, mean of domains: {gain.summary().signed()}")
     form = TableForm("Ranking the first 16 again", ("ranks", ""), rows, columns, notes=tuple(notes))
-    return [form.fill(found)], ["gains are over the model alone, paired by seed of the heads"]
+    return [form.fill(found)], ["gains are over the model alone, paired by seed"]
 
 
 real = TableStudy("efsa/real", _measure, _form, worlds(WORLD))

@@ -113,9 +113,9 @@ def notes_of(where: EfsaWorld, rows: Differs = "methods") -> tuple[str, ...]:
     gains = "" if rows == "nothing" else "gains are in average R@1, paired by base model; "
     named = "episodes, unless the row says otherwise" if rows == "episodes" else "episodes"
     captions = "the row's own" if rows == "captions" else where.captions[0].label
-    asked = "all texts" if where.queries is None else f"at most {where.queries} texts a domain"
+    queries = "all texts" if where.queries is None else f"at most {where.queries} texts per domain"
     return (
-        f"{over(len(where.models), 'base model')}; {gains}{asked} are asked; captions of the pool: {captions}",
+        f"{over(len(where.models), 'base model')}; {gains}{queries} as queries; captions of the pool: {captions}",
         f"{named}: k {episode.k}, learning rate {episode.rate:g}, scale {episode.scale:g}, temperature "
         f"{'of the model' if episode.temperature is None else f'{episode.temperature:g}'}, {episode.direction}",
         "paper: as printed there",
@@ -129,7 +129,7 @@ def _measure_methods(options: StudyOptions, loss: Base, pool: PoolKind) -> Measu
     where = efsa_world(options, loss)
     methods = [name for name in _PAPER_METHODS if name != "rlcf" or where.teachers] + ["episode-full"]
     k = where.methods.episode.k
-    notes = (*notes_of(where)[:2], "paper: as printed there, its average over its own eight sets")
+    notes = (*notes_of(where)[:2], "paper: as printed; its average is over its own eight sets")
     found = ask(options, where, pool, methods, depths=(*DEPTHS, k))
     found.context |= {"methods": methods, "k": k, "notes": list(notes), "judged": bool(where.teachers)}
     return found
@@ -151,8 +151,8 @@ def _every_method(found: Measurements, number: int, pool: PoolKind) -> Formed:
     costs = TableForm(
         "Cost of a query", ("method",), [replace(row, printed=None) for row in rows], _COSTS, None, _COST_NOTES
     )
-    said = (f"what an episode can reach at best, zero-shot R@{k}: {ceiling}", *left_out)
-    return [form.fill(found), costs.fill(found)], said
+    notes = (f"upper limit for episodes, zero-shot R@{k}: {ceiling}", *left_out)
+    return [form.fill(found), costs.fill(found)], notes
 
 
 _COSTS = (
@@ -161,7 +161,7 @@ _COSTS = (
     Column("M products back", {"measure": "backward_products per query"}, "number", pattern="{:,.1f}", unit=1e6),
     Column("MiB at once", {"measure": "memory"}, "number", unit=2.0**20),
 )
-_COST_NOTES = ("of a query, after what is done once for a pool (fine-tuning, embedding captions)",)
+_COST_NOTES = ("per query, without work done once per pool (fine-tuning, embedding captions)",)
 
 
 def _methods_study(number: int, loss: Base, pool: PoolKind) -> TableStudy:
@@ -256,7 +256,7 @@ def held_out_note(kinds: Iterable[Captions]) -> list[str]:
     """Return the note for tables with held-out captions."""
     if not any("held-out" in kind.kind for kind in kinds):
         return []
-    return ["captions that are held out are not asked for, so those rows have a zero-shot of their own: see their gain"]
+    return ["held-out captions are not queries, so these rows have a different zero-shot recall: compare gains"]
 
 
 def _ablation_study(number: int, measure: Callable[[StudyOptions], Measurements], title: str, head: str) -> TableStudy:

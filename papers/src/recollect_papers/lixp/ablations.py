@@ -88,10 +88,8 @@ class ContextOptions:
         yield wrong, "residual has one loss, on the mixture, so views can only be its buffer (augmented='buffer')"
         wrong = residual and self.tied in {"context", "scales"}
         yield wrong, "residual has one loss and no tau_2; tied='all' ties tau_1 and tau_context"
-        yield (
-            not self.mask and self.augmented != "none",
-            "augmented uses no mask, since rows may attend to their own second view",
-        )
+        wrong = not self.mask and self.augmented != "none"
+        yield wrong, "augmented never uses a mask, so mask=False has no effect"
         wrong = self.stops("keys") and self.normalizes("keys")
         yield wrong, "layer_norm of the keys cannot learn with stop_gradient of the keys; choose one"
         wrong = self.stops("values") and (self.normalizes("values") or self.value_head > 0)

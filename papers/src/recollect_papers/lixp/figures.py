@@ -146,7 +146,7 @@ def _form_5(found: Measurements) -> Formed:
     }
     try:
         fits = {what: log_linear_fit(table["examples"].to_numpy(), gains.to_numpy()) for what, gains in columns.items()}
-        notes = [f"{what}: {fit.slope:+.2f} {unit} a decade of examples, p = {fit.pvalue:.2g}"
+        notes = [f"{what}: {fit.slope:+.2f} {unit} per decade of examples, p = {fit.pvalue:.2g}"
                  for (what, unit), fit in fits.items()]  # fmt: skip
     except ValueError as error:
         notes = [f"no fit: {error}"]

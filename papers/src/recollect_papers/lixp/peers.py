@@ -116,16 +116,16 @@ def _notes(options: StudyOptions) -> list[str]:
     shots, draws, _, effort = _SIZES[options.scale]
     notes = [
         f"{shots} shot{'s' if shots > 1 else ''}, mean over {draws} draw{'s' if draws > 1 else ''} of the support; "
-        "methods as published, what they choose on held-out shots",
-        "CasPL reads a larger model and all pictures of the support split without their labels besides; DMN reads the "
-        "tested pictures too and is not built here: printed only",
+        "methods as published, settings chosen on held-out shots",
+        "CasPL also uses a larger model and all unlabeled pictures of the support split; DMN also uses the test "
+        "pictures and is not implemented here",
     ]
     if options.scale == "full":
         notes.append("the paper does not say which of its two ViT-B/16 it took; this is that of 6B examples")
     else:
         if effort < 1:
             notes.append(f"prompt learners take {effort:.1%} of the published steps, at least one pass over the shots")
-        notes.append("the paper's columns are other sets than ours: compare directions")
+        notes.append("the paper's columns are different data sets: compare directions only")
     return [*notes, over(seeds_of(options), "training seed"), "paper: as printed there"]
 
 

@@ -62,9 +62,7 @@ DOMAINS = (
     ),
     Domain("products", "fashion", {"fashion": ("val",)}, {"fashion": ("test",)}, EVERYDAY, {"coco_captions": "val"}),
 )  # fmt: skip
-_SYNTHETIC_DOMAIN = Domain(
-    "synthetic things", "a", {"a": ("test",)}, {"b": ("test",)}, {"c": ("test",)}, {"pairs": "test"}
-)
+_SYNTHETIC_DOMAIN = Domain("synthetic", "a", {"a": ("test",)}, {"b": ("test",)}, {"c": ("test",)}, {"pairs": "test"})
 _ROLES = replace(LIGHT, whole=("ucm_captions", "fashion"))
 
 
@@ -139,7 +137,7 @@ def _few(domain: Domain, role: str) -> FigureAddress:
 def _form(found: Measurements) -> Formed:
     tables = [form for each in found.context["domains"] for form in _tables(found, Domain(**each))]
     return [form.fill(found) for form in tables], [
-        "settings were chosen on EuroSAT and UCM's validation pictures, or on fashion's, one seed"
+        "settings were chosen on EuroSAT and UCM's validation pictures, or on those of fashion, with one seed"
     ]
 
 

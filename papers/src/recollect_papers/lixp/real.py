@@ -174,7 +174,7 @@ def _form(found: Measurements) -> Formed:
         varied = [Row((name, change), {"arm": f"{name}, {change}"})
                   for change in VARIED for name in ("MLP head", "MLP head, context")]  # fmt: skip
         forms.append(TableForm("MLP head, one setting changed", ("arm", "changed"), varied, columns, missing=""))
-    note = "steps and alpha were chosen on the choosing sets, one seed; the testing sets were measured after"
+    note = "steps and alpha were chosen on the choosing sets with one seed, before measuring on the testing sets"
     return [form.fill(found) for form in forms], [note]
 
 

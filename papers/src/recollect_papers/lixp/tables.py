@@ -138,7 +138,7 @@ def _measure_ablations(options: StudyOptions, table: str) -> Measurements:
     return found
 
 
-_MORE_NOTES = {"4d. Temperatures": ("paper: the best of its frozen temperatures, shown next to each of ours",)}
+_MORE_NOTES = {"4d. Temperatures": ("paper: the best of its frozen temperatures, repeated in each row",)}
 
 
 def _ablation_tables(found: Measurements, table: str) -> tuple[Sequence[StudyTable], Sequence[str]]:

@@ -126,7 +126,7 @@ def run_arms(options: StudyOptions, arms: Mapping[str, Recipe], evaluation: Stud
     sets = found.names("set", measure="accuracy")
     notes = notes_of(options)
     if options.scale == "full":
-        notes.append(f"mean over {len(sets)} sets; a class that has fewer examples than shots gives all it has")
+        notes.append(f"mean over {len(sets)} sets; classes with fewer examples than shots use all of them")
     shots = max((int(each) for each in found.names("shots")), default=0)
     found.context = {"sets": sets, "named": found.names("set", measure="top-1"), "shots": shots, "notes": notes}
     return found

@@ -76,7 +76,7 @@ def _measured(
 ) -> Measurements:
     note = over(seeds(options), "training seed")
     if templates:
-        note += f"; {len(range(0, 80, prefix_world(options).templates))} templates a class"
+        note += f"; {len(range(0, 80, prefix_world(options).templates))} templates per class"
     return measured(arms, options, evaluation, notes=[note], **more)
 
 
@@ -222,7 +222,7 @@ def _line_1(arm: PrefixArm) -> Line:
 table_1 = _table(
     1, "Labels and captions", ("labels", "captions", "objective", "prefix"),
     [_line_1(arm) for arm in (*TABLE_1_ARMS, *CONTEXT_ARMS)], _two_columns,
-    remarks=("as in the paper, arms with prefix have debiased sampling and the others equal sampling: see Table 2",),
+    remarks=("as in the paper, arms with prefix use debiased sampling and the others equal sampling: see Table 2",),
 )  # fmt: skip
 
 TABLE_2_ARMS = tuple(

@@ -336,11 +336,10 @@ def _form(found: Measurements) -> Formed:
     held.insert(0, Column("mean of sets", {"memory": NAMED, "set": testing}, "mean or gain"))
     held += [Column(f"fashion, {title}", {"memory": memory, "set": "fashion"}, "mean or gain")
              for memory, title in (("everyday", "everyday pictures alone"), (PRODUCTS, "+ products"))]  # fmt: skip
-    withheld = TableForm(
-        "Classes withheld from training, gain of reading an index that holds them", ("reads", "which side"), rows, held,
-        missing="", notes=("fashion: 113 kinds of products by name; the index holds other products by theirs",),
-    )  # fmt: skip
-    return [_filled(form.fill(found)) for form in (concepts, sets, withheld)], ["no setting was chosen on any of these"]
+    note = "fashion: 113 kinds of products by name; the index contains other products with their names"
+    withheld = TableForm("Classes withheld from training, gain of reading an index that holds them",
+                         ("reads", "which side"), rows, held, missing="", notes=(note,))  # fmt: skip
+    return [_filled(form.fill(found)) for form in (concepts, sets, withheld)], ["no settings were chosen on these sets"]
 
 
 def _tests(found: Measurements) -> tuple[str, ...]:
@@ -375,7 +374,7 @@ def _form_reading(found: Measurements) -> Formed:
     columns = [Column(title, {"set": at}) for at, title in titles.items()]
     columns.append(Column("weight of what is read", {"set": "weight"}, "number", pattern="{:.2f}"))
     form = TableForm("Reading by weight, and after training", ("reads", "which side"), rows, columns, missing="")
-    return [form.fill(found)], ["393 emoji of the split train, on which nothing was trained"]
+    return [form.fill(found)], ["393 emoji of the split train, which were not used in training"]
 
 
 reading = TableStudy("reco/reading", _measure_reading, _form_reading, worlds(WORLD))

@@ -85,10 +85,10 @@ def _notes(
     papers = full and bool(first.tasks) and set(first.tasks) <= set(PAPERS_SETS.values())
     left_out = [
         f"{len(first.too_near(1.0, part)):,} of {first.rows_of(1.0):,} rows of the memory are near-duplicates of "
-        f"{_TESTED[part]} and are not read"
+        f"{_TESTED[part]} and excluded"
         for part in parts if first.near is not None
     ]  # fmt: skip
-    paper_note = "" if papers else "; its columns are other sets than ours, so compare directions"
+    paper_note = "" if papers else "; its columns are different data sets, so compare directions only"
     return [f"{trained}{baseline}", *more, *left_out, f"paper: as printed there{paper_note}"]
 
 
@@ -101,8 +101,8 @@ def _gains(measures: Sequence[str], base: str = _MODEL) -> list[Column]:
 
 _SIZE = "parameters (M)"
 _PLACED = (
-    "paper: K-Lite, RA-CLIP and PaLI have empty cells there; which column their figures stand in was inferred from "
-    "what these methods report, not read"
+    "paper: K-Lite, RA-CLIP and PaLI have empty cells; the columns of their figures were inferred from what these "
+    "methods report"
 )
 
 
@@ -110,7 +110,7 @@ def _measure_1(options: StudyOptions) -> Measurements:
     found = Measurements({"models": list(models(options))})
     reads = "images and texts both read the memory, k = 10"
     if options.scale != "full":
-        reads += "; choices were made on other characters than those tested"
+        reads += "; settings were chosen on other characters"
     for label in models(options):
         mine = list(benches(options, label))
         _add(found, mine, {_MODEL: None, "RECO": RECO, READS: READING}, model=label)
@@ -221,7 +221,7 @@ def _measure_4(options: StudyOptions) -> Measurements:
     parts: dict[str, tuple[MemoryPart, str]] = {
         column: ("tasks", column) for column in columns_like(first.tasks, ("CUB", "Dogs")) or rare
     }
-    notes, split = [f"{main_model(options)}; in the row of none the model alone"], options.search.split
+    notes, split = [f"{main_model(options)}; row none: the model alone"], options.search.split
     if first.pool is not None:
         parts["text to image R@1"] = ("retrieval", "R@1")
         if options.scale == "full":
