@@ -47,7 +47,7 @@ class Classifier:
 
     Attributes:
         classes: class names, sorted.
-        class_texts: texts of the classes that do not use their name in CLIP's templates.
+        class_texts: prompts of classes that have their own; the others use their name in CLIP's templates.
         texts: unit-norm embeddings of the class texts (classes, width).
         asked: the requested method, or ``best``.
         notes: problems with the examples: damaged files, copies.

@@ -39,7 +39,7 @@ class IndexReading(nn.Module):
     """Refinement of unit embeddings by lookup in a snapshot of an index (RECO, section 3).
 
     Args:
-        encoder: its mode includes ``modality``.
+        encoder: refines embeddings of ``modality``.
     """
 
     keys: Tensor
@@ -75,7 +75,7 @@ class IndexReading(nn.Module):
 
 
 def _keys(index: Index, ids: list[str], by: By, vectors: int) -> Float[np.ndarray, "n captions w"]:
-    """Return the keys: a vector per picture, or its captions, padded with the first up to the longest list.
+    """Return the keys: a vector per picture, or its captions, padded with the first to equal length.
 
     Args:
         vectors: number of value vectors per picture.
@@ -143,7 +143,7 @@ class _ClassifierHead(nn.Module):
 def export_all(encoder: Encoder, folder: str | Path, classifier: Classifier | None = None) -> Path:
     """Write a model as ONNX, with its index and classifier, if any.
 
-    ``image.onnx`` and ``text.onnx`` are the towers (`export_onnx`), followed by look-up and fusion if ``encoder`` reads
+    ``image.onnx`` and ``text.onnx`` are the towers (`export_onnx`), followed by lookup and fusion if ``encoder`` reads
     an index in that modality; the file contains the index's current vectors. ``classifier.onnx`` takes ``pixels`` and
     returns calibrated ``probabilities`` (n, classes) and ``nearest`` (n,), the cosine to the nearest class mean. A
     picture whose ``nearest`` is below ``unknown_below`` of ``export.json`` belongs to none of the classes.

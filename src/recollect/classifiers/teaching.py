@@ -34,7 +34,7 @@ class ClassifierModel:
 
 SAME_PICTURE = 1 - 1e-5
 """Minimum cosine to an example without a pixel digest to count as the same picture. Embeddings of one picture in two
-batches or on two devices have a cosine of 1 − 1e-6."""
+batches or on two devices reach 1 − 1e-6."""
 
 _NOT_OF_PIXELS = "?"
 

@@ -28,7 +28,7 @@ def _averaged(embeddings: torch.Tensor, numbers: Sequence[int]) -> np.ndarray:
 def prompts_and_ensemble(
     encoder: Encoder, prompts: Sequence[Sequence[str]], prefix: Kind | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Embed each prompt, truncated to the smallest number of any class, and the ensemble of all prompts.
+    """Embed the prompts, as many per class as the class with the fewest has, and the ensemble of all prompts.
 
     If a class has only one prompt, the ensemble is returned as the only prompt of each class.
 

@@ -52,7 +52,7 @@ class LabeledPictures:
     unlabeled: Sequence[ImageLike] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", np.asarray(self.labels, dtype=np.int64))  # as torch losses need
+        object.__setattr__(self, "labels", np.asarray(self.labels, dtype=np.int64))  # torch losses need int64
         if len(self.pictures) != len(self.labels):
             raise ValueError(f"{len(self.pictures)} pictures, but {len(self.labels)} labels")
         if len(self.names) < 2 or set(np.unique(self.labels).tolist()) != set(range(len(self.names))):
@@ -233,7 +233,7 @@ class _Tuning:
         learning_rate, weight_decay, batch: settings of AdamW; the learning rate follows a cosine.
         flip: mirror half of the crops.
         effort: share of the published steps.
-        seed: of initialization, crops, order and dropout.
+        seed: seed of initialization, crops, order and dropout.
     """
 
     learning_rate: float = 2e-4
@@ -259,8 +259,8 @@ class ClipLora(_Tuning):
     towers, trained with the cross-entropy over classes, with the same settings for every data set and number of shots.
 
     Attributes:
-        rank: of the update ``B A / sqrt(rank)``; A starts Kaiming uniform, B zero.
-        dropout: of A's input.
+        rank: rank of the update ``B A / sqrt(rank)``; A starts Kaiming uniform, B zero.
+        dropout: dropout of A's input.
         steps_per_shot: 500 as published.
     """
 

@@ -73,7 +73,7 @@ def best_and_confidence(
         for first in range(0, len(texts), _TEXT_BLOCK):
             scores = queries @ torch.from_numpy(texts[first : first + _TEXT_BLOCK]).to(device).T
             value, place = scores.max(dim=1)
-            better = value > best  # the first of equals
+            better = value > best  # ties go to the first
             found = torch.where(better, place + first, found)
             before, best = best, torch.maximum(best, value)
             total *= ((before - best) * scale).exp().cpu()

@@ -173,7 +173,7 @@ class Answers:
         confidence: its probability (queries,).
         covered: whether each query's conformal set contains its class, for all queries or a sample; empty without sets.
         sizes: number of classes in these sets.
-        held_out: accuracy on held-out examples, and number of these examples.
+        held_out: accuracy on held-out examples, and their number.
     """
 
     best: np.ndarray

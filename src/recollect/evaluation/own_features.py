@@ -305,7 +305,7 @@ def write_embedded(
     form: FileForm = "parquet",
     prefix: Kind | None = None,
 ) -> Path:
-    """Embed a task, and write its examples (split ``train``), its tested pictures (``test``) and its class texts.
+    """Embed a task and write its examples (split ``train``), tested pictures (``test``) and class texts.
 
     ``parquet`` writes ``images.parquet`` with columns ``vector``, ``label``, ``id`` and ``split``, and
     ``texts.parquet`` with ``vector`` and ``label``. ``npy`` writes ``train.npy``, ``test.npy`` (rows, width),

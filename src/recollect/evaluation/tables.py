@@ -77,9 +77,9 @@ class SampleEfficiency:
         factor: the baseline's shots over the model's.
         bound: ``exactly``; ``at least`` if the model reaches the accuracy at the fewest measured shots; ``less than``
             if it never does.
-        accuracy: of the baseline at the most shots, in percent.
-        shots: at which the model reaches it, or NaN.
-        baseline_shots: at which the baseline first reaches it.
+        accuracy: accuracy of the baseline at the most shots, in percent.
+        shots: shots at which the model reaches it, or NaN.
+        baseline_shots: shots at which the baseline first reaches it.
     """
 
     factor: float

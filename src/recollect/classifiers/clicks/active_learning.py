@@ -8,7 +8,7 @@ from recollect.classifiers.clicks.model import FEW_CLICKS, ClickFit, ClickModel
 from recollect.core.ordering import best_first, in_order
 
 _CANDIDATES_PER_ROW, _MIN_CANDIDATES = 10, 50
-"""Diverse rows are chosen from this many candidates per row, and from at least this many."""
+"""Diverse rows are chosen from this many candidates per requested row, but at least `_MIN_CANDIDATES`."""
 
 
 def next_to_label(

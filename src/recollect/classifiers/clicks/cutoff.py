@@ -82,7 +82,7 @@ def cut_off(fit: ClickFit, among: Int64[np.ndarray, " some"] | None = None) -> C
     """Return probabilities of Yes with the cut at one half, or None with fewer than two Yes or two No.
 
     Platt's sigmoid is fitted to the leave-one-out scores of the clicks and, with small weight, of the weak No. Pictures
-    to click are selected by score, which does not change the probability of Yes given a score, so no correction is
+    are selected for clicking by score, which does not change the probability of Yes given a score, so no correction is
     needed.
 
     Args:
@@ -123,7 +123,7 @@ def stop_rule(
     96.3 % of a class above the cut on average, and at least 75 % (results/page/stopping.json).
 
     Args:
-        marks: +1 or −1.
+        marks: +1 or −1 for each click.
         above: whether the leave-one-out score of each click is above the cut.
         order: as in `ClickFit`.
     """

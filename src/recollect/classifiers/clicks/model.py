@@ -24,7 +24,7 @@ FEW_CLICKS = 4
 """Minimum number of Yes and of No for choosing settings."""
 
 MOST_CHOOSING = 200
-"""Maximum number of clicks for choosing settings, since the time grows with its cube."""
+"""Maximum number of clicks for choosing settings; the time is cubic in their number."""
 
 _MIN_DISTANCE = 1e-2  # a row closer to the pool's mean has no reliable direction from it
 
@@ -49,7 +49,7 @@ class ClickFit:
     """Scores after some clicks.
 
     Attributes:
-        scores: of every row of the pool; larger is more probable.
+        scores: score of every row of the pool; larger is more probable.
         left_out: leave-one-out scores of clicked rows (clicks,).
         rows: clicked rows, in the order of ``left_out``.
         marks: +1 or −1 for each clicked row.
@@ -68,7 +68,7 @@ class ClickFit:
 
 @dataclass
 class ClickModel:
-    """Model of Yes and No over a pool of embeddings.
+    """Model that learns from Yes and No on a pool of embeddings.
 
     >>> pool = np.eye(4, dtype=np.float32)
     >>> fit = ClickModel(pool).fit({0: 1, 3: -1})

@@ -110,9 +110,9 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
     they may be all prompts of each class (classes, prompts, width).
 
     ``fit`` also scores the support examples while they are held out (`HoldOut`): by refitting on folds, or by the
-    closed form ``_held_out(support, labels, plan)`` of a subclass. Methods that choose settings use the same examples
-    for it, so ``loo_accuracy_`` is too high (by up to eight points, results/few-shot/trust.json); report the accuracy
-    of `held_out_check` instead.
+    closed form ``_held_out(support, labels, plan)`` of a subclass. Methods choose settings on the same examples, so
+    ``loo_accuracy_`` is too high (by up to eight points, results/few-shot/trust.json); report the accuracy of
+    `held_out_check` instead.
 
     Attributes:
         classes_: sorted class labels.
@@ -122,7 +122,7 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         loo_scores_: their scores while held out (held, classes).
         loo_accuracy_: accuracy on held-out examples (0 to 1), NaN without any.
         loo_ece_: expected calibration error on held-out examples, NaN without any.
-        temperature_: minimizes their negative log-likelihood; without any, an estimate by generated ones (`stand_ins`).
+        temperature_: minimizes their negative log-likelihood; without any, estimated on generated ones (`stand_ins`).
     """
 
     reads_prompts = False
@@ -354,7 +354,7 @@ def stand_ins(support: np.ndarray, generator: np.random.Generator) -> np.ndarray
     rows = apart
     if len(apart) > apart.shape[1]:  # fewer rows with the same covariance
         rows = np.linalg.qr(apart, mode="r")
-        (generator,) = generator.spawn(1)  # synthetic data of this shape may come from the same seed
+        (generator,) = generator.spawn(1)  # differs from synthetic data drawn with the same seed
     drawn = generator.standard_normal((len(apart), len(rows))).astype(support.dtype) @ rows
     drawn *= ((1 - LIKENESS**2) / max(len(apart) - 1, 1)) ** 0.5
     return unit_or_zero(middle + LIKENESS * apart + drawn).astype(support.dtype, copy=False)

@@ -84,7 +84,7 @@ class ProKeR(EmbeddingClassifier):
         return {"bandwidth": self.bandwidth_, "ridge": self.ridge_, **texts}
 
     def _guessed_temperature(self, support: np.ndarray, labels: np.ndarray) -> float:
-        """Estimate it as in other methods, on generated examples with the residuals of the real ones."""
+        """Estimate the temperature as in other methods, but keep the residuals of the real examples."""
         models = [self._refitted(rows, labels) for rows in self._stand_ins(support)]
         for model in models:
             if model._ridge is not None:
@@ -251,7 +251,7 @@ def trusted_text_weight(similarity: np.ndarray, labels: np.ndarray) -> float:
     minus one standard error, and at least 0. The texts do not depend on the examples, so no example is used twice.
 
     Args:
-        similarity: of the examples to the class texts (examples, classes).
+        similarity: similarity of the examples to the class texts (examples, classes).
         labels: (examples,).
     """
     texts = (similarity - similarity.mean(axis=1, keepdims=True)).astype(np.float64)

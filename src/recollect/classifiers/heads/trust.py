@@ -154,9 +154,9 @@ def unknown_rule(features: np.ndarray, labels: np.ndarray) -> UnknownRule:
     """Learn the rule from labeled examples, and estimate its error rates.
 
     Each example is compared with class means that exclude it: with all means as a picture of the classes, and with all
-    but its own class's as a picture of another class. Cosines of the first kind, sorted
-    ascending, give the threshold at rank ``max(1, floor(UNKNOWN_RATE (n + 1)))``, so ``rejected`` is
-    ``rank / (n + 1)``. At one shot this is an upper bound, since the example's own class has no mean.
+    but its own class's as a picture of another class. Cosines of the first kind, sorted ascending, give the threshold
+    at rank ``max(1, floor(UNKNOWN_RATE (n + 1)))``, so ``rejected`` is ``rank / (n + 1)``. At one shot this is an upper
+    bound, since the example's own class has no mean.
 
     Args:
         features: unit-norm examples (n, width), each picture once.

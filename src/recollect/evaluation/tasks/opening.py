@@ -54,7 +54,7 @@ def open_tasks(
         data: sources with labels and class names; a generated source selects the tasks of its world.
         suite: name of a suite in the catalogue, e.g. lixp-21.
         copies: ``NAME=SOURCE``: read a data set of the suite from a source other than the hub.
-        division: of each source into examples and tested images; for zero-shot no examples are read.
+        division: division of each source into examples and tested images; for zero-shot no examples are read.
         templates: prompt templates with ``{}`` for the class name; CLIP's 80 by default.
         synonyms: replace each task by its classes with synonyms, once with names and once with synonyms.
 

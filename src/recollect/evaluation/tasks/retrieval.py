@@ -107,7 +107,7 @@ def merged_tasks(tasks: Sequence[RetrievalTask]) -> RetrievalTask:
 
 
 def keep_images(task: RetrievalTask, kept: np.ndarray) -> RetrievalTask:
-    """Return the task with some of its images, without texts that match none of them.
+    """Return the task with some of its images, and only texts that match one of them.
 
     Args:
         kept: ascending indices into ``task.images``.
