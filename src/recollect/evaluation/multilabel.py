@@ -159,7 +159,8 @@ def multilabel(
     if task.support is not None and task.support_shows is not None:
         support = image_features(encoder, task.support, cache)
         learned = task.support_shows[support.rows]
-        for place in np.flatnonzero(learned.all(axis=0) | ~learned.any(axis=0))[:1].tolist():
+        if (constant := learned.all(axis=0) | ~learned.any(axis=0)).any():
+            place = int(constant.argmax())
             share = "all" if learned[:, place].all() else "none"
             raise UserError(
                 f"{task.name}: {share} of the pictures to learn from show '{task.class_names[place]}'. "

@@ -1,6 +1,6 @@
 """Pools of images to search, with their captions."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -27,10 +27,7 @@ def held_out(source: Source) -> PoolCaptions:
     Raises:
         UserError: no image has two different texts.
     """
-    captions: list[str | None] = []
-    for index in range(len(source)):
-        wordings, _ = number_texts(source.texts(index))
-        captions.append(wordings[-1] if len(wordings) > 1 else None)
+    captions = [texts[-1] if len(texts) > 1 else None for texts in _distinct_texts(source)]
     if not any(captions):
         raise UserError(f"{source.name}: no image has two texts, so none can be held out as its caption.")
     return PoolCaptions(tuple(captions), frozenset(caption for caption in captions if caption))
@@ -38,11 +35,11 @@ def held_out(source: Source) -> PoolCaptions:
 
 def true_captions(source: Source) -> PoolCaptions:
     """Use the first text of each image as its caption and as a query: an upper bound (EFSA, Table 6, row 1)."""
-    captions: list[str | None] = []
-    for index in range(len(source)):
-        wordings, _ = number_texts(source.texts(index))
-        captions.append(wordings[0] if wordings else None)
-    return PoolCaptions(tuple(captions))
+    return PoolCaptions(tuple(next(iter(texts), None) for texts in _distinct_texts(source)))
+
+
+def _distinct_texts(source: Source) -> Iterator[Sequence[str]]:
+    return (number_texts(source.texts(index))[0] for index in range(len(source)))
 
 
 CAPTION_KINDS: Mapping[str, Callable[[Source], PoolCaptions]] = {"held-out": held_out, "true": true_captions}
@@ -79,30 +76,30 @@ def open_pools(
         UserError: no data, no such source, or captions of a different source.
     """
     refuse((not data, "no data. Name it with --data SOURCE ..."))
-    words = [None] * len(data) if captions is None else captions.split(",")
-    if len(words) == 1:
-        words *= len(data)
-    if len(words) != len(data):
+    choices = [None] * len(data) if captions is None else captions.split(",")
+    if len(choices) == 1:
+        choices *= len(data)
+    if len(choices) != len(data):
         raise UserError(
-            f"--captions {captions}: {len(words)} kinds for {len(data)} sources. Name one kind, or one per source, "
+            f"--captions {captions}: {len(choices)} kinds for {len(data)} sources. Name one kind, or one per source, "
             "separated by commas."
         )
     pools = []
     splits = [None if is_generated(spec) or "split=" in spec else split for spec in data]
     tasks = [retrieval_task(spec, split=own, columns=columns) for spec, own in zip(data, splits, strict=True)]
-    for spec, word, own, task in zip(data, words, splits, told_apart(data, tasks), strict=True):
-        if word is None:
+    for spec, choice, own, task in zip(data, choices, splits, told_apart(data, tasks), strict=True):
+        if choice is None:
             known = None
-        elif word in kinds:
-            known = kinds[word](task.images)
-        elif word.startswith(_COLUMN):
-            named = Columns(image=columns.image if columns else None, caption=word.removeprefix(_COLUMN))
+        elif choice in kinds:
+            known = kinds[choice](task.images)
+        elif choice.startswith(_COLUMN):
+            named = Columns(image=columns.image if columns else None, caption=choice.removeprefix(_COLUMN))
             source = open_source(spec, split=own, kind="caption", columns=named)
             known = PoolCaptions(tuple(next(iter(source.texts(row)), None) for row in range(len(source))))
-        elif word.endswith(".jsonl"):
-            known = PoolCaptions(captions_of(Path(word), task.images))
+        elif choice.endswith(".jsonl"):
+            known = PoolCaptions(captions_of(Path(choice), task.images))
         else:
-            raise UserError(f"--captions {word}: use {', '.join(kinds)}, column:NAME, or a .jsonl file")
+            raise UserError(f"--captions {choice}: use {', '.join(kinds)}, column:NAME, or a .jsonl file")
         pools.append(CaptionedPool(task, known))
     return [_merged(pools)] if pool == "merged" else pools
 
