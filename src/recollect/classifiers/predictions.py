@@ -87,11 +87,12 @@ def example_warnings(classifier: Classifier) -> list[str]:
         if (other := known.setdefault(looks_of(name), name)) != name
     ]
     if not len(support):
-        return [*warnings, "class names only, no examples: confidence is not calibrated, and no picture is unknown"]
+        return [*warnings, "only class names, no examples: confidence is not calibrated, no picture is marked unknown"]
     counts = np.bincount(support.labels, minlength=len(names))
     if without := classifier.without_examples:
         warnings.append(
-            f"no examples of {', '.join(without)}: only names are used until every class has one, no picture is unknown"
+            f"no examples of {', '.join(without)}: until every class has examples, only names are used and no "
+            "picture is marked unknown"
         )
     if not classifier.enough_examples:
         warnings.append(f"{TOO_FEW} its accuracy or which classes are possible: {ENOUGH_EXAMPLES} are needed")

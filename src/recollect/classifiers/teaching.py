@@ -137,7 +137,7 @@ def extended(
         joined = support.joined(found)
         notes = [f"left out: {message}" for message in broken]
         if copies := len(support) + len(found) - len(joined):
-            notes.append(f"{copies} examples are exact copies of others of their class and were ignored")
+            notes.append(f"{copies} exact copies of examples of the same class were ignored")
         support = joined
     texts = np.stack([vectors[name] for name in every])
     return {"classes": every, "class_texts": described, "texts": texts, "support": support, "notes": tuple(notes)}
