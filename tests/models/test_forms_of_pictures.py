@@ -69,7 +69,7 @@ def test_one_text_is_one_row_and_not_a_row_a_letter(model, unchecked):
     assert torch.equal(model.embed_texts("a cat"), model.embed_texts(["a cat"]))
     assert torch.equal(model.embed_texts(iter(["a cat"])), model.embed_texts(["a cat"]))
     for wrong in (3, None):
-        with pytest.raises(UserError, match=f"{wrong} is not a text"):
+        with pytest.raises(UserError, match=f"{wrong} is not a string"):
             model.embed_texts(["a cat", wrong])
     with pytest.raises(UserError, match=r"'caf\\udce9'"):  # as a shell of long ago hands it over
         model.embed_texts(["caf\udce9"])

@@ -159,12 +159,12 @@ class DualEncoder(nn.Module, Encoder):
         """
         if batch_size is not None:
             check_number("batch_size", batch_size, least=1)
-        many = self._check_tensor(images) if isinstance(images, Tensor) else as_images(images)
-        if len(many) == 0:
+        inputs = self._check_tensor(images) if isinstance(images, Tensor) else as_images(images)
+        if len(inputs) == 0:
             return torch.empty(0, self.width, dtype=torch.float32)
         blocks = []
-        with progress("embed", len(many), "images") if show_progress else nullcontext() as counter:
-            for block in self._encode_image_blocks(many, self.encode_images, batch_size):
+        with progress("embed", len(inputs), "images") if show_progress else nullcontext() as counter:
+            for block in self._encode_image_blocks(inputs, self.encode_images, batch_size):
                 blocks.append(_unit(block))
                 if counter:
                     counter.advance(len(block))
@@ -218,8 +218,8 @@ class DualEncoder(nn.Module, Encoder):
             UserError: an item is not a string or contains lone surrogates, or an embedding is not finite.
         """
         texts = [texts] if isinstance(texts, str) else list(texts)
-        other = [shortened(text) for text in texts if not isinstance(text, str)]
-        refuse((other, f"{''.join(other[:1])} is not a text. Give a text, or a list of texts."))
+        invalid = [shortened(text) for text in texts if not isinstance(text, str)]
+        refuse((invalid, f"{''.join(invalid[:1])} is not a string. Pass a string or a list of strings."))
         broken = next((text for text in texts if not is_utf8(text)), None)
         refuse((broken is not None, f"{broken!r} is not valid UTF-8. Check the encoding of the terminal or the file."))
         if len(texts) == 0:

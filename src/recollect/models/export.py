@@ -136,18 +136,18 @@ def text_inputs(model: DualEncoder) -> dict[str, Any]:
 def write_image_graph(tower: nn.Module, model: DualEncoder, file: Path, outputs: list[str]) -> None:
     """Write a module that takes ``pixels``, the input of the model's image tower."""
     size = model.transform.size
-    _export(tower, {"pixels": torch.zeros(2, 3, size, size)}, file, outputs, ({0: _any("n")},))
+    _export(tower, {"pixels": torch.zeros(2, 3, size, size)}, file, outputs, ({0: _dynamic("n")},))
 
 
 def write_text_graph(tower: TextTower, file: Path) -> None:
     """Write a text tower, with one input per token tensor."""
     tokens, free = _tokens(tower.model)
-    rows, places = _any("n"), _any("tokens")
+    rows, places = _dynamic("n"), _dynamic("tokens")
     shapes = tuple({0: rows, 1: places} if name in free else {0: rows} for name in tokens)
     _export(tower, tokens, file, ["embeddings"], shapes)
 
 
-def _any(name: str) -> Any:
+def _dynamic(name: str) -> Any:
     # a single row works too, but torch 2.9 rejects min=1
     return torch.export.Dim(name, min=2)
 
@@ -168,6 +168,6 @@ def _export(
         )
     assert program is not None
     # If a module makes the number of rows static, the exporter does so silently.
-    fixed = any(isinstance(given.shape[0], int) for given in program.model.graph.inputs if given.shape)
+    fixed = any(isinstance(each.shape[0], int) for each in program.model.graph.inputs if each.shape)
     refuse((fixed, f"{file.stem}: this tower cannot be exported with a dynamic number of rows."))
     program.save(str(file), external_data=False)

@@ -107,15 +107,11 @@ def _supported(encoder: Any) -> bool:
         and type(next(encoder.parameters())) is nn.Parameter  # no fake tensors, no sharded weights
         and encoder.dtype == torch.float32
         and not encoder.transform.packs
-        and not any(map(_has_hooks, encoder.model.vision_model.modules()))
+        # An exported graph would freeze the current effect of hooks.
+        and not any(layer._forward_hooks or layer._forward_pre_hooks for layer in encoder.model.vision_model.modules())
         and find_spec("onnxruntime") is not None
         and find_spec("onnx") is not None
     )
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    """Whether hooks change a layer's output; an exported graph would freeze their current effect."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _weight_digest(encoder: Any) -> bytes:

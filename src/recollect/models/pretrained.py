@@ -238,10 +238,7 @@ def open_efficientnet(name: str) -> tuple[transformers.EfficientNetModel, Tensor
 
 
 def _efficientnet_config(tower: PretrainedTower) -> transformers.EfficientNetConfig:
-    """Return the config of EfficientNet-B0 with ReLU6, scaled by Lite's rule.
-
-    The stem and head are not scaled, nor is the depth of the first and last stage.
-    """
+    """Scale EfficientNet-B0 by Lite's rule (not stem, head, and the depth of the first and last stage), with ReLU6."""
     import transformers
 
     plain = transformers.EfficientNetConfig()

@@ -49,7 +49,8 @@ def train_unigram(texts: Sequence[str], vocabulary: int, length: int) -> transfo
             show_progress=False,
         ),
     )
-    pieces = _canonical([(piece, score) for piece, score in _pieces(draft) if piece not in special])
+    scores = json.loads(draft.to_str())["model"]["vocab"]
+    pieces = _canonical([(piece, score) for piece, score in scores if piece not in special])
     table = [(word, 0.0) for word in special] + [(byte, _BYTE_SCORE) for byte in _BYTES] + pieces
     return _to_transformers(Tokenizer(models.Unigram(table, special.index(_UNKNOWN), byte_fallback=True)), length)
 
@@ -64,10 +65,6 @@ def _normalizer() -> Any:
             normalizers.Strip(),
         ]
     )
-
-
-def _pieces(tokenizer: Tokenizer) -> list[tuple[str, float]]:
-    return [(piece, score) for piece, score in json.loads(tokenizer.to_str())["model"]["vocab"]]
 
 
 def _canonical(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:

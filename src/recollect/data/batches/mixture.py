@@ -41,7 +41,7 @@ class DataMix:
             unnamed = source.kind == "label" and not source.class_names and not source.makes_batches
             refuse(
                 (names.count(source.name) > 1, f"{source.name}: given twice. Give it once, with a weight."),
-                (len(source) == 0, f"{source.name}: an empty source"),
+                (len(source) == 0, f"{source.name}: empty source"),
                 (unnamed, f"{source.name}: classes have no names. Name their column with --class-name-column."),
             )
 

@@ -198,12 +198,9 @@ class BatchStream:
 
     def _order_of(self, source: Source, window: int) -> Callable[[np.ndarray], np.ndarray]:
         """Return a function from positions in the endless passes through a source to its samples."""
-        key = partial(self._key_of_pass, source.name)
+        key = partial(derive_seed, self.seed, "pass", source.name)
         blocks = BlockOrder.of(source.block_sizes, window, key)
         return blocks or partial(endless, size=len(source), window=window, key=key)
-
-    def _key_of_pass(self, name: str, turn: int) -> int:
-        return derive_seed(self.seed, "pass", name, turn)
 
     def normalized(self, images: Tensor) -> Tensor:
         """Normalize bytes for the towers; return floats unchanged."""

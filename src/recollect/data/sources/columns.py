@@ -76,26 +76,26 @@ class Columns:
         """
         present = list(present)
         plain = {name.strip().lower(): name for name in reversed(present)} | {name: name for name in present}
-        found: dict[str, str | None] = {"synonyms": self.synonyms}
+        chosen: dict[str, str | None] = {"synonyms": self.synonyms}
         for role, usual in _USUAL.items():
-            found[role] = getattr(self, role) or next((plain[name] for name in usual if name in plain), None)
-        if self.image is None and (found["image"] or "").lower() in SUFFIXES:
-            found["image"] = ",".join(_webdataset_images(present, first))
-        if found["caption"] is None and found["label"] is None:
-            pictures = (found["image"] or "").split(",")
-            found["caption"] = _inner_caption([name for name in present if name not in pictures], first)
-        named = [(role, name) for role, names in found.items() for name in (names or "").split(",") if name]
+            chosen[role] = getattr(self, role) or next((plain[name] for name in usual if name in plain), None)
+        if self.image is None and (chosen["image"] or "").lower() in SUFFIXES:
+            chosen["image"] = ",".join(_webdataset_images(present, first))
+        if chosen["caption"] is None and chosen["label"] is None:
+            pictures = (chosen["image"] or "").split(",")
+            chosen["caption"] = _inner_caption([name for name in present if name not in pictures], first)
+        named = [(role, name) for role, names in chosen.items() for name in (names or "").split(",") if name]
         absent = [(role, name) for role, name in named if name not in present and name.split(".")[0] not in present]
-        for role, name in (("image", "image"),) if found["image"] is None else absent:
+        for role, name in (("image", "image"),) if chosen["image"] is None else absent:
             raise UserError(_missing_column(role, name, present, where))
-        for name in (found["caption"] or "").split(","):
-            if name in present and (self.caption or not found["label"]) and (fields := fields_in(first(name))):
+        for name in (chosen["caption"] or "").split(","):
+            if name in present and (self.caption or not chosen["label"]) and (fields := fields_in(first(name))):
                 guess = next((each for each in fields if each in _USUAL["caption"]), fields[0])
                 raise UserError(
                     f"{where}: column '{name}' has the fields {', '.join(map(repr, fields[:8]))}. Choose one, for "
                     f"example with --caption-column {quote(f'{name}.{guess}')}."
                 )
-        return Columns(**found)
+        return Columns(**chosen)
 
 
 def _webdataset_images(present: Sequence[str], first: Callable[[str], Any]) -> list[str]:

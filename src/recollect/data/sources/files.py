@@ -300,7 +300,7 @@ def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: flo
     empty = next((file for file in files if file.stat().st_size == 0), None)
     refuse(
         (len(kinds) > 1, f"{where}: files of different formats ({', '.join(sorted(kinds))}). Name only one format."),
-        (empty, f"{empty}: an empty file"),
+        (empty, f"{empty}: empty file"),
     )
     suffix = kinds.pop()
     groups = split_groups({str(file): file.relative_to(folder) for file in files})
@@ -436,10 +436,7 @@ def _shard_rows(files: Sequence[str], columns: tuple[str, ...]) -> Iterator[dict
 
 
 def _class_list(folder: Path) -> tuple[str, ...]:
-    """Return the class names in ``classnames.txt`` in the folder or its parent, as in CLIP_benchmark.
-
-    They are in the order of the labels or folders.
-    """
+    """Return the names in ``classnames.txt`` of the folder or its parent (CLIP_benchmark), in label or folder order."""
     for file in (folder / "classnames.txt", folder.parent / "classnames.txt"):
         if file.exists():
             return tuple(line.strip() for line in read_text(file).splitlines() if line.strip())

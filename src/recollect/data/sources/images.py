@@ -232,7 +232,7 @@ def as_images(pictures: PictureInput | Sequence[PictureInput]) -> Sequence[Image
         )
     if isinstance(pictures, Mapping) or not isinstance(pictures, Iterable):
         what = shortened(pictures)
-        raise UserError(f"{what} is not a picture. Give a file, a folder, a PIL image, an array, or a list.")
+        raise UserError(f"{what} is not a picture. Pass a file, a folder, a PIL image, an array, or a list.")
     return [image for picture in pictures for image in as_images(picture)]
 
 
@@ -250,11 +250,11 @@ def _from_array(array: np.ndarray) -> list[ImageLike]:
             return [as_rgb(Image.fromarray(each)) for each in (array if array.ndim == 4 else array[None])]
         if array.shape[-3] in {1, 3, 4} and channels > 4:
             order = "0, 2, 3, 1" if array.ndim == 4 else "1, 2, 0"
-            raise UserError(f"an array of {array.shape} has its channels first. Give array.transpose({order}).")
+            raise UserError(f"an array of {array.shape} has its channels first. Pass array.transpose({order}).")
     if array.dtype.kind in "fi" and array.ndim in {1, 2}:
         return [array] if array.ndim == 1 else list(array)
     raise UserError(
-        f"an array of {array.dtype} {array.shape} is not a picture. Give uint8 (height, width, 3) or (n, height, "
+        f"an array of {array.dtype} {array.shape} is not a picture. Pass uint8 (height, width, 3) or (n, height, "
         "width, 3); convert values between 0 and 1 with (255 * array).round().astype('uint8')."
     )
 
@@ -273,15 +273,14 @@ def as_picture(image: ImageLike) -> Image.Image:
     if isinstance(image, Image.Image):
         return as_rgb(image)
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        raise ValueError(f"an image array is (height, width, 3) uint8 or a vector; got {image.shape} {image.dtype}")
+        raise ValueError(
+            f"an image array must be uint8 (height, width, 3) or a vector; got {image.shape} {image.dtype}"
+        )
     return Image.fromarray(image)
 
 
 def as_rgb(picture: Image.Image) -> Image.Image:
-    """Convert a picture to RGB: apply EXIF rotation, scale 16-bit and 32-bit gray to 8 bits, composite on white.
-
-    Idempotent.
-    """
+    """Convert to RGB: rotate by EXIF, scale 16-bit and 32-bit gray to 8 bits, composite on white. Idempotent."""
     tags: Mapping[int, Any] = dict(picture.tag_v2) if isinstance(picture, TiffImageFile) else {}
     orientation = 1
     with suppress(SyntaxError, struct.error):  # with damaged EXIF, only the rotation is lost

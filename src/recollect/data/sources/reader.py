@@ -40,12 +40,7 @@ class BrokenCounter:
     messages: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def add(self, source: Source, tried: int, messages: Sequence[str]) -> None:
-        """Count reads and print the first few failures.
-
-        Args:
-            source: the source that was read.
-            tried: number of reads.
-            messages: error messages of the failed reads.
+        """Count ``tried`` reads of a source, and print the first few error ``messages`` of those that failed.
 
         Raises:
             UserError: more than ``share`` of the reads failed. Until 1,000 reads (or the size of a smaller source),
@@ -92,7 +87,6 @@ def read_ahead(
     """Yield samples in order, in blocks; threads decode the next block while the caller uses the current one.
 
     Args:
-        source: the source to read.
         indices: indices of the samples.
         block: number of samples per block; the last may have fewer.
         needed: shorter side in pixels that the caller needs (see `Source.read`).
@@ -131,11 +125,7 @@ def blocks_ahead(read: Callable[[int], _Read], indices: Sequence[int], block: in
 
 def ready_for(encoder: Encoder | None) -> Callable[[Sample], Sample]:
     """Return a function that preprocesses a sample's picture for ``encoder`` (`prepared`), if any."""
-
-    def prepare(sample: Sample) -> Sample:
-        return sample if encoder is None else replace(sample, image=prepared(encoder, sample.image))
-
-    return prepare
+    return lambda sample: sample if encoder is None else replace(sample, image=prepared(encoder, sample.image))
 
 
 def readable_blocks(
@@ -144,7 +134,6 @@ def readable_blocks(
     """Yield all readable samples with their indices, in blocks; broken ones are skipped, counted and reported.
 
     Args:
-        source: the source to read.
         block: number of samples read per block.
         encoder: encoder for which pictures are cropped and resized (`prepared`), if any.
         share: maximum fraction of broken pictures.

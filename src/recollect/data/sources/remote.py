@@ -222,7 +222,7 @@ class WebFile(io.RawIOBase):
             if error.code not in _TEMPORARY:
                 raise AbsentFileError(f"{self.file}: {reason}") from error
         if not retry or failures == len(WAITS):
-            raise UserError(f"{self.file}: cannot be reached ({reason}), tried {failures + 1} times") from error
+            raise UserError(f"{self.file}: cannot be reached ({reason}) after {failures + 1} attempts") from error
         time.sleep(WAITS[failures])
         return failures + 1
 

@@ -147,7 +147,8 @@ def rows_of_a_picture(table: datasets.Dataset, columns: Columns, rows: np.ndarra
     if columns.image not in table.column_names or "__key__" in table.column_names:
         return {}
     column, wanted = table.data.column(columns.image), pa.array(rows)
-    parts = {field.name: pc.struct_field(column, field.name) for field in column.type} if _is_struct(column) else {}
+    fields = column.type if pa.types.is_struct(column.type) else ()
+    parts = {field.name: pc.struct_field(column, field.name) for field in fields}
     names = column if is_text(column.type) else parts.get("path")
     content = column if is_bytes(column.type) else parts.get("bytes")
     keys: list[str | None] = [None] * len(rows) if names is None else names.take(wanted).to_pylist()
@@ -163,10 +164,6 @@ def rows_of_a_picture(table: datasets.Dataset, columns: Columns, rows: np.ndarra
         if key and counts[key] > 1:
             groups.setdefault(key, []).append(row)
     return {group[0]: group for group in groups.values()}
-
-
-def _is_struct(column: pa.ChunkedArray) -> bool:
-    return bool(pa.types.is_struct(column.type))
 
 
 def holds_lists(table: datasets.Dataset, name: str | None) -> bool:

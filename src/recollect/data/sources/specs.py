@@ -146,10 +146,7 @@ def _load(
 
 
 def _picture_folder(folder: Path, name: str) -> Path:
-    """Return the folder of a table's pictures.
-
-    It is the table's own folder, or as in COCO and Flickr8k the one nearby folder that contains the first picture.
-    """
+    """Return the table's own folder, or as in COCO and Flickr8k the one nearby folder that has the first picture."""
     if os.path.exists(folder / name):
         return folder
     parent = folder.parent if folder.name == "annotations" else folder
@@ -158,10 +155,7 @@ def _picture_folder(folder: Path, name: str) -> Path:
 
 
 def _splits(table: datasets.Dataset, sizes: dict[str, int], columns: Columns) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return each row's split number or `_NO_SPLIT`, and the names of the splits.
-
-    Splits are the values of the split column if there is one table with such a column, else the tables.
-    """
+    """Return each row's split number or `_NO_SPLIT`, and the names of splits: tables, or values of the split column."""
     if len(sizes) == 1 and columns.split is not None:
         column = pc.fill_null(table.data.column(columns.split).cast(pa.string()), "")
         names = tuple(sorted(pc.unique(column).to_pylist()))

@@ -193,7 +193,6 @@ def corpus(source: Source, limit: int | None = None) -> Iterator[str]:
     """Yield all texts of a source for training a tokenizer: captions, class names, synonyms and templates.
 
     Args:
-        source: the source to read.
         limit: maximum number of samples to read, spread evenly over the source.
     """
     if source.kind == "label":

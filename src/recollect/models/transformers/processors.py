@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import transformers
 
-from recollect.core.validation import refuse
+from recollect.core.errors import UserError
 from recollect.data.transforms import ImageTransform
 
 Setting = Callable[..., Any]
@@ -28,13 +28,15 @@ def transform_of(processor: Any, config: transformers.PreTrainedConfig, name: st
         value = getattr(processor, key, None)
         return default if value is None else value
 
-    _refuse(name, setting("do_rescale", True) is not True, "does not scale pixels to 0…1")
-    _refuse(name, setting("do_pad", False), "pads pictures")
+    if setting("do_rescale", True) is not True:
+        raise _unsupported(name, "does not scale pixels to 0…1")
+    if setting("do_pad", False):
+        raise _unsupported(name, "pads pictures")
     patches, patch = int(setting("max_num_patches", 0)), int(setting("patch_size", 0))
     size, resized, fit = _size_and_fit(setting, config, name)
     resample = _RESAMPLE.get(int(setting("resample", 3)))
-    _refuse(name, resample is None, f"resizes with PIL's filter {setting('resample')}")
-    assert resample is not None
+    if resample is None:
+        raise _unsupported(name, f"resizes with PIL's filter {setting('resample')}")
     mean, std = _mean_and_std(setting)
     return ImageTransform(
         size=size, mean=mean, std=std, fit=fit, resample=resample, patch=patch * (patches > 0), patches=patches,
@@ -61,7 +63,8 @@ def _size_and_fit(
 ) -> tuple[int, int, Literal["crop", "squash", "patches"]]:
     """Return the output size, the size that pictures are resized to before cropping, and the fit."""
     if setting("max_num_patches"):  # NaFlex preserves the aspect ratio; this is the size of a square picture
-        _refuse(name, not setting("do_resize", True), "does not resize pictures")
+        if not setting("do_resize", True):
+            raise _unsupported(name, "does not resize pictures")
         side = math.isqrt(int(setting("max_num_patches"))) * int(setting("patch_size"))
         return side, side, "patches"
     if not setting("do_resize", True):
@@ -70,24 +73,17 @@ def _size_and_fit(
     size = setting("size")
     crop = setting("crop_size") if setting("do_center_crop", False) else None
     shorter, square = _entry(size, "shortest_edge"), _square(size)
-    if shorter is not None and setting("crop_pct") is not None:  # ConvNeXt and ResNet: no crop at 384 or more
-        return (
-            shorter,
-            int(shorter / setting("crop_pct")) if shorter < 384 else shorter,
-            "crop" if shorter < 384 else "squash",
-        )
+    if shorter is not None and setting("crop_pct") is not None:  # ConvNeXt and ResNet
+        return (shorter, int(shorter / setting("crop_pct")), "crop") if shorter < 384 else (shorter, shorter, "squash")
     cut = None if crop is None else _square(crop)
     if shorter is not None and cut is not None and cut <= shorter:
         return cut, shorter, "crop"
     if square is not None and crop is None:
         return square, square, "squash"
-    fits = square is not None and cut is not None and cut <= square
-    _refuse(
-        name, not fits, f"resizes to {_describe(size)}" + (f" and crops {_describe(crop)}" if crop is not None else "")
-    )
-    assert square is not None
-    assert cut is not None
-    return cut, square, "squash"
+    if square is not None and cut is not None and cut <= square:
+        return cut, square, "squash"
+    cropped = f" and crops {_describe(crop)}" if crop is not None else ""
+    raise _unsupported(name, f"resizes to {_describe(size)}{cropped}")
 
 
 def _square(size: Any) -> int | None:
@@ -110,14 +106,10 @@ def _three(value: Any) -> tuple[float, float, float]:
     return values if len(values) == 3 else (values[0],) * 3
 
 
-def _refuse(name: str, unsupported: Any, what: str) -> None:
-    """Reject an image processor that `ImageTransform` cannot reproduce."""
-    refuse(
-        (
-            unsupported,
-            f"{name}: its image processor {what}, which is not supported. Transform the images with the processor and "
-            "embed the pixels with transformers, or edit preprocessor_config.json.",
-        )
+def _unsupported(name: str, what: str) -> UserError:
+    return UserError(
+        f"{name}: its image processor {what}, which is not supported. Transform the images with the processor and "
+        "embed the pixels with transformers, or edit preprocessor_config.json."
     )
 
 
