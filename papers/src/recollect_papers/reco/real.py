@@ -34,7 +34,7 @@ from recollect_papers.measurements import FigureAddress, Measurements
 from recollect_papers.real.arms import SMOKE_HEAD, ArmRunner, open_runner, worlds
 from recollect_papers.real.data import HELD_STYLES, LIGHT, FeatureSet, RealData, labeled
 from recollect_papers.real.heads import FeatureModel, HeadRecipe
-from recollect_papers.real.measure import TEMPLATE, by_name
+from recollect_papers.real.measure import TEMPLATE, by_name, recall
 from recollect_papers.store import content_key
 from recollect_papers.study import StudyOptions, StudyTable
 
@@ -112,9 +112,9 @@ def reading_ways() -> tuple[Way, ...]:
 
 def _measure(options: StudyOptions) -> Measurements:
     runner = open_runner(options, "reco-real", LIGHT)
-    testing = runner.data.roles.testing
-    found = _measured(options, runner, ways(), _Bench.measure, (*testing, "fashion"), [3, GROWTH])
-    found.context["testing"] = list(testing)
+    testing, pools = runner.data.roles.testing, runner.data.roles.pools
+    found = _measured(options, runner, ways(), _Bench.measure, (*testing, *pools, "fashion"), [4, GROWTH])
+    found.context.update(testing=list(testing), pools=list(pools))
     return found
 
 
@@ -182,6 +182,8 @@ class _Bench:
                     found.add({**at, "set": "concepts"}, 0, self._by_concept(encoder, concepts))
                 for name, splits in self.data.roles.testing.items() if memory in ("everyday", NAMED) else ():
                     found.add({**at, "set": name}, 0, by_name(encoder, self.data.classes(name), splits))
+                for pool, split in self.data.roles.pools.items() if memory == "everyday" else ():
+                    found.add({**at, "set": f"R@10 {pool}"}, 0, recall(encoder, self.data.get(pool), split)[10])
                 if memory in ("everyday", PRODUCTS):
                     found.add({**at, "set": "fashion"}, 0, by_name(encoder, self.data.get("fashion"), ("test",)))
             at, encoder = {**at, "memory": "all styles"}, self._encoder(fusion, self._indexes["all styles"], mode)
@@ -332,6 +334,12 @@ def _form(found: Measurements) -> Formed:
     each.insert(0, Column("mean", {"memory": "everyday", "set": testing}, "mean or gain"))
     sets = TableForm("Testing sets by name, gain of reading everyday pictures", ("reads", "which side"), rows, each,
                      missing="")  # fmt: skip
+    pools = [Column(f"R@10 {name}", {"memory": "everyday", "set": f"R@10 {name}"}, "mean or gain")
+             for name in found.context["pools"]]  # fmt: skip
+    searched = TableForm(
+        "Retrieval of captioned pictures, gain of reading everyday pictures", ("reads", "which side"), rows, pools,
+        missing="",
+    )  # fmt: skip
     held = [Column(name, {"memory": NAMED, "set": name}, "mean or gain") for name in testing]
     held.insert(0, Column("mean of sets", {"memory": NAMED, "set": testing}, "mean or gain"))
     held += [Column(f"fashion, {title}", {"memory": memory, "set": "fashion"}, "mean or gain")
@@ -339,7 +347,9 @@ def _form(found: Measurements) -> Formed:
     note = "fashion: 113 kinds of products by name; the index contains other products with their names"
     withheld = TableForm("Classes withheld from training, gain of reading an index that holds them",
                          ("reads", "which side"), rows, held, missing="", notes=(note,))  # fmt: skip
-    return [_filled(form.fill(found)) for form in (concepts, sets, withheld)], ["no settings were chosen on these sets"]
+    return [_filled(form.fill(found)) for form in (concepts, sets, searched, withheld)], [
+        "no settings were chosen on these sets"
+    ]
 
 
 def _tests(found: Measurements) -> tuple[str, ...]:
