@@ -334,6 +334,28 @@ def test_all_pictures_of_a_filter_can_be_deleted_and_come_back(browser, album):
     tab.clean()
 
 
+def test_removed_and_deleted_pictures_can_be_put_back_after_a_restart(browser, album):
+    before, ids = photos(album), album.list()["tiles"]
+    removed, deleted = ids[0]["id"], ids[1]["id"]
+    album.call("/api/selection/act", {"kind": "remove", "ids": [removed]})
+    album.call("/api/selection/act", {"kind": "delete", "ids": [deleted]})
+    assert ".recollect-trash" in str(next(each for each in album.folder.parent.rglob(ids[1]["name"])))
+    again, stop = start(album.folder.parent / "index")
+    try:
+        tab = Tab(browser, again)
+        tab.tab.click("#open-settings")
+        tab.tab.click("text=Removed pictures …")
+        for number in range(2):
+            tab.tab.click(f".sheet li button >> nth={number}")
+        tab.tab.click(".sheet button:has-text('Put back')")
+        tab.wait(f"document.querySelector('#status').textContent.startsWith('{NUMBER} pictures')")
+        tab.clean()
+    finally:
+        stop()
+    assert photos(album) == before
+    assert {removed, deleted} <= set(Index.open(album.folder.parent / "index").ids)
+
+
 def test_labels_are_exported_as_coco_annotations(album):
     ids = [tile["id"] for tile in album.list()["tiles"]]
     (key,) = [album.call("/api/classes", {"name": "warm"})[1]["class"]]

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from recollect.core.errors import UserError
 from recollect.index.export import CocoKind, export_index
-from recollect.index.transfer import Transfer, copy_pictures, move_back, move_pictures, trash_of
+from recollect.index.transfer import TRASH, Transfer, copy_pictures, move_back, move_pictures, trash_of
 from recollect.web.folder import absolute
 from recollect.web.label_store import LabelStore
 from recollect.web.library import Library
@@ -132,6 +132,19 @@ class Actions:
                 index.restore([id for id in done.ids if id in removed])
             self._done.pop()
             return undone
+
+    def restore(self, ids: Sequence[str]) -> None:
+        """Restore removed pictures, and move their files back from the trash.
+
+        Raises:
+            UserError: a picture was not removed, or a file cannot be moved.
+        """
+        with self._lock:
+            index = self.library.index
+            files = [file for each in index.pictures(ids) for file in each.files]
+            trashed = [each for each in files if Path(each.path).parent.name == TRASH]
+            move_back(index, ids, [(str(Path(each.place) / each.key), each.path) for each in trashed])
+            index.restore(ids)
 
     def export(self, ids: Sequence[str], ending: str, coco: CocoKind = "captions") -> Path:
         """Export pictures to a temporary file (see `export_index`); the caller deletes its folder."""

@@ -411,6 +411,24 @@ def act(session: Opened, body: ActBody) -> dict[str, Any]:
     return done
 
 
+@router.get("/api/removed")
+def removed_pictures(session: Opened) -> dict[str, Any]:
+    """Return the pictures that the user removed from the library."""
+    return {
+        "tiles": [
+            {"id": each.id, "name": each.files[0].key if each.files else each.id}
+            for each in session.library.index.removed()
+        ]
+    }
+
+
+@router.post("/api/removed/restore")
+def restore_removed(session: Opened, body: PicturesBody) -> dict[str, Any]:
+    session.actions.restore(body.ids)
+    session.library.refresh()
+    return {}
+
+
 @router.post("/api/selection/export")
 def export(session: Opened, body: ExportBody) -> Response:
     ids = session.chosen(body)

@@ -1,5 +1,5 @@
 // Settings, help, libraries and adding pictures.
-import { api, element, guarded, notice } from "./api.js";
+import { api, element, guarded, notice, thumb } from "./api.js";
 import { asked } from "./dialogs.js";
 import { language, languages, t } from "./strings.js";
 
@@ -50,7 +50,9 @@ export function settings(info) {
   Object.assign(file, { type: "file", accept: "image/*", multiple: true, hidden: true });
   file.addEventListener("change", () => { addFiles([...file.files]); document.querySelector(".sheet")?.close(); });
   pictures.addEventListener("click", () => file.click());
-  row.append(add, pictures, file);
+  const removed = element("button", "", t("settings.removed"));
+  removed.addEventListener("click", guarded(removedPictures));
+  row.append(add, pictures, file, removed);
   const about = element("dl");
   for (const [name, value] of [[t("settings.library"), info.name], [t("settings.place"), info.address], [t("settings.model"), info.model], [t("settings.adds"), info.adds_to]]) about.append(element("dt", "", name), element("dd", "", value));
   const unreadable = element("details");
@@ -108,6 +110,30 @@ export const addFiles = guarded(async (files) => {
   if (added && !added.watched) await api.addFolder(added.folder);
   notice([added ? t("add.done", { n, folder: added.folder }) : "", ...errors].filter(Boolean).join(" "));
 });
+
+// the pictures that were removed from the library, to choose from
+async function removedPictures() {
+  const { tiles } = await api.removed(), list = element("ul", "libraries"), restore = element("button", "main", t("removed.restore"));
+  const chosen = () => [...list.querySelectorAll("[aria-pressed=true]")].map((each) => each.value);
+  list.append(...tiles.map(({ id, name }) => {
+    const item = element("li"), button = element("button"), image = element("img");
+    Object.assign(image, { src: thumb(id), alt: "", loading: "lazy" });
+    Object.assign(button, { value: id, ariaPressed: "false" });
+    button.append(image, element("span", "", name));
+    button.addEventListener("click", () => { button.ariaPressed = button.ariaPressed === "false"; button.classList.toggle("chosen"); restore.disabled = !chosen().length; });
+    item.append(button);
+    return item;
+  }));
+  restore.disabled = true;
+  document.querySelector(".sheet").close();
+  const box = dialog(t("removed"), element("p", "hint", t(tiles.length ? "removed.hint" : "removed.none")), list, ...tiles.length ? [restore] : []);
+  restore.addEventListener("click", guarded(async () => {
+    const ids = chosen();
+    await api.restore(ids);
+    box.close();
+    notice(t("removed.done", { n: ids.length }));
+  }));
+}
 
 async function addFolder() {
   const folder = await asked(t("folder.ask"), t("folder.name"), t("folder.add.do"));
