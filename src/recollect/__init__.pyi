@@ -1,4 +1,4 @@
-"""The front door, as type checkers and editors read it; `__init__.py` imports each name when it is first used."""
+"""Public interface, for type checkers and editors; `__init__.py` imports each name on first use."""
 
 from . import classifiers as classifiers
 from . import objectives as objectives

@@ -11,13 +11,12 @@ import { Searches } from "./searches.js";
 import { Selection } from "./select.js";
 import { addFiles, help, libraries, settings } from "./settings.js";
 import { Sorted } from "./sorted.js";
+import { store, stored } from "./storage.js";
 import { percent, t, translate } from "./strings.js";
 import { Viewer } from "./viewer.js";
 
 const FAVORITES = "Favorites"; // an ordinary label, so filters and exports include it
 const get = (id) => document.getElementById(id);
-const stored = (name) => { try { return localStorage.getItem(`recollect.${name}`); } catch { return null; } }; // storage may be blocked
-const store = (name, value) => { try { localStorage.setItem(`recollect.${name}`, value); } catch { /* not persisted */ } };
 translate(document);
 const narrow = matchMedia("(max-width: 700px)");
 // list: contents of the grid (the request, the answer, and a function that describes the answer); searched: the latest

@@ -1,11 +1,12 @@
 // Saved searches (stored by the server) and recent searches (stored by this browser). Each is an address of the page.
 import { api, element, fill, guarded, notice, offer } from "./api.js";
 import { asked } from "./dialogs.js";
+import { store, stored } from "./storage.js";
 import { t } from "./strings.js";
 
 const RECENT = 5;
-const key = `recollect.recent.${location.pathname}`;
-const read = () => { try { return JSON.parse(localStorage.getItem(key)) ?? []; } catch { return []; } }; // storage may be blocked
+const key = `recent.${location.pathname}`;
+const read = () => { try { return JSON.parse(stored(key)) ?? []; } catch { return []; } };
 
 export class Searches {
   // go: opens an address; now: returns the current address and its name ("" without a search)
@@ -23,7 +24,7 @@ export class Searches {
     const { address, name } = this.now();
     if (name && !Object.values(this.saved).includes(address)) {
       this.recent = [{ address, name }, ...this.recent.filter((each) => each.address !== address && each.name !== name)].slice(0, RECENT);
-      try { localStorage.setItem(key, JSON.stringify(this.recent)); } catch { /* not persisted */ }
+      store(key, JSON.stringify(this.recent));
     }
     this.draw();
   }

@@ -1,6 +1,7 @@
 // Settings, help, libraries and adding pictures.
 import { api, element, guarded, notice, thumb } from "./api.js";
 import { asked } from "./dialogs.js";
+import { store, stored } from "./storage.js";
 import { language, languages, t } from "./strings.js";
 
 const KEYS = [
@@ -13,13 +14,10 @@ const KEYS = [
 ];
 const THEMES = ["system", "light", "dark"];
 
-const read = (name) => { try { return localStorage.getItem(`recollect.${name}`); } catch { return null; } }; // storage may be blocked
-const write = (name, value) => { try { localStorage.setItem(`recollect.${name}`, value); } catch { /* not persisted */ } };
-
 function theme(which) {
   if (THEMES.includes(which) && which !== "system") document.documentElement.dataset.theme = which; else delete document.documentElement.dataset.theme;
 }
-theme(read("theme"));
+theme(stored("theme"));
 
 function dialog(title, ...contents) {
   const box = element("dialog", "sheet"), heading = element("h2", "", title), close = element("button", "main", t("close"));
@@ -60,8 +58,8 @@ export function settings(info) {
   unreadable.append(element("summary", "", t("settings.unreadable", { n: info.unreadable })), ...info.unreadable_first.map((why) => element("p", "hint", why)));
   dialog(
     t("settings"),
-    choice(t("settings.theme"), THEMES.map((each) => [each, t(`settings.theme.${each}`)]), read("theme") ?? "system", (value) => { write("theme", value); theme(value); }),
-    choice(t("settings.language"), languages, language, (value) => { write("language", value); location.reload(); }),
+    choice(t("settings.theme"), THEMES.map((each) => [each, t(`settings.theme.${each}`)]), stored("theme") ?? "system", (value) => { store("theme", value); theme(value); }),
+    choice(t("settings.language"), languages, language, (value) => { store("language", value); location.reload(); }),
     about, unreadable, row,
   );
 }

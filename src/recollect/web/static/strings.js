@@ -1,6 +1,7 @@
 // All texts of the page: English, then German. To add a language, add its code and one more text to each row.
 // {n} is replaced by a value; {n:picture|pictures} by the first text if n is 1, else by the second.
 // Messages from the server (errors, and notes about a search) are in English.
+import { stored } from "./storage.js";
 
 const LANGUAGES = { en: "English", de: "Deutsch" };
 
@@ -336,10 +337,8 @@ const STRINGS = {
   "server.status": ["The server reported error {status}.", "Der Server meldet Fehler {status}."],
 };
 
-const stored = () => { try { return localStorage.getItem("recollect.language"); } catch { return null; } }; // storage may be blocked
-
 export const languages = Object.entries(LANGUAGES);
-export const language = [stored(), ...navigator.languages].map((each) => each?.slice(0, 2)).find((each) => each in LANGUAGES) ?? "en";
+export const language = [stored("language"), ...navigator.languages].map((each) => each?.slice(0, 2)).find((each) => each in LANGUAGES) ?? "en";
 const column = Object.keys(LANGUAGES).indexOf(language);
 
 export const number = (value) => value.toLocaleString(language);
