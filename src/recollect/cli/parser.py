@@ -138,7 +138,8 @@ class Option:
     def help_text(self) -> str:
         """Help text with the default."""
         text, value = self.help, self.default
-        if value not in (None, MISSING, (), "", True, False) and not self.arg.place and "default" not in text:
+        shows = value not in (None, MISSING, (), "") and not isinstance(value, bool)  # 0 and 1 equal False and True
+        if shows and not self.arg.place and "default" not in text:
             shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
             text = f"{text.removesuffix('.')} (default: {shown})."
         return text.replace("%", "%%")
