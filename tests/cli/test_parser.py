@@ -137,7 +137,7 @@ def test_help_lists_common_options_alone(capsys):
         parsed("--help")
     text = capsys.readouterr().out
     assert "usage: prog MODEL [WORDS ...] [options]" in text
-    for shown in ("What it does.", "--no-flip", "--with", "--rank", "Of a matrix, continued", "(default: 10)", "many layers (default: 1)"):
+    for shown in ("What it does.", "--no-flip", "--with", "--rank", "Of a matrix, continued", "(default: 10)", "(default: 1)"):
         assert shown in text
     for hidden in ("--deep", "--flip ", "None"):
         assert hidden not in text
