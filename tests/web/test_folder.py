@@ -148,6 +148,14 @@ def test_a_renamed_folder_keeps_its_index_and_labels(photos, opened, target):
     assert index.add(moved).unchanged == 30
 
 
+def test_a_damaged_index_of_another_folder_is_left_alone(photos, opened):
+    other = folders.data_directory() / "indexes" / "other-0123456789"
+    other.mkdir(parents=True)
+    (other / "record.json").write_text("{")
+    page = opened(photos)
+    until(lambda: done(page) and count(page) == 30)
+
+
 def test_changes_of_the_folder_reach_the_page(photos, opened):
     page = opened(photos)
     until(lambda: done(page))

@@ -137,28 +137,37 @@ def _adopt_renamed(folder: Path, model: str, address: Path) -> None:
     """Reuse the index, labels and classifiers of a folder that was renamed or moved."""
     name = Path(folder.name).stem  # the name that `open_source` gives it
     for earlier in sorted(address.parent.glob("*")):
-        if not Index.exists(earlier):
+        try:
+            moved = _moved_source(earlier, folder, name, model)
+        except UserError:  # damaged, or not an index
             continue
-        index = Index.open(earlier)
-        names = dict[str, str]()  # index name of each source's folder, by `index_of_folder`
-        for file in _files(index):
-            before = names.setdefault(file.place, index_of_folder(Path(file.place), model).name)
-            if earlier.name.startswith(before):
+        if moved is not None:
+            source, prefix = moved
+            renamed = address.with_name(address.name + earlier.name.removeprefix(prefix))
+            os.rename(earlier, renamed)
+            relocate_source(Index.open(renamed), source, name, folder.absolute())
+            return
+
+
+def _moved_source(earlier: Path, folder: Path, name: str, model: str) -> tuple[str, str] | None:
+    """Return the source of an index and the prefix of the index's name, if the source's folder is now ``folder``."""
+    index, checked = Index.open(earlier), set[str]()
+    for file in _files(index):
+        if file.place not in checked:
+            checked.add(file.place)
+            prefix = index_of_folder(Path(file.place), model).name
+            if earlier.name.startswith(prefix):
                 break
-        else:
-            continue
-        if os.path.exists(file.place):
-            continue
-        files = list(_files(index))
-        taken = any(each.source == name and each.place != file.place for each in files)
-        own = [each.key for each in files if each.place == file.place]
-        sample = own[:: len(own) // _SAMPLE + 1]
-        if taken or 2 * sum((folder / key).is_file() for key in sample) < len(sample):
-            continue
-        renamed = address.with_name(address.name + earlier.name.removeprefix(before))
-        os.rename(earlier, renamed)
-        relocate_source(Index.open(renamed), file.source, name, folder.absolute())
-        return
+    else:
+        return None
+    if os.path.exists(file.place):
+        return None
+    files = list(_files(index))
+    taken = any(each.source == name and each.place != file.place for each in files)
+    own = [each.key for each in files if each.place == file.place]
+    sample = own[:: len(own) // _SAMPLE + 1]
+    found = sum((folder / key).is_file() for key in sample)
+    return None if taken or 2 * found < len(sample) else (file.source, prefix)
 
 
 def _files(index: Index) -> Iterator[File]:
