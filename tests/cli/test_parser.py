@@ -137,8 +137,9 @@ def test_help_lists_common_options_alone(capsys):
         parsed("--help")
     text = capsys.readouterr().out
     assert "usage: prog MODEL [WORDS ...] [options]" in text
-    for shown in ("What it does.", "--no-flip", "--with", "--rank", "Of a matrix, continued", "(default: 10)", "(default: 1)"):
+    for shown in ("What it does.", "--no-flip", "--with", "--rank", "Of a matrix, continued", "(default: 10)"):
         assert shown in text
+    assert "(default: 1)" in text
     for hidden in ("--deep", "--flip ", "None"):
         assert hidden not in text
 

@@ -93,7 +93,7 @@ export class Duplicates {
     this.tell();
   }
 
-  // builds the cards of a group: pictures, or the files of one picture; by default only the first is kept
+  // builds the cards of a group: pictures, or the files of one picture; by default only the first is kept (all similar pictures)
   group({ kind, pictures, more }, place) {
     const box = element("section", "alike");
     box.setAttribute("aria-label", t("duplicates.group", { n: place + 1, of: this.rest }));
