@@ -16,13 +16,7 @@ from recollect.core.errors import UserError
 
 @dataclass(frozen=True)
 class Command:
-    """Entry of a command table.
-
-    Attributes:
-        place: dataclass of the command, as ``module:Class``.
-        help: one line of help.
-        listed: name in the list of commands (default: the name of the command).
-    """
+    """Dataclass of a command as ``module:Class``, one line of help, and the name to list (default: the command's)."""
 
     place: str
     help: str

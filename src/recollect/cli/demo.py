@@ -57,20 +57,11 @@ class Demo:
         indexed = time.monotonic() - start
         serve = f"recollect serve {self.out / 'index'}"
         html = render(
-            Path(__file__).with_name("demo.html"),
-            own=own,
-            count=len(index),
-            folder=str(folder),
-            seconds=indexed,
+            Path(__file__).with_name("demo.html"), own=own, count=len(index), folder=str(folder), seconds=indexed,
             searches=[_search(index, encoder, each) for each in (_common_words(index, encoder) if own else QUERIES)],
-            taught=_teach(index, encoder),
-            sources=() if own else PHOTOGRAPHS,
-            shots=SHOTS,
-            neighbors=_NEIGHBORS,
-            serve=serve,
-            model=name,
-            total=time.monotonic() - start,
-        )
+            taught=_teach(index, encoder), sources=() if own else PHOTOGRAPHS, shots=SHOTS, neighbors=_NEIGHBORS,
+            serve=serve, model=name, total=time.monotonic() - start,
+        )  # fmt: skip
         report = self.out / "report.html"
         write_text(report, html)
         say(f"report: {report} ({time.monotonic() - start:.0f} s)")
@@ -114,19 +105,19 @@ def _teach(index: "Index", encoder: "Encoder") -> dict[str, Any] | None:
     classes = sorted(name for name, count in counts.items() if count > SHOTS)
     if len(classes) < 2:
         return None
-    shown, others = list[str](), list[str]()
+    examples, others = list[str](), list[str]()
     for name in classes:
         ids = sorted(id for id, label in labels.items() if label == name)
         order = numpy_generator("demo", name).permutation(len(ids))
-        shown += [ids[place] for place in order[:SHOTS]]
+        examples += [ids[place] for place in order[:SHOTS]]
         others += [ids[place] for place in order[SHOTS:]]
-    pictures = {each.id: each for each in index.pictures(shown + others)}
-    classifier = Classifier.teach(encoder, [(pictures[id].open(), labels[id]) for id in shown], classes)
+    pictures = {each.id: each for each in index.pictures(examples + others)}
+    classifier = Classifier.teach(encoder, [(pictures[id].open(), labels[id]) for id in examples], classes)
     queries, right = index.vectors(others), np.array([labels[id] for id in others])
     texts = np.asarray(classifier.texts, dtype=np.float32)
     found = index.lookup(texts, _NEIGHBORS, by="image", read="image")
     assert found.vectors is not None
-    named, by_name, by_name_read = (
+    predicted, by_name, by_name_read = (
         np.array(classifier.classes)[scores.argmax(axis=1)]
         for scores in (
             classifier.predict_proba(queries),
@@ -136,15 +127,10 @@ def _teach(index: "Index", encoder: "Encoder") -> dict[str, Any] | None:
     )
     rows = []
     for name in classes:
-        ids = np.array(others)[named == name].tolist()
-        rows.append(
-            {
-                "name": name,
-                "count": len(ids),
-                "right": int((right[named == name] == name).sum()),
-                "shown": [thumbnail(pictures[id], _SIDE) for id in ids[:_SHOWN]],
-            }
-        )
+        ids = np.array(others)[predicted == name].tolist()
+        correct = int((right[predicted == name] == name).sum())
+        thumbnails = [thumbnail(pictures[id], _SIDE) for id in ids[:_SHOWN]]
+        rows.append({"name": name, "count": len(ids), "right": correct, "shown": thumbnails})
     checked = classifier.calibration
     return {
         "classes": len(classifier.classes),
@@ -152,7 +138,7 @@ def _teach(index: "Index", encoder: "Encoder") -> dict[str, Any] | None:
         "held_out": share_text(checked["accuracy"], int(checked["examples"])) if checked else "",
         "low": checked.get("low", 0.0),
         "high": checked.get("high", 0.0),
-        "right": float((named == right).mean()),
+        "right": float((predicted == right).mean()),
         "by_name": float((by_name == right).mean()),
         "by_name_read": float((by_name_read == right).mean()),
         "others": len(others),

@@ -67,10 +67,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class ZeroShot:
-    """Classify images by class names, with the average of 80 prompts per class.
-
-    Prints top-1 and mean-per-class accuracy in percent.
-    """
+    """Classify images by class names, averaging 80 prompts per class; top-1 and mean per class, in percent."""
 
     model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)
     data: Annotated[DataOptions, Arg(flat=True)] = field(default_factory=DataOptions)

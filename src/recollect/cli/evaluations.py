@@ -91,10 +91,7 @@ def require_data(options: LabeledData, *unread: str, command: str = "") -> None:
 def columns_of(options: LabeledData, synonyms: str | None = None) -> Columns:
     """Return the columns to read."""
     return Columns(
-        image=options.image_column,
-        label=options.label_column,
-        class_name=options.class_name_column,
-        synonyms=synonyms,
+        image=options.image_column, label=options.label_column, class_name=options.class_name_column, synonyms=synonyms
     )
 
 

@@ -68,10 +68,9 @@ def save_sheet(found: Classification, path: str | Path, summary: str, folder: Pa
     counts = Counter(NONE_OF_THESE if item.unknown else item.label for item in found.predictions)
 
     def card(item: Prediction) -> dict[str, Any]:
+        file = item.file.relative_to(folder) if folder and item.file.is_relative_to(folder) else item.file
         return {
-            "file": str(item.file.relative_to(folder))
-            if folder and item.file.is_relative_to(folder)
-            else str(item.file),
+            "file": str(file),
             "picture": _thumbnail(item.file, 256),
             "group": groups[NONE_OF_THESE if item.unknown else item.label],
             "label": item.label,
@@ -91,14 +90,5 @@ def save_sheet(found: Classification, path: str | Path, summary: str, folder: Pa
         if counts[name] or name != NONE_OF_THESE
     ]
     cards = [card(item) for item in sorted(found.predictions, key=lambda item: item.doubt)]
-    write_text(
-        path,
-        render(
-            Path(__file__).with_name("sheet.html"),
-            title="Predictions",
-            summary=summary,
-            groups=shown,
-            cards=cards,
-            warnings=found.warnings,
-        ),
-    )
+    template = Path(__file__).with_name("sheet.html")
+    write_text(path, render(template, summary=summary, groups=shown, cards=cards, warnings=found.warnings))

@@ -108,7 +108,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         make_folder(path.parent)
         temporary = _sibling(path, path.suffix)
         temporary.touch(exist_ok=False)
-        mode = stat.S_IMODE(temporary.stat().st_mode)
+        mode = stat.S_IMODE(temporary.stat().st_mode)  # the default; reading the umask would set it for all threads
         try:
             yield temporary
             _sync(temporary)
@@ -158,11 +158,7 @@ def _sync(path: Path) -> None:
 
 
 def _sibling(path: Path, suffix: str = "") -> Path:
-    """Return an unused hidden name in the same folder.
-
-    Callers create it and read the default permissions from it, because reading the umask means setting it for all
-    threads.
-    """
+    """Return an unused hidden name in the same folder."""
     return path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp{suffix}"
 
 

@@ -149,11 +149,8 @@ def nearest_by_torch(
 
 
 def _products(queries: Tensor, rows: np.ndarray) -> Tensor:
-    """Return the products of all queries and rows.
-
-    On the CPU, half-precision rows are converted a few at a time. This is faster than storing full precision, because
-    half as much memory is read.
-    """
+    """Return the products of all queries and rows. On the CPU, half-precision rows are converted a few at a time, which
+    is faster than storing full precision because half as much memory is read."""
     import torch
 
     if rows.dtype == np.float32 or queries.device.type != "cpu":

@@ -117,14 +117,8 @@ def open_folder(folder: Path, model: Record, encoder: Encoder | None = None) -> 
         return Index.open(address, encoder)
     address.parent.mkdir(parents=True, exist_ok=True)
     try:
-        Index.create(
-            address,
-            width=model.width,
-            model=model.model,
-            model_name=model.model_name,
-            prefix=model.prefix,
-            precision="float16",
-        )
+        Index.create(address, width=model.width, model=model.model, model_name=model.model_name, prefix=model.prefix,
+                     precision="float16")  # fmt: skip
     except (UserError, OSError):
         if not Index.exists(address):  # else another process created it at the same time
             raise
