@@ -38,7 +38,7 @@ class Done:
 
     kind: ActionKind
     ids: Sequence[str]
-    files: Sequence[tuple[str, str]] = field(default=())
+    files: Sequence[tuple[str, str]] = ()
     after: int = 0
     at: float = field(default_factory=time.time)
 

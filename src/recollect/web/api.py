@@ -60,11 +60,11 @@ def create_app(libraries: Libraries) -> FastAPI:
     app.include_router(router, prefix="/library/{library}", dependencies=[Depends(_opened)])
 
     @app.exception_handler(UserError)
-    async def wrong(request: Request, error: Exception) -> JSONResponse:
+    async def user_error(request: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"error": " ".join(str(error).split())}, 400)
 
     @app.exception_handler(RequestValidationError)
-    async def malformed(request: Request, error: Exception) -> JSONResponse:
+    async def validation_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part != "body")
@@ -74,12 +74,12 @@ def create_app(libraries: Libraries) -> FastAPI:
         return JSONResponse({"error": message}, 422)
 
     @app.exception_handler(StarletteHTTPException)
-    async def refused(request: Request, error: Exception) -> JSONResponse:
+    async def http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, StarletteHTTPException)
         return JSONResponse({"error": error.detail}, error.status_code)
 
     @app.exception_handler(OSError)
-    async def gone(request: Request, error: Exception) -> JSONResponse:
+    async def os_error(request: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"error": f"a file cannot be read ({type(error).__name__})"}, 503)
 
     return app

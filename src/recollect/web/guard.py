@@ -58,13 +58,13 @@ class Guard:
         if scope["type"] != "http":
             return
         request = Request(scope)
-        refused = self._refusal(request) or self._without_token(request)
-        if refused is not None:
-            await refused(scope, receive, send)
+        response = self._reject(request) or self._token_response(request)
+        if response is not None:
+            await response(scope, receive, send)
         else:
-            await self._limited(request, receive, send)
+            await self._call_with_limit(request, receive, send)
 
-    def _refusal(self, request: Request) -> Response | None:
+    def _reject(self, request: Request) -> Response | None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if self.hosts and _name(host) not in self.hosts:
             known = " or ".join(sorted(self.hosts))
@@ -72,7 +72,7 @@ class Guard:
             return _answer(400, f"this page can be opened only as {known}; {more}")
         elsewhere = request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
         foreign = origin is not None and origin.split("://")[-1] != host
-        if foreign or (elsewhere and not _followed(request, self.embedded)):
+        if foreign or (elsewhere and not _is_navigation(request, self.embedded)):
             return _answer(403, "requests from other sites are not allowed")
         if request.method not in ("GET", "HEAD", "POST", "DELETE"):
             return _answer(405, "method not allowed")
@@ -80,7 +80,7 @@ class Guard:
             return _answer(403, f"requests that change data need the header {OWN_HEADER}")
         return None
 
-    def _without_token(self, request: Request) -> Response | None:
+    def _token_response(self, request: Request) -> Response | None:
         """Return the response to a request without the token, or with the token in its address; else None."""
         if self.token is None:
             return None
@@ -99,7 +99,7 @@ class Guard:
     def _is_token(self, given: str) -> bool:
         return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
 
-    async def _limited(self, request: Request, receive: Any, send: Any) -> None:
+    async def _call_with_limit(self, request: Request, receive: Any, send: Any) -> None:
         limit = PICTURE_LIMIT if request.scope["path"].endswith(("/api/pictures", "/api/added")) else JSON_LIMIT
         too_large = _answer(413, f"more than {limit >> 20} MB")
         length = request.headers.get("content-length", "0")
@@ -143,7 +143,7 @@ async def _drain(receive: Any, most: int) -> None:
             return
 
 
-def _followed(request: Request, embedded: bool) -> bool:
+def _is_navigation(request: Request, embedded: bool) -> bool:
     """Whether a request opens the page by a link or in an allowed frame, which is safe from any site."""
     into = request.headers.get("sec-fetch-dest")
     shown = into == "document" or (embedded and into == "iframe")

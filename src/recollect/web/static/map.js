@@ -112,7 +112,7 @@ export class PictureMap {
     const { canvas } = this, ratio = devicePixelRatio || 1, frame = this.frame, ink = canvas.getContext("2d");
     const width = Math.round(frame.width * ratio), height = Math.round(frame.height * ratio);
     if (!width || !height) return;
-    if (canvas.width !== width || canvas.height !== height) { canvas.width = width; canvas.height = height; this.image2 = null; }
+    if (canvas.width !== width || canvas.height !== height) { canvas.width = width; canvas.height = height; this.imageData = null; }
     ink.setTransform(1, 0, 0, 1, 0, 0);
     const seen = this.visible(LARGE / 2), close = seen.length <= CLOSE, quiet = this.quiet();
     this.drawn = [];
@@ -142,8 +142,8 @@ export class PictureMap {
 
   // draws dots as pixels: a hundred thousand rectangles would take longer than a frame
   dots(ink, dots, width, height, ratio, quiet) {
-    this.image2 ??= new ImageData(width, height);
-    const pixels = new Uint32Array(this.image2.data.buffer), { size, left, top } = this.frame, { points, groups, chosen } = this;
+    this.imageData ??= new ImageData(width, height);
+    const pixels = new Uint32Array(this.imageData.data.buffer), { size, left, top } = this.frame, { points, groups, chosen } = this;
     pixels.fill(0);
     const small = Math.max(1, Math.round((dots.length > 20_000 ? 1.5 : 3) * ratio));
     for (const index of dots) {
@@ -151,7 +151,7 @@ export class PictureMap {
       const x = Math.round((left + points[2 * index] * size) * ratio - side / 2), y = Math.round((top + points[2 * index + 1] * size) * ratio - side / 2);
       for (let down = Math.max(0, y); down < Math.min(height, y + side); down++) for (let right = Math.max(0, x); right < Math.min(width, x + side); right++) pixels[down * width + right] = color;
     }
-    ink.putImageData(this.image2, 0, 0);
+    ink.putImageData(this.imageData, 0, 0);
   }
 
   quiet() {
