@@ -238,7 +238,7 @@ def test_an_adapted_search_shows_ranks_before_and_what_it_learnt_from(browser, d
     assert not tab.tab.is_visible("#episode")
     tab.tab.click("#adapt")
     tab.wait("!document.querySelector('#episode').hidden")
-    assert "ranked them again" in tab.tab.inner_text("#episode-note")
+    assert "reordered them" in tab.tab.inner_text("#episode-note")
     tab.tab.click("#episode-note")
     tab.wait("document.querySelectorAll('#episode-pairs figure').length > 1")
     tab.wait(
