@@ -28,7 +28,7 @@ from recollect.models.towers import TowersConfig, TowersModel, pooled
 from recollect.models.transformers.encoder import TransformersEncoder, quiet
 from recollect.models.transformers.processors import processor_of, transform_of
 
-_OWN_POOLING = ("clip", "metaclip", "siglip", "altclip", "chinese_clip")  # text towers that end in one vector
+_OWN_POOLING = ("clip", "metaclip", "siglip", "altclip", "chinese_clip")  # text towers with their own pooler
 _NORMALIZE, _POOLING, _TRANSFORMER = "Normalize", "Pooling", "Transformer"
 
 

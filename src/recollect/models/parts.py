@@ -1,4 +1,4 @@
-"""The parts of a model on disk or on the hub: config, weights, tokenizer, image processor."""
+"""Loading the parts of a model from disk or the hub: config, weights, tokenizer, image processor."""
 
 from __future__ import annotations
 

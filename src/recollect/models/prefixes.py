@@ -36,7 +36,7 @@ def add_to_tokenizer(tokenizer: transformers.PreTrainedTokenizerBase, words: Seq
         transformers.AddedToken(word, special=True, normalized=False, lstrip=False, rstrip=True) for word in words
     ]
     trial = copy.deepcopy(tokenizer)
-    trial.model_max_length = 10**6  # the trial texts are not cut off
+    trial.model_max_length = 10**6  # do not truncate the trial texts
     trial.add_tokens(tokens, special_tokens=True)
     ids = trial.convert_tokens_to_ids(list(words))
     for text in _TRIALS:

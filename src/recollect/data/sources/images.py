@@ -66,7 +66,7 @@ _OVERSHOOT = 1.1
 
 
 class BrokenImageError(UserError):
-    """One picture cannot be read; its message names the file or row."""
+    """Unreadable picture; the message names the file or row."""
 
 
 def decode(data: bytes | Path, where: str, *, needed: int = 0) -> Image.Image:
