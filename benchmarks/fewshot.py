@@ -162,7 +162,7 @@ def _refits(options: Options, targets: RidgeTargets, plan: HoldOut, model: ProKe
     """Return the seconds of one refit, and of the closed form for all held-out rows at one ridge, factorized anew."""
     every = np.arange(len(targets.labels))
     if len(every) > proker.CHOICE_ROWS:
-        features = Landmarks(model._spread(proker.CHOICE_LANDMARKS), 2.0)(targets.support)
+        features = Landmarks(model._draw_landmarks(proker.CHOICE_LANDMARKS), 2.0)(targets.support)
     else:  # exact features of the kernel, one per example
         features = Landmarks(targets.support, 2.0)(targets.support)
     gram, inside = features.T @ features, targets.under(features)

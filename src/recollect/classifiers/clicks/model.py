@@ -85,7 +85,7 @@ class ClickModel:
     text: Float32[np.ndarray, " width"] | None = None
     weak: int = 100
     seed: int = 0
-    _known: dict[int, int] = field(default_factory=dict, repr=False)
+    _positions: dict[int, int] = field(default_factory=dict, repr=False)
     _sharpness: float = field(default=0.0, repr=False)
 
     def __post_init__(self) -> None:
@@ -109,7 +109,7 @@ class ClickModel:
 
     def forget(self) -> None:
         """Free the cache; the next fit has the same result."""
-        self._kernel, self._known = torch.empty(0, len(self.pool), dtype=torch.float32), {}
+        self._kernel, self._positions = torch.empty(0, len(self.pool), dtype=torch.float32), {}
 
     def fit(self, marks: Mapping[int, int]) -> ClickFit:
         """Score the pool, given some clicks.
@@ -129,7 +129,7 @@ class ClickModel:
         every, system = self._system(rows, clicked)
         settings = self._settings(rows, clicked, order)
         alpha, left_out = system.solve(settings)
-        scores = self._scored(every, alpha, settings)
+        scores = self._score(every, alpha, settings)
         return ClickFit(scores, left_out[: len(rows)], rows, clicked, order, settings, left_out[len(rows) :])
 
     def _system(self, rows: np.ndarray, clicked: np.ndarray) -> tuple[np.ndarray, "_System"]:
@@ -153,33 +153,33 @@ class ClickModel:
             return ClickSettings(prior=_PRIOR if self.text is not None else 0.0)
         return self._system(rows, clicked)[1].best()
 
-    def _scored(self, every: np.ndarray, alpha: np.ndarray, settings: ClickSettings) -> np.ndarray:
-        places = self._cached(every, settings.sharpness)
-        weights = torch.zeros(len(self._known))  # faster than copying the needed rows
+    def _score(self, every: np.ndarray, alpha: np.ndarray, settings: ClickSettings) -> np.ndarray:
+        places = self._cache_rows(every, settings.sharpness)
+        weights = torch.zeros(len(self._positions))  # faster than copying the needed rows
         weights[places] = torch.from_numpy(alpha.astype(np.float32))
-        scores = weights @ self._kernel[: len(self._known)]
+        scores = weights @ self._kernel[: len(self._positions)]
         return scores.numpy() + np.float32(settings.prior) * self.prior
 
-    def _cached(self, every: np.ndarray, sharpness: float) -> torch.Tensor:
+    def _cache_rows(self, every: np.ndarray, sharpness: float) -> torch.Tensor:
         """Return the positions of these rows in the cached kernel (n, rows), adding missing rows."""
         if self._sharpness != sharpness:
-            self._known, self._sharpness = {}, sharpness
-        new = [row for row in every.tolist() if row not in self._known]
-        need = len(self._known) + len(new)
+            self._positions, self._sharpness = {}, sharpness
+        new = [row for row in every.tolist() if row not in self._positions]
+        need = len(self._positions) + len(new)
         if need > len(self._kernel):
             self._kernel = torch.cat(
                 [self._kernel, self._kernel.new_empty(need + 64 - len(self._kernel), len(self.pool))]
             )
         if new:
-            start = len(self._known)
+            start = len(self._positions)
             pool = torch.from_numpy(self.pool)
             fresh = self._kernel[start : start + len(new)]
             centered = self.centered(np.array(new))
             shift = torch.from_numpy((centered @ self._mean).astype(np.float32))
             torch.addmm(shift[:, None], torch.from_numpy(centered.astype(np.float32)), pool.T, beta=-1, out=fresh)
             fresh.div_(torch.from_numpy(self._distances)).sub_(1).mul_(sharpness).exp_()
-            self._known |= {row: start + place for place, row in enumerate(new)}
-        return torch.tensor([self._known[row] for row in every.tolist()])
+            self._positions |= {row: start + place for place, row in enumerate(new)}
+        return torch.tensor([self._positions[row] for row in every.tolist()])
 
 
 @dataclass(frozen=True)

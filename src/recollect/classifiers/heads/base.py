@@ -164,12 +164,12 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
             self._calibrate(self._held_out(support, labels, plan), plan.held_labels)
         else:
             self._calibrate(np.empty((0, len(self.classes_))), plan.held_labels)
-            self.temperature_ = self._guessed_temperature(support, labels)
+            self.temperature_ = self._estimate_temperature(support, labels)
 
     def _calibrate(self, scores: np.ndarray, labels: np.ndarray) -> None:
         """Calibrate on scores of held-out examples (held, classes); without any the temperature is unchanged."""
-        self.loo_scores_, self._known_labels = scores, labels
-        self.loo_accuracy_, self.loo_ece_, self._known = float("nan"), float("nan"), np.empty(0)
+        self.loo_scores_, self._true_labels = scores, labels
+        self.loo_accuracy_, self.loo_ece_, self._true_probabilities = float("nan"), float("nan"), np.empty(0)
         if not len(labels):
             return
         self.temperature_ = fit_temperature(self._logits(scores), labels)
@@ -179,9 +179,9 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
             probabilities[rows] = self._probabilities(scores[rows])
         self.loo_accuracy_ = float((scores.argmax(axis=1) == labels).mean())
         self.loo_ece_ = expected_calibration_error(probabilities, labels)
-        self._known = probabilities[np.arange(len(labels)), labels]
+        self._true_probabilities = probabilities[np.arange(len(labels)), labels]
 
-    def _guessed_temperature(self, support: np.ndarray, labels: np.ndarray) -> float:
+    def _estimate_temperature(self, support: np.ndarray, labels: np.ndarray) -> float:
         """Estimate the temperature on the examples, with classifiers fitted to generated ones (`stand_ins`)."""
         models = [self._refitted(rows, labels) for rows in self._stand_ins(support)]
         return self._fitted_temperature(models, support, labels)
@@ -306,7 +306,7 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
 
     def _set_thresholds(self, alpha: float) -> np.ndarray:
         """Return the lowest probability at which each class is in a set (classes,)."""
-        return set_thresholds(self._known, self._known_labels, len(self.classes_), alpha)
+        return set_thresholds(self._true_probabilities, self._true_labels, len(self.classes_), alpha)
 
     def known_p(self, X: Any) -> np.ndarray:
         """Return the p-value that each query belongs to any of the classes (queries,); small for unfamiliar ones.

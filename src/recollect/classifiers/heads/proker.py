@@ -83,7 +83,7 @@ class ProKeR(EmbeddingClassifier):
         texts = {} if self.text_features is None else {"text_weight": self.text_weight_}
         return {"bandwidth": self.bandwidth_, "ridge": self.ridge_, **texts}
 
-    def _guessed_temperature(self, support: np.ndarray, labels: np.ndarray) -> float:
+    def _estimate_temperature(self, support: np.ndarray, labels: np.ndarray) -> float:
         """Estimate the temperature as in other methods, but keep the residuals of the real examples."""
         models = [self._refitted(rows, labels) for rows in self._stand_ins(support)]
         for model in models:
@@ -103,11 +103,11 @@ class ProKeR(EmbeddingClassifier):
         for bandwidth in bandwidths:
             features = None
             if len(self.labels_) > CHOICE_ROWS:
-                features = Landmarks(self._spread(CHOICE_LANDMARKS), bandwidth)(self.support_)
+                features = Landmarks(self._draw_landmarks(CHOICE_LANDMARKS), bandwidth)(self.support_)
             path = ridge_path(targets, plan, bandwidth, ridges, features)
             for ridge, (labels, texts) in zip(ridges.tolist(), path, strict=True):
                 extra = np.subtract(similarity, texts, out=texts)
-                weight, right = self._weigh(labels, extra, own)
+                weight, right = self._best_weight(labels, extra, own)
                 if best is not None and right < best[0][0]:
                     continue
                 extra *= np.asarray(weight, labels.dtype)
@@ -120,13 +120,13 @@ class ProKeR(EmbeddingClassifier):
         assert best is not None
         return best[1]
 
-    def _weigh(self, base: np.ndarray, extra: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+    def _best_weight(self, base: np.ndarray, extra: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
         if self.text_weight is None and self.text_features is not None:
             return best_weight(base, extra, labels, TEXT_WEIGHTS)
         weight = self.text_weight if self.text_weight is not None and self.text_features is not None else 0.0
         return weight, float(((base + weight * extra).argmax(axis=1) == labels).mean())
 
-    def _spread(self, count: int) -> np.ndarray:
+    def _draw_landmarks(self, count: int) -> np.ndarray:
         """Return landmarks: examples drawn evenly over the classes."""
         order = np.lexsort((self.labels_, turns(self.labels_)))
         return self.support_[np.sort(order[:count])]
@@ -135,7 +135,7 @@ class ProKeR(EmbeddingClassifier):
         self._ridge: ExactRidge | None
         self._landmarks: Landmarks | None
         if len(self.labels_) > EXACT_ROWS:
-            self._ridge, self._landmarks = None, Landmarks(self._spread(LANDMARKS), self.bandwidth_)
+            self._ridge, self._landmarks = None, Landmarks(self._draw_landmarks(LANDMARKS), self.bandwidth_)
             gram, ones, similarity = self._landmarks.normal(RidgeTargets(self.support_, self.labels_, self.texts_))
             gram[np.diag_indices(len(gram))] += self.ridge_
             self._factor = scipy.linalg.cho_factor(gram, overwrite_a=True)
@@ -165,7 +165,7 @@ class ProKeR(EmbeddingClassifier):
 
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
         if self._ridge is not None:
-            return self._without(plan.rows, self._ridge.held_out_errors(self.coef_, plan)).astype(support.dtype)
+            return self._held_out_scores(plan.rows, self._ridge.held_out_errors(self.coef_, plan)).astype(support.dtype)
         assert self._landmarks is not None
         scores = np.empty((len(plan.rows), len(self.classes_)), dtype=support.dtype)
         for start in range(0, len(scores), ROW_BLOCK):  # one by one, even at few shots
@@ -174,10 +174,10 @@ class ProKeR(EmbeddingClassifier):
             leverage = (features * scipy.linalg.cho_solve(self._factor, features.T.astype(np.float64)).T).sum(axis=1)
             errors = self._residual(rows) - features @ self.coef_
             errors /= np.maximum(1 - leverage, 1e-6)[:, None]
-            scores[start : start + ROW_BLOCK] = self._without(rows, errors)
+            scores[start : start + ROW_BLOCK] = self._held_out_scores(rows, errors)
         return scores
 
-    def _without(self, rows: np.ndarray, errors: np.ndarray) -> np.ndarray:
+    def _held_out_scores(self, rows: np.ndarray, errors: np.ndarray) -> np.ndarray:
         """Return held-out scores from the held-out errors of the residuals (examples, classes)."""
         scores = self._residual(rows)
         scores -= errors
