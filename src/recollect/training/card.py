@@ -65,7 +65,7 @@ tags: [recollect, contrastive, {name.lower().replace(" ", "-")}]
 
 # {name}, from {start}
 
-{subject.kind}, trained with recollect (`pip install recollect`): {recipe["steps"]:,} steps of
+{subject.kind}, trained with recollect: {recipe["steps"]:,} steps of
 {recipe["batch_size"]:,} pairs.
 
 ```python
