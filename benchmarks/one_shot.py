@@ -28,7 +28,7 @@ from recollect_papers.real.measure import drop_rare_classes
 METHODS = {"prototype": PrototypeClassifier, "softmax": SoftmaxVoting, "proker": ProKeR}
 LIKENESS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 DRAWS, POOL = 5, 16
-COLUMNS = ("method", "right", *(f"error at {likeness}" for likeness in LIKENESS))
+COLUMNS = ("method", "accuracy", *(f"error at {likeness}" for likeness in LIKENESS))
 
 
 def errors(
