@@ -44,7 +44,7 @@ from recollect.data.transforms import ImageTransform
 from recollect.models import build_model
 from recollect.objectives import ContextObjective, ContrastiveObjective
 from recollect.training.precision import Precision
-from recollect.training.step import Inputs, StepOptions
+from recollect.training.step import EncoderTowers, Inputs, StepOptions
 from recollect_papers.study import StudyTable
 from training import alone, peak_memory, random_inputs, step_of
 
@@ -219,45 +219,16 @@ def products(batch: int, width: int, count: int, device: torch.device) -> Callab
 # --- whole steps ------------------------------------------------------------------------------------------------------
 
 
-class Timed(nn.Module):
-    """Towers for timing, which are never saved."""
-
-    encoder = None
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.parameters()).device
-
-    def encode_images(self, pixels: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def encode_texts(self, tokens: dict[str, Tensor]) -> Tensor:
-        raise NotImplementedError
-
-    def save(self, folder: Path) -> Path:
-        raise NotImplementedError
-
-    def publish(self, folder: Path) -> Path:
-        raise NotImplementedError
-
-    def set_scale(self, scale: float, bias: float | None = None) -> None:
-        raise NotImplementedError
-
-
-class Locked(Timed):
+class Locked(EncoderTowers):
     """A head on features and the tiny text tower, as in a step with a locked image tower."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.tiny = build_model("tiny", texts=[f"{number} photos of a cat" for number in range(1000)])
-        self.tiny.freeze("image")
-        self.head = nn.Linear(512, self.tiny.width)
+        super().__init__(build_model("tiny", texts=[f"{number} photos of a cat" for number in range(1000)]))
+        self.encoder.freeze("image")
+        self.head = nn.Linear(512, self.encoder.width)
 
     def encode_images(self, pixels: Tensor) -> Tensor:
         return self.head(pixels)
-
-    def encode_texts(self, tokens: dict[str, Tensor]) -> Tensor:
-        return self.tiny.encode_texts(tokens)
 
 
 def steps(sizes: Sizes, clock: Clock) -> Iterator[Row]:
@@ -266,7 +237,7 @@ def steps(sizes: Sizes, clock: Clock) -> Iterator[Row]:
         model: Any = Locked() if preset == "locked" else build_model(preset, texts=[f"{n} photos" for n in range(1000)])
         model = model.to(clock.device).train()
         if preset == "locked":
-            texts = random_inputs(model.tiny, batch)
+            texts = random_inputs(model.encoder, batch)
             inputs = Inputs(torch.randn(batch, 512), texts.tokens)
         else:
             inputs = random_inputs(model, batch)
@@ -345,10 +316,12 @@ def _cached_loss(sizes: Sizes, clock: Clock) -> Row:
     images, texts = (torch.randn(rows, 256, device=clock.device) for _ in range(2))
     objective = ContrastiveObjective("softmax", scale=20.0).to(clock.device)
 
-    class Pair(Timed):
+    class Pair(EncoderTowers):
+        device = clock.device
+
         def __init__(self) -> None:
-            super().__init__()
-            self.tower = tower
+            nn.Module.__init__(self)
+            self.encoder = tower
 
         def encode_images(self, pixels: Tensor) -> Tensor:
             return tower(pixels)

@@ -12,10 +12,8 @@ decoding large JPEG files at a fraction of their size. The pictures are JPEG fil
 import argparse
 import io
 import os
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +28,7 @@ from recollect.data.sources.images import decode
 from recollect.data.sources.reader import blocks_ahead
 from recollect.models import DualEncoder, TransformersEncoder
 from recollect.models.pairing import pair_towers
+from recording import this_command, where
 
 BATCH = 32
 PHOTO, LARGE_PHOTO = (640, 480), (4000, 3000)
@@ -112,12 +111,9 @@ def main() -> None:
         "starter, 12 megapixels": measure(starter, large, args.rounds),
         "ViT-B/16": measure(vit_b_16(), small[: max(BATCH, args.count // 4)], args.rounds),
     }
-    versions = {name: metadata.version(name) for name in ("torch", "onnxruntime", "pillow", "transformers")}
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    machine = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load": load}
-    write_json(
-        args.out, {"machine": machine, "threads": args.threads, "versions": versions, "pictures per CPU second": rows}
-    )
+    about = where("onnxruntime", "pillow", "transformers")
+    about["machine"]["load"] = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    write_json(args.out, {"command": this_command(), **about, "pictures per CPU second": rows})
     for name, row in rows.items():
         print(name, row)
 
