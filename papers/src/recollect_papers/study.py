@@ -29,8 +29,8 @@ class SearchSettings:
     Attributes:
         models: base models, one per seed (default: the paper's).
         teacher: larger model, for RLCF.
-        captions: caption files of the pools, as for `recollect evaluate retrieval`; tables that do not compare
-            captions use the first.
+        captions: captions of the pools, as for `recollect evaluate retrieval`; tables that do not compare captions use
+            the first.
         corruption: how reworded captions differ from the original ones.
         split: split of every source.
         queries: maximum number of texts per domain; the pools are not reduced.
@@ -57,7 +57,7 @@ class StudyOptions:
     """Options of a study."""
 
     scale: Scale = "smoke"
-    """smoke: takes minutes, checks that it runs; small: several seeds, shows an effect; full: the paper's setup."""
+    """smoke: checks in minutes that it runs; small: shows an effect, with several seeds; full: the paper's setup."""
     out: Path = Path("runs/studies")
     """Folder for runs, results and reports."""
     data: tuple[str, ...] = ()

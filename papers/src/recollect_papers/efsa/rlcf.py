@@ -19,6 +19,7 @@ from recollect.efsa.rerank import NOT_FINITE
 from recollect.index import Hits, Index
 from recollect.models import DualEncoder
 from recollect_papers.efsa.options import RewardOptions
+from recollect_papers.efsa.sequential import WeightReset
 
 _ADAPTED = "adapted text tower"
 
@@ -72,7 +73,7 @@ class RewardSearcher:
         self._learned = list(self._copy.tower_parameters("text"))
         for each in self._learned:
             each.requires_grad_()
-        self._begin = [each.detach().clone() for each in self._learned]
+        self._reset = WeightReset(self._learned)
         self._scale = contrast_scale(encoder, EpisodeOptions())
 
     def search(self, queries: Sequence[str], k: int = 10) -> list[Hits]:
@@ -123,9 +124,3 @@ class RewardSearcher:
 
     def _embed_one(self, query: str) -> Float[Tensor, "one width"]:
         return F.normalize(self._copy.encode_texts(self._copy.tokenize([query], caption_prefix(self._copy))), dim=1)
-
-    @torch.no_grad()
-    def _reset(self) -> None:
-        for parameter, begin in zip(self._learned, self._begin, strict=True):
-            parameter.copy_(begin)
-            parameter.grad = None

@@ -1,6 +1,7 @@
 """Episodes one query at a time with PEFT and torch.optim: reference implementation, and episodes on all parameters."""
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,20 @@ from recollect.models import DualEncoder
 from recollect.models.lora import adapter_sites, add_lora, initial_weights
 
 
+class WeightReset:
+    """Restores parameters to their initial values when called."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters, self.initial = parameters, [each.detach().clone() for each in parameters]
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Restore the parameters and clear their gradients."""
+        for parameter, initial in zip(self.parameters, self.initial, strict=True):
+            parameter.copy_(initial)
+            parameter.grad = None
+
+
 class OneAtATime:
     """Base class: runs an episode per query on a copy of the model, starting from the same weights.
 
@@ -29,7 +44,7 @@ class OneAtATime:
         self.encoder, self.options, self.steps = encoder, options or EpisodeOptions(), steps
         self._copy = copy.deepcopy(encoder).eval().requires_grad_(False)
         self._learned = self._prepare()
-        self._begin = [each.detach().clone() for each in self._learned]
+        self._reset = WeightReset(self._learned)
 
     def _prepare(self) -> list[nn.Parameter]:
         """Prepare the copy and return its trainable parameters."""
@@ -77,12 +92,6 @@ class OneAtATime:
 
     def _encode_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
         return self._copy.encode_images(pixels.to(self._copy.device, self._copy.dtype))
-
-    @torch.no_grad()
-    def _reset(self) -> None:
-        for parameter, begin in zip(self._learned, self._begin, strict=True):
-            parameter.copy_(begin)
-            parameter.grad = None
 
 
 class SequentialEpisodes(OneAtATime):

@@ -177,9 +177,9 @@ PUBLISHED_WEIGHTS = tuple(np.geomspace(1e-3, 1e3, 13).tolist())
 class DualMemory(Mixture):
     """The training-free static memory of DMN added to the text scores (Zhang et al., 2024).
 
-    A class's memory holds its text and its examples. The query reads ``norm( sum exp(-beta (1 - f·m)) m )`` from it and
-    is compared with the result: ``softmax(scale f·W) + alpha softmax(scale f·read)``. The published method also keeps a
-    memory of earlier test images and chooses alpha on test labels; here each query is scored by itself.
+    A class's memory contains its text and its examples. The query reads ``norm( sum exp(-beta (1 - f·m)) m )`` from it
+    and is compared with the result: ``softmax(scale f·W) + alpha softmax(scale f·read)``. The published method also has
+    a memory of earlier test images and chooses alpha on test labels; here queries are scored independently.
 
     Args:
         text_features: class texts W, in the order of ``classes_``.

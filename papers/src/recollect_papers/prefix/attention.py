@@ -150,12 +150,8 @@ def _word_of(tokens: Sequence[str], special: set[str]) -> list[int]:
     owner: list[int] = []
     before = ""
     for token in tokens:
-        if not owner:
-            new = True
-        elif token == before and token in special:
-            new = False
-        elif token in special or before in special:
-            new = True
+        if token in special or before in special:
+            new = token != before
         elif begins:
             new = token.startswith(("▁", "Ġ"))
         elif ends:

@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import transformers
 
 from recollect.data.transforms import ImageTransform
-from recollect.models.presets import Transformer, TransformersPreset
+from recollect.models.presets import TransformersPreset
 from recollect.models.transformers.processors import processor_of
 
 
 @dataclass(frozen=True)
 class SwinPreset(TransformersPreset):
-    """Swin transformer and CLIP's causal text tower (UniCL's towers).
+    """Swin-T at 224 px and CLIP's causal text tower, pooled at the end token (UniCL's towers).
 
     Attributes:
         summary: one-line description for help texts.
-        patch_width: width after the patch layer; doubles at each stage.
-        depths, heads: number of layers and attention heads of each stage.
-        text: text tower, pooled at the end token.
-        size: image side in pixels.
-        patch: patch side in pixels.
-        window: side of an attention window in patches.
-        width: embedding width.
         length: maximum text length in tokens.
         vocabulary: maximum vocabulary of a tokenizer trained on the captions.
     """
 
     summary: str
-    patch_width: int = 96
-    depths: tuple[int, ...] = (2, 2, 6, 2)
-    heads: tuple[int, ...] = (3, 6, 12, 24)
-    text: Transformer = field(default_factory=lambda: Transformer(512, 12, 8))
-    size: int = 224
-    patch: int = 4
-    window: int = 7
-    width: int = 512
     length: int = 77
     vocabulary: int = 49_408
 
@@ -44,28 +29,15 @@ class SwinPreset(TransformersPreset):
         self, tokenizer: transformers.PreTrainedTokenizerBase
     ) -> tuple[transformers.PreTrainedModel, transformers.ProcessorMixin, ImageTransform]:
         image = transformers.SwinConfig(
-            image_size=self.size,
-            patch_size=self.patch,
-            embed_dim=self.patch_width,
-            depths=list(self.depths),
-            num_heads=list(self.heads),
-            window_size=self.window,
+            image_size=224, patch_size=4, embed_dim=96, depths=[2, 2, 6, 2], num_heads=[3, 6, 12, 24], window_size=7
         )
         text = transformers.CLIPTextConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=self.text.width,
-            intermediate_size=self.text.mlp * self.text.width,
-            num_hidden_layers=self.text.layers,
-            num_attention_heads=self.text.heads,
-            max_position_embeddings=self.length,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-        )
-        config = transformers.VisionTextDualEncoderConfig.from_vision_text_configs(
-            image, text, projection_dim=self.width
-        )
-        transform = ImageTransform(size=self.size, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), fit="crop")
+            vocab_size=len(tokenizer), hidden_size=512, intermediate_size=2048, num_hidden_layers=12,
+            num_attention_heads=8, max_position_embeddings=self.length, pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+        )  # fmt: skip
+        config = transformers.VisionTextDualEncoderConfig.from_vision_text_configs(image, text, projection_dim=512)
+        transform = ImageTransform(size=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), fit="crop")
         processor = transformers.VisionTextDualEncoderProcessor(processor_of(transform), tokenizer)
         return transformers.VisionTextDualEncoderModel(config), processor, transform
 

@@ -5,7 +5,7 @@ The towers are EfficientNet-Lite0 and MiniLM without heads (`recollect.models.st
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -216,9 +216,7 @@ class StarterData:
         Raises:
             UserError: the file, or a package of the extra ``starter``, is missing.
         """
-        if name not in self._sets:
-            self._sets[name] = self._read(name, None)
-        return self._sets[name]
+        return self._cached(name, lambda: self._read(name, None))
 
     def classes(self, name: str) -> FeatureSet:
         """Return a labeled set; sets of more than `WHOLE` pictures are reduced to `EXAMPLES` per class and `QUERIES`.
@@ -228,25 +226,22 @@ class StarterData:
         """
         if name in self.roles.whole:
             return self.get(name)
-        key = f"{name} classes"
-        if key not in self._sets:
-            self._sets[key] = self._read(name, (*self.roles.choosing.get(name, ()), *self.roles.testing.get(name, ())))
-        return self._sets[key]
+        splits = (*self.roles.choosing.get(name, ()), *self.roles.testing.get(name, ()))
+        return self._cached(f"{name} classes", lambda: self._read(name, splits))
 
     def concepts(self, part: str = "testing") -> FeatureSet:
         """Return unambiguous concepts of ``emoji``: split ``test``, or as many random ones of ``train`` for choosing.
 
         Nothing is trained on emoji here.
         """
-        key = f"concepts {part}"
-        if key not in self._sets:
+
+        def read() -> FeatureSet:
             split = "test" if part == "testing" else "train"
             found = self._read(f"emoji?split={split}&ambiguous=false", None)
-            names = sorted({captions[0] for captions in found.captions})
-            numbers = {name: number for number, name in enumerate(names)}
-            labels = np.array([numbers[captions[0]] for captions in found.captions])
-            self._sets[key] = replace(found, labels=labels, class_names=tuple(names))
-        return self._sets[key]
+            names, labels = np.unique([captions[0] for captions in found.captions], return_inverse=True)
+            return replace(found, labels=labels, class_names=tuple(names.tolist()))
+
+        return self._cached(f"concepts {part}", read)
 
     def named(self) -> FeatureSet:
         """Return five synthetic features for each ImageNet class, from the weights w of the tower's classifier.
@@ -254,19 +249,24 @@ class StarterData:
         ``x = m + 6 C (w_c - mean w) + 0.6 (r - m)``, clamped to 0…6, where m and C are mean and covariance of the
         training pictures' features, and r is a random one of them.
         """
-        if "named" not in self._sets:
+
+        def generate() -> FeatureSet:
             weights = open_efficientnet(IMAGE_TOWER)[1]
             real = torch.cat([self.get(name).images for name in self.roles.training])
             mean, count = real.mean(0), 5
             centers = mean + 6 * (weights - weights.mean(0)) @ torch.cov(real.T)
             drawn = real[torch.from_numpy(numpy_generator("named").integers(0, len(real), count * len(centers)))]
             images = (centers.repeat(count, 1) + 0.6 * (drawn - mean)).clamp(0, 6)
-            labels, domains = np.tile(np.arange(len(centers)), count), np.full(len(images), "")
-            names = tuple(each[0] for each in class_names())
-            self._sets["named"] = FeatureSet(
-                "named", images, [()] * len(images), labels, names, np.full(len(images), "train"), domains
-            )
-        return self._sets["named"]
+            labels, names = np.tile(np.arange(len(centers)), count), tuple(each[0] for each in class_names())
+            splits, domains = np.full(len(images), "train"), np.full(len(images), "")
+            return FeatureSet("named", images, [()] * len(images), labels, names, splits, domains)
+
+        return self._cached("named", generate)
+
+    def _cached(self, key: str, create: Callable[[], FeatureSet]) -> FeatureSet:
+        if key not in self._sets:
+            self._sets[key] = create()
+        return self._sets[key]
 
     def _read(self, name: str, query_splits: tuple[str, ...] | None) -> FeatureSet:
         name, _, filters = name.partition("?")
