@@ -53,7 +53,8 @@ class Episodes:
             outputs = [self._encode_images(batch.pixels[group.rows]) for group in images]
             outputs += [self.encoder.encode_texts(rows_of(tokens, group.rows)) for group in texts]
         groups = images + texts
-        raw = self._start_raw(queries * k)
+        # Candidates without a pair are ignored by the loss, but must be normalizable.
+        raw = torch.ones(2, queries * k, self.encoder.width, dtype=self.encoder.dtype, device=self.encoder.device)
         for number, (group, output) in enumerate(zip(groups, outputs, strict=True)):
             for places in group.places:
                 raw[int(number >= len(images))].index_copy_(0, places.to(raw.device), output.detach())
@@ -67,26 +68,16 @@ class Episodes:
             gradient.div_(gradient.abs().add_(_EPSILON)).mul_(-self.options.rate)
         return Adapters(self._decayed(), step.gradient, self._start.scale), losses
 
-    def _start_raw(self, places: int) -> Float[Tensor, "towers places width"]:
-        # Candidates without a pair are ignored by the loss, but must be normalizable.
-        encoder = self.encoder
-        return torch.ones(2, places, encoder.width, dtype=encoder.dtype, device=encoder.device)
-
     def _loss_gradients(
         self, batch: EpisodeBatch, raw: Float[Tensor, "towers queries k width"]
     ) -> tuple[Float[Tensor, " queries"], Float[Tensor, "towers queries k width"]]:
+        pairs, scale = batch.pairs.to(raw.device), contrast_scale(self.encoder, self.options)
+        wrong = negatives(batch.texts.to(raw.device), pairs)
         with torch.enable_grad():
             raw = raw.detach().requires_grad_()
-            losses = self._losses(batch, raw[0], raw[1])
+            losses = episode_loss(raw[0], raw[1], pairs, wrong, scale, self.options)
             (gradients,) = torch.autograd.grad(losses.sum(), raw)
         return losses.detach(), gradients
-
-    def _losses(
-        self, batch: EpisodeBatch, images: Float[Tensor, "queries k width"], texts: Float[Tensor, "queries k width"]
-    ) -> Float[Tensor, " queries"]:
-        pairs = batch.pairs.to(images.device)
-        wrong = negatives(batch.texts.to(images.device), pairs)
-        return episode_loss(images, texts, pairs, wrong, contrast_scale(self.encoder, self.options), self.options)
 
     def _decayed(self) -> dict[str, Tensor]:
         """Return A after the step: its gradient is zero at B = 0, so only weight decay applies."""

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -72,14 +73,11 @@ class FilterColumns:
     def __init__(self, count: int, read: Callable[[str], Iterable[Any]]) -> None:
         self.count, self._read = count, read
         self._cache: dict[tuple[str, ValueKind], tuple[Any, Int64[np.ndarray, " values"]]] = {}
-        self._metadata: list[Mapping[str, Any]] | None = None
 
-    @property
+    @cached_property
     def metadata(self) -> list[Mapping[str, Any]]:
         """User-defined columns of each row."""
-        if self._metadata is None:
-            self._metadata = list(self._read("metadata"))
-        return self._metadata
+        return list(self._read("metadata"))
 
     def of(self, name: str, kind: ValueKind) -> tuple[Any, Int64[np.ndarray, " values"]]:
         """Return all values of a name that have the given type, and the row of each value."""
