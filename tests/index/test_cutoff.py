@@ -71,7 +71,7 @@ def test_moments_of_cosines_are_those_of_all_images():
 
 def test_too_few_captions_promise_nothing():
     images, texts, owners = world()
-    with pytest.raises(ValueError, match="8 texts cannot show"):
+    with pytest.raises(ValueError, match="8 texts are too few"):
         learn_cut_off(images, texts[:8], owners[:8])
     assert learn_cut_off(images, texts[:9], owners[:9]).texts == 9
 

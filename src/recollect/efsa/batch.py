@@ -92,10 +92,10 @@ def shared_rows(union: Int[Tensor, "queries k"], counted: Bool[Tensor, "queries 
     found, owner, times = rows.unique(return_inverse=True, return_counts=True)
     by_row = places[owner.argsort(stable=True)].split(times.tolist())
     groups = []
-    for often in times.unique().tolist():
-        mine = [number for number, count in enumerate(times.tolist()) if count == often]
-        mine.sort(key=lambda number: int(by_row[number][0]))
-        groups.append(Shared(found[mine], torch.stack([by_row[number] for number in mine], dim=1)))
+    for uses in times.unique().tolist():
+        group = [number for number, count in enumerate(times.tolist()) if count == uses]
+        group.sort(key=lambda number: int(by_row[number][0]))
+        groups.append(Shared(found[group], torch.stack([by_row[number] for number in group], dim=1)))
     return groups
 
 

@@ -67,8 +67,8 @@ class TransformersCaptioner:
         """Return the prompt passed with every image; None for models without a text input."""
         processor, prompt = self._processor, self.options.prompt
         if getattr(processor, "chat_template", None):
-            turn = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}]
-            return processor.apply_chat_template(turn, add_generation_prompt=True)
+            messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}]
+            return processor.apply_chat_template(messages, add_generation_prompt=True)
         if (image := getattr(processor, "image_token", None)) and not self.model.config.is_encoder_decoder:
             return _CHAT.format(image=image, prompt=prompt)
         return None

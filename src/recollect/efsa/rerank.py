@@ -29,7 +29,7 @@ EPISODE = "episode"
 
 
 class Adapts(Protocol):
-    """`Episodes`, or another implementation of them."""
+    """Interface of `Episodes` and its alternatives."""
 
     def rerank(self, batch: EpisodeBatch) -> Reranked:
         """Adapt to each query of the batch and rescore its candidates."""

@@ -31,8 +31,8 @@ def set_captions(index: Any, texts: Mapping[str, Sequence[str]], by: str) -> int
     """Implement `Index.set_captions`; all ids must exist."""
 
     def changed(id: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
-        kept = {key: value for key, value in own.items() if key not in ("captions", "by")}
-        return kept | ({"captions": list(texts[id]), "by": by} if texts[id] else {})
+        rest = {key: value for key, value in own.items() if key not in ("captions", "by")}
+        return rest | ({"captions": list(texts[id]), "by": by} if texts[id] else {})
 
     def rewrite(rows: Rows) -> int:
         own = [changed(*each) for each in zip(rows.ids, rows.own, strict=True)]
@@ -50,7 +50,7 @@ def drop_source(index: Any, source: str) -> int:
         rows = list(index.store.dicts(["id", "files"], removed=None))
         mine = [row["id"] for row in rows if any(file["source"] == source for file in row["files"])]
         known = ", ".join(sorted({file["source"] for row in rows for file in row["files"]})) or "none"
-        refuse((not mine, f"{index.address}: no source called {source!r}; there are: {known}"))
+        refuse((not mine, f"{index.address}: no source called {source!r}. Sources: {known}"))
         return drop_files(index, mine, lambda file: file.source == source)
 
 

@@ -78,9 +78,9 @@ class CutOff:
 
     def __str__(self) -> str:
         if self.basis == "scores":
-            return "halfway between the mean score and the best; there is too little to learn it from"
-        leaves = f"it leaves {self.above:.1%} of the pictures on average"
-        return f"{self.share:.0%} of {self.texts:,} {self.basis} give their own picture this score or more; {leaves}"
+            return "halfway between the mean and the best score; there are too few captions or marks to learn it"
+        leaves = f"on average {self.above:.1%} of all pictures do"
+        return f"{self.share:.0%} of {self.texts:,} {self.basis} reach this score with their own picture; {leaves}"
 
 
 def index_cut_off(index: Any, share: float = CAPTION_SHARE, seed: int = 0) -> CutOff:
@@ -94,8 +94,8 @@ def index_cut_off(index: Any, share: float = CAPTION_SHARE, seed: int = 0) -> Cu
         if len(usable) >= LEAST_CAPTIONS:
             return learn_cut_off(images, texts[usable], drawn[usable].astype(np.int64), share, seed)
     images = images[images.any(axis=1)]
-    few = f"{index.address}: {len(images)} pictures and {index.texts} captions"
-    with user_errors(few, ValueError, then=". Name a score instead."):
+    counts = f"{index.address}: {len(images)} pictures and {index.texts} captions"
+    with user_errors(counts, ValueError, then=". Set a score instead."):
         return estimate_cut_off(images, seed)
 
 
@@ -136,7 +136,7 @@ def learn_cut_off(
     """
     rank = int((1 - share) * (len(texts) + 1) + 1e-9)
     if rank < 1:
-        raise ValueError(f"{len(texts)} texts cannot show a share of {share:g}")
+        raise ValueError(f"{len(texts)} texts are too few for a share of {share:g}")
     generator = numpy_generator("cut-off", seed)
     mean, covariance = _picture_moments(images[np.sort(generator.permutation(len(images))[:_MOMENT_PICTURES])])
     middle, spread = moments(texts, mean, covariance)
@@ -162,7 +162,7 @@ def estimate_cut_off(images: Float32[np.ndarray, "images width"], seed: int = 0)
         ValueError: fewer than `LEAST_PICTURES` pictures.
     """
     if len(images) < LEAST_PICTURES:
-        raise ValueError(f"too few; {LEAST_PICTURES} pictures or {LEAST_CAPTIONS} captions tell where results end")
+        raise ValueError(f"too few; a cut-off needs {LEAST_PICTURES} pictures or {LEAST_CAPTIONS} captions")
     drawn = numpy_generator("cut-off", seed).permutation(len(images))[:_ESTIMATE_PICTURES]
     return CutOff(STANDS_OUT, 0.0, 0, 0.0, True, *_picture_moments(images[np.sort(drawn)]), "scores")
 

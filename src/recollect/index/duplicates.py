@@ -68,35 +68,35 @@ def find_duplicates(index: Any, threshold: float) -> Duplicates:
         raise UserError(f"{index.address}: pictures were deleted while it was read. Try again.")
     names = {row["id"]: tuple(dict.fromkeys(map(_file_name, row["files"]))) for row in rows}
     identical = {id: files for id, files in names.items() if len(files) > 1}
-    has = vectors.any(axis=1)
-    rows = [rows[place] for place in np.flatnonzero(has).tolist()]
+    has_vector = vectors.any(axis=1)
+    rows = [rows[place] for place in np.flatnonzero(has_vector).tolist()]
     if not rows:
         return Duplicates(identical)
     ids = [row["id"] for row in rows]
     labeled = annotations.labeled_ids(index.annotations)
-    bare = [not row["captions"] and row["id"] not in labeled for row in rows]
+    unannotated = [not row["captions"] and row["id"] not in labeled for row in rows]
     hashes = np.array([int(row["phash"] or "0", 16) for row in rows], dtype=np.uint64)
-    near = near_rows(vectors if has.all() else vectors[has], hashes, threshold - ROUNDING)
+    near = near_rows(vectors if has_vector.all() else vectors[has_vector], hashes, threshold - ROUNDING)
     prefer = {
-        place: (bare[place], -max((file["size"] or 0 for file in rows[place]["files"]), default=0), ids[place])
+        place: (unannotated[place], -max((file["size"] or 0 for file in rows[place]["files"]), default=0), ids[place])
         for place in np.unique(near.pairs).tolist()
     }
     found, unread = near_identical_groups(
         near.pairs, lambda places: [each.open for each in index.pictures([ids[place] for place in places])], prefer
     )
-    strict = np.arange(len(ids))
+    representative = np.arange(len(ids))  # of each picture's near-identical group
     for group in found:
-        strict[group] = group[0]
-    groups = _joined(near.groups, strict, np.arange(len(strict)))
-    similar = [group for group in _members(groups) if (strict[group] != strict[group[0]]).any()]
+        representative[group] = group[0]
+    groups = _joined(near.groups, representative, np.arange(len(ids)))
+    similar = [group for group in _members(groups) if (representative[group] != representative[group[0]]).any()]
 
-    def named(groups: list[list[int]]) -> tuple[tuple[str, ...], ...]:
+    def as_ids(groups: list[list[int]]) -> tuple[tuple[str, ...], ...]:
         return tuple(sorted(tuple(ids[place] for place in group) for group in groups))
 
     return Duplicates(
         identical,
-        named(found),
-        named([sorted(group, key=lambda each: (bare[each], each)) for group in similar]),
+        as_ids(found),
+        as_ids([sorted(group, key=lambda each: (unannotated[each], each)) for group in similar]),
         ("Some pictures with very common perceptual hashes were not compared.",) if near.cut else (),
         unread,
     )
@@ -129,9 +129,9 @@ def near_rows(
     Args:
         vectors: nonzero; they are normalized here.
         hashes: 0 if unknown.
-        threshold: cosine from which two pictures are similar.
+        threshold: minimum cosine of similar pictures.
     """
-    import torch  # a search does not need it
+    import torch  # slow to import, and not needed for a search
 
     count = len(vectors)
     least = np.full(count, np.nextafter(np.float32(_MIN_COSINE), np.float32(0)))
@@ -239,9 +239,9 @@ def near_identical_groups(
             readable[number] = True
             key = prefer[place]
             order.append(((key[0], small.gray, -small.width * small.height, *key[1:]), number))
-    near = np.searchsorted(places, np.concatenate([pairs, pairs[:, ::-1]]))
-    near = near[in_order(near[:, 0])]
-    ends = np.searchsorted(near[:, 0], np.arange(len(places) + 1))
+    edges = np.searchsorted(places, np.concatenate([pairs, pairs[:, ::-1]]))
+    edges = edges[in_order(edges[:, 0])]
+    ends = np.searchsorted(edges[:, 0], np.arange(len(places) + 1))
     groups, taken = list[list[int]](), set[int]()
     with progress("compare pixels", len(order), "pictures") as counter:
         for _, number in sorted(order):
@@ -249,17 +249,17 @@ def near_identical_groups(
             if number in taken:
                 continue
             taken.add(number)
-            others = near[ends[number] : ends[number + 1], 1].tolist()
-            likely = np.array([each for each in others if readable[each] and each not in taken], dtype=np.int64)
-            likely = likely[may_be_near_identical(sketches[number], sketches[likely])]
-            kept = int(places[number])
+            others = edges[ends[number] : ends[number + 1], 1].tolist()
+            others = np.array([each for each in others if readable[each] and each not in taken], dtype=np.int64)
+            likely = others[may_be_near_identical(sketches[number], sketches[others])].tolist()
+            keep = int(places[number])
             try:
-                same = [each for each in likely.tolist() if near_identical(prepared(kept), prepared(int(places[each])))]
+                same = [each for each in likely if near_identical(prepared(keep), prepared(int(places[each])))]
             except BrokenImageError:  # deleted since it was first read
                 continue
             taken.update(same)
             if same:
-                groups.append([kept, *places[same].tolist()])
+                groups.append([keep, *places[same].tolist()])
     return groups, unread
 
 

@@ -50,8 +50,8 @@ def export_index(index: Index, out: Path, coco: CocoKind = "captions", ids: Sequ
     refuse(
         (out.suffix not in endings, f"--out {out}: cannot be written; the name must end in {', '.join(endings)}"),
         (not out.parent.is_dir(), f"--out {out}: no such folder as {out.parent}"),
-        (not len(index), f"{index.address}: is empty, so there is nothing to write"),
-        (ids is not None and not len(ids), "no pictures to export were named"),
+        (not len(index), f"{index.address}: the index is empty"),
+        (ids is not None and not len(ids), "no pictures to export"),
     )
     wanted = index.ids if ids is None else list(ids)
     if out.suffix == ".parquet":

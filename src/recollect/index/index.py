@@ -575,7 +575,7 @@ class Index:
             UserError: an id does not exist, or nothing satisfies the filter; no picture is removed.
         """
         if (ids is None) == (where is None):
-            raise ValueError("give ids or a filter, not both")
+            raise ValueError("give either ids or a filter")
         wanted = self.ids_where(where) if where is not None else list(dict.fromkeys(ids or ()))
         self._check_known(wanted)
         return changes.set_removed(self, wanted, True)

@@ -222,7 +222,7 @@ def embed_queries(
     texts, images = dict[str, np.ndarray](), dict[tuple[str, str], np.ndarray]()
     if words or pictures:
         if encoder is None:
-            raise ValueError("words and pictures need a model that embeds them")
+            raise ValueError("words and pictures need an encoder")
         texts = dict(zip(words, np.asarray(encoder.embed_texts(words, kind)), strict=True)) if words else {}
         opened = [term.open() for term in pictures.values()]
         images = dict(zip(pictures, np.asarray(encoder.embed_images(opened)), strict=True)) if opened else {}
@@ -243,7 +243,7 @@ def _embedding(query: Query, vectors: list[np.ndarray]) -> np.ndarray:
     total = np.sum([term.weight * each for term, each in zip(query.terms, vectors, strict=True)], axis=0)
     norm = np.linalg.norm(total)
     if not norm > _ZERO * max(abs(term.weight) for term in query.terms):
-        raise UserError(f"{query}: its terms cancel out, so nothing is left to search for. Change a weight.")
+        raise UserError(f"{query}: its terms cancel out. Change a weight.")
     return np.asarray(total / norm, dtype=np.float32)
 
 

@@ -86,7 +86,7 @@ class Failed:
     """An unreadable sample.
 
     Attributes:
-        key: key of the sample in its source; None if it is unknown without reading the sample.
+        key: key of the sample in its source; None if reading failed before it was known.
     """
 
     message: str

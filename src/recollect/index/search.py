@@ -120,8 +120,8 @@ def _no_limit_notes(ranking: Ranking, min_score: float | CutOff | None) -> tuple
     if not isinstance(min_score, CutOff) or ranking.limit is not None or not ranking.ids:
         return ()
     if ranking.query.words_alone:
-        return ("nothing is cut: no picture scores far above the others",)
-    return ("nothing is cut: the cut-off is for words, and this query has a picture",)
+        return ("nothing is cut off: no picture scores far above the others",)
+    return ("nothing is cut off: the cut-off applies to text queries only, and this query contains a picture",)
 
 
 def query_notes(query: Query, encoder: QueryEncoder | None) -> tuple[str, ...]:

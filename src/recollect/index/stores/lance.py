@@ -74,7 +74,7 @@ class LanceStore(LocalStore):
                     table.checkout(self._view.version)
             count = sum(batch.num_rows for batch in _batches(table, ["id"]))  # detects missing files early
         if b"recollect" not in (table.schema.metadata or {}) or count != table.count_rows():
-            raise UserError(f"{self.address}: not an index of recollect, though it holds a Lance table")
+            raise UserError(f"{self.address}: contains a Lance table, but not an index of recollect")
         return table
 
     def _current_view(self) -> "TableView | None":

@@ -55,7 +55,7 @@ class _Address:
         place, _, collection = parts.path.rpartition("/")
         if not collection.isidentifier() or not (parts.netloc or place.endswith(".db")):
             raise UserError(
-                f"{address}: write milvus://host:port/collection, with letters, digits and _ in the collection's name"
+                f"{address}: not milvus://host:port/collection; the collection's name may contain letters, digits and _"
             )
         token = os.environ.get("MILVUS_TOKEN", "")
         if parts.username:
@@ -84,7 +84,7 @@ class MilvusStore(Store):
     def __init__(self, address: str, version: int | None = None) -> None:
         self.place, self.address = _Address.parse(address), _without_password(address)
         pinned = version is not None
-        refuse((pinned, f"{self.address}: Milvus keeps no versions of a collection; an index on disk does"))
+        refuse((pinned, f"{self.address}: versions are only supported by an index on disk"))
         self.client = _client(self.place, self.address)
         with self._reported():
             exists = self.client.has_collection(self.place.collection)
