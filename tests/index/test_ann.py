@@ -7,6 +7,7 @@ from index_rows import unit
 from recollect.core.nearest import ExactNeighbors
 from recollect.index import Index, Rows
 from recollect.index.stores.ivf import InvertedFile, lowest_mean, open_inverted_file, recall_of, vector_keys
+from recollect.index.stores.matrix import Matrix
 
 WIDTH = 16
 
@@ -53,6 +54,11 @@ def test_the_recall_that_is_stated_is_the_one_it_has(large):
         assert about.recall >= 0.93
         assert mine >= about.recall - 0.05
         assert about.milliseconds > 0
+
+
+def test_after_all_rows_are_removed_the_exact_lookup_answers(large):
+    nothing = Matrix(0, [], np.empty(0, dtype=np.int64), large.record)
+    assert large.store.inverted_file("image").search(nothing, large.vectors(["row 1"]), 3) is None
 
 
 def test_a_row_that_finds_only_itself_has_found_nothing():

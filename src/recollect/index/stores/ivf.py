@@ -71,6 +71,8 @@ class InvertedFile:
     def search(self, matrix: Matrix, queries: np.ndarray, k: int, probes: int | None = None) -> ExactNeighbors | None:
         """Return the k nearest vectors by position as in `Matrix.nearest`; None if fewer than k are found."""
         self._follow(matrix)
+        if len(self._keys) < k:
+            return None
         parameters = import_faiss().SearchParametersIVF(nprobe=probes or self.about.probes)
         dead = min(len(self._known) - len(self._keys), _MAX_DEAD)
         _, keys = self.index.search(queries, min(k + _EXTRA + dead, self.index.ntotal), params=parameters)
