@@ -50,21 +50,21 @@ class CaptionFile:
     def _end_last_line(file: BinaryIO) -> None:
         """Drop an incomplete last line, or end a complete one with a newline; requires the file lock."""
         end = file.seek(0, os.SEEK_END)
-        place = end
-        while place > 0:
-            start = max(0, place - 4096)
+        position = end
+        while position > 0:
+            start = max(0, position - 4096)
             file.seek(start)
-            newline = file.read(place - start).rfind(b"\n")
+            newline = file.read(position - start).rfind(b"\n")
             if newline >= 0:
-                place = start + newline + 1
+                position = start + newline + 1
                 break
-            place = start
-        if place < end:
-            file.seek(place)
+            position = start
+        if position < end:
+            file.seek(position)
             if _complete(file.read()):
                 file.write(b"\n")
             else:
-                file.truncate(place)
+                file.truncate(position)
 
 
 def _complete(line: bytes) -> bool:

@@ -36,7 +36,7 @@ class PixelCache:
         found = {item.id: self._cache.get(item.id) for item in items}
         missing = [item for item in items if found[item.id] is None and item.id not in self.gone]
         if missing:
-            (opened,) = blocks_ahead(lambda place: self._open(missing[place]), range(len(missing)), len(missing))
+            (opened,) = blocks_ahead(lambda number: self._open(missing[number]), range(len(missing)), len(missing))
             for item, picture in zip(missing, opened, strict=True):
                 found[item.id] = picture
                 if picture is None:

@@ -95,8 +95,8 @@ class EpisodeReranker:
         batch = make_episode_batch(queries, found, self.options.k, self.pixels)
         if batch is None:  # no picture could be opened
             nothing = torch.zeros(len(queries), dtype=torch.int64)
-            places = torch.full((len(queries), 1), torch.nan, dtype=torch.float64)
-            reranked = Reranked(places, nothing.bool(), nothing)
+            scores = torch.full((len(queries), 1), torch.nan, dtype=torch.float64)
+            reranked = Reranked(scores, nothing.bool(), nothing)
         else:
             reranked = self.episodes.rerank(batch)
         return [self._reordered(hits, reranked, number) for number, hits in enumerate(found)]
@@ -106,10 +106,10 @@ class EpisodeReranker:
         notes = self._notes(first, bool(reranked.failed[number]), int(reranked.pairs[number]))
         scores = reranked.scores[number].numpy()[: len(first)]
         hits = list(first)
-        ranked = [place for place, score in enumerate(scores.tolist()) if np.isfinite(score)]
-        order = sorted(ranked, key=lambda place: -scores[place])
-        for place, hit in zip(ranked, order, strict=True):
-            hits[place] = replace(first[hit], score=float(scores[hit]), scored_by=EPISODE)
+        ranked = [rank for rank, score in enumerate(scores.tolist()) if np.isfinite(score)]
+        order = sorted(ranked, key=lambda rank: -scores[rank])
+        for rank, hit in zip(ranked, order, strict=True):
+            hits[rank] = replace(first[hit], score=float(scores[hit]), scored_by=EPISODE)
         return found.with_hits((*hits, *found.hits[len(first) :]), notes)
 
     def _notes(self, first: Sequence[Hit], failed: bool, pairs: int) -> list[str]:
@@ -157,11 +157,11 @@ def make_episode_batch(
     texts = dict(zip(pictures, numbers, strict=True))
     most = max(len(hits.hits[:k]) for hits in found)
 
-    def places(numbers: dict[str, int]) -> Tensor:
+    def table_of(numbers: dict[str, int]) -> Tensor:
         table = torch.full((len(found), most), -1, dtype=torch.int64)
         for query, hits in enumerate(found):
-            for place, hit in enumerate(hits.hits[:k]):
-                table[query, place] = numbers.get(hit.id, -1)
+            for rank, hit in enumerate(hits.hits[:k]):
+                table[query, rank] = numbers.get(hit.id, -1)
         return table
 
     opened = list(readable.values())
@@ -174,7 +174,7 @@ def make_episode_batch(
                 shown.append((len(opened), term.weight))
                 opened.append(pixels.prepared(term.open()))
         episode_queries.append(EpisodeQuery(words, tuple(shown), _vector(query.terms)))
-    return EpisodeBatch(tuple(episode_queries), pixels.tensor(opened), places(rows), captions, places(texts))
+    return EpisodeBatch(tuple(episode_queries), pixels.tensor(opened), table_of(rows), captions, table_of(texts))
 
 
 def _vector(terms: Sequence[Term]) -> Tensor | None:

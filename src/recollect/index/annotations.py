@@ -65,9 +65,9 @@ def _rows_damaged(database: sqlite3.Connection, path: Path, table: str) -> list[
     names = [row[1] for row in database.execute(f'PRAGMA table_info("{table}")')]
     if "crc" not in names:
         return []
-    place = names.index("crc")
+    column = names.index("crc")
     rows = database.execute(f'SELECT * FROM "{table}"').fetchall()
-    wrong = sum(zlib.crc32(repr((*row[:place], *row[place + 1 :])).encode()) != row[place] for row in rows)
+    wrong = sum(zlib.crc32(repr((*row[:column], *row[column + 1 :])).encode()) != row[column] for row in rows)
     return [f"{path}: {wrong} of {len(rows)} rows of {table} differ from their checksum"] if wrong else []
 
 

@@ -19,10 +19,10 @@ def set_removed(index: Any, ids: Sequence[str], removed: bool) -> int:
     """Set the ``removed`` flag of pictures; return the number of rows changed."""
 
     def rewrite(rows: Rows) -> int:
-        places = [place for place, before in enumerate(rows.removed) if before != removed]
-        if places:
-            _upsert(index, replace(rows.take(places), removed=[removed] * len(places)))
-        return len(places)
+        changed = [row for row, before in enumerate(rows.removed) if before != removed]
+        if changed:
+            _upsert(index, replace(rows.take(changed), removed=[removed] * len(changed)))
+        return len(changed)
 
     return _in_commits(index, ids, rewrite)
 
@@ -30,16 +30,16 @@ def set_removed(index: Any, ids: Sequence[str], removed: bool) -> int:
 def set_captions(index: Any, texts: Mapping[str, Sequence[str]], by: str) -> int:
     """Implement `Index.set_captions`; all ids must exist."""
 
-    def changed(id: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
+    def updated(id: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
         rest = {key: value for key, value in own.items() if key not in ("captions", "by")}
         return rest | ({"captions": list(texts[id]), "by": by} if texts[id] else {})
 
     def rewrite(rows: Rows) -> int:
-        own = [changed(*each) for each in zip(rows.ids, rows.own, strict=True)]
-        places = [place for place, each in enumerate(own) if each != rows.own[place]]
-        if places:
-            upsert_merged(index, replace(rows, own=own).take(places))
-        return len(places)
+        own = [updated(*each) for each in zip(rows.ids, rows.own, strict=True)]
+        changed = [row for row, each in enumerate(own) if each != rows.own[row]]
+        if changed:
+            upsert_merged(index, replace(rows, own=own).take(changed))
+        return len(changed)
 
     return _in_commits(index, list(texts), rewrite)
 
@@ -62,10 +62,10 @@ def drop_files(index: Any, ids: Sequence[str], dropped: Callable[[File], bool]) 
 
     def drop(rows: Rows) -> int:
         files = [tuple(file for file in each if not dropped(file)) for each in rows.files]
-        kept = {place for place, each in enumerate(files) if each or rows.removed[place]}
+        kept = {row for row, each in enumerate(files) if each or rows.removed[row]}
         if kept:
             upsert_merged(index, with_files(rows, files).take(sorted(kept)))
-        deleted = [id for place, id in enumerate(rows.ids) if place not in kept]
+        deleted = [id for row, id in enumerate(rows.ids) if row not in kept]
         if deleted:
             index.store.delete(deleted)
         return len(deleted)
@@ -144,17 +144,17 @@ def upsert_merged(index: Any, rows: Rows) -> None:
         for each, old in zip(facts, known, strict=True)
     ]
     merged: dict[str, Any] = {name: [each[name] for each in facts] for name in ("captions", "labels", "metadata")}
-    for place, name in enumerate(("taken", "camera")):
-        merged[name] = [_exif(*each, place) for each in zip(rows.files, getattr(rows, name), strict=True)]
+    for entry, name in enumerate(("taken", "camera")):
+        merged[name] = [_exif(*each, entry) for each in zip(rows.files, getattr(rows, name), strict=True)]
     _upsert(index, replace(rows, caption_vectors=[each.reshape(-1, index.width) for each in vectors], **merged))
 
 
-def _exif(files: Sequence[File], known: str, place: int) -> str:
+def _exif(files: Sequence[File], known: str, entry: int) -> str:
     """Return the first EXIF value among the files; ``known`` if there is none and some file has no EXIF record.
 
     Files indexed by older versions have no EXIF record, so ``known`` may come from them.
     """
-    values = [exif[place] for file in files if (exif := json.loads(file.said).get("exif"))]
+    values = [exif[entry] for file in files if (exif := json.loads(file.said).get("exif"))]
     return next(filter(None, values), "" if files and len(values) == len(files) else known)
 
 

@@ -69,7 +69,7 @@ def find_duplicates(index: Any, threshold: float) -> Duplicates:
     names = {row["id"]: tuple(dict.fromkeys(map(_file_name, row["files"]))) for row in rows}
     identical = {id: files for id, files in names.items() if len(files) > 1}
     has_vector = vectors.any(axis=1)
-    rows = [rows[place] for place in np.flatnonzero(has_vector).tolist()]
+    rows = [rows[row] for row in np.flatnonzero(has_vector).tolist()]
     if not rows:
         return Duplicates(identical)
     ids = [row["id"] for row in rows]
@@ -78,11 +78,11 @@ def find_duplicates(index: Any, threshold: float) -> Duplicates:
     hashes = np.array([int(row["phash"] or "0", 16) for row in rows], dtype=np.uint64)
     near = near_rows(vectors if has_vector.all() else vectors[has_vector], hashes, threshold - ROUNDING)
     prefer = {
-        place: (unannotated[place], -max((file["size"] or 0 for file in rows[place]["files"]), default=0), ids[place])
-        for place in np.unique(near.pairs).tolist()
+        row: (unannotated[row], -max((file["size"] or 0 for file in rows[row]["files"]), default=0), ids[row])
+        for row in np.unique(near.pairs).tolist()
     }
     found, unread = near_identical_groups(
-        near.pairs, lambda places: [each.open for each in index.pictures([ids[place] for place in places])], prefer
+        near.pairs, lambda some: [each.open for each in index.pictures([ids[row] for row in some])], prefer
     )
     representative = np.arange(len(ids))  # of each picture's near-identical group
     for group in found:
@@ -91,7 +91,7 @@ def find_duplicates(index: Any, threshold: float) -> Duplicates:
     similar = [group for group in _members(groups) if (representative[group] != representative[group[0]]).any()]
 
     def as_ids(groups: list[list[int]]) -> tuple[tuple[str, ...], ...]:
-        return tuple(sorted(tuple(ids[place] for place in group) for group in groups))
+        return tuple(sorted(tuple(ids[row] for row in group) for group in groups))
 
     return Duplicates(
         identical,
@@ -218,17 +218,17 @@ def near_identical_groups(
     Returns:
         The groups, each with the picture to keep first; and the number of unreadable pictures.
     """
-    places = np.unique(pairs)
-    sketches = np.zeros((len(places), 32, 32), dtype=np.uint8)
-    readable, unread = np.zeros(len(places), dtype=bool), 0
+    rows = np.unique(pairs)
+    sketches = np.zeros((len(rows), 32, 32), dtype=np.uint8)
+    readable, unread = np.zeros(len(rows), dtype=bool), 0
     order: list[tuple[tuple[object, ...], int]] = []
-    prepared = lru_cache(_MAX_PREPARED)(lambda place: PreparedPicture(pictures([place])[0]()))
-    with progress("read pictures", len(places), "pictures") as counter:
-        found = (each for start in range(0, len(places), _CHUNK) for each in pictures(places[start:][:_CHUNK].tolist()))
-        for number, (place, read) in enumerate(zip(places.tolist(), found, strict=True)):
+    prepared = lru_cache(_MAX_PREPARED)(lambda row: PreparedPicture(pictures([row])[0]()))
+    with progress("read pictures", len(rows), "pictures") as counter:
+        loaders = (each for start in range(0, len(rows), _CHUNK) for each in pictures(rows[start:][:_CHUNK].tolist()))
+        for number, (row, load) in enumerate(zip(rows.tolist(), loaders, strict=True)):
             counter.advance(1)
             try:
-                picture = read()
+                picture = load()
             except BrokenImageError:
                 unread += 1
                 continue
@@ -237,11 +237,11 @@ def near_identical_groups(
             small = PreparedPicture(picture)
             sketches[number] = sketch(small)
             readable[number] = True
-            key = prefer[place]
+            key = prefer[row]
             order.append(((key[0], small.gray, -small.width * small.height, *key[1:]), number))
-    edges = np.searchsorted(places, np.concatenate([pairs, pairs[:, ::-1]]))
+    edges = np.searchsorted(rows, np.concatenate([pairs, pairs[:, ::-1]]))
     edges = edges[in_order(edges[:, 0])]
-    ends = np.searchsorted(edges[:, 0], np.arange(len(places) + 1))
+    ends = np.searchsorted(edges[:, 0], np.arange(len(rows) + 1))
     groups, taken = list[list[int]](), set[int]()
     with progress("compare pixels", len(order), "pictures") as counter:
         for _, number in sorted(order):
@@ -252,14 +252,14 @@ def near_identical_groups(
             others = edges[ends[number] : ends[number + 1], 1].tolist()
             others = np.array([each for each in others if readable[each] and each not in taken], dtype=np.int64)
             likely = others[may_be_near_identical(sketches[number], sketches[others])].tolist()
-            keep = int(places[number])
+            keep = int(rows[number])
             try:
-                same = [each for each in likely if near_identical(prepared(keep), prepared(int(places[each])))]
+                same = [each for each in likely if near_identical(prepared(keep), prepared(int(rows[each])))]
             except BrokenImageError:  # deleted since it was first read
                 continue
             taken.update(same)
             if same:
-                groups.append([keep, *places[same].tolist()])
+                groups.append([keep, *rows[same].tolist()])
     return groups, unread
 
 

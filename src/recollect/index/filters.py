@@ -242,15 +242,15 @@ def parse_filter(where: "str | Filter") -> Filter:
     """
     if not isinstance(where, str):
         return where
-    names, words, place = list[str](), list[str](), 0
-    while where[place:].strip():
-        found = _TOKEN.match(where, place)
+    names, words, position = list[str](), list[str](), 0
+    while where[position:].strip():
+        found = _TOKEN.match(where, position)
         if found is None:
-            raise _malformed(where, f"cannot read {where[place:].strip()[:30]!r}")
+            raise _malformed(where, f"cannot read {where[position:].strip()[:30]!r}")
         words.append(_in_python(found, names))
         if words[-2:] == ["not", "@"]:
             words[-2:] = ["//"]
-        place = found.end()
+        position = found.end()
     try:
         return _filter_of(ast.parse(" ".join(words), mode="eval").body, names)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two for thousands of tokens

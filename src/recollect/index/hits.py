@@ -117,15 +117,15 @@ class Hits(Sequence[Hit]):
         return Hits(kept[first : first + k], self.query, notes, first + 1, self.searched, cut)
 
     @overload
-    def __getitem__(self, place: int) -> Hit: ...
+    def __getitem__(self, index: int) -> Hit: ...
     @overload
-    def __getitem__(self, place: slice) -> "Hits": ...
+    def __getitem__(self, index: slice) -> "Hits": ...
 
-    def __getitem__(self, place: int | slice) -> "Hit | Hits":
-        if isinstance(place, int):
-            return self.hits[place]
-        first = self.first_rank + range(len(self))[place].start
-        return Hits(self.hits[place], self.query, self.notes, first, self.searched, self.cut)
+    def __getitem__(self, index: int | slice) -> "Hit | Hits":
+        if isinstance(index, int):
+            return self.hits[index]
+        first = self.first_rank + range(len(self))[index].start
+        return Hits(self.hits[index], self.query, self.notes, first, self.searched, self.cut)
 
     def __len__(self) -> int:
         return len(self.hits)

@@ -169,8 +169,8 @@ class Index:
         record = Record(width, model, model_name, prefix, precision, uuid.uuid4().hex)
         if address is None:
             return cls(RamStore(record))
-        place = expanduser(address)
-        return cls(store_class(place).create(place, record))
+        location = expanduser(address)
+        return cls(store_class(location).create(location, record))
 
     @classmethod
     def open(
@@ -190,15 +190,15 @@ class Index:
         Raises:
             UserError: the index is missing or damaged, or was built with another model.
         """
-        place = expanduser(address)
-        store = store_class(place)(place, version)
+        location = expanduser(address)
+        store = store_class(location)(location, version)
         return cls(store, encoder_and_name(model)[0] if isinstance(model, str | Path) else model)
 
     @staticmethod
     def exists(address: str | Path) -> bool:
         """Return whether anything exists at this address, index or not."""
-        place = expanduser(address)
-        return bool(store_class(place).exists(place))
+        location = expanduser(address)
+        return bool(store_class(location).exists(location))
 
     def save(self, address: str | Path) -> "Index":
         """Copy this index, including manual labels, to a new address, e.g. from RAM to disk; return the copy.
@@ -207,8 +207,8 @@ class Index:
             UserError: something already exists at the address.
         """
         record = replace(self.record, key=uuid.uuid4().hex)
-        place = expanduser(address)
-        copy = Index(store_class(place).create(place, record), self.model)
+        location = expanduser(address)
+        copy = Index(store_class(location).create(location, record), self.model)
         for table in self.store.scan(COLUMNS, removed=None):
             copy.store.upsert(table)
         annotations.copy_annotations(self.annotations, copy.annotations)
@@ -240,16 +240,16 @@ class Index:
         return self.store.count()
 
     @overload
-    def __getitem__(self, place: int) -> Picture: ...
+    def __getitem__(self, position: int) -> Picture: ...
 
     @overload
-    def __getitem__(self, place: slice) -> list[Picture]: ...
+    def __getitem__(self, position: slice) -> list[Picture]: ...
 
-    def __getitem__(self, place: int | slice) -> Picture | list[Picture]:
+    def __getitem__(self, position: int | slice) -> Picture | list[Picture]:
         """Return the picture at a position of `ids`, or the pictures of a slice."""
-        if isinstance(place, slice):
-            return self.pictures(self.ids[place])
-        return self.pictures([self.ids[place]])[0]
+        if isinstance(position, slice):
+            return self.pictures(self.ids[position])
+        return self.pictures([self.ids[position]])[0]
 
     def __iter__(self) -> Iterator[Picture]:
         """Yield all pictures in the order of `ids`."""
@@ -310,11 +310,11 @@ class Index:
         """
         if ids is None:
             return self.store.vectors(by)
-        distinct, places = np.unique(np.asarray(ids, dtype=object).astype(str), return_inverse=True)
+        distinct, inverse = np.unique(np.asarray(ids, dtype=object).astype(str), return_inverse=True)
         if not len(distinct):
             return np.empty((0, self.width), dtype=np.float32)
         self._check_known(distinct.tolist())
-        return self.store.vectors(by, distinct.tolist())[places]
+        return self.store.vectors(by, distinct.tolist())[inverse]
 
     def values(self, name: str, ids: Sequence[str] | None = None) -> list[Any]:
         """Return a filter column: one value per picture, a list for names with several values, None if missing."""

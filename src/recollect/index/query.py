@@ -139,8 +139,8 @@ class Query:
         if self.text is not None:
             return self.text
         parts = []
-        for place, term in enumerate(self.terms):
-            sign = ("- " if term.weight < 0 else "+ ") if place else ("-" if term.weight < 0 else "")
+        for position, term in enumerate(self.terms):
+            sign = ("- " if term.weight < 0 else "+ ") if position else ("-" if term.weight < 0 else "")
             parts.append(f"{sign}{'' if abs(term.weight) == 1 else f'{abs(term.weight):g} * '}{term}")
         return " ".join(parts)
 

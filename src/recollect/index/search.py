@@ -102,10 +102,10 @@ def search_pictures(
         notes = (*one.notes, *_no_limit_notes(one, min_score))
         found.append(Hits(hits, str(one.query), notes, 1, one.searched))
     if rerank is not None:
-        nonempty = [place for place, hits in enumerate(found) if hits]
-        reranked = rerank.rerank([ranked[place].query for place in nonempty], [found[place] for place in nonempty])
-        for place, reordered in zip(nonempty, reranked, strict=True):
-            found[place] = reordered
+        nonempty = [number for number, hits in enumerate(found) if hits]
+        reranked = rerank.rerank([ranked[number].query for number in nonempty], [found[number] for number in nonempty])
+        for number, reordered in zip(nonempty, reranked, strict=True):
+            found[number] = reordered
     return [each.page(page, k, one.limit) for each, one in zip(found, ranked, strict=True)]
 
 

@@ -169,8 +169,8 @@ class LanceStore(LocalStore):
         if not tables:
             return pa.schema([(name, schema(self.record).field(name).type) for name in names]).empty_table()
         found = pa.concat_tables([table.select(names).replace_schema_metadata() for table in tables])
-        places = pc.index_in(string_array(ids), value_set=found["id"].combine_chunks()).drop_null()
-        return found.take(places)
+        positions = pc.index_in(string_array(ids), value_set=found["id"].combine_chunks()).drop_null()
+        return found.take(positions)
 
     def row_numbers(self) -> Int64[np.ndarray, " rows"]:
         """Return sorted row numbers from the view; without one, read them and write a view for other processes."""

@@ -67,12 +67,12 @@ class Part:
 
         return integer_values(pc.list_value_length(self.rows["captions"]))
 
-    def unit(self, by: By, places: Int64[np.ndarray, " some"]) -> Float32[np.ndarray, "some width"]:
+    def unit(self, by: By, positions: Int64[np.ndarray, " some"]) -> Float32[np.ndarray, "some width"]:
         """Return the vectors at some positions as float32 with unit norm."""
-        found = self.stored[by][places].astype(np.float32)
+        found = self.stored[by][positions].astype(np.float32)
         if self.stored[by].dtype == np.float32:
             return found
-        norms = self.norms[by][places, None]
+        norms = self.norms[by][positions, None]
         return found / np.where(norms > 0, norms, 1)
 
 
@@ -87,8 +87,8 @@ def within(values: Int64[np.ndarray, " some"], ordered: Int64[np.ndarray, " all"
     """Return which values are in a sorted array; unlike `np.isin` without sorting."""
     if not len(ordered):
         return np.zeros(len(values), dtype=bool)
-    place = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
-    return ordered[place] == values
+    position = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    return ordered[position] == values
 
 
 class Matrix:
@@ -244,15 +244,15 @@ class Matrix:
         within_slot = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         return mean_of_captions(self.unit("text", np.repeat(self.first[slots], counts) + within_slot), counts)
 
-    def unit(self, by: By, places: Int64[np.ndarray, " some"]) -> Float32[np.ndarray, "some width"]:
+    def unit(self, by: By, positions: Int64[np.ndarray, " some"]) -> Float32[np.ndarray, "some width"]:
         """Return unit-norm image or caption vectors by their position among all parts."""
         if len(self.parts) == 1:
-            return self.parts[0].unit(by, places)
-        out, start = np.zeros((len(places), self.record.width), dtype=np.float32), 0
+            return self.parts[0].unit(by, positions)
+        out, start = np.zeros((len(positions), self.record.width), dtype=np.float32), 0
         for part in self.parts:
             count = len(part.stored[by])
-            mine = (places >= start) & (places < start + count)
-            out[mine] = part.unit(by, places[mine] - start)
+            mine = (positions >= start) & (positions < start + count)
+            out[mine] = part.unit(by, positions[mine] - start)
             start += count
         return out
 
@@ -295,15 +295,15 @@ def open_matrix(
     missing = numbers[~within(numbers, np.sort(covered))]
     dead = 1 - (len(numbers) - len(missing)) / max(1, len(covered))
     lost = bool(len(missing)) and bool(len(covered)) and bool(missing[0] <= covered.max())
-    place = cache if tidy else None
+    own_cache = cache if tidy else None
     if lost or (tidy and ((len(parts) >= _MAX_PARTS and len(missing)) or dead > _MAX_DEAD)):
-        old = [part.folder for part in _stored_parts(place, record) if part.folder]
-        parts = [_new_part(place, numbers, record, read)] if len(numbers) else []
+        old = [part.folder for part in _stored_parts(own_cache, record) if part.folder]
+        parts = [_new_part(own_cache, numbers, record, read)] if len(numbers) else []
         for folder in old:
             if all(folder != part.folder for part in parts):
                 shutil.rmtree(folder, ignore_errors=True)  # processes that have mapped it can still read it
     elif len(missing):
-        parts.append(_new_part(place, missing, record, read))
+        parts.append(_new_part(own_cache, missing, record, read))
     return Matrix(version, parts, numbers, record)
 
 

@@ -52,8 +52,8 @@ class _Address:
     @classmethod
     def parse(cls, address: str) -> "_Address":
         parts = urlsplit(address)
-        place, _, collection = parts.path.rpartition("/")
-        if not collection.isidentifier() or not (parts.netloc or place.endswith(".db")):
+        file, _, collection = parts.path.rpartition("/")
+        if not collection.isidentifier() or not (parts.netloc or file.endswith(".db")):
             raise UserError(
                 f"{address}: not milvus://host:port/collection; the collection's name may contain letters, digits and _"
             )
@@ -62,7 +62,7 @@ class _Address:
             token = f"{parts.username}:{parts.password or ''}"
         host = parts.netloc.rpartition("@")[2]
         index = dict(parse_qsl(parts.query)).get("index", "FLAT").upper()
-        return cls(f"http://{host}" if host else place, token, collection, index)
+        return cls(f"http://{host}" if host else file, token, collection, index)
 
 
 class MilvusStore(Store):
@@ -97,28 +97,28 @@ class MilvusStore(Store):
     @classmethod
     def create(cls, address: str, record: Record) -> "MilvusStore":
         """Create an empty collection; the name must be unused."""
-        place = _Address.parse(address)
+        target = _Address.parse(address)
         taken = f"{_without_password(address)}: already exists. Name another collection, or drop it."
         refuse((cls.exists(address), taken))
-        client = _client(place, address)
+        client = _client(target, address)
         with _reported(_without_password(address)):
             index = client.prepare_index_params()
-            index.add_index("vector", index_type=place.index, metric_type="IP")
+            index.add_index("vector", index_type=target.index, metric_type="IP")
             client.create_collection(
-                place.collection,
+                target.collection,
                 schema=schema_of(client, record.width),
                 consistency_level="Strong",  # new rows are visible immediately
                 properties={_RECORD: record.to_json(), _VERSION: "1"},
             )
-            client.create_index(place.collection, index, sync=False)
+            client.create_index(target.collection, index, sync=False)
         return cls(address)
 
     @staticmethod
     def exists(address: str) -> bool:
         """Return whether the collection exists."""
-        place = _Address.parse(address)
+        target = _Address.parse(address)
         with _reported(_without_password(address)):
-            return bool(_client(place, address).has_collection(place.collection))
+            return bool(_client(target, address).has_collection(target.collection))
 
     def version(self, newest: bool = False) -> int:
         """Return a counter that recollect increments with every write. Reads always use the newest data."""
@@ -217,7 +217,7 @@ class MilvusStore(Store):
                 )  # fmt: skip
         ids = list(dict.fromkeys(hit["entity"]["id"] for row in hits for hit in row))
         valid = self._valid_keys(ids) if by == "text" else set[str]()
-        place = {id: row for row, id in enumerate(ids)}
+        row_of = {id: row for row, id in enumerate(ids)}
         width = max(map(len, hits), default=0)
         rows, entries = (np.full((len(queries), width), empty, dtype=np.int64) for empty in (-1, 0))
         scores = np.full((len(queries), width), -np.inf, dtype=np.float32)
@@ -226,20 +226,20 @@ class MilvusStore(Store):
                 entity = hit["entity"]
                 if by == "text" and entity["key"] not in valid:
                     continue  # left by a killed writer
-                rows[query, column] = place[entity["id"]]
+                rows[query, column] = row_of[entity["id"]]
                 entries[query, column] = max(0, entity["entry"])
                 scores[query, column] = hit["distance"]
 
         def read(
             rows: Int64[np.ndarray, " some"], kind: By, entries: Int64[np.ndarray, " some"] | None
         ) -> Float32[np.ndarray, "some width"]:
-            distinct, places = np.unique(rows, return_inverse=True)
+            distinct, inverse = np.unique(rows, return_inverse=True)
             some = [ids[row] for row in distinct.tolist()]
             if kind == "image" or entries is None:
-                return self.vectors(kind, some)[places]
+                return self.vectors(kind, some)[inverse]
             flat, counts = caption_matrix(self.rows(some, ["captions", "caption_vectors"])["caption_vectors"])
             first = np.cumsum(counts) - counts
-            return unit_vectors(flat.astype(np.float32), self.record.width, self.address)[first[places] + entries]
+            return unit_vectors(flat.astype(np.float32), self.record.width, self.address)[first[inverse] + entries]
 
         return Nearest(rows, entries, scores, pa.array(ids, pa.string()), read)
 
@@ -294,7 +294,7 @@ def _chunks(ids: Sequence[str]) -> Iterator[list[str]]:
         yield list(ids[start : start + _MESSAGE_ROWS])
 
 
-def _client(place: _Address, address: str) -> Any:
+def _client(target: _Address, address: str) -> Any:
     try:
         from pymilvus import MilvusClient
     except ImportError:
@@ -302,7 +302,7 @@ def _client(place: _Address, address: str) -> Any:
     for name in ("pymilvus", "grpc._server"):  # they log tracebacks even for handled errors
         logging.getLogger(name).setLevel(logging.CRITICAL)
     with _reported(_without_password(address)):
-        return MilvusClient(place.uri, token=place.token)
+        return MilvusClient(target.uri, token=target.token)
 
 
 def _without_password(address: str) -> str:

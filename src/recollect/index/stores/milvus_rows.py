@@ -109,12 +109,12 @@ def arrow_table(
     import pyarrow as pa
 
     types, converted = schema(record), list[dict[str, Any]]()
-    for place, row in enumerate(rows):
+    for number, row in enumerate(rows):
         found = json.loads(row["row"]) if "row" in row else {}
         if "image_vector" in names:
             found["image_vector"] = np.array(row["vector"], dtype=record.precision)
         if "caption_vectors" in names:
-            found["caption_vectors"] = list(captions[place].astype(record.precision))
+            found["caption_vectors"] = list(captions[number].astype(record.precision))
         if "image" in names:
             found["image"] = base64.b64decode(row["image"]) or None
         converted.append({**found, "id": row["id"]})
