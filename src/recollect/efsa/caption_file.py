@@ -32,9 +32,7 @@ class CaptionFile:
             except (ValueError, KeyError, TypeError, AttributeError):
                 if not _complete(line):  # the writer was killed
                     break
-                raise UserError(
-                    f'{self.path}: line {number} is not {{"id": ..., "caption": ...}}. Is it another file?'
-                ) from None
+                raise UserError(f'{self.path}: line {number} is not {{"id": ..., "caption": ...}}') from None
 
     def write(self, captions: Mapping[str, str]) -> None:
         """Append captions and flush them to disk; safe with concurrent writers."""

@@ -37,7 +37,6 @@ SEVERAL = frozenset({"caption", "label", "source", "path", "folder"})
 PHYSICAL = {"caption": "captions", "label": "labels", "source": "files", "path": "files"}
 """Table column of a built-in name, if they differ; names not in `NAMES` are read from ``metadata``."""
 
-
 _MAX_LISTED = 30
 
 _OPPOSITE: dict[Operator, Operator] = {

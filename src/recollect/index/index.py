@@ -87,9 +87,7 @@ class Index:
         read: Callable[[str], ImageLike] | None = None,
     ) -> None:
         if isinstance(store, str | Path):
-            raise TypeError(
-                f"Index({str(store)!r}): Index.open(INDEX) opens an index, Index.build(PICTURES) creates one."
-            )
+            raise TypeError(f"Index({str(store)!r}): use Index.open(INDEX), or Index.build(PICTURES) for a new index")
         self.store, self.address, self.folder = store, store.address, store.folder
         self.record, self.width, self._read = store.record, store.record.width, read
         if isinstance(model, IndexModel) and model.made(self.record):

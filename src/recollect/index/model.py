@@ -87,7 +87,7 @@ class IndexModel:
         """Use an open model.
 
         Raises:
-            UserError: see `check`.
+            UserError: its fingerprint or text prefix differs from the index.
         """
         self.check(encoder, what)
         self._encoder = encoder
@@ -135,8 +135,8 @@ class IndexModel:
     @property
     def _words(self) -> "StarterWords | None":
         """Text encoder without PyTorch, for an index built with the starter while the full model is not open."""
-        known = "_starter" in self.__dict__  # once open, it stays in use even if torch is imported later
-        if self._encoder is not None or self.record.model_name != STARTER or ("torch" in sys.modules and not known):
+        opened = "_starter" in self.__dict__  # once open, it stays in use even if torch is imported later
+        if self._encoder is not None or self.record.model_name != STARTER or ("torch" in sys.modules and not opened):
             return None
         return self._starter
 

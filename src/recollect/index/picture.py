@@ -153,9 +153,7 @@ class Picture:
         written = stored is None and read is not None and _written_since(read)
         picture = decode(data, self.where, needed=0 if written else needed)
         if written and len(self.id) == 32 and pixel_digest(picture) != self.id:
-            raise BrokenImageError(
-                f"{self.where}: {self.path} holds another picture now. Update the index with `recollect index add`."
-            )
+            raise BrokenImageError(f"{self.where}: {self.path} holds another picture now. Run `recollect index add`.")
         return picture
 
     @property

@@ -63,11 +63,7 @@ class Store(ABC):
 
     @abstractmethod
     def version(self, newest: bool = False) -> int:
-        """Return the version, which increases with every change.
-
-        All reads use the same version until ``newest=True`` switches to the newest one, including other processes'
-        changes.
-        """
+        """Return the version, which grows with every change; ``newest`` first switches all reads to the newest one."""
 
     @abstractmethod
     def lock(self) -> AbstractContextManager[None]:
@@ -249,7 +245,5 @@ def store_class(address: str) -> Any:
         return resolve_name("recollect.index.stores.lance:LanceStore")
     if scheme not in STORES:
         known = ", ".join(f"{name}://" for name in STORES)
-        raise UserError(
-            f"{address}: not the address of an index. Use a folder, or an address that starts with {known}."
-        )
+        raise UserError(f"{address}: not an index address. Use a folder, or a URL that starts with {known}.")
     return resolve_name(STORES[scheme])

@@ -54,9 +54,8 @@ def _facts(row: dict[str, Any]) -> dict[str, Any]:
 
 def fields_of(names: Sequence[str]) -> list[str]:
     """Return the Milvus fields needed for columns of the index."""
-    return list(
-        dict.fromkeys(["id", *({"image_vector": "vector", "image": "image"}.get(name, "row") for name in names)])
-    )
+    fields = ({"image_vector": "vector", "image": "image"}.get(name, "row") for name in names)
+    return list(dict.fromkeys(["id", *fields]))
 
 
 def entity_key(id: str, entry: int = -1, caption: str = "") -> str:
