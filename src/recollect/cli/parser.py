@@ -167,7 +167,7 @@ class Option:
         raise argparse.ArgumentTypeError(f"{word!r} is not {wanted}")
 
 
-_CONFIG = "this command's --print-config, or a recipe.json. Options on the command line override it."
+_CONFIG = "Read options from a file (--print-config output or a recipe.json); the command line takes precedence."
 _KINDS: Mapping[Any, str] = {int: "a whole number", float: "a number"}
 _NONE = object()
 
@@ -276,7 +276,7 @@ def build_parser(kind: type[Any], prog: str, known: Sequence[Option] | None = No
         _add(groups[title], option)
     more = groups.get("options") or parser.add_argument_group("options")
     if any(option.rare for option in known):
-        more.add_argument("--config", metavar="FILE", action=_Once, help="Read options from a file: " + _CONFIG)
+        more.add_argument("--config", metavar="FILE", action=_Once, help=_CONFIG)
         text = "Print all options and their help, including those not listed here."
         more.add_argument("--print-config", action="store_true", help=text)
     more.add_argument("-h", "--help", action="help", help="Show this help.")
