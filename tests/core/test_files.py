@@ -22,7 +22,7 @@ from recollect.core.files import (
     write_json,
     write_text,
 )
-from recollect.core.paths import beside, check_writable, new_folder
+from recollect.core.paths import check_writable, new_folder, resolve_stored
 
 
 def test_a_file_appears_only_when_it_is_whole(tmp_path):
@@ -142,15 +142,15 @@ def test_a_relative_path_is_found_around_the_folder_that_notes_it(tmp_path, monk
     (tmp_path / "project" / "RUN" / "model").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert (
-        beside("RUN/model", memory)
-        == beside("RUN/model", "project/memories/mine")
+        resolve_stored("RUN/model", memory)
+        == resolve_stored("RUN/model", "project/memories/mine")
         == str(tmp_path / "project/RUN/model")
     )
     for name in ("openai/clip", "", str(tmp_path / "gone")):
-        assert beside(name, memory) == name
-    assert beside("RUN/model", "milvus://host:1/mine") == "RUN/model"
+        assert resolve_stored(name, memory) == name
+    assert resolve_stored("RUN/model", "milvus://host:1/mine") == "RUN/model"
     monkeypatch.chdir(tmp_path / "project")
-    assert beside("RUN/model", tmp_path) == "RUN/model", "from here, as it was said"
+    assert resolve_stored("RUN/model", tmp_path) == "RUN/model", "from here, as it was said"
 
 
 def test_a_folder_with_something_in_it_is_refused(tmp_path):

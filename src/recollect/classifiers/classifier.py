@@ -27,7 +27,7 @@ from recollect.classifiers.pictures import Examples
 from recollect.classifiers.teaching import ClassifierModel, Support, extended
 from recollect.classifiers.texts import learned_scale
 from recollect.core.errors import UserError, user_errors
-from recollect.core.paths import beside, expanduser
+from recollect.core.paths import expanduser, resolve_stored
 from recollect.core.types import Encoder, Kind, caption_prefix
 from recollect.core.validation import check_choice, check_number
 from recollect.core.words import counted
@@ -358,7 +358,7 @@ class Classifier:
         if isinstance(images, np.ndarray) and images.ndim <= 2 and images.dtype.kind == "f":
             return images
         if self.encoder is None:
-            encoder = load_model(beside(self.model.name, self.folder or ""))
+            encoder = load_model(resolve_stored(self.model.name, self.folder or ""))
             self.check_model(encoder)
             object.__setattr__(self, "encoder", encoder)
         return self.encoder.embed_images(images).numpy()  # type: ignore[union-attr]

@@ -12,7 +12,7 @@ from recollect.classifiers.pictures import embed_files
 from recollect.classifiers.teaching import Support
 from recollect.core.ordering import best_first
 from recollect.core.types import Encoder
-from recollect.core.words import looks_of
+from recollect.core.words import normalized_name
 
 FEW_EXAMPLES = 4
 """With fewer examples of a class, its accuracy depends strongly on their choice."""
@@ -84,7 +84,7 @@ def example_warnings(classifier: Classifier) -> list[str]:
     warnings += [
         f"{other} and {name} are separate classes. If they are the same, use one name and teach again."
         for name in names
-        if (other := known.setdefault(looks_of(name), name)) != name
+        if (other := known.setdefault(normalized_name(name), name)) != name
     ]
     if not len(support):
         return [*warnings, "only class names, no examples: confidence is not calibrated, no picture is marked unknown"]

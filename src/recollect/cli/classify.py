@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from recollect.cli.fusion import FusionOptions
 from recollect.cli.parser import Arg, say, warn_unused
-from recollect.core.paths import beside, check_writable, new_folder
+from recollect.core.paths import check_writable, new_folder, resolve_stored
 from recollect.core.validation import check_choice, check_number, refuse
 from recollect.core.words import counted
 
@@ -64,7 +64,7 @@ class Classify:
         names = read_names(self.names) if self.names else {}
         images = find_images(self.images) if self.images else []
         opened = Classifier.load(self.kept) if self.kept else None
-        recorded = beside(opened.model.name, self.kept or "") if opened else self.reading.model
+        recorded = resolve_stored(opened.model.name, self.kept or "") if opened else self.reading.model
         name = self.model or recorded or default_model()
         encoder = self.reading.encoder(load_model(name, self.device))
         if opened is None:

@@ -30,14 +30,14 @@ class Export:
         """Open the model, export it, and print the folder."""
         from recollect.classifiers.classifier import Classifier
         from recollect.classifiers.export import export_all
-        from recollect.core.paths import beside
+        from recollect.core.paths import resolve_stored
         from recollect.models import load_model
 
         refuse((self.reading.near is not None, "--near: only for evaluation. Remove it."))
         check_writable(self.out, "--out", "folder")
         self.reading.check()
         classifier = Classifier.load(self.classifier) if self.classifier else None
-        recorded = beside(classifier.model.name, self.classifier or "") if classifier else self.reading.model
+        recorded = resolve_stored(classifier.model.name, self.classifier or "") if classifier else self.reading.model
         name = self.model or recorded
         refuse((not name, "missing: MODEL. Give a model, or a --classifier or --index that records its model."))
         encoder = self.reading.encoder(load_model(name, "cpu"))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from recollect.cli.parser import Arg, say, warn_unused
-from recollect.core.paths import beside
+from recollect.core.paths import resolve_stored
 from recollect.core.places import public_place
 from recollect.core.validation import check_number, refuse
 
@@ -56,7 +56,7 @@ class FusionOptions:
         from recollect.index import Index
 
         index = Index.open(self.index)
-        return beside(index.record.model_name, index.address)
+        return resolve_stored(index.record.model_name, index.address)
 
     def encoder(self, encoder: "Encoder", tested: "Source | None" = None, cache: "FeatureCache | None" = None) -> Any:
         """Return the encoder, wrapped to read the index if one is given.

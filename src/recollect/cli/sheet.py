@@ -12,7 +12,7 @@ from typing import Any
 from recollect.classifiers.predictions import NONE_OF_THESE, Classification, Prediction
 from recollect.core.files import write_json, write_text
 from recollect.core.templates import render
-from recollect.core.words import no_formula
+from recollect.core.words import escape_formula
 from recollect.data.sources.images import BrokenImageError, decode, jpeg_url
 
 SHEET_COLUMNS = (
@@ -30,7 +30,7 @@ def save_csv(found: Classification, path: str | Path) -> None:
         example, similarity = (near.file, f"{near.similarity:.4f}") if near else ("", "")
         confidence, possible = f"{item.confidence:.4f}", "|".join(item.possible)
         row = [item.file, item.label, confidence, item.runner_up, item.unknown, possible, example, similarity]
-        writer.writerow([no_formula(value) for value in row])
+        writer.writerow([escape_formula(value) for value in row])
     write_text(path, text.getvalue())
 
 

@@ -17,7 +17,7 @@ def expanduser(place: str | Path) -> str:
     return os.path.expanduser(str(place))
 
 
-def beside(name: str, place: str | Path) -> str:
+def resolve_stored(name: str, place: str | Path) -> str:
     """Resolve a relative path that was stored in a file or folder.
 
     The path was relative to the working directory at that time. If it does not exist relative to the current one, try
@@ -59,7 +59,7 @@ def files_in(folder: Path) -> tuple[list[Path], list[Path]]:
     return [Path(path) for path in files], sorted(unreadable)
 
 
-def may_be_there(path: Path) -> bool:
+def may_exist_unlisted(path: Path) -> bool:
     """Whether a file that was not listed may exist in a folder without read permission."""
     try:
         path.lstat()
@@ -70,7 +70,7 @@ def may_be_there(path: Path) -> bool:
     return not os.access(path.parent, os.R_OK)
 
 
-def near_names(path: Path) -> str:
+def did_you_mean(path: Path) -> str:
     """Return ``. Did you mean ...?`` with similar names in the folder of a missing path, or ""."""
     with suppress(OSError):
         close = get_close_matches(path.name, [other.name for other in path.parent.iterdir()], 3, 0.6)
@@ -79,7 +79,7 @@ def near_names(path: Path) -> str:
     return ""
 
 
-def refuse_slip(place: str, what: str) -> None:
+def reject_typo(place: str, what: str) -> None:
     """Reject a missing path in an existing folder instead of looking it up on the hub: "data/pears" is probably a typo.
 
     Args:
@@ -92,7 +92,7 @@ def refuse_slip(place: str, what: str) -> None:
     path = Path(expanduser(place))
     if not os.path.exists(path) and path.parent != Path() and os.path.isdir(path.parent):
         here = f"'{path.parent}' is a local folder, so the hub is not searched"
-        raise UserError(f"{place}: no such {what}{near_names(path)} ({here})")
+        raise UserError(f"{place}: no such {what}{did_you_mean(path)} ({here})")
 
 
 def check_writable(path: str | Path | None, option: str, kind: Literal["new file", "folder"] | None = None) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from recollect.core.files import atomic_path, write_json
 from recollect.core.progress import progress
 from recollect.core.validation import refuse
-from recollect.core.words import no_formula
+from recollect.core.words import escape_formula
 from recollect.index.annotations import LABELED, labels_named
 from recollect.index.index import Index
 from recollect.index.picture import PICTURE_FACTS, Picture
@@ -97,7 +97,7 @@ def _write_csv(index: Index, wanted: Sequence[str], out: Path) -> None:
 
 
 def _cell(value: Any) -> Any:
-    return no_formula(value) if isinstance(value, str) else value
+    return escape_formula(value) if isinstance(value, str) else value
 
 
 def _facts(picture: Picture) -> dict[str, Any]:

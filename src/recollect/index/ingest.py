@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recollect.core.paths import may_be_there
+from recollect.core.paths import may_exist_unlisted
 from recollect.core.progress import progress
 from recollect.core.types import Source
 from recollect.core.validation import refuse
@@ -275,7 +275,7 @@ class _Writer:
             for stamp, (id, file) in entries.items():
                 if stamp in seen or not (whole or len(seen) >= len(entries)):
                     continue
-                if not seen and file.path and may_be_there(Path(file.path)):
+                if not seen and file.path and may_exist_unlisted(Path(file.path)):
                     hidden += 1
                     continue
                 gone.setdefault(id, set()).add((key, stamp))

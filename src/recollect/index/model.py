@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from recollect.core.errors import UserError, user_errors
-from recollect.core.paths import beside
+from recollect.core.paths import resolve_stored
 from recollect.core.types import Encoder, caption_prefix, chosen_device
 from recollect.core.validation import refuse
 from recollect.index.query import Query, QueryEncoder, embed_queries
@@ -74,7 +74,7 @@ class IndexModel:
         Raises:
             UserError: it cannot be opened, or its fingerprint differs from the index.
         """
-        name = named or beside(self.record.model_name, self.address)
+        name = named or resolve_stored(self.record.model_name, self.address)
         refuse((not name, f"{self.address}: does not record which model embedded it. Pass the model with {option}."))
         chosen_device(device)  # report an invalid device before reporting a missing model
         gone = f"{self.address}: cannot open its model {name}; pass its path or hub id with {option}"

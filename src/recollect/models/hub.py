@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recollect.core.errors import UserError, user_errors
-from recollect.core.paths import refuse_slip
+from recollect.core.paths import reject_typo
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -29,7 +29,7 @@ def hub_or_cache(name: str) -> Iterator[None]:
 
     Raises:
         UserError: the hub has no such model; or the model is not cached, and the hub does not answer or the name looks
-            like a mistyped path (`refuse_slip`).
+            like a mistyped path (`reject_typo`).
     """
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
@@ -41,7 +41,7 @@ def hub_or_cache(name: str) -> Iterator[None]:
             return False
 
     if not cached():
-        refuse_slip(name, "folder")
+        reject_typo(name, "folder")
     if Path(name).exists() or constants.HF_HUB_OFFLINE:
         yield
         return

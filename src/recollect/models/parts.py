@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from transformers.utils import cached_file
 
 from recollect.core.errors import UserError, one_line, user_errors
-from recollect.core.paths import near_names
+from recollect.core.paths import did_you_mean
 from recollect.core.validation import refuse
 from recollect.models.dual import RECORD
 from recollect.models.presets import PRESETS
@@ -48,7 +48,7 @@ def check_model_place(name: str) -> None:
         (name in PRESETS, f"{name}: a preset, which has no weights yet. Train it first, then name RUN/model."),
         (
             not _HUB_ID.fullmatch(name),
-            f"{name}: no such folder{near_names(path) or '.'} Name the folder of a model, or a hub id such as "
+            f"{name}: no such folder{did_you_mean(path) or '.'} Name the folder of a model, or a hub id such as "
             "openai/clip-vit-base-patch32.",
         ),
     )

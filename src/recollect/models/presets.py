@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor
 
 from recollect.core.errors import UserError, user_errors
-from recollect.core.paths import refuse_slip
+from recollect.core.paths import reject_typo
 from recollect.core.plugins import Table
 from recollect.core.seeding import derive_seed, seed_default_generators
 from recollect.core.types import Kind
@@ -212,6 +212,6 @@ def build_model(
 
 
 def _open_tokenizer(name: str) -> transformers.PreTrainedTokenizerBase:
-    refuse_slip(name, "folder")
+    reject_typo(name, "folder")
     with user_errors(f"{name}: not a tokenizer", OSError, ValueError, ImportError, KeyError), quiet():
         return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)

@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from recollect.core.errors import UserError
-from recollect.core.words import no_formula
+from recollect.core.words import escape_formula
 from recollect.index import Picture
 from recollect.index.exif import exif_table
 from recollect.index.facets import FACETS
@@ -391,7 +391,7 @@ def table(session: Opened, kind: Literal["csv", "parquet"], where: _Where = "") 
         writer = csv.writer(texts, lineterminator="\n")
         writer.writerow(found.column_names)
         for row in zip(*(column.to_pylist() for column in found.columns), strict=True):
-            writer.writerow([no_formula(value) if isinstance(value, str) else value for value in row])
+            writer.writerow([escape_formula(value) if isinstance(value, str) else value for value in row])
     return _download(data.getvalue(), f"labels.{kind}")
 
 

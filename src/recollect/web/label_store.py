@@ -15,7 +15,7 @@ from typing import Any
 
 from recollect.core.errors import UserError
 from recollect.core.files import atomic_path, move_file
-from recollect.core.words import looks_of
+from recollect.core.words import normalized_name
 from recollect.index.annotations import LABELED
 
 LONGEST_NAME = 200
@@ -121,7 +121,7 @@ class LabelStore:
             raise UserError(f"the name or text is longer than {LONGEST_NAME} characters")
         with self._change() as write:
             for each in self._classes.values():
-                if looks_of(each.name) == looks_of(name):  # a filter could not distinguish them
+                if normalized_name(each.name) == normalized_name(name):  # a filter could not distinguish them
                     raise UserError(f"the label {each.name!r} already exists")
             if len(self._classes) >= MOST_CLASSES:
                 raise UserError(f"at most {MOST_CLASSES} labels are possible. Remove one first.")

@@ -9,7 +9,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from recollect.core.errors import UserError, user_errors
-from recollect.core.paths import expanduser, near_names, refuse_slip
+from recollect.core.paths import did_you_mean, expanduser, reject_typo
 from recollect.core.validation import check_choice, refuse
 from recollect.data.sources.columns import SPLITS
 from recollect.data.sources.images import files_below
@@ -43,8 +43,8 @@ def stream_files(place: str, revision: str | None, split: str | None, config: st
         refuse_of_hub(place, config, revision)
         return _files_of_split(place, {str(file): file.relative_to(folder) for file in local}, split)
     if not HUB_ID.fullmatch(place) or path.suffix or path.is_dir():
-        raise UserError(f"{place}: no Parquet files or tars to stream{near_names(path)}")
-    refuse_slip(place, "file or folder")
+        raise UserError(f"{place}: no Parquet files or tars to stream{did_you_mean(path)}")
+    reject_typo(place, "file or folder")
     chosen = _files_of_split(place, _hub_files(place, revision), split)
     chosen = [file for file in chosen if config is None or f"/{config}/" in file]
     parts = "".join(f" for {part} '{value}'" for part, value in (("split", split), ("config", config)) if value)

@@ -27,7 +27,7 @@ from datasets.table import InMemoryTable
 from recollect.core.cells import check_cells, not_utf8, separator_of
 from recollect.core.errors import UserError, one_line, user_errors
 from recollect.core.files import read_text
-from recollect.core.paths import check_writable, expanduser, near_names, refuse_slip
+from recollect.core.paths import check_writable, did_you_mean, expanduser, reject_typo
 from recollect.core.progress import note
 from recollect.core.validation import refuse
 from recollect.core.words import counted, is_utf8
@@ -93,8 +93,8 @@ def open_tables(
         return _open_files(files, folder, path.name, lost_share)
     if path.suffix.lower() in {*_TABLES, ".tar"} or not HUB_ID.fullmatch(place):
         missing = "no file matches this pattern" if "{" in place or has_magic(place) else "no such file or folder"
-        raise UserError(f"{place}: {missing}{near_names(path)}")
-    refuse_slip(place, "file or folder")
+        raise UserError(f"{place}: {missing}{did_you_mean(path)}")
+    reject_typo(place, "file or folder")
     return _open_hub(place, config, revision)
 
 
