@@ -2,6 +2,8 @@
 
 import csv
 import json
+import sqlite3
+from contextlib import closing
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -65,6 +67,17 @@ def test_csv_and_coco_have_every_picture_and_caption(index, tmp_path):
         caption for each in kept.values() for caption in each
     )
     assert {each["image_id"] for each in coco["annotations"]} <= {each["id"] for each in coco["images"]}
+
+
+def test_a_label_of_a_source_that_was_also_given_by_hand_is_written_once(tmp_path):
+    index = Index.create(tmp_path / "index", width=WIDTH, model="model-a")
+    index.insert(Rows(ids=["owl"], image_vectors=np.eye(1, WIDTH, dtype=np.float32), labels=[("owl",)]))
+    with closing(sqlite3.connect(index.annotations)) as labels, labels:
+        labels.execute("CREATE TABLE labels (name, id, value)")
+        labels.executemany("INSERT INTO labels VALUES ('clicked', 'owl', ?)", [("owl",), ("bird",)])
+    export_index(index, tmp_path / "index.csv")
+    with (tmp_path / "index.csv").open(newline="") as file:
+        assert [json.loads(row["labels"]) for row in csv.DictReader(file)] == [["owl", "bird"]]
 
 
 def test_no_pictures_are_no_file(index, tmp_path):

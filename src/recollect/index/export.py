@@ -121,8 +121,7 @@ def _write_coco(index: Index, wanted: Sequence[str], out: Path, kind: CocoKind) 
                 new: list[dict[str, Any]] = [{"caption": caption} for caption in each.captions]
             else:
                 box = {"bbox": [0, 0, width, height], "area": width * height, "iscrowd": 0}
-                labels = dict.fromkeys(each.labels)
-                new = [{"category_id": numbers.setdefault(name, len(numbers) + 1), **box} for name in labels]
+                new = [{"category_id": numbers.setdefault(name, len(numbers) + 1), **box} for name in each.labels]
             annotations += [
                 {"id": id, "image_id": number, **one} for id, one in enumerate(new, start=len(annotations) + 1)
             ]
@@ -131,10 +130,13 @@ def _write_coco(index: Index, wanted: Sequence[str], out: Path, kind: CocoKind) 
 
 
 def _blocks(index: Index, ids: Sequence[str]) -> Iterator[list[Picture]]:
-    given = labels_named(index.annotations, LABELED) or {}
+    """Yield pictures in blocks, with manual labels added to those from sources."""
+    manual = labels_named(index.annotations, LABELED) or {}
     for first in range(0, len(ids), _BLOCK):
         pictures = index.pictures(ids[first : first + _BLOCK])
-        yield [replace(each, labels=(*each.labels, *given.get(each.id, ()))) for each in pictures]
+        yield [
+            replace(each, labels=tuple(dict.fromkeys((*each.labels, *manual.get(each.id, ()))))) for each in pictures
+        ]
 
 
 def _lists_or_null(vectors: np.ndarray, valid: np.ndarray) -> Any:
