@@ -246,11 +246,12 @@ class Info(OnIndex):
 
         check_writable(self.out, "--out", "new file")
         info = self.open().info()
-        rows = [("index", info.address), ("pictures", f"{info.pictures:,}, {info.texts:,} of them with a caption")]
+        rows = [("index", info.address), ("pictures", f"{info.pictures:,} ({info.texts:,} with a caption)")]
         rows.append(("captions", f"{info.captions:,}"))
         for source, count in sorted(info.sources.items()):
             places = ", ".join(info.places.get(source, ()))
-            rows.append((f"  from {source or 'no source'}", f"{count:,}" + (f" ({places})" if places else "")))
+            label = f"source {source}" if source else "no source"
+            rows.append((label, f"{count:,} ({places})" if places else f"{count:,}"))
         if info.removed:
             rows.append(("removed", f"{info.removed:,} (`recollect index restore` restores them)"))
         rows.append(("columns", ", ".join(info.columns)))
@@ -406,7 +407,7 @@ def _print_duplicates(index: "Index", found: "Duplicates") -> dict[str, str]:
     ids = sorted({id for groups in (found.near_identical, found.similar) for group in groups for id in group})
     paths = {each.id: str(each.path or each.id) for each in index.pictures(ids)} if ids else {}
     levels = {
-        "identical files (one picture of the index)": tuple(found.identical.values()),
+        "identical files (one picture in the index)": tuple(found.identical.values()),
         "near-identical pictures (re-encoded, resized, gray or slightly cropped)": found.near_identical,
         "similar pictures (never removed)": found.similar,
     }
